@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farbus::{
-    bare::{
+    internals::bare::{
         Clock,
         pipelines::{
             Pipeline,

@@ -22,6 +22,9 @@ enum Command {
     Run {
         /// Cases to run.
         names: Vec<String>,
+        /// Leave out cases of this name (a trailing * leaves out all that begin so); may be given more than once.
+        #[arg(long, value_name = "NAME")]
+        except: Vec<String>,
         /// The farbus to test [default: the one beside this program].
         #[arg(long)]
         farbus: Option<PathBuf>,
@@ -62,9 +65,9 @@ fn main() -> ExitCode {
             }
             Ok(true)
         }
-        Command::Run { names, farbus, times, step, log_dir, jobs, allow_skip } => {
+        Command::Run { names, except, farbus, times, step, log_dir, jobs, allow_skip } => {
             let workshop = || Workshop::open(farbus, log_dir, times, step);
-            try_cases(&names, workshop, jobs.map_or_else(processors, |jobs| jobs as usize), allow_skip)
+            try_cases(&names, &except, workshop, jobs.map_or_else(processors, |jobs| jobs as usize), allow_skip)
         }
         Command::Peer { what } => {
             peers::crate_server::serve(&what).map(|()| true).map_err(Error::io(format!("serve a {what}")))
@@ -83,11 +86,12 @@ fn main() -> ExitCode {
 
 fn try_cases(
     names: &[String],
+    except: &[String],
     workshop: impl FnOnce() -> Result<Workshop>,
     jobs: usize,
     allow_skip: bool,
 ) -> Result<bool> {
-    let chosen = run::select(names)?;
+    let chosen = run::select(names, except)?;
     let workshop = workshop()?;
     let score = run::run(&workshop, &chosen, jobs);
     println!("logs: {}", workshop.logs().display());

@@ -32,6 +32,7 @@ const NEEDS: &[Need] = &[
     need("opensc", "opensc-tool", || on_path("opensc-tool")),
     need("mtp-tools", "mtp-files, mtp-getfile", || on_path("mtp-files") && on_path("mtp-getfile")),
     need("nbd-client", "nbd-client", || on_path("nbd-client")),
+    need("fio", "fio", || on_path("fio")),
     need("iproute2", "tc", || on_path("tc")),
     need("genisoimage", "genisoimage", || on_path("genisoimage")),
     need("eject", "eject", || on_path("eject")),

@@ -32,16 +32,22 @@ impl std::fmt::Display for Score {
     }
 }
 
-/// The cases that the names choose: all for none. A name that ends in `*` chooses all that begin so.
-pub fn select(names: &[String]) -> Result<Vec<&'static Case>> {
+/// The cases that the names choose, all for none, without those that `except` names. A name that ends in `*` chooses all that begin so.
+///
+/// # Errors
+/// A name fits no case, or none is left.
+pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>> {
     let fits = |case: &Case, name: &String| match name.strip_suffix('*') {
         Some(start) => case.name.starts_with(start),
         None => case.name == name,
     };
-    if let Some(unknown) = names.iter().find(|name| !cases::all().any(|case| fits(case, name))) {
+    if let Some(unknown) = names.iter().chain(except).find(|name| !cases::all().any(|case| fits(case, name))) {
         return Err(Error::Expectation(format!("no case is called {unknown}; `farbus-rig list` shows them all")));
     }
-    Ok(cases::all().filter(|case| names.is_empty() || names.iter().any(|name| fits(case, name))).collect())
+    let is_named = |case: &&Case| names.is_empty() || names.iter().any(|name| fits(case, name));
+    let chosen = cases::all().filter(is_named).filter(|case| !except.iter().any(|name| fits(case, name)));
+    let chosen: Vec<_> = chosen.collect();
+    if chosen.is_empty() { Err(Error::Expectation("all cases are left out".into())) } else { Ok(chosen) }
 }
 
 /// Runs the cases, one line each as it ends: up to `jobs` at a time, and then, one by one, those that want the processors to themselves.
@@ -134,11 +140,19 @@ mod tests {
 
     #[test]
     fn names_choose() {
-        let chosen = select(&["smoke".into(), "kernel-s*".into()]).unwrap();
+        let chosen = select(&["smoke".into(), "kernel-s*".into()], &[]).unwrap();
         let names: Vec<&str> = chosen.iter().map(|case| case.name).collect();
         assert_eq!(names, ["smoke", "kernel-self"]);
-        assert!(select(&["nonesuch".into()]).is_err());
-        assert_eq!(select(&[]).unwrap().len(), cases::all().count());
+        assert!(select(&["nonesuch".into()], &[]).is_err());
+        assert_eq!(select(&[], &[]).unwrap().len(), cases::all().count());
+    }
+
+    #[test]
+    fn cases_that_are_left_out_are_not_chosen() {
+        let chosen = select(&["kernel-*".into()], &["kernel-s*".into()]).unwrap();
+        assert_eq!(chosen.iter().map(|case| case.name).collect::<Vec<_>>(), ["kernel-testusb"]);
+        assert!(select(&[], &["nonesuch".into()]).is_err());
+        assert!(select(&["smoke".into()], &["smoke".into()]).is_err());
     }
 
     #[test]
@@ -152,8 +166,8 @@ mod tests {
         for start in cases::ALONE {
             assert!(cases::all().any(|case| case.name.starts_with(start)), "no case begins with {start}");
         }
-        assert!(cases::runs_alone(select(&["pair-xhci".into()]).unwrap()[0]));
-        assert!(!cases::runs_alone(select(&["smoke".into()]).unwrap()[0]));
+        assert!(cases::runs_alone(select(&["pair-xhci".into()], &[]).unwrap()[0]));
+        assert!(!cases::runs_alone(select(&["smoke".into()], &[]).unwrap()[0]));
     }
 
     #[test]

@@ -36,6 +36,52 @@ pub fn output(mut command: Command) -> Result<Vec<u8>, String> {
     }
 }
 
+/// A program or test that cargo built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Executable {
+    /// The name of its target.
+    pub name: String,
+    /// What its target is: `bin`, `test`, `example`, or a kind of library for the tests inside one.
+    pub kind: String,
+    /// Whether it is a test harness.
+    pub is_test: bool,
+    /// The folder of its package.
+    pub folder: PathBuf,
+    pub path: PathBuf,
+}
+
+/// Runs a cargo command that builds, and names the executables that it built or found built.
+pub fn executables(mut command: Command) -> Result<Vec<Executable>, String> {
+    command.arg("--message-format=json-render-diagnostics");
+    println!("$ {}", display(&command));
+    parse_executables(&String::from_utf8_lossy(&output(command)?))
+}
+
+fn parse_executables(messages: &str) -> Result<Vec<Executable>, String> {
+    let mut executables = Vec::new();
+    // Anything else on these lines was printed by a build script.
+    for line in messages.lines().filter(|line| line.starts_with("{\"reason\":\"compiler-artifact\"")) {
+        let artifact: Artifact =
+            serde_json::from_str(line).map_err(|trouble| format!("a message of cargo cannot be read: {trouble}"))?;
+        if let Some(path) = artifact.executable {
+            executables.push(Executable {
+                kind: artifact.target.kind.into_iter().next().unwrap_or_default(),
+                name: artifact.target.name,
+                is_test: artifact.profile.test,
+                folder: artifact.manifest_path.parent().map(PathBuf::from).unwrap_or_default(),
+                path,
+            });
+        }
+    }
+    Ok(executables)
+}
+
+/// The one program of this name among what was built.
+pub fn program(built: &[Executable], name: &str) -> Result<PathBuf, String> {
+    let found = built.iter().find(|built| built.kind == "bin" && !built.is_test && built.name == name);
+    found.map(|built| built.path.clone()).ok_or_else(|| format!("cargo built no program {name}"))
+}
+
 /// A target of one of the workspace's packages.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Target {
@@ -77,6 +123,25 @@ pub fn display(command: &Command) -> String {
 }
 
 #[derive(Deserialize)]
+struct Artifact {
+    manifest_path: PathBuf,
+    target: ArtifactTarget,
+    profile: ArtifactProfile,
+    executable: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct ArtifactTarget {
+    name: String,
+    kind: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct ArtifactProfile {
+    test: bool,
+}
+
+#[derive(Deserialize)]
 struct Metadata {
     packages: Vec<MetadataPackage>,
 }
@@ -107,6 +172,24 @@ mod tests {
         assert_eq!(targets.len(), 2);
         assert!(targets[0].is_example && !targets[0].is_test);
         assert!(targets[1].is_test && targets[1].source.ends_with("mount.rs"));
+    }
+
+    #[test]
+    fn executables_are_read_from_cargos_messages() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a","kind":["lib"]},"profile":{"test":false},"executable":null}"#,
+            "\nnot a message\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a","kind":["bin"]},"profile":{"test":false},"executable":"/w/target/a"}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a","kind":["bin"]},"profile":{"test":true},"executable":"/w/target/deps/a-1"}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#
+        );
+        let built = parse_executables(messages).unwrap();
+        assert_eq!(built.len(), 2);
+        assert_eq!(program(&built, "a").unwrap(), PathBuf::from("/w/target/a"));
+        assert!(built[1].is_test && built[1].folder.ends_with("a"));
+        assert!(program(&built, "b").unwrap_err().contains('b'));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: every decoder and state machine under random bytes and operations.
 //!
 //! A fuzz target is a test named `fuzz_…` in any crate. It reads from `FARBUS_FUZZ_SECONDS` how long to go on; without it, in
-//! a plain `cargo test`, it stops after a moment. Targets run one after the other, so that each has its time.
+//! a plain `cargo test`, it stops after a moment. As many targets run at a time as there are processors, so that each has its time.
 
 use crate::cargo::{self, cargo};
 use clap::Args;
@@ -59,7 +59,8 @@ impl Fuzzing<'_> {
             return Err(format!("no test {PREFIX}… has {} in its name: this proves nothing", self.only));
         }
         println!("{} targets, {seconds} s each: {}", targets.len(), targets.join(", "));
-        let mut command = self.command(&["--exact", "--test-threads=1", "--nocapture"]);
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut command = self.command(&["--exact", &format!("--test-threads={threads}"), "--nocapture"]);
         command.args(&targets).env(SECONDS_VARIABLE, seconds.to_string());
         command.envs(self.seed.iter().map(|seed| (SEED_VARIABLE, seed)));
         cargo::run(command)

@@ -8,19 +8,31 @@
 //!
 //! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one language.
 
+mod api;
 mod bench;
 mod cargo;
+mod changes;
+mod check;
 mod ci;
 mod demo;
+mod deny;
+mod dist;
 mod fuzz;
-mod hearing;
+mod git;
+mod library;
 mod man;
+mod meter;
+mod packages;
+mod parts;
 mod prerequisites;
+mod rerun;
 mod rig;
+mod size;
 mod soak;
 mod steps;
 mod test;
 mod tidy;
+mod upgrade;
 mod workspace;
 
 use clap::{Parser, Subcommand};
@@ -32,12 +44,14 @@ use std::process::ExitCode;
     name = "cargo xtask",
     bin_name = "cargo xtask",
     after_help = "Examples:
-  cargo xtask tidy                     hold the house's rules against the code
+  cargo xtask api --bless              write down the library's public API after a change
+  cargo xtask check                    format, clippy, tidy and the fast tests of what changed
   cargo xtask test                     everything that must pass, in order
   cargo xtask test --skip-rig          the same without virtual machines
   cargo xtask test --only clippy       one step
   cargo xtask fuzz --seconds 600       every fuzz target for ten minutes
   cargo xtask rig -- run 'testusb*'    some of the virtual-machine tests
+  cargo xtask size                     what the release program consists of
   cargo xtask interop                  who was seen to work with farbus, from the rig's records"
 )]
 struct Cli {
@@ -47,8 +61,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Check format, clippy, tidy and the fast tests of what changed: the inner loop
+    Check(check::Arguments),
     /// Hold the house's rules (ARCHITECTURE.toml) against the code
     Tidy,
+    /// Compare the listings of the library's public API with the sources, or write them
+    Api(api::Arguments),
+    /// Hold the rules for dependencies (deny.toml) against Cargo.lock
+    Deny,
     /// Run everything that must pass, in order, and stop at the first failure
     Test(test::Arguments),
     /// Run what CI runs: all of `test`, installing what is missing
@@ -63,6 +83,10 @@ enum Command {
     Rig(rig::Arguments),
     /// Make the tables of docs/interop.md from the records of the rig's runs
     Interop,
+    /// Build the release program as it is shipped, its debug information apart
+    Dist(dist::Arguments),
+    /// List what the release program consists of, by section and by crate
+    Size(size::Arguments),
     /// Generate shell completions and man pages
     Man(man::Arguments),
     /// Run the demo that the README starts with
@@ -71,7 +95,10 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Check(arguments) => check::run(&arguments),
         Command::Tidy => tidy::run(),
+        Command::Api(arguments) => api::run(&arguments),
+        Command::Deny => deny::run().map(drop),
         Command::Test(arguments) => test::run(&arguments),
         Command::Ci => ci::run(),
         Command::Bench(arguments) => bench::run(&arguments),
@@ -79,6 +106,8 @@ fn main() -> ExitCode {
         Command::Soak(arguments) => soak::run(&arguments),
         Command::Rig(arguments) => rig::run(&arguments),
         Command::Interop => rig::write_interop(),
+        Command::Dist(arguments) => dist::run(&arguments),
+        Command::Size(arguments) => size::run(&arguments),
         Command::Man(arguments) => man::run(&arguments),
         Command::Demo => demo::run(),
     };

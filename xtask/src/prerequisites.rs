@@ -17,15 +17,19 @@ struct Package {
 /// The package of each program or file that a step uses.
 const PACKAGES: &[Package] = &[
     // To link anything at all.
-    Package { name: "gcc", steps: &["clippy", "test", "examples", "fuzz", "machine", "rig", "demo"] },
-    Package { name: "libc6-dev", steps: &["clippy", "test", "examples", "fuzz", "machine", "rig", "demo"] },
+    Package { name: "gcc", steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo"] },
+    Package { name: "libc6-dev", steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo"] },
+    // Splits the release program into itself and its debug information.
+    Package { name: "binutils", steps: &["rig", "demo"] },
+    // Brings the previous release out of the history. (Which parts of the gate run is asked of it too; without it all do.)
+    Package { name: "git", steps: &["upgrade"] },
     // Images with file systems in them, and mounting what farbus shows.
     Package { name: "e2fsprogs", steps: &["test", "examples", "machine", "rig", "demo"] },
     Package { name: "dosfstools", steps: &["test", "machine", "rig", "demo"] },
-    Package { name: "fuse3", steps: &["test", "examples", "machine", "demo"] },
+    Package { name: "fuse3", steps: &["test", "examples", "machine", "upgrade", "demo"] },
     Package { name: "mount", steps: &["test", "machine", "demo"] },
     Package { name: "util-linux", steps: &["test", "machine", "demo"] },
-    Package { name: "fio", steps: &["machine"] },
+    Package { name: "fio", steps: &["machine", "upgrade"] },
     Package { name: "nbdkit", steps: &["machine"] },
     // Other people's NBD clients.
     Package { name: "libnbd-bin", steps: &["machine"] },

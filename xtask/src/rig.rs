@@ -1,8 +1,12 @@
 //! `cargo xtask rig`: tests against real Linux kernels in virtual machines.
 
 use crate::cargo::{self, cargo};
-use crate::workspace;
+use crate::{dist, workspace};
 use clap::Args;
+use std::process::{Command, Stdio};
+
+/// The rig's program.
+const RIG: &str = "farbus-rig";
 
 #[derive(Args)]
 pub struct Arguments {
@@ -15,23 +19,41 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     run_rig(&arguments.rig.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Every case; those that repeat, so often.
-pub fn run_cases(times: u32) -> Result<(), String> {
-    run_rig(&["run", "--times", &times.to_string()])
+/// Every case but those that fit one of the patterns; those that repeat, so often.
+pub fn run_cases(times: u32, except: &[&str]) -> Result<(), String> {
+    let times = times.to_string();
+    let mut arguments = vec!["run", "--times", &times];
+    except.iter().for_each(|pattern| arguments.extend(["--except", pattern]));
+    run_rig(&arguments)
+}
+
+/// One case that repeats, so often.
+pub fn run_case(name: &str, times: u32) -> Result<(), String> {
+    run_rig(&["run", "--times", &times.to_string(), name])
 }
 
 /// `cargo xtask interop`: the tables of `docs/interop.md`, from the records that the rig's runs left.
 pub fn write_interop() -> Result<(), String> {
     let document = workspace::root().join("docs").join("interop.md");
-    let mut command = cargo(&["run", "--release", "--package", "farbus-rig", "--", "interop"]);
-    command.arg(document);
+    let mut command = rig()?;
+    command.arg("interop").arg(document);
     cargo::run(command)
 }
 
-/// The rig tests the `farbus` that lies beside it, so that one is built first.
+/// The rig tests the program as it is shipped: optimized, with its debug information apart.
 fn run_rig(arguments: &[&str]) -> Result<(), String> {
-    cargo::run(cargo(&["build", "--release", "--package", "farbus"]))?;
-    let mut command = cargo(&["run", "--release", "--package", "farbus-rig", "--"]);
+    let mut command = rig()?;
     command.args(arguments);
+    if arguments.first() == Some(&"run") && !arguments.contains(&"--farbus") {
+        command.arg("--farbus").arg(dist::program()?);
+    }
     cargo::run(command)
+}
+
+/// The rig itself waits for its machines: it needs no optimized build, and shares that of the tests, whose features are those of all packages.
+fn rig() -> Result<Command, String> {
+    let built = cargo::executables(cargo(&["build", "--workspace", "--bin", RIG]))?;
+    let mut command = Command::new(cargo::program(&built, RIG)?);
+    command.current_dir(workspace::root()).stdin(Stdio::null());
+    Ok(command)
 }

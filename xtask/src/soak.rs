@@ -1,8 +1,9 @@
-//! `cargo xtask soak`: what time can break, again and again: fuzzing, made-up worlds, cut links, this machine's mounts, and the
-//! kernels' own stress test ten times a round.
+//! `cargo xtask soak`: what time can break, again and again: fuzzing, made-up worlds, cut links, killed processes, this machine's mounts, the
+//! previous release, and the kernels' own stress test ten times a round. It leaves out nothing that the gate may leave out.
 
 use crate::cargo::{self, cargo};
-use crate::{fuzz, prerequisites, rig, test};
+use crate::steps::Done;
+use crate::{fuzz, prerequisites, rig, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -32,18 +33,24 @@ const WORLDS: [(&str, &str, &str); 6] = [
 const WORLDS_VARIABLE: &str = "FARBUS_SEEDS";
 /// Cuts of one disk's link in one round.
 const CUTS: (&str, &str) = ("FARBUS_CUTS", "300");
+/// Cuts and kills of disks at several front ends at once, in one round.
+const FAULTS: (&str, &str) = ("FARBUS_FAULTS", "300");
+/// The same of the kernel's own front end in a virtual machine, in passes of three.
+const RIG_FAULTS: (&str, u32) = ("nothing-lost-uas", 100);
 /// How often hosts that are joined by debug ports are brought up in one round, a ring and a cube each.
 const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 /// The same of daemons, data over every link included.
 const TOPOLOGIES: (&str, &str) = ("FARBUS_TOPOLOGIES", "100");
-/// How long a stream is carried over a long way, in real time.
+/// How long a stream is carried over a long way, in real time: whatever it loses is counted.
 const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
+/// Benchmarks of what is promised in real time: tuned pipes, streams that matter, a link that others fill. No test asserts these figures.
+const PACE: [&str; 3] = ["pipes", "mixed", "congestion"];
 /// Passes of the repeating rig cases in one round.
 const RIG_TIMES: u32 = 10;
 
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let steps: &[&str] = if arguments.skip_rig { &["fuzz", "machine"] } else { &["fuzz", "machine", "rig"] };
-    prerequisites::check(steps, false)?;
+    let steps = ["fuzz", "machine", "upgrade", "rig"];
+    prerequisites::check(if arguments.skip_rig { &steps[..3] } else { &steps }, false)?;
     let start = Instant::now();
     let end = start + Duration::from_secs(60 * u64::from(arguments.minutes));
     let mut round = 0u32;
@@ -61,9 +68,18 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     play_worlds()?;
     bring_up()?;
     cut_links()?;
+    cut_and_kill()?;
     carry_streams()?;
+    measure_pace()?;
     test::run_machine_tests()?;
-    if arguments.skip_rig { Ok(()) } else { rig::run_cases(RIG_TIMES) }
+    if let Done::Skipped(why) = upgrade::run(&[("FARBUS_REQUIRE_RIG", "1")])? {
+        println!("SKIPPED: {why}");
+    }
+    if arguments.skip_rig {
+        return Ok(());
+    }
+    rig::run_cases(RIG_TIMES, &[])?;
+    rig::run_case(RIG_FAULTS.0, RIG_FAULTS.1)
 }
 
 /// Optimized, with all checks: a hundred worlds a second and more.
@@ -94,8 +110,26 @@ fn cut_links() -> Result<(), String> {
     cargo::run(cut)
 }
 
+fn cut_and_kill() -> Result<(), String> {
+    let mut play = cargo(&["test", "--package", "farbus", "--test", "command", "cuts_and_kills", "--", "--nocapture"]);
+    play.env(FAULTS.0, FAULTS.1).env("FARBUS_REQUIRE_RIG", "1");
+    cargo::run(play)
+}
+
 fn carry_streams() -> Result<(), String> {
     let mut carry = cargo(&["test", "--package", "farbus", "--test", "command", "far_streams", "--", "--nocapture"]);
     carry.env(STREAMED.0, STREAMED.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(carry)
+}
+
+/// A machine that is shared stalls, and misses what it would keep alone: a miss is printed, and ends no soak.
+fn measure_pace() -> Result<(), String> {
+    cargo::run(cargo(&["build", "--release", "--package", "farbus", "--package", "farbus-bench"]))?;
+    for name in PACE {
+        let measure = cargo(&["run", "--release", "--package", "farbus-bench", "--", "--quick", name]);
+        if let Err(trouble) = cargo::run(measure) {
+            println!("PACE of {name} was not kept, or not measured: {trouble}");
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,9 @@
 //! Running steps in order: a banner before each, its time behind it, a table at the end, and nothing after a failure.
+//!
+//! What a step left out is listed at the end, each with the line that runs it. A step that prints more than it may fails.
 
+use crate::meter::Meter;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -7,12 +11,35 @@ use std::time::{Duration, Instant};
 pub struct Step {
     pub name: &'static str,
     pub about: &'static str,
-    pub run: Box<dyn FnOnce() -> Result<(), String>>,
+    pub run: Box<dyn FnOnce() -> Result<Done, String>>,
+}
+
+/// How a step ended that did not fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// All of it passed.
+    All,
+    /// It passed without these parts: what each is, why it was left out, and what runs it.
+    Without(Vec<String>),
+    /// It did not run because nothing that it tests changed: the same of the whole step.
+    LeftOut(String),
+    /// It could not run here: why not, and what would help.
+    Skipped(String),
+}
+
+impl From<()> for Done {
+    fn from((): ()) -> Self {
+        Done::All
+    }
 }
 
 impl Step {
-    pub fn new(name: &'static str, about: &'static str, run: impl FnOnce() -> Result<(), String> + 'static) -> Step {
-        Step { name, about, run: Box::new(run) }
+    pub fn new<T: Into<Done>>(
+        name: &'static str,
+        about: &'static str,
+        run: impl FnOnce() -> Result<T, String> + 'static,
+    ) -> Step {
+        Step { name, about, run: Box::new(|| run().map(Into::into)) }
     }
 }
 
@@ -21,14 +48,30 @@ impl Step {
 enum Outcome {
     Passed,
     Failed,
+    Skipped,
+    LeftOut,
     NotRun,
 }
 
+/// What a run says at its end, and how much it may say before.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// Bytes that each step may print. Empty where nobody counts.
+    pub bytes_max: BTreeMap<String, u64>,
+    /// What the caller left out, to be listed with what the steps leave out.
+    pub left_out: Vec<String>,
+}
+
 /// Runs the steps; the error is that of the one that failed.
-pub fn run_all(steps: Vec<Step>) -> Result<(), String> {
+pub fn run_all(steps: Vec<Step>, log: Log) -> Result<(), String> {
     let count = steps.len();
+    let meter = if log.bytes_max.is_empty() {
+        None
+    } else {
+        Meter::start().map_err(|error| format!("cannot count what is printed: {error}"))?
+    };
     let mut results = Vec::new();
-    let mut failure = None;
+    let (mut failure, mut skipped, mut left_out) = (None, Vec::new(), log.left_out);
     for (at, step) in steps.into_iter().enumerate() {
         if failure.is_some() {
             results.push((step.name, Outcome::NotRun, Duration::ZERO));
@@ -36,8 +79,29 @@ pub fn run_all(steps: Vec<Step>) -> Result<(), String> {
         }
         println!("\n=== {}/{count} {}: {}", at + 1, step.name, step.about);
         let start = Instant::now();
-        let outcome = match (step.run)() {
-            Ok(()) => Outcome::Passed,
+        let mut done = (step.run)();
+        let printed = meter.as_ref().map(Meter::take).unwrap_or_default();
+        if done.is_ok()
+            && let Some(complaint) = log.bytes_max.get(step.name).and_then(|&max| printed.complaint(max))
+        {
+            done = Err(complaint);
+        }
+        let outcome = match done {
+            Ok(Done::All) => Outcome::Passed,
+            Ok(Done::Without(parts)) => {
+                left_out.extend(parts);
+                Outcome::Passed
+            }
+            Ok(Done::LeftOut(why)) => {
+                println!("LEFT OUT: {why}");
+                left_out.push(why);
+                Outcome::LeftOut
+            }
+            Ok(Done::Skipped(why)) => {
+                println!("SKIPPED: {why}");
+                skipped.push(format!("step {} was SKIPPED: {why}", step.name));
+                Outcome::Skipped
+            }
             Err(trouble) => {
                 println!("{trouble}");
                 failure = Some(format!("step {} failed: {trouble}", step.name));
@@ -45,10 +109,18 @@ pub fn run_all(steps: Vec<Step>) -> Result<(), String> {
             }
         };
         let took = start.elapsed();
-        println!("=== {} {} in {}", step.name, word(outcome), seconds(took));
+        let bytes = if meter.is_some() { format!(", {} bytes printed", printed.bytes) } else { String::new() };
+        println!("=== {} {} in {}{bytes}", step.name, word(outcome), seconds(took));
         results.push((step.name, outcome, took));
     }
     println!("\n{}", summary(&results));
+    for why in skipped {
+        println!("{why}");
+    }
+    if !left_out.is_empty() {
+        println!("\nLEFT OUT, not tested by this run:");
+        left_out.iter().for_each(|line| println!("  {line}"));
+    }
     failure.map_or(Ok(()), Err)
 }
 
@@ -56,11 +128,11 @@ fn summary(results: &[(&str, Outcome, Duration)]) -> String {
     let width = results.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
     let mut text = String::new();
     for (name, outcome, took) in results {
-        let time = if *outcome == Outcome::NotRun { String::new() } else { seconds(*took) };
-        let _ = writeln!(text, "{name:width$}  {:7}  {time:>9}", word(*outcome));
+        let time = if matches!(outcome, Outcome::NotRun | Outcome::LeftOut) { String::new() } else { seconds(*took) };
+        let _ = writeln!(text, "{name:width$}  {:8}  {time:>9}", word(*outcome));
     }
     let total: Duration = results.iter().map(|(.., took)| *took).sum();
-    let _ = write!(text, "{:width$}  {:7}  {:>9}", "all", "", seconds(total));
+    let _ = write!(text, "{:width$}  {:8}  {:>9}", "all", "", seconds(total));
     text
 }
 
@@ -68,6 +140,8 @@ fn word(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Passed => "passed",
         Outcome::Failed => "FAILED",
+        Outcome::Skipped => "SKIPPED",
+        Outcome::LeftOut => "LEFT OUT",
         Outcome::NotRun => "not run",
     }
 }
@@ -92,9 +166,26 @@ mod tests {
                 result
             })
         };
-        let outcome = run_all(vec![step("a", Ok(())), step("b", Err("broken".into())), step("c", Ok(()))]);
+        let outcome =
+            run_all(vec![step("a", Ok(())), step("b", Err("broken".into())), step("c", Ok(()))], Log::default());
         assert_eq!(outcome.unwrap_err(), "step b failed: broken");
         assert_eq!(*ran.borrow(), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_skipped_step_fails_nothing_and_is_not_called_passed() {
+        let skipped = Step::new("upgrade", "", || Ok(Done::Skipped("no history".into())));
+        let passed = Step::new("rig", "", || Ok(()));
+        assert_eq!(run_all(vec![skipped, passed], Log::default()), Ok(()));
+        assert_eq!(word(Outcome::Skipped), "SKIPPED");
+    }
+
+    #[test]
+    fn a_step_that_is_left_out_fails_nothing_and_is_not_called_passed() {
+        let left_out = Step::new("upgrade", "", || Ok(Done::LeftOut("upgrade: type this".into())));
+        let without = Step::new("rig", "", || Ok(Done::Without(vec!["rig-peers: type that".into()])));
+        assert_eq!(run_all(vec![left_out, without], Log::default()), Ok(()));
+        assert_eq!(word(Outcome::LeftOut), "LEFT OUT");
     }
 
     #[test]
@@ -107,10 +198,10 @@ mod tests {
         assert_eq!(
             table.lines().map(str::trim_end).collect::<Vec<_>>(),
             [
-                "format  passed       1.2 s",
-                "rig     FAILED      61.0 s",
+                "format  passed        1.2 s",
+                "rig     FAILED       61.0 s",
                 "demo    not run",
-                "all                 62.2 s"
+                "all                  62.2 s"
             ]
         );
     }

@@ -1,12 +1,18 @@
-//! `cargo xtask test`: everything that must pass, in order.
+//! `cargo xtask test`: everything that must pass, in order. This is the gate.
+//!
+//! What is slow and rarely changes is left out when nothing that it tests changed (`gate.toml`); what was left out is listed at the end.
 
 use crate::cargo::{self, cargo};
-use crate::steps::{self, Step};
-use crate::{demo, fuzz, hearing, prerequisites, rig, tidy};
+use crate::changes;
+use crate::parts::{self, Plan};
+use crate::steps::{self, Done, Step};
+use crate::{demo, deny, fuzz, library, prerequisites, rerun, rig, tidy, upgrade, workspace};
 use clap::Args;
+use std::process::Command;
 
 /// The steps in the order they run, cheapest first.
-pub const STEPS: [&str; 9] = ["format", "clippy", "tidy", "test", "examples", "fuzz", "machine", "rig", "demo"];
+pub const STEPS: [&str; 11] =
+    ["format", "clippy", "tidy", "deny", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo"];
 
 /// How long each fuzz target runs when it is one step among others.
 const FUZZ_SECONDS: u32 = 5;
@@ -16,12 +22,23 @@ const FUZZ_SECONDS: u32 = 5;
   format    every file is formatted
   clippy    no warnings
   tidy      the house's rules
-  test      every test of every crate; the few that fail are tried once more, alone, and named
+  deny      licences, duplicates and sources of dependencies; known advisories where a database is (deny.toml)
+  test      every test of every crate; one that fails fails the run, and is diagnosed alone
   examples  every example does what it shows
   fuzz      a short run of every fuzz target
   machine   FUSE, loop devices and file systems of this machine (root); a part of `test` if both run
+  upgrade   this version and the previous release with each other (xtask/previous.toml)
   rig       real kernels in virtual machines
-  demo      what the README promises")]
+  demo      what the README promises
+
+The parts that xtask/gate.toml names run when a file that they test changed: since this branch left the main one, or since the commit that
+FARBUS_GATE_BASE names. Where that is not known, everything runs. What was left out is listed at the end with the line that runs it.
+
+Examples:
+  cargo xtask test                     the gate
+  cargo xtask test --all               and what it would leave out
+  cargo xtask test --only upgrade      one step, whatever changed
+  cargo xtask test --skip-rig          without virtual machines")]
 pub struct Arguments {
     /// Run this step only; may be given several times
     #[arg(long, value_name = "STEP", value_parser = STEPS)]
@@ -32,6 +49,9 @@ pub struct Arguments {
     /// Leave out the virtual machines: the same as --skip rig
     #[arg(long)]
     skip_rig: bool,
+    /// Leave out nothing, whatever changed
+    #[arg(long)]
+    all: bool,
     /// Install missing Debian packages (as root)
     #[arg(long)]
     install: bool,
@@ -39,26 +59,60 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let chosen = chosen(arguments);
-    prerequisites::check(&chosen, arguments.install)?;
-    steps::run_all(steps_of(&chosen))
+    let gate = parts::read()?;
+    let plan = if arguments.all || !arguments.only.is_empty() {
+        Plan { said: vec!["everything runs, as asked".to_owned()], ..Plan::default() }
+    } else {
+        gate.plan(&changes::since_passed(&workspace::root()), &chosen)
+    };
+    plan.said.iter().for_each(|said| println!("gate: {said}"));
+    let running: Vec<&str> = chosen.iter().copied().filter(|step| !plan.steps.contains_key(*step)).collect();
+    prerequisites::check(&running, arguments.install)?;
+    let not_asked = if arguments.only.is_empty() { STEPS.as_slice() } else { &[] };
+    let not_asked = not_asked.iter().filter(|step| !chosen.contains(*step));
+    let left_out =
+        not_asked.map(|step| format!("{step}: as asked; to run it: cargo xtask test --only {step}")).collect();
+    steps::run_all(steps_of(&chosen, &plan), steps::Log { bytes_max: gate.log, left_out })
 }
 
 /// Every test is run once: with `machine`, those that need this machine's abilities may not pass without them in `test`.
-fn steps_of(chosen: &[&'static str]) -> Vec<Step> {
+fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
     let is_within = |name: &&str| *name == "machine" && chosen.contains(&"test");
     let with_machine = chosen.contains(&"machine");
-    let made = |name: &'static str| match name {
-        "test" if with_machine => Step::new("test", "every test of every crate, those of `machine` among them", || {
-            hearing::run(&[(REQUIRE_VARIABLE, "1")])
-        }),
-        name => step(name),
+    let made = |name: &'static str| match (name, plan.steps.get(name).cloned()) {
+        (name, Some(line)) => Step::new(name, "left out", || Ok(Done::LeftOut(line))),
+        ("test", _) if with_machine => {
+            Step::new("test", "every test of every crate, those of `machine` among them", || {
+                rerun::run(&[(REQUIRE_VARIABLE, "1")], Some(rerun::SKIPPED_MAX))
+            })
+        }
+        ("upgrade", _) if with_machine => Step::new("upgrade", UPGRADE, || upgrade::run(&[(REQUIRE_VARIABLE, "1")])),
+        ("rig", _) => {
+            let left_out = plan.cases.clone();
+            Step::new("rig", "real kernels in virtual machines", move || run_rig(&left_out))
+        }
+        (name, None) => step(name),
     };
     chosen.iter().filter(|name| !is_within(name)).map(|name| made(name)).collect()
 }
 
+/// The rig without the cases that are left out.
+fn run_rig(left_out: &[(Vec<String>, String)]) -> Result<Done, String> {
+    let patterns: Vec<&str> = left_out.iter().flat_map(|(cases, _)| cases).map(String::as_str).collect();
+    rig::run_cases(1, &patterns)?;
+    Ok(if left_out.is_empty() {
+        Done::All
+    } else {
+        Done::Without(left_out.iter().map(|(_, line)| line.clone()).collect())
+    })
+}
+
+/// What the step `upgrade` is.
+const UPGRADE: &str = "this version and the previous release with each other";
+
 /// Every step, as CI wants it.
 pub fn run_everything() -> Result<(), String> {
-    run(&Arguments { only: Vec::new(), skip: Vec::new(), skip_rig: false, install: true })
+    run(&Arguments { only: Vec::new(), skip: Vec::new(), skip_rig: false, all: false, install: true })
 }
 
 fn chosen(arguments: &Arguments) -> Vec<&'static str> {
@@ -73,28 +127,33 @@ fn step(name: &'static str) -> Step {
             Step::new(name, "every file is formatted", || cargo::run(cargo(&["fmt", "--all", "--", "--check"])))
         }
         "clippy" => Step::new(name, "no warnings", || {
-            cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+            cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
+            library::check()
         }),
         "tidy" => Step::new(name, "the house's rules", tidy::run),
-        "test" => Step::new(name, "every test of every crate", || hearing::run(&[])),
+        "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", deny::run),
+        "test" => Step::new(name, "every test of every crate", || rerun::run(&[], None)),
         "examples" => Step::new(name, "every example does what it shows", run_examples),
         "fuzz" => Step::new(name, "a short run of every fuzz target", || fuzz::gate(FUZZ_SECONDS)),
         "machine" => Step::new(name, "FUSE, loop devices and file systems of this machine", run_machine_tests),
-        "rig" => Step::new(name, "real kernels in virtual machines", || rig::run_cases(1)),
+        "upgrade" => Step::new(name, UPGRADE, || upgrade::run(&[])),
+        "rig" => Step::new(name, "real kernels in virtual machines", || rig::run_cases(1, &[])),
         "demo" => Step::new(name, "what the README promises", demo::run),
         _ => unreachable!("a name of STEPS"),
     }
 }
 
-/// Runs each example to its end.
+/// Runs each example to its end. They are built together: alone, each would have its dependencies built again with fewer features.
 fn run_examples() -> Result<(), String> {
-    let targets = cargo::targets()?;
-    let examples: Vec<_> = targets.iter().filter(|target| target.is_example).collect();
-    if !examples.iter().any(|example| example.package == "farbus") {
+    let built = cargo::executables(cargo(&["build", "--workspace", "--examples"]))?;
+    let examples: Vec<_> = built.iter().filter(|built| built.kind == "example").collect();
+    if !examples.iter().any(|example| example.folder.ends_with("crates/farbus")) {
         return Err("package farbus has no examples: this step proves nothing".into());
     }
     for example in examples {
-        cargo::run(cargo(&["run", "--quiet", "--package", &example.package, "--example", &example.name]))?;
+        let mut command = Command::new(&example.path);
+        command.current_dir(workspace::root()).stdin(std::process::Stdio::null());
+        cargo::run(command)?;
     }
     Ok(())
 }
@@ -104,18 +163,18 @@ fn run_examples() -> Result<(), String> {
 const REQUIRE_VARIABLE: &str = "FARBUS_REQUIRE_RIG";
 
 pub fn run_machine_tests() -> Result<(), String> {
-    let mut ran = 0;
+    let mut command = cargo(&["test", "--workspace"]);
+    let mut found = false;
     for test in cargo::targets()?.into_iter().filter(|target| target.is_test) {
         let text = std::fs::read_to_string(&test.source)
             .map_err(|trouble| format!("cannot read {}: {trouble}", test.source.display()))?;
         if text.contains(REQUIRE_VARIABLE) {
-            let mut command = cargo(&["test", "--package", &test.package, "--test", &test.name]);
-            command.env(REQUIRE_VARIABLE, "1");
-            cargo::run(command)?;
-            ran += 1;
+            command.args(["--test", &test.name]);
+            found = true;
         }
     }
-    if ran == 0 { Err(format!("no test reads {REQUIRE_VARIABLE}: this step proves nothing")) } else { Ok(()) }
+    command.env(REQUIRE_VARIABLE, "1");
+    if found { cargo::run(command) } else { Err(format!("no test reads {REQUIRE_VARIABLE}: this step proves nothing")) }
 }
 
 #[cfg(test)]
@@ -124,7 +183,7 @@ mod tests {
 
     fn arguments(only: &[&str], skip: &[&str], skip_rig: bool) -> Arguments {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Arguments { only: owned(only), skip: owned(skip), skip_rig, install: false }
+        Arguments { only: owned(only), skip: owned(skip), skip_rig, all: false, install: false }
     }
 
     #[test]
@@ -139,9 +198,19 @@ mod tests {
 
     #[test]
     fn no_test_runs_twice() {
-        let names = |chosen: &[&'static str]| steps_of(chosen).iter().map(|step| step.name).collect::<Vec<_>>();
+        let names = |chosen: &[&'static str]| {
+            steps_of(chosen, &Plan::default()).iter().map(|step| step.name).collect::<Vec<_>>()
+        };
         assert_eq!(names(&["test", "machine", "rig"]), ["test", "rig"]);
         assert_eq!(names(&["machine"]), ["machine"]);
+    }
+
+    #[test]
+    fn a_step_that_is_left_out_says_so_and_stays_in_its_place() {
+        let plan = Plan { steps: [("rig".to_owned(), "type this".to_owned())].into(), ..Plan::default() };
+        let mut steps = steps_of(&["upgrade", "rig", "demo"], &plan);
+        assert_eq!(steps.iter().map(|step| step.name).collect::<Vec<_>>(), ["upgrade", "rig", "demo"]);
+        assert_eq!((steps.remove(1).run)(), Ok(Done::LeftOut("type this".to_owned())));
     }
 
     #[test]

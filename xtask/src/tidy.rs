@@ -10,6 +10,7 @@
 //! | `third-party` | a dependency on an outside crate that the room may not have |
 //! | `module-up` | a module that uses what its own parent defines |
 //! | `module-loop` | sibling modules whose subtrees use each other in a circle |
+//! | `folder` | a folder at the top of `src` that imports one it may not, or that is one too many |
 //! | `banned` | sockets, files, threads, clocks, … in a pure room; `anyhow` in a library |
 //! | `unsafe` | `unsafe` outside its one folder |
 //! | `errno` | an error number of the operating system away from the edges |
@@ -24,6 +25,7 @@
 mod architecture;
 mod arrows;
 mod banned;
+mod folders;
 mod graph;
 mod length;
 mod manifest;
@@ -39,11 +41,12 @@ mod violation;
 #[cfg(test)]
 mod fixtures;
 
-use crate::workspace;
+use crate::{api, workspace};
+use std::collections::BTreeSet;
 use tree::Tree;
 use violation::Violation;
 
-/// Reads the workspace and prints every violation; an error says how many there were.
+/// Reads the workspace and prints every violation; an error says how many there were, or that the public API is not as it is listed.
 pub fn run() -> Result<(), String> {
     let tree = Tree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
     let violations = check(&tree)?;
@@ -53,10 +56,32 @@ pub fn run() -> Result<(), String> {
     match violations.len() {
         0 => {
             println!("tidy: {} files, nothing to do", tree.len());
-            Ok(())
+            api::check()
         }
         count => Err(format!("tidy: {count} to mend")),
     }
+}
+
+/// What `ARCHITECTURE.toml` says of packages, for others than these rules.
+#[derive(Debug)]
+pub struct Layers {
+    /// Names of the packages that never touch the world.
+    pub pure: BTreeSet<String>,
+    /// Crates that such a package is never built with.
+    pub runtimes: Vec<String>,
+}
+
+/// Reads `ARCHITECTURE.toml` alone.
+///
+/// # Errors
+/// It is missing or not in order.
+pub fn layers() -> Result<Layers, String> {
+    let path = workspace::root().join(architecture::FILE);
+    let text =
+        std::fs::read_to_string(&path).map_err(|trouble| format!("cannot read {}: {trouble}", path.display()))?;
+    let architecture = architecture::read(&Tree::of([(architecture::FILE, text.as_str())]))?;
+    let pure = architecture.rooms.iter().filter(|room| room.kind == architecture::Kind::Pure);
+    Ok(Layers { pure: pure.map(|room| room.package.clone()).collect(), runtimes: architecture.third_party.runtimes })
 }
 
 fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
@@ -64,7 +89,9 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     let packages = manifest::read(tree)?;
     let (sources, mut violations) = source::read(tree, &packages);
     violations.extend(arrows::check(&architecture, &packages));
-    violations.extend(modules::check(&packages, &sources));
+    let insides = modules::read(&packages, &sources);
+    violations.extend(modules::check(&architecture, &insides));
+    violations.extend(folders::check(&architecture, &insides, &sources));
     violations.extend(banned::check(&architecture, &packages, &sources));
     violations.extend(room::check(&packages, &sources));
     violations.extend(length::check(&architecture, &sources));
@@ -104,6 +131,13 @@ mod tests {
         let tree = Tree::of([("Cargo.toml", "[workspace]\nmembers = []\n")]);
         assert!(check(&tree).unwrap_err().contains("ARCHITECTURE.toml"));
         assert!(HOUSE.contains("[[room]]"));
+    }
+
+    #[test]
+    fn layers_are_read_from_the_real_architecture() {
+        let layers = layers().unwrap();
+        assert!(layers.pure.contains("farbus-wire") && !layers.pure.contains("farbus-io"));
+        assert!(layers.runtimes.iter().any(|runtime| runtime == "tokio"));
     }
 
     /// The house's own table must be in order whatever the code does.

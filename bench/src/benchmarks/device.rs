@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use farbus::{
-    client::{Client, Target as FarbusTarget},
+    client::{Client, ClientConfig, Target as FarbusTarget},
     host::{LocalPort, Options, Port, RemoteDevice, RemoteDisk},
     model::{BlockStore, Speed},
 };
@@ -152,8 +152,8 @@ impl Way {
 /// By farbus's own host, in a session or without.
 fn usb(address: SocketAddr, grace: Duration) -> Result<RemoteDisk<impl Port + Send>> {
     let target: FarbusTarget = format!("{address}/1-1").parse().map_err(|error: String| anyhow!(error))?;
-    let mut client = Client::default();
-    client.outlive(grace);
+    let config = ClientConfig { grace: Some(grace), ..ClientConfig::default() };
+    let client = Client::new(config);
     // Whoever had it last has just gone: that takes its exporter a moment.
     let until = Instant::now() + RELEASE_MAX;
     loop {

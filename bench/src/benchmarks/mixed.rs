@@ -16,11 +16,11 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use farbus::{
-    client::{Client, Target as Exporter},
+    client::{Client, ClientConfig, Target as Exporter},
     host::Port,
+    internals::port::session::SessionPort,
     model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId},
-    reserve::Wish,
-    session_port::SessionPort,
+    reservation::Wish,
 };
 
 use super::database::{Folder, Process};
@@ -152,10 +152,9 @@ fn wait(is_so: impl Fn() -> bool) -> Result<()> {
 /// Reads a stream until it is told to end.
 fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicBool, began: Instant) {
     let Wish(wished) = format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse().expect("it is one");
-    let mut client = Client::default();
-    client.outlive(Duration::from_secs(20));
-    client.reserve(Some(wished));
-    let linked = match client.session(exporter, Duration::ZERO) {
+    let config =
+        ClientConfig { grace: Some(Duration::from_secs(20)), reservation: Some(wished), ..ClientConfig::default() };
+    let linked = match Client::new(config).session(exporter, Duration::ZERO) {
         Ok(linked) => linked.expect("a reservation goes with a session"),
         // Whoever waits for it hears that it is not admitted.
         Err(error) => return eprintln!("{error}"),

@@ -211,6 +211,6 @@ mod tests {
 
     #[test]
     fn the_command_completes_the_names_that_there_are() {
-        assert_eq!(ALL.map(|benchmark| benchmark.name), farbus::cli::bench::NAMES);
+        assert_eq!(ALL.map(|benchmark| benchmark.name), farbus::internals::command::bench::NAMES);
     }
 }

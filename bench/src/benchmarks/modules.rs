@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use farbus::bare::{
+use farbus::internals::bare::{
     pipelines::{
         Pipeline, Place, Settings,
         module::{Class, Module, Role},

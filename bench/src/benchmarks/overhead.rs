@@ -5,7 +5,8 @@
 
 use anyhow::{Result, anyhow, ensure};
 use farbus::{
-    bare::{
+    gadgets::zero::{Fill, SourceSink},
+    internals::bare::{
         blocks::{SparseMemory, StoreDevice},
         native::{
             Attached, ExporterSession, ImporterSession, LaneLimits, RemoteBlock, RemoteUsb, Served, ServedBlock,
@@ -14,7 +15,6 @@ use farbus::{
             hello::SessionId,
         },
     },
-    gadgets::zero::{Fill, SourceSink},
     model::{
         BlockDevice, BlockId, BlockRequest, BufferPool, Completions, Device, EpAddr, Instant, IsoPacket, Limits,
         Payload, Setup, Speed, Urb, UrbId,

@@ -1,8 +1,8 @@
 //! farbus's own protocol over plain TCP, both ends of it farbus's library: an exporter of a disk in memory, of the same as a USB disk that
 //! it drives itself, and of a source/sink device, an importer that drives them, and one that shows the disk by NBD.
 //!
-//! The product speaks it between paired hosts, over TLS; [`farbus::bare`] is the same sessions with the same calls over a bare
-//! socket, which is what the peers that they are held against speak over too.
+//! The product speaks it between paired hosts, over TLS; [`farbus::internals::bare`] is the same sessions with the same calls
+//! over a bare socket, which is what the peers that they are held against speak over too.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -13,7 +13,12 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use farbus::{
-    bare::{
+    gadgets::{
+        storage::{Options, Storage},
+        zero::{Fill, SourceSink},
+    },
+    host::{DrivenDisk, Port},
+    internals::bare::{
         self, Clock, DeviceRecord,
         blocks::{MemoryMedium, SparseMemory, StoreDevice},
         native::{
@@ -21,19 +26,14 @@ use farbus::{
             control::{Cause, Class, End, Mode, Open},
         },
     },
-    gadgets::{
-        storage::{Options, Storage},
-        zero::{Fill, SourceSink},
-    },
-    host::{DrivenDisk, Port},
-    linked::Linked,
+    internals::connection::Linked,
+    internals::nbd::{NbdServer, Offer},
+    internals::port::session::SessionPort,
+    internals::socket_place::Place,
     model::{
         BlockDevice, BlockDone, BlockId, BlockRequest, BlockStore, BufferPool, Completions, Device, EpAddr, Limits,
         Medium, Payload, Setup, Speed, Status, Urb, UrbId,
     },
-    nbd::{NbdServer, Offer},
-    place::Place,
-    session_port::SessionPort,
 };
 
 use super::{listen::ANY_LOOPBACK_PORT, nbdkit::Verb};

@@ -1,99 +1,146 @@
-//! # The wiring and the product
+//! # farbus: any machine's devices on any other machine
 //!
-//! **This room is** where pure rooms get an outside: [`Share`] puts devices on a listening socket,
-//! [`client`] takes a device from another machine, [`attach`] hands it to this machine's kernel or
-//! shows its disk as a file, [`redir`] lends it to a virtual machine, [`trust`] decides with whom, [`neighbours`] finds who is
-//! there, [`control`] lets the `farbus` command find what runs, [`broker`] keeps the rights that a share gives away.
+//! An exporter offers devices to other hosts, an importer uses them there as if they were plugged in. This library is both ends; the
+//! `farbus` command is made of it.
+//!
+//! | to … | use |
+//! |---|---|
+//! | offer a device, real or made of code | [`Share`] |
+//! | make a device of code | [`gadgets`] |
+//! | list and open the devices of another host | [`client`] |
+//! | talk to an opened device | [`host`] |
+//! | attach a device to this machine's kernel, or show its disk as a file | [`attach`] |
+//! | read a stream of frames, such as a camera's | [`frames`] |
+//! | run a function once a period on a device's channel | [`tuned`] |
+//! | admit only hosts that were paired, over encrypted links | [`trust`] |
+//!
+//! ```no_run
+//! use farbus::gadgets::keyboard::Keyboard;
+//! use farbus::{Share, client};
+//!
+//! // One machine offers a device,
+//! let share = Share::default();
+//! share.add("keyboard", Keyboard::device())?;
+//! let address = share.listen(([192, 0, 2, 7], 3240).into())?;
+//!
+//! // another one uses it.
+//! let keyboard = client::open(&"192.0.2.7/keyboard".parse()?)?;
+//! println!("{} at {address}", keyboard.descriptors().title());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Features
+//!
+//! - `cli` (on by default): the `farbus` command. A program that uses the library alone turns it off, and with it the crates that only
+//!   the command needs: `farbus = { …, default-features = false }`.
+//! - `wasm` (on by default): modules that are WebAssembly programs.
+//!
+//! Everything public is listed in `crates/farbus/api.txt`; `cargo xtask tidy` fails when a change is not in it.
+//!
+//! # Inside
+//!
+//! **This room is** where pure crates get sockets, threads, files and clocks: both ends of a link, the front ends, the daemon and the
+//! command.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
 //!
-//! **It never touches** a protocol's bytes or a device's inside: it moves what the rooms below hand out.
+//! **It never touches** a protocol's bytes or a device's inside: `session` and `wire` know them.
 //!
-//! **Enter at** `engine.rs`: one thread, one link, one device, in one loop.
+//! **Enter at** `exporter/session/engine.rs` (one thread serves one link and its device) and at `importer/client/opening.rs` (how a device
+//! is opened).
 //!
-//! **Why** a library with a thin command on top: a gadget of your own is a definition and thirty
-//! lines, and what the command can do a program can do.
+//! **Why** a library with a thin command on top: what the command can do, a program can do.
 
-mod address;
-pub mod ahead;
-pub mod allow;
-pub mod attach;
-mod attachments;
-pub mod bare;
-pub mod block;
-mod bridge;
-pub mod broker;
-mod cable;
-pub mod cache;
-pub mod cli;
-pub mod client;
-pub mod control;
-mod crowd;
-pub mod device_port;
-mod device_status;
-mod disk_relay;
-mod distance;
-mod door;
-mod driven;
-mod engine;
-pub mod failure;
-mod far_device;
-mod favoured;
-pub mod frames;
-pub mod gate;
-mod greeting;
-mod guest;
-mod inheritance;
-mod kernel_side;
-mod known_host;
-pub mod latency;
-mod legacies;
-pub mod linked;
-pub mod links;
-pub mod listed;
-pub mod listening;
-pub mod meters;
-mod module_program;
-pub mod modules;
-pub mod nbd;
-mod nearby;
-pub mod neighbours;
-pub mod opened_disk;
-pub mod over;
-pub mod pairing;
-pub mod place;
-pub mod port;
-pub mod promises;
-pub mod questions;
-mod reach;
-mod recording;
-pub mod redir;
-pub mod reserve;
-mod reserving;
-pub mod session_port;
-mod session_record;
-mod session_relay;
-mod sessions;
-pub mod share;
-pub mod share_error;
-mod shared;
-pub mod standing;
-pub mod streams;
-pub mod swap;
-pub mod trust;
-pub mod tuned;
-pub mod usb;
-pub mod wanted;
+// What only the command uses is in the folder it belongs to, and is unused without it.
+#![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
 
-/// How what serves something is passed on to another process.
-pub use farbus_io::parting;
+mod broker;
+#[cfg(feature = "cli")]
+mod cli;
+mod common;
+#[cfg(feature = "cli")]
+mod daemon;
+mod devices;
+mod exporter;
+mod frontend;
+mod hosts;
+mod importer;
+mod link;
 
-/// Devices made of code, and how to make one.
+use farbus_io::parting;
+
 pub use farbus_gadgets as gadgets;
-/// The user-space host that drives a device.
 pub use farbus_host as host;
-/// The words in which both are written.
 pub use farbus_model as model;
 
-pub use client::ClientError;
-pub use share::Share;
+pub use exporter::share::Share;
+pub use importer::client::{self, ClientError};
+
+/// Offering devices to other hosts: what a [`Share`] reports.
+pub mod share {
+    pub use crate::common::host_address::DEFAULT_PORT;
+    pub use crate::devices::reservation::ReservationStatus;
+    pub use crate::devices::status::{DeviceStatus, PastStatus, UserStatus, WaitingStatus};
+    pub use crate::exporter::error::ShareError;
+    pub use crate::exporter::share::Share;
+}
+
+/// Attaching a device of another host to this machine: to its kernel, as a file, for programs, to a virtual machine.
+///
+/// A [`Request`](attach::Request) says what and how, [`FrontEnd::take`](attach::FrontEnd::take) takes the device, and
+/// [`Attachment::run`](attach::Attachment::run) serves it until a [`Handle`](attach::Handle) or its exporter ends it.
+pub mod attach {
+    pub use crate::frontend::{
+        Attachment, Ended, Export, FRONT_ENDS, FileAttachment, FrontEnd, Handle, Introduction, Migration, Need,
+        Prepared, Refused, Request, Restored, Status, Via,
+    };
+    pub use crate::importer::disk::DiskMode;
+}
+
+/// Streams of frames from another host.
+pub mod frames {
+    pub use crate::frontend::stream::{Description, Format, Frame, Frames, PixelFormat, Wanted, open_stream};
+}
+
+/// Functions that run once a period at one end of a device's channel, with a bound on their delay.
+pub mod tuned {
+    pub use crate::frontend::tuned_pipe::*;
+}
+
+/// This host's key and the hosts that it is paired with.
+pub mod trust {
+    pub use crate::hosts::trust::Trust;
+    pub use farbus_io::trust::{Folder, StateError};
+}
+
+/// What the data of a device passes through on its way: compression, sealing, recording, and programs of others.
+pub mod modules {
+    pub use crate::link::modules::{allowed, recipe};
+    pub use farbus_modules::{Asked, Recipe, Refusal};
+    pub use farbus_session::native::Allowed;
+}
+
+/// What is reserved for a device: time on its bus and on the way to it.
+pub mod reservation {
+    pub use crate::devices::reservation::{ReservationStatus, Wish, together};
+    pub use farbus_session::reserve::{Claim, Criticality, Reservation};
+}
+
+/// What farbus's own tests, benchmarks and command need beyond the public API. It changes without notice.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::broker::Hands;
+    pub use crate::common::{control, socket_place};
+    pub use crate::devices::media_journal;
+    pub use crate::frontend::{Ender, hold, nbd, open_users};
+    pub use crate::importer::session::{bare, connection};
+    pub use crate::importer::{disk, port};
+    pub use farbus_io::parting;
+
+    /// The `farbus` command.
+    #[cfg(feature = "cli")]
+    pub mod command {
+        pub use crate::cli::{Cli, bench, report, run};
+        pub use crate::common::log_limit::LogLimit;
+    }
+}

@@ -3,11 +3,19 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use farbus::cli;
+use farbus::internals::command::{self, Cli, LogLimit};
+use farbus_io::sys::inherited;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
+    // Before anything is opened: what is open now is somebody else's.
+    inherited::note();
+    let cli = Cli::parse();
+    if cli.is_started_by_farbus() {
+        inherited::close();
+    }
     let filter = EnvFilter::try_from_env("FARBUS_LOG").unwrap_or_else(|_| EnvFilter::new(cli.log_level()));
     let styled = std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
@@ -18,10 +26,12 @@ fn main() -> ExitCode {
         .with_ansi(styled)
         .with_target(false)
         .without_time()
+        .finish()
+        .with(LogLimit::default())
         .init();
     let as_json = cli.is_for_programs();
-    match cli::run(cli) {
+    match command::run(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => cli::report(&failure, as_json),
+        Err(failure) => command::report(&failure, as_json),
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use farbus::linked::{Dial, Linked};
+use farbus::internals::connection::{Dial, Linked};
 use farbus::share::Share;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::storage::{Options, Storage};
@@ -16,7 +16,7 @@ use farbus_model::{
 use farbus_session::native::control::{Cause, Class, End, Mode, Open};
 use farbus_session::native::{Attached, RemoteBlock, RemoteUsb};
 
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(60);
 const SIZE: usize = 4 << 20;
 
 /// A share with a stick, which is a USB device and nothing else, and a keyboard.

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farbus::linked::{Dial, Linked};
+use farbus::internals::connection::{Dial, Linked};
 use farbus::share::Share;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_io::link::Link;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus::linked::{Dial, Linked};
+use farbus::internals::connection::{Dial, Linked};
 use farbus::share::Share;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_io::link::Link;
@@ -18,7 +18,7 @@ use farbus_session::native::control::{Cause, Class, Mode, Open};
 use farbus_session::native::{Attached, RemoteBlock, RemoteUsb, State};
 use farbus_session::registry::BlockFace;
 
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(60);
 
 struct Exporter {
     share: Share,

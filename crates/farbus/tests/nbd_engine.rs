@@ -8,13 +8,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant as Moment};
 
-use farbus::attach::{Ended, Ender};
+use farbus::attach::Ended;
+use farbus::internals::Ender;
+use farbus::internals::nbd::{ClientBudget, NbdServer, Offer};
+use farbus::internals::socket_place::Entrance;
+use farbus::model::block::MemoryStore;
 use farbus::model::limits::NBD_CONNECTIONS_MAX;
 use farbus::model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, Readiness,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Payload, Readiness, StoreDevice,
 };
-use farbus::nbd::{NbdServer, Offer};
-use farbus::place::Entrance;
 use farbus_io::link::{LocalListener, Wake, Watched};
 
 const SIZE: u64 = 1 << 20;
@@ -380,4 +382,127 @@ fn a_medium_that_goes_ends_the_server() {
     served.wake.wake();
     assert!(matches!(served.thread.join().unwrap(), Ended::Lost(why) if why.contains("gone")));
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
+}
+
+/// A server of 64 MiB in memory whose clients draw on this budget.
+struct Plain {
+    path: PathBuf,
+    ender: Ender,
+    thread: JoinHandle<Ended>,
+}
+
+impl Plain {
+    fn start(budget: &ClientBudget) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("farbus-nbd-plain-{}-{number}.sock", std::process::id()));
+        let device = Box::new(StoreDevice::new(MemoryStore::new(vec![7; 64 << 20])));
+        let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
+        let entrance = Entrance::Local(LocalListener::bind(&path).unwrap());
+        let server = NbdServer::new(entrance, vec![offer], None).unwrap().with_budget(budget.clone());
+        let ender = server.ender();
+        let thread = thread::spawn(move || server.run());
+        Self { path, ender, thread }
+    }
+
+    fn client(&self) -> UnixStream {
+        let mut stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        stream.read_exact(&mut [0; 28]).unwrap();
+        stream
+    }
+
+    /// A client that asks for so much again and again, and reads no answer.
+    fn hoarder(&self, length: u32) -> UnixStream {
+        let mut stream = self.client();
+        let flood: Vec<u8> = (0..200).flat_map(|cookie| request(0, cookie, 0, length)).collect();
+        stream.write_all(&flood).unwrap();
+        stream
+    }
+
+    fn end(self) {
+        self.ender.end();
+        assert!(matches!(self.thread.join().unwrap(), Ended::Asked));
+    }
+}
+
+fn read(stream: &mut UnixStream, cookie: u64, length: u32) {
+    stream.write_all(&request(0, cookie, 0, length)).unwrap();
+    assert_eq!(reply(stream), cookie);
+    let mut data = vec![0; length as usize];
+    stream.read_exact(&mut data).unwrap();
+    assert!(data.iter().all(|byte| *byte == 7));
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let since = Moment::now();
+    while !is_so() {
+        assert!(since.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How long a client may take no answers in these tests, while another waits.
+const STUCK: Duration = Duration::from_millis(500);
+
+#[test]
+fn clients_of_all_servers_share_one_budget_and_who_reads_nothing_leaves_it_to_who_waits() {
+    const MAX: usize = 24 << 20;
+    let budget = ClientBudget::new(MAX, STUCK);
+    let (first, second) = (Plain::start(&budget), Plain::start(&budget));
+    let mut hoarders: Vec<UnixStream> = (0..2).map(|_| first.hoarder(8 << 20)).collect();
+    wait_until("most of it is taken", || budget.used() > 16 << 20);
+    // What is usual goes on, at both servers.
+    for server in [&first, &second] {
+        let mut client = server.client();
+        (0..100).for_each(|cookie| read(&mut client, cookie, 64 << 10));
+    }
+    // Nobody waits for more: whoever is slow may be.
+    thread::sleep(2 * STUCK);
+    // More than a client has for itself: it is had from those who are stuck, though they are another server's.
+    let mut client = second.client();
+    read(&mut client, 1, 16 << 20);
+    let ends = hoarders.iter_mut().map(|hoarder| hoarder.read_to_end(&mut Vec::new()).is_ok()).count();
+    assert_eq!(ends, 2);
+    assert!(budget.used() <= MAX);
+    wait_until("what is kept for requests to come goes back when none come", || budget.used() <= 1 << 20);
+    first.end();
+    second.end();
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn a_write_that_is_announced_and_not_sent_holds_little_and_only_as_long_as_nobody_waits_for_it() {
+    let budget = ClientBudget::new(24 << 20, STUCK);
+    let server = Plain::start(&budget);
+    let mut announcers: Vec<UnixStream> = (0..6).map(|_| server.client()).collect();
+    for announcer in &mut announcers {
+        announcer.write_all(&request(1, 1, 0, 32 << 20)).unwrap();
+    }
+    thread::sleep(Duration::from_millis(100));
+    assert!(budget.used() <= 24 << 20, "{}", budget.used());
+    // Most of a piece of it.
+    for announcer in &mut announcers {
+        announcer.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+        let _ = announcer.write_all(&vec![1; 1900 << 10]);
+    }
+    let mut client = server.client();
+    read(&mut client, 1, 20 << 20);
+    for announcer in &mut announcers {
+        let _ = announcer.read_to_end(&mut Vec::new());
+    }
+    read(&mut client, 2, 20 << 20);
+    server.end();
+}
+
+#[test]
+fn a_client_that_reads_nothing_leaves_its_place_to_one_that_waits_for_it() {
+    let budget = ClientBudget::new(256 << 20, STUCK);
+    let server = Plain::start(&budget);
+    let hoarders: Vec<UnixStream> = (0..NBD_CONNECTIONS_MAX).map(|_| server.hoarder(1 << 20)).collect();
+    let mut late = server.client();
+    read(&mut late, 1, 1 << 20);
+    drop(hoarders);
+    server.end();
 }

@@ -1,5 +1,7 @@
-//! Tuned pipes on the running system: what is promised, what is refused, and that nothing is lost. What is promised is asked for again where
-//! threads of the highest priority that do nothing else were not in time themselves: a machine that stops cannot keep a promise.
+//! Tuned pipes on the running system: what is promised, what is refused, and that whatever is lost is known.
+//!
+//! These tests hold on a machine that stalls: one that stops cannot keep a promise, and then it is known what was lost. That promises are
+//! kept is measured (`farbus bench pipes`), and computed where time is made up (`sim/tests/processor.rs`, `sim/tests/experiments.rs`).
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -8,22 +10,19 @@ use std::time::Duration;
 
 use farbus::Share;
 use farbus::client::{Client, Target};
-use farbus::control::Answer;
 use farbus::gadgets::can::{Can, Settings};
-use farbus::place::Place;
+use farbus::internals::control::Answer;
+use farbus::internals::socket_place::Place;
 use farbus::tuned::{
-    End, Endpoint, Flow, Overload, PipeError, Processors, Quality, Refusal, STILL_NS_MAX, Strictness, Terms, Turn, can,
-    delay_ns, here, there, tpipe,
+    End, Endpoint, Flow, Overload, PipeError, Processors, Quality, Refusal, Report, STILL_NS_MAX, Strictness, Terms,
+    Turn, can, delay_ns, here, there, tpipe,
 };
 use farbus_io::sys::scheduling::{Policy, Reservation, now_ns};
 use farbus_model::Direction;
 
-#[path = "canary/mod.rs"]
-mod canary;
-
-use canary::where_processors_are_there;
-
 const SECOND_NS: u64 = 1_000_000_000;
+/// How long anything may take that should take no time, on a machine that is busy or stalls.
+const PATIENCE_NS: u64 = 60 * SECOND_NS;
 /// What Table 7 has on its channels, in frames a second, rounded up.
 const TABLE_7: [u64; 5] = [397, 336, 1191, 1343, 2739];
 const RATES: [Option<u32>; 5] = [Some(500_000), Some(250_000), Some(500_000), Some(500_000), Some(500_000)];
@@ -72,58 +71,66 @@ fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
     Flow::On
 }
 
+/// What is missing between the frames that came is what the device or the buffer says was lost, and nothing else.
+fn assert_losses_are_known(seen: &Seen, report: &Report) {
+    assert_eq!(seen.frames, report.messages, "{report:?}");
+    // What the adapter lost it says with its next frame; what it said last may not have come.
+    assert!(seen.gaps == 0 || report.device_overruns + report.lost > 0, "{} are missing: {report:?}", seen.gaps);
+}
+
+/// Waits until `is_so`, looking often.
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let until = now_ns() + PATIENCE_NS;
+    while !is_so() {
+        assert!(now_ns() < until, "not for a minute: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[test]
-fn five_channels_come_through_five_pipes_and_nothing_is_lost() {
-    where_processors_are_there(|| {
-        let endpoint = adapter("traffic=paper", &RATES, Strictness::Deadline).unwrap();
-        let open = |channel: usize| {
-            let quality = quality(TABLE_7[channel], 64, 2_000_000);
-            tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
-        };
-        let pipes: Vec<_> = (0..5).map(open).collect();
-        // Half of the time in which the adapter's room fills, 64 frames of 6,006 a second, while the processor stands still for the rest of it.
-        assert_eq!(endpoint.period_ns(), (64 * SECOND_NS / TABLE_7.iter().sum::<u64>() - STILL_NS_MAX) / 2);
-        thread::sleep(Duration::from_secs(3));
-        let is_promised = endpoint.granted().warnings.is_empty();
-        for (channel, pipe) in pipes.into_iter().enumerate() {
-            let (bound_ns, receiver_ns) = (pipe.bound_ns(), endpoint.period_ns());
-            let (seen, report) = pipe.stop();
-            let seen = seen.expect("no panic");
-            assert_eq!(seen.frames, report.messages);
-            // What it lost is known, by the device or by the buffer, and nothing else is missing.
-            assert_eq!(seen.gaps > 0, report.device_overruns + report.lost > 0, "{report:?}");
-            assert!(seen.frames > 0 && report.jobs.ran > 0, "{report:?}");
-            assert_eq!(bound_ns, 125_000 + 2 * receiver_ns + 2 * report.period_ns, "both threads have just looked");
-            if is_promised {
-                assert_eq!((seen.gaps, report.lost), (0, 0), "{report:?}");
-                let least = TABLE_7[channel] * 2;
-                assert!(seen.frames >= least, "{channel}: {report:?}");
-            }
-        }
+fn five_channels_come_through_five_pipes_and_whatever_is_lost_is_known() {
+    let endpoint = adapter("traffic=paper", &RATES, Strictness::Deadline).unwrap();
+    let open = |channel: usize| {
+        let quality = quality(TABLE_7[channel], 64, 2_000_000);
+        tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
+    };
+    let pipes: Vec<_> = (0..5).map(open).collect();
+    // Half of the time in which the adapter's room fills, 64 frames of 6,006 a second, while the processor stands still for the rest of it.
+    assert_eq!(endpoint.period_ns(), (64 * SECOND_NS / TABLE_7.iter().sum::<u64>() - STILL_NS_MAX) / 2);
+    wait_until("a second's frames come of each", || {
+        pipes.iter().zip(TABLE_7).all(|(pipe, per_s)| pipe.report().messages >= per_s)
     });
+    for pipe in pipes {
+        let (bound_ns, receiver_ns) = (pipe.bound_ns(), endpoint.period_ns());
+        let (seen, report) = pipe.stop();
+        assert_losses_are_known(&seen.expect("no panic"), &report);
+        assert!(report.jobs.ran > 0, "{report:?}");
+        assert_eq!(bound_ns, 125_000 + 2 * receiver_ns + 2 * report.period_ns, "both threads have just looked");
+    }
 }
 
 #[test]
 fn what_goes_out_is_on_the_bus_and_no_channel_keeps_another_waiting() {
     let endpoint = adapter("channels=2", &[Some(500_000), Some(10_000)], Strictness::Deadline).unwrap();
-    let send = |turn: &mut Turn<'_>, sent: &mut u64| {
-        while turn.room() > 0 {
-            let frame = can::Frame { id: 0x100, length: 8, data: sent.to_le_bytes() };
-            assert!(turn.put(&frame.to_message()));
-            *sent += 1;
-        }
-        Flow::On
-    };
     let open = |channel: usize, per_s: u64| {
+        let send = |turn: &mut Turn<'_>, next: &mut u64| {
+            while turn.room() > 0 {
+                turn.put(&can::Frame { id: 0x100, length: 8, data: next.to_le_bytes() }.to_message());
+                *next += 1;
+            }
+            Flow::On
+        };
         let direction = Direction::Out;
         tpipe(&endpoint, end(channel, direction), quality(per_s, 32, 500_000), send, 0).unwrap()
     };
-    // 126 bits a frame: 3,968 a second at 500 kb/s, 79 at 10.
+    let began = now_ns();
     let pipes = [open(0, 2752), open(1, 2752)];
-    thread::sleep(Duration::from_secs(2));
+    wait_until("a second's frames go out", || pipes[0].report().went_out > 2752 && pipes[1].report().went_out > 0);
     let [fast, slow] = pipes.map(|pipe| pipe.stop().1);
-    assert!(slow.went_out > 0 && slow.went_out < 400, "the bus is slow: {slow:?}");
-    assert!(fast.went_out > 10 * slow.went_out, "the other is not: {fast:?}");
+    let seconds = (now_ns() - began).div_ceil(SECOND_NS);
+    // 126 bits a frame: 3,968 a second at 500 kb/s, 79 at 10 kb/s.
+    assert!(slow.went_out <= 80 * seconds, "its bus is slow: {slow:?} in {seconds} s");
+    assert!(fast.went_out > 4 * slow.went_out, "the other is not: {fast:?} {slow:?}");
     assert!(fast.messages >= fast.went_out && fast.device_overruns == 0, "{fast:?}");
 }
 
@@ -156,38 +163,33 @@ fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
 }
 
 #[test]
-fn who_is_refused_or_denied_leaves_a_pipe_beside_him_alone() {
-    where_processors_are_there(|| {
-        let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
-        let open = |channel, quality| tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default());
-        let innocent = open(1, quality(1200, 24, 1_000_000)).unwrap();
-        let before = (innocent.bound_ns(), endpoint.period_ns());
-        let until = now_ns() + SECOND_NS;
-        while now_ns() < until {
-            let refused = |quality| open(0, quality).map(drop).unwrap_err();
-            assert!(matches!(refused(quality(1_000_000_000, 10, 1)), PipeError::Quality(Refusal::Throughput { .. })));
-            assert!(matches!(refused(quality(1000, 1, 2_000_000)), PipeError::Quality(Refusal::Execution { .. })));
-            let hasty = Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) };
-            assert!(matches!(refused(hasty), PipeError::Period { .. }));
-            assert!(matches!(refused(quality(1000, 10, 9_000_000)), PipeError::Processor(_)));
-            // The kernel denies a thread more than there is of all processors.
-            thread::spawn(|| {
-                let [budget, period] = [Duration::from_millis(200), Duration::from_millis(100)];
-                let denied = Reservation::take(&[Policy::Deadline { budget, period }]);
-                assert_eq!((denied.policy(), denied.denied().len()), (Policy::Ordinary, 1));
-            })
-            .join()
-            .unwrap();
-            thread::sleep(Duration::from_millis(50));
-        }
-        assert_eq!((innocent.bound_ns(), endpoint.period_ns()), before, "what is promised stays what it is");
-        let is_promised = endpoint.granted().warnings.is_empty();
-        let (seen, report) = innocent.stop();
-        assert!(report.messages > 0 && report.jobs.jumps == 0, "{report:?}");
-        if is_promised {
-            assert_eq!((seen.unwrap().gaps, report.lost), (0, 0), "{report:?}");
-        }
-    });
+fn a_refused_or_denied_pipe_leaves_the_terms_of_another_as_they_are() {
+    let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
+    let open = |channel, quality| tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default());
+    let innocent = open(1, quality(1200, 24, 1_000_000)).unwrap();
+    let before = (innocent.bound_ns(), endpoint.period_ns());
+    let until = now_ns() + SECOND_NS;
+    while now_ns() < until {
+        let refused = |quality| open(0, quality).map(drop).unwrap_err();
+        assert!(matches!(refused(quality(1_000_000_000, 10, 1)), PipeError::Quality(Refusal::Throughput { .. })));
+        assert!(matches!(refused(quality(1000, 1, 2_000_000)), PipeError::Quality(Refusal::Execution { .. })));
+        let hasty = Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) };
+        assert!(matches!(refused(hasty), PipeError::Period { .. }));
+        assert!(matches!(refused(quality(1000, 10, 9_000_000)), PipeError::Processor(_)));
+        // The kernel denies a thread more than there is of all processors.
+        thread::spawn(|| {
+            let [budget, period] = [Duration::from_millis(200), Duration::from_millis(100)];
+            let denied = Reservation::take(&[Policy::Deadline { budget, period }]);
+            assert_eq!((denied.policy(), denied.denied().len()), (Policy::Ordinary, 1));
+        })
+        .join()
+        .unwrap();
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!((innocent.bound_ns(), endpoint.period_ns()), before, "what is promised stays what it is");
+    wait_until("frames come", || innocent.report().messages > 0);
+    let (seen, report) = innocent.stop();
+    assert_losses_are_known(&seen.expect("no panic"), &report);
 }
 
 #[test]
@@ -208,7 +210,7 @@ fn what_is_shared_and_pipes_of_the_same_process_have_the_same_processors() {
         "{refused}"
     );
     drop(lease);
-    let until = now_ns() + 20 * SECOND_NS;
+    let until = now_ns() + PATIENCE_NS;
     let endpoint = loop {
         match adapter() {
             Ok(endpoint) => break endpoint,
@@ -233,28 +235,23 @@ fn what_is_shared_and_pipes_of_the_same_process_have_the_same_processors() {
 }
 
 #[test]
-fn a_function_that_overruns_is_counted_and_the_others_keep_their_bounds() {
-    where_processors_are_there(|| {
-        let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
-        let spin = |turn: &mut Turn<'_>, seen: &mut Seen| {
-            let until = farbus_io::sys::scheduling::ran_ns() + 30_000_000;
-            while farbus_io::sys::scheduling::ran_ns() < until {}
-            count(turn, seen)
-        };
-        let quality = quality(1200, 24, 1_000_000);
-        let guilty = tpipe(&endpoint, end(0, Direction::In), quality, spin, Seen::default()).unwrap();
-        let innocent = tpipe(&endpoint, end(1, Direction::In), quality, count, Seen::default()).unwrap();
-        thread::sleep(Duration::from_secs(2));
-        let is_promised = endpoint.granted().warnings.is_empty();
-        let (guilty, innocent) = (guilty.stop().1, innocent.stop());
-        assert!(guilty.jobs.overruns > 0 && guilty.jobs.longest_ns >= 30_000_000, "{guilty:?}");
-        assert_eq!(guilty.jobs.overruns, guilty.jobs.ran, "every job of it took too long");
-        let (seen, report) = (innocent.0.unwrap(), innocent.1);
-        assert!(seen.frames > 0 && report.jobs.overruns < report.jobs.ran, "{report:?}");
-        if is_promised {
-            assert_eq!((seen.gaps, report.lost), (0, 0), "{report:?}");
-        }
-    });
+fn a_function_that_overruns_is_counted_and_the_others_run_on() {
+    let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
+    let spin = |turn: &mut Turn<'_>, seen: &mut Seen| {
+        let until = farbus_io::sys::scheduling::ran_ns() + 30_000_000;
+        while farbus_io::sys::scheduling::ran_ns() < until {}
+        count(turn, seen)
+    };
+    let quality = quality(1200, 24, 1_000_000);
+    let guilty = tpipe(&endpoint, end(0, Direction::In), quality, spin, Seen::default()).unwrap();
+    let innocent = tpipe(&endpoint, end(1, Direction::In), quality, count, Seen::default()).unwrap();
+    wait_until("both run for a while", || guilty.report().jobs.ran > 5 && innocent.report().messages > 1200);
+    let (guilty, innocent) = (guilty.stop().1, innocent.stop());
+    assert!(guilty.jobs.overruns > 0 && guilty.jobs.longest_ns >= 30_000_000, "{guilty:?}");
+    assert_eq!(guilty.jobs.overruns, guilty.jobs.ran, "every job of it took too long");
+    let (seen, report) = (innocent.0.expect("no panic"), innocent.1);
+    assert!(report.jobs.overruns < report.jobs.ran, "{report:?}");
+    assert_losses_are_known(&seen, &report);
 }
 
 #[test]
@@ -285,7 +282,7 @@ fn a_function_may_end_its_pipe() {
         flow => flow,
     };
     let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 4, 1_000_000), take_one, Seen::default()).unwrap();
-    let until = now_ns() + 20 * SECOND_NS;
+    let until = now_ns() + PATIENCE_NS;
     while !pipe.is_ended() && now_ns() < until {
         thread::sleep(Duration::from_millis(5));
     }
@@ -306,7 +303,7 @@ fn another_host_s_channels_come_through_pipes_until_it_takes_its_device_back() {
     // Plain USB/IP, then a session of farbus's own, as there is one at sockets of this machine.
     for host in [address.to_string(), format!("unix:{}", socket.display())] {
         let target: Target = format!("{host}/can").parse().unwrap();
-        let until = now_ns() + 20 * SECOND_NS;
+        let until = now_ns() + PATIENCE_NS;
         let (mut device, _) = loop {
             // The exporter sees the end of the one before in its own time.
             match there(&Client::default(), &target) {

@@ -18,6 +18,8 @@ pub mod bridge;
 pub mod can;
 pub mod debug_port;
 pub mod emulated;
+#[cfg(test)]
+mod fuzzing;
 pub mod keyboard;
 mod lane;
 pub mod picture;

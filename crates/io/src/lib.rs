@@ -15,6 +15,7 @@
 //! simulator as they are.
 
 pub mod discovery;
+pub mod evidence;
 pub mod frontend;
 pub mod link;
 pub mod module;
@@ -22,5 +23,6 @@ pub mod parting;
 pub mod service;
 pub mod store;
 pub mod sys;
+pub mod tally;
 pub mod trust;
 pub mod usb;

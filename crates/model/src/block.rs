@@ -125,6 +125,21 @@ pub enum StoreError {
     Invalid,
 }
 
+impl StoreError {
+    /// By the numbers that they are saved as, from 1.
+    const BY_CODE: [Self; 6] = [Self::Medium, Self::NoSpace, Self::ReadOnly, Self::Gone, Self::Lost, Self::Invalid];
+
+    /// The number that it is saved as, from 1.
+    pub fn code(self) -> u8 {
+        1 + Self::BY_CODE.iter().position(|known| *known == self).expect("all of them are there") as u8
+    }
+
+    /// The error with this number, if there is one.
+    pub fn of_code(code: u8) -> Option<Self> {
+        Self::BY_CODE.get(usize::from(code).checked_sub(1)?).copied()
+    }
+}
+
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -87,14 +87,15 @@ pub trait BlockDevice: Send {
     }
 
     /// What another process needs to go on with what is behind it, while it holds no request; as [`Device::save`](crate::Device::save).
-    /// None: no other process can. Empty: it only has to be opened again.
+    /// None: no other process can. Empty: the other process only opens it again.
     fn state(&self) -> Option<Vec<u8>> {
-        Some(Vec::new())
+        None
     }
 
     /// A device that is new here is the one whose [`BlockDevice::state`] this was in another process. Says whether it can be.
     fn go_on_from(&mut self, state: &[u8]) -> bool {
-        state.is_empty()
+        let _ = state;
+        false
     }
 
     /// What another process needs to go on with it, the requests that it holds among that: nobody asks anything of it meanwhile, and
@@ -107,77 +108,6 @@ pub trait BlockDevice: Send {
     /// Another process goes on with what [`BlockDevice::save`] said: the requests that it holds are answered there, and what is behind
     /// it is left as it is, in the end too.
     fn leave(&mut self) {}
-}
-
-impl<T: BlockDevice + ?Sized> BlockDevice for Box<T> {
-    fn info(&self) -> &BlockInfo {
-        (**self).info()
-    }
-
-    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        (**self).submit(now, request, done);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        (**self).poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        (**self).handle_timeout(now, done);
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        (**self).end_turn(now, done);
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        (**self).readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        (**self).handle_ready(now, done);
-    }
-
-    fn is_gone(&self) -> bool {
-        (**self).is_gone()
-    }
-
-    fn command(
-        &mut self,
-        now: Instant,
-        command: &Command,
-        done: &mut Completions<BlockDone>,
-    ) -> Result<(), CommandError> {
-        (**self).command(now, command, done)
-    }
-
-    fn epoch(&self) -> Option<u64> {
-        (**self).epoch()
-    }
-
-    fn is_ready(&self) -> bool {
-        (**self).is_ready()
-    }
-
-    fn why_gone(&self) -> Option<String> {
-        (**self).why_gone()
-    }
-
-    fn state(&self) -> Option<Vec<u8>> {
-        (**self).state()
-    }
-
-    fn go_on_from(&mut self, state: &[u8]) -> bool {
-        (**self).go_on_from(state)
-    }
-
-    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
-        (**self).save(now)
-    }
-
-    fn leave(&mut self) {
-        (**self).leave();
-    }
 }
 
 /// What a block device is.

@@ -16,10 +16,14 @@
 
 pub mod block;
 pub mod block_device;
+pub mod budget;
 pub mod definition;
 pub mod descriptor;
 pub mod device;
+pub mod identity;
+pub mod layer;
 pub mod limits;
+pub mod losses;
 pub mod module;
 pub mod module_abi;
 pub mod payload;
@@ -35,9 +39,12 @@ pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo
 pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};
 pub use device::{Command, CommandError, Completions, Device, Exchange, ExchangeReport, Readiness, Twin};
+pub use identity::{Identity, MediumNumber};
+pub use layer::{BlockLayer, DeviceLayer};
 pub use limits::Limits;
+pub use losses::{LossCursor, Losses};
 pub use module::Module;
-pub use payload::{BufferPool, Payload};
+pub use payload::{BufferPool, Payload, Pieces};
 pub use store_device::StoreDevice;
 pub use tally::Tally;
 pub use time::Instant;

@@ -62,6 +62,12 @@ pub const NBD_OPTION_BYTES_MAX: u32 = 16 << 10;
 pub const NBD_OPTIONS_MAX: u32 = 32;
 /// NBD connections to one server at a time. nbdcopy opens 4, qemu-img up to 16.
 pub const NBD_CONNECTIONS_MAX: usize = 16;
+/// What all NBD clients of a process may hold together, bytes: what a paired host that uses devices may
+/// ([`crate::budget::Budget::DEFAULT`]).
+pub const NBD_CLIENTS_BYTES_MAX: usize = 256 << 20;
+/// What each of them has of that for itself from its first moment, bytes: a receive buffer, and requests of usual
+/// sizes. More is taken while it is there.
+pub const NBD_CLIENT_BYTES: usize = 1 << 20;
 /// Observers of one device: as many as look over its user's shoulder in a lab.
 pub const OBSERVERS_MAX: usize = 16;
 /// Events that wait for one observer: a second of an isochronous stream, a quarter of a fast mouse's.
@@ -86,6 +92,11 @@ pub const FUSE_REQUESTS_MAX: usize = 64;
 /// Lanes of one session, each with a link of its own: beyond, one more brings little where one has brought an eighth. A tag has three
 /// bits for them.
 pub const LANES_MAX: u16 = 8;
+
+/// Bytes of data in flight on one device of a session, where there is enough for it: 32 requests of 1 MiB.
+pub const CREDIT_BYTES_MAX: usize = 32 << 20;
+/// The least: a request of a disk's kernel. One request may be larger, if it is alone.
+pub const CREDIT_BYTES_MIN: usize = 128 << 10;
 
 /// What one session may hold. Summed by [`Limits::bytes_max`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -289,6 +289,72 @@ impl Payload {
     }
 }
 
+/// A payload that arrives piece by piece. Large pieces stay where they are; small ones are copied behind each other, so that whoever cuts a
+/// message into ever so many pieces takes no more memory with it than its bytes.
+#[derive(Debug, Default)]
+pub struct Pieces {
+    whole: Payload,
+    /// Small ones behind the others.
+    tail: Vec<u8>,
+}
+
+/// Pieces below this size are copied.
+const SMALL_PIECE_BYTES: usize = 4 << 10;
+
+impl Pieces {
+    /// Puts one behind the others.
+    pub fn push(&mut self, piece: Payload) {
+        match piece.len() {
+            0 => {}
+            // One that is alone stays where it is.
+            _ if self.is_empty() => self.whole = piece,
+            len if len < SMALL_PIECE_BYTES => {
+                if matches!(self.whole, Payload::Shared(_)) && self.whole.len() < SMALL_PIECE_BYTES {
+                    self.tail = std::mem::take(&mut self.whole).into_vec();
+                }
+                piece.runs().for_each(|run| self.tail.extend_from_slice(run));
+            }
+            _ => {
+                self.take_tail();
+                self.whole.append(piece);
+            }
+        }
+    }
+
+    fn take_tail(&mut self) {
+        if !self.tail.is_empty() {
+            self.whole.append(std::mem::take(&mut self.tail).into());
+        }
+    }
+
+    /// Bytes that are there.
+    pub fn len(&self) -> usize {
+        self.whole.len() + self.tail.len()
+    }
+
+    /// Whether none are.
+    pub fn is_empty(&self) -> bool {
+        matches!(self.whole, Payload::Empty) && self.tail.is_empty()
+    }
+
+    /// The bytes as runs of memory, in order.
+    pub fn runs(&self) -> impl Iterator<Item = &[u8]> {
+        self.whole.runs().chain(Some(&self.tail[..]).filter(|tail| !tail.is_empty()))
+    }
+
+    /// All of them.
+    pub fn into_payload(mut self) -> Payload {
+        self.take_tail();
+        self.whole
+    }
+}
+
+impl From<Payload> for Pieces {
+    fn from(whole: Payload) -> Self {
+        Self { whole, tail: Vec::new() }
+    }
+}
+
 impl From<Vec<u8>> for Payload {
     fn from(bytes: Vec<u8>) -> Self {
         if bytes.is_empty() { Payload::Empty } else { Payload::Bytes(bytes) }
@@ -317,6 +383,9 @@ pub struct BufferPool {
     kept_bytes_max: usize,
 }
 
+/// A larger buffer may not be to be had; a smaller one is, or nothing else works either.
+const LARGE_BUFFER_BYTES: usize = 1 << 20;
+
 impl BufferPool {
     /// A pool that keeps at most `kept_bytes_max` bytes of idle buffers.
     pub fn new(kept_bytes_max: usize) -> Self {
@@ -339,6 +408,17 @@ impl BufferPool {
         }
         buffer.resize(len, 0);
         buffer
+    }
+
+    /// The same for what somebody else asks for: none where a large buffer is not to be had.
+    pub fn try_take(&mut self, len: usize) -> Option<Vec<u8>> {
+        if len <= LARGE_BUFFER_BYTES || self.free.iter().any(|buffer| buffer.capacity() >= len) {
+            return Some(self.take(len));
+        }
+        let mut buffer = Vec::new();
+        buffer.try_reserve_exact(len).ok()?;
+        buffer.resize(len, 0);
+        Some(buffer)
     }
 
     /// Gives a buffer back.
@@ -422,5 +502,26 @@ mod tests {
         pool.put(vec![0; 1000]);
         assert!(pool.kept_bytes <= 100);
         assert_eq!(pool.take(1000).len(), 1000);
+        assert_eq!(pool.try_take(2 << 20).map(|buffer| buffer.len()), Some(2 << 20));
+        assert_eq!(pool.try_take(isize::MAX as usize), None, "it is refused, and nobody's process ends");
+    }
+
+    #[test]
+    fn pieces_of_any_size_become_the_whole_and_small_ones_hold_no_chunk() {
+        let chunk: Arc<[u8]> = (0..64_000_u32).map(|at| (at / 7) as u8).collect();
+        for cuts in [vec![1; 3000], vec![5000, 1, 1, 5000, 4095, 4096, 3], vec![64_000], vec![3, 60_000], Vec::new()] {
+            let (mut pieces, mut at) = (Pieces::default(), 0);
+            for len in &cuts {
+                pieces.push(Payload::shared(&chunk, at..at + len));
+                pieces.push(Payload::Empty);
+                at += len;
+            }
+            assert_eq!((pieces.len(), pieces.is_empty()), (at, cuts.is_empty()));
+            assert_eq!(pieces.runs().collect::<Vec<_>>().concat(), chunk[..at]);
+            if cuts.len() == 3000 {
+                assert_eq!(Arc::strong_count(&chunk), 1, "it was copied");
+            }
+            assert_eq!(pieces.into_payload().contiguous().as_ref(), &chunk[..at]);
+        }
     }
 }

@@ -98,7 +98,8 @@ impl<S: BlockStore> BlockDevice for StoreDevice<S> {
             return;
         }
         let is_read = request.op == BlockOp::Read;
-        let mut bytes = if is_read { done.pool.take(request.length as usize) } else { Vec::new() };
+        let room = if is_read { done.pool.try_take(request.length as usize) } else { Some(Vec::new()) };
+        let Some(mut bytes) = room else { return done.push(request.fail(StoreError::Medium)) };
         match self.carry_out(&request, &mut bytes) {
             Ok(()) => done.push(request.answer(Payload::from(bytes))),
             Err(error) => {
@@ -111,5 +112,14 @@ impl<S: BlockStore> BlockDevice for StoreDevice<S> {
 
     fn is_gone(&self) -> bool {
         self.is_gone
+    }
+
+    /// Empty: all of it is in the store, which another process opens again.
+    fn state(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
     }
 }

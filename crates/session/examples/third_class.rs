@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use farbus_model::{Instant, Payload, Readiness};
+use farbus_model::{Identity, Instant, Payload, Readiness};
 use farbus_session::Reject;
 use farbus_session::native::control::{Cause, Class, Credit, End, Mode, Open};
 use farbus_session::native::hello::SessionId;
@@ -97,6 +97,11 @@ impl Thermometer {
 struct Shelf;
 
 impl Services for Shelf {
+    /// Without it the device is not opened again by an exporter that was started anew.
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(Identity { id: 13, generation: 0 })
+    }
+
     fn open(&mut self, now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         if (open.class, open.name.as_str()) != (THERMOMETER, "window") {
             return Err(End { cause: Cause::Gone, message: format!("there is no '{}' here", open.name) });

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
 
+use farbus_model::budget::Allowance;
 use farbus_model::descriptor::kind;
 use farbus_model::trace::{Ring, Stage};
 use farbus_model::urb::take_lost;
@@ -46,6 +47,8 @@ pub enum Fault {
     SaidNothing,
     /// The client sends and never reads.
     NeverReads,
+    /// The client's connections together hold as much memory as they may.
+    Memory,
 }
 
 impl fmt::Display for Fault {
@@ -54,6 +57,7 @@ impl fmt::Display for Fault {
             Fault::Rejected(reject) => reject.fmt(f),
             Fault::SaidNothing => f.write_str("the peer asked for nothing within 10 s"),
             Fault::NeverReads => f.write_str("the peer sends and does not read its answers"),
+            Fault::Memory => f.write_str("the peer's connections hold as much memory as a peer may have here"),
         }
     }
 }
@@ -113,7 +117,13 @@ pub struct Exporter<D> {
     handshake_until: Instant,
     counters: Counters,
     trace: Ring,
+    allowance: Allowance,
 }
+
+/// What a connection holds beside payloads: its receive buffer.
+const CONNECTION_BYTES: usize = 256 << 10;
+/// What a device takes of a list.
+const LISTED_BYTES: usize = 512;
 
 impl<D: Device> Exporter<D> {
     /// For a client that has just connected.
@@ -142,7 +152,16 @@ impl<D: Device> Exporter<D> {
             handshake_until: now + HANDSHAKE_TIME_MAX,
             counters: Counters::default(),
             trace: Ring::new(TRACE_TAPS),
+            allowance: Allowance::default(),
         }
+    }
+
+    /// What it holds is taken from an account from now on: a request for which there is nothing left is refused, as one beyond its limits
+    /// is. Says whether the least of it could be taken.
+    #[must_use]
+    pub fn draw_on(&mut self, allowance: Allowance) -> bool {
+        self.allowance = allowance;
+        self.allowance.covers(CONNECTION_BYTES)
     }
 
     /// Where received bytes go.
@@ -166,7 +185,13 @@ impl<D: Device> Exporter<D> {
         self.release(now);
         while let Some(request) = self.poll_request()? {
             match request {
-                Request::DeviceList => self.conn.reply_device_list(&offers.list()),
+                Request::DeviceList => {
+                    let records = offers.list();
+                    if !self.allowance.covers(CONNECTION_BYTES + records.len() * LISTED_BYTES) {
+                        return Err(Fault::Memory);
+                    }
+                    self.conn.reply_device_list(&records);
+                }
                 Request::Import(bus_id) => self.import(&bus_id, offers),
                 Request::Submit(urb) => self.admit(now, urb),
                 Request::Unlink(id) => self.withdraw(now, id),
@@ -213,9 +238,9 @@ impl<D: Device> Exporter<D> {
 
     /// Whether payloads leave room for one more. A device that answers late may be given no more than
     /// the link could be left with.
-    fn has_credit(&self) -> bool {
+    fn has_credit(&mut self) -> bool {
         let payload_bytes = self.conn.out_bytes_held() + self.in_bytes_asked + self.conn.backlog_bytes();
-        payload_bytes <= self.limits.payload_bytes_max
+        payload_bytes <= self.limits.payload_bytes_max && self.allowance.covers(CONNECTION_BYTES + payload_bytes)
     }
 
     fn refuse(&mut self, now: Instant, urb: Urb) {

@@ -42,7 +42,7 @@ pub use farbus_wire::nbd;
 pub use farbus_wire::pairing;
 /// How what is attached goes on in another process.
 pub use farbus_wire::snapshot;
-pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
+pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject, Request};
 pub use importer::{Handshake, RemoteDevice};
 pub use redir::RedirHost;
 pub use registry::{Claimed, Registry};

@@ -10,10 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_model::limits::{OBSERVED_BYTES_MAX, OBSERVED_EVENTS_MAX, OBSERVERS_MAX};
-use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, InFlight, Instant, Readiness,
-    Selection, Speed, Status, Tally, TransferType, UrbId,
-};
+use farbus_model::{BufferPool, Completions, Device, DeviceLayer, Direction, Done, Instant, Status, TransferType};
 use farbus_wire::native::usb::Event;
 
 /// Everybody who looks on.
@@ -175,94 +172,40 @@ impl<D: Device> Observed<D> {
         // Its pool is the asker's while it works.
         Ok(Self { device, audience, done: Completions::new(BufferPool::new(0)) })
     }
+}
 
-    fn with(&mut self, now: Instant, done: &mut Completions, act: impl FnOnce(&mut D, &mut Completions)) {
+impl<D: Device> DeviceLayer for Observed<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut D, &mut Completions) -> R,
+    ) -> R {
         if self.audience.is_empty() {
             return act(&mut self.device, done);
         }
         std::mem::swap(&mut self.done.pool, &mut done.pool);
-        act(&mut self.device, &mut self.done);
+        let result = act(&mut self.device, &mut self.done);
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         while let Some(mut answer) = self.done.pop() {
             let kind = self.device.selection().endpoint(answer.endpoint).map(|endpoint| endpoint.kind);
             self.audience.show(now, kind.unwrap_or(TransferType::Control), &mut answer);
             done.push(answer);
         }
-    }
-}
-
-impl<D: Device> Device for Observed<D> {
-    fn descriptors(&self) -> &Descriptors {
-        self.device.descriptors()
-    }
-
-    fn speed(&self) -> Speed {
-        self.device.speed()
-    }
-
-    fn selection(&self) -> &Selection {
-        self.device.selection()
-    }
-
-    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
-        self.with(now, done, |device, done| device.submit(now, urb, done));
-    }
-
-    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
-        self.with(now, done, |device, done| device.cancel(now, id, done));
+        result
     }
 
     fn reset(&mut self, now: Instant, done: &mut Completions) {
         self.device.reset(now, done);
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
-        self.with(now, done, |device, done| device.handle_timeout(now, done));
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
-        self.with(now, done, |device, done| device.end_turn(now, done));
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
-        self.with(now, done, |device, done| device.handle_ready(now, done));
-    }
-
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
-    }
-
-    fn verbs(&self) -> &'static [&'static str] {
-        self.device.verbs()
-    }
-
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
-        let mut result = Ok(());
-        self.with(now, done, |device, done| result = device.command(now, command, done));
-        result
-    }
-
-    fn tally(&self) -> Option<Tally> {
-        self.device.tally()
-    }
-
-    fn save(&self) -> Option<Vec<u8>> {
-        self.device.save()
-    }
-
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
-        self.device.restore(selection, state)
-    }
-
-    fn leave(&mut self) {
-        self.device.leave();
     }
 }

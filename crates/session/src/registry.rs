@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_model::{Device, Instant, Tally};
+use farbus_model::{Device, Identity, Instant, Tally};
 use farbus_wire::native::control;
 use farbus_wire::native::usb::Description;
 use farbus_wire::usbip::{DeviceRecord, OpStatus};
@@ -37,6 +37,7 @@ struct Export {
     /// Who may look on, and at what; none where nothing is shown.
     show: Option<Show>,
     tally: Option<Tally>,
+    identity: Option<Identity>,
     claims: Claims,
     /// It is on offer no more and goes when its user does.
     is_leaving: bool,
@@ -137,6 +138,8 @@ pub struct Entry<'a> {
     pub block: Option<&'a BlockExport>,
     /// Whether it is a stream of frames.
     pub is_stream: bool,
+    /// Which device it is; `None` while nobody has said so ([`Registry::identify`]).
+    pub identity: Option<Identity>,
     /// What it counts of itself.
     pub tally: Option<&'a Tally>,
 }
@@ -228,6 +231,7 @@ impl Registry {
             stream,
             show,
             tally,
+            identity: None,
             claims,
             is_leaving: false,
         });
@@ -270,8 +274,20 @@ impl Registry {
             claims: &export.claims,
             block: export.block.as_ref().map(|block| &*block.export),
             is_stream: export.stream.is_some(),
+            identity: export.identity,
             tally: export.tally.as_ref(),
         })
+    }
+
+    /// Sets which device `bus_id` is. Returns whether such a device is on offer.
+    pub fn identify(&mut self, bus_id: &str, identity: Identity) -> bool {
+        let export = self.export_mut(bus_id);
+        export.map(|export| export.identity = Some(identity)).is_some()
+    }
+
+    /// Which device `bus_id` is; `None` if there is none of that bus id, or it has no identity.
+    pub fn identity(&self, bus_id: &str) -> Option<Identity> {
+        self.exports.iter().find(|export| export.record.bus_id == bus_id)?.identity
     }
 
     /// What is offered of a block device, whoever uses it.

@@ -9,6 +9,9 @@ mod distant;
 mod driver;
 #[path = "native/random.rs"]
 mod random;
+#[allow(dead_code, reason = "what is no sound is recorded by other tests")]
+#[path = "recorded/mod.rs"]
+mod recorded;
 
 use std::time::Duration;
 
@@ -20,6 +23,15 @@ const MS: Duration = Duration::from_millis(1);
 
 fn seconds() -> u64 {
     std::env::var("FARBUS_SECONDS").map_or(60, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn streams_of_earlier_releases_go_on() {
+    for (name, endpoint) in [("speaker", SPEAKER), ("microphone", MICROPHONE)] {
+        for (title, parts) in recorded::all(name) {
+            Driver::is_read(&parts[0], endpoint).unwrap_or_else(|reject| panic!("{title}: {reject}"));
+        }
+    }
 }
 
 /// 100 ms there and back, with 10 ms of jitter.

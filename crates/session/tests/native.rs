@@ -5,6 +5,8 @@
 //! promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the session), and a straggler does
 //! not get a session back. `FARBUS_SEEDS` says how many worlds (default 300), `FARBUS_SEED` plays one again.
 
+#[path = "native/another.rs"]
+mod another;
 #[path = "native/cached.rs"]
 mod cached;
 #[path = "native/disk.rs"]
@@ -21,8 +23,12 @@ mod modules;
 mod random;
 #[path = "native/readers.rs"]
 mod readers;
+#[path = "recorded/mod.rs"]
+mod recorded;
 #[path = "native/stream.rs"]
 mod stream;
+#[path = "native/upgrade.rs"]
+mod upgrade;
 #[path = "native/usb.rs"]
 mod usb;
 #[path = "native/world.rs"]
@@ -159,6 +165,51 @@ fn what_a_guest_s_device_says_is_heard_once_and_in_order_wherever_the_guest_goes
     });
     println!("{moves} moves");
     assert!(moves as usize >= 2 * seeds().count(), "{moves} moves prove little");
+}
+
+#[test]
+fn a_write_never_lands_in_a_disk_with_another_identity() {
+    let mut refused = 0;
+    every_seed("the shelf of disks", |random| {
+        let mut world = another::ShelfWorld::new(random, another::Peers::Both);
+        (0..500).for_each(|_| world.step(random));
+        let (answered, ended) = world.settle(random);
+        refused += ended;
+        answered
+    });
+    println!("{refused} times another disk was refused");
+    assert!(refused as usize >= seeds().count() / 2, "{refused} refusals prove little");
+}
+
+#[test]
+fn a_new_importer_writes_to_no_other_disk_of_an_exporter_without_identities() {
+    every_seed("the shelf of an old exporter", |random| {
+        let mut world = another::ShelfWorld::new(random, another::Peers::OldExporter);
+        (0..500).for_each(|_| world.step(random));
+        world.settle(random).0
+    });
+}
+
+#[test]
+fn an_importer_without_identities_writes_to_no_other_disk_of_a_new_exporter() {
+    every_seed("the shelf of an old importer", |random| {
+        let mut world = another::ShelfWorld::new(random, another::Peers::OldImporter);
+        (0..500).for_each(|_| world.step(random));
+        world.settle(random).0
+    });
+}
+
+/// What the three worlds above look for is found where neither end compares: as it was before there were identities.
+#[test]
+fn between_two_ends_without_identities_a_write_lands_in_another_disk() {
+    let is_found = seeds().any(|seed| {
+        let mut random = Random::new(seed);
+        let mut world = another::ShelfWorld::new(&mut random, another::Peers::BothOld);
+        (0..500).for_each(|_| world.step(&mut random));
+        world.settle(&mut random);
+        world.strays() > 0
+    });
+    assert!(is_found, "these worlds would find a write in another disk");
 }
 
 #[test]

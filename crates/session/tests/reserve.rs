@@ -12,6 +12,9 @@ use farbus_session::reserve::{
 };
 use farbus_session::snapshot::{self, Writer};
 
+#[path = "recorded/mod.rs"]
+mod recorded;
+
 const COST: Cost = Cost { turn_ns: 20_000, kib_ns: 1000 };
 const ISO_IN: u8 = 0x83;
 
@@ -259,6 +262,7 @@ fn again(ledger: &Ledger, carriers: &[(String, Carrier, &'static str)]) -> Ledge
     let mut to = Writer::new(7);
     ledger.save(&mut to);
     let bytes = to.into_bytes();
+    recorded::note("reservations", &[&bytes]);
     let mut from = snapshot::open(&bytes, 7).unwrap();
     let mut next = Ledger::new(2, COST);
     next.restore(&mut from).unwrap();
@@ -269,6 +273,17 @@ fn again(ledger: &Ledger, carriers: &[(String, Carrier, &'static str)]) -> Ledge
         next.admit(Asked { device, carrier, reservation, path: Some(path) }).expect("what was there is there again");
     }
     next
+}
+
+#[test]
+fn reservations_of_earlier_releases_go_on() {
+    for (title, parts) in recorded::all("reservations") {
+        let mut from = snapshot::open(&parts[0], 7).unwrap();
+        let mut ledger = Ledger::new(2, COST);
+        ledger.restore(&mut from).unwrap_or_else(|reject| panic!("{title}: {reject}"));
+        from.end("snapshot").unwrap_or_else(|reject| panic!("{title}: {reject}"));
+        assert!((0..12).any(|at| ledger.expected(&format!("zero{at}")).is_some()), "{title}: somebody had reserved");
+    }
 }
 
 #[test]

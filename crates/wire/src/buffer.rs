@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use farbus_model::limits::RECEIVE_BUFFERS_KEPT_MAX;
+use farbus_model::limits::{CREDIT_BYTES_MAX, RECEIVE_BUFFERS_KEPT_MAX};
 use farbus_model::{BufferPool, Payload};
 
 use crate::snapshot::Writer;
@@ -25,7 +25,12 @@ pub(crate) struct Incoming {
     ahead: Option<usize>,
     /// Chunks that windows still pointed at when they were left; reused once nobody looks.
     left: Vec<Arc<[u8]>>,
+    /// Bytes of these.
+    left_bytes: usize,
+    /// How many of them are kept that nobody looks at.
     left_max: usize,
+    /// Windows hold [`LENT_BYTES_MAX`] of chunks: the next payloads are copied.
+    is_crowded: bool,
     /// Payloads up to this size are copied rather than lent.
     copied_max: usize,
     /// Payloads are copied while the chunk has no more than this.
@@ -44,19 +49,24 @@ const KEPT_GROWTH_MAX: usize = 16;
 const COPIED_BYTES_MAX: usize = 1 << 20;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
+/// Bytes of chunks that windows hold, however little of each they show: the largest credit. Whoever sends a little data and much that nobody
+/// keeps would otherwise have a chunk held with each.
+const LENT_BYTES_MAX: usize = CREDIT_BYTES_MAX;
 
 impl Incoming {
-    /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived.
+    /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived. It takes memory when something is to be received.
     pub fn new(capacity: usize) -> Self {
-        let (chunk, left_max) = (new_chunk(capacity), CHUNKS_LEFT_MAX);
+        let (chunk, left_max) = (Arc::default(), CHUNKS_LEFT_MAX);
         Self {
             chunk,
+            is_crowded: false,
             start: 0,
             end: 0,
             wanted: 0,
             capacity,
             ahead: None,
             left: Vec::new(),
+            left_bytes: 0,
             left_max,
             copied_max: 0,
             lone_max: 0,
@@ -75,13 +85,39 @@ impl Incoming {
         self
     }
 
-    /// Forgets what is there.
-    pub fn clear(&mut self) {
-        self.consume(self.end - self.start);
+    /// Forgets what is there, and gives its memory back until something is to be received again.
+    pub fn release(&mut self) {
+        (self.chunk, self.start, self.end, self.wanted) = (Arc::default(), 0, 0, 0);
+        (self.left, self.left_bytes, self.is_crowded) = (Vec::new(), 0, false);
+    }
+
+    /// Bytes of all chunks, those included that windows show or that are kept for reuse.
+    pub fn chunk_bytes(&self) -> usize {
+        self.chunk.len() + self.left_bytes
+    }
+
+    /// By how much they grow until a frame of `count` bytes is there.
+    pub fn growth_to(&self, count: usize) -> usize {
+        if count <= self.chunk.len() { 0 } else { count.next_power_of_two() }
+    }
+
+    /// Gives back the memory that nobody looks at.
+    pub fn trim(&mut self) {
+        self.left.retain_mut(|chunk| Arc::get_mut(chunk).is_none());
+        self.left_bytes = self.left.iter().map(|chunk| chunk.len()).sum();
+        if self.start == self.end && self.chunk.len() > self.capacity && Arc::get_mut(&mut self.chunk).is_some() {
+            (self.chunk, self.start, self.end) = (Arc::default(), 0, 0);
+        }
     }
 
     /// Where the next bytes go. Never empty. `header_bytes` is the size of the protocol's header.
     pub fn space(&mut self, header_bytes: usize) -> &mut [u8] {
+        if self.chunk.is_empty() {
+            self.chunk = new_chunk(self.capacity);
+        }
+        if self.is_crowded {
+            self.see_who_looks();
+        }
         let have = self.end - self.start;
         let wanted = self.wanted.max(header_bytes);
         if have == 0 {
@@ -148,7 +184,7 @@ impl Incoming {
 
     /// A window on bytes at the front, relative to it, or what is there.
     pub fn window(&self, range: Range<usize>) -> Payload {
-        if range.len() <= self.copied_max || self.end <= self.lone_max {
+        if range.len() <= self.copied_max || self.end <= self.lone_max || self.is_crowded {
             return self.bytes()[range].into();
         }
         Payload::shared(&self.chunk, self.start + range.start..self.start + range.end)
@@ -204,9 +240,24 @@ impl Incoming {
         room[..rest].copy_from_slice(&self.chunk[self.start..self.end]);
         let old = std::mem::replace(&mut self.chunk, next);
         (self.start, self.end) = (0, rest);
-        if self.left.len() < self.left_max && old.len() <= self.capacity * KEPT_GROWTH_MAX {
-            self.left.push(old);
-        }
+        self.left.push(old);
+        self.see_who_looks();
+    }
+
+    /// Lets go of idle chunks that are too many or too large, and looks whether windows hold too much.
+    fn see_who_looks(&mut self) {
+        let (mut idle, mut lent_bytes, mut left_bytes) = (0, 0, 0);
+        let (left_max, bytes_max) = (self.left_max, self.capacity * KEPT_GROWTH_MAX);
+        self.left.retain_mut(|chunk| {
+            let is_idle = Arc::get_mut(chunk).is_some();
+            lent_bytes += if is_idle { 0 } else { chunk.len() };
+            idle += usize::from(is_idle);
+            let is_kept = !is_idle || (idle <= left_max && chunk.len() <= bytes_max);
+            left_bytes += if is_kept { chunk.len() } else { 0 };
+            is_kept
+        });
+        self.left_bytes = left_bytes;
+        self.is_crowded = lent_bytes >= LENT_BYTES_MAX;
     }
 }
 
@@ -392,6 +443,7 @@ mod tests {
     fn what_is_copied_leaves_the_chunk_to_whoever_comes_next() {
         for (copied_max, is_reused) in [(0, false), (9, false), (10, true)] {
             let mut incoming = Incoming::new(64).copying(copied_max);
+            incoming.space(1);
             let chunk = incoming.chunk.as_ptr();
             let kept: Vec<Payload> = (0..100)
                 .map(|n| {
@@ -409,6 +461,7 @@ mod tests {
     #[test]
     fn what_comes_alone_leaves_the_chunk_and_what_comes_in_a_crowd_shares_it() {
         let mut incoming = Incoming::new(64).copying_lone(20);
+        incoming.space(1);
         let mut kept = Vec::new();
         let mut receive = |times: usize| {
             let chunk = incoming.chunk.as_ptr();
@@ -423,6 +476,25 @@ mod tests {
         };
         assert_eq!([receive(1), receive(2), receive(6)], [true, true, false]);
         assert!(kept.into_iter().all(|payload| payload.into_vec() == [7; 10]));
+    }
+
+    #[test]
+    fn windows_hold_no_more_chunks_than_a_credit_however_little_they_show() {
+        let mut incoming = Incoming::new(256 << 10).ahead(64 << 10);
+        let mut kept = Vec::new();
+        for n in 0..400 {
+            push(&mut incoming, &[n as u8; 60 << 10]);
+            kept.push((n as u8, incoming.window(0..8)));
+            incoming.consume(60 << 10);
+        }
+        let held: usize = incoming.left.iter().map(|chunk| chunk.len()).sum();
+        assert!(held <= LENT_BYTES_MAX + (1 << 20), "{held}");
+        assert!(kept.iter().all(|(n, payload)| payload.contiguous().as_ref() == [*n; 8]));
+        kept.clear();
+        push(&mut incoming, &[1; 60 << 10]);
+        assert!(!incoming.is_crowded && incoming.left.len() <= RECEIVE_BUFFERS_KEPT_MAX, "and they are given back");
+        incoming.release();
+        assert!(incoming.chunk.is_empty() && incoming.left.is_empty());
     }
 
     #[test]

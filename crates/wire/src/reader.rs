@@ -7,12 +7,23 @@ use crate::reject::Reject;
 pub struct Reader<'a> {
     bytes: &'a [u8],
     len: usize,
+    version: u16,
 }
 
 impl<'a> Reader<'a> {
     /// Over a message, whole.
     pub fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, len: bytes.len() }
+        Self { bytes, len: bytes.len(), version: 0 }
+    }
+
+    /// The same, whose bytes belong to a snapshot of this version.
+    pub(crate) fn of_version(self, version: u16) -> Self {
+        Self { version, ..self }
+    }
+
+    /// The version of the snapshot that these bytes belong to; 0 if they belong to none.
+    pub fn version(&self) -> u16 {
+        self.version
     }
 
     /// Bytes that were read.

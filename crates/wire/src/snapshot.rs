@@ -6,8 +6,17 @@
 //!
 //! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a snapshot is as
 //! large as what it brings back. Whoever wrote it heard strangers, so it is read as suspiciously as a stranger's bytes: each part
-//! is held against the others, and what cannot have been is a [`Reject`]. A version that is not known is one, too: what is
-//! attached is then begun anew.
+//! is held against the others, and what cannot have been is a [`Reject`].
+//!
+//! **Versions.** A process writes version [`VERSION`] and reads that and [`VERSION_MIN`], the version of the release before: a
+//! daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`Reject`]: sessions and attachments then
+//! begin anew. A field of version N is read only if [`Reader::version`] says N or more, and has a stated value otherwise:
+//!
+//! ```text
+//! let identity = if from.version() >= 13 { Some(from.take(16, "identity")?) } else { None };
+//! ```
+//!
+//! A part that is read later, or by another type, keeps the version of the snapshot around it: see [`SavedPart`].
 
 use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
 use farbus_model::{
@@ -18,8 +27,10 @@ use farbus_model::{
 pub use crate::reader::Reader;
 use crate::reject::Reject;
 
-/// The version written, and the only one read.
-pub const VERSION: u16 = 12;
+/// The version written.
+pub const VERSION: u16 = 13;
+/// The oldest version read: what the previous release wrote.
+pub const VERSION_MIN: u16 = 12;
 /// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
 /// bytes), four times.
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
@@ -45,7 +56,7 @@ impl Writer {
         writer
     }
 
-    /// What is to lie inside another one, as [`Writer::bytes`].
+    /// What is to lie inside another one, as [`Writer::bytes`]; read it with [`Reader::part`].
     pub fn part() -> Self {
         Self { bytes: Vec::new() }
     }
@@ -160,9 +171,10 @@ pub fn open(bytes: &[u8], kind: u16) -> Result<Reader<'_>, Reject> {
         return Err(Reject::new("snapshot", bytes.len() as u64, "it begins as one does"));
     }
     let version = reader.u16("version")?;
-    if version != VERSION {
-        return Err(Reject::new("version", version.into(), "it is the one that is read here"));
+    if !(VERSION_MIN..=VERSION).contains(&version) {
+        return Err(Reject::new("version", version.into(), "it is this release's or the previous release's"));
     }
+    reader = reader.of_version(version);
     let of = reader.u16("kind")?;
     if of != kind {
         return Err(Reject::new("kind", of.into(), "it is of what was asked for"));
@@ -170,7 +182,34 @@ pub fn open(bytes: &[u8], kind: u16) -> Result<Reader<'_>, Reject> {
     Ok(reader)
 }
 
+/// Bytes that a [`Writer::part`] wrote, with the version of the snapshot that they were inside.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedPart {
+    version: u16,
+    bytes: Vec<u8>,
+}
+
+impl SavedPart {
+    /// Reads it from its beginning.
+    pub fn reader(&self) -> Reader<'_> {
+        Reader::new(&self.bytes).of_version(self.version)
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
 impl<'a> Reader<'a> {
+    /// What a [`Writer::part`] wrote and [`Writer::bytes`] put here, to be read now or later.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn part(&mut self, field: &'static str) -> Result<SavedPart, Reject> {
+        Ok(SavedPart { version: self.version(), bytes: self.bytes(field)?.to_vec() })
+    }
+
     /// As [`Writer::flag`] wrote it.
     ///
     /// # Errors
@@ -321,6 +360,27 @@ mod tests {
             for end in 0..bytes.len() {
                 assert!(open(&bytes[..end], 5).and_then(|mut reader| reader.urb()).is_err(), "{end} bytes");
             }
+        }
+    }
+
+    #[test]
+    fn this_and_the_previous_version_are_read_and_a_part_knows_which_it_is_of() {
+        let mut part = Writer::part();
+        part.u8(7);
+        let mut writer = Writer::new(5);
+        writer.bytes(&part.into_bytes());
+        let mut bytes = writer.into_bytes();
+        for version in [VERSION_MIN - 1, VERSION_MIN, VERSION, VERSION + 1] {
+            bytes[8..10].copy_from_slice(&version.to_le_bytes());
+            let opened = open(&bytes, 5);
+            if !(VERSION_MIN..=VERSION).contains(&version) {
+                assert_eq!(opened.unwrap_err().field, "version");
+                continue;
+            }
+            let mut reader = opened.unwrap();
+            let part = reader.part("part").unwrap();
+            assert_eq!((reader.version(), part.reader().version()), (version, version));
+            assert_eq!(part.reader().u8("number"), Ok(7));
         }
     }
 

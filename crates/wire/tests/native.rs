@@ -291,18 +291,20 @@ fn fuzz_native_parts() {
         }
         if let Ok(opened) = Opened::decode(bytes) {
             assert_eq!(opened.encode(), bytes);
-            let _ = usb::Description::decode(&opened.info).map(|known| assert_eq!(known.encode(), opened.info));
+            let _ =
+                usb::Description::decode(&opened.info).map(|known| assert!(opened.info.starts_with(&known.encode())));
             let _ = block::Description::decode(&opened.info);
-            let _ = stream::Description::decode(&opened.info).map(|known| assert_eq!(known.encode(), opened.info));
+            let _ = stream::Description::decode(&opened.info)
+                .map(|known| assert!(opened.info.starts_with(&known.encode())));
         }
         if let Ok(end) = control::End::decode(bytes) {
             assert_eq!(control::End::decode(&end.encode()), Ok(end));
         }
         if let Ok(description) = usb::Description::decode(bytes) {
-            assert_eq!(description.encode(), bytes);
+            assert!(bytes.starts_with(&description.encode()));
         }
         if let Ok(description) = stream::Description::decode(bytes) {
-            assert_eq!(description.encode(), bytes);
+            assert!(bytes.starts_with(&description.encode()));
             assert!(u64::from(description.window() - 1) * u64::from(description.frame_bytes_max) <= 16 << 20);
         }
         if let Ok(frame) = stream::Frame::decode(bytes.into()) {

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use farbus_model::module::Offer;
 use farbus_model::{
-    BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Done, EpAddr, Instant, IsoPacket, Payload, Setup, Speed,
-    Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
+    BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Done, EpAddr, Identity, Instant, IsoPacket, Payload, Setup,
+    Speed, Status, StoreError, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::block;
 use farbus_wire::native::control::{Cause, Class, Close, Credit, End, Inherit, Mode, Open, Opened};
 use farbus_wire::native::frame::{Flags, HEAD_BYTES, RESIDENCE_BYTES, Residence};
+use farbus_wire::native::identity::Statement;
 use farbus_wire::native::modules::{
     decode_answers, decode_offers, encode_answers, encode_offers, put_head, split_head,
 };
@@ -67,6 +68,7 @@ enum Said {
     /// What went through modules: head and payload.
     Piped(Kind, u16, &'static [u8], &'static [u8]),
     Reserve(Word),
+    Identity(Statement),
     /// What nobody on the way looks at.
     Luggage(&'static [u8]),
     Opened(u16, Opened, Description),
@@ -123,6 +125,7 @@ impl Said {
                 payload: if matches!(word, Word::Train { .. }) { vec![0; CAR_BYTES].into() } else { Payload::Empty },
                 ..Message::control(Kind::Reserve, STICK, 0, word.encode().into())
             },
+            Said::Identity(statement) => Message::control(Kind::Identity, DISK, 0, statement.encode().into()),
             Said::Answers(answers) => Message::control(Kind::Modules, DISK, 0, encode_answers(answers).into()),
             Said::Piped(kind, tag, head, payload) => {
                 let (mut part, payload) = (Part::empty(), Payload::from(*payload));
@@ -215,6 +218,10 @@ impl Said {
                 if !matches!(word, Word::Train { .. }) {
                     refused_short(&body, |bytes| Word::decode(bytes).is_err());
                 }
+            }
+            Said::Identity(statement) => {
+                assert_eq!(Statement::decode(&body), Ok(Some(*statement)));
+                refused_short(&body, |bytes| Statement::decode(bytes).is_err());
             }
             Said::Luggage(luggage) => assert_eq!(body, *luggage),
             Said::Opened(_, opened, device) => {
@@ -457,6 +464,7 @@ fn controls() -> Vec<(&'static str, Said)> {
         bus_ppm: 17_000,
     };
     let (state, lack, criticality) = (State::Suspended, Lack::Rate, Criticality::Low);
+    let identity = Identity { id: 0xffee_ddcc_bbaa_9988_0011_2233_4455_6677, generation: 2 };
     let suspended = Reserved { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
     vec![
         ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
@@ -469,10 +477,10 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("opened_stream", Said::Opened(CAMERA, opened(5, 1, 1, camera.encode()), Description::Stream(camera))),
         ("refused", Said::End(Kind::Refused, busy)),
         ("close", Said::Bare(Kind::Close, DISK, 0)),
-        ("close_with_heir", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
+        ("close_with_successor", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
         ("hand_over", Said::Close(Close::to([0xa5; 32], FROZEN.to_vec()))),
         ("inherit", Said::Inherit(inherit)),
-        ("luggage", Said::Luggage(FROZEN)),
+        ("migration_state", Said::Luggage(FROZEN)),
         ("closed", Said::End(Kind::Closed, unplugged)),
         ("grant", Said::Grant(256)),
         ("modules", Said::Offers(vec![offer("zstd", "level=3", &[]), offer("seal", "", &[0x5a; 64])])),
@@ -487,6 +495,8 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("reserve_measured", Said::Reserve(Word::Measured(20_000_000))),
         ("reserve_admitted", Said::Reserve(Word::Standing(admitted))),
         ("reserve_suspended", Said::Reserve(Word::Standing(suspended))),
+        ("identity_is", Said::Identity(Statement::Is(identity))),
+        ("identity_expected", Said::Identity(Statement::Expected(identity))),
         ("aside", Said::Piped(Kind::Aside, 1, &[], b"rekey")),
         ("cancel", Said::Bare(Kind::Cancel, STICK, 8)),
     ]

@@ -16,6 +16,7 @@ mod keyboard;
 mod link;
 mod list;
 mod nbd;
+mod nothing_lost;
 mod pair;
 mod pipe;
 mod redir;
@@ -47,6 +48,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         exporters::CASES,
         strangers::CASES,
         daemon::CASES,
+        nothing_lost::CASES,
         reset::CASES,
         link::CASES,
         capture::CASES,

@@ -17,6 +17,8 @@ struct Settings {
     errno: Errno,
     files: Files,
     prose: Prose,
+    #[serde(default)]
+    folders: Vec<Folders>,
 }
 
 /// The settings, and their text for the lines of violations in them.
@@ -29,6 +31,7 @@ pub struct Architecture {
     pub errno: Errno,
     pub files: Files,
     pub prose: Prose,
+    pub folders: Vec<Folders>,
     text: String,
 }
 
@@ -108,11 +111,63 @@ pub struct Prose {
     pub banned_folders: Vec<String>,
 }
 
+/// The folders at the top of a package's `src`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Folders {
+    /// The path of the crate's root file, from the workspace.
+    pub root: String,
+    /// The most folders and files that may be there.
+    pub entries_max: usize,
+    /// Imports that still point up: `from::module -> to::module`.
+    #[serde(default)]
+    pub back: Vec<String>,
+    /// From the lowest to the highest.
+    pub folder: Vec<Folder>,
+}
+
+/// A folder, or a file, and which others it imports.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Folder {
+    pub name: String,
+    pub imports: Vec<String>,
+}
+
+impl Folders {
+    /// How its entry begins.
+    pub fn line(&self) -> String {
+        format!("root = \"{}\"", self.root)
+    }
+}
+
+impl Folder {
+    /// How its entry begins.
+    pub fn line(&self) -> String {
+        format!("name = \"{}\"", self.name)
+    }
+}
+
+/// Whether an import between two modules is the one that is written so: `a::b -> c::d`.
+pub fn leads(from: &[String], to: &[String], written: &str) -> bool {
+    written.split_once(" -> ").is_some_and(|(one, other)| one == from.join("::") && other == to.join("::"))
+}
+
 pub fn read(tree: &Tree) -> Result<Architecture, String> {
     let text = tree.get(FILE).ok_or_else(|| format!("{FILE} is missing: it says which arrows are allowed"))?;
-    let Settings { room, third_party, banned, unsafe_code, errno, files, prose } =
+    let Settings { room, third_party, banned, unsafe_code, errno, files, prose, folders } =
         toml::from_str(text).map_err(|trouble| format!("{FILE}: {trouble}"))?;
-    Ok(Architecture { rooms: room, third_party, banned, unsafe_code, errno, files, prose, text: text.to_owned() })
+    Ok(Architecture {
+        rooms: room,
+        third_party,
+        banned,
+        unsafe_code,
+        errno,
+        files,
+        prose,
+        folders,
+        text: text.to_owned(),
+    })
 }
 
 impl Architecture {
@@ -126,8 +181,18 @@ impl Architecture {
 
     /// Where a room's entry begins.
     pub fn line_of(&self, room: &Room) -> usize {
-        let name = format!("name = \"{}\"", room.name);
-        self.text.lines().position(|line| line.trim() == name).map_or(1, |at| at + 1)
+        self.line_with(&format!("name = \"{}\"", room.name))
+    }
+
+    /// The first line that is this one.
+    pub fn line_with(&self, wanted: &str) -> usize {
+        self.text.lines().position(|line| line.trim() == wanted).map_or(1, |at| at + 1)
+    }
+
+    /// Whether an import inside the crate with this root is listed as one that still points up.
+    pub fn is_excused(&self, root: &str, from: &[String], to: &[String]) -> bool {
+        let of_crate = self.folders.iter().filter(|folders| folders.root == root);
+        of_crate.flat_map(|folders| &folders.back).any(|back| leads(from, to, back))
     }
 }
 

@@ -12,33 +12,54 @@
 //! Together these leave no circle of files anywhere: all files of a circle have a lowest module above them, and there the
 //! circle is either one of its children or passes through itself.
 
+use super::architecture::{Architecture, leads};
 use super::graph::{self, Graph};
 use super::manifest::Package;
 use super::source::Source;
 use super::violation::Violation;
 use std::collections::{BTreeMap, BTreeSet};
 
-pub fn check(packages: &[Package], sources: &[Source]) -> Vec<Violation> {
+/// The arrows inside one crate.
+pub struct Inside<'a> {
+    /// The path of the crate's root file.
+    pub root: &'a str,
+    pub arrows: Vec<Arrow<'a>>,
+}
+
+/// A name that leads from one file to another.
+pub struct Arrow<'a> {
+    pub source: &'a Source,
+    pub line: usize,
+    pub written: String,
+    pub from: Vec<String>,
+    pub to: Vec<String>,
+}
+
+impl Arrow<'_> {
+    /// Whether it is the import that is written so: `a::b -> c::d`.
+    pub fn is_from_to(&self, written: &str) -> bool {
+        leads(&self.from, &self.to, written)
+    }
+}
+
+/// The arrows of all crates.
+pub fn read<'a>(packages: &'a [Package], sources: &'a [Source]) -> Vec<Inside<'a>> {
+    let roots = packages.iter().flat_map(|package| &package.roots);
+    roots.map(|root| Inside { root, arrows: Modules::of(root, sources).arrows() }).collect()
+}
+
+pub fn check(architecture: &Architecture, insides: &[Inside]) -> Vec<Violation> {
     let mut violations = Vec::new();
-    for root in packages.iter().flat_map(|package| &package.roots) {
-        let modules = Modules::of(root, sources);
-        let arrows = modules.arrows();
+    for Inside { root, arrows } in insides {
+        let arrows: Vec<&Arrow> =
+            arrows.iter().filter(|arrow| !architecture.is_excused(root, &arrow.from, &arrow.to)).collect();
         violations.extend(upward(&arrows));
         violations.extend(circles(&arrows));
     }
     violations
 }
 
-/// A name that leads from one file to another.
-struct Arrow<'a> {
-    source: &'a Source,
-    line: usize,
-    written: String,
-    from: Vec<String>,
-    to: Vec<String>,
-}
-
-fn upward(arrows: &[Arrow]) -> Vec<Violation> {
+fn upward(arrows: &[&Arrow]) -> Vec<Violation> {
     let up = arrows.iter().filter(|arrow| arrow.from.starts_with(&arrow.to));
     up.map(|arrow| {
         let above = display(&arrow.to);
@@ -52,7 +73,7 @@ fn upward(arrows: &[Arrow]) -> Vec<Violation> {
 }
 
 /// Circles among the children of each module, every child counted with all below it.
-fn circles(arrows: &[Arrow]) -> Vec<Violation> {
+fn circles(arrows: &[&Arrow]) -> Vec<Violation> {
     let mut graphs: BTreeMap<Vec<String>, Graph> = BTreeMap::new();
     let mut evidence: BTreeMap<(Vec<String>, String, String), &Arrow> = BTreeMap::new();
     for arrow in arrows {

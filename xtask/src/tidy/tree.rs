@@ -31,8 +31,7 @@ impl Tree {
         self.files.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// A tree made by hand.
-    #[cfg(test)]
+    /// A tree of these files alone.
     pub fn of<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Tree {
         Tree { files: files.into_iter().map(|(path, text)| (path.to_owned(), text.to_owned())).collect() }
     }

@@ -18,16 +18,16 @@ use std::{
 
 use anyhow::{Result, anyhow};
 use farbus::{
-    bare::{
+    gadgets::{Context, Emulated, Function, Received, Sent},
+    host::RemoteDevice,
+    internals::bare::{
         self, Clock,
         native::{
             RemoteUsb, Served, ServedUsb, Services,
             control::{Class, End as Refusal, Mode, Open},
         },
     },
-    gadgets::{Context, Emulated, Function, Received, Sent},
-    host::RemoteDevice,
-    linked::Linked,
+    internals::connection::Linked,
     model::{
         BufferPool, Completions, Definition, Device, Direction, EpAddr, Instant, Limits, Payload, Speed,
         definition::InterfaceDefinition,

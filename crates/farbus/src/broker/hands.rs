@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +11,22 @@ use std::time::Duration;
 use farbus_io::frontend::fuse::{Keeper, Left, MountError, Mounted, Mounter, OwnMounter};
 use farbus_io::link::{Link, LinkError};
 use farbus_io::store::{FileStore, frames};
+use farbus_io::sys::tcp_owner::{PeerOwner, peer_owner};
+use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
+use farbus_io::trust::DeviceId;
 use farbus_model::Speed;
 use serde_json::Value;
 
 use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
-use crate::control::{Question as OwnerQuestion, ask_all, running};
-use crate::place::{Entrance, Place};
-use crate::promises::ask_for;
-use crate::reach;
-use crate::swap::journal;
+use crate::common::control::{Question as OwnerQuestion, ask_all, running};
+use crate::common::processor_leases::ask_for;
+use crate::common::socket_place::{Entrance, Place};
+use crate::devices::identities::{Identified, Identities};
+use crate::devices::media_journal;
+use crate::hosts::known_host::{self, KnownHost};
+use crate::hosts::reach::{self, Found, Hints};
 
 /// Whoever acts for a process.
 #[derive(Clone, Debug, Default)]
@@ -45,34 +50,63 @@ impl Hands {
         }
     }
 
-    /// Connects to `host` (`HOST:PORT`, the name of a paired host with any port, or `unix:PATH`).
+    /// Connects to `host` (`HOST:PORT` or `unix:PATH`), which is no paired host.
     ///
     /// # Errors
     /// [`LinkError`].
     pub fn connect(&self, host: &str, time_max: Duration) -> Result<Link, LinkError> {
-        let failed = |source| LinkError { address: host.to_owned(), source };
-        let (fd, peer) = match self {
-            Hands::Own => reach::dial(host, time_max, reach::announced)?,
-            Hands::Through(broker) => {
-                let question = Question::Connect { host: host.to_owned(), time_max_ms: in_ms(time_max) };
-                let (peer, fd) = broker.ask::<Place>(&question, None).map_err(failed)?;
-                (fd.ok_or_else(|| failed(io::Error::other("no connection came along")))?, peer)
-            }
+        let dialled = match self {
+            Hands::Own => reach::dial(host, time_max, reach::ask_around),
+            Hands::Through(broker) => dial_through(broker, host, time_max, Hints::default()),
         };
-        peer.link_over(fd).map_err(failed)
+        let (fd, Found { place, .. }) = dialled?;
+        place.link_over(fd).map_err(|source| LinkError { address: host.to_owned(), source })
     }
 
-    /// A socket for datagrams to a paired host, and where that may be.
+    /// Connects to where a paired host may be; it is yet to prove its key.
     ///
     /// # Errors
     /// [`LinkError`].
-    pub fn datagrams(&self, host: &str) -> Result<(UdpSocket, SocketAddr), LinkError> {
-        let failed = |source| LinkError { address: host.to_owned(), source };
+    pub fn connect_known(
+        &self,
+        known: &KnownHost,
+        time_max: Duration,
+        hints: &Hints,
+    ) -> Result<(Link, Found), LinkError> {
+        let (fd, found) = match self {
+            Hands::Own => reach::dial_known(&known.as_remembered(), time_max, hints, reach::ask_around),
+            Hands::Through(broker) => dial_through(broker, known.asked(), time_max, hints.clone()),
+        }?;
+        let link = found.place.link_over(fd);
+        Ok((link.map_err(|source| LinkError { address: known.asked().to_owned(), source })?, found))
+    }
+
+    /// A socket for datagrams to a paired host, where that may be, and whether it is remembered elsewhere.
+    ///
+    /// # Errors
+    /// [`LinkError`].
+    pub fn datagrams(&self, known: &KnownHost, hints: &Hints) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
+        let failed = |source| LinkError { address: known.asked().to_owned(), source };
         match self {
-            Hands::Own => reach::datagrams(host, reach::announced),
+            Hands::Own => reach::datagrams(&known.as_remembered(), hints, reach::ask_around),
             Hands::Through(broker) => {
-                let (to, fd) = broker.ask(&Question::Datagrams { host: host.to_owned() }, None).map_err(failed)?;
-                Ok((fd.ok_or_else(|| failed(io::Error::other("no socket came along")))?.into(), to))
+                let question = Question::Datagrams { host: known.asked().to_owned(), hints: hints.clone() };
+                let ((to, is_new), fd) = broker.ask(&question, None).map_err(failed)?;
+                Ok((fd.ok_or_else(|| failed(io::Error::other("no socket came along")))?.into(), to, is_new))
+            }
+        }
+    }
+
+    /// A paired host, which is remembered elsewhere, has proved its key there: it is looked for there from now on.
+    ///
+    /// # Errors
+    /// If it cannot be written down.
+    pub fn remember(&self, known: &KnownHost, at: SocketAddr) -> io::Result<()> {
+        match self {
+            Hands::Own => known_host::remember(known.asked(), at),
+            Hands::Through(broker) => {
+                let question = Question::Proved { host: known.asked().to_owned(), at };
+                broker.ask::<Value>(&question, None).map(|_| ())
             }
         }
     }
@@ -123,6 +157,30 @@ impl Hands {
         Ok(Arc::new(FarKeeper { mount, line, for_abort }))
     }
 
+    /// Which user of this machine is at the other end of a TCP connection.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub fn peer_owner(&self, link: &Link) -> io::Result<PeerOwner> {
+        match self {
+            Hands::Own => peer_owner(link),
+            Hands::Through(broker) => broker.ask(&Question::PeerOwner, Some(link.as_fd())).map(|(owner, _)| owner),
+        }
+    }
+
+    /// The number of a user of this machine; `None` if it has none of that name.
+    ///
+    /// # Errors
+    /// If that cannot be read, or is nobody's business.
+    pub fn user_number(&self, name: &str) -> io::Result<Option<u32>> {
+        match self {
+            Hands::Own => user_number(name),
+            Hands::Through(broker) => {
+                broker.ask(&Question::UserNumber { name: name.to_owned() }, None).map(|(number, _)| number)
+            }
+        }
+    }
+
     /// Opens a disk image and locks it.
     ///
     /// # Errors
@@ -130,10 +188,37 @@ impl Hands {
     pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
         match self {
             Hands::Own => {
-                journal::check(path)?;
+                media_journal::check(path)?;
                 FileStore::open(path, read_only).map_err(io::Error::other)
             }
             Hands::Through(broker) => broker.open_image(path, read_only),
+        }
+    }
+
+    /// Which device a view of an image is that [`Hands::open_image`] has opened.
+    pub(crate) fn identify_image(&self, path: &Path, read_only: bool, store: &FileStore, view: &str) -> Identified {
+        match self {
+            Hands::Own => Identities::own().of_store(store, view),
+            Hands::Through(broker) => {
+                let (path, view) = (path.to_owned(), view.to_owned());
+                broker.identified(&Question::IdentifyImage { path, read_only, view })
+            }
+        }
+    }
+
+    /// An id that devices made of code have in common which are what `words` say.
+    pub(crate) fn identify_made(&self, words: &str) -> DeviceId {
+        match self {
+            Hands::Own => Identities::own().of_made(words),
+            Hands::Through(broker) => broker.identified(&Question::IdentifyMade { words: words.to_owned() }).id,
+        }
+    }
+
+    /// A device is called so; whether its owner gave it that name.
+    pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
+        match self {
+            Hands::Own => Identities::own().note_name(device, name, is_named),
+            Hands::Through(broker) => broker.note_name(device, name, is_named),
         }
     }
 
@@ -229,6 +314,13 @@ impl Hands {
             Hands::Through(broker) => broker.ask::<Value>(&Question::Explain { user, reason }, None).map(|_| ()),
         }
     }
+}
+
+fn dial_through(broker: &Broker, host: &str, time_max: Duration, hints: Hints) -> Result<(OwnedFd, Found), LinkError> {
+    let failed = |source| LinkError { address: host.to_owned(), source };
+    let question = Question::Connect { host: host.to_owned(), time_max_ms: in_ms(time_max), hints };
+    let (found, fd) = broker.ask::<Found>(&question, None).map_err(failed)?;
+    Ok((fd.ok_or_else(|| failed(io::Error::other("no connection came along")))?, found))
 }
 
 /// Whether this process could plug something in.

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 
 use farbus_io::store::FileStore;
 use farbus_io::sys::passing::Passage;
+use farbus_io::trust::{DeviceId, Event};
 use rustix::process::{getgid, getuid};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -16,7 +17,11 @@ use serde_json::Value;
 use super::mandate::Mandate;
 use super::protocol::{Answer, Question, to_json};
 use super::successor::Successor;
-use crate::place::{Entrance, Place};
+use crate::common::socket_place::{Entrance, Place};
+use crate::devices::identities::Identified;
+
+/// Characters of a word that is noted: a device's name has fewer.
+const RECORDED_MAX: usize = 256;
 
 /// The confined half's way to the other: a line on which it asks, one thing at a time.
 #[derive(Debug)]
@@ -121,6 +126,22 @@ impl Broker {
         self.ask_for_descriptor(&Question::Processor { cpu })
     }
 
+    /// Writes a line of the audit log about somebody who proved no key.
+    ///
+    /// # Errors
+    /// If the other half has ended, or finds that this is no such line.
+    pub fn record(&self, event: &Event<'_>) -> io::Result<()> {
+        let short = |text: &str| text.chars().take(RECORDED_MAX).collect::<String>();
+        let question = Question::Record {
+            used: event.event.to_owned(),
+            outcome: event.outcome,
+            who: short(event.address.unwrap_or_default()),
+            device: short(event.device.unwrap_or_default()),
+            why: event.why.map(short),
+        };
+        self.ask::<Value>(&question, None).map(|_| ())
+    }
+
     /// Another process had this device open: that is what is used of it here.
     ///
     /// # Errors
@@ -144,6 +165,28 @@ impl Broker {
         let (pid, fd) = self.ask(&Question::Successor, None)?;
         let fd = fd.ok_or_else(|| io::Error::other("no descriptor came along"))?;
         Ok(Successor { pid, passage: Passage::over(fd) })
+    }
+
+    /// Which device a USB device is.
+    pub(crate) fn identify_usb(&self, bus: u32, device: u32) -> Identified {
+        self.identified(&Question::IdentifyUsb { bus, device })
+    }
+
+    /// Which device something is; if that cannot be said, one that nobody knew before.
+    pub(super) fn identified(&self, question: &Question) -> Identified {
+        let identified = self.ask(question, None).map(|(identified, _)| identified);
+        identified.unwrap_or_else(|error| {
+            tracing::warn!(%error, "a device cannot be known again: it has an identity for now");
+            Identified::fresh()
+        })
+    }
+
+    /// A device is called so.
+    pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
+        let name = name.to_owned();
+        if let Err(error) = self.ask::<Value>(&Question::NoteName { device, name, is_named }, None) {
+            tracing::debug!(%error, "what a device is called is not noted");
+        }
     }
 
     fn ask_for_descriptor(&self, question: &Question) -> io::Result<OwnedFd> {

@@ -1,14 +1,17 @@
 //! What one half may have done by the other.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use farbus_io::evidence::ProcessSecret;
 use farbus_io::frontend::fuse::MountMark;
 use farbus_io::usb::Selector;
 use serde::{Deserialize, Serialize};
 
-use crate::place::{Place, SocketMode};
-use crate::wanted::Wanted;
+use crate::common::socket_place::{Place, SocketMode};
+use crate::devices::identities::KnownUsb;
+use crate::devices::selection::Wanted;
 
 /// What the confined half may have done for it. Everything else is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +27,8 @@ pub struct Mandate {
     pub frames: Vec<PathBuf>,
     /// Which hosts (`HOST:PORT`) may be connected to.
     pub hosts: Vec<String>,
+    /// Where some of these are now, as a person said.
+    pub moved: BTreeMap<String, String>,
     /// In whose name this host's processors may be promised.
     pub promises: Option<String>,
     /// Which processors may be taken from everybody else.
@@ -40,16 +45,23 @@ pub struct Mandate {
     pub ports: Vec<u32>,
     /// Mounts of the process before.
     pub mounted: Vec<MountMark>,
+    /// From which the process before derived identities.
+    pub identity_secret: Option<ProcessSecret>,
+    /// By what the process before knew USB devices that are plugged in.
+    pub known_usb: Vec<KnownUsb>,
     /// With which arguments this program goes on in place of the other half, should it ask for that. None: it may not.
     pub successor: Vec<String>,
     /// The file that says the rest, and may be read again.
     pub config: Option<PathBuf>,
-    /// Where may be listened. Only a file says this, and the next two.
+    /// Where may be listened. Only a file says this, and what follows.
     #[serde(skip)]
     pub listen: Vec<Place>,
     /// Who may connect at sockets among these, as a file's mode says it.
     #[serde(skip)]
     pub socket_mode: SocketMode,
+    /// Whose numbers may be asked for, by name.
+    #[serde(skip)]
+    pub local_users: Vec<String>,
     /// Which USB devices may be opened besides.
     #[serde(skip)]
     pub wanted: Wanted,

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use farbus_io::evidence::ProcessSecret;
 use farbus_io::frontend::fuse::MountMark;
+use farbus_io::trust::{DeviceId, Outcome};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::common::socket_place::Place;
+use crate::devices::identities::KnownUsb;
+use crate::hosts::reach::Hints;
 
 /// What may be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +40,27 @@ pub(super) enum Question {
         path: PathBuf,
         read_only: bool,
     },
+    /// Which device a view of an image is that was opened.
+    IdentifyImage {
+        path: PathBuf,
+        read_only: bool,
+        view: String,
+    },
+    /// Which device a USB device is.
+    IdentifyUsb {
+        bus: u32,
+        device: u32,
+    },
+    /// The id that devices made of code have in common which are what these words say.
+    IdentifyMade {
+        words: String,
+    },
+    /// What a device that was identified is called; whether its owner gave it that name.
+    NoteName {
+        device: DeviceId,
+        name: String,
+        is_named: bool,
+    },
     OpenFrames {
         path: PathBuf,
     },
@@ -53,17 +79,39 @@ pub(super) enum Question {
     Connect {
         host: String,
         time_max_ms: u64,
+        #[serde(default)]
+        hints: Hints,
     },
     Datagrams {
         host: String,
+        #[serde(default)]
+        hints: Hints,
+    },
+    /// A paired host has proved its key on a connection to there.
+    Proved {
+        host: String,
+        at: SocketAddr,
     },
     ListenDatagrams {
         place: Place,
         port: u16,
     },
+    /// Which user of this machine is at the other end of the TCP connection that comes along.
+    PeerOwner,
+    UserNumber {
+        name: String,
+    },
     Explain {
         user: String,
         reason: String,
+    },
+    /// A line of the audit log about somebody who proved no key.
+    Record {
+        used: String,
+        outcome: Outcome,
+        who: String,
+        device: String,
+        why: Option<String>,
     },
     /// Which processes answer their owner here.
     Running,
@@ -154,16 +202,25 @@ pub(super) struct MountedAt {
     pub at: PathBuf,
 }
 
-/// What the half with rights tells a process that goes on in place of its other half, before that says anything.
+/// What the half with rights tells a process that goes on in place of its other half, before that says anything. That process may
+/// be of the next release: fields are only added, and read with a default. The other messages here stay within one release, since
+/// each process starts its other half from the program that it runs itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Legacy {
     /// Ports of this machine's kernel that are in use.
     pub ports: Vec<u32>,
     /// Mounts.
-    #[serde(default)]
     pub mounts: Vec<MountMark>,
     /// USB devices that are taken, by bus and number; what is open of each comes along, in this order.
     pub devices: Vec<(u32, u32)>,
+    /// From which identities are derived that are not kept anywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity_secret: Option<ProcessSecret>,
+    /// By what USB devices that are plugged in are known. An earlier release does not say it: then a device is known by
+    /// what it says of itself now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub known_usb: Vec<KnownUsb>,
 }
 
 /// A message's bytes.

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,8 +16,11 @@ use farbus_io::frontend::fuse::{Keeper, Mounter, OwnMounter};
 use farbus_io::store::{FileStore, frames};
 use farbus_io::sys::cpuset::Exclusive;
 use farbus_io::sys::passing::Passage;
+use farbus_io::sys::tcp_owner::peer_owner;
+use farbus_io::sys::users::user_number;
 use farbus_io::sys::vhci::{Port, Vhci};
-use farbus_io::usb::Inventory;
+use farbus_io::trust::{Audit, Event, Folder};
+use farbus_io::usb::{Found, Inventory};
 use farbus_model::Speed;
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -25,16 +28,20 @@ use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::warn;
 
+use super::addresses::Addresses;
 use super::hands::{may_plug, word_of};
+use super::identifying::Identifying;
 use super::mandate::{Mandate, ReadConfig};
 use super::protocol::{Answer, Kind, Legacy, MountedAt, Question, to_json};
 use super::successor;
 use super::taken::Taken;
-use crate::control::{Question as OwnerQuestion, ask_all, running};
-use crate::place::{Place, SocketMode};
-use crate::promises::ask_for;
-use crate::reach;
-use crate::swap::journal;
+use crate::common::control::{Question as OwnerQuestion, ask_all, running};
+use crate::common::processor_leases::ask_for;
+use crate::common::socket_place::{Place, SocketMode};
+use crate::devices::media_journal;
+use crate::hosts::known_host::{self, KnownHost};
+use crate::hosts::reach::{self, Hints};
+use crate::hosts::trust::Use;
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
@@ -75,6 +82,10 @@ struct Rights {
     /// Paths that were listened at.
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
+    addresses: Mutex<Addresses>,
+    /// Where uses by those are noted who prove no key.
+    audit: OnceLock<Audit>,
+    identifying: Identifying,
     program: PathBuf,
     /// Whoever goes on in place of the other half, and our hold on the passage: it hears of the end once we have put all in order.
     successor: Mutex<Option<(Child, OwnedFd)>>,
@@ -131,7 +142,9 @@ impl Rights {
         let pid_of = |&pid: &u32| Pid::from_raw(i32::try_from(pid).ok()?);
         let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
         let programs = mandate.programs.iter().filter_map(pid_of).filter_map(open).collect();
+        let identifying = Identifying::new(mandate.identity_secret.clone(), &mandate.known_usb);
         Self {
+            identifying,
             mandate: Mutex::new(mandate),
             read_config,
             taken: Mutex::default(),
@@ -142,6 +155,8 @@ impl Rights {
             processors: Mutex::default(),
             sockets: Mutex::default(),
             lines: AtomicU64::new(0),
+            addresses: Mutex::default(),
+            audit: OnceLock::new(),
             program: PathBuf::new(),
             successor: Mutex::default(),
         }
@@ -185,8 +200,24 @@ impl Rights {
             Question::OpenImage { path, read_only } => {
                 let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
-                journal::check(&path)?;
-                passed(FileStore::open(&path, read_only).map_err(io::Error::other)?.into_descriptor())
+                media_journal::check(&path)?;
+                let store = FileStore::open(&path, read_only).map_err(io::Error::other)?;
+                self.identifying.note_opened(&path, read_only, &store);
+                passed(store.into_descriptor())
+            }
+            Question::IdentifyImage { path, read_only, view } => {
+                let known = self.identifying.image(&path, read_only, &view);
+                done(json!(known.ok_or_else(|| refused(format!("{} was not opened", path.display())))?))
+            }
+            Question::IdentifyUsb { bus, device } => {
+                let known = self.identifying.all().of_usb(&self.meant_usb(bus, device)?);
+                done(json!(self.identifying.note_identified(known)))
+            }
+            Question::IdentifyMade { words } => done(json!(self.identifying.made(&words))),
+            Question::NoteName { device, name, is_named } => {
+                let is_known = self.identifying.name(device, &name, is_named);
+                self.hold(is_known, || format!("{device} is not shared here"))?;
+                done(Value::Null)
             }
             Question::OpenFrames { path } => {
                 let is_meant = opened(&self.mandate).frames.contains(&path);
@@ -204,17 +235,37 @@ impl Rights {
                 opened(&self.taken).give_back(bus, device);
                 done(Value::Null)
             }
-            Question::Connect { host, time_max_ms } => {
+            Question::Connect { host, time_max_ms, hints } => {
                 self.hold(opened(&self.mandate).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
                 let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
-                let connected = reach::dial(&host, time_max, crate::nearby::find);
-                let (connection, peer) = connected.map_err(|error| error.source)?;
-                Ok((json!(peer), Some(connection)))
+                let connected = match self.known(&host) {
+                    Some(known) => {
+                        reach::dial_known(&known, time_max, &self.checked(&host, hints), crate::hosts::mdns::find)
+                    }
+                    None => reach::dial(&host, time_max, crate::hosts::mdns::find),
+                };
+                let (connection, found) = connected.map_err(|error| error.source)?;
+                if let Place::Address(at) = found.place {
+                    opened(&self.addresses).note_dialled(&host, at);
+                }
+                Ok((json!(found), Some(connection)))
             }
-            Question::Datagrams { host } => {
+            Question::Datagrams { host, hints } => {
                 self.hold(opened(&self.mandate).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
-                let (socket, to) = reach::datagrams(&host, crate::nearby::find).map_err(|error| error.source)?;
-                Ok((json!(to), Some(socket.into())))
+                let known = self.known(&host).ok_or_else(|| io::Error::other("it is not a paired host"))?;
+                let hints = self.checked(&host, hints);
+                let datagrams = reach::datagrams(&known, &hints, crate::hosts::mdns::find);
+                let (socket, to, is_new) = datagrams.map_err(|error| error.source)?;
+                opened(&self.addresses).note_dialled(&host, to);
+                Ok((json!((to, is_new)), Some(socket.into())))
+            }
+            Question::Proved { host, at } => {
+                let was_dialled = opened(&self.addresses).was_dialled(&host, at);
+                self.hold(was_dialled, || format!("{host} was not connected to at {at}"))?;
+                known_host::remember(&host, at)?;
+                // What a person said has been found to be so.
+                opened(&self.mandate).moved.remove(&host);
+                done(Value::Null)
             }
             Question::ListenDatagrams { place, port } => {
                 let is_meant = opened(&self.mandate).listen.contains(&place);
@@ -224,9 +275,32 @@ impl Rights {
                 self.hold(is_its_port, || format!("port {port} is not listened at"))?;
                 passed(UdpSocket::bind((address.ip(), port))?)
             }
+            Question::PeerOwner => {
+                // Who has the connection may know who made it.
+                let connection = fd.ok_or_else(|| refused("no connection came along".into()))?;
+                done(json!(peer_owner(&connection)?))
+            }
+            Question::UserNumber { name } => {
+                let is_meant = opened(&self.mandate).local_users.contains(&name);
+                self.hold(is_meant, || format!("'{name}' is nobody's business"))?;
+                done(json!(user_number(&name)?))
+            }
             Question::Explain { user, reason } => {
                 self.hold(!opened(&self.mandate).hosts.is_empty(), || "nothing is attached".to_owned())?;
                 ask_all(&OwnerQuestion::Explain { user, reason })?;
+                done(Value::Null)
+            }
+            Question::Record { used, outcome, who, device, why } => {
+                // Pairings and grants are not its to tell of.
+                let is_use = [Use::Attach, Use::Observe, Use::Detach].iter().any(|known| known.as_str() == used);
+                self.hold(is_use, || format!("'{used}' is no use of a device"))?;
+                // The folder is made by whoever makes the key: a daemon without a key takes its absence for "nobody is paired".
+                let folder = Folder::of_user().ok().filter(|folder| folder.path().exists());
+                if let Some(folder) = folder {
+                    let audit = self.audit.get_or_init(|| Audit::new(folder));
+                    let (address, device, why) = (Some(who.as_str()), Some(device.as_str()), why.as_deref());
+                    audit.record(&Event { address, device, why, ..Event::new(&used, outcome) });
+                }
                 done(Value::Null)
             }
             Question::Running => {
@@ -283,6 +357,21 @@ impl Rights {
         if is_meant { Ok(()) } else { Err(refused(what())) }
     }
 
+    /// The paired host that is meant, at the address that is believed to be its own.
+    fn known(&self, host: &str) -> Option<KnownHost> {
+        // A list of paired hosts that cannot be read was complained about by whoever needs it to trust somebody.
+        let known = KnownHost::find(host).ok().flatten()?;
+        let moved = opened(&self.mandate).moved.get(host).cloned();
+        let at = moved.unwrap_or_else(|| opened(&self.addresses).believe(host, known.address()));
+        Some(known.looked_for_at(at))
+    }
+
+    /// What the other half remembers of a host: only where connections were made is looked at.
+    fn checked(&self, host: &str, hints: Hints) -> Hints {
+        let addresses = opened(&self.addresses);
+        Hints { proved: hints.proved.filter(|at| addresses.was_dialled(host, *at)), ..hints }
+    }
+
     fn listen_at(&self, place: Place, mode: SocketMode) -> Reply {
         let entrance = place.listen_for(mode)?.into_descriptor()?;
         if let Place::Socket(path) = place {
@@ -325,7 +414,10 @@ impl Rights {
         let taken = opened(&self.taken);
         let (devices, nodes): (Vec<_>, Vec<_>) = taken.open().unzip();
         let mounts = opened(&self.mounts).values().filter_map(|mount| mount.keeper.mark()).collect();
-        let legacy = Legacy { ports: opened(&self.ports).iter().copied().collect(), mounts, devices };
+        let identity_secret = Some(self.identifying.all().secret().clone());
+        let ports = opened(&self.ports).iter().copied().collect();
+        let known_usb = self.identifying.all().known_usb();
+        let legacy = Legacy { ports, mounts, devices, identity_secret, known_usb };
         let (child, passage) = successor::start(&self.program, &arguments, &legacy, &nodes)?;
         drop(nodes);
         drop(taken);
@@ -346,13 +438,19 @@ impl Rights {
     }
 
     fn open_usb(&self, bus: u32, device: u32) -> Reply {
+        let found = self.meant_usb(bus, device)?;
+        passed(opened(&self.taken).take(&found, || open_node(&usb_node(bus, device)))?)
+    }
+
+    /// A USB device that is to be shared.
+    fn meant_usb(&self, bus: u32, device: u32) -> io::Result<Found> {
         let devices = opened(&self.mandate).devices();
         self.hold(!devices.is_empty(), || "no USB device is shared here".to_owned())?;
         let all = Inventory::default().devices()?;
-        let found = all.iter().find(|found| (found.bus, found.number) == (bus, device));
+        let found = all.into_iter().find(|found| (found.bus, found.number) == (bus, device));
         let found = found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no such device"))?;
-        self.hold(devices.name_of(found).is_some(), || format!("usb:{} is not to be shared", found.bus_id))?;
-        passed(opened(&self.taken).take(found, || open_node(&usb_node(bus, device)))?)
+        self.hold(devices.name_of(&found).is_some(), || format!("usb:{} is not to be shared", found.bus_id))?;
+        Ok(found)
     }
 
     fn plug(&self, device_id: u32, speed: &str, socket: Option<OwnedFd>) -> Reply {
@@ -407,6 +505,9 @@ impl Rights {
         }
         std::mem::take(&mut *opened(&self.taken)).end();
         opened(&self.processors).clear();
+        if let Some(audit) = self.audit.get() {
+            audit.finish();
+        }
         for program in &self.programs {
             // One that has ended needs no more.
             let _ = pidfd_send_signal(program, Signal::KILL);
@@ -426,7 +527,10 @@ fn open_node(path: &Path) -> io::Result<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use farbus_io::trust::Outcome;
+
     use super::*;
+    use farbus_io::trust::DeviceId;
 
     fn no_config(_: &Path) -> io::Result<(String, Mandate)> {
         Err(io::Error::other("there is none"))
@@ -449,15 +553,28 @@ mod tests {
             Question::Config,
             Question::Listen { place: "127.0.0.1:0".parse().unwrap() },
             Question::ListenDatagrams { place: "127.0.0.1:0".parse().unwrap(), port: 53 },
-            Question::Datagrams { host: "lab3:3240".into() },
+            Question::Datagrams { host: "lab3:3240".into(), hints: Hints::default() },
+            Question::Proved { host: "lab3:3240".into(), at: "127.0.0.1:22".parse().unwrap() },
+            Question::Record {
+                used: "pair".into(),
+                outcome: Outcome::Ok,
+                who: "lab3".into(),
+                device: String::new(),
+                why: None,
+            },
             Question::Listen { place: "unix:/run/docker.sock".parse().unwrap() },
             Question::ListenAt { place: Place::Socket("/run/docker.sock".into()) },
             Question::TakePlace { place: Place::Socket("/run/docker.sock".into()) },
             Question::ListenAt { place: Place::Address("0.0.0.0:0".parse().unwrap()) },
             Question::OpenImage { path: "/etc/shadow".into(), read_only: true },
             Question::OpenFrames { path: "/etc/shadow".into() },
+            Question::IdentifyImage { path: "/etc/shadow".into(), read_only: true, view: String::new() },
+            Question::IdentifyUsb { bus: 1, device: 2 },
+            Question::NoteName { device: DeviceId::random(), name: "disk".into(), is_named: true },
             Question::OpenUsb { bus: 1, device: 2 },
-            Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1 },
+            Question::Connect { host: "127.0.0.1:22".into(), time_max_ms: 1, hints: Hints::default() },
+            Question::PeerOwner,
+            Question::UserNumber { name: "root".into() },
             Question::Explain { user: "127.0.0.1:1".into(), reason: "because".into() },
             Question::Running,
             Question::Promise { whom: BTreeSet::new(), reserves: Vec::new() },

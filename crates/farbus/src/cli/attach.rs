@@ -1,43 +1,44 @@
 //! `farbus attach` and `farbus detach`.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use farbus_io::sys::confine::Needs;
+use farbus_io::sys::writeback::protect_writeback_path;
+use farbus_model::limits::LANES_MAX;
+use farbus_modules::Asked;
+use farbus_session::OpStatus;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
-use super::confined::{give_rights_away, start_broker};
 use super::listen::place_told;
 use super::output::say;
-use super::owner::{ProcessStatus, ask_owner, format_bytes, heard};
-use super::served::{Served, say_served};
-use crate::ahead::Ahead;
-use crate::attach::{AttachmentStatus, Ended, Ender, FileAttachment, KernelAttachment};
+use super::served::say_exports;
+use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{Hands, Mandate};
-use crate::cache::Cache;
-use crate::client::{Attribute, Client, ClientError, FailureReport, Target, remember_address};
-use crate::control::{Answer, Door, Question, ask_all, folder};
-use crate::gate::{Gate, Granted};
-use crate::meters::Meters;
-use crate::modules::recipe;
-use crate::nbd::NbdAttachment;
-use crate::opened_disk::{DiskMode, OpenedDisk};
-use crate::over::Over;
-use crate::place::{Place, Protocol, plain_name};
-use crate::redir::{Lent, RedirAttachment};
-use crate::reserve::{Wish, together};
-use crate::standing::Standing;
-use farbus_io::sys::confine::Needs;
-use farbus_io::sys::writeback::{Protection, protect_writeback_path};
-use farbus_io::trust::Fingerprint;
-use farbus_model::limits::LANES_MAX;
-use farbus_modules::Asked;
-use farbus_session::{OpStatus, Reject};
+use crate::common::asking::{ask_owner, heard};
+use crate::common::control::{Answer, Door, Question, ask_all};
+use crate::common::process_status::ProcessStatus;
+use crate::common::socket_place::Place;
+use crate::devices::reservation::{Wish, together};
+use crate::frontend::in_use;
+use crate::frontend::open_users::Act;
+use crate::frontend::{
+    AttachmentStatus, Ended, FRONT_ENDS, FrontEnd, Handle, Introduction, Request, Running, Via, steer, tell_reason,
+    undurable,
+};
+use crate::hosts::known_host::moved_to;
+use crate::importer::client::{Attribute, Client, ClientError, Target};
+use crate::importer::discovery::local_shares::{is_same, resolve, target_from};
+use crate::importer::disk::DiskMode;
+use crate::importer::options::ahead::Ahead;
+use crate::importer::options::cache::Cache;
+use crate::importer::options::transport::Over;
+use crate::link::modules::recipe;
 
 /// Use a device of another machine here, until detached or interrupted.
 #[derive(Debug, clap::Args)]
@@ -48,7 +49,7 @@ use farbus_session::{OpStatus, Reject};
     nbd     a disk is served to programs that speak NBD, nothing is mounted; for qemu, nbdcopy, fio, nbd-client\n  \
     redir   any device appears in a virtual machine: QEMU's usb-redir connects to a socket; no kernel USB here, no root\n  \
     auto    with this machine's kernel: a disk in a session as by uas, anything else as by kernel; fuse where there is no such kernel\n\n\
-    Examples:\n  farbus attach lab3/disk\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
+    Examples:\n  farbus attach lab3/disk\n  farbus attach disk                       what is shared on this machine\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
     farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
     farbus attach lab3/disk --via nbd &\n  nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n  \
     farbus attach lab3/disk --via redir &\n  \
@@ -60,10 +61,12 @@ use farbus_session::{OpStatus, Reject};
     farbus attach lab3/disk --module zstd --module seal:key-file=seal.key\n\n\
     Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
 pub struct AttachArgs {
-    /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host; DEVICE is a name or bus id that 'farbus list HOST' shows.
+    /// [HOST[:PORT]/]DEVICE; HOST may be the name of a paired host; without it, or as 'localhost', it is what 'farbus share' offers on
+    /// this machine; DEVICE is a name or bus id that 'farbus list HOST' shows.
+    #[arg(value_parser = target_from)]
     target: Target,
     /// How it appears here.
-    #[arg(long, value_enum, default_value_t = Via::Auto)]
+    #[arg(long, value_parser = via_parser(), default_value = "auto")]
     via: Via,
     /// fuse: the folder in which the disk's file appears (made if missing).
     #[arg(long, value_name = "PATH")]
@@ -122,50 +125,19 @@ pub struct AttachArgs {
     /// Failures as JSON, too, on standard output; and where it is, with --via nbd.
     #[arg(long)]
     pub json: bool,
-    /// Where the paired host is now; remembered.
+    /// Where the paired host is now; remembered once it has proved its key there.
     #[arg(long, value_name = "HOST[:PORT]")]
     address: Option<String>,
-    /// Keep the rights it was started with. Without this, what hears the network runs as nobody, sees no files and makes no
+    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no files and makes no
     /// connections by itself.
     #[arg(long)]
     no_sandbox: bool,
 }
 
-/// How a device appears.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Via {
-    /// Through vhci-hcd.
-    Kernel,
-    /// Through vhci-hcd, as a disk of ours.
-    Uas,
-    /// As a file.
-    Fuse,
-    /// As an NBD server's export.
-    Nbd,
-    /// In a virtual machine.
-    Redir,
-    /// Whichever there is.
-    Auto,
-}
-
-impl Via {
-    /// Whether it is the kernel, here and now.
-    pub fn is_kernel(self, hands: &Hands) -> bool {
-        match self {
-            Via::Kernel | Via::Uas => true,
-            Via::Fuse | Via::Nbd | Via::Redir => false,
-            Via::Auto => hands.may_plug().is_ok(),
-        }
-    }
-
-    /// What programs speak that use it, if it appears to programs alone.
-    pub fn protocol(self) -> Option<Protocol> {
-        match self {
-            Via::Nbd => Some(Protocol::Nbd),
-            Via::Redir => Some(Protocol::Usbredir),
-            Via::Kernel | Via::Uas | Via::Fuse | Via::Auto => None,
-        }
-    }
+/// The names of all front ends, with their words for the help.
+fn via_parser() -> impl TypedValueParser<Value = Via> {
+    let values = FRONT_ENDS.iter().map(|front_end| PossibleValue::new(front_end.name()).help(front_end.summary()));
+    PossibleValuesParser::new(values).try_map(|name| name.parse::<Via>())
 }
 
 /// Hold a virtual machine's device still before the machine is migrated, or go on if it was not.
@@ -185,177 +157,148 @@ pub struct MovingArgs {
 
 /// Let go of an attached device.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  farbus detach            the only one\n  farbus detach lab3/disk")]
+#[command(after_help = "A disk that programs have open is not detached: close them, or unmount its file systems.\n\n\
+    Examples:\n  farbus detach            the only one\n  farbus detach lab3/disk\n  farbus detach lab3/disk --unmount")]
 pub struct DetachArgs {
     /// Its name, or HOST[:PORT]/DEVICE as attached; not needed where there is only one.
     device: Option<String>,
+    /// First write out and unmount the file systems on it, and release its loop devices.
+    #[arg(long)]
+    unmount: bool,
+    /// Also while programs have it open: what they have not written out is lost.
+    #[arg(long, conflicts_with = "unmount")]
+    force: bool,
 }
 
-pub fn attach(args: AttachArgs) -> Result<(), Failure> {
+pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     // Before any thread: what is granted here is inherited.
     report_protection(&protect_writeback_path());
-    if let Some(moved) = &args.address {
-        remember_address(&args.target.address, moved)?;
-    }
+    args.target = resolve(args.target)?;
     // Signals are caught before anything has to be taken back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let target = &args.target;
-    let way = Way::of(&args)?;
-    let recipe = recipe(&args.module).map_err(Failure::local)?;
+    let (request, front_end) = request_from(&args)?;
+    let target = &request.target;
+    let recipe = recipe(&request.modules).map_err(Failure::local)?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     // From here on whatever a stranger says is read without rights.
-    let mandate = Mandate {
+    let mut mandate = Mandate {
         remove: vec![door.path().to_owned()],
         hosts: vec![target.address.clone()],
-        plugs: matches!(way, Way::Kernel(_)),
-        mounts: way.folder().into_iter().cloned().collect(),
-        places: way.place().into_iter().cloned().collect(),
+        moved: args.address.iter().map(|moved| (target.address.clone(), moved_to(moved))).collect(),
         ..Mandate::default()
     };
+    mandate.allow_for(front_end.needs(&request));
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let mut client = Client::for_host(&target.address, hands)?;
-    client.travel(args.over);
-    client.take_links(args.links);
-    client.ask_ahead(args.ahead);
-    client.go_through(recipe);
-    client.keep(args.cache.unwrap_or_default());
-    client.reserve(together(&args.reserve).map_err(Failure::local)?);
-    if let Some(seconds) = args.grace {
-        client.outlive(Duration::from_secs(seconds));
-    }
+    let config = request.client_config(recipe);
+    let client = match &args.address {
+        Some(moved) => Client::for_host_at(&target.address, moved, hands, config)?,
+        None => Client::for_host(&target.address, hands, config)?,
+    };
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
-    let shown = Arc::new(Shown::new(&args));
+    let shown = Arc::new(Shown::new(&request));
     let for_door = Arc::clone(&shown);
     door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
+    let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
-    let ended = match &way {
-        Way::Kernel(shape) => attach_to_kernel(&args, *shape, &client, &shown, &mut patience)?,
-        Way::File(at) => attach_as_file(&args, &client, &shown, at, &mut patience)?,
-        Way::Programs(Protocol::Nbd, place) => attach_as_nbd(&args, &client, &shown, place, &mut patience)?,
-        Way::Programs(Protocol::Usbredir, place) => lend_to_guests(&args, &client, &shown, place, &mut patience)?,
+    let Some(attachment) = patience.have(|| front_end.take(&client, &request, &mut prepared))? else {
+        say(format!("{target}: waiting ended"));
+        return Ok(());
     };
-    match ended {
-        None => {
-            say(format!("{target}: waiting ended"));
-            Ok(())
-        }
-        Some(Ended::Asked | Ended::Released | Ended::HandedOver) => {
-            say(format!("{target} detached"));
-            Ok(())
-        }
-        Some(Ended::Lost(why)) => Err(loss(&client, target, &why)),
-        Some(Ended::Moved) => {
-            say(format!("{target} handed over"));
-            Ok(())
-        }
-        Some(Ended::Over(report)) => Err(over(target, &report)),
-        Some(Ended::Broken(reject)) => Err(cut_off(target, &reject)),
+    let running = Running::of(&*attachment);
+    let Running { status, handle, .. } = &running;
+    if status.port.is_some() {
+        tracing::info!(how = status.how, "attached to the kernel");
     }
+    shown.attached(&running);
+    tell_reason(&client, &request, status.local_address);
+    end_on(patience.take_signals(), handle.clone());
+    introduce(&status.introduction, args.json)?;
+    let ended = attachment.run();
+    match &ended {
+        Ended::Asked | Ended::Released | Ended::HandedOver => say(format!("{target} detached")),
+        Ended::Moved => say(format!("{target} handed over")),
+        Ended::Undurable(why) => return Err(Failure::new(Attribute::Device, undurable(&target.to_string(), why))),
+        Ended::Lost(_) | Ended::Over(_) | Ended::Broken(_) => {}
+    }
+    ended.failure(&client, target).map_or(Ok(()), Err)
 }
 
-/// How and where a device appears, as its user said it.
-enum Way {
-    Kernel(Shape),
-    File(PathBuf),
-    Programs(Protocol, Place),
-}
-
-/// As what a kernel has a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
-    Itself,
-    /// As a disk of ours.
-    Disk,
-    /// As whichever of the two is quicker.
-    Quickest,
-}
-
-impl Way {
-    fn of(args: &AttachArgs) -> Result<Self, Failure> {
-        let way = Self::said(args)?;
-        let is_disk = matches!(way, Way::File(_) | Way::Programs(Protocol::Nbd, _) | Way::Kernel(Shape::Disk));
-        match args.mode {
-            _ if args.inherit && !matches!(way, Way::Programs(..)) => Err(Failure::local(
-                "--inherit goes with --via redir and --via nbd: a virtual machine comes along\n  try: --wait=20",
-            )),
-            DiskMode::Read if args.inherit => {
-                Err(Failure::local("--inherit takes over from the one who writes: --mode read needs nobody's leave"))
-            }
-            DiskMode::Read if !is_disk => Err(Failure::local(
-                "--mode read goes with --via fuse, nbd and uas: a USB device has one user\n  try: --via nbd --mode read",
-            )),
-            DiskMode::Read if !args.reserve.is_empty() => {
-                Err(Failure::local("--reserve is for a device's only user: leave --mode read out"))
-            }
-            _ if !args.reserve.is_empty() && args.inherit => {
-                Err(Failure::local("what is reserved comes along with --inherit: leave --reserve out"))
-            }
-            _ if args.cache.is_some() && !is_disk => Err(Failure::local(
-                "--cache goes with --via fuse, nbd and uas: of a USB device nothing is kept\n  try: --via nbd",
-            )),
-            _ => Ok(way),
-        }
-    }
-
-    fn said(args: &AttachArgs) -> Result<Self, Failure> {
-        if let Some(protocol) = args.via.protocol() {
-            if args.at.is_some() {
-                return Err(Failure::local(
-                    "--at goes with --via fuse; with --via nbd and --via redir say --socket PATH",
-                ));
-            }
-            let place = place_told(protocol, args.socket.as_deref(), args.listen.as_deref(), &args.target.device)?;
-            return Ok(Way::Programs(protocol, place));
-        }
-        if args.socket.is_some() || args.listen.is_some() {
-            return Err(Failure::local(
-                "--socket and --listen go with --via nbd and --via redir: there programs connect",
-            ));
-        }
-        if args.via.is_kernel(&Hands::Own) {
-            return match args.at {
-                Some(_) => Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself")),
-                None => Ok(Way::Kernel(match args.via {
-                    Via::Uas => Shape::Disk,
-                    Via::Auto => Shape::Quickest,
-                    _ => Shape::Itself,
-                })),
-            };
-        }
-        Ok(Way::File(args.at.clone().unwrap_or_else(|| default_folder(&args.target))))
-    }
-
-    fn folder(&self) -> Option<&PathBuf> {
-        if let Way::File(at) = self { Some(at) } else { None }
-    }
-
-    fn place(&self) -> Option<&Place> {
-        if let Way::Programs(_, place) = self { Some(place) } else { None }
-    }
-}
-
-/// A link that ended, and what its exporter says of it now.
-pub fn loss(client: &Client, target: &Target, why: &str) -> Failure {
-    let attribute = client.why_lost(target);
-    let what = match attribute {
-        Attribute::Gone => "the device has left its exporter",
-        Attribute::Refused => "its exporter ended the session: its owner took it back, or it failed",
-        _ => "the link was lost",
+/// What somebody wants attached, as he said it, and the front end that shows it here and now.
+fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), Failure> {
+    let mut request = Request {
+        at: args.at.clone(),
+        is_handed_over: args.inherit,
+        mode: args.mode,
+        cache: args.cache.unwrap_or_default(),
+        grace: args.grace.map(Duration::from_secs),
+        links: args.links,
+        over: args.over,
+        ahead: args.ahead,
+        reservation: together(&args.reserve).map_err(Failure::local)?,
+        modules: args.module.clone(),
+        reason: args.reason.clone(),
+        ..Request::new(args.target.clone(), args.via)
     };
-    Failure::new(attribute, format!("{target}: {what}: {why}\n  the device was unplugged here"))
+    let front_end = request.via.front_end(&request, &Hands::Own);
+    request.place = place_from(args, front_end)?;
+    match args.mode {
+        _ if args.inherit && !front_end.takes_handed_over() => Err(Failure::local(
+            "--inherit goes with --via redir and --via nbd: a virtual machine comes along\n  try: --wait=20",
+        )),
+        DiskMode::Read if args.inherit => {
+            Err(Failure::local("--inherit takes over from the one who writes: --mode read needs nobody's leave"))
+        }
+        DiskMode::Read if !front_end.is_for_disks() => Err(Failure::local(format!(
+            "--mode read goes with --via {}: a USB device has one user\n  try: --via nbd --mode read",
+            Via::for_disks(str::to_owned)
+        ))),
+        DiskMode::Read if !args.reserve.is_empty() => {
+            Err(Failure::local("--reserve is for a device's only user: leave --mode read out"))
+        }
+        _ if !args.reserve.is_empty() && args.inherit => {
+            Err(Failure::local("what is reserved comes along with --inherit: leave --reserve out"))
+        }
+        _ if args.cache.is_some() && !front_end.is_for_disks() => Err(Failure::local(format!(
+            "--cache goes with --via {}: of a USB device nothing is kept\n  try: --via nbd",
+            Via::for_disks(str::to_owned)
+        ))),
+        _ => Ok((request, front_end)),
+    }
 }
 
-/// A session that is over.
-pub fn over(target: &Target, report: &FailureReport) -> Failure {
-    let message = format!("{target}: {}\n  the device was unplugged here", report.message);
-    Failure::new(report.attribute, message)
+/// Where programs connect to the device, if `front_end` is for such; and whether it appears in a folder, if one is named.
+fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<Place>, Failure> {
+    match front_end.protocol() {
+        Some(_) if args.at.is_some() => {
+            Err(Failure::local("--at goes with --via fuse; with --via nbd and --via redir say --socket PATH"))
+        }
+        Some(protocol) => {
+            place_told(protocol, args.socket.as_deref(), args.listen.as_deref(), &args.target.device).map(Some)
+        }
+        None if args.socket.is_some() || args.listen.is_some() => {
+            Err(Failure::local("--socket and --listen go with --via nbd and --via redir: there programs connect"))
+        }
+        None if args.at.is_some() && !front_end.has_folder() => {
+            Err(Failure::local("--at goes with --via fuse: the kernel names its devices itself"))
+        }
+        None => Ok(None),
+    }
 }
 
-/// An exporter that broke the protocol.
-pub fn cut_off(target: &Target, reject: &Reject) -> Failure {
-    Failure::new(Attribute::Device, format!("{target}: cut off, its exporter broke the protocol: {reject}"))
+/// Tells where a device is and what to type next; of an export programs are told as JSON, too.
+fn introduce(introduction: &Introduction, as_json: bool) -> Result<(), Failure> {
+    let Introduction { line, next, export } = introduction;
+    if let (true, Some(export)) = (as_json, export) {
+        return say_exports(std::slice::from_ref(export));
+    }
+    say(format!("{line}   (Ctrl-C or 'farbus detach' ends)"));
+    if let Some(next) = next {
+        say(format!("  next: {next}"));
+    }
+    Ok(())
 }
 
 /// Signals, and how long a device that is in use is waited for.
@@ -429,152 +372,15 @@ impl<'a> Patience<'a> {
     }
 }
 
-fn attach_to_kernel(
-    args: &AttachArgs,
-    shape: Shape,
-    client: &Client,
-    shown: &Shown,
-    patience: &mut Patience<'_>,
-) -> Result<Option<Ended>, Failure> {
-    let target = &args.target;
-    let take = || match shape {
-        Shape::Disk => KernelAttachment::disk(client, target, args.mode),
-        Shape::Quickest => KernelAttachment::quickest(client, target),
-        Shape::Itself => KernelAttachment::new(client, target),
-    };
-    let Some(attachment) = patience.have(take)? else { return Ok(None) };
-    let at = format!("vhci port {}", attachment.port().0);
-    tracing::info!(how = attachment.how(), "attached to the kernel");
-    shown.stands(attachment.standing(), attachment.mode());
-    shown.attached(&at, attachment.ender(), Some(attachment.meters()));
-    explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), || {});
-    say(format!("{target} attached at {at}   (Ctrl-C or 'farbus detach' ends)"));
-    Ok(Some(attachment.run()))
-}
-
-fn attach_as_file(
-    args: &AttachArgs,
-    client: &Client,
-    shown: &Shown,
-    at: &Path,
-    patience: &mut Patience<'_>,
-) -> Result<Option<Ended>, Failure> {
-    let target = &args.target;
-    let Some(attachment) = patience.have(|| FileAttachment::new(client, target, args.mode, at))? else {
-        return Ok(None);
-    };
-    let file = attachment.file();
-    shown.stands(attachment.standing(), Some(attachment.mode()));
-    shown.attached(&file.display().to_string(), attachment.ender(), None);
-    explain(client, target, args.reason.as_ref(), attachment.local_address());
-    let cutter = attachment.cutter();
-    end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
-    let size = format_bytes(attachment.size_bytes());
-    let mode = words_of(attachment.mode());
-    say(format!("{target} attached as {} ({size}{mode})   (Ctrl-C or 'farbus detach' ends)", file.display()));
-    say(format!(
-        "  next: losetup --direct-io=on -f --show {0}, or qemu-system-x86_64 -drive file={0},format=raw",
-        file.display()
-    ));
-    Ok(Some(attachment.run()))
-}
-
-fn attach_as_nbd(
-    args: &AttachArgs,
-    client: &Client,
-    shown: &Shown,
-    place: &Place,
-    patience: &mut Patience<'_>,
-) -> Result<Option<Ended>, Failure> {
-    let target = &args.target;
-    // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
-    let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
-    let take = || match args.inherit {
-        true => OpenedDisk::inherit(client, target),
-        false => OpenedDisk::open(client, target, args.mode),
-    };
-    let Some(disk) = patience.have(take)? else { return Ok(None) };
-    let attachment = NbdAttachment::over(disk, target, entrance)?;
-    shown.stands(attachment.standing(), Some(attachment.mode()));
-    shown.attached(attachment.uri(), attachment.ender(), Some(attachment.meters()));
-    shown.state().gate = attachment.gate();
-    explain(client, target, args.reason.as_ref(), attachment.local_address());
-    let cutter = attachment.cutter();
-    end_on(patience.take_signals(), attachment.ender(), move || cutter.cut());
-    let served = Served { uri: attachment.uri().to_owned(), name: String::new(), size_bytes: attachment.size_bytes() };
-    let how = if args.inherit { " to be handed over, and read meanwhile," } else { " attached" };
-    say_served(&format!("{target}{how}{}", words_of(attachment.mode())), &[served], args.json)?;
-    Ok(Some(attachment.run()))
-}
-
-fn lend_to_guests(
-    args: &AttachArgs,
-    client: &Client,
-    shown: &Shown,
-    place: &Place,
-    patience: &mut Patience<'_>,
-) -> Result<Option<Ended>, Failure> {
-    let target = &args.target;
-    let entrance = client.hands().listen_at(place).map_err(Failure::local)?;
-    let take = if args.inherit { Lent::inherit } else { Lent::take };
-    let Some(lent) = patience.have(|| take(client, target))? else { return Ok(None) };
-    let attachment = RedirAttachment::over(lent, entrance)?;
-    let place = attachment.place().clone();
-    shown.stands(attachment.standing(), None);
-    shown.attached(&place.to_string(), attachment.ender(), Some(attachment.meters()));
-    shown.state().gate = Some(attachment.gate());
-    explain(client, target, args.reason.as_ref(), attachment.local_address());
-    end_on(patience.take_signals(), attachment.ender(), || ());
-    let how = if args.inherit { "waits to be handed over at" } else { "attached at" };
-    say(format!("{target} {how} {place}   (Ctrl-C or 'farbus detach' ends)"));
-    let (id, options) = (format!("farbus-{}", plain_name(&target.device)), place.chardev_options());
-    say(format!(
-        "  next: qemu-system-x86_64 -device qemu-xhci -chardev socket,id={id},{options} -device usb-redir,chardev={id}\n  \
-         or, in the monitor of one that runs: chardev-add socket,id={id},{options}\n  \
-                                              device_add usb-redir,id={id},chardev={id}"
-    ));
-    Ok(Some(attachment.run()))
-}
-
-/// What is worth saying of how a disk is used.
-const fn words_of(mode: DiskMode) -> &'static str {
-    match mode {
-        DiskMode::Exclusive => "",
-        DiskMode::Read => ", to be read",
-    }
-}
-
-/// Where a disk's file appears unless somebody says otherwise.
-pub fn default_folder(target: &Target) -> PathBuf {
-    folder().join(target.device.replace('/', "_"))
-}
-
-/// Tells an exporter what its device is needed for, as far as it can be told.
-pub fn explain(client: &Client, target: &Target, reason: Option<&String>, user: Option<SocketAddr>) {
-    if let Some(reason) = reason
-        && let Err(error) = client.explain(target, reason, user)
-    {
-        tracing::info!(%error, "nobody was told the reason");
-    }
-}
-
-/// What the system refused is said once: a disk under memory pressure may then wait for itself.
-pub fn report_protection(protection: &Protection) {
-    if !protection.is_complete() {
-        tracing::info!("{protection}");
-    }
-}
-
 /// The first signal ends the attachment in good order; a second one does not wait for a disk to be durable.
-fn end_on(mut signals: Signals, ender: Ender, cut: impl FnOnce() + Send + 'static) {
+fn end_on(mut signals: Signals, handle: Handle) {
     thread::spawn(move || {
         let mut signals = signals.forever();
         if signals.next().is_some() {
-            ender.end();
+            handle.end();
         }
         if signals.next().is_some() {
-            cut();
+            handle.cut();
         }
     });
 }
@@ -588,41 +394,29 @@ struct Shown {
 
 #[derive(Default)]
 struct State {
-    at: String,
-    since: Option<Instant>,
-    ender: Option<Ender>,
-    meters: Option<Arc<Meters>>,
-    gate: Option<Gate>,
-    standing: Option<Standing>,
-    mode: Option<DiskMode>,
+    running: Option<Running>,
     is_ending: bool,
 }
 
 impl Shown {
-    fn new(args: &AttachArgs) -> Self {
-        Self { target: args.target.clone(), reason: args.reason.clone(), state: Mutex::default() }
+    fn new(request: &Request) -> Self {
+        Self { target: request.target.clone(), reason: request.reason.clone(), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn attached(&self, at: &str, ender: Ender, meters: Option<Arc<Meters>>) {
+    fn attached(&self, running: &Running) {
         let mut state = self.state();
         if state.is_ending {
-            ender.end();
+            running.handle.end();
         }
-        (state.at, state.since) = (at.to_owned(), Some(Instant::now()));
-        (state.ender, state.meters) = (Some(ender), meters);
+        state.running = Some(running.clone());
     }
 
-    fn stands(&self, standing: Option<Standing>, mode: Option<DiskMode>) {
-        let mut state = self.state();
-        (state.standing, state.mode) = (standing, mode);
-    }
-
-    fn gate(&self) -> Option<Gate> {
-        self.state().gate.clone()
+    fn handle(&self) -> Option<Handle> {
+        self.state().running.as_ref().map(|running| running.handle.clone())
     }
 
     /// Whether its owner wants it to end, attached or not.
@@ -633,112 +427,39 @@ impl Shown {
     fn answer(&self, question: Question) -> Answer {
         match question {
             Question::Status => self.status(),
-            Question::Detach { device } if device.as_deref().is_none_or(|asked| self.is_meant(asked)) => {
-                let mut state = self.state();
-                state.is_ending = true;
-                if let Some(ender) = &state.ender {
-                    ender.end();
-                }
-                Answer::Ok(serde_json::Value::Null)
+            Question::Detach { device, force } if device.as_deref().is_none_or(|asked| self.is_meant(asked)) => {
+                self.detach(force)
             }
-            Question::Migrate { device, heir } if self.is_meant(&device) => {
-                let (gate, standing) = (self.gate(), self.state().standing.clone());
-                answer_of_heir(gate.as_ref(), standing.as_ref(), &heir)
+            question => {
+                let steered = steer(question, |device| self.is_meant(device).then(|| self.handle()));
+                steered.unwrap_or(Answer::Unknown)
             }
-            Question::Hold { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::hold),
-            Question::Resume { device } if self.is_meant(&device) => answer_of_gate(self.gate().as_ref(), Gate::go_on),
-            Question::Pause { device, is_paused } if self.is_meant(&device) => {
-                let standing = self.state().standing.clone();
-                answer_of_pause(standing.as_ref(), is_paused)
-            }
-            Question::Version
-            | Question::Hold { .. }
-            | Question::Resume { .. }
-            | Question::Pause { .. }
-            | Question::Migrate { .. }
-            | Question::Detach { .. }
-            | Question::Type { .. }
-            | Question::Eject { .. }
-            | Question::Insert { .. }
-            | Question::Release { .. }
-            | Question::Explain { .. }
-            | Question::Swap { .. }
-            | Question::SwapStatus { .. }
-            | Question::SwapCancel { .. }
-            | Question::Promise { .. }
-            | Question::Reload
-            | Question::Restart { .. }
-            | Question::Sleep { .. }
-            | Question::Topology { .. }
-            | Question::Wake => Answer::Unknown,
         }
+    }
+
+    fn detach(&self, force: bool) -> Answer {
+        let mut state = self.state();
+        let handle = state.running.as_ref().map(|running| running.handle.clone());
+        if let Some(Err(why)) = handle.as_ref().filter(|_| !force).map(|handle| handle.may(Act::Detach)) {
+            return Answer::Refused(why.to_string());
+        }
+        state.is_ending = true;
+        handle.iter().for_each(Handle::end);
+        Answer::Ok(serde_json::Value::Null)
     }
 
     fn is_meant(&self, asked: &str) -> bool {
         asked == self.target.device
             || asked == self.target.to_string()
-            || asked.parse::<Target>().is_ok_and(|asked| asked == self.target)
+            || asked.parse::<Target>().is_ok_and(|asked| is_same(&asked, &self.target))
     }
 
     fn status(&self) -> Answer {
         let state = self.state();
-        let device = AttachmentStatus {
-            name: self.target.device.clone(),
-            title: self.target.to_string(),
-            state: if state.since.is_some() { "attached" } else { "waiting" },
-            user: self.target.address.clone(),
-            at: state.at.clone(),
-            reason: self.reason.clone(),
-            used_s: state.since.map(|since| since.elapsed().as_secs_f64()).unwrap_or_default(),
-            mode: state.mode.map(DiskMode::as_str),
-            link_lost_s: None,
-            latency: None,
-            reservation: None,
-            counts: BTreeMap::new(),
-            drift_us: None,
-            links: None,
-            meters: state.meters.as_ref().map(|meters| meters.read()),
-        };
-        let device = device.with_standing(state.standing.as_ref());
+        let word = if state.running.is_some() { "attached" } else { "waiting" };
+        let device = AttachmentStatus::of(&self.target, word, self.reason.as_ref(), state.running.as_ref());
         let address = self.target.address.clone();
         ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
-    }
-}
-
-/// Hands a session's device over, behind its virtual machine if one may have it; says so where there is none.
-pub fn answer_of_heir(gate: Option<&Gate>, standing: Option<&Standing>, heir: &str) -> Answer {
-    let refused = |why: &str| Answer::Refused(why.to_owned());
-    let Ok(heir) = heir.parse::<Fingerprint>() else { return refused("that is no key") };
-    if let Some(gate) = gate {
-        return match gate.hand_over(*heir.as_bytes()) {
-            Ok(granted) => Answer::Ok(serde_json::json!({ "machine": granted == Granted::ToUser })),
-            Err(why) => Answer::Refused(why.to_owned()),
-        };
-    }
-    match standing {
-        Some(standing) => match standing.bequeath(*heir.as_bytes()) {
-            Ok(()) => Answer::Ok(serde_json::Value::Null),
-            Err(why) => refused(why),
-        },
-        None => refused("it has no session that could be handed over (a paired host, or --grace SECONDS)"),
-    }
-}
-
-/// Lets nothing pass a device's modules, or all again; says so where there are none.
-pub fn answer_of_pause(standing: Option<&Standing>, is_paused: bool) -> Answer {
-    let no_session = Err("it has no session, and so no modules (farbus attach --module pause)");
-    match standing.map_or(no_session, |standing| standing.pause(is_paused)) {
-        Ok(()) => Answer::Ok(serde_json::Value::Null),
-        Err(why) => Answer::Refused(why.to_owned()),
-    }
-}
-
-/// Does something with what holds a virtual machine's device still; says so where there is none.
-pub fn answer_of_gate(gate: Option<&Gate>, act: impl FnOnce(&Gate) -> Result<Granted, &'static str>) -> Answer {
-    match gate.map(act) {
-        Some(Ok(_)) => Answer::Ok(serde_json::Value::Null),
-        Some(Err(why)) => Answer::Refused(why.to_owned()),
-        None => Answer::Refused("no virtual machine is lent this device (--via redir or nbd)".to_owned()),
     }
 }
 
@@ -752,9 +473,15 @@ pub fn resume(args: MovingArgs) -> Result<(), Failure> {
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {
     let name = args.device.map_or_else(only_one_attached, Ok)?;
+    if !args.force {
+        in_use::make_free(&name, args.unmount)?;
+    }
     // Whoever has it under that name: they may be several.
-    let answers = ask_all(&Question::Detach { device: Some(name.clone()) }).map_err(Failure::local)?;
-    heard(&name, answers.into_iter().map(|(_, answer)| answer)).map(drop)
+    let question = Question::Detach { device: Some(name.clone()), force: args.force };
+    let answers = ask_all(&question).map_err(Failure::local)?;
+    let next = "or 'farbus detach --force', which loses that";
+    let heard = heard(&name, answers.into_iter().map(|(_, answer)| answer));
+    heard.map(drop).map_err(|failure| in_use::explain(&name, failure, next))
 }
 
 /// What is meant when nothing is named.

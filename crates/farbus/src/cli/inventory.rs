@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
-use crate::session_record::class_words;
-use crate::wanted::name;
+use crate::devices::class_words::class_words;
+use crate::devices::selection::name;
 
 #[derive(Serialize)]
 struct Line {

@@ -5,9 +5,12 @@ use serde_json::Value;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
-use crate::client::{ANSWER_TIME_MAX, Client, FailureReport, address_of, remember_address};
-use crate::listed::Listed;
-use crate::neighbours;
+use crate::broker::Hands;
+use crate::common::socket_place::Place;
+use crate::devices::offer::Listed;
+use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
+use crate::importer::discovery::everywhere;
+use crate::importer::discovery::local_shares::{self, repeated};
 
 /// Show what a host offers, or everybody who is there.
 #[derive(Debug, clap::Args)]
@@ -15,13 +18,14 @@ use crate::neighbours;
     after_help = "Without a host: this machine's own shares, the hosts that it is paired with (asked over their encrypted\n    links), and hosts nearby that announce themselves (mDNS).\n\n\
     Examples:\n  farbus list                     everybody\n  \
     farbus list lab3                one host: a name, announced or not, or an address\n  \
+    farbus list localhost           this machine, as 'farbus share' offers it to you\n  \
     farbus list 10.0.0.7:3241 --json\n  \
     farbus list --json | jq -r '.[] | select(.state == \"available\") | .target'"
 )]
 pub struct Args {
     /// HOST[:PORT] of a farbus or usbipd, or the name of a paired host.
     host: Option<String>,
-    /// Where the paired host is now; remembered.
+    /// Where the paired host is now; remembered once it has proved its key there.
     #[arg(long, value_name = "HOST[:PORT]", requires = "host")]
     address: Option<String>,
     /// For programs.
@@ -52,11 +56,20 @@ struct Silent {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let Some(host) = &args.host else { return everybody(args.json) };
     let address = address_of(host);
-    if let Some(moved) = &args.address {
-        remember_address(&address, moved)?;
-    }
-    let devices = Client::default().offers(&address, ANSWER_TIME_MAX)?;
-    let lines: Vec<Line> = devices.into_iter().map(|device| Line { device, host: None, target: None }).collect();
+    let lines: Vec<Line> = match &args.address {
+        Some(moved) => {
+            let client = Client::for_host_at(&address, moved, Hands::Own, ClientConfig::default())?;
+            lines_at(client.offers(&address, ANSWER_TIME_MAX)?)
+        }
+        None => {
+            let here = local_shares::offers(&address)?;
+            if here.is_empty() {
+                lines_at(Client::default().offers(&address, ANSWER_TIME_MAX)?)
+            } else {
+                lines_of(here)
+            }
+        }
+    };
     if args.json {
         return print_json(&lines);
     }
@@ -68,9 +81,25 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What this machine's shares offer: where two have a device of one name, by their sockets.
+fn lines_at(devices: Vec<Listed>) -> Vec<Line> {
+    devices.into_iter().map(|device| Line { device, host: None, target: None }).collect()
+}
+
+fn lines_of(shares: Vec<(Place, Vec<Listed>)>) -> Vec<Line> {
+    let repeated = repeated(shares.iter().flat_map(|(_, devices)| devices).map(|device| device.name.as_str()));
+    let lines =
+        shares.into_iter().flat_map(|(place, devices)| devices.into_iter().map(move |it| (place.as_host(), it)));
+    let line = |(socket, device): (String, Listed)| {
+        let target = repeated.contains(&device.name).then(|| format!("{socket}/{}", device.name));
+        Line { device, host: None, target }
+    };
+    lines.map(line).collect()
+}
+
 fn everybody(as_json: bool) -> Result<(), Failure> {
     let (mut lines, mut silent) = (Vec::new(), Vec::new());
-    for host in neighbours::all() {
+    for host in everywhere::all() {
         match host.devices {
             Ok(devices) => lines.extend(devices.into_iter().map(|device| {
                 let target = Some(format!("{}/{}", host.name, device.name));

@@ -4,10 +4,11 @@ use farbus_io::trust::Fingerprint;
 
 use super::Failure;
 use super::output::say;
-use super::owner::hear_owner;
-use crate::client::Target;
-use crate::control::Question;
-use crate::trust::Trust;
+use crate::common::asking::hear_owner;
+use crate::common::control::Question;
+use crate::frontend::in_use;
+use crate::hosts::trust::Trust;
+use crate::importer::client::Target;
 
 /// Hand an attached device over to another host, as it is.
 #[derive(Debug, clap::Args)]
@@ -15,6 +16,7 @@ use crate::trust::Trust;
     after_help = "What is under way ends first; then the device keeps its state and waits 20 s for the other host and for\n\
     nobody else. There:\n  \
     farbus attach lab3/disk --wait=20       before this command, or after it\n\n\
+    A disk whose file programs have open (--via fuse) is not handed over: close them, or say --unmount.\n\n\
     If that host does not come in time the device goes on here. Once it has come, whoever had the device is fenced off.\n\
     It takes a session: a paired host, or --grace SECONDS.\n\n\
     A device that a virtual machine has (--via redir) goes with the machine. On the other host, before anything else:\n  \
@@ -31,12 +33,25 @@ pub struct Args {
     /// Who is to have it: the name of a paired host, or the key that 'farbus id' says there.
     #[arg(long, value_name = "HOST")]
     to: String,
+    /// First write out and unmount the file systems on it, and release its loop devices (--via fuse).
+    #[arg(long)]
+    unmount: bool,
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Args { device, to } = args;
+    let Args { device, to, unmount } = args;
     let heir = key_of(&to)?.to_string();
-    let answer = hear_owner(&device, Question::Migrate { device: device.clone(), heir })?;
+    in_use::make_free(&device, unmount)?;
+    let clients = in_use::nbd_clients(&device)?;
+    if clients > 0 {
+        say(waits_for(&device, &to, clients));
+    }
+    let answer = hear_owner(&device, Question::Migrate { device: device.clone(), heir });
+    let answer = answer.map_err(|failure| in_use::explain(&device, failure, "and try again"))?;
+    if answer["machine"] == true && clients > 0 {
+        say(format!("{device} is held still"));
+        return Ok(());
+    }
     if answer["machine"] == true {
         say(format!("{device} is held still: migrate its virtual machine to {to} now, and end it here within 20 s"));
         return Ok(());
@@ -44,6 +59,16 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let name = device.parse::<Target>().map_or_else(|_| device.clone(), |target| target.device);
     say(format!("{device} waits for {to}, 20 s: there, 'farbus attach HOST/{name} --wait=20'"));
     Ok(())
+}
+
+/// What a disk's owner is told at once that NBD clients keep.
+fn waits_for(device: &str, to: &str, clients: u64) -> String {
+    let who = if clients == 1 { "an NBD client is".to_owned() } else { format!("{clients} NBD clients are") };
+    format!(
+        "{device}: {who} connected. What is under way is answered, what comes then waits, and the disk goes to {to} once all have left\n  \
+         a virtual machine: migrate it to {to}, and end it here; another program: end it\n  \
+         after 20 s it stays here and goes on; 'farbus resume {device}' lets it go on at once"
+    )
 }
 
 fn key_of(to: &str) -> Result<Fingerprint, Failure> {

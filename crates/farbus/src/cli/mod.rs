@@ -2,10 +2,11 @@
 
 mod attach;
 pub mod bench;
-mod confined;
 mod daemon;
 mod demo;
 mod docs;
+mod grants;
+mod identity;
 mod inventory;
 mod list;
 mod listen;
@@ -25,14 +26,13 @@ mod stream;
 mod swap;
 mod topology;
 mod trust;
-mod twin;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use farbus_io::module::Way;
 
 pub use output::{Failure, report};
 
-use crate::module_program;
+use crate::link::modules::program;
 
 /// Any machine's devices on any other machine, as if they were plugged in there.
 #[derive(Debug, Parser)]
@@ -86,8 +86,9 @@ enum Verb {
     Pair(trust::PairArgs),
     Peers(trust::PeersArgs),
     Unpair(trust::UnpairArgs),
-    Allow(trust::AllowArgs),
-    Forbid(trust::ForbidArgs),
+    Allow(grants::AllowArgs),
+    Forbid(grants::ForbidArgs),
+    Identity(identity::Args),
     Completions(docs::CompletionsArgs),
     #[command(hide = true)]
     Man(docs::ManArgs),
@@ -95,7 +96,7 @@ enum Verb {
     #[command(hide = true)]
     Broker,
     /// The process that ends a module's program when nobody uses it any more; started by others alone.
-    #[command(hide = true, name = module_program::HOST_VERB)]
+    #[command(hide = true, name = program::HOST_VERB)]
     ModuleHost {
         /// It shares memory.
         #[arg(long)]
@@ -104,7 +105,7 @@ enum Verb {
         program: std::path::PathBuf,
     },
     /// The process that becomes a module's program, without rights; started by others alone.
-    #[command(hide = true, name = module_program::PROGRAM_VERB)]
+    #[command(hide = true, name = program::PROGRAM_VERB)]
     ModuleProgram {
         /// It shares memory.
         #[arg(long)]
@@ -118,11 +119,22 @@ enum Verb {
 }
 
 impl Cli {
+    /// Whether farbus itself started this process, which then has what it needs as standard input, output and error, and no descriptor more.
+    pub fn is_started_by_farbus(&self) -> bool {
+        match &self.verb {
+            Verb::Broker | Verb::ModuleHost { .. } | Verb::ModuleProgram { .. } | Verb::Nearby => true,
+            Verb::Daemon(args) => args.is_successor(),
+            _ => false,
+        }
+    }
+
     /// Whether a failure, too, is to be told as JSON.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
+            Verb::Allow(args) => args.json,
+            Verb::Identity(args) => args.is_for_programs(),
             Verb::Module(args) => args.is_for_programs(),
             Verb::Nbd(args) => args.json,
             Verb::Observe(args) => args.json,
@@ -145,7 +157,7 @@ impl Cli {
 /// Does what the command line says.
 ///
 /// # Errors
-/// [`Failure`], which knows its exit code.
+/// A failure, which knows its exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.verb {
         Verb::Share(args) => share::run(args),
@@ -175,21 +187,18 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Pair(args) => trust::pair(&args),
         Verb::Peers(args) => trust::peers(&args),
         Verb::Unpair(args) => trust::unpair(&args),
-        Verb::Allow(args) => trust::allow(&args),
-        Verb::Forbid(args) => trust::forbid(&args),
+        Verb::Allow(args) => grants::allow(&args),
+        Verb::Forbid(args) => grants::forbid(&args),
+        Verb::Identity(args) => identity::run(&args),
         Verb::Completions(args) => docs::completions(&args, Cli::command()),
-        Verb::Broker => crate::broker::run(daemon::read_config).map_err(Failure::local),
+        Verb::Broker => crate::broker::run(crate::daemon::read_config).map_err(Failure::local),
         Verb::Man(args) => docs::man(&args, Cli::command()),
-        Verb::ModuleHost { ring, program } => {
-            match module_program::host(&program, way(ring)).map_err(Failure::local)? {
-                0 => Ok(()),
-                code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
-            }
-        }
-        Verb::ModuleProgram { ring, program } => {
-            Err(Failure::local(module_program::become_program(&program, way(ring))))
-        }
-        Verb::Nearby => crate::nearby::run().map_err(Failure::local),
+        Verb::ModuleHost { ring, program } => match program::host(&program, way(ring)).map_err(Failure::local)? {
+            0 => Ok(()),
+            code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
+        },
+        Verb::ModuleProgram { ring, program } => Err(Failure::local(program::become_program(&program, way(ring)))),
+        Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
     }
 }
 

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::Failure;
 use super::output::say;
-use super::owner::ask_owner;
-use crate::client::Attribute;
-use crate::control::Question;
+use crate::common::asking::ask_owner;
+use crate::common::control::Question;
+use crate::importer::client::Attribute;
 
 /// Show the modules that devices can be used through.
 #[derive(Debug, clap::Args)]

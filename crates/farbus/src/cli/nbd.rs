@@ -10,22 +10,20 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
-use super::attach::report_protection;
-use super::confined::{give_rights_away, start_broker};
 use super::listen::place_told;
-use super::owner::ProcessStatus;
-use super::served::{Served, say_served};
-use super::swap;
-use crate::attach::{AttachmentStatus, Ended, Ender};
-use crate::block::BlockSpec;
+use super::served::say_served;
+use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{Hands, Mandate};
-use crate::client::Attribute;
-use crate::control::{Answer, Door, Question};
-use crate::device_status::MediumStatus;
-use crate::meters::Meters;
-use crate::nbd::{NbdServer, Offer, uri};
-use crate::place::Protocol;
-use crate::swap::Swaps;
+use crate::common::control::{Answer, Door, Question};
+use crate::common::process_status::ProcessStatus;
+use crate::devices::status::MediumStatus;
+use crate::exporter::sources::block::BlockSpec;
+use crate::exporter::swap::Swaps;
+use crate::exporter::swap_answers::{answer_disk, asked_of};
+use crate::frontend::nbd::{NbdServer, Offer, PROTOCOL, uri};
+use crate::frontend::{AttachmentStatus, Ended, Ender, Export, undurable};
+use crate::importer::client::Attribute;
+use crate::link::meters::Meters;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_session::block::BlockExport;
@@ -58,7 +56,7 @@ pub struct Args {
     /// Where it is, and failures, as JSON on standard output.
     #[arg(long)]
     pub json: bool,
-    /// Keep the rights it was started with. Without this, what hears its clients runs as nobody, sees no other files and makes no
+    /// Keep the rights it was started with. Without this, what hears its clients runs as a user without rights, sees no other files and makes no
     /// connections.
     #[arg(long)]
     no_sandbox: bool,
@@ -75,7 +73,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
     }
     let names = names(&args.what);
-    let place = place_told(Protocol::Nbd, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
+    let place = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
     let (remove, places) = (vec![door.path().to_owned()], vec![place.clone()]);
     let hands = match args.no_sandbox {
@@ -95,9 +93,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let is_alone = names.len() == 1;
     let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
         let name = if is_alone { String::new() } else { name.clone() };
-        Served { uri: uri(&place, &name), name, size_bytes }
+        Export { uri: uri(&place, &name), name, size_bytes }
     });
-    let served: Vec<Served> = served.collect();
+    let served: Vec<Export> = served.collect();
     let server = NbdServer::new(entrance, offers, None).map_err(Failure::local)?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
@@ -120,12 +118,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             ender.end();
         }
     });
-    say_served("serving", &served, args.json)?;
+    say_served(&served, args.json)?;
     let ended = server.run();
     shown.swaps.stop();
     drop(hands);
     match ended {
         Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved => Ok(()),
+        Ended::Undurable(why) => Err(Failure::new(Attribute::Device, undurable("the disk", &why))),
         Ended::Lost(why) => Err(Failure::new(Attribute::Device, why)),
         Ended::Over(report) => Err(Failure::new(report.attribute, report.message)),
         Ended::Broken(reject) => Err(Failure::local(reject)),
@@ -161,14 +160,14 @@ struct Shown {
 impl Shown {
     fn answer(&self, question: Question) -> Answer {
         let is_meant = |asked: &str| self.names.iter().chain(&self.what).any(|name| name == asked);
-        if let Some(asked) = swap::asked_of(&question) {
+        if let Some(asked) = asked_of(&question) {
             let found = self.names.iter().zip(&self.exports).find(|(name, _)| *name == asked);
             let Some((name, export)) = found else { return Answer::Unknown };
-            return swap::answer_disk(&self.swaps, name, export, question);
+            return answer_disk(&self.swaps, name, export, question, || {});
         }
         match question {
             Question::Status => self.status(),
-            Question::Detach { device } if device.as_deref().is_none_or(is_meant) => {
+            Question::Detach { device, .. } if device.as_deref().is_none_or(is_meant) => {
                 self.ender.end();
                 Answer::Ok(serde_json::Value::Null)
             }
@@ -180,22 +179,11 @@ impl Shown {
         let all = self.names.iter().zip(&self.what).zip(&self.exports);
         let devices = all.enumerate().map(|(at, ((name, what), export))| ServedStatus {
             served: AttachmentStatus {
-                name: name.clone(),
-                title: what.clone(),
-                state: "served",
-                user: String::new(),
                 at: self.uri.clone(),
                 used_s: self.since.elapsed().as_secs_f64(),
-                reason: None,
-                mode: None,
-                link_lost_s: None,
-                latency: None,
-                reservation: None,
-                counts: BTreeMap::new(),
-                drift_us: None,
-                links: None,
                 // They are counted together.
                 meters: (at == 0).then(|| self.meters.read()),
+                ..AttachmentStatus::named(name, what, "served")
             },
             medium: MediumStatus::of(export),
         });

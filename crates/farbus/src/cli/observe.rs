@@ -14,12 +14,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
-use super::attach::over;
-use super::confined::{give_rights_away, start_broker};
 use super::output::say;
-use crate::attach::report_of;
+use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Client, Target};
+use crate::common::failure::FailureReport;
+use crate::frontend::over;
+use crate::importer::client::{Client, ClientConfig, Target};
+use crate::importer::discovery::local_shares::resolve;
 
 /// See what a device of another host sends to its user.
 #[derive(Debug, clap::Args)]
@@ -64,10 +65,10 @@ struct Line {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let target = &args.target;
+    let target = &resolve(args.target.clone())?;
     let mandate = Mandate { hosts: vec![target.address.clone()], ..Mandate::default() };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let client = Client::for_host(&target.address, hands)?;
+    let client = Client::for_host(&target.address, hands, ClientConfig::default())?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
@@ -95,7 +96,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             }
         }
         if let Some(end) = linked.end() {
-            return if end.cause == Cause::Asked { Ok(()) } else { Err(over(target, &report_of(end))) };
+            return if end.cause == Cause::Asked { Ok(()) } else { Err(over(target, &FailureReport::of(end))) };
         }
         if left > 0 {
             linked.wait(None).map_err(Failure::local)?;

@@ -6,63 +6,21 @@ use std::process::ExitCode;
 
 use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
 
-use crate::client::{Attribute, ClientError, FailureReport};
-
-/// Why the command did not do what it was told: what happened, where, and what to type next.
-#[derive(Debug)]
-pub struct Failure {
-    attribute: Attribute,
-    message: String,
-    /// Programs know already.
-    is_told: bool,
-}
-
-impl Failure {
-    /// Something on this machine.
-    pub fn local(message: impl fmt::Display) -> Self {
-        Self { attribute: Attribute::Local, message: message.to_string(), is_told: false }
-    }
-
-    /// With another attribute.
-    pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
-        Self { attribute, message: message.to_string(), is_told: false }
-    }
-
-    /// It is part of what was printed for programs.
-    pub fn told(self) -> Self {
-        Self { is_told: true, ..self }
-    }
-
-    /// As programs read it.
-    pub fn report(&self) -> FailureReport {
-        FailureReport { attribute: self.attribute, message: self.message.clone() }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl From<ClientError> for Failure {
-    fn from(error: ClientError) -> Self {
-        Self { attribute: error.attribute(), message: error.to_string(), is_told: false }
-    }
-}
+use crate::common::failure::Attribute;
+pub use crate::common::failure::Failure;
 
 /// Says what failed: whose trouble it is, and for programs (`as_json`) the same as JSON on standard output.
 /// Returns the exit code; 2 is clap's for usage.
 pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
-    match failure.attribute {
+    match failure.attribute() {
         Attribute::Local => eprintln!("farbus: {failure}"),
         other => eprintln!("farbus: {}: {failure}", other.as_str()),
     }
-    if as_json && !failure.is_told {
+    if as_json && !failure.is_told() {
         // It was printable a moment ago.
         let _ = print_json(&serde_json::json!({ "failure": failure.report() }));
     }
-    ExitCode::from(failure.attribute.exit_code())
+    ExitCode::from(failure.attribute().exit_code())
 }
 
 /// What a terminal has at least.

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
 use serde_json::Value;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
-use crate::client::Attribute;
-use crate::control::{Answer, Question, ask_all, ask_in_turn};
-use crate::reserve::ReservationStatus;
+use crate::common::asking::ask_owner;
+use crate::common::control::{Answer, Question, ask_all};
+use crate::common::units::format_bytes;
+use crate::devices::reservation::ReservationStatus;
 
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
@@ -267,58 +267,6 @@ pub fn eject(args: DeviceArgs) -> Result<(), Failure> {
 
 pub fn insert(args: DeviceArgs) -> Result<(), Failure> {
     ask_owner(&args.device, Question::Insert { device: args.device.clone() })
-}
-
-/// Asks whoever has the device.
-pub fn ask_owner(device: &str, question: Question) -> Result<(), Failure> {
-    hear_owner(device, question).map(drop)
-}
-
-/// The same, for what is answered.
-pub fn hear_owner(device: &str, question: Question) -> Result<Value, Failure> {
-    heard(device, [ask_in_turn(&question).map_err(Failure::local)?])
-}
-
-/// The first answer that is one.
-pub fn heard(device: &str, answers: impl IntoIterator<Item = Answer>) -> Result<Value, Failure> {
-    for answer in answers {
-        match answer {
-            Answer::Ok(value) => return Ok(value),
-            Answer::Unknown => {}
-            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
-            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
-        }
-    }
-    let message = format!("no device called '{device}' is shared or attached here\n  see: farbus status");
-    Err(Failure::new(Attribute::Gone, message))
-}
-
-/// A running process in `farbus status --json`.
-#[derive(Debug, Serialize)]
-pub struct ProcessStatus<D> {
-    /// Process id.
-    pub pid: u32,
-    /// `share` or `attach`.
-    pub role: &'static str,
-    /// Where it listens, or what it is attached to.
-    pub address: String,
-    /// Its devices.
-    pub devices: Vec<D>,
-}
-
-impl<D: Serialize> ProcessStatus<D> {
-    /// As an answer.
-    pub fn answer(&self) -> Answer {
-        match serde_json::to_value(self) {
-            Ok(value) => Answer::Ok(value),
-            Err(error) => Answer::Refused(error.to_string()),
-        }
-    }
-}
-
-/// `1.2 GB`, decimal units.
-pub fn format_bytes(bytes: u64) -> String {
-    indicatif::DecimalBytes(bytes).to_string()
 }
 
 fn format_span(span: Duration) -> String {

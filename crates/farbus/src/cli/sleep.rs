@@ -10,8 +10,8 @@ use std::thread;
 
 use super::Failure;
 use super::output::say;
-use crate::client::Attribute;
-use crate::control::{Answer, Question, ask_all};
+use crate::common::control::{Answer, Question, ask_all};
+use crate::importer::client::Attribute;
 
 /// How long it may take until the kernel has let go of what was unplugged.
 const FREE_TIME_MAX: Duration = Duration::from_secs(5);

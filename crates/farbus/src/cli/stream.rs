@@ -12,13 +12,14 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
-use super::confined::{give_rights_away, start_broker};
 use super::output::print_json;
+use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Client, Target};
-use crate::frames::{Frame, Wanted, open_stream};
-use crate::modules::recipe;
-use crate::reserve::Wish;
+use crate::devices::reservation::Wish;
+use crate::frontend::stream::{Frame, Wanted, open_stream};
+use crate::importer::client::{Client, ClientConfig, Target};
+use crate::importer::discovery::local_shares::resolve;
+use crate::link::modules::recipe;
 
 /// Read frames of another host's camera, screen or other source.
 #[derive(Debug, clap::Args)]
@@ -112,13 +113,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 fn read(args: &ReadArgs) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
-    let target = &args.target;
+    let target = &resolve(args.target.clone())?;
     let recipe = recipe(&args.module).map_err(Failure::local)?;
     let mandate = Mandate { hosts: vec![target.address.clone()], ..Mandate::default() };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let mut client = Client::for_host(&target.address, hands)?;
-    client.go_through(recipe);
-    client.reserve(args.reserve.clone().map(|Wish(reservation)| reservation));
+    let reservation = args.reserve.clone().map(|Wish(reservation)| reservation);
+    let config = ClientConfig { modules: recipe, reservation, ..ClientConfig::default() };
+    let client = Client::for_host(&target.address, hands, config)?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }

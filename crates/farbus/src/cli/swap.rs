@@ -11,25 +11,26 @@ use std::thread;
 use std::time::Duration;
 
 use farbus_io::store::{FileStore, Trouble};
+use farbus_io::trust::{DeviceId, Folder};
 use farbus_io::usb::{Inventory, Selector};
-use farbus_session::block::BlockExport;
-use farbus_session::block::swap::Options;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
+use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
 use super::output::{print_json, say};
-use super::owner::{ask_owner, format_bytes};
-use super::twin;
-use crate::block::bytes_from;
-use crate::client::Attribute;
-use crate::control::{Answer, Question, ask_all, ask_one};
-use crate::device_status::MediumStatus;
-use crate::failure::FailureReport;
-use crate::share::{Share, ShareError};
-use crate::swap::journal::{Journals, Medium};
-use crate::swap::{Order, SwapStatus, Swaps};
+use crate::common::asking::ask_owner;
+use crate::common::control::{Answer, Question, ask_all, ask_one};
+use crate::common::failure::FailureReport;
+use crate::common::units::format_bytes;
+use crate::devices::identities::exchanging::Exchange;
+use crate::devices::identities::labels::IdentityStatus;
+use crate::devices::identities::{OnMedium, moving_with, settle};
+use crate::devices::media_journal::{Journals, Medium, MovedDevice};
+use crate::devices::status::MediumStatus;
+use crate::exporter::sources::block::bytes_from;
+use crate::exporter::swap::SwapStatus;
+use crate::importer::client::Attribute;
 
 /// How often the progress is asked for.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -111,16 +112,27 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let owner = Owner::of(device)?;
     // From here on Ctrl-C is the wish to cancel.
     let is_cancelled = Arc::new(AtomicBool::new(false));
+    let mut exchange = None;
     if let Some(place) = &args.to {
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register(signal, Arc::clone(&is_cancelled)).map_err(Failure::local)?;
         }
         match place {
             Place::Disk(path) => owner.begin(path, args)?,
-            Place::Usb(selector) => owner.begin_twin(selector)?,
+            Place::Usb(selector) => exchange = owner.begin_twin(selector)?,
         }
     }
     let ended = owner.watch(args.json, &is_cancelled)?;
+    if let Some(exchange) = exchange {
+        let noted = if ended.failure.is_none() { exchange.done() } else { exchange.undone() };
+        noted.unwrap_or_else(|error| {
+            eprintln!("farbus: warning: {} has a new identity when it is shared next: {error}", ended.device)
+        });
+    }
+    if let Ok(folder) = Folder::of_user() {
+        // If it cannot be noted now, it is when one of the two is shared next.
+        let _ = settle(&folder);
+    }
     if args.json {
         // What failed is told beside it, as JSON too.
         print_json(&ended)?;
@@ -153,6 +165,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn forget(path: &Path) -> Result<(), Failure> {
+    // What was swapped is noted elsewhere before it is forgotten here.
+    Folder::of_user().map_err(io::Error::other).and_then(|folder| settle(&folder)).map_err(Failure::local)?;
     let forgotten =
         Journals::of_user().and_then(|journals| journals.forget(&Medium::at(path))).map_err(Failure::local)?;
     match forgotten {
@@ -170,10 +184,13 @@ struct Owner {
     device: String,
     /// A disk's.
     medium: Option<MediumStatus>,
+    /// Which device it is, if it is known after a restart.
+    id: Option<DeviceId>,
 }
 
 impl Owner {
     fn of(device: &str) -> Result<Self, Failure> {
+        let mut owners: Vec<Self> = Vec::new();
         for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
             let Answer::Ok(status) = answer else { continue };
             let devices = status["devices"].as_array().into_iter().flatten();
@@ -181,7 +198,17 @@ impl Owner {
             let Some(found) = shared.next().filter(|_| status["role"] != "attach") else { continue };
             let medium = serde_json::from_value(found["medium"].clone()).ok();
             let name = found["name"].as_str().unwrap_or(device).to_owned();
-            return Ok(Self { pid, device: name, medium });
+            let identity: Option<IdentityStatus> = serde_json::from_value(found["identity"].clone()).ok();
+            let id = identity.filter(|identity| identity.is_lasting).map(|identity| identity.id);
+            owners.push(Self { pid, device: name, medium, id });
+        }
+        if let [first, second, ..] = &owners[..] {
+            let what = format!("'{device}' is what processes {} and {} share: which is meant?", first.pid, second.pid);
+            let next = "end one of them, or give each device a name of its own: name=NAME";
+            return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
+        }
+        if let Some(owner) = owners.pop() {
+            return Ok(owner);
         }
         let message = format!("no device called '{device}' is shared or served here\n  see: farbus status");
         Err(Failure::new(Attribute::Gone, message))
@@ -203,7 +230,8 @@ impl Owner {
         }
     }
 
-    fn begin_twin(&self, selector: &Selector) -> Result<(), Failure> {
+    /// Begins; what becomes of its identity is to be noted.
+    fn begin_twin(&self, selector: &Selector) -> Result<Option<Exchange>, Failure> {
         if self.medium.is_some() {
             let message = format!("{} is a disk: it moves to block:PATH", self.device);
             return Err(Failure::new(Attribute::Refused, message));
@@ -225,9 +253,20 @@ impl Owner {
             rate: None,
             verify: false,
             resume: false,
-            files: crate::swap::Files::default(),
+            files: crate::common::passed_files::Files::default(),
         };
-        self.ask(&question, &[node.as_fd()]).map(drop)
+        let exchange = match (self.id, Folder::of_user()) {
+            (Some(id), Ok(folder)) => Exchange::begin(folder, id, found)?,
+            _ => None,
+        };
+        match self.ask(&question, &[node.as_fd()]) {
+            Ok(_) => Ok(exchange),
+            Err(failure) => {
+                // Should that fail it has a new identity, and never another's.
+                let _ = exchange.map(Exchange::undone);
+                Err(failure)
+            }
+        }
     }
 
     fn begin(&self, path: &Path, args: &Args) -> Result<(), Failure> {
@@ -258,7 +297,7 @@ impl Owner {
             None => Medium::called(&medium.at),
         };
         let journals = Journals::of_user().map_err(Failure::local)?;
-        let begun = journals.begin(&from, &Medium::at(&path));
+        let begun = journals.begin_of(&from, &Medium::at(&path), &self.moving(&from)?);
         let begun = begun.map_err(|error| Failure::local(format!("cannot write a journal: {error}")))?;
         let question = Question::Swap {
             device: self.device.clone(),
@@ -266,7 +305,7 @@ impl Owner {
             rate: args.rate,
             verify: args.verify,
             resume: begun.resumes,
-            files: crate::swap::Files::default(),
+            files: crate::common::passed_files::Files::default(),
         };
         if begun.resumes && !args.json {
             say(format!("{} has a part of it already: what it has is compared, not copied", path.display()));
@@ -278,6 +317,18 @@ impl Owner {
                 begun.withdraw();
                 Err(failure)
             }
+        }
+    }
+
+    /// The devices that are on its medium: they are what they are after the swap.
+    fn moving(&self, from: &Medium) -> Result<Vec<MovedDevice>, Failure> {
+        let Ok(folder) = Folder::of_user() else { return Ok(Vec::new()) };
+        let of = self.id.map_or(OnMedium::Path(&from.at), OnMedium::Device);
+        match moving_with(&folder, &of) {
+            Ok(devices) => Ok(devices),
+            // It is known by nothing in that list then: what it is ends with its process.
+            Err(_) if self.id.is_none() => Ok(Vec::new()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -322,72 +373,5 @@ fn make(path: &Path, size_bytes: u64) -> io::Result<bool> {
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
-    }
-}
-
-/// Answers what is asked of the swaps of what is shared.
-pub fn answer(share: &Share, question: Question) -> Answer {
-    let Some(device) = asked_of(&question).map(str::to_owned) else { return Answer::Unknown };
-    let (bus_id, export) = match share.disk(&device) {
-        Ok(found) => found,
-        Err(ShareError::NoDevice(_)) => return Answer::Unknown,
-        Err(error) => return Answer::Refused(error.to_string()),
-    };
-    match (question, export) {
-        (Question::Swap { to, files, .. }, None) if to.starts_with("usb:") => {
-            let begun = files.take().map_err(|error| Answer::Refused(error.to_string()));
-            match begun.and_then(|[node]| twin::begin(share, &device, &bus_id, &to, node).map_err(Answer::Failed)) {
-                Ok(()) => Answer::Ok(Value::Null),
-                Err(refusal) => refusal,
-            }
-        }
-        (Question::Swap { .. }, None) => Answer::Refused(format!("{device} is no disk: only a disk can be moved")),
-        (question, Some(export)) => answer_disk(share.swaps(), &bus_id, &export, question),
-        (question, None) => answer_running(share.swaps(), &bus_id, question),
-    }
-}
-
-/// The device that a question about swaps is about.
-pub fn asked_of(question: &Question) -> Option<&str> {
-    match question {
-        Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
-            Some(device)
-        }
-        _ => None,
-    }
-}
-
-/// Answers what is asked of the swaps of a disk, which `swaps` calls `key`.
-pub fn answer_disk(swaps: &Swaps, key: &str, export: &Arc<BlockExport>, question: Question) -> Answer {
-    let Question::Swap { device, to, rate, verify, resume, files } = question else {
-        return answer_running(swaps, key, question);
-    };
-    if to.starts_with("usb:") {
-        return Answer::Refused(format!("{device} is a disk: it moves to block:PATH"));
-    }
-    let order = files.take().and_then(|[disk, journal]| {
-        let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
-        let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
-        let options = Options { rate, verify, resume };
-        Ok(Order { device, to, destination, journal: journal.into(), options })
-    });
-    match order {
-        Ok(order) => match swaps.begin(key, Arc::clone(export), order) {
-            Ok(()) => Answer::Ok(Value::Null),
-            Err(failure) => Answer::Failed(failure),
-        },
-        Err(error) => Answer::Refused(error.to_string()),
-    }
-}
-
-/// Answers what is asked of a swap that has begun.
-fn answer_running(swaps: &Swaps, key: &str, question: Question) -> Answer {
-    let device = asked_of(&question).unwrap_or(key);
-    let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");
-    let none = || Answer::Failed(FailureReport { attribute: Attribute::Gone, message });
-    match question {
-        Question::SwapStatus { .. } => swaps.status(key).map_or_else(none, |status| Answer::Ok(json!(status))),
-        Question::SwapCancel { .. } if swaps.cancel(key) => Answer::Ok(Value::Null),
-        _ => none(),
     }
 }

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use super::plan::topology as plan;
-use crate::client::Attribute;
-use crate::control::{Answer, Question, TopologyAct, ask_in_turn};
+use crate::common::control::{Answer, Question, TopologyAct, ask_in_turn};
+use crate::importer::client::Attribute;
 
 /// How often it is asked how far the links are.
 const GLANCE: Duration = Duration::from_millis(100);

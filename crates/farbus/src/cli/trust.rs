@@ -1,19 +1,19 @@
-//! Whom this host trusts: `id`, `pair`, `peers`, `unpair`, `allow`, `forbid`.
+//! Whom this host trusts: `id`, `pair`, `peers`, `unpair`.
 
 use std::io::{BufRead, IsTerminal};
 use std::net::SocketAddr;
 
 use farbus_io::link::Listener;
-use farbus_io::trust::{Code, Event, Fingerprint, Outcome, Peer, StateError, name_from};
+use farbus_io::trust::{Code, Fingerprint, Peer, StateError, name_from};
 use serde::Serialize;
 
 use super::Failure;
-use super::listen::{everywhere, listen_address};
+use super::grants::{self, no_such_peer, of};
 use super::output::{print_json, print_table, say, table};
-use crate::address::{PAIRING_PORT, address_with_port};
-use crate::client::Attribute;
-use crate::pairing::{PairError, Progress, join, wait_for_host};
-use crate::trust::Trust;
+use crate::common::host_address::{PAIRING_PORT, address_with_port};
+use crate::common::listen_words::{everywhere, listen_address};
+use crate::hosts::pairing::{PairError, Progress, join, wait_for_host};
+use crate::hosts::trust::Trust;
 
 /// Show this host's name and the fingerprint of its key.
 #[derive(Debug, clap::Args)]
@@ -75,38 +75,6 @@ pub struct UnpairArgs {
     name: String,
 }
 
-/// Let a paired host use devices of this one.
-#[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  farbus allow lab3 disk webcam\n  farbus allow lab3 all           every device, those shared later among them\n  \
-    farbus allow lab3 webcam --reserve-high      and what it reserves for it ('farbus attach --reserve') may be of high criticality\n\n\
-    Take it back with 'farbus forbid'."
-)]
-pub struct AllowArgs {
-    /// The host's name, as 'farbus peers' shows it.
-    name: String,
-    /// Devices by name, as 'farbus status' shows them; or 'all'.
-    #[arg(required = true)]
-    devices: Vec<String>,
-    /// It may use them, and reserve with high criticality for them: then what others have reserved with low criticality gives way.
-    #[arg(long)]
-    reserve_high: bool,
-}
-
-/// Take back what a paired host was allowed, and may be using.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  farbus forbid lab3 disk\n  farbus forbid lab3 all          everything")]
-pub struct ForbidArgs {
-    /// The host's name, as 'farbus peers' shows it.
-    name: String,
-    /// Devices by name; or 'all'.
-    #[arg(required = true)]
-    devices: Vec<String>,
-    /// It may go on using them, but reserves nothing more with high criticality for them.
-    #[arg(long)]
-    reserve_high: bool,
-}
-
 impl From<StateError> for Failure {
     fn from(error: StateError) -> Self {
         Failure::local(error)
@@ -152,6 +120,7 @@ pub fn pair(args: &PairArgs) -> Result<(), Failure> {
             wait_for_host(&trust, listener, name, &args.allow, |progress| show(&trust, address, args.json, &progress))?
         }
     };
+    let peer = grants::bind(&trust, &peer.name, &args.allow)?.unwrap_or(peer);
     if args.json {
         say(serde_json::json!({ "paired": peer }));
         return Ok(());
@@ -230,7 +199,7 @@ pub fn peers(args: &PeersArgs) -> Result<(), Failure> {
     }
     let mut table = table(&["NAME", "MAY USE", "ADDRESS", "PAIRED", "KEY"]);
     for peer in peers.iter() {
-        let words: Vec<_> = peer.allow.words().collect();
+        let words: Vec<_> = grants::words(peer).collect();
         let mut may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
         if !peer.reserve_high.is_empty() {
             may.push_str(&format!("; reserve high: {}", peer.reserve_high.words().collect::<Vec<_>>().join(", ")));
@@ -249,66 +218,4 @@ pub fn unpair(args: &UnpairArgs) -> Result<(), Failure> {
     trust.record(&of(&peer, "unpair"));
     say(format!("{} is forgotten  {}", peer.name, peer.fingerprint));
     Ok(())
-}
-
-pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
-    change_grant(&args.name, &args.devices, "allow", |peer, device| {
-        if args.reserve_high {
-            peer.reserve_high.add(device);
-        }
-        // 'all' says it already.
-        if !(args.reserve_high && peer.allow.allows(device)) {
-            peer.allow.add(device);
-        }
-        true
-    })
-}
-
-pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
-    change_grant(&args.name, &args.devices, "forbid", |peer, device| {
-        let was_high = peer.reserve_high.remove(device);
-        if args.reserve_high { was_high } else { peer.allow.remove(device) }
-    })
-}
-
-fn change_grant(
-    name: &str,
-    devices: &[String],
-    verb: &str,
-    change: impl Fn(&mut Peer, &str) -> bool,
-) -> Result<(), Failure> {
-    let trust = Trust::open()?;
-    let changed = trust.change(|peers| {
-        let peer = peers.find_mut(name)?;
-        let unchanged: Vec<_> = devices.iter().filter(|device| !change(peer, device)).cloned().collect();
-        Some((peer.clone(), unchanged))
-    })?;
-    let Some((peer, unchanged)) = changed else { return Err(no_such_peer(name)) };
-    for device in devices {
-        trust.record(&Event { device: Some(device), ..of(&peer, verb) });
-    }
-    let words: Vec<_> = peer.allow.words().collect();
-    let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
-    say(format!("{} may use: {may}", peer.name));
-    if !peer.reserve_high.is_empty() {
-        let high = peer.reserve_high.words().collect::<Vec<_>>().join(", ");
-        say(format!("{} may reserve with high criticality: {high}", peer.name));
-    }
-    if unchanged.is_empty() {
-        return Ok(());
-    }
-    let hint = if words == ["all"] {
-        "\n  it may use all; 'farbus forbid NAME all' first, then allow what it shall have"
-    } else {
-        ""
-    };
-    Err(Failure::new(Attribute::Gone, format!("{} was not allowed {} by name{hint}", peer.name, unchanged.join(", "))))
-}
-
-fn of<'a>(peer: &'a Peer, verb: &'a str) -> Event<'a> {
-    Event { peer: Some(&peer.name), fingerprint: Some(peer.fingerprint), ..Event::new(verb, Outcome::Ok) }
-}
-
-fn no_such_peer(name: &str) -> Failure {
-    Failure::new(Attribute::Gone, format!("no host called '{name}' is paired with this one\n  see: farbus peers"))
 }

@@ -1,16 +1,13 @@
 //! `farbus bench` is another program, found beside this one or in PATH.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::harness::House;
+use super::harness::{House, copy_program, write_script};
 
 /// A `farbus-bench` that says what it is told.
 fn tells_what_it_is_told(folder: &Path) {
-    let path = folder.join("farbus-bench");
-    fs::write(&path, "#!/bin/sh\necho \"told: $*\"\nexit 7\n").unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&folder.join("farbus-bench"), "#!/bin/sh\necho \"told: $*\"\nexit 7\n");
 }
 
 #[test]
@@ -22,7 +19,7 @@ fn it_is_found_beside_or_in_path_and_is_told_all_and_answers_for_itself() {
         folder
     });
     let farbus = here.join("farbus");
-    fs::copy(env!("CARGO_BIN_EXE_farbus"), &farbus).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &farbus);
     let run = |words: &[&str]| {
         let output = house.command_of(&farbus, words).env("PATH", &elsewhere).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();

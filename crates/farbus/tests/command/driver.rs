@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use farbus::linked::{Dial, Linked};
+use farbus::internals::connection::{Dial, Linked};
 use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
-use farbus::reserve::Wish;
+use farbus::reservation::Wish;
 use farbus_io::link::Link;
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::{Class, Mode, Open};

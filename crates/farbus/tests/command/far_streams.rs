@@ -1,23 +1,24 @@
-//! Isochronous streams over a way of 100 ms that shakes: a sound card plays and records, a source sends, in real time.
+//! Isochronous streams over a link of 100 ms round trip, with jitter, in real time: a sound card plays and records, a source sends.
 //!
-//! `FARBUS_SECONDS` says how long (default 5).
+//! These tests hold on a machine that stalls: whatever a stall takes from a stream is counted, and nothing else is missing. That nothing is
+//! missing at all, and how even the pace is, is held where time is made up: `session/tests/isochronous.rs`, and the rig's `far-audio`.
+//!
+//! `FARBUS_SECONDS` says for how long (default 5).
 
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use farbus::client::Client;
-use farbus::linked::Linked;
+use farbus::client::{Client, ClientConfig};
+use farbus::internals::connection::Linked;
 use farbus::model::{
     BufferPool, Completions, Device, Done, EpAddr, Instant, IsoPacket, Payload, Setup, Status, Urb, UrbId,
 };
 use farbus::modules::recipe;
 use farbus_gadgets::audio::tone::{FRAME_BYTES, Heard, Listener, Tone};
 use farbus_io::link::wait_exactly;
-use farbus_session::isochronous::{Counts, Isochronous};
+use farbus_session::isochronous::Isochronous;
 use farbus_session::native::RemoteUsb;
 
-use super::canary::where_processors_are_there;
-use super::harness::{House, Running, Share, has};
+use super::harness::{House, PATIENCE, Running, Share, wait_until};
 
 const SPEAKER: EpAddr = EpAddr::from_byte(0x01);
 const MICROPHONE: EpAddr = EpAddr::from_byte(0x82);
@@ -27,14 +28,6 @@ const WAY: &str = "delay:time=50ms,jitter=10ms,seed=5";
 
 fn seconds() -> u64 {
     std::env::var("FARBUS_SECONDS").map_or(5, |text| text.parse().expect("a number"))
-}
-
-/// Whether this thread, and the processes it starts, run before all others from now on: what else the machine does is not measured.
-fn runs_first() -> bool {
-    let thread = rustix::thread::gettid().as_raw_nonzero().to_string();
-    let arguments = ["--fifo", "--pid", "10", &thread];
-    let asked = Command::new("chrt").args(arguments).stderr(Stdio::null()).status();
-    has("leave to run before others", asked.is_ok_and(|status| status.success()))
 }
 
 /// Drives a device as a kernel's driver does, on this thread.
@@ -47,8 +40,8 @@ struct Driver {
 impl Driver {
     fn new(share: &Share, name: &str) -> Self {
         wait_exactly();
-        let mut client = Client::default();
-        client.go_through(recipe(&[WAY.parse().unwrap()]).unwrap());
+        let modules = recipe(&[WAY.parse().unwrap()]).unwrap();
+        let client = Client::new(ClientConfig { modules, ..ClientConfig::default() });
         let linked = client.session(&share.library_target(name), Duration::from_secs(20)).unwrap().unwrap();
         let done = Completions::new(BufferPool::new(1 << 20));
         let mut driver = Self { device: Isochronous::new(linked, true), done, next: 0 };
@@ -104,6 +97,13 @@ impl Driver {
         (0..count).for_each(|_| drop(self.wait()));
     }
 
+    /// The next answer is of this request, the oldest that was not answered.
+    fn wait_for(&mut self, id: u64) -> Done {
+        let done = self.wait();
+        assert_eq!((done.id, done.status), (UrbId(id), Status::Ok), "{:?}", self.device.counts());
+        done
+    }
+
     fn end(mut self) {
         let now = self.now();
         self.device.act(now, &mut self.done, |linked, done| linked.close(done));
@@ -120,29 +120,15 @@ fn packets(mut urb: Urb, count: u32, bytes: u32) -> Urb {
     urb
 }
 
-/// Mean and standard deviation of what lies between moments, ns.
-fn intervals(moments: &[Instant]) -> (f64, f64) {
-    let spans: Vec<f64> = moments.windows(2).map(|two| (two[1] - two[0]).as_nanos() as f64).collect();
-    let mean = spans.iter().sum::<f64>() / spans.len() as f64;
-    let variance = spans.iter().map(|span| (span - mean).powi(2)).sum::<f64>() / spans.len() as f64;
-    (mean, variance.sqrt())
-}
-
 /// Packets of a request, and bytes of a packet: 4 ms at full speed.
 const PACKETS: u32 = 4;
 const BYTES: u32 = 192;
 const DEPTH: u64 = 4;
 
 #[test]
-fn a_sound_card_plays_over_a_hundred_milliseconds_without_a_gap() {
-    let house = House::alone();
-    if runs_first() {
-        where_processors_are_there(|| play(&house));
-    }
-}
-
-fn play(house: &House) {
-    let share = share(house, "audio");
+fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
+    let house = House::new();
+    let share = share(&house, "audio");
     let mut card = Driver::new(&share, "audio");
     card.set_interface(1, 1);
     let mut tone = Tone::default();
@@ -151,101 +137,92 @@ fn play(house: &House) {
         let sound: Vec<u8> = (0..frames).flat_map(|_| tone.next_frame()).flat_map(i16::to_le_bytes).collect();
         card.submit(|id| packets(Urb::data_out(id, SPEAKER, sound.into()), PACKETS, BYTES));
     };
+    let first = card.next + 1;
     (0..DEPTH).for_each(|_| play(&mut card));
     let urbs = seconds() * 1000 / u64::from(PACKETS);
-    let mut ended = Vec::new();
     for urb in 0..urbs {
-        let done = card.wait();
-        assert_eq!((done.status, done.error_count, done.actual), (Status::Ok, 0, PACKETS * BYTES));
-        ended.push(card.now());
+        let done = card.wait_for(first + urb);
+        assert_eq!((done.error_count, done.actual), (0, PACKETS * BYTES));
         if urb + DEPTH < urbs {
             play(&mut card);
         }
     }
+    let counts = card.device.counts();
+    let count = |what: &str| house.json(&["status", "--json"])[0]["devices"][0]["counts"][what].as_u64().unwrap();
+    assert_eq!(counts.packets, urbs * u64::from(PACKETS));
+    let frames = (counts.packets - counts.dropped) * u64::from(BYTES) / FRAME_BYTES as u64;
+    // Closing the interface waits for one second at most, which a stall may take.
+    wait_until(PATIENCE, "all that was sent is played", || {
+        // The session goes on while something is asked of it.
+        card.control(Setup::get_descriptor(1, 0, 0, 18));
+        count("speaker_tone_frames") >= frames
+    });
     card.set_interface(1, 0);
-    let (mean, deviation) = intervals(&ended);
-    println!(
-        "played: an answer each {:.1} us, deviation {:.1} us, {:?}",
-        mean / 1e3,
-        deviation / 1e3,
-        card.device.counts()
-    );
-    let status = house.json(&["status", "--json"]);
-    let count = |what: &str| status[0]["devices"][0]["counts"][what].as_u64();
-    let sent = urbs * u64::from(PACKETS * BYTES) / FRAME_BYTES as u64;
-    assert_eq!(count("speaker_tone_frames"), Some(sent), "every sample: {status}");
-    assert_eq!((count("speaker_tone_breaks"), count("speaker_late")), (Some(0), Some(0)), "{status}");
-    let packets = urbs * u64::from(PACKETS);
-    assert_eq!(card.device.counts(), Counts { packets, ..Counts::default() });
+    let breaks = count("speaker_tone_breaks");
+    println!("played: {counts:?}, late {}, {breaks} breaks", count("speaker_late"));
+    assert_eq!(count("speaker_tone_frames"), frames, "{counts:?}");
+    assert!(breaks == 0 || counts.dropped > 0, "{breaks} breaks: {counts:?}");
     card.end();
 }
 
 #[test]
-fn a_microphone_is_heard_over_a_hundred_milliseconds_without_a_gap() {
-    let house = House::alone();
-    if runs_first() {
-        where_processors_are_there(|| record(&house));
-    }
-}
-
-fn record(house: &House) {
-    let share = share(house, "audio");
+fn every_sample_of_a_far_microphone_is_heard_or_counted_as_missing() {
+    let house = House::new();
+    let share = share(&house, "audio");
     let mut card = Driver::new(&share, "audio");
     card.set_interface(2, 1);
     let record = |id: UrbId| packets(Urb::data_in(id, MICROPHONE, PACKETS * BYTES), PACKETS, BYTES);
+    let first = card.next + 1;
     (0..DEPTH).for_each(|_| _ = card.submit(record));
-    let mut listener = Listener::default();
-    let urbs = seconds() * 1000 / u64::from(PACKETS);
-    for _ in 0..urbs {
-        let done = card.wait();
-        assert_eq!(
-            (done.status, done.error_count, done.actual),
-            (Status::Ok, 0, PACKETS * BYTES),
-            "{:?}",
-            card.device.counts()
-        );
+    let (mut listener, mut breaks, mut missed) = (Listener::default(), 0, 0);
+    for urb in 0..seconds() * 1000 / u64::from(PACKETS) {
+        let done = card.wait_for(first + urb);
+        let whole = done.iso.iter().filter(|packet| packet.status == Status::Ok && packet.actual == BYTES).count();
+        let lost = done.iso.iter().filter(|packet| packet.status == Status::IsoMissed && packet.actual == 0).count();
+        assert_eq!(whole + lost, PACKETS as usize, "a packet is whole or missed: {:?}", done.iso);
+        assert_eq!(done.actual, whole as u32 * BYTES);
+        missed += lost as u64;
         for &[a, b, c, d] in done.payload.into_vec().as_chunks::<FRAME_BYTES>().0 {
-            let heard = listener.hear([i16::from_le_bytes([a, b]), i16::from_le_bytes([c, d])]);
-            assert_eq!(heard, Heard::Tone);
+            match listener.hear([i16::from_le_bytes([a, b]), i16::from_le_bytes([c, d])]) {
+                Heard::Tone => {}
+                Heard::Break => breaks += 1,
+                other => panic!("no sample is changed: {other:?}"),
+            }
         }
         card.submit(record);
     }
     let last = card.next;
     card.withdraw(last - DEPTH + 1..=last);
-    println!("recorded: {:?}", card.device.counts());
+    let counts = card.device.counts();
     card.set_interface(2, 0);
+    let status = house.json(&["status", "--json"]);
+    let unasked = status[0]["devices"][0]["counts"]["microphone_late"].as_u64().unwrap();
+    println!("recorded: {counts:?}, {breaks} breaks, {unasked} not asked for in time");
+    assert_eq!(counts.missed, missed, "the driver is told each");
+    assert!(listener.last.is_some(), "something was heard: {counts:?}");
+    let is_counted = counts.missed + counts.late + counts.unclaimed + unasked > 0;
+    assert!(breaks == 0 || is_counted, "{breaks} breaks: {counts:?}");
     card.end();
 }
 
 #[test]
-fn a_source_answers_each_millisecond_whatever_the_way_does() {
-    let house = House::alone();
-    if runs_first() {
-        where_processors_are_there(|| hear(&house));
-    }
-}
-
-fn hear(house: &House) {
-    let share = share(house, "zero,speed=full");
+fn a_far_source_answers_every_request_once_and_in_order() {
+    let house = House::new();
+    let share = share(&house, "zero,speed=full");
     let mut device = Driver::new(&share, "zero");
     let ask = |id: UrbId| packets(Urb::data_in(id, SOURCE, 256), 1, 256);
+    let first = device.next + 1;
     (0..8).for_each(|_| _ = device.submit(ask));
-    let mut moments = Vec::new();
-    for _ in 0..seconds() * 1000 {
-        let done = device.wait();
-        assert_eq!(done.status, Status::Ok);
-        moments.push(device.now());
+    let began = device.now();
+    let answers = seconds() * 1000;
+    for answer in 0..answers {
+        device.wait_for(first + answer);
         device.submit(ask);
     }
-    let (mean, deviation) = intervals(&moments);
-    println!(
-        "a source: an answer each {:.2} us, deviation {:.1} us, {:?}",
-        mean / 1e3,
-        deviation / 1e3,
-        device.device.counts()
-    );
-    // How evenly a thread is woken is the machine's; in the long run it is the device.
-    assert!((mean / 1e6 - 1.0).abs() < 0.005, "{mean}");
+    let span = device.now() - began;
+    println!("a source: {answers} answers in {span:?}, {:?}", device.device.counts());
+    // The device has one packet a millisecond: a stream may be late, and is never early.
+    assert!(span > Duration::from_millis(answers * 99 / 100), "{span:?}");
     let last = device.next;
     device.withdraw(last - 7..=last);
     device.end();

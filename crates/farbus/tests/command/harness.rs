@@ -1,4 +1,5 @@
-//! Running `farbus`: a folder of its own for each test, processes that do not outlive it, and patience.
+//! Runs `farbus`. Each test has a folder and a network namespace of its own, and its processes do not outlive it; tests run beside each
+//! other and hold on a machine that stalls: what is to happen is waited for, with patience.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,22 +19,18 @@ use farbus_io::frontend::fuse::DiskMount;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use super::own_network;
+
 /// How long anything may take that should take no time, on a machine that is busy compiling.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A folder for one test: what its processes meet in, and what it makes. Removed when dropped.
+/// What ends when another process does is seen within this at the latest, and no sooner than a stall ends. Whoever finds out only by waiting
+/// for a silent peer takes five seconds and more (`SILENCE_MAX` of the product).
+pub const NOTICED_WITHIN: Duration = Duration::from_secs(4);
+
+/// A folder and a network for one test: what its processes meet in, and what it makes. Removed when dropped.
 pub struct House {
     folder: PathBuf,
-    _turn: Turn,
-}
-
-/// Tests run beside each other, but for those that measure time.
-static TURNS: RwLock<()> = RwLock::new(());
-
-#[allow(dead_code, reason = "held, never looked at")]
-enum Turn {
-    Among(RwLockReadGuard<'static, ()>),
-    Alone(RwLockWriteGuard<'static, ()>),
 }
 
 /// What a command that ended said.
@@ -63,25 +60,19 @@ pub struct Share {
 }
 
 impl House {
-    /// For a test that others may run beside. A test has one house at a time.
+    /// A test has one at a time; this thread, and what is started from it, is in its network from here on.
     pub fn new() -> Self {
-        Self::build(Turn::Among(TURNS.read().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    /// For a test that measures time.
-    pub fn alone() -> Self {
-        Self::build(Turn::Alone(TURNS.write().unwrap_or_else(PoisonError::into_inner)))
-    }
-
-    fn build(turn: Turn) -> Self {
+        own_network::enter();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("farbus-command-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(name);
-        for part in ["run", "tmp"] {
+        // An earlier process of this number may have left it.
+        let _ = fs::remove_dir_all(&folder);
+        for part in ["run", "tmp", "home"] {
             fs::create_dir_all(folder.join(part)).unwrap();
         }
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-        Self { folder, _turn: turn }
+        Self { folder }
     }
 
     /// A place in its folder.
@@ -105,7 +96,8 @@ impl House {
     pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).env("XDG_RUNTIME_DIR", self.path("run")).env("TMPDIR", self.path("tmp"));
-        command.env("FARBUS_STATE", self.path("state"));
+        command.env("FARBUS_STATE", self.path("state")).env("HOME", self.path("home"));
+        command.env_remove("XDG_STATE_HOME").env_remove("XDG_CONFIG_HOME");
         command.env_remove("FARBUS_LOG").stdin(Stdio::null());
         command
     }
@@ -139,6 +131,7 @@ impl House {
 
 impl Drop for House {
     fn drop(&mut self) {
+        own_network::leave();
         // A test that failed may have left a mount; its folder then stays for whoever looks.
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -242,9 +235,14 @@ impl Running {
 
     /// The most memory it ever had in use.
     pub fn peak_kib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("Linux says so");
-        line.trim().trim_end_matches("kB").trim().parse().unwrap()
+        self.peak_kib_if_running().expect("Linux says so")
+    }
+
+    /// The same, or none once it has ended.
+    pub fn peak_kib_if_running(&self) -> Option<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().trim_end_matches("kB").trim().parse().ok()
     }
 
     /// By how much that has grown. Linux counts pages for each processor and reports their sum roughly: it may fall a little.
@@ -282,6 +280,37 @@ impl Share {
     }
 }
 
+/// Copies a program. A process of its own does: whatever is open here for writing, a process that another test starts has open as well for
+/// a moment, and nobody can run a program that is open for writing.
+pub fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("cp").arg("--preserve=mode").args([from, to]).status().unwrap();
+    assert!(status.success(), "{} is not copied to {}", from.display(), to.display());
+}
+
+/// Writes a script that everybody may run. See [`copy_program`].
+pub fn write_script(path: &Path, text: &str) {
+    let draft = path.with_extension("draft");
+    fs::write(&draft, text).unwrap();
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+    copy_program(&draft, path);
+    fs::remove_file(draft).unwrap();
+}
+
+/// Runs the test of this name in a process of its own, by this program. Whoever starts a process has copies of all open files for a moment, and closing
+/// them flushes: a test that counts flushes, or who has a file open, runs where no other test starts processes.
+pub fn in_own_process(name: &str, test: impl FnOnce()) {
+    const IS_IN_IT: &str = "FARBUS_TEST_IN_OWN_PROCESS";
+    if std::env::var_os(IS_IN_IT).is_some() {
+        return test();
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([name, "--exact", "--nocapture"]).env(IS_IN_IT, "1");
+    let outcome = finish(command, 3 * PATIENCE);
+    assert_eq!(outcome.code, Some(0), "{}\n{}", outcome.stdout, outcome.stderr);
+    assert!(outcome.stdout.contains("1 passed"), "it ran: {}", outcome.stdout);
+    print!("{}", outcome.stdout);
+}
+
 /// Waits until `is_so`, looking often.
 pub fn wait_until(within: Duration, what: &str, mut is_so: impl FnMut() -> bool) {
     let started = Instant::now();
@@ -291,11 +320,11 @@ pub fn wait_until(within: Duration, what: &str, mut is_so: impl FnMut() -> bool)
     }
 }
 
-/// How long something took in each of a few rounds; a busy machine may have disturbed all but the quickest.
-pub fn assert_quickest_is_below(limit: Duration, times: &[Duration]) {
+/// How long it took to notice an end, in each of a few rounds; a stall may have disturbed all but the quickest.
+pub fn assert_quickest_is_noticed(times: &[Duration]) {
     println!("{times:?}");
     let quickest = times.iter().min().expect("there was a round");
-    assert!(*quickest < limit, "{times:?}");
+    assert!(*quickest < NOTICED_WITHIN, "{times:?}");
 }
 
 /// Whether this machine has what a test needs; says so loudly if not, and fails if it was to have it.

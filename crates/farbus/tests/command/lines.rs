@@ -77,7 +77,7 @@ fn what_cannot_be_meant_is_a_usage_error() {
         &["share", "usb:1-1:1.0"],
         &["share", "--list", "zero"],
         &["share", "zero", "--json"],
-        &["attach", "no-device"],
+        &["attach", "no-device:3240"],
         &["attach", "host/disk", "--via", "magic"],
         &["plan", "bandwidth", "--speed", "warp"],
         &["nonsense"],
@@ -121,11 +121,20 @@ fn each_shell_gets_a_script_of_its_own() {
 }
 
 #[test]
-fn a_real_device_that_is_not_there_is_gone_and_the_list_is_for_programs_too() {
+fn a_usb_device_that_is_not_plugged_in_is_reported_as_gone_even_where_the_port_is_taken() {
     let house = House::new();
-    let outcome = house.run(&["share", "usb:ffff:fffe"]);
-    assert_eq!(outcome.code, Some(4), "{outcome:?}");
-    assert!(outcome.stderr.contains("no USB device is usb:ffff:fffe\n  'farbus share --list'"), "{outcome:?}");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    for listen in [&[][..], &["--listen", "127.0.0.1:0"], &["--listen", &port]] {
+        let outcome = house.run(&[&["share", "usb:ffff:fffe"], listen].concat());
+        assert_eq!(outcome.code, Some(4), "{outcome:?}");
+        assert!(outcome.stderr.contains("no USB device is usb:ffff:fffe\n  'farbus share --list'"), "{outcome:?}");
+    }
+}
+
+#[test]
+fn the_list_of_usb_devices_is_for_people_and_for_programs() {
+    let house = House::new();
     assert!(house.json(&["share", "--list", "--json"]).is_array());
     let outcome = house.run(&["share", "--list"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");

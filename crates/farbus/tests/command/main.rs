@@ -4,34 +4,44 @@
 //! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is missing
 //! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
+mod addresses;
+mod another_disk;
 mod audio;
 mod bench;
 mod block;
 mod bridge;
-#[path = "../canary/mod.rs"]
-mod canary;
 mod claims;
 mod cluster;
 mod congestion;
 mod cuts;
+mod cuts_and_kills;
 mod daemon;
 mod demo;
 mod disk;
 mod door;
 mod driver;
+mod durable;
+mod evil_exporters;
 mod exporters;
 mod far_streams;
 mod full_disk;
 mod harness;
 mod hostile;
+mod identity;
+mod kills;
+#[path = "../../../session/tests/unwilling/kinds.rs"]
+mod kinds;
 mod lines;
+mod local_users;
 mod migrate;
 mod mixed;
+mod module_processes;
 mod modules;
 mod nbd;
 mod nbd_migrate;
 mod network;
 mod observe;
+mod own_network;
 mod owner;
 mod pipe;
 mod quic;
@@ -44,11 +54,15 @@ mod restart;
 mod restart_attached;
 mod restart_heirs;
 mod rights;
+mod runtime_folder;
 mod sessions;
 mod siege;
 mod sleep;
 mod sockets;
+mod strangers;
 mod stream;
 mod swap;
 mod topology;
 mod trust;
+mod unwilling;
+mod unwilling_programs;

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use farbus::client::Client;
+use farbus::client::{Client, ClientConfig};
 use farbus::model::{BlockStore, EpAddr};
 use farbus::modules::recipe;
 use rustix::process::Signal;
 
-use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
+use super::harness::{
+    House, PATIENCE, Running, Share, copy_program, has, has_fuse, has_program, wait_until, write_script,
+};
 use super::restart::Later;
 
 const MIB: u64 = 1 << 20;
@@ -82,9 +84,7 @@ fn share(house: &House, what: &[&str], more: &[&str]) -> Share {
 
 fn client(modules: &[&str]) -> Client {
     let asked: Vec<_> = modules.iter().map(|module| module.parse().unwrap()).collect();
-    let mut client = Client::default();
-    client.go_through(recipe(&asked).unwrap());
-    client
+    Client::new(ClientConfig { modules: recipe(&asked).unwrap(), ..ClientConfig::default() })
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn modules_are_listed_and_explained() {
 /// A program in `docs/modules`, in a place of the house's own.
 fn example(house: &House, name: &str, source: &str) -> PathBuf {
     let path = house.path(name);
-    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules").join(source), &path).unwrap();
+    copy_program(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules").join(source), &path);
     path
 }
 
@@ -448,8 +448,7 @@ fn a_program_sees_its_pipes_and_nothing_else() {
     }
     let house = House::new();
     let nosy = house.path("nosy");
-    fs::write(&nosy, NOSY).unwrap();
-    fs::set_permissions(&nosy, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&nosy, NOSY);
     let share =
         share(&house, &["memory:1M"], &["--allow-module", example(&house, "nosy.py", "xor.py").to_str().unwrap()]);
     let target = share.target("memory");

@@ -28,9 +28,19 @@ pub struct Client {
     cookie: u64,
 }
 
+/// Connects to a socket that is there or will be: its file appears before it listens.
+fn connect(socket: &Path) -> UnixStream {
+    let mut stream = None;
+    wait_until(PATIENCE, "the socket listens", || {
+        stream = UnixStream::connect(socket).ok();
+        stream.is_some()
+    });
+    stream.expect("connected just now")
+}
+
 impl Client {
     pub fn connect(socket: &Path) -> Self {
-        let mut stream = UnixStream::connect(socket).unwrap();
+        let mut stream = connect(socket);
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();

@@ -42,7 +42,10 @@ fn status_shows_who_uses_what() {
     assert_eq!(keys(&idle[0]), ["address", "devices", "pid", "role"]);
     assert_eq!((&idle[0]["role"], &idle[0]["address"]), (&json!("share"), &json!(share.address)));
     let device = &idle[0]["devices"][0];
-    assert_eq!(keys(device), ["bus_id", "ids", "interfaces", "name", "speed", "state", "title"]);
+    assert_eq!(
+        keys(device),
+        ["bus_id", "identity", "ids", "interfaces", "is_named", "name", "speed", "state", "title"]
+    );
     assert_eq!(device["state"], "available");
 
     let mut zero = client::open(&share.library_target("zero")).unwrap();

@@ -134,10 +134,9 @@ fn one_that_stood_still_begins_anew_and_says_so() {
     let jumps = |pipe: &Value| pipe["pipe"]["jobs"]["jumps"].as_u64();
     wait_until(PATIENCE, "it has seen it", || pipes(&house).iter().any(|pipe| jumps(pipe) > Some(0)));
     stopped.signal(Signal::INT);
-    assert!(stopped.wait_for_line("jumps of the clock").contains(" 1 jumps"));
+    assert!(!stopped.wait_for_line("jumps of the clock").contains(" 0 jumps"));
     assert!(stopped.wait_for_end(PATIENCE).is_some());
-    // Who was not stopped has a clock that did not jump.
-    assert!(other.wait_for_line("\"jumps\": ").contains("\"jumps\": 0"));
+    // Nobody else is stopped with it. (The clock of one that was not stopped jumps as well if the whole machine stands still.)
     assert!(other.wait_for_end(PATIENCE).is_some());
 }
 

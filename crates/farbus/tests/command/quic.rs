@@ -75,7 +75,7 @@ fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_lose
         return;
     }
     let network = network.expect("looked at just now");
-    let house = House::alone();
+    let house = House::new();
     let [lab3, desk] = hosts(&house);
     let there = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&house, &network.far, arguments));
     let here = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&house, &network.near, arguments));

@@ -6,6 +6,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use farbus::model::{BufferPool, EpAddr, Limits, Payload, Setup};
 use farbus_session::redir::CAPS;
@@ -106,6 +108,31 @@ impl<S: Read + Write> Guest<S> {
     }
 }
 
+#[test]
+fn a_disk_that_a_virtual_machine_has_is_detached_with_force_alone() {
+    let house = House::new();
+    let share = house.share(&[&format!("disk:{}", house.image("image", 1 << 20).display())]);
+    let (mut attach, socket) = lend(&house, &share, "disk");
+    let mut guest = Guest::connect(&socket);
+    guest.configure();
+    let refused = house.run(&["detach"]);
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    for part in ["in use: a virtual machine has this disk", "--force"] {
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+    assert_eq!(guest.control_in(3, Setup::get_descriptor(1, 0, 0, 18)).len(), 18, "it goes on");
+    drop(guest);
+    let status = || house.json(&["status", "--json"]);
+    let open = |status: &serde_json::Value| {
+        let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap();
+        attached["devices"][0]["open"].clone()
+    };
+    wait_until(PATIENCE, "the machine has left", || open(&status()) == 0);
+    let detached = house.run(&["detach"]);
+    assert_eq!(detached.code, Some(0), "{detached:?}");
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+}
+
 /// `farbus attach … --via redir`, waiting at a socket in the house.
 fn lend(house: &House, share: &Share, device: &str) -> (Running, std::path::PathBuf) {
     let socket = house.path("guest.sock");
@@ -178,14 +205,21 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
     // Waits for ever: nothing is ever said on this endpoint unless somebody asks for it; and it is answered where it goes.
     source.say(7, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
     source.hear_kind(|message| matches!(message, Message::Interrupt(_)));
+    let is_held = Arc::<AtomicBool>::default();
+    let for_reader = Arc::clone(&is_held);
     let reader = std::thread::spawn(move || {
-        // QEMU reads whatever comes until it is stopped.
-        source.stream.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+        // QEMU reads whatever comes until it is stopped, and then what is there already.
+        source.stream.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
         let mut bytes = [0; 4096];
-        while source.stream.read(&mut bytes).is_ok_and(|count| count > 0) {}
-        source
+        loop {
+            let was_held = for_reader.load(Ordering::Acquire);
+            if !source.stream.read(&mut bytes).is_ok_and(|count| count > 0) && was_held {
+                return source;
+            }
+        }
     });
     assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    is_held.store(true, Ordering::Release);
     let twice = house.run(&["hold", "zero"]);
     assert!(twice.code == Some(3) && twice.stderr.contains("held already"), "{twice:?}");
     let mut source = reader.join().unwrap();

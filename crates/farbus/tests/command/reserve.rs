@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use farbus::client::Client;
+use farbus::client::{Client, ClientConfig};
 use farbus::model::{EpAddr, Status, Urb};
-use farbus::reserve::Wish;
+use farbus::reservation::Wish;
 use serde_json::Value;
 
 use super::driver::Driver;
@@ -51,12 +51,13 @@ fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
     // The same by an importer.
     let share = house.share(&["zero"]);
     let Wish(odd) = "bytes=64,period=3".parse().unwrap();
-    let mut client = Client::default();
-    client.reserve(Some(odd));
+    let reserving =
+        |reservation| Client::new(ClientConfig { reservation: Some(reservation), ..ClientConfig::default() });
+    let client = reserving(odd);
     let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it cannot be");
     assert!(refused.to_string().contains("it cannot be reserved: endpoint 0x83: a period of 3"), "{refused}");
     let Wish(quick) = "bytes=64,period=1,latency=10us".parse().unwrap();
-    client.reserve(Some(quick));
+    let client = reserving(quick);
     let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it is too slow");
     assert!(refused.to_string().contains("ms are missing: data are there after"), "{refused}");
     let usual = house.run(&["attach", &share.target("zero"), "--via", "redir", "--reserve", "bytes=64,period=3"]);

@@ -229,7 +229,7 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
     if !has("shaper of links", ip(&shaped)) {
         return;
     }
-    let house = House::alone();
+    let house = House::new();
     let listen = format!("{FAR}:0");
     let what = ["share", "memory:16M", "stream:pattern,size=160x120,rate=10"];
     let stranger =

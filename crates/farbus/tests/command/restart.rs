@@ -1,7 +1,7 @@
 //! `farbus daemon restart`: another process goes on in the daemon's place, and who uses it hardly notices.
 
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
 use super::driver::Driver;
-use super::harness::{House, PATIENCE, Running, Share, has_fuse, wait_until};
+use super::harness::{House, PATIENCE, Running, Share, copy_program, has_fuse, wait_until, write_script};
 use super::trust::{Host, hosts, pair};
 
 /// A process that another started, ended with the test.
@@ -56,15 +56,14 @@ fn names(address: &str) -> Vec<String> {
 /// A copy of the program, which a test may replace.
 fn program(house: &House) -> PathBuf {
     let copy = house.path("farbus");
-    fs::copy(env!("CARGO_BIN_EXE_farbus"), &copy).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &copy);
     copy
 }
 
 fn replace(program: &Path, text: &str) {
     // As a package manager does: what runs keeps its file.
     let new = program.with_extension("new");
-    fs::write(&new, text).unwrap();
-    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(&new, text);
     fs::rename(new, program).unwrap();
 }
 
@@ -117,7 +116,7 @@ fn a_program_that_does_not_come_up_leaves_everything_as_it_was() {
     let refused = house.run(&["daemon", "restart"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("this process goes on"), "{refused:?}");
     // The next one is whole.
-    fs::copy(env!("CARGO_BIN_EXE_farbus"), &program).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &program);
     let next = Later::of(&house.json(&["daemon", "restart", "--json"]));
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero"]);
     let running = fs::read_link(format!("/proc/{}/exe", next.0.as_raw_nonzero())).unwrap();

@@ -1,11 +1,12 @@
 //! What a share and an attachment may do while they hear strangers: nothing but that.
 
 use std::fs;
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, has_fuse, wait_until};
+use super::harness::{House, PATIENCE, Running, Share, copy_program, has, has_fuse, has_program, wait_until};
 
 /// A line of a process's status.
 pub fn of_process(pid: &Value, field: &str) -> String {
@@ -68,8 +69,77 @@ fn an_attachment_gives_its_rights_away_before_it_connects() {
 #[test]
 fn a_share_for_paired_hosts_keeps_its_folder_and_no_capability() {
     let house = House::new();
-    let _share = house.share(&["zero", "--secure", "127.0.0.1:0"]);
-    assert_without_rights(&house.json(&["status", "--json"])[0]["pid"]);
+    for _ in 0..2 {
+        let mut share = house.share(&["zero", "--secure", "127.0.0.1:0"]);
+        let pid = &house.json(&["status", "--json"])[0]["pid"];
+        assert_without_rights(pid);
+        let owner = fs::metadata(house.path("state")).unwrap().uid();
+        let users = of_process(pid, "Uid");
+        assert!(users.split_whitespace().all(|user| user == owner.to_string()), "{users}: the folder is {owner}'s");
+        assert!(owner != 0 || !rustix::process::geteuid().is_root(), "whoever hears strangers is not root");
+        // Whoever has the rights works in it as before.
+        assert_eq!(house.run(&["peers", "--json"]).code, Some(0));
+        let refused = house.run(&["unpair", "nobody"]);
+        assert!(refused.stderr.contains("nobody") && !refused.stderr.contains("denied"), "{refused:?}");
+        share.process.signal(rustix::process::Signal::TERM);
+        assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
+        assert!(!share.process.log().contains("cannot be"), "{}", share.process.log());
+    }
+}
+
+/// A folder that a release before this one made: root's.
+#[test]
+fn state_folder_of_roots_goes_on_working_with_the_same_key() {
+    if !has("root", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    let house = House::new();
+    let id = house.run(&["id"]);
+    assert_eq!((id.code, fs::metadata(house.path("state")).unwrap().uid()), (Some(0), 0), "{id:?}");
+    drop(house.share(&["zero", "--secure", "127.0.0.1:0"]));
+    assert_ne!(fs::metadata(house.path("state/key.pem")).unwrap().uid(), 0);
+    let after = house.run(&["id"]);
+    assert_eq!((after.code, after.stdout), (Some(0), id.stdout));
+}
+
+/// Processes that this one started, and those that they did.
+fn family(pid: u64) -> Vec<u64> {
+    let parent = |pid: u64| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse::<u64>().ok()
+    };
+    let all = fs::read_dir("/proc").unwrap().flatten();
+    let all: Vec<u64> = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let mut family = vec![pid];
+    while let Some(child) =
+        all.iter().find(|pid| !family.contains(pid) && parent(**pid).is_some_and(|parent| family.contains(&parent)))
+    {
+        family.push(*child);
+    }
+    family
+}
+
+#[test]
+fn descriptors_that_a_shell_left_open_are_closed_in_every_process() {
+    let house = House::new();
+    let secret = house.path("secret");
+    fs::write(&secret, "nobody's business").unwrap();
+    let module = house.path("xor.py");
+    copy_program(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/modules/xor.py")), &module);
+    let script = format!("exec \"$0\" \"$@\" 7<{0} 33<{0}", secret.display());
+    let arguments = ["-c", &script, env!("CARGO_BIN_EXE_farbus"), "share", "zero", "--listen", "127.0.0.1:0"];
+    let modules = ["--allow-module", module.to_str().unwrap()];
+    let arguments =
+        if has("python3", has_program("python3")) { [&arguments[..], &modules].concat() } else { arguments.into() };
+    let _share = Share::follow(Running::start(house.command_of(Path::new("bash"), &arguments)));
+    let family = family(house.json(&["status", "--json"])[0]["pid"].as_u64().unwrap());
+    assert!(family.len() >= 2, "there is another half");
+    for pid in family {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+        let leads_there = |entry: &fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|to| to == secret);
+        let found: Vec<_> = open.filter(leads_there).map(|entry| entry.path()).collect();
+        assert!(found.is_empty(), "{found:?}: {:?}", fs::read_to_string(format!("/proc/{pid}/cmdline")));
+    }
 }
 
 #[test]
@@ -78,7 +148,7 @@ fn a_share_that_is_killed_leaves_no_socket_behind() {
     let mut share = house.share(&["zero"]);
     assert_eq!(sockets(&house), 1);
     share.process.kill();
-    wait_until(Duration::from_secs(5), "the half that kept its rights cleans up", || sockets(&house) == 0);
+    wait_until(PATIENCE, "the half that kept its rights cleans up", || sockets(&house) == 0);
 
     let mut unconfined = house.share(&["zero", "--no-sandbox"]);
     let pid = &house.json(&["status", "--json"])[0]["pid"];

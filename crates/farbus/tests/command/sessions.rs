@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farbus::client::{self, ClientError};
 use farbus::model::EpAddr;
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, Running, assert_quickest_is_below, wait_until};
+use super::harness::{House, PATIENCE, Running, assert_quickest_is_noticed, wait_until};
 
 const SOURCE: EpAddr = EpAddr::from_byte(0x81);
 const SINK: EpAddr = EpAddr::from_byte(0x01);
@@ -67,13 +67,14 @@ fn child_that_reads_for_ever() {
     let mut device = client::open(&target.parse().unwrap()).unwrap();
     println!("reading now");
     loop {
-        device.data_in(SOURCE, 1 << 20).unwrap();
+        let data = device.data_in(SOURCE, 1 << 20).unwrap();
+        assert_eq!(data.len(), 1 << 20);
     }
 }
 
 #[test]
-fn a_client_killed_in_mid_transfer_leaves_its_device_within_a_second() {
-    let house = House::alone();
+fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent_peer() {
+    let house = House::new();
     let share = house.share(&["zero"]);
     let mut times = Vec::new();
     for _ in 0..3 {
@@ -95,7 +96,7 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_within_a_second() {
         let state = || house.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
         wait_until(PATIENCE, "it is free", || state() == "available");
     }
-    assert_quickest_is_below(Duration::from_secs(1), &times);
+    assert_quickest_is_noticed(&times);
 }
 
 #[test]

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use farbus::client::Client;
-use farbus::device_port::DevicePort;
+use farbus::client::DevicePort;
+use farbus::client::{Client, ClientConfig};
 use farbus::host::RemoteDisk;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -73,8 +73,8 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 
     // Plain USB/IP, as any of its programs would speak it.
-    let mut client = Client::default();
-    client.outlive(Duration::ZERO);
+    let config = ClientConfig { grace: Some(Duration::ZERO), ..ClientConfig::default() };
+    let client = Client::new(config);
     let mut plain = client.open_disk(&share.library_target("disk")).unwrap();
     plain.write(512, vec![7; 512].into()).unwrap();
     drop(plain);

@@ -177,7 +177,7 @@ assert db.execute("pragma integrity_check").fetchone() == ("ok",)
 assert db.execute("select max(n) from t").fetchone() == (count - 1,)
 print(f"done {count} {count / (time.monotonic() - began):.0f} {longest * 1000:.1f}", flush=True)
 "#;
-    let house = House::alone();
+    let house = House::new();
     let old = house.path("old.img");
     let python = |script: &str, arguments: &[&str]| {
         let mut command = Command::new("python3");

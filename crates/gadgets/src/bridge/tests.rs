@@ -5,10 +5,7 @@ use farbus_model::{BufferPool, Completions, Device, Done, Instant, Status, Urb, 
 use proptest::prelude::*;
 
 use super::*;
-
-/// How long, in seconds, unless the environment says.
-const SECONDS: u64 = 2;
-const ENVIRONMENT: &str = "FARBUS_FUZZ_SECONDS";
+use crate::fuzzing::fuzz;
 
 /// A host with one end.
 struct Host {
@@ -435,11 +432,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// Whatever one host does, the other receives whole blocks only, and memory stays bounded.
 #[test]
 fn fuzz_bridge_passes_on_whole_blocks_only() {
-    let seconds = std::env::var(ENVIRONMENT).ok().and_then(|said| said.parse().ok()).unwrap_or(SECONDS);
-    let end = std::time::Instant::now() + Duration::from_secs(seconds);
-    let mut runner = proptest::test_runner::TestRunner::default();
-    let mut worlds = 0;
-    while std::time::Instant::now() < end {
+    fuzz("fuzz_bridge_passes_on_whole_blocks_only", |runner| {
         let result = runner.run(&prop::collection::vec(op(), 1..60), |ops| {
             let [mut a, mut b] = joined();
             for op in ops {
@@ -448,10 +441,8 @@ fn fuzz_bridge_passes_on_whole_blocks_only() {
             }
             Ok(())
         });
-        assert!(result.is_ok(), "{result:?}");
-        worlds += 1;
-    }
-    assert!(worlds > 0);
+        result.map_err(|error| error.to_string())
+    });
 }
 
 fn play(a: &mut Host, b: &mut Host, op: Op) {

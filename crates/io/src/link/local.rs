@@ -92,8 +92,18 @@ impl LocalListener {
     /// # Errors
     /// [`LocalError`], which says what to do.
     pub fn bind_for(path: &Path, mode: u32) -> Result<Self, LocalError> {
+        Self::bind_through(path, path, mode)
+    }
+
+    /// The same for a socket at `path` that is made through another name of its folder, such as that of an open descriptor.
+    ///
+    /// # Errors
+    /// [`LocalError`], which says what to do.
+    pub fn bind_through(path: &Path, name: &Path, mode: u32) -> Result<Self, LocalError> {
         let failed = |source| LocalError { path: path.to_owned(), source };
-        let socket = bind_socket(path, Mode::from_raw_mode(mode & MODE_BITS)).map_err(failed)?;
+        // Whoever connects does so by the path, which has to be short enough as well.
+        SocketAddrUnix::new(path).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
+        let socket = bind_socket(name, Mode::from_raw_mode(mode & MODE_BITS)).map_err(failed)?;
         Ok(Self { socket, path: path.to_owned(), is_passed_on: false })
     }
 

@@ -1,6 +1,8 @@
 //! Links: connected byte channels, bare or encrypted, and how a thread waits on the descriptors it owns.
 
 mod clock;
+mod end;
+mod ends;
 mod gather;
 mod listener;
 mod local;
@@ -11,6 +13,8 @@ mod wait;
 
 pub use crate::sys::tcp::Progress;
 pub use clock::Clock;
+pub use end::LinkEnd;
+pub use ends::wait_for_ends;
 pub use gather::Gathering;
 pub use listener::{Connection, Listener};
 pub use local::{LocalConnection, LocalError, LocalListener, MODE_BITS, OWNER_ALONE, dial as dial_local};

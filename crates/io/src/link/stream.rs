@@ -238,11 +238,15 @@ impl Link {
         Ok(received)
     }
 
-    /// An end that the peer did not mean is none.
-    fn held_to_its_end(&self, received: io::Result<usize>) -> io::Result<usize> {
-        match (&received, &self.carrier) {
-            (Ok(0), Some(carrier)) if carrier.is_lost() => Err(io::ErrorKind::TimedOut.into()),
-            _ => received,
+    /// The end of a pair is what ended its carrier: one that fell silent was lost, however the pair's own end reads.
+    fn held_to_its_end(&self, passed: io::Result<usize>) -> io::Result<usize> {
+        let is_end = match &passed {
+            Ok(count) => *count == 0,
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+        };
+        match &self.carrier {
+            Some(carrier) if is_end && carrier.is_lost() => Err(io::ErrorKind::TimedOut.into()),
+            _ => passed,
         }
     }
 
@@ -271,7 +275,7 @@ impl Link {
     /// What the system says.
     pub fn try_send(&self, runs: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         match &self.tls {
-            None => would_block_is_none(send_to(&self.fd, runs)),
+            None => would_block_is_none(self.held_to_its_end(send_to(&self.fd, runs))),
             Some(tls) => tls.try_send(&self.fd, runs),
         }
     }

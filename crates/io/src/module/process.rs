@@ -1,18 +1,22 @@
 //! A module that is a process of its own, and who ends it.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use farbus_model::Instant;
 use farbus_model::module::Module;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::half::{Use, Worker};
 use super::pipes::Pipes;
 use super::ring::Ring;
 use super::turn::{Channel, Hearing, Told};
+use crate::sys::leash::own_pid_namespace;
 
 /// How much longer the first turn may take: a language may have to begin first.
 const BEGINNING: Duration = Duration::from_secs(10);
@@ -97,23 +101,41 @@ impl ModuleProcess {
 /// What a supervisor does: runs `program` on this process's standard input and output until it ends, or until nobody holds the other end
 /// of standard error any more. Its exit code.
 ///
+/// The program's standard error is the end of a pipe that is closed at the other end when this process ends ([`leash`](crate::sys::leash)). Where
+/// root may make one, the program is the first process of a PID namespace: the kernel ends all that it started with it
+/// (pid_namespaces(7)), whatever sessions those are in and signals they ignore.
+///
 /// # Errors
 /// What the system says.
 pub fn supervise(program: &mut Command) -> io::Result<i32> {
-    let leash = File::from(rustix::stdio::stderr().try_clone_to_owned()?);
-    let mut child = program.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::null()).spawn()?;
-    let pid = rustix::process::Pid::from_child(&child);
+    let leash = rustix::stdio::stderr().try_clone_to_owned()?;
+    let (alive, _held) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    if rustix::process::geteuid().is_root() {
+        // Where it is refused, as in many containers, the program may start no process.
+        let _ = own_pid_namespace();
+    }
+    let mut child = program.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(alive).spawn()?;
+    let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
     // Its pipes are the program's alone now: whoever reads them sees its end.
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nothing)?;
     rustix::stdio::dup2_stdout(&nothing)?;
-    std::thread::spawn(move || {
-        let mut leash = leash;
-        while leash.read(&mut [0; 16]).is_ok_and(|count| count > 0) {}
-        // Not waited for yet: the number is still its own.
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-    });
-    Ok(child.wait()?.code().unwrap_or(1))
+    loop {
+        let mut waits = [PollFd::new(&ended, PollFlags::IN), PollFd::new(&leash, PollFlags::IN)];
+        match poll(&mut waits, None) {
+            Err(Errno::INTR) => continue,
+            polled => polled?,
+        };
+        let [has_ended, is_let_go] = waits.map(|wait| !wait.revents().is_empty());
+        if !has_ended && is_let_go && rustix::io::read(&leash, &mut [0; 16]).is_ok_and(|count| count > 0) {
+            continue;
+        }
+        if !has_ended {
+            // Not waited for yet: the number is still its own.
+            let _ = child.kill();
+        }
+        return Ok(child.wait()?.code().unwrap_or(1));
+    }
 }
 
 /// The last thing before a program runs, in its own process: standard input and output become what `docs/modules.md` promises it. Shared

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -243,6 +243,12 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Trouble> {
         }
     }
     Err(Trouble::InUse)
+}
+
+impl AsFd for FileStore {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 impl BlockStore for FileStore {

@@ -2,14 +2,23 @@
 
 pub mod file;
 pub mod frames;
+mod output;
 
 use std::fs;
+use std::sync::OnceLock;
 
 pub use file::{BlockSizes, FileStore, OpenError, Trouble};
 pub use frames::FrameFile;
+pub use output::create_output;
 
-/// A number that changes when this machine is started anew: what was written to a file and not flushed may then be lost.
+/// A number that changes when this machine is started anew: what was written to a file and not flushed may then be lost. It is read
+/// once, so a process that gives its rights away asks for it before: later it sees no such file.
 pub fn boot_number() -> u64 {
+    static KNOWN: OnceLock<u64> = OnceLock::new();
+    *KNOWN.get_or_init(read_boot_number)
+}
+
+fn read_boot_number() -> u64 {
     let told = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = told.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or_else(|_| {

@@ -2,19 +2,23 @@
 //!
 //! | layer | what it takes away | where it is missing |
 //! |---|---|---|
-//! | user | root's identity, groups and capabilities | never: without it nothing starts |
+//! | user | root's identity, groups and capabilities ([`accounts`](super::accounts)) | never: without it nothing starts |
 //! | `no_new_privs` | setuid programs | never |
-//! | seccomp | every system call that an engine does not make, `execve`, `ptrace`, `mount`, `socket` among them | never |
-//! | landlock | files but those named, new TCP connections, signals to other processes | kernels before 5.13: said in the report |
+//! | seccomp | every system call that an engine does not make, `execve`, `ptrace`, `mount`, `socket` among them; signals to other processes | never |
+//! | landlock | files but those named, new TCP connections | kernels before 5.13: said in the report |
 //!
-//! What is open stays open: whoever confines itself opens first, or asks a process that is not confined later ([`passing`](super::passing)).
+//! A call that takes a path is let pass only if landlock asks where the path leads; `chmod` and its kind are not among those (landlock(7)),
+//! so modes are changed by descriptor. `stat` and its kind pass, since reading a descriptor's size is the same call: names, sizes and modes of
+//! what every user of the machine may look at are told.
+//!
+//! Descriptors that were inherited are closed ([`inherited`](super::inherited)). What else is open stays open: whoever confines itself opens first, or asks a process that is not confined later ([`passing`](super::passing)).
 //! All of it belongs to the calling thread and to those it starts, so it is done before there is a second one.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetStatus,
@@ -28,13 +32,15 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule, TargetArch,
 };
 
+use super::accounts::{Account, confined_user};
+
 /// What a confined process still needs.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
     /// Files and folders that it may read, with what is in them.
     pub readable: Vec<PathBuf>,
-    /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes.
-    pub state: Option<PathBuf>,
+    /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes; root's folder is refused.
+    pub state: Option<Arc<OwnedFd>>,
     /// Deadlines for its threads, and memory that stays where it is: it keeps the two rights to these.
     pub deadlines: bool,
     /// Datagrams to and from networks, as multicast DNS has them, and the list of this machine's networks.
@@ -76,16 +82,12 @@ impl fmt::Display for Confinement {
     }
 }
 
-/// Users to become, the first that exists: our own, then everybody's.
-const USERS: [&str; 2] = ["farbus", "nobody"];
-/// Who owns what belongs to nobody here: the kernel's own number for it.
-const NOBODY: u32 = 65534;
-
 /// Takes this thread's rights, and those of all threads that it will start.
 ///
 /// # Errors
 /// [`ConfineError`] where a layer that may not be missing is refused; the process is then half confined and should end.
 pub fn confine(needs: &Needs) -> Result<Confinement, ConfineError> {
+    super::inherited::close();
     let user = become_somebody(needs)?;
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
     let files = restrict_files(needs);
@@ -104,17 +106,14 @@ fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
     if needs.deadlines {
         rustix::thread::set_keep_capabilities(true).map_err(failed("keep the right to deadlines"))?;
     }
-    // A machine without such a file, as a small guest is, has nobody all the same.
-    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let found = USERS.iter().find_map(|name| Some(((*name).to_owned(), account(&passwd, name)?)));
-    let (name, (uid, gid)) = match needs.state.as_deref() {
+    let (name, (uid, gid)) = match &needs.state {
         Some(state) => owner(state)?,
-        None => found.unwrap_or_else(|| ("nobody".to_owned(), (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY)))),
+        None => confined_user(),
     };
     rustix::thread::set_thread_groups(&[]).map_err(failed("leave root's groups"))?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed("leave root's group"))?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed("become another user"))?;
-    // The change of user dropped them, unless root owns its state or somebody had told the kernel to keep them.
+    // The change of user dropped them, unless somebody had told the kernel to keep them.
     // Memory that root locks is locked as it grows, and for everybody else there is a limit.
     let for_deadlines = CapabilitySet::SYS_NICE | CapabilitySet::IPC_LOCK;
     let kept = if needs.deadlines { for_deadlines } else { CapabilitySet::empty() };
@@ -123,24 +122,13 @@ fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
     Ok(Some(name))
 }
 
-/// Whose a folder is. Root's own stays root's, who without capabilities is one more user to files and no more than that to the rest.
-fn owner(folder: &Path) -> Result<(String, (Uid, Gid)), ConfineError> {
-    let metadata = fs::metadata(folder).map_err(failed("look at its folder"))?;
-    let name = if metadata.uid() == 0 { "root".to_owned() } else { format!("user {}", metadata.uid()) };
-    Ok((name, (Uid::from_raw(metadata.uid()), Gid::from_raw(metadata.gid()))))
-}
-
-/// The user that is there for us, if somebody made one.
-pub(crate) fn service_user() -> Option<(Uid, Gid)> {
-    account(&fs::read_to_string("/etc/passwd").ok()?, USERS[0])
-}
-
-/// A user's numbers, if it is there and is not root by another name.
-fn account(passwd: &str, name: &str) -> Option<(Uid, Gid)> {
-    let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
-    let mut fields = line.split(':').skip(2).map(|field| field.parse::<u32>());
-    let (uid, gid) = (fields.next()?.ok()?, fields.next()?.ok()?);
-    (uid != 0 && gid != 0).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
+/// Whose a folder is. Whoever hears strangers is not root, not even without capabilities: root's files would be its own.
+fn owner(folder: &OwnedFd) -> Result<(String, Account), ConfineError> {
+    let about = rustix::fs::fstat(folder).map_err(failed("look at its folder"))?;
+    if about.st_uid == 0 {
+        return Err(ConfineError("the folder of its own is root's, and it is not to be root".to_owned()));
+    }
+    Ok((format!("user {}", about.st_uid), (Uid::from_raw(about.st_uid), Gid::from_raw(about.st_gid))))
 }
 
 /// The newest rules that are known here; an older kernel takes those that it knows.
@@ -158,7 +146,7 @@ fn restrict_files(needs: &Needs) -> Result<(), String> {
         }
         if let Some(state) = &needs.state {
             let all_but_programs = AccessFs::from_all(LANDLOCK) & !AccessFs::Execute;
-            ruleset = ruleset.add_rule(PathBeneath::new(PathFd::new(state)?, all_but_programs))?;
+            ruleset = ruleset.add_rule(PathBeneath::new(state, all_but_programs))?;
         }
         Ok(ruleset.restrict_self()?.ruleset)
     };
@@ -192,7 +180,6 @@ const CALLS: &[u32] = &[
     nr::__NR_setsockopt,
     nr::__NR_close,
     nr::__NR_dup,
-    nr::__NR_fcntl,
     nr::__NR_pipe2,
     nr::__NR_eventfd2,
     nr::__NR_ppoll,
@@ -209,6 +196,8 @@ const CALLS: &[u32] = &[
     nr::__NR_lseek,
     nr::__NR_fsync,
     nr::__NR_fdatasync,
+    // File systems on a disk that is being detached.
+    nr::__NR_sync,
     nr::__NR_fallocate,
     nr::__NR_ftruncate,
     // Memory with a descriptor: what is passed on to another process and is longer than a message.
@@ -239,7 +228,6 @@ const CALLS: &[u32] = &[
     nr::__NR_sched_getaffinity,
     nr::__NR_gettid,
     nr::__NR_getpid,
-    nr::__NR_tgkill,
     nr::__NR_rt_sigaction,
     nr::__NR_rt_sigprocmask,
     nr::__NR_rt_sigreturn,
@@ -249,8 +237,6 @@ const CALLS: &[u32] = &[
     // Children that it had before.
     nr::__NR_wait4,
     nr::__NR_waitid,
-    // Who copies a disk in the background steps back; nobody can come forward again.
-    nr::__NR_setpriority,
     // Time, chance, and who we are.
     nr::__NR_clock_gettime,
     nr::__NR_clock_nanosleep,
@@ -264,19 +250,13 @@ const CALLS: &[u32] = &[
     nr::__NR_uname,
 ];
 
-/// What files of its own ask for besides: made, locked, renamed.
-const STATE_CALLS: &[u32] = &[
-    nr::__NR_renameat,
-    nr::__NR_renameat2,
-    nr::__NR_unlinkat,
-    nr::__NR_mkdirat,
-    nr::__NR_fchmod,
-    nr::__NR_fchmodat,
-    nr::__NR_flock,
-];
+/// What files of its own ask for besides: made, locked, renamed. Modes by descriptor alone: landlock does not ask where a path leads whose
+/// mode is changed.
+const STATE_CALLS: &[u32] =
+    &[nr::__NR_renameat, nr::__NR_renameat2, nr::__NR_unlinkat, nr::__NR_mkdirat, nr::__NR_fchmod, nr::__NR_flock];
 
 /// What deadlines ask for besides: why one was denied is known by the rights there are.
-const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_setattr, nr::__NR_sched_getattr, nr::__NR_munlockall, nr::__NR_capget];
+const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_getattr, nr::__NR_munlockall, nr::__NR_capget];
 
 /// What datagrams ask for besides `socket`.
 const DATAGRAM_CALLS: &[u32] = &[nr::__NR_bind, nr::__NR_connect];
@@ -289,6 +269,10 @@ const SIOCGIFINDEX: u64 = 0x8933;
 const SOCKET_KIND: u64 = 0xf;
 /// `socketpair(2)`: within this process, or to whoever is passed an end.
 const AF_UNIX: u64 = 1;
+const SOCK_STREAM: u64 = 1;
+const SOCK_SEQPACKET: u64 = 5;
+/// `setpriority(2)`: of a process or thread, and of the caller if its number is 0.
+const PRIO_PROCESS: u64 = 0;
 
 /// Calls that newer systems have under another number only.
 #[cfg(target_arch = "x86_64")]
@@ -298,7 +282,7 @@ const OLD_CALLS: &[u32] =
 const OLD_CALLS: &[u32] = &[];
 /// The same of those for files of its own.
 #[cfg(target_arch = "x86_64")]
-const OLD_STATE_CALLS: &[u32] = &[nr::__NR_rename, nr::__NR_unlink, nr::__NR_mkdir, nr::__NR_chmod];
+const OLD_STATE_CALLS: &[u32] = &[nr::__NR_rename, nr::__NR_unlink, nr::__NR_mkdir];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_STATE_CALLS: &[u32] = &[];
 
@@ -344,7 +328,7 @@ fn restrict_calls(needs: &Needs) -> Result<(), ConfineError> {
 
 /// This call is answered as if the kernel had never heard of it: the caller has another way. Its arguments lie in memory,
 /// where no filter can look.
-fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
+pub(super) fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
     let rules = BTreeMap::from([(i64::from(call), Vec::new())]);
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(ENOSYS), arch()?)?.try_into()
 }
@@ -369,7 +353,23 @@ fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError>
         });
         rules.insert(nr::__NR_socket.into(), sockets.collect::<Result<_, _>>()?);
     }
-    rules.insert(nr::__NR_socketpair.into(), vec![only(0, SeccompCmpArgLen::Dword, !0, AF_UNIX)?]);
+    // No datagrams: on these a path may be named anew with each, and landlock does not ask where it leads.
+    let pairs = [SOCK_STREAM, SOCK_SEQPACKET].into_iter().map(|kind| {
+        let is_local = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, AF_UNIX)?;
+        let is_kind = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(SOCKET_KIND), kind)?;
+        SeccompRule::new(vec![is_local, is_kind])
+    });
+    rules.insert(nr::__NR_socketpair.into(), pairs.collect::<Result<_, _>>()?);
+    rules.insert(nr::__NR_fcntl.into(), vec![no_signals_by_fcntl()?]);
+    // Other instances of farbus may be the same user: a signal goes to this process alone, as when it aborts.
+    rules.insert(nr::__NR_tgkill.into(), vec![only(0, SeccompCmpArgLen::Dword, !0, std::process::id().into())?]);
+    // Who copies a disk in the background steps back, the calling thread alone; nobody can come forward again.
+    let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, PRIO_PROCESS)?;
+    let is_own = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
+    rules.insert(nr::__NR_setpriority.into(), vec![SeccompRule::new(vec![is_thread, is_own])?]);
+    if needs.deadlines {
+        rules.insert(nr::__NR_sched_setattr.into(), vec![only(0, SeccompCmpArgLen::Dword, !0, 0)?]);
+    }
     let of_networks = [(!0, SIOCGIFINDEX)].into_iter().filter(|_| needs.datagrams);
     let ioctls =
         IOCTLS.iter().copied().chain(of_networks).map(|(mask, value)| only(1, SeccompCmpArgLen::Dword, mask, value));
@@ -382,6 +382,16 @@ fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError>
     SeccompFilter::new(rules, SeccompAction::Errno(EPERM), SeccompAction::Allow, arch()?)?.try_into()
 }
 
+/// `fcntl` without those of its commands that have the kernel send a signal to whatever process was named.
+pub(super) fn no_signals_by_fcntl() -> Result<SeccompRule, seccompiler::BackendError> {
+    let is_other =
+        |&command: &u32| SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u64::from(command));
+    SeccompRule::new(SIGNAL_COMMANDS.iter().map(is_other).collect::<Result<_, _>>()?)
+}
+
+/// `F_SETOWN`, `F_SETSIG`, `F_SETOWN_EX`, `F_SETLEASE`, `F_NOTIFY` (fcntl(2)).
+pub(super) const SIGNAL_COMMANDS: &[u32] = &[8, 10, 15, 1024, 1026];
+
 /// A call whose argument, under `mask`, is `value`.
 fn only(argument: u8, len: SeccompCmpArgLen, mask: u64, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
     let mask = if matches!(len, SeccompCmpArgLen::Dword) { mask & u64::from(u32::MAX) } else { mask };
@@ -393,21 +403,5 @@ fn arch() -> Result<TargetArch, seccompiler::BackendError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65533:nobody:/:/usr/sbin/nologin\ntoor:x:0:0::/:\nbad:x:y:1::/:\n";
-
-    #[test]
-    fn the_user_to_become_is_found_and_is_never_root() {
-        let numbers = |name| account(PASSWD, name).map(|(uid, gid)| (uid.as_raw(), gid.as_raw()));
-        assert_eq!(numbers("nobody"), Some((65534, 65533)));
-        assert_eq!([numbers("toor"), numbers("bad"), numbers("farbus"), numbers("nob")], [None; 4]);
-    }
-
-    #[test]
-    fn the_filters_can_be_built() {
-        assert!(!allowed_calls(&Needs::default()).unwrap().is_empty());
-        assert!(!unknown_call(nr::__NR_clone3).unwrap().is_empty());
-    }
-}
+#[path = "confine_tests.rs"]
+mod tests;

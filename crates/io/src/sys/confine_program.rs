@@ -2,10 +2,11 @@
 //!
 //! | layer | what it takes away |
 //! |---|---|
-//! | capabilities, `no_new_privs` | root's powers, setuid programs |
+//! | user, capabilities, `no_new_privs` | root's identity and powers (it becomes a user that owns nothing, [`accounts`](super::accounts)), setuid programs |
 //! | landlock | all files but the system's programs and libraries and its own, to be read; connections, signals to others |
-//! | seccomp | new sockets, other processes' memory, mounts, namespaces, keys, the kernel's own switches |
-//! | limits | memory, open files, files that grow, memory dumps |
+//! | seccomp | new sockets, other processes' memory, signals to others, mounts, namespaces, keys, the kernel's own switches; to change what a path leads to where landlock does not ask |
+//! | limits | memory, open files, files that grow, memory dumps, and of root's modules how many processes and threads there are |
+//! | processes | it ends with its supervisor, and with it all that it started: in a PID namespace of its own, or by starting none |
 //!
 //! A filter of what is forbidden, because what a program's language needs is not known here; landlock is what stands behind it, and a
 //! kernel without it is refused.
@@ -19,11 +20,18 @@ use landlock::{
     Scope,
 };
 use linux_raw_sys::general as nr;
+use rustix::fs::{Access as FileAccess, AtFlags, CWD};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    sock_filter,
 };
+
+use super::accounts::module_user;
+use super::acting::as_user;
+use super::confine::{SIGNAL_COMMANDS, unknown_call};
+use super::leash::die_with_supervisor;
 
 /// Why a program is not run: a sentence for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +48,8 @@ impl std::error::Error for ProgramError {}
 /// Memory of a module: the longest message a few times, and its language's runtime.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
 const OPEN_FILES_MAX: u64 = 32;
+/// Processes and threads of all modules that root's farbus runs on this machine, since they are one user's.
+const PROCESSES_MAX: u64 = 1024;
 
 /// Where programs and their libraries lie, and what the loader reads.
 const SYSTEM: [&str; 9] =
@@ -59,11 +69,40 @@ const FORBIDDEN: &[u32] = &[
     nr::__NR_pidfd_getfd,
     nr::__NR_pidfd_send_signal,
     nr::__NR_kill,
+    nr::__NR_rt_sigqueueinfo,
+    nr::__NR_process_madvise,
     nr::__NR_mount,
     nr::__NR_umount2,
     nr::__NR_move_mount,
+    nr::__NR_mount_setattr,
     nr::__NR_open_tree,
     nr::__NR_fsopen,
+    nr::__NR_fsconfig,
+    nr::__NR_fsmount,
+    nr::__NR_fspick,
+    // What a path leads to is changed, and landlock does not ask (landlock(7), "Current limitations").
+    nr::__NR_fchmodat,
+    nr::__NR_fchmodat2,
+    nr::__NR_fchownat,
+    nr::__NR_fchown,
+    nr::__NR_utimensat,
+    nr::__NR_setxattr,
+    nr::__NR_lsetxattr,
+    nr::__NR_fsetxattr,
+    nr::__NR_setxattrat,
+    nr::__NR_removexattr,
+    nr::__NR_lremovexattr,
+    nr::__NR_fremovexattr,
+    nr::__NR_removexattrat,
+    nr::__NR_name_to_handle_at,
+    nr::__NR_open_by_handle_at,
+    nr::__NR_acct,
+    nr::__NR_quotactl,
+    // Memory and queues that other processes find, and that stay.
+    nr::__NR_shmget,
+    nr::__NR_semget,
+    nr::__NR_msgget,
+    nr::__NR_mq_open,
     nr::__NR_pivot_root,
     nr::__NR_chroot,
     nr::__NR_unshare,
@@ -89,10 +128,65 @@ const FORBIDDEN: &[u32] = &[
     nr::__NR_fallocate,
 ];
 
+/// Calls that newer systems have under another number only.
+#[cfg(target_arch = "x86_64")]
+const OLD_FORBIDDEN: &[u32] = &[
+    nr::__NR_chmod,
+    nr::__NR_chown,
+    nr::__NR_lchown,
+    nr::__NR_utime,
+    nr::__NR_utimes,
+    nr::__NR_futimesat,
+    nr::__NR_uselib,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OLD_FORBIDDEN: &[u32] = &[];
+
+/// How a process is started, besides `clone` and `clone3`.
+#[cfg(target_arch = "x86_64")]
+const FORKS: &[u32] = &[nr::__NR_fork, nr::__NR_vfork];
+#[cfg(not(target_arch = "x86_64"))]
+const FORKS: &[u32] = &[];
+
 /// The argument of `madvise` that says what is to become of the memory.
 const ADVICE: u8 = 2;
 
+/// `prctl`: the signal at the parent's death, which is the supervisor's leash.
+const PR_SET_PDEATHSIG: u64 = 1;
+/// `clone`: into the same thread group, as every thread and no process.
+const CLONE_THREAD: u64 = 0x0001_0000;
+/// What x86-64 adds to the numbers of its third interface (x32): they would pass a filter of what is forbidden.
+const X32: u32 = 0x4000_0000;
+
 const EPERM: u32 = 1;
+
+/// Whether this process is the first of its PID namespace.
+fn is_first() -> bool {
+    rustix::process::getpid() == rustix::process::Pid::INIT
+}
+
+/// What stands against running `program` as a module, if root runs farbus: modules run as a user that owns nothing, who has to be able to
+/// read and run it.
+///
+/// # Errors
+/// [`ProgramError`], which says what to type.
+pub fn check_program(program: &Path) -> Result<(), ProgramError> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let (user, group) = module_user();
+    let may = as_user(user, group, || {
+        rustix::fs::accessat(CWD, program, FileAccess::READ_OK | FileAccess::EXEC_OK, AtFlags::EACCESS)
+    });
+    let may = may.map_err(|error| ProgramError(format!("cannot become the user of modules: {error}")))?;
+    may.map_err(|errno| {
+        ProgramError(format!(
+            "modules run as user {}, who cannot run it ({errno})\n  type: chmod o+rx {}, and chmod o+x each folder above it",
+            user.as_raw(),
+            program.display()
+        ))
+    })
+}
 
 /// Takes this process's rights, before it becomes `program`.
 ///
@@ -109,25 +203,69 @@ pub fn confine_for(program: &Path) -> Result<(), ProgramError> {
         setrlimit(resource, Rlimit { current: Some(max), maximum: Some(max) }).map_err(failed("limit it"))?;
     }
     if rustix::process::geteuid().is_root() {
-        // What is left of root is the owner of root's files; landlock says which of them.
+        let processes = Rlimit { current: Some(PROCESSES_MAX), maximum: Some(PROCESSES_MAX) };
+        setrlimit(Resource::Nproc, processes).map_err(failed("limit it"))?;
         for capability in CapabilitySet::all().iter() {
             // Those that this kernel has.
             let _ = rustix::thread::remove_capability_from_bounding_set(capability);
         }
+        let (user, group) = module_user();
+        rustix::thread::set_thread_groups(&[]).map_err(failed("leave root's groups"))?;
+        rustix::thread::set_thread_res_gid(group, group, group).map_err(failed("leave root's group"))?;
+        rustix::thread::set_thread_res_uid(user, user, user).map_err(failed("become another user"))?;
         let none = CapabilitySet::empty();
         let none = CapabilitySets { effective: none, permitted: none, inheritable: none };
         rustix::thread::set_capabilities(None, none).map_err(failed("drop capabilities"))?;
     }
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
+    // The kernel forgets it when the user changes, so not before.
+    die_with_supervisor().map_err(|error| ProgramError(format!("its supervisor is not there: {error}")))?;
     restrict_files(program).map_err(ProgramError)?;
-    let filter = forbidden_calls().and_then(forbidding);
-    let filter = filter.map_err(|error| ProgramError(format!("cannot build the filter of system calls: {error}")))?;
-    seccompiler::apply_filter(&filter)
-        .map_err(|error| ProgramError(format!("cannot apply the filter of system calls: {error}")))
+    let may_fork = is_first();
+    let filter = |filter: Result<BpfProgram, seccompiler::BackendError>| {
+        let filter =
+            filter.map_err(|error| ProgramError(format!("cannot build the filter of system calls: {error}")))?;
+        seccompiler::apply_filter(&filter)
+            .map_err(|error| ProgramError(format!("cannot apply the filter of system calls: {error}")))
+    };
+    filter(Ok(other_interfaces()))?;
+    if !may_fork {
+        filter(unknown_call(nr::__NR_clone3))?;
+    }
+    filter(forbidden_calls(may_fork).and_then(forbidding))
 }
 
-fn forbidden_calls() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
-    let mut rules: BTreeMap<_, _> = FORBIDDEN.iter().map(|&call| (i64::from(call), Vec::new())).collect();
+/// Refuses all calls by numbers of x32. Every other interface of the machine is another architecture to the filters, which end the process.
+fn other_interfaces() -> BpfProgram {
+    let step = |code: u32, jt, jf, k| sock_filter { code: code as u16, jt, jf, k };
+    vec![
+        // The number is the first word of `seccomp_data` (seccomp(2)).
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 0, 1, X32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | EPERM),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ]
+}
+
+/// By number, and under which conditions. One that may start processes has a PID namespace of its own, so that signals reach those alone.
+fn forbidden_calls(may_fork: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
+    let mut rules: BTreeMap<_, _> =
+        FORBIDDEN.iter().chain(OLD_FORBIDDEN).map(|&call| (i64::from(call), Vec::new())).collect();
+    let is = |argument, value| SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
+    rules.insert(nr::__NR_prctl.into(), vec![SeccompRule::new(vec![is(0, PR_SET_PDEATHSIG)?])?]);
+    let by_fcntl = SIGNAL_COMMANDS.iter().map(|&command| SeccompRule::new(vec![is(1, command.into())?]));
+    rules.insert(nr::__NR_fcntl.into(), by_fcntl.collect::<Result<_, _>>()?);
+    if !may_fork {
+        rules.extend(FORKS.iter().map(|&call| (i64::from(call), Vec::new())));
+        let makes_process = SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(CLONE_THREAD), 0)?;
+        rules.insert(nr::__NR_clone.into(), vec![SeccompRule::new(vec![makes_process])?]);
+        rules.insert(nr::__NR_tkill.into(), Vec::new());
+        let own = std::process::id().into();
+        let to_others = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, own)?;
+        for call in [nr::__NR_tgkill, nr::__NR_rt_tgsigqueueinfo] {
+            rules.insert(call.into(), vec![SeccompRule::new(vec![to_others.clone()])?]);
+        }
+    }
     let removes = SeccompCondition::new(ADVICE, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(nr::MADV_REMOVE))?;
     rules.insert(nr::__NR_madvise.into(), vec![SeccompRule::new(vec![removes])?]);
     Ok(rules)
@@ -161,3 +299,7 @@ fn restrict_files(program: &Path) -> Result<(), String> {
         RulesetStatus::NotEnforced => Err("this kernel has no landlock (5.13 and later do)".into()),
     }
 }
+
+#[cfg(test)]
+#[path = "confine_program_tests.rs"]
+mod tests;

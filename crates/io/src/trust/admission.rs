@@ -1,14 +1,28 @@
 //! How many strangers are listened to, and how often.
+//!
+//! A connection that has not proved a key has one of [`STRANGERS_MAX`] places. Who comes from where a key was proved lately goes before who
+//! does not:
+//!
+//! | rank | comes from | places |
+//! |---|---|---|
+//! | 2 | an address from which a key was proved within [`PROVED_FOR`] | all |
+//! | 1 | the network of such an address: of IPv4 the 24 first bits, of IPv6 64 | all |
+//! | 0 | elsewhere | all but [`PROVED_PLACES`] |
+//!
+//! Where there is no place left, the oldest connection of a lower rank is cut, at once; else the oldest of the same rank if it has had
+//! [`PRESSED_TIME`], or if its network has more than [`CROWDED_NETWORK`] places and the newcomer's has fewer. Only if there is none such is
+//! the newcomer turned away. So connections that say nothing cost a paired host nothing, from however many addresses they come.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farbus_model::Instant;
 
 use super::limits::{
-    ADDRESSES_MAX, FAILURES_MAX, FORGIVEN_AFTER, STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
+    ADDRESSES_MAX, CROWDED_NETWORK, FAILURES_MAX, FORGIVEN_AFTER, PRESSED_TIME, PROVED_FOR, PROVED_MAX, PROVED_PLACES,
+    STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
 };
 
 /// Why a stranger is turned away before a byte of it is read.
@@ -51,15 +65,29 @@ pub enum Proof {
 }
 
 /// Counts connections that have not proved a key yet, and handshakes that failed, by address.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Admission {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    strangers: usize,
+    /// Who is here, in the order of arrival.
+    waiting: BTreeMap<u64, Waiting>,
+    numbers: u64,
     addresses: HashMap<IpAddr, Record>,
+    /// Addresses from which a key was proved, and until when that counts.
+    proved: HashMap<IpAddr, Instant>,
+}
+
+/// A connection that has not proved a key yet.
+#[derive(Debug)]
+struct Waiting {
+    /// Where it comes from (of IPv6: which network of 64 bits).
+    address: IpAddr,
+    rank: u8,
+    since: Instant,
+    cut: Arc<Cut>,
 }
 
 /// One address (of IPv6: one network of 64 bits, which is what one subscriber has).
@@ -73,45 +101,106 @@ struct Record {
     trusted_until: Option<Instant>,
 }
 
-impl Admission {
-    /// A connection arrives. If it is let in, [`Admission::leave`] has to follow.
-    ///
-    /// # Errors
-    /// [`Refusal`].
-    pub fn enter(&self, address: IpAddr, now: Instant) -> Result<(), Refusal> {
-        let mut state = self.state();
-        if state.strangers >= STRANGERS_MAX {
-            return Err(Refusal::Crowded);
+/// How a connection that has to give way is ended.
+#[derive(Default)]
+struct Cut(Mutex<CutState>);
+
+#[derive(Default)]
+enum CutState {
+    #[default]
+    Here,
+    Ended(Box<dyn FnOnce() + Send>),
+    Cut,
+}
+
+impl fmt::Debug for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cut").field(&self.is_cut()).finish()
+    }
+}
+
+impl Cut {
+    fn state(&self) -> MutexGuard<'_, CutState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_cut(&self) -> bool {
+        matches!(*self.state(), CutState::Cut)
+    }
+
+    fn cut(&self) {
+        let before = std::mem::replace(&mut *self.state(), CutState::Cut);
+        if let CutState::Ended(end) = before {
+            end();
         }
-        let record = state.record(subscriber(address), now);
-        if record.clean_at > now + FORGIVEN_AFTER * (FAILURES_MAX - 1) {
-            let is_first = !std::mem::replace(&mut record.was_told, true);
-            return Err(Refusal::Failures { is_first });
+    }
+}
+
+/// A connection's place. Dropped, it is given back as that of one who was never heard.
+#[derive(Debug)]
+pub struct Ticket {
+    state: Arc<Mutex<State>>,
+    number: u64,
+    address: IpAddr,
+    since: Instant,
+    cut: Arc<Cut>,
+    is_given_back: bool,
+}
+
+impl Ticket {
+    /// How the connection is ended should it have to give way; at once if it has to already.
+    pub fn on_cut(&self, end: impl FnOnce() + Send + 'static) {
+        let mut state = self.cut.state();
+        match *state {
+            CutState::Cut => {
+                drop(state);
+                end();
+            }
+            CutState::Here | CutState::Ended(_) => *state = CutState::Ended(Box::new(end)),
         }
-        if record.connected >= STRANGERS_OF_ADDRESS_MAX {
-            return Err(Refusal::CrowdedByAddress);
-        }
-        record.connected += 1;
-        // It counts as failed until it has not: many that come at once are not let in on one another's credit.
-        record.clean_at = record.clean_at.max(now) + FORGIVEN_AFTER;
-        state.strangers += 1;
-        Ok(())
+    }
+
+    /// Whether it had to give way.
+    pub fn is_cut(&self) -> bool {
+        self.cut.is_cut()
     }
 
     /// It has proved a key, or not.
-    pub fn leave(&self, address: IpAddr, now: Instant, proof: Proof) {
-        let mut state = self.state();
-        state.strangers -= 1;
-        let record = state.record(subscriber(address), now);
-        record.connected -= 1;
-        if proof == Proof::Given {
-            record.trusted_until = Some(now + TRUSTED_FOR);
+    pub fn leave(mut self, now: Instant, proof: Proof) {
+        self.give_back(now, proof);
+    }
+
+    fn give_back(&mut self, now: Instant, proof: Proof) {
+        if !std::mem::replace(&mut self.is_given_back, true) {
+            self.state.lock().unwrap_or_else(PoisonError::into_inner).leave(self.number, self.address, now, proof);
         }
-        let is_trusted = record.trusted_until.is_some_and(|until| now < until);
-        if matches!(proof, Proof::Given | Proof::Untried) || (proof == Proof::CutShort && is_trusted) {
-            let forgiven_ns = u64::try_from(FORGIVEN_AFTER.as_nanos()).unwrap_or(u64::MAX);
-            record.clean_at = Instant::from_nanos(record.clean_at.as_nanos().saturating_sub(forgiven_ns));
-        }
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.give_back(self.since, Proof::Untried);
+    }
+}
+
+impl Admission {
+    /// A connection arrives. It has a place until its ticket is given back.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn enter(&self, address: IpAddr, now: Instant) -> Result<Ticket, Refusal> {
+        let address = subscriber(address);
+        let mut cut = Vec::new();
+        let entered = self.state().enter(address, now, &mut cut);
+        // Without the lock: whoever is cut may take a while.
+        cut.into_iter().for_each(|cut| cut.cut());
+        let (number, cut) = entered?;
+        Ok(Ticket { state: Arc::clone(&self.state), number, address, since: now, cut, is_given_back: false })
+    }
+
+    /// A key was proved from there lately, as this host remembers it.
+    pub fn note_proved(&self, address: IpAddr, now: Instant) {
+        self.state().note_proved(subscriber(address), now);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -120,6 +209,103 @@ impl Admission {
 }
 
 impl State {
+    /// The place of who comes from there; whoever is to be cut for it is in `cut`.
+    fn enter(&mut self, address: IpAddr, now: Instant, cut: &mut Vec<Arc<Cut>>) -> Result<(u64, Arc<Cut>), Refusal> {
+        let rank = self.find_place(address, now, cut)?;
+        let record = self.record(address, now);
+        record.connected += 1;
+        // It counts as failed until it has not: many that come at once are not let in on one another's credit.
+        record.clean_at = record.clean_at.max(now) + FORGIVEN_AFTER;
+        self.numbers += 1;
+        let own = Arc::<Cut>::default();
+        self.waiting.insert(self.numbers, Waiting { address, rank, since: now, cut: Arc::clone(&own) });
+        Ok((self.numbers, own))
+    }
+
+    /// The rank of who may enter from there, once whoever had to give way is cut.
+    fn find_place(&mut self, address: IpAddr, now: Instant, cut: &mut Vec<Arc<Cut>>) -> Result<u8, Refusal> {
+        let rank = self.rank(address, now);
+        let record = self.record(address, now);
+        if record.clean_at > now + FORGIVEN_AFTER * (FAILURES_MAX - 1) {
+            let is_first = !std::mem::replace(&mut record.was_told, true);
+            return Err(Refusal::Failures { is_first });
+        }
+        if record.connected >= STRANGERS_OF_ADDRESS_MAX {
+            let mut own = self.waiting.iter().filter(|(_, other)| other.address == address);
+            let oldest = own.next().filter(|(_, other)| now >= other.since + PRESSED_TIME).map(|(number, _)| *number);
+            cut.push(self.cut(oldest.ok_or(Refusal::CrowdedByAddress)?));
+        }
+        let of_strangers = self.waiting.values().filter(|other| other.rank == 0).count();
+        let is_full = self.waiting.len() >= STRANGERS_MAX;
+        if is_full || (rank == 0 && of_strangers >= STRANGERS_MAX - PROVED_PLACES) {
+            let victim = self.victim(address, rank, now).ok_or(Refusal::Crowded)?;
+            cut.push(self.cut(victim));
+        }
+        Ok(rank)
+    }
+
+    /// Who gives way to somebody of this rank from there.
+    fn victim(&self, address: IpAddr, rank: u8, now: Instant) -> Option<u64> {
+        let lower = self.waiting.iter().filter(|(_, other)| other.rank < rank);
+        if let Some((number, _)) = lower.min_by_key(|(number, other)| (other.rank, **number)) {
+            return Some(*number);
+        }
+        let peers = || self.waiting.iter().filter(|(_, other)| other.rank == rank);
+        let mut of_networks = HashMap::<IpAddr, usize>::new();
+        peers().for_each(|(_, other)| *of_networks.entry(network(other.address)).or_default() += 1);
+        let own = of_networks.get(&network(address)).copied().unwrap_or(0);
+        let is_crowded = |other: &Waiting| {
+            let of_network = of_networks[&network(other.address)];
+            of_network > CROWDED_NETWORK && own < CROWDED_NETWORK
+        };
+        let mut who_may = peers().filter(|(_, other)| now >= other.since + PRESSED_TIME || is_crowded(other));
+        who_may.next().map(|(number, _)| *number)
+    }
+
+    fn cut(&mut self, number: u64) -> Arc<Cut> {
+        let waiting = self.waiting.remove(&number).expect("it is waiting");
+        if let Some(record) = self.addresses.get_mut(&waiting.address) {
+            record.connected -= 1;
+        }
+        waiting.cut
+    }
+
+    fn rank(&self, address: IpAddr, now: Instant) -> u8 {
+        let is_proved = |until: &Instant| now < *until;
+        if self.proved.get(&address).is_some_and(is_proved) {
+            return 2;
+        }
+        let mut others = self.proved.iter().filter(|(_, until)| is_proved(until));
+        u8::from(others.any(|(other, _)| network(*other) == network(address)))
+    }
+
+    fn note_proved(&mut self, address: IpAddr, now: Instant) {
+        if self.proved.len() >= PROVED_MAX
+            && !self.proved.contains_key(&address)
+            && let Some(oldest) = self.proved.iter().min_by_key(|(_, until)| **until).map(|(address, _)| *address)
+        {
+            self.proved.remove(&oldest);
+        }
+        self.proved.insert(address, now + PROVED_FOR);
+    }
+
+    fn leave(&mut self, number: u64, address: IpAddr, now: Instant, proof: Proof) {
+        let is_here = self.waiting.remove(&number).is_some();
+        let record = self.record(address, now);
+        record.connected -= usize::from(is_here);
+        if proof == Proof::Given {
+            record.trusted_until = Some(now + TRUSTED_FOR);
+        }
+        let is_trusted = record.trusted_until.is_some_and(|until| now < until);
+        if matches!(proof, Proof::Given | Proof::Untried) || (proof == Proof::CutShort && is_trusted) {
+            let forgiven_ns = u64::try_from(FORGIVEN_AFTER.as_nanos()).unwrap_or(u64::MAX);
+            record.clean_at = Instant::from_nanos(record.clean_at.as_nanos().saturating_sub(forgiven_ns));
+        }
+        if proof == Proof::Given {
+            self.note_proved(address, now);
+        }
+    }
+
     fn record(&mut self, address: IpAddr, now: Instant) -> &mut Record {
         if self.addresses.len() >= ADDRESSES_MAX && !self.addresses.contains_key(&address) {
             self.make_room(now);
@@ -156,9 +342,24 @@ pub fn subscriber(address: IpAddr) -> IpAddr {
     }
 }
 
+/// The network of a [`subscriber`]: of IPv4 the 24 first bits, of IPv6 it is one itself.
+fn network(subscriber: IpAddr) -> IpAddr {
+    match subscriber {
+        IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() >> 8 << 8)),
+        v6 @ IpAddr::V6(_) => v6,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Admission {
+        /// Whoever is let in leaves at once, like this; says whether it was.
+        fn visit(&self, address: IpAddr, now: Instant, proof: Proof) -> Result<(), Refusal> {
+            self.enter(address, now).map(|ticket| ticket.leave(now, proof))
+        }
+    }
 
     fn at(seconds: u64) -> Instant {
         Instant::from_nanos(seconds * 1_000_000_000)
@@ -172,11 +373,8 @@ mod tests {
         for n in 0..1000 {
             // Ten a second.
             let now = Instant::from_nanos(n * 100_000_000);
-            match admission.enter(guesser, now) {
-                Ok(()) => {
-                    tried += 1;
-                    admission.leave(guesser, now, Proof::Failed);
-                }
+            match admission.visit(guesser, now, Proof::Failed) {
+                Ok(()) => tried += 1,
                 Err(Refusal::Failures { is_first }) => told += u32::from(is_first),
                 Err(other) => panic!("{other}"),
             }
@@ -184,28 +382,19 @@ mod tests {
         // 100 s: the first ten, and one for each six seconds.
         assert_eq!(tried, 10 + 16);
         assert_eq!(told, 1, "and the log says so once");
-        assert_eq!(admission.enter(other, at(100)), Ok(()));
-        assert_eq!(admission.enter(guesser, at(200)), Ok(()), "a pause is forgiven");
+        assert_eq!(admission.visit(other, at(100), Proof::Failed), Ok(()));
+        assert_eq!(admission.visit(guesser, at(200), Proof::Failed), Ok(()), "a pause is forgiven");
     }
 
     #[test]
     fn a_bad_network_does_not_lock_a_paired_host_out_and_a_stranger_gains_nothing_by_it() {
         let admission = Admission::default();
         let (paired, stranger) = ("10.0.0.7".parse().unwrap(), "10.0.0.9".parse().unwrap());
-        admission.enter(paired, at(1)).unwrap();
-        admission.leave(paired, at(1), Proof::Given);
+        admission.visit(paired, at(1), Proof::Given).unwrap();
         for _ in 0..1000 {
-            admission.enter(paired, at(2)).unwrap();
-            admission.leave(paired, at(2), Proof::CutShort);
+            admission.visit(paired, at(2), Proof::CutShort).unwrap();
         }
-        let let_in = |address, proof| {
-            let tries = (0..100).filter(|_| {
-                let is_in = admission.enter(address, at(3)).is_ok();
-                is_in.then(|| admission.leave(address, at(3), proof));
-                is_in
-            });
-            tries.count()
-        };
+        let let_in = |address, proof| (0..100).filter(|_| admission.visit(address, at(3), proof).is_ok()).count();
         assert_eq!(let_in(stranger, Proof::CutShort), 10);
         assert_eq!(let_in(paired, Proof::Failed), 10, "a wrong key is one wherever it comes from");
     }
@@ -218,39 +407,126 @@ mod tests {
         for n in 0..100 {
             // Each of a crowd is still in its handshake when the next comes; all fail much later.
             let now = Instant::from_nanos(n * 100_000_000);
-            let crowd = (0..20).filter(|_| admission.enter(guesser, now).is_ok()).count();
-            (0..crowd).for_each(|_| admission.leave(guesser, now, Proof::Failed));
-            tried += crowd;
+            let crowd: Vec<Ticket> = (0..20).filter_map(|_| admission.enter(guesser, now).ok()).collect();
+            tried += crowd.len();
+            crowd.into_iter().for_each(|ticket| ticket.leave(now, Proof::Failed));
         }
         assert_eq!(tried, 10 + 1);
+    }
+
+    /// One address of many networks.
+    fn elsewhere(n: usize) -> IpAddr {
+        IpAddr::from([10, 1 + (n / 250) as u8, (n % 250) as u8, 1])
     }
 
     #[test]
     fn success_is_free_and_crowds_are_bounded() {
         let admission = Admission::default();
-        let address = |n: u8| IpAddr::from([10, 0, 0, n]);
         for _ in 0..1000 {
-            admission.enter(address(1), at(1)).unwrap();
-            admission.leave(address(1), at(1), Proof::Given);
+            admission.visit(elsewhere(1), at(1), Proof::Given).unwrap();
         }
-        for _ in 0..STRANGERS_OF_ADDRESS_MAX {
-            admission.enter(address(1), at(1)).unwrap();
+        let own: Vec<_> =
+            (0..STRANGERS_OF_ADDRESS_MAX).map(|_| admission.enter(elsewhere(1), at(1)).unwrap()).collect();
+        assert_eq!(admission.enter(elsewhere(1), at(1)).unwrap_err(), Refusal::CrowdedByAddress);
+        let strangers: Vec<_> = (0..100).map_while(|n| admission.enter(elsewhere(10 + n), at(1)).ok()).collect();
+        assert_eq!(strangers.len(), STRANGERS_MAX - PROVED_PLACES);
+        assert_eq!(admission.enter(elsewhere(200), at(1)).unwrap_err(), Refusal::Crowded);
+        assert_eq!(admission.state().waiting.len(), STRANGERS_MAX);
+        drop((own, strangers));
+        assert_eq!(admission.state().waiting.len(), 0);
+        assert!(admission.state().addresses.values().all(|record| record.connected == 0));
+        assert!(admission.enter(elsewhere(200), at(1)).is_ok());
+    }
+
+    #[test]
+    fn a_paired_host_enters_whatever_strangers_of_its_own_network_and_others_do() {
+        let admission = Admission::default();
+        let paired = IpAddr::from([10, 0, 0, 7]);
+        admission.visit(paired, at(1), Proof::Given).unwrap();
+        let mut crowd = Vec::new();
+        for n in 0..60 {
+            // Idle ones from its own network and from others, in the same moment.
+            crowd.extend(admission.enter(IpAddr::from([10, 0, 0, 100 + n]), at(2)));
+            crowd.extend(admission.enter(elsewhere(n.into()), at(2)));
         }
-        assert_eq!(admission.enter(address(1), at(1)), Err(Refusal::CrowdedByAddress));
-        for n in STRANGERS_OF_ADDRESS_MAX..STRANGERS_MAX {
-            admission.enter(address(n as u8), at(1)).unwrap();
+        assert_eq!(admission.state().waiting.len(), STRANGERS_MAX);
+        for n in 0..12 {
+            let ticket = admission.enter(paired, at(2)).unwrap_or_else(|refusal| panic!("{n}: {refusal}"));
+            assert!(!ticket.is_cut());
+            ticket.leave(at(2), Proof::Given);
+            crowd.extend(admission.enter(elsewhere(100 + n), at(2)));
+            crowd.extend(admission.enter(IpAddr::from([10, 0, 0, 200 + n as u8]), at(2)));
         }
-        assert_eq!(admission.enter(address(200), at(1)), Err(Refusal::Crowded));
-        admission.leave(address(1), at(1), Proof::Given);
-        assert_eq!(admission.enter(address(200), at(1)), Ok(()));
+        // After a day it is a stranger like others.
+        crowd.clear();
+        let later = at(2) + PROVED_FOR;
+        assert_eq!(admission.state().rank(paired, later), 0);
+    }
+
+    #[test]
+    fn under_pressure_the_oldest_goes_after_a_second_and_is_told_to() {
+        let admission = Admission::default();
+        let places = STRANGERS_MAX - PROVED_PLACES;
+        let crowd: Vec<_> = (0..places).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        for (n, ticket) in crowd.iter().enumerate() {
+            let ended = Arc::clone(&ended);
+            ticket.on_cut(move || ended.lock().unwrap().push(n));
+        }
+        assert_eq!(admission.enter(elsewhere(100), at(1)).unwrap_err(), Refusal::Crowded, "each has its second");
+        let first = admission.enter(elsewhere(100), at(2)).unwrap();
+        let second = admission.enter(elsewhere(101), at(2)).unwrap();
+        assert_eq!(*ended.lock().unwrap(), [0, 1]);
+        assert!(crowd[0].is_cut() && !crowd[2].is_cut());
+        assert_eq!(admission.state().waiting.len(), places);
+        // Whoever hears of it late is ended at once.
+        crowd[0].on_cut({
+            let ended = Arc::clone(&ended);
+            move || ended.lock().unwrap().push(99)
+        });
+        assert_eq!(*ended.lock().unwrap(), [0, 1, 99]);
+        drop((first, second, crowd));
+        assert!(admission.state().waiting.is_empty());
+    }
+
+    #[test]
+    fn a_network_that_fills_all_places_gives_way_at_once_to_another() {
+        let admission = Admission::default();
+        let mut crowd: Vec<_> =
+            (0..60).filter_map(|n| admission.enter(IpAddr::from([10, 9, 9, n]), at(1)).ok()).collect();
+        assert_eq!(crowd.len(), STRANGERS_MAX - PROVED_PLACES);
+        crowd.push(admission.enter(elsewhere(1), at(1)).unwrap());
+        assert!(crowd[0].is_cut());
+        assert_eq!(admission.enter(IpAddr::from([10, 9, 9, 99]), at(1)).unwrap_err(), Refusal::Crowded);
+    }
+
+    #[test]
+    fn a_flood_for_long_stays_bounded_and_who_was_there_keeps_its_rank() {
+        let admission = Admission::default();
+        let paired = IpAddr::from([10, 0, 0, 7]);
+        admission.note_proved(paired, at(1));
+        let mut crowd = std::collections::VecDeque::new();
+        for n in 0..100_000u32 {
+            // A thousand a second, each from another address.
+            let now = at(2) + std::time::Duration::from_millis(n.into());
+            crowd.extend(admission.enter(IpAddr::from((0x0b00_0000 + n).to_be_bytes()), now));
+            while crowd.front().is_some_and(Ticket::is_cut) {
+                crowd.pop_front();
+            }
+            if n % 1000 == 0 {
+                admission.visit(paired, now, Proof::Given).unwrap();
+            }
+        }
+        let state = admission.state();
+        assert!(state.waiting.len() <= STRANGERS_MAX && state.addresses.len() <= ADDRESSES_MAX);
+        assert!(crowd.len() <= STRANGERS_MAX);
     }
 
     #[test]
     fn addresses_are_forgotten_and_a_network_of_ipv6_is_one() {
         let admission = Admission::default();
         for n in 0..2 * ADDRESSES_MAX as u32 {
-            admission.enter(IpAddr::from(n.to_be_bytes()), at(1)).unwrap();
-            admission.leave(IpAddr::from(n.to_be_bytes()), at(1), Proof::Failed);
+            admission.visit(IpAddr::from(n.to_be_bytes()), at(1), Proof::Failed).unwrap();
         }
         assert!(admission.state().addresses.len() <= ADDRESSES_MAX);
         let one: IpAddr = "2001:db8::1".parse().unwrap();

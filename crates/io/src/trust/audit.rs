@@ -1,25 +1,49 @@
 //! Who did what, when, and how it went: a line of JSON each.
 //!
+//! | file | what is in it |
+//! |---|---|
+//! | `audit.log` | everything but refusals |
+//! | `refused.log` | refusals |
+//! | `grants.log` | `pair`, `unpair`, `allow` and `forbid` that were done, once more |
+//!
+//! Each has its own bounds and its own old files, so nothing that another host does makes room by removing a line of a later row.
+//!
+//! **A flood** is counted ([`Tally`]): of what one peer does or is refused the first lines of a minute are written, then one line says how
+//! many more there were (`count`, `seconds`). What this host's owner does is always written.
+//!
 //! **A disk that is full** stops nobody: what a session does is done without its line, which is said once in the program's own log, and
 //! again when lines are written. A line of which the disk took a part stays as it is; the next one begins anew.
 
-use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use farbus_model::Instant;
+use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+use super::admission::subscriber;
 use super::fingerprint::Fingerprint;
-use super::folder::Folder;
-use super::limits::{AUDIT_BYTES_MAX, AUDIT_FILES_MAX};
+use super::folder::{Folder, StateError};
+use super::limits::{
+    AUDIT_BYTES_MAX, AUDIT_FILES_MAX, AUDIT_LINES_MAX, AUDIT_LINES_OF_PEER_MAX, REFUSED_LINES_MAX,
+    REFUSED_LINES_OF_PEER_MAX,
+};
+use crate::link::Clock;
+use crate::tally::{Summary, Tally, Verdict, WINDOW};
 
 const AUDIT_FILE: &str = "audit.log";
+const REFUSED_FILE: &str = "refused.log";
+const GRANTS_FILE: &str = "grants.log";
+/// What this host's owner does with those that are paired.
+const GRANTS: [&str; 4] = ["pair", "unpair", "allow", "forbid"];
 
 /// How it went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// Done.
@@ -52,12 +76,71 @@ pub struct Event<'a> {
     /// Why, if it was refused or failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<&'a str>,
+    /// How many more of this event and outcome there were, each without a line of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    /// Over how many seconds these came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
 }
 
 impl<'a> Event<'a> {
     /// Nothing but the verb.
     pub fn new(event: &'a str, outcome: Outcome) -> Self {
-        Self { event, outcome, peer: None, fingerprint: None, address: None, device: None, why: None }
+        Self {
+            event,
+            outcome,
+            peer: None,
+            fingerprint: None,
+            address: None,
+            device: None,
+            why: None,
+            count: None,
+            seconds: None,
+        }
+    }
+
+    fn is_grant(&self) -> bool {
+        self.outcome == Outcome::Ok && GRANTS.contains(&self.event)
+    }
+}
+
+/// What is counted together.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Kind {
+    event: String,
+    outcome: Outcome,
+    who: Who,
+}
+
+/// Whose doing it is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Who {
+    /// A paired host's.
+    Peer(Fingerprint, Option<String>),
+    /// Somebody's at this address (of IPv6: in this network of 64 bits).
+    Address(IpAddr),
+    /// Somebody's who is called so, of this machine.
+    Named(String),
+    /// A peer's of whom neither key, address nor name is known.
+    Anybody,
+}
+
+impl Kind {
+    fn of(event: &Event<'_>) -> Self {
+        let by_address = |address: &str| match address.parse::<SocketAddr>() {
+            Ok(address) => Who::Address(subscriber(address.ip())),
+            Err(_) => Who::Named(address.chars().take(64).collect()),
+        };
+        let who = match (event.fingerprint, event.address) {
+            (Some(key), _) => Who::Peer(key, event.peer.map(str::to_owned)),
+            (None, address) => address.map_or(Who::Anybody, by_address),
+        };
+        Self { event: event.event.to_owned(), outcome: event.outcome, who }
+    }
+
+    fn of_anybody(&self) -> Self {
+        Self { who: Who::Anybody, ..self.clone() }
     }
 }
 
@@ -71,19 +154,159 @@ struct Line<'a> {
 /// The log. Several processes may write it; whoever finds it full begins a new file.
 #[derive(Debug)]
 pub struct Audit {
+    log: Arc<Log>,
+}
+
+#[derive(Debug)]
+struct Log {
     folder: Folder,
     bytes_max: u64,
     is_failing: AtomicBool,
+    clock: Clock,
+    tally: Mutex<Tally<Kind>>,
+    /// A thread waits until a number is due.
+    is_waited_for: AtomicBool,
 }
 
 impl Audit {
     /// The log in `folder`.
     pub fn new(folder: Folder) -> Self {
-        Self { folder, bytes_max: AUDIT_BYTES_MAX, is_failing: AtomicBool::new(false) }
+        Self::within(folder, AUDIT_BYTES_MAX, WINDOW)
     }
 
-    /// Writes a line, if the disk takes it.
+    fn within(folder: Folder, bytes_max: u64, window: Duration) -> Self {
+        let (is_failing, is_waited_for) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (clock, tally) = (Clock::start(), Mutex::new(Tally::over(window)));
+        Self { log: Arc::new(Log { folder, bytes_max, is_failing, clock, tally, is_waited_for }) }
+    }
+
+    /// Writes a line, or counts it among those that are written as a number; if the disk takes it.
     pub fn record(&self, event: &Event<'_>) {
+        let now = self.log.clock.now();
+        self.log.write_due(now);
+        let verdict = match event.is_grant() {
+            true => Verdict::Write,
+            false => self.log.judge(event, now),
+        };
+        match verdict {
+            Verdict::Write => self.log.put(event),
+            Verdict::Counted => self.wait_until_due(),
+        }
+    }
+
+    /// Writes what was counted so far, however long its minute lasts yet: the process ends.
+    pub fn finish(&self) {
+        self.log.write_last();
+    }
+
+    /// Numbers are written when they are due, whether anything else is or not.
+    fn wait_until_due(&self) {
+        if self.log.is_waited_for.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let log = Arc::downgrade(&self.log);
+        let spawned = thread::Builder::new().name("audit".into()).stack_size(128 << 10).spawn(move || wait(&log));
+        if spawned.is_err() {
+            // The next line brings them.
+            self.log.is_waited_for.store(false, Ordering::Release);
+        }
+    }
+}
+
+fn wait(log: &Weak<Log>) {
+    loop {
+        let span = match log.upgrade() {
+            None => return,
+            Some(log) => {
+                let now = log.clock.now();
+                log.write_due(now);
+                match log.next_due() {
+                    Some(at) => at - now,
+                    None => return,
+                }
+            }
+        };
+        thread::sleep(span.max(Duration::from_millis(1)));
+    }
+}
+
+impl Log {
+    fn tally(&self) -> MutexGuard<'_, Tally<Kind>> {
+        self.tally.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the next number is due. If there is none, whoever counts next has to wait itself.
+    fn next_due(&self) -> Option<Instant> {
+        let tally = self.tally();
+        let due = tally.poll_timeout();
+        if due.is_none() {
+            self.is_waited_for.store(false, Ordering::Release);
+        }
+        due
+    }
+
+    /// Whether it has a line: the first of its peer, as long as they are the first of all.
+    fn judge(&self, event: &Event<'_>, now: Instant) -> Verdict {
+        let (of_peer, of_all) = match event.outcome {
+            Outcome::Refused => (REFUSED_LINES_OF_PEER_MAX, REFUSED_LINES_MAX),
+            Outcome::Ok | Outcome::Failed => (AUDIT_LINES_OF_PEER_MAX, AUDIT_LINES_MAX),
+        };
+        let kind = Kind::of(event);
+        let anybody = kind.of_anybody();
+        let mut tally = self.tally();
+        match tally.note(&kind, &anybody, of_peer, now) {
+            Verdict::Write if kind != anybody => tally.note(&anybody, &anybody, of_all, now),
+            verdict => verdict,
+        }
+    }
+
+    fn write_due(&self, now: Instant) {
+        loop {
+            let due = self.tally().poll_due(now);
+            let Some(due) = due else { return };
+            self.put_number(&due);
+        }
+    }
+
+    /// What was counted so far is written, whatever its window.
+    fn write_last(&self) {
+        let now = self.clock.now();
+        loop {
+            let last = self.tally().poll_last(now);
+            let Some(last) = last else { return };
+            self.put_number(&last);
+        }
+    }
+
+    fn put_number(&self, Summary { kind, count, span }: &Summary<Kind>) {
+        let address = match &kind.who {
+            Who::Address(address) => Some(address.to_string()),
+            Who::Named(name) => Some(name.clone()),
+            Who::Peer(..) | Who::Anybody => None,
+        };
+        let (fingerprint, peer) = match &kind.who {
+            Who::Peer(key, name) => (Some(*key), name.as_deref()),
+            _ => (None, None),
+        };
+        let verb = match kind.outcome {
+            Outcome::Ok => "done",
+            Outcome::Refused => "refused",
+            Outcome::Failed => "failed",
+        };
+        let seconds = (span.as_secs_f64() * 10.0).round() / 10.0;
+        let why = format!("{verb} {count} more times in {seconds} s");
+        self.put(&Event {
+            peer,
+            fingerprint,
+            address: address.as_deref(),
+            why: Some(&why),
+            count: Some(*count),
+            seconds: Some(seconds),
+            ..Event::new(&kind.event, kind.outcome)
+        });
+    }
+
+    fn put(&self, event: &Event<'_>) {
         match self.write(event) {
             Ok(()) => {
                 if self.is_failing.swap(false, Ordering::Relaxed) {
@@ -103,15 +326,18 @@ impl Audit {
         let mut line = vec![b'\n'];
         serde_json::to_writer(&mut line, &Line { at: timestamp(SystemTime::now()), event })?;
         line.push(b'\n');
-        self.folder.make().map_err(|error| io::Error::other(error.what))?;
-        let open = || -> io::Result<fs::File> {
-            let path = self.folder.file(AUDIT_FILE);
-            let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
-            self.folder.give(&file).map(|()| file)
-        };
+        if event.is_grant() {
+            self.append(GRANTS_FILE, &line)?;
+        }
+        self.append(if event.outcome == Outcome::Refused { REFUSED_FILE } else { AUDIT_FILE }, &line)
+    }
+
+    /// `line` begins and ends with a line break.
+    fn append(&self, name: &str, line: &[u8]) -> io::Result<()> {
+        let open = || self.folder.append(name).map_err(|error| io::Error::other(error.what));
         let mut file = open()?;
         if file.metadata()?.len() + line.len() as u64 > self.bytes_max {
-            self.rotate(line.len() as u64)?;
+            self.rotate(name, line.len() as u64)?;
             file = open()?;
         }
         let mut last = [b'\n'];
@@ -120,26 +346,30 @@ impl Audit {
             file.read_at(&mut last, end - 1)?;
         }
         // One write: lines of several processes do not mix. One that was torn by a full disk is ended first.
-        file.write_all(if last == [b'\n'] { &line[1..] } else { &line })
+        file.write_all(if last == [b'\n'] { &line[1..] } else { line })
     }
 
-    fn rotate(&self, bytes: u64) -> io::Result<()> {
+    fn rotate(&self, file: &str, bytes: u64) -> io::Result<()> {
         let _lock = self.folder.lock().map_err(|error| io::Error::other(error.what))?;
         let name = |number: u32| match number {
-            0 => self.folder.file(AUDIT_FILE),
-            number => self.folder.file(&format!("{AUDIT_FILE}.{number}")),
+            0 => file.to_owned(),
+            number => format!("{file}.{number}"),
         };
+        let failed = |error: StateError| io::Error::other(error.what);
         // Another process may have done it meanwhile.
-        if fs::metadata(name(0))?.len() + bytes <= self.bytes_max {
+        if self.folder.append(file).map_err(failed)?.metadata()?.len() + bytes <= self.bytes_max {
             return Ok(());
         }
         for number in (0..AUDIT_FILES_MAX).rev() {
-            match fs::rename(name(number), name(number + 1)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            self.folder.rename(&name(number), &name(number + 1)).map_err(failed)?;
         }
         Ok(())
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.write_last();
     }
 }
 
@@ -162,6 +392,7 @@ pub fn timestamp(time: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn folder(name: &str) -> Folder {
         let path = std::env::temp_dir().join(format!("farbus-audit-{}-{name}", std::process::id()));
@@ -180,7 +411,7 @@ mod tests {
     #[test]
     fn the_log_is_lines_of_json_and_stays_within_its_bounds() {
         let folder = folder("rotation");
-        let audit = Audit { bytes_max: 1000, ..Audit::new(folder.clone()) };
+        let audit = Audit::within(folder.clone(), 1000, WINDOW);
         for n in 0..200 {
             let device = format!("disk{n}");
             audit.record(&Event { peer: Some("lab3"), device: Some(&device), ..Event::new("attach", Outcome::Ok) });
@@ -211,18 +442,102 @@ mod tests {
 
     #[test]
     fn a_disk_that_takes_nothing_stops_nobody() {
-        // What cannot be written to, whoever asks: /dev/full says "no space left".
+        // What cannot be written to, whoever asks.
         let folder = folder("full");
-        fs::create_dir_all(folder.path()).unwrap();
-        std::os::unix::fs::symlink("/dev/full", folder.file(AUDIT_FILE)).unwrap();
+        fs::create_dir_all(folder.file(AUDIT_FILE)).unwrap();
         let audit = Audit::new(folder.clone());
         for _ in 0..3 {
             audit.record(&Event::new("attach", Outcome::Ok));
         }
-        assert!(audit.is_failing.load(Ordering::Relaxed));
-        fs::remove_file(folder.file(AUDIT_FILE)).unwrap();
+        assert!(audit.log.is_failing.load(Ordering::Relaxed));
+        fs::remove_dir(folder.file(AUDIT_FILE)).unwrap();
         audit.record(&Event::new("attach", Outcome::Ok));
-        assert!(!audit.is_failing.load(Ordering::Relaxed));
+        assert!(!audit.log.is_failing.load(Ordering::Relaxed));
+        fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    fn lines(folder: &Folder, name: &str) -> Vec<serde_json::Value> {
+        let numbered = (1..=AUDIT_FILES_MAX).rev().map(|number| format!("{name}.{number}"));
+        let all = numbered.chain([name.to_owned()]).filter_map(|name| fs::read_to_string(folder.file(&name)).ok());
+        let text: String = all.collect();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_hundred_thousand_refusals_leave_the_pairing_in_the_log_and_are_all_counted() {
+        const FLOOD: u64 = 100_000;
+        let folder = folder("flood");
+        let audit = Audit::within(folder.clone(), 20_000, Duration::from_millis(50));
+        let peer = Fingerprint::from_bytes([7; 32]);
+        let of_peer = |event, outcome| Event { fingerprint: Some(peer), ..Event::new(event, outcome) };
+        audit.record(&of_peer("pair", Outcome::Ok));
+        audit.record(&of_peer("attach", Outcome::Ok));
+        for _ in 0..FLOOD {
+            audit.record(&Event { device: Some("1-1"), ..of_peer("attach", Outcome::Refused) });
+        }
+        drop(audit);
+        let kept: Vec<_> = lines(&folder, AUDIT_FILE).iter().map(|line| line["event"].clone()).collect();
+        assert_eq!(kept, ["pair", "attach"]);
+        assert_eq!(lines(&folder, GRANTS_FILE).len(), 1);
+        let refused = lines(&folder, REFUSED_FILE);
+        // With windows this short the oldest may have been rotated away; nothing is counted twice.
+        let told: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert!(told <= FLOOD && told > 0, "{told}");
+        let last = refused.last().unwrap();
+        assert!(last["why"].as_str().unwrap().starts_with("refused "), "{last}");
+        fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_flood_is_a_few_lines_and_one_number_that_is_right() {
+        let folder = folder("number");
+        let audit = Audit::new(folder.clone());
+        for n in 0..10_000u32 {
+            let address = format!("10.0.0.9:{}", n % 60_000 + 1);
+            audit.record(&Event { address: Some(&address), ..Event::new("connect", Outcome::Refused) });
+        }
+        audit.record(&Event { address: Some("10.0.0.7:1"), ..Event::new("connect", Outcome::Refused) });
+        drop(audit);
+        let refused = lines(&folder, REFUSED_FILE);
+        assert_eq!(refused.len(), REFUSED_LINES_OF_PEER_MAX as usize + 2, "the other's line and the number");
+        let number = refused.last().unwrap();
+        assert_eq!(number["count"], 10_000 - u64::from(REFUSED_LINES_OF_PEER_MAX));
+        assert_eq!((&number["address"], &number["event"]), (&"10.0.0.9".into(), &"connect".into()));
+        assert!(refused.iter().any(|line| line["address"] == "10.0.0.7:1"), "another's is not lost in it");
+        fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn a_number_is_written_when_its_time_is_over_though_nothing_else_happens() {
+        let folder = folder("alone");
+        let audit = Audit::within(folder.clone(), AUDIT_BYTES_MAX, Duration::from_millis(100));
+        for _ in 0..50 {
+            audit.record(&Event { address: Some("10.0.0.9:1"), ..Event::new("connect", Outcome::Refused) });
+        }
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        while !lines(&folder, REFUSED_FILE).iter().any(|line| line["count"].is_number()) {
+            assert!(std::time::Instant::now() < until, "no number");
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(audit);
+        let told: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(told, 50);
+        fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn many_addresses_at_once_are_bounded_together() {
+        let folder = folder("many");
+        let audit = Audit::new(folder.clone());
+        for n in 0..5_000u32 {
+            let address = format!("{}:1", IpAddr::from((0x0a00_0000 + n).to_be_bytes()));
+            audit.record(&Event { address: Some(&address), ..Event::new("connect", Outcome::Refused) });
+        }
+        drop(audit);
+        let refused = lines(&folder, REFUSED_FILE);
+        assert_eq!(refused.len(), REFUSED_LINES_MAX as usize + 1);
+        let told: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(told, 5_000);
         fs::remove_dir_all(folder.path()).unwrap();
     }
 }

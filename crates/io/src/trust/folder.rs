@@ -1,20 +1,22 @@
 //! Where a host keeps what it knows.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::{env, fmt};
 
-use rustix::fs::{FlockOperation, Gid, Uid, flock};
+use rustix::fs::{FlockOperation, flock};
 
-use crate::sys::confine::service_user;
+use super::state_folder::{Access, FolderError, StateFolder};
 
 /// The folder of a host's key, its peers and its audit log.
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
+    /// It, once it is kept open.
+    held: Arc<OnceLock<StateFolder>>,
 }
 
 /// What is wrong with the host's own files.
@@ -34,10 +36,16 @@ impl fmt::Display for StateError {
 
 impl std::error::Error for StateError {}
 
+impl From<FolderError> for StateError {
+    fn from(FolderError { path, why }: FolderError) -> Self {
+        Self { path, what: why.to_string() }
+    }
+}
+
 impl Folder {
     /// A folder of this name, which need not exist yet.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into() }
+        Self { path: path.into(), held: Arc::default() }
     }
 
     /// `FARBUS_STATE`; else `/var/lib/farbus` for root, `farbus` in `XDG_STATE_HOME` (or `~/.local/state`) for others. A
@@ -46,10 +54,10 @@ impl Folder {
     /// # Errors
     /// If the user has no home either.
     pub fn of_user() -> Result<Self, StateError> {
-        static FOUND: OnceLock<PathBuf> = OnceLock::new();
+        static FOUND: OnceLock<Folder> = OnceLock::new();
         match FOUND.get() {
-            Some(path) => Ok(Self::at(path)),
-            None => Self::find().map(|folder| Self::at(FOUND.get_or_init(|| folder.path))),
+            Some(found) => Ok(found.clone()),
+            None => Self::find().map(|folder| FOUND.get_or_init(|| folder).clone()),
         }
     }
 
@@ -80,38 +88,43 @@ impl Folder {
     /// Makes it, for its owner's eyes only.
     ///
     /// # Errors
-    /// If it is not there and cannot be made.
+    /// If it is not there and cannot be made, or others than its owner could put another in its place.
     pub fn make(&self) -> Result<(), StateError> {
-        let make = || -> io::Result<()> {
-            let is_new = !self.path.exists();
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
-            match service_user().filter(|_| is_new && rustix::process::geteuid().is_root()) {
-                Some((user, group)) => Ok(rustix::fs::chown(&self.path, Some(user), Some(group))?),
-                None => Ok(()),
-            }
-        };
-        make().map_err(|error| self.trouble("", &error))
+        self.opened_or_made().map(drop)
     }
 
-    /// A file that root makes in somebody's folder is that somebody's: whoever serves strangers from there is not root.
-    pub(super) fn give(&self, file: &File) -> io::Result<()> {
-        if rustix::process::geteuid().is_root() {
-            let owner = fs::metadata(&self.path)?;
-            if file.metadata()?.uid() != owner.uid() {
-                rustix::fs::fchown(file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;
-            }
+    /// Keeps it open: it is found from now on even where the way to it is closed to this process, and whatever stands there then.
+    pub(super) fn keep(&self, folder: StateFolder) -> &StateFolder {
+        self.held.get_or_init(|| folder)
+    }
+
+    /// It, open; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`StateError`]: others than its owner could have put it there, or what the system says.
+    pub fn opened(&self) -> Result<Option<StateFolder>, StateError> {
+        match self.held.get() {
+            Some(held) => Ok(Some(held.clone())),
+            None => Ok(StateFolder::open(&self.path)?),
         }
-        Ok(())
+    }
+
+    /// It, open, and made if there is none.
+    ///
+    /// # Errors
+    /// As [`Folder::make`].
+    pub fn opened_or_made(&self) -> Result<StateFolder, StateError> {
+        match self.held.get() {
+            Some(held) => Ok(held.clone()),
+            None => Ok(StateFolder::open_or_make(&self.path)?),
+        }
     }
 
     /// What `name` holds; `None` if there is no such file.
     pub(super) fn read(&self, name: &str, bytes_max: u64, is_secret: bool) -> Result<Option<Vec<u8>>, StateError> {
         let path = self.file(name);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(self.trouble(name, &error)),
-        };
+        let Some(folder) = self.opened()? else { return Ok(None) };
+        let Some(file) = folder.file(name, Access::Read)? else { return Ok(None) };
         let about = file.metadata().map_err(|error| self.trouble(name, &error))?;
         if is_secret && about.mode() & 0o077 != 0 {
             let what = format!(
@@ -131,38 +144,37 @@ impl Folder {
 
     /// Writes `name` anew: whole and durable, or not at all, as where the disk is full.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
-        self.make()?;
-        let fresh = self.file(&format!("{name}.new"));
-        let write = || -> io::Result<()> {
-            match fs::remove_file(&fresh) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
-            file.write_all(bytes)?;
-            self.give(&file)?;
-            file.sync_all()?;
-            fs::rename(&fresh, self.file(name))?;
-            File::open(&self.path)?.sync_all()
+        let folder = self.opened_or_made()?;
+        let fresh = format!("{name}.new");
+        let write = || -> Result<(), StateError> {
+            folder.remove(&fresh)?;
+            let taken = || self.trouble(&fresh, &"another process writes it");
+            let mut file = folder.make_file(&fresh)?.ok_or_else(taken)?;
+            file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|error| self.trouble(name, &error))?;
+            folder.rename(&fresh, name)?;
+            Ok(folder.sync()?)
         };
-        write().map_err(|error| {
+        write().inspect_err(|_| {
             // What a full disk took of it is given back.
-            let _ = fs::remove_file(&fresh);
-            self.trouble(name, &error)
+            let _ = folder.remove(&fresh);
         })
+    }
+
+    /// The file `name`, to be read and written at its end; made if there is none.
+    pub(super) fn append(&self, name: &str) -> Result<File, StateError> {
+        Ok(self.opened_or_made()?.file_or_make(name, Access::Append)?)
+    }
+
+    /// Gives the file `from` the name `to`, in place of what has it. Nothing is done if there is none.
+    pub(super) fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
+        Ok(self.opened_or_made()?.rename(from, to)?)
     }
 
     /// Keeps other processes of this host from changing its files until dropped.
     pub(super) fn lock(&self) -> Result<File, StateError> {
-        self.make()?;
-        let open = || -> io::Result<File> {
-            let file =
-                OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(self.file("lock"))?;
-            self.give(&file)?;
-            flock(&file, FlockOperation::LockExclusive)?;
-            Ok(file)
-        };
-        open().map_err(|error| self.trouble("lock", &error))
+        let file = self.opened_or_made()?.file_or_make("lock", Access::ReadWrite)?;
+        flock(&file, FlockOperation::LockExclusive).map_err(|errno| self.trouble("lock", &errno))?;
+        Ok(file)
     }
 
     pub(super) fn trouble(&self, name: &str, what: &dyn fmt::Display) -> StateError {

@@ -64,6 +64,11 @@ impl Identity {
         Ok(Some(Self::over(key)))
     }
 
+    /// Whether there is a file of a key in `folder`, whatever is in it.
+    pub fn is_there(folder: &Folder) -> bool {
+        folder.file(KEY_FILE).exists()
+    }
+
     /// A fresh key that is kept nowhere.
     ///
     /// # Panics

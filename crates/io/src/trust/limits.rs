@@ -13,6 +13,17 @@ pub const HANDSHAKE_BYTES_MAX: usize = 32 << 10;
 pub const STRANGERS_MAX: usize = 32;
 /// And from one address: one host attaches a few devices at once.
 pub const STRANGERS_OF_ADDRESS_MAX: usize = 8;
+/// Of [`STRANGERS_MAX`], those that only who comes from a network where a key was proved lately may have: a host that links again with all
+/// lanes of a session or two.
+pub const PROVED_PLACES: usize = 8;
+/// How long that counts: hosts that are used daily keep it.
+pub const PROVED_FOR: Duration = Duration::from_secs(24 * 3600);
+/// Addresses of which that is known; beyond, the one whose time is over first is forgotten.
+pub const PROVED_MAX: usize = 1024;
+/// Where there is no place left, how long a handshake may take: two round trips and two signatures, over any network but the slowest.
+pub const PRESSED_TIME: Duration = Duration::from_secs(1);
+/// A network that has more places than this gives way at once to one that has fewer.
+pub const CROWDED_NETWORK: usize = 8;
 /// Failed handshakes that an address may run up at once; each is forgiven after [`FORGIVEN_AFTER`]. A person who has not
 /// paired tries twice or three times; a program that guesses is cut to one try in that time.
 pub const FAILURES_MAX: u32 = 10;
@@ -49,8 +60,21 @@ pub const CERTIFICATE_RENEWED_AFTER: Duration = Duration::from_secs(86_400);
 pub const AUDIT_BYTES_MAX: u64 = 4 << 20;
 /// Old files kept.
 pub const AUDIT_FILES_MAX: u32 = 4;
+/// Lines about one peer in a minute, of an event and an outcome; those beyond are counted. A host that attaches a hundred devices at once
+/// has a line for each.
+pub const AUDIT_LINES_OF_PEER_MAX: u32 = 256;
+/// The same about all peers together.
+pub const AUDIT_LINES_MAX: u32 = 1024;
+/// The same of refusals: enough to see what a peer asks for.
+pub const REFUSED_LINES_OF_PEER_MAX: u32 = 10;
+/// The same about all peers together: 1.5 MiB an hour at most, whoever floods.
+pub const REFUSED_LINES_MAX: u32 = 100;
 /// The largest file of peers that is read: 126 devices for a thousand hosts.
 pub const PEERS_BYTES_MAX: u64 = 8 << 20;
+/// Devices that are found again by their evidence: years of sticks that were plugged in.
+pub const DEVICES_MAX: usize = 2048;
+/// The largest file of devices that is read: [`DEVICES_MAX`] with the longest evidence, each character escaped.
+pub const DEVICES_BYTES_MAX: u64 = 16 << 20;
 
 /// Of every handshake.
 pub const HANDSHAKE: HandshakeLimits = HandshakeLimits { time_max: HANDSHAKE_TIME_MAX, bytes_max: HANDSHAKE_BYTES_MAX };

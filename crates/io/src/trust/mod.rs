@@ -6,8 +6,10 @@
 
 mod admission;
 mod audit;
+mod devices;
 mod fingerprint;
 mod folder;
+mod hand_over;
 mod identity;
 pub mod limits;
 mod name;
@@ -16,10 +18,12 @@ mod peers;
 mod provider;
 mod quic;
 mod random;
+mod state_folder;
 mod tls;
 
-pub use admission::{Admission, Proof, Refusal, subscriber};
+pub use admission::{Admission, Proof, Refusal, Ticket, subscriber};
 pub use audit::{Audit, Event, Outcome, timestamp};
+pub use devices::{DeviceId, Devices, KnownDevice, PREFIX_DIGITS_MIN};
 pub use fingerprint::{Fingerprint, NotAFingerprint};
 pub use folder::{Folder, StateError};
 pub use identity::Identity;
@@ -28,4 +32,5 @@ pub use pake::{Code, Exchange, NotACode, Proofs, Side};
 pub use peers::{Grant, Peer, Peers};
 pub use quic::{QuicDoor, QuicServer};
 pub use random::fill_random;
+pub use state_folder::{Access, FolderError, FolderTrouble, Refusal as FolderRefusal, StateFolder};
 pub use tls::{Accepts, HandshakeError, Protocol, Secured, Terms};

@@ -1,9 +1,11 @@
 //! The hosts that a person has paired with this one.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use super::devices::DeviceId;
 use super::fingerprint::Fingerprint;
 use super::folder::{Folder, StateError};
 use super::limits;
@@ -74,6 +76,58 @@ pub struct Peer {
     /// For which of them it may reserve with high criticality.
     #[serde(default, skip_serializing_if = "Grant::is_empty")]
     pub reserve_high: Grant,
+    /// Which devices are meant by names that farbus gave, and not their owner: such a name allows these and nothing else, whatever they and
+    /// others are called now. A name that is not here allows whatever is called so.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub bound: BTreeMap<String, BTreeSet<DeviceId>>,
+}
+
+impl Peer {
+    /// Whether it may use the device of this name, which is the one with this id.
+    pub fn may_use(&self, device: &str, id: Option<DeviceId>) -> bool {
+        self.covers(&self.allow, device, id)
+    }
+
+    /// Whether it may reserve with high criticality for that device.
+    pub fn may_reserve_high(&self, device: &str, id: Option<DeviceId>) -> bool {
+        self.covers(&self.reserve_high, device, id)
+    }
+
+    fn covers(&self, grant: &Grant, device: &str, id: Option<DeviceId>) -> bool {
+        let is_meant = |word: &String| match self.bound.get(word) {
+            Some(ids) => id.is_some_and(|id| ids.contains(&id)),
+            None => word == device || word == ALL,
+        };
+        grant.0.iter().any(is_meant)
+    }
+
+    /// By `device` these devices are meant from now on, besides those that are already; if none, whatever is called so.
+    pub fn bind(&mut self, device: &str, ids: &BTreeSet<DeviceId>) {
+        match ids.is_empty() || device == "all" {
+            true => drop(self.bound.remove(device)),
+            false => self.bound.entry(device.to_owned()).or_default().extend(ids),
+        }
+    }
+
+    /// Takes back what allows the devices with these ids, whatever they were called then. Returns whether anything did.
+    pub fn unbind(&mut self, ids: &BTreeSet<DeviceId>) -> bool {
+        let before = self.bound.clone();
+        for (word, bound) in &mut self.bound {
+            bound.retain(|id| !ids.contains(id));
+            if bound.is_empty() {
+                self.allow.0.remove(word);
+                self.reserve_high.0.remove(word);
+            }
+        }
+        self.bound.retain(|_, bound| !bound.is_empty());
+        self.bound != before
+    }
+
+    /// Names that nothing is allowed by are not bound to anything.
+    pub fn forget_unused(&mut self) {
+        let (allow, reserve_high) = (&self.allow.0, &self.reserve_high.0);
+        self.bound.retain(|word, _| allow.contains(word) || reserve_high.contains(word));
+    }
 }
 
 /// All of them.
@@ -93,7 +147,7 @@ impl Peers {
         serde_json::from_slice(&bytes).map_err(|error| folder.trouble(PEERS_FILE, &error))
     }
 
-    /// Changes those in `folder`, alone among all processes.
+    /// Changes those in `folder`, alone among all processes. What another release wrote there and this one does not know stays.
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
@@ -103,7 +157,13 @@ impl Peers {
         let mut after = before.clone();
         let result = change(&mut after);
         if after != before {
-            let mut text = serde_json::to_vec_pretty(&after).map_err(|error| folder.trouble(PEERS_FILE, &error))?;
+            let trouble = |error: serde_json::Error| folder.trouble(PEERS_FILE, &error);
+            let written = folder.read(PEERS_FILE, limits::PEERS_BYTES_MAX, true)?.unwrap_or_else(|| b"{}".to_vec());
+            let written = serde_json::from_slice(&written).map_err(trouble)?;
+            let known = serde_json::to_value(&before).map_err(trouble)?;
+            let mut changed = serde_json::to_value(&after).map_err(trouble)?;
+            keep_unknown(&written, &known, &mut changed);
+            let mut text = serde_json::to_vec_pretty(&changed).map_err(trouble)?;
             text.push(b'\n');
             folder.write(PEERS_FILE, &text)?;
         }
@@ -148,5 +208,51 @@ impl Peers {
     pub fn remove(&mut self, name: &str) -> Option<Peer> {
         let at = self.peers.iter().position(|peer| peer.name.eq_ignore_ascii_case(name))?;
         Some(self.peers.remove(at))
+    }
+}
+
+/// Adds to `changed` what `written` says beyond what is `known` of it here: fields of the file, and of each host that is still there.
+fn keep_unknown(written: &Value, known: &Value, changed: &mut Value) {
+    keep_unknown_fields(written, known, changed);
+    let hosts = |value: &Value| value["peers"].as_array().cloned().unwrap_or_default();
+    let (written, known) = (hosts(written), hosts(known));
+    for host in changed["peers"].as_array_mut().into_iter().flatten() {
+        let key = host["fingerprint"].clone();
+        let same = |all: &[Value]| all.iter().find(|other| other["fingerprint"] == key).cloned();
+        if let (Some(written), Some(known)) = (same(&written), same(&known)) {
+            keep_unknown_fields(&written, &known, host);
+        }
+    }
+}
+
+fn keep_unknown_fields(written: &Value, known: &Value, changed: &mut Value) {
+    let (Some(written), Some(changed)) = (written.as_object(), changed.as_object_mut()) else { return };
+    for (key, value) in written {
+        if known.get(key).is_none() {
+            changed.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn fields_of_a_later_release_stay_when_this_one_changes_the_file() {
+        let key = "x".repeat(52);
+        let written = json!({ "peers": [{ "name": "desk", "fingerprint": key, "identity": [1], "reserve_high": ["a"] }], "format": 2 });
+        let known = json!({ "peers": [{ "name": "desk", "fingerprint": key, "reserve_high": ["a"] }] });
+        let host = |allow: Value| json!({ "name": "desk", "fingerprint": key, "allow": allow });
+        let mut changed = json!({ "peers": [host(json!(["disk"])), { "name": "rack", "fingerprint": "y" }] });
+        keep_unknown(&written, &known, &mut changed);
+        assert_eq!((&changed["format"], &changed["peers"][0]["identity"]), (&json!(2), &json!([1])));
+        assert_eq!(
+            changed["peers"][0]["reserve_high"],
+            Value::Null,
+            "what was known and taken away is not brought back"
+        );
+        assert_eq!(changed["peers"][1], json!({ "name": "rack", "fingerprint": "y" }));
     }
 }

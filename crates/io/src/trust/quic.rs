@@ -30,6 +30,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::debug;
 
+use super::admission::Ticket;
 use super::tls::{Gate, HandshakeError, NO_NAME, Protocol, Secured, Terms};
 use crate::link::{Carrier, Link};
 
@@ -47,11 +48,11 @@ pub trait QuicDoor: Send + Sync + 'static {
     /// The terms on which whoever comes now is met.
     fn terms(&self) -> Terms;
 
-    /// Whether somebody at this address, which was shown to be its own, is met at all. If so, [`QuicDoor::met`] follows.
-    fn may_enter(&self, from: SocketAddr) -> bool;
+    /// The place of somebody at this address, which was shown to be its own; `None` if it is not met at all. [`QuicDoor::met`] follows.
+    fn enter(&self, from: SocketAddr) -> Option<Ticket>;
 
     /// What came of it. It does not wait: others are served on this thread.
-    fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr);
+    fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket);
 }
 
 /// A UDP socket that is served by a thread of its own, until it is told to close; links that came through it go on as long as they live.
@@ -108,27 +109,37 @@ async fn serve(socket: UdpSocket, door: &Arc<impl QuicDoor>, close: &Notify) -> 
             }
             continue;
         }
-        if !door.may_enter(incoming.remote_address()) {
-            incoming.refuse();
-            continue;
+        match door.enter(incoming.remote_address()) {
+            None => incoming.refuse(),
+            Some(ticket) => drop(tokio::spawn(meet(incoming, Arc::clone(door), ticket))),
         }
-        tokio::spawn(meet(incoming, Arc::clone(door)));
     }
     endpoint.set_server_config(None);
     endpoint.wait_idle().await;
     Ok(())
 }
 
-async fn meet(incoming: Incoming, door: Arc<impl QuicDoor>) {
+async fn meet(incoming: Incoming, door: Arc<impl QuicDoor>, ticket: Ticket) {
     let (from, terms) = (incoming.remote_address(), door.terms());
     let gate = Arc::new(Gate::new(terms.accepts.clone()));
-    let met = timeout(terms.limits.time_max, admitted(incoming, &terms, &gate)).await;
-    match met.unwrap_or(Err(HandshakeError::TooSlow)) {
+    let cut = Arc::<Notify>::default();
+    let for_ticket = Arc::clone(&cut);
+    ticket.on_cut(move || for_ticket.notify_one());
+    let met = {
+        let mut cut = pin!(cut.notified());
+        let mut met = pin!(timeout(terms.limits.time_max, admitted(incoming, &terms, &gate)));
+        poll_fn(|context| match cut.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(HandshakeError::Lost(io::Error::other("others were let in instead")))),
+            Poll::Pending => met.as_mut().poll(context).map(|met| met.unwrap_or(Err(HandshakeError::TooSlow))),
+        })
+        .await
+    };
+    match met {
         Ok((secured, bridge)) => {
-            door.met(Ok(secured), from);
+            door.met(Ok(secured), from, ticket);
             bridge.carry().await;
         }
-        Err(error) => door.met(Err(error), from),
+        Err(error) => door.met(Err(error), from, ticket),
     }
 }
 
@@ -287,10 +298,23 @@ impl Bridge {
                 let _ = timeout(LAST_WORDS_TIME_MAX, send.stopped()).await;
             }
         }
-        // A peer that has closed meant it.
-        let was_closed = matches!(connection.close_reason(), None | Some(ConnectionError::ApplicationClosed(_)));
-        road.is_lost.store(!was_closed, Ordering::Release);
+        road.is_lost.store(!was_closed(connection.close_reason().as_ref()), Ordering::Release);
         connection.close(VarInt::from_u32(0), b"");
+    }
+}
+
+/// Whether the peer, or this end, closed the connection. Silence is no close, and neither is what somebody else may have sent.
+fn was_closed(reason: Option<&ConnectionError>) -> bool {
+    match reason {
+        // A stateless reset is proved by a token: the peer is there, and has no such connection any more.
+        None | Some(ConnectionError::ApplicationClosed(_) | ConnectionError::ConnectionClosed(_)) => true,
+        Some(ConnectionError::Reset | ConnectionError::LocallyClosed) => true,
+        Some(
+            ConnectionError::TimedOut
+            | ConnectionError::TransportError(_)
+            | ConnectionError::VersionMismatch
+            | ConnectionError::CidsExhausted,
+        ) => false,
     }
 }
 
@@ -303,7 +327,8 @@ mod tests {
 
     use super::*;
     use crate::trust::tls::Accepts;
-    use crate::trust::{Fingerprint, Identity, limits};
+    use crate::trust::{Admission, Fingerprint, Identity, limits};
+    use farbus_model::Instant;
 
     type Met = Result<Secured, HandshakeError>;
 
@@ -311,6 +336,7 @@ mod tests {
         identity: Arc<Identity>,
         accepts: Accepts,
         is_closed: AtomicBool,
+        admission: Admission,
         met: Mutex<Sender<Met>>,
     }
 
@@ -319,12 +345,13 @@ mod tests {
             terms(&self.identity, self.accepts.clone())
         }
 
-        fn may_enter(&self, from: SocketAddr) -> bool {
+        fn enter(&self, from: SocketAddr) -> Option<Ticket> {
             assert_eq!(from.ip(), Ipv4Addr::LOCALHOST);
-            !self.is_closed.load(Ordering::Acquire)
+            let now = Instant::from_nanos(1);
+            (!self.is_closed.load(Ordering::Acquire)).then(|| self.admission.enter(from.ip(), now).unwrap())
         }
 
-        fn met(self: Arc<Self>, met: Met, _from: SocketAddr) {
+        fn met(self: Arc<Self>, met: Met, _from: SocketAddr, _ticket: Ticket) {
             self.met.lock().unwrap().send(met).unwrap();
         }
     }
@@ -347,7 +374,8 @@ mod tests {
     fn house(identity: &Arc<Identity>, accepts: Accepts) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
         let (met, to_us) = channel();
         let (is_closed, met) = (AtomicBool::new(false), Mutex::new(met));
-        let host = Arc::new(Host { identity: Arc::clone(identity), accepts, is_closed, met });
+        let host =
+            Arc::new(Host { identity: Arc::clone(identity), accepts, is_closed, admission: Admission::default(), met });
         let socket = socket();
         let at = socket.local_addr().unwrap();
         (Arc::clone(&host), QuicServer::start(socket, host).unwrap(), at, to_us)

@@ -421,7 +421,10 @@ impl<K: Kernel> UsbDevice<K> {
             let bytes = urb.length as usize;
             let room = match self.kernel.lease(bytes) {
                 Some(lease) => Data::Into(lease, bytes),
-                None => Data::In(done.pool.take(bytes)),
+                None => match done.pool.try_take(bytes) {
+                    Some(room) => Data::In(room),
+                    None => return done.push(urb.fail(Status::NoCredit)),
+                },
             };
             return self.begin(urb, kind, flags, room, done);
         }

@@ -247,6 +247,18 @@ impl Inventory {
         format!("{bus}, up to full speed")
     }
 
+    /// The port that a device is plugged into: its controller's place in the machine, and the ports of hubs on the way. Unlike a bus id it
+    /// says nothing of the order in which controllers were found.
+    pub fn port_of(&self, found: &Found) -> Option<String> {
+        let folder = fs::canonicalize(self.devices.join(&found.bus_id)).ok()?;
+        let (_, ports) = found.bus_id.split_once('-')?;
+        let parts: Vec<_> = folder.iter().map(|part| part.to_string_lossy()).collect();
+        let is_bus = |part: &str| part.strip_prefix("usb").is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()));
+        let bus = parts.iter().rposition(|part| is_bus(part))?;
+        let first = parts.iter().position(|part| part == "devices").map_or(0, |at| at + 1);
+        Some(format!("{}/{ports}", parts.get(first..bus)?.join("/")))
+    }
+
     fn device(&self, bus_id: &str, names: &BTreeSet<String>, held: &[HeldBlock]) -> Option<Found> {
         // Where it hangs; a link that leads nowhere is one that is being unplugged.
         let folder = fs::canonicalize(self.devices.join(bus_id)).ok()?;

@@ -7,8 +7,8 @@ use farbus_io::module::{ModuleProcess, Use, Way};
 use farbus_model::Instant;
 use farbus_model::module::{Class, Kind, Message, Module, Role, Side, Trouble, Turn};
 
-/// How long a turn may take here.
-pub const PATIENCE: Duration = Duration::from_millis(700);
+/// How long a turn may take here: more than a machine stalls that is shared with others.
+pub const PATIENCE: Duration = Duration::from_millis(2500);
 
 /// Somebody who is to do a module's work: asked for a half of it.
 pub type Hired = Box<dyn Fn() -> Result<Box<dyn Module>, String>>;

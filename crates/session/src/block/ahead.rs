@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, Pending, Readiness, StoreError, limits,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockLayer, BlockOp, BlockRequest, Completions, Instant, Payload,
+    Pending, StoreError, limits,
 };
 use farbus_wire::snapshot::{Reader, Writer};
 
+use super::below::Below;
 use crate::Reject;
 
 /// Kind of its snapshots.
@@ -28,8 +29,7 @@ pub const AHEAD_KIND: u16 = 8;
 /// it waits for the way and not for the distance, and more of it would stand in the way of others. [`STREAMS_MAX`] streams are followed at a time.
 #[derive(Debug)]
 pub struct Ahead<D> {
-    device: D,
-    below: Completions<BlockDone>,
+    below: Below<D>,
     /// What is asked as it is, by a number of ours. Numbers that are not here belong to pieces.
     asked: BTreeMap<u64, BlockInFlight>,
     next_number: u64,
@@ -142,10 +142,10 @@ fn place_of(request: &BlockRequest) -> Range<u64> {
 impl<D: BlockDevice> Ahead<D> {
     /// Over `device`, which nobody else changes.
     pub fn new(device: D) -> Self {
-        let (below, epoch) = (Completions::new(BufferPool::new(0)), device.epoch());
+        let (epoch, below) = (device.epoch(), Below::new(device));
         let (asked, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
         let (quickest, latest) = (Duration::MAX, Duration::ZERO);
-        Self { device, below, asked, next_number: 0, streams, quickest, latest, epoch, left }
+        Self { below, asked, next_number: 0, streams, quickest, latest, epoch, left }
     }
 
     /// Bytes that are fetched, or on their way.
@@ -155,7 +155,7 @@ impl<D: BlockDevice> Ahead<D> {
 
     /// What was fetched is forgotten if others may have changed it; what was left is asked for.
     fn look_around(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        let epoch = self.device.epoch();
+        let epoch = self.below.device.epoch();
         if std::mem::replace(&mut self.epoch, epoch) != epoch {
             let streams = std::mem::take(&mut self.streams);
             for read in streams.into_iter().flat_map(|mut stream| stream.forget_all()) {
@@ -179,14 +179,7 @@ impl<D: BlockDevice> Ahead<D> {
         let (op, offset, length, is_durable) = (request.op, request.offset, request.length, request.is_durable);
         self.asked.insert(number, request);
         let below = BlockRequest { op, offset, length, payload, is_durable, ..BlockRequest::flush(BlockId(number)) };
-        self.with(done, |device, done| device.submit(now, below.launch(), done));
-    }
-
-    /// Lets the device do something, with the asker's buffers.
-    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
-        std::mem::swap(&mut self.below.pool, &mut done.pool);
-        act(&mut self.device, &mut self.below);
-        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        self.below.act(done, |device, done| device.submit(now, below.launch(), done));
     }
 
     fn read(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
@@ -230,7 +223,7 @@ impl<D: BlockDevice> Ahead<D> {
 
     /// Asks for what the stream will, up to its window.
     fn fetch(&mut self, now: Instant, stream: &mut Stream, from: u64, done: &mut Completions<BlockDone>) {
-        let info = *self.device.info();
+        let info = *self.below.device.info();
         let block = u64::from(info.block_bytes);
         let most = (PIECE_BYTES.min(info.request_bytes_max.into()) / block).max(1) * block;
         let until = stream.next.saturating_add(stream.window).min(info.size_bytes);
@@ -241,7 +234,7 @@ impl<D: BlockDevice> Ahead<D> {
             let number = self.number();
             stream.pieces.push_back(Piece { place: place.clone(), number, asked: now, data: None });
             let length = (place.end - place.start) as u32;
-            self.with(done, |device, done| {
+            self.below.act(done, |device, done| {
                 device.submit(now, BlockRequest::read(BlockId(number), place.start, length).launch(), done);
             });
             at = place.end;
@@ -328,9 +321,27 @@ impl<D: BlockDevice> Ahead<D> {
     }
 }
 
-impl<D: BlockDevice> BlockDevice for Ahead<D> {
-    fn info(&self) -> &BlockInfo {
-        self.device.info()
+impl<D: BlockDevice> BlockLayer for Ahead<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.below.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.below.device
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+    ) -> R {
+        self.look_around(now, done);
+        let result = self.below.act(done, act);
+        self.collect(now, done);
+        result
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
@@ -342,37 +353,9 @@ impl<D: BlockDevice> BlockDevice for Ahead<D> {
         self.collect(now, done);
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::handle_timeout);
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::end_turn);
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::handle_ready);
-    }
-
-    fn epoch(&self) -> Option<u64> {
-        self.device.epoch()
-    }
-
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
-    }
-
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         let mut to = Writer::new(AHEAD_KIND);
-        to.bytes(&self.device.save(now)?);
+        to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_number);
         to.count(self.asked.len());
         for (number, request) in &self.asked {
@@ -387,7 +370,7 @@ impl<D: BlockDevice> BlockDevice for Ahead<D> {
     }
 
     fn leave(&mut self) {
-        self.device.leave();
+        self.below.device.leave();
         let waiting = std::mem::take(&mut self.streams).into_iter().flat_map(|stream| stream.waiting);
         let asked = std::mem::take(&mut self.asked).into_values();
         asked.chain(waiting).chain(self.left.drain(..)).for_each(|request| drop(request.recall()));
@@ -395,17 +378,6 @@ impl<D: BlockDevice> BlockDevice for Ahead<D> {
 }
 
 impl<D: BlockDevice> Ahead<D> {
-    fn pass(
-        &mut self,
-        now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, Instant, &mut Completions<BlockDone>),
-    ) {
-        self.look_around(now, done);
-        self.with(done, |device, done| act(device, now, done));
-        self.collect(now, done);
-    }
-
     /// As another process saved it, over the device that it saved: the first part of the bytes, which `device` restores, and says what it
     /// was asked. With it what is asked of this one.
     ///
@@ -433,7 +405,7 @@ impl<D: BlockDevice> Ahead<D> {
                 Ok((this, asked))
             }
             Err(reject) => {
-                this.device.leave();
+                this.below.device.leave();
                 Err(reject.into())
             }
         }
@@ -454,7 +426,9 @@ impl<D: BlockDevice> Ahead<D> {
                 return Err(wrong(request, "its data is with the device, and its id names it alone"));
             }
         }
-        if let Some(change) = left.iter().find(|read| read.op != BlockOp::Read || self.info().check(read).is_err()) {
+        if let Some(change) =
+            left.iter().find(|read| read.op != BlockOp::Read || self.below.device.info().check(read).is_err())
+        {
             return Err(wrong(change, "reads wait, within the device"));
         }
         let mut known = BTreeMap::new();

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, Pending, Readiness, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Instant,
+    Payload, Pending, StoreError,
 };
 use farbus_wire::native::block::{decode_reply, reply_part};
 use farbus_wire::snapshot::{Reader, Writer};
 
+use super::below::Below;
 use crate::Reject;
 
 /// Kind of its snapshots.
@@ -27,10 +28,9 @@ pub const ANY_BYTE_KIND: u16 = 5;
 /// So a change of one half of a block never undoes that of the other half, whichever comes first.
 #[derive(Debug)]
 pub struct AnyByte<D> {
-    device: D,
+    below: Below<D>,
     info: BlockInfo,
     block: u64,
-    below: Completions<BlockDone>,
     /// Requests that are carried out, by a number of ours.
     jobs: BTreeMap<u64, Job>,
     /// Changes that wait for others.
@@ -71,9 +71,9 @@ impl<D: BlockDevice> AnyByte<D> {
         // A request becomes two blocks longer at most, less a byte each.
         let request_bytes_max = if block == 1 { whole.request_bytes_max } else { whole.request_bytes_max - 2 * block };
         let info = BlockInfo { block_bytes: 1, request_bytes_max, ..whole };
-        let below = Completions::new(BufferPool::new(0));
+        let below = Below::new(device);
         let (jobs, waiting) = (BTreeMap::new(), VecDeque::new());
-        Self { device, info, block: block.into(), below, jobs, waiting, next_job: 0 }
+        Self { info, block: block.into(), below, jobs, waiting, next_job: 0 }
     }
 
     fn widened(&self, request: &BlockRequest) -> Range<u64> {
@@ -191,14 +191,7 @@ impl<D: BlockDevice> AnyByte<D> {
     }
 
     fn submit_below(&mut self, now: Instant, request: BlockRequest, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.submit(now, request.launch(), done));
-    }
-
-    /// Lets the device do something, with the asker's buffers.
-    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
-        std::mem::swap(&mut self.below.pool, &mut done.pool);
-        act(&mut self.device, &mut self.below);
-        std::mem::swap(&mut self.below.pool, &mut done.pool);
+        self.below.act(done, |device, done| device.submit(now, request.launch(), done));
     }
 
     /// Takes in what the device has done, and asks for what that allows.
@@ -265,14 +258,41 @@ fn zeroed(id: BlockId, mut bytes: Vec<u8>, at: u64, range: Range<u64>) -> BlockR
     BlockRequest::write(id, at, bytes.into())
 }
 
-impl<D: BlockDevice> BlockDevice for AnyByte<D> {
+impl<D: BlockDevice> BlockLayer for AnyByte<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.below.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.below.device
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+    ) -> R {
+        if self.block == 1 {
+            return act(&mut self.below.device, done);
+        }
+        let result = self.below.act(done, act);
+        self.collect(now, done);
+        // What an answer has let begin is sent in the same turn.
+        self.below.act(done, |device, done| device.end_turn(now, done));
+        self.collect(now, done);
+        result
+    }
+
     fn info(&self) -> &BlockInfo {
         &self.info
     }
 
     fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
         if self.block == 1 {
-            return self.device.submit(now, request, done);
+            return self.below.device.submit(now, request, done);
         }
         if let Err(error) = self.info.check(&request) {
             done.push(request.fail(error));
@@ -287,37 +307,9 @@ impl<D: BlockDevice> BlockDevice for AnyByte<D> {
         }
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::handle_timeout);
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::end_turn);
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::handle_ready);
-    }
-
-    fn epoch(&self) -> Option<u64> {
-        self.device.epoch()
-    }
-
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
-    }
-
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         let mut to = Writer::new(ANY_BYTE_KIND);
-        to.bytes(&self.device.save(now)?);
+        to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_job);
         to.count(self.jobs.len());
         for (number, job) in &self.jobs {
@@ -336,7 +328,7 @@ impl<D: BlockDevice> BlockDevice for AnyByte<D> {
     }
 
     fn leave(&mut self) {
-        self.device.leave();
+        self.below.device.leave();
         std::mem::take(&mut self.jobs).into_values().for_each(|job| drop(job.request.recall()));
         self.waiting.drain(..).for_each(|request| drop(request.recall()));
     }
@@ -402,7 +394,7 @@ impl<D: BlockDevice> AnyByte<D> {
         let mut asked = Pending::new();
         let checked = this.check_saved(&jobs, &waiting, &below, &mut asked);
         if let Err(reject) = checked {
-            this.device.leave();
+            this.below.device.leave();
             return Err(reject.into());
         }
         for SavedJob { number, request, is_changing, ends, error } in jobs {
@@ -493,20 +485,4 @@ impl<D: BlockDevice> AnyByte<D> {
     }
 }
 
-impl<D: BlockDevice> AnyByte<D> {
-    fn pass(
-        &mut self,
-        now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, Instant, &mut Completions<BlockDone>),
-    ) {
-        if self.block == 1 {
-            return act(&mut self.device, now, done);
-        }
-        self.with(done, |device, done| act(device, now, done));
-        self.collect(now, done);
-        // What an answer has let begin is sent in the same turn.
-        self.with(done, |device, done| device.end_turn(now, done));
-        self.collect(now, done);
-    }
-}
+impl<D: BlockDevice> AnyByte<D> {}

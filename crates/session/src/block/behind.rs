@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, Pending, Readiness, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Instant,
+    Payload, Pending, StoreError,
 };
 use farbus_wire::snapshot::{Reader, Writer};
 
+use super::below::Below;
 use crate::Reject;
 
 /// Kind of its snapshots.
@@ -33,13 +34,12 @@ const LOST_MAX: usize = 64;
 /// | a read of what has not arrived | answered with that, or waits for it |
 /// | a change of what has not arrived | waits for it: what was answered first is there first |
 ///
-/// A write that fails after it was answered is **lost**: every flush fails from then on, and so does every read of that place, until the
-/// place has been written anew. Meanwhile nothing more is answered early. So whoever was told that a flush succeeded has on the device
-/// all that he was told was written; and nobody reads what was there before.
+/// A write that fails after it was answered is **lost**: the next flush fails, once ([`Losses`](farbus_model::Losses) tells each user of
+/// it), unless all that was lost has been written anew by then. Every read of that place fails until it has been, so nobody reads what
+/// was there before; and nothing more is answered early meanwhile.
 #[derive(Debug)]
 pub struct Behind<D> {
-    device: D,
-    below: Completions<BlockDone>,
+    below: Below<D>,
     /// What is not done, by a number of ours, in the order in which it was asked.
     jobs: BTreeMap<u64, Job>,
     next_number: u64,
@@ -51,6 +51,8 @@ pub struct Behind<D> {
     lost: Vec<Range<u64>>,
     /// How often that happened.
     losses: u64,
+    /// Whether no flush has said so since.
+    is_untold: bool,
 }
 
 #[derive(Debug)]
@@ -95,8 +97,7 @@ impl<D: BlockDevice> Behind<D> {
     /// Over `device`, whose users flush what is to be durable.
     pub fn new(device: D) -> Self {
         Self {
-            device,
-            below: Completions::new(BufferPool::new(0)),
+            below: Below::new(device),
             jobs: BTreeMap::new(),
             next_number: 0,
             dirty_bytes: 0,
@@ -104,6 +105,7 @@ impl<D: BlockDevice> Behind<D> {
             waiting: 0,
             lost: Vec::new(),
             losses: 0,
+            is_untold: false,
         }
     }
 
@@ -153,13 +155,13 @@ impl<D: BlockDevice> Behind<D> {
         let job = self.jobs.get_mut(&number).expect("it is there");
         job.is_below = true;
         let below = BlockRequest { id: BlockId(number), payload: job.data.clone(), ..job.asked.clone() };
-        self.with(done, |device, done| device.submit(now, below.launch(), done));
+        self.below.act(done, |device, done| device.submit(now, below.launch(), done));
     }
 
     /// Answers writes that are on their way, as far as there is room.
     fn answer_early(&mut self, done: &mut Completions<BlockDone>) {
         // What is not ours yet, or not any more, nobody else has been told to wait for.
-        if !self.lost.is_empty() || self.device.epoch().is_none() {
+        if !self.lost.is_empty() || self.below.device.epoch().is_none() {
             return;
         }
         for job in self.jobs.values_mut().filter(|job| job.is_early() && job.is_below && job.owed.is_some()) {
@@ -174,27 +176,6 @@ impl<D: BlockDevice> Behind<D> {
         }
     }
 
-    /// Lets the device do something, with the asker's buffers.
-    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
-        std::mem::swap(&mut self.below.pool, &mut done.pool);
-        act(&mut self.device, &mut self.below);
-        std::mem::swap(&mut self.below.pool, &mut done.pool);
-    }
-
-    /// The device does something; what that allows is asked of it in the same turn.
-    fn pass(
-        &mut self,
-        now: Instant,
-        done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, Instant, &mut Completions<BlockDone>),
-    ) {
-        self.with(done, |device, done| act(device, now, done));
-        if self.collect(now, done) {
-            self.with(done, |device, done| device.end_turn(now, done));
-            self.collect(now, done);
-        }
-    }
-
     /// Takes in what the device has done, and asks for what that allows; whether there was such.
     fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
         let mut has_begun = false;
@@ -203,7 +184,7 @@ impl<D: BlockDevice> Behind<D> {
             let job = self.jobs.remove(&answer.id.0).expect("a device answers what it was asked, once");
             self.note(&job, answer.result);
             if let Some(request) = job.owed {
-                let is_untrue = request.op == BlockOp::Flush && !self.lost.is_empty();
+                let is_untrue = request.op == BlockOp::Flush && std::mem::take(&mut self.is_untold);
                 done.push(match answer.result {
                     Ok(()) if is_untrue => request.fail(StoreError::Medium),
                     Ok(()) => request.answer(answer.payload),
@@ -234,6 +215,7 @@ impl<D: BlockDevice> Behind<D> {
 
     fn lose(&mut self, place: Range<u64>) {
         self.losses += 1;
+        self.is_untold = true;
         let (mut start, mut end) = (place.start, place.end);
         self.lost.retain(|lost| {
             let joins = lost.start <= end && start <= lost.end;
@@ -259,6 +241,7 @@ impl<D: BlockDevice> Behind<D> {
             .iter()
             .flat_map(|lost| [lost.start..lost.end.min(place.start), lost.start.max(place.end)..lost.end]);
         self.lost = rest.filter(|rest| rest.start < rest.end).collect();
+        self.is_untold &= !self.lost.is_empty();
     }
 
     /// Whatever waits and need not any more goes on; whether something did.
@@ -288,13 +271,34 @@ impl Job {
     }
 }
 
-impl<D: BlockDevice> BlockDevice for Behind<D> {
-    fn info(&self) -> &BlockInfo {
-        self.device.info()
+impl<D: BlockDevice> BlockLayer for Behind<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.below.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.below.device
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+    ) -> R {
+        let result = self.below.act(done, act);
+        // What that allows is asked of it in the same turn.
+        if self.collect(now, done) {
+            self.below.act(done, |device, done| device.end_turn(now, done));
+            self.collect(now, done);
+        }
+        result
     }
 
     fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        if let Err(error) = self.info().check(&request) {
+        if let Err(error) = self.below.device.info().check(&request) {
             return done.push(request.fail(error));
         }
         // It is here for whoever reads it, and with the device.
@@ -310,38 +314,14 @@ impl<D: BlockDevice> BlockDevice for Behind<D> {
         self.collect(now, done);
     }
 
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::handle_timeout);
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::end_turn);
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.pass(now, done, D::handle_ready);
-    }
-
     fn epoch(&self) -> Option<u64> {
         // What was written and lost may have been read in between.
-        self.device.epoch().map(|epoch| epoch + self.losses)
-    }
-
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
+        self.below.device.epoch().map(|epoch| epoch + self.losses)
     }
 
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         let mut to = Writer::new(BEHIND_KIND);
-        to.bytes(&self.device.save(now)?);
+        to.bytes(&self.below.device.save(now)?);
         to.u64(self.next_number);
         to.count(self.jobs.len());
         for (number, job) in &self.jobs {
@@ -360,7 +340,7 @@ impl<D: BlockDevice> BlockDevice for Behind<D> {
     }
 
     fn leave(&mut self) {
-        self.device.leave();
+        self.below.device.leave();
         std::mem::take(&mut self.jobs).into_values().filter_map(|job| job.owed).for_each(|owed| drop(owed.recall()));
     }
 }
@@ -418,14 +398,16 @@ impl<D: BlockDevice> Behind<D> {
             lost.push(from.u64("lost from")?..from.u64("lost to")?);
         }
         let (device, below) = device(bytes)?;
-        let mut this = Self { next_number, lost, ..Self::new(device) };
+        // Whether it was told is not saved: it is told again.
+        let is_untold = !lost.is_empty();
+        let mut this = Self { next_number, lost, is_untold, ..Self::new(device) };
         match this.check_saved(&jobs, &below) {
             Ok(asked) => {
                 jobs.into_iter().for_each(|saved| this.take_up(saved));
                 Ok((this, asked))
             }
             Err(reject) => {
-                this.device.leave();
+                this.below.device.leave();
                 Err(reject.into())
             }
         }
@@ -451,7 +433,7 @@ impl<D: BlockDevice> Behind<D> {
             if saved.number >= self.next_number || last.replace(saved.number) >= Some(saved.number) {
                 return Err(wrong("numbers are in order, below the next"));
             }
-            saved.check(self.device.info(), below).map_err(wrong)?;
+            saved.check(self.below.device.info(), below).map_err(wrong)?;
             let BlockRequest { id, op, offset, length, .. } = saved.asked;
             if saved.is_owed && asked.insert(id, (op, offset, length)).is_some() {
                 return Err(wrong("an id names one request"));
@@ -460,7 +442,7 @@ impl<D: BlockDevice> Behind<D> {
         if jobs.iter().filter(|saved| saved.is_below).count() != below.len() {
             return Err(Reject::new("requests", below.len() as u64, "the device below was asked for these"));
         }
-        let size = self.device.info().size_bytes;
+        let size = self.below.device.info().size_bytes;
         let are_apart = self.lost.windows(2).all(|pair| pair[0].end <= pair[1].start);
         if !are_apart || self.lost.iter().any(|lost| lost.start >= lost.end || lost.end > size) {
             return Err(Reject::new("lost", self.lost.len() as u64, "places are in order, within the device"));

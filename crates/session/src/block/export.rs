@@ -74,7 +74,8 @@ impl BlockExport {
 
     /// What of it no other process can have, if there is something: of its medium, or, where it `is_used`, of its users' changes.
     pub fn is_lost_with_process(&self, is_used: bool) -> bool {
-        self.is_in_memory || (is_used && matches!(self.view.changes, Some(Changes::Memory(_))))
+        // Where changes lie in their medium is known to this process alone.
+        self.is_in_memory || (is_used && self.view.changes.is_some())
     }
 
     /// Its medium, which may be exchanged while it is in use.
@@ -216,7 +217,7 @@ mod tests {
         let lost = |export: &BlockExport| [false, true].map(|is_used| export.is_lost_with_process(is_used));
         assert_eq!(lost(&in_memory(None)), [false; 2]);
         assert_eq!(lost(&in_memory(Some(Changes::Memory(1 << 20)))), [false, true]);
-        assert_eq!(lost(&in_memory(Some(Changes::Medium(medium())))), [false; 2]);
+        assert_eq!(lost(&in_memory(Some(Changes::Medium(medium())))), [false, true]);
         assert_eq!(lost(&in_memory(None).in_memory()), [true; 2]);
     }
 

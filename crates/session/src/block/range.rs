@@ -1,7 +1,7 @@
 //! A part of a device, as a device of its own.
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Readiness, StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockOp, Completions, Instant, StoreError,
 };
 
 use super::below::Below;
@@ -28,18 +28,33 @@ impl<D: BlockDevice> Range<D> {
         }
         Ok(Self { below: Below::new(device), offset, info: BlockInfo { size_bytes, ..whole } })
     }
+}
 
-    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
+impl<D: BlockDevice> BlockLayer for Range<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.below.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.below.device
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        _now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+    ) -> R {
         let offset = self.offset;
         self.below.with(done, act, |answer| {
             if answer.op != BlockOp::Flush {
                 answer.offset -= offset;
             }
-        });
+        })
     }
-}
 
-impl<D: BlockDevice> BlockDevice for Range<D> {
     fn info(&self) -> &BlockInfo {
         &self.info
     }
@@ -54,30 +69,6 @@ impl<D: BlockDevice> BlockDevice for Range<D> {
         if request.op != BlockOp::Flush {
             request.offset += self.offset;
         }
-        self.with(done, |device, done| device.submit(now, request.launch(), done));
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.below.device.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.handle_timeout(now, done));
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.end_turn(now, done));
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.below.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.handle_ready(now, done));
-    }
-
-    fn is_gone(&self) -> bool {
-        self.below.device.is_gone()
+        self.with_inner(now, done, |device, done| device.submit(now, request.launch(), done));
     }
 }

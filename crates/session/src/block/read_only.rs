@@ -1,6 +1,6 @@
 //! A device that its user cannot change.
 
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, Completions, Instant, Readiness};
+use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, Completions, Instant};
 
 /// The device below, refusing every change, whoever else may change it.
 #[derive(Debug)]
@@ -17,7 +17,17 @@ impl<D: BlockDevice> ReadOnly<D> {
     }
 }
 
-impl<D: BlockDevice> BlockDevice for ReadOnly<D> {
+impl<D: BlockDevice> BlockLayer for ReadOnly<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.device
+    }
+
     fn info(&self) -> &BlockInfo {
         &self.info
     }
@@ -27,29 +37,5 @@ impl<D: BlockDevice> BlockDevice for ReadOnly<D> {
             Ok(()) => self.device.submit(now, request, done),
             Err(error) => done.push(request.fail(error)),
         }
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.device.handle_timeout(now, done);
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.device.end_turn(now, done);
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.device.handle_ready(now, done);
-    }
-
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
     }
 }

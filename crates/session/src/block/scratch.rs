@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use farbus_model::limits::SCRATCH_ZEROED_MAX;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockStore, Completions, Instant, Payload, Readiness,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockStore, Completions, Instant, Payload,
     StoreError,
 };
 
@@ -92,19 +92,6 @@ impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
     /// Bytes of the store that are used.
     pub fn used_bytes(&self) -> u64 {
         self.changes.grains.len() as u64 * self.changes.sector_bytes * GRAIN_SECTORS
-    }
-
-    fn with(&mut self, done: &mut Completions<BlockDone>, act: impl FnOnce(&mut D, &mut Completions<BlockDone>)) {
-        let changes = &mut self.changes;
-        self.below.with(done, act, |answer| {
-            if answer.op == BlockOp::Read && answer.result.is_ok() {
-                let mut bytes = std::mem::take(&mut answer.payload).into_vec();
-                answer.result = changes.patch(answer.offset, &mut bytes);
-                if answer.result.is_ok() {
-                    answer.payload = Payload::from(bytes);
-                }
-            }
-        });
     }
 }
 
@@ -258,7 +245,35 @@ impl<S: BlockStore> Changes<S> {
     }
 }
 
-impl<D: BlockDevice, S: BlockStore> BlockDevice for Scratch<D, S> {
+impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.below.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.below.device
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        _now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+    ) -> R {
+        let changes = &mut self.changes;
+        self.below.with(done, act, |answer| {
+            if answer.op == BlockOp::Read && answer.result.is_ok() {
+                let mut bytes = std::mem::take(&mut answer.payload).into_vec();
+                answer.result = changes.patch(answer.offset, &mut bytes);
+                if answer.result.is_ok() {
+                    answer.payload = Payload::from(bytes);
+                }
+            }
+        })
+    }
+
     fn info(&self) -> &BlockInfo {
         &self.info
     }
@@ -270,7 +285,7 @@ impl<D: BlockDevice, S: BlockStore> BlockDevice for Scratch<D, S> {
         if result.is_ok() {
             result = match request.op {
                 BlockOp::Read if self.changes.needs_below(offset, length) => {
-                    return self.with(done, |device, done| device.submit(now, request, done));
+                    return self.with_inner(now, done, |device, done| device.submit(now, request, done));
                 }
                 BlockOp::Read => {
                     bytes = done.pool.take(length as usize);
@@ -289,28 +304,17 @@ impl<D: BlockDevice, S: BlockStore> BlockDevice for Scratch<D, S> {
             Err(error) => request.fail(error),
         });
     }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.below.device.poll_timeout()
+    /// None: where the changes lie in their store is known here alone.
+    fn state(&self) -> Option<Vec<u8>> {
+        None
     }
 
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.handle_timeout(now, done));
+    fn go_on_from(&mut self, _state: &[u8]) -> bool {
+        false
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.end_turn(now, done));
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.below.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(done, |device, done| device.handle_ready(now, done));
-    }
-
-    fn is_gone(&self) -> bool {
-        self.below.device.is_gone()
+    /// None, as its state.
+    fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
+        None
     }
 }

@@ -1,7 +1,7 @@
 //! A device whose requests are noted.
 
 use farbus_model::trace::{Ring, Stage};
-use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, Completions, Instant, Readiness};
+use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockLayer, BlockOp, Completions, Instant};
 
 use super::below::Below;
 
@@ -34,49 +34,31 @@ impl<D: BlockDevice> Traced<D> {
     pub fn ring(&self) -> &Ring {
         &self.ring
     }
+}
 
-    fn with(
+impl<D: BlockDevice> BlockLayer for Traced<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.below.device
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.below.device
+    }
+
+    fn with_inner<R>(
         &mut self,
         now: Instant,
         done: &mut Completions<BlockDone>,
-        act: impl FnOnce(&mut D, &mut Completions<BlockDone>),
-    ) {
+        act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
+    ) -> R {
         let ring = &mut self.ring;
-        self.below.with(done, act, |answer| ring.tap(answer.id.0, op_code(answer.op), Stage::Completed, now));
-    }
-}
-
-impl<D: BlockDevice> BlockDevice for Traced<D> {
-    fn info(&self) -> &BlockInfo {
-        self.below.device.info()
+        self.below.with(done, act, |answer| ring.tap(answer.id.0, op_code(answer.op), Stage::Completed, now))
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
         self.ring.tap(request.id.0, op_code(request.op), Stage::Submitted, now);
-        self.with(now, done, |device, done| device.submit(now, request, done));
-    }
-
-    fn poll_timeout(&self) -> Option<Instant> {
-        self.below.device.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(now, done, |device, done| device.handle_timeout(now, done));
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(now, done, |device, done| device.end_turn(now, done));
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.below.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
-        self.with(now, done, |device, done| device.handle_ready(now, done));
-    }
-
-    fn is_gone(&self) -> bool {
-        self.below.device.is_gone()
+        self.with_inner(now, done, |device, done| device.submit(now, request, done));
     }
 }

@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use farbus_model::usb::{Recipient, request};
 use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant,
-    Readiness, Selection, Setup, Speed, Status, Tally, Urb, UrbId,
+    BufferPool, Completions, Device, DeviceLayer, Direction, EpAddr, InFlight, Instant, Selection, Setup, Status, Urb,
+    UrbId,
 };
 
 use crate::Reject;
@@ -297,17 +297,24 @@ fn concerned<D: Device>(device: &D, setup: Setup) -> impl Fn(EpAddr) -> bool + u
     move |endpoint| concerned[endpoint.index()]
 }
 
-impl<D: Device> Device for Far<D> {
-    fn descriptors(&self) -> &Descriptors {
-        self.device.descriptors()
+impl<D: Device> DeviceLayer for Far<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.device
     }
 
-    fn speed(&self) -> Speed {
-        self.device.speed()
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.device
     }
 
-    fn selection(&self) -> &Selection {
-        self.device.selection()
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut D, &mut Completions) -> R,
+    ) -> R {
+        self.act(now, done, act)
     }
 
     fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
@@ -372,32 +379,13 @@ impl<D: Device> Device for Far<D> {
         });
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
-        self.act(now, done, |device, done| device.end_turn(now, done));
+    /// None: [`Far::save`] writes down what is here.
+    fn save(&self) -> Option<Vec<u8>> {
+        None
     }
 
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
-        self.act(now, done, |device, done| device.handle_ready(now, done));
-    }
-
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
-    }
-
-    fn verbs(&self) -> &'static [&'static str] {
-        self.device.verbs()
-    }
-
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
-        self.act(now, done, |device, done| device.command(now, command, done))
-    }
-
-    fn tally(&self) -> Option<Tally> {
-        self.device.tally()
+    fn restore(&mut self, _selection: &Selection, _state: &[u8]) -> bool {
+        false
     }
 }
 

@@ -28,8 +28,8 @@ use std::time::Duration;
 
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, EpAddr, InFlight, Instant,
-    Readiness, Selection, Speed, Status, Tally, TransferType, Urb, UrbId,
+    BufferPool, Completions, Device, DeviceLayer, Direction, Done, EpAddr, InFlight, Instant, Selection, Status,
+    TransferType, Urb, UrbId,
 };
 
 use crate::Reject;
@@ -496,17 +496,24 @@ impl Stream {
     }
 }
 
-impl<D: Device> Device for Isochronous<D> {
-    fn descriptors(&self) -> &Descriptors {
-        self.device.descriptors()
+impl<D: Device> DeviceLayer for Isochronous<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.device
     }
 
-    fn speed(&self) -> Speed {
-        self.device.speed()
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.device
     }
 
-    fn selection(&self) -> &Selection {
-        self.device.selection()
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut D, &mut Completions) -> R,
+    ) -> R {
+        self.act(now, done, act)
     }
 
     fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
@@ -564,14 +571,6 @@ impl<D: Device> Device for Isochronous<D> {
         }
     }
 
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
-        self.act(now, done, |device, done| device.end_turn(now, done));
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
-    }
-
     fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
         self.act(now, done, |device, done| device.handle_ready(now, done));
         if self.device.is_gone() {
@@ -579,19 +578,12 @@ impl<D: Device> Device for Isochronous<D> {
         }
     }
 
-    fn is_gone(&self) -> bool {
-        self.device.is_gone()
+    /// None: [`Isochronous::save`] writes down what is here.
+    fn save(&self) -> Option<Vec<u8>> {
+        None
     }
 
-    fn verbs(&self) -> &'static [&'static str] {
-        self.device.verbs()
-    }
-
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
-        self.act(now, done, |device, done| device.command(now, command, done))
-    }
-
-    fn tally(&self) -> Option<Tally> {
-        self.device.tally()
+    fn restore(&mut self, _selection: &Selection, _state: &[u8]) -> bool {
+        false
     }
 }

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::{Instant, Payload};
+use farbus_model::{Instant, Pieces};
 use farbus_wire::native::control::{Cause, End, Open, Opened};
 use farbus_wire::native::reserve::{Reservation, Standing};
 use farbus_wire::native::{Arrived, Kind, Message, Part};
 
 use super::importer::State;
+use super::known_device::KnownDevice;
 use super::wish::Wish;
 use crate::Reject;
 
@@ -20,10 +21,13 @@ pub struct Attachment {
     /// Bytes of an [`Opened`] at most.
     opened_bytes_max: usize,
     /// What of it has arrived, if it goes on.
-    opened: Option<Payload>,
+    opened: Option<Pieces>,
     outbox: VecDeque<Message>,
     /// What is to be reserved for it, and how that stands.
     wish: Wish,
+    /// Which device it is.
+    known: KnownDevice,
+    was_open: bool,
 }
 
 /// What arrived, seen from a class.
@@ -53,7 +57,9 @@ impl Attachment {
 
     fn wishing(number: u16, open: Open, opened_bytes_max: usize, wish: Wish) -> Self {
         let (state, outbox) = (State::Opening, VecDeque::new());
-        let mut attachment = Self { number, open, state, opened_bytes_max, opened: None, outbox, wish };
+        let (known, was_open) = (KnownDevice::default(), false);
+        let mut attachment =
+            Self { number, open, state, opened_bytes_max, opened: None, outbox, wish, known, was_open };
         attachment.ask_to_open();
         attachment
     }
@@ -77,6 +83,9 @@ impl Attachment {
         if let Some(word) = self.wish.ask() {
             self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
         }
+        if let Some(statement) = self.known.expectation() {
+            self.say(Message::control(Kind::Identity, self.number, 0, statement.encode().into()));
+        }
         let part = self.open.encode().into();
         self.say(Message::control(Kind::Open, self.number, 0, part));
     }
@@ -86,7 +95,14 @@ impl Attachment {
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; the session is over.
     pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<Heard, Reject> {
+        let is_ended = matches!(self.state, State::Ended(_));
         match arrived.head.kind {
+            // What we ended its exporter may open or end later.
+            Kind::Opened | Kind::Data | Kind::Closed | Kind::Event if is_ended => Ok(Heard::Part),
+            Kind::Identity => {
+                let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
+                Ok(end.filter(|_| !is_ended).map_or(Heard::Part, |end| self.refuse(end)))
+            }
             Kind::Reserve => {
                 if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
                     self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
@@ -94,7 +110,7 @@ impl Attachment {
                 Ok(Heard::Part)
             }
             Kind::Opened if self.opened.is_none() => {
-                self.opened = Some(Payload::Empty);
+                self.opened = Some(Pieces::default());
                 self.take_in(arrived)
             }
             Kind::Data if self.opened.is_some() => self.take_in(arrived),
@@ -112,7 +128,8 @@ impl Attachment {
         if self.state != State::Opening {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
-        let body = Payload::joined([self.opened.take().unwrap_or_default(), arrived.body]);
+        let mut body = self.opened.take().unwrap_or_default();
+        body.push(arrived.body);
         if body.len() > self.opened_bytes_max {
             return Err(Reject::new("opened", body.len() as u64, "a description is as long as its class allows"));
         }
@@ -120,21 +137,34 @@ impl Attachment {
             self.opened = Some(body);
             return Ok(Heard::Part);
         }
-        let opened = Opened::decode(&body.contiguous())?;
-        if let Some(end) = self.wish.unheard() {
-            self.close();
-            self.state = State::Ended(end.clone());
-            return Ok(Heard::Ended(end));
+        let opened = Opened::decode(&body.into_payload().contiguous())?;
+        let unfit = self.wish.unheard().or(self.known.opened(&self.open.name).err());
+        if let Some(end) = unfit {
+            return Ok(self.refuse(end));
         }
         self.open.epoch = opened.epoch;
-        self.state = State::Open;
+        (self.state, self.was_open) = (State::Open, true);
         Ok(Heard::Opened(opened))
+    }
+
+    /// It is of no use, and given back.
+    fn refuse(&mut self, end: End) -> Heard {
+        self.close();
+        self.state = State::Ended(end.clone());
+        Heard::Ended(end)
+    }
+
+    /// A link was made to the exporter's process with this incarnation: see
+    /// [`Attached::note_exporter`](super::Attached::note_exporter).
+    pub fn note_exporter(&mut self, incarnation: u64) {
+        self.known.note_exporter(incarnation);
     }
 
     /// The exporter has forgotten the session: the device is asked for again, and what was to be said is not.
     pub fn handle_renewed(&mut self) {
         self.outbox.clear();
         self.opened = None;
+        self.known.forgotten(self.was_open);
         if !matches!(self.state, State::Ended(_)) {
             self.state = State::Opening;
             self.ask_to_open();

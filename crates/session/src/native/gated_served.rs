@@ -63,6 +63,18 @@ impl Served for GatedServed {
         self.served.credit()
     }
 
+    fn asked_bytes(&self) -> usize {
+        self.served.asked_bytes() + self.held_bytes as usize
+    }
+
+    fn answers_bytes_max(&self) -> usize {
+        self.served.answers_bytes_max()
+    }
+
+    fn room_wanted(&self) -> Option<usize> {
+        self.served.room_wanted()
+    }
+
     fn description(&self) -> Vec<u8> {
         self.served.description()
     }

@@ -56,6 +56,12 @@ pub trait Attached {
     /// The exporter has forgotten the session: everything is to be said anew.
     fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done);
 
+    /// A link was made to the exporter's process with this incarnation, which changes whenever it has lost what it knew: said after
+    /// [`Attached::handle_renewed`] if that was called. A class that compares no devices need not know.
+    fn note_exporter(&mut self, incarnation: u64) {
+        let _ = incarnation;
+    }
+
     /// The session is over, and why; nothing is asked of it any more.
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done);
 
@@ -132,6 +138,8 @@ pub struct ImporterSession {
     has_begun: bool,
     link: u64,
     incarnation: u64,
+    /// The exporter's, as it said last; `None` before it said one.
+    their_incarnation: Option<u64>,
     grace: Duration,
     /// Since when the first lane has no link.
     lost_at: Option<Instant>,
@@ -151,6 +159,7 @@ impl ImporterSession {
             has_begun: false,
             link: 0,
             incarnation,
+            their_incarnation: None,
             grace,
             lost_at: Some(now),
             limits,
@@ -178,6 +187,11 @@ impl ImporterSession {
         let grace_ms = Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX));
         let lanes = (self.lanes_wished > 1).then_some(self.lanes_wished.into());
         Hello::new(standing, Options { grace_ms, lanes, ..Options::default() })
+    }
+
+    /// The incarnation of the exporter that takes part in the session: see [`Attached::note_exporter`]. `None` before there was one.
+    pub fn their_incarnation(&self) -> Option<u64> {
+        self.their_incarnation
     }
 
     /// Further lanes that want a link.
@@ -210,6 +224,9 @@ impl ImporterSession {
         }
         // Whoever dials may have had to try more than once.
         self.link = self.link.max(theirs.link);
+        if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) {
+            self.their_incarnation = Some(theirs.incarnation);
+        }
         match welcome.outcome {
             Outcome::Begun => {
                 let had_one = std::mem::replace(&mut self.has_begun, true);
@@ -414,6 +431,7 @@ impl ImporterSession {
             has_begun: true,
             link,
             incarnation,
+            their_incarnation: None,
             grace,
             lost_at,
             limits,

@@ -12,6 +12,7 @@
 //! | [`served_observer`], [`remote_observer`] | what is looked at: copies of what a USB device sends to its user; a stream's frames |
 //! | [`timing`] | which requests are timed, and where their time went |
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
+//! | [`known_device`] | whether a device that is opened again is the one that was used before |
 //! | `services` | what an exporter is offered |
 //! | `reserving`, `wish` | what is reserved before a device is opened, and how its path is measured: the exporter's half, the importer's |
 //! | [`gated_served`] | a device of any class that is suspended at times |
@@ -38,6 +39,7 @@ pub mod attachment;
 pub mod exporter;
 pub mod gated_served;
 pub mod importer;
+pub mod known_device;
 mod pipe;
 pub mod piped;
 pub mod piped_served;
@@ -45,6 +47,7 @@ pub mod remote_block;
 pub mod remote_observer;
 pub mod remote_usb;
 mod reserving;
+mod retained;
 pub mod served;
 pub mod served_block;
 pub mod served_observer;
@@ -58,8 +61,8 @@ mod wish;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
-    Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, control, frame, hello,
-    modules, reserve, stream, usb,
+    Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, block, control, frame, hello,
+    identity, modules, reserve, stream, usb,
 };
 
 pub use attachment::{Attachment, Heard};
@@ -71,6 +74,7 @@ pub use piped_served::PipedServed;
 pub use remote_block::RemoteBlock;
 pub use remote_observer::{RemoteObserver, RemoteStream};
 pub use remote_usb::RemoteUsb;
+pub use retained::{RETAINED_BYTES_MAX, RETAINED_MAX};
 pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;
 pub use served_usb::ServedUsb;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::module::{self, ASIDE_BYTES_MAX, Class, Failure, GROWTH_BYTES_MAX, Role, Side, Trouble, Turn};
-use farbus_model::{Instant, Payload, Status, StoreError};
+use farbus_model::{Instant, Payload, Pieces, Status, StoreError};
 use farbus_modules::{Pipeline, Place};
 use farbus_wire::native::control::{self, Cause, End};
 use farbus_wire::native::frame::{Flags, RESIDENCE_BYTES};
@@ -61,7 +61,7 @@ impl Saved {
             let kind = kinds.into_iter().find(|kind| kind.code() == code);
             let kind = kind.ok_or(Reject::new("kind", code.into(), "a message of more than a frame is arriving"))?;
             let residence = if from.flag("timed")? { Some(from.payload("residence")?) } else { None };
-            arriving.insert(tag, Arriving { kind, residence, body: from.payload("data")? });
+            arriving.insert(tag, Arriving { kind, residence, body: from.payload("data")?.into() });
         }
         let bytes: usize = arriving.values().map(|arriving| arriving.body.len()).sum();
         if tags[0].len() > REQUESTS_MAX || bytes > ARRIVING_BYTES_MAX {
@@ -103,7 +103,7 @@ pub fn end_of(failure: &Failure) -> End {
 struct Arriving {
     kind: Kind,
     residence: Option<Payload>,
-    body: Payload,
+    body: Pieces,
 }
 
 /// What a message does not show the modules.
@@ -213,7 +213,7 @@ impl Pipe {
                 let unknown = Reject::new("tag", tag.into(), "data goes on with what was begun");
                 let mut arriving = self.arriving.remove(&tag).ok_or(unknown)?;
                 self.arriving_bytes -= arriving.body.len();
-                arriving.body = Payload::joined([arriving.body, arrived.body]);
+                arriving.body.push(arrived.body);
                 arriving
             }
             _ => self.begin(kind, tag, flags, arrived.body)?,
@@ -230,7 +230,7 @@ impl Pipe {
         if let Some(residence) = arriving.residence.take() {
             self.residences.insert(tag, residence);
         }
-        let (head, payload) = split_head(arriving.body)?;
+        let (head, payload) = split_head(arriving.body.into_payload())?;
         let (kind, id) = match arriving.kind {
             Kind::Request => (module::Kind::Request, tag),
             Kind::Reply => (module::Kind::Completion, tag),
@@ -296,7 +296,12 @@ impl Pipe {
         if self.arriving.contains_key(&tag) && flags.more {
             return Err(Reject::new("tag", tag.into(), "the message before it has its end first"));
         }
-        Ok(Arriving { kind, residence, body })
+        Ok(Arriving { kind, residence, body: body.into() })
+    }
+
+    /// Bytes of messages whose frames are still arriving.
+    pub fn arriving_bytes(&self) -> usize {
+        self.arriving_bytes
     }
 
     /// The moment of a module may have come.
@@ -359,7 +364,7 @@ impl Pipe {
             to.u8(kind.code());
             to.flag(residence.is_some());
             residence.iter().for_each(|residence| to.payload(residence));
-            to.payload(body);
+            to.runs(body.len(), body.runs());
         }
         Some(())
     }

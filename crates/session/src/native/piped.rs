@@ -254,6 +254,7 @@ impl<A: Attached> Attached for Piped<A> {
                 let unknown = Reject::new("kind", head.kind.code().into(), "a device is opened first");
                 modules.pipe.as_mut().ok_or(unknown)?.handle_arrived(now, arrived)?;
             }
+            Kind::Identity => self.remote.handle_arrived(now, arrived, done)?,
             kind => {
                 if kind == Kind::Opened {
                     modules.open(head.attachment);
@@ -273,6 +274,10 @@ impl<A: Attached> Attached for Piped<A> {
             modules.below.clear();
         }
         self.remote.handle_renewed(now, done);
+    }
+
+    fn note_exporter(&mut self, incarnation: u64) {
+        self.remote.note_exporter(incarnation);
     }
 
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
@@ -385,7 +390,8 @@ impl<A: Movable> Movable for Piped<A> {
                 return Err(Reject::new("modules", 0, "they were at rest"));
             }
             let (attachment, class) = (from.u16("attachment")?, Class(from.u8("class")?));
-            let mut part = Reader::new(from.bytes("modules")?);
+            let bytes = from.part("modules")?;
+            let mut part = bytes.reader();
             let pipe = Saved::restore(&mut part)?;
             part.end("modules")?;
             saved = Some(SavedModules { attachment, class, pipe });

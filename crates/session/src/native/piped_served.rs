@@ -89,6 +89,18 @@ impl Served for PipedServed {
         self.served.credit()
     }
 
+    fn asked_bytes(&self) -> usize {
+        self.served.asked_bytes() + self.pipe.arriving_bytes()
+    }
+
+    fn answers_bytes_max(&self) -> usize {
+        self.served.answers_bytes_max()
+    }
+
+    fn room_wanted(&self) -> Option<usize> {
+        self.served.room_wanted()
+    }
+
     fn description(&self) -> Vec<u8> {
         self.served.description()
     }

@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Instant, Payload, StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Identity, Instant, Pieces,
+    StoreError,
 };
 use farbus_wire::native::block::{self, Description};
 use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, LUGGAGE_NAME_BYTES, Open, Opened};
@@ -14,6 +15,8 @@ use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
+use super::known_device::KnownDevice;
+use super::retained::{Change, Retained, is_retained};
 use super::slots::Slots;
 use super::spread::{Loads, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
@@ -48,7 +51,7 @@ pub struct RemoteBlock {
     is_moving: bool,
     /// It is to be handed over to us: until then it is read at most.
     is_expected: bool,
-    opened: Vec<Payload>,
+    opened: Pieces,
     next_order: u64,
     /// Changes that were answered and need a flush to be durable, counted as they were answered.
     answered: u64,
@@ -56,10 +59,16 @@ pub struct RemoteBlock {
     flushed: u64,
     /// Writes that were answered may be lost: the next flush says so.
     is_undurable: bool,
+    /// Those of them that are still here.
+    retained: Retained,
+    /// How many of the flights are retained changes that are written again.
+    rewriting: usize,
     timing: Timing,
     loads: Loads,
     /// What is to be reserved for it, and how that stands.
     wish: Wish,
+    /// Which device it is.
+    known: KnownDevice,
 }
 
 #[derive(Debug)]
@@ -71,7 +80,11 @@ struct Flight {
     order: u64,
     /// A flush: so many answered changes are durable when it succeeds.
     covers: u64,
-    data: Vec<Payload>,
+    /// Whether some of its answer is here.
+    has_begun: bool,
+    /// It was answered before and is written again: by its number among those that were.
+    again: Option<u64>,
+    data: Pieces,
     missing: u32,
     /// None if that was in another process, whose clock was another.
     submitted: Option<Instant>,
@@ -117,14 +130,17 @@ impl RemoteBlock {
             openings: 0,
             is_moving: false,
             is_expected,
-            opened: Vec::new(),
+            opened: Pieces::default(),
             next_order: 0,
             answered: 0,
             flushed: 0,
             is_undurable: false,
+            retained: Retained::default(),
+            rewriting: 0,
             timing: Timing::default(),
             loads: Loads::default(),
             wish: Wish::default(),
+            known: KnownDevice::default(),
         };
         remote.ask_to_open();
         remote
@@ -135,14 +151,25 @@ impl RemoteBlock {
         self.open.epoch
     }
 
+    /// The identity of its device; `None` before it is open, and if its exporter tells none.
+    pub fn identity(&self) -> Option<Identity> {
+        self.known.identity()
+    }
+
     /// What it was asked and has not answered, in no order.
     pub fn requests(&self) -> impl Iterator<Item = &BlockRequest> {
-        self.slots.iter().map(|(_, flight)| &*flight.request).chain(self.held.iter().map(|held| &**held))
+        let flights = self.slots.iter().filter(|(_, flight)| flight.again.is_none());
+        flights.map(|(_, flight)| &*flight.request).chain(self.held.iter().map(|held| &**held))
     }
 
     /// Requests in flight, those that wait among them.
     pub fn in_flight(&self) -> usize {
-        self.slots.len() + self.held.len()
+        self.slots.len() - self.rewriting + self.held.len()
+    }
+
+    /// Whether what its exporter has lost is being written again: all else waits, and no other process can go on with it.
+    pub fn is_rewriting(&self) -> bool {
+        self.rewriting > 0 || self.retained.has_next()
     }
 
     fn say_of_reservation(&mut self, word: &Word) {
@@ -152,6 +179,9 @@ impl RemoteBlock {
     fn ask_to_open(&mut self) {
         if let Some(word) = self.wish.ask() {
             self.say_of_reservation(&word);
+        }
+        if let Some(statement) = self.known.expectation() {
+            self.outbox.push_back(Message::control(Kind::Identity, self.attachment, 0, statement.encode().into()));
         }
         let (kind, bytes) = match self.is_expected {
             true => (Kind::Inherit, Inherit { luggage: NO_LUGGAGE, open: self.open.clone() }.encode()),
@@ -167,6 +197,9 @@ impl RemoteBlock {
 
     /// The first that waits and may leave, credit aside.
     fn next_held(&self) -> Option<usize> {
+        if self.is_rewriting() {
+            return None;
+        }
         match self.state == State::Open && (!self.is_still || self.owed > 0) {
             true if self.is_expected => self.held.iter().position(|request| request.op == BlockOp::Read),
             may_leave => (may_leave && !self.held.is_empty()).then_some(0),
@@ -175,6 +208,7 @@ impl RemoteBlock {
 
     /// Requests that wait leave as far as there is credit.
     fn release(&mut self, now: Instant) {
+        self.rewrite(now);
         while let Some(at) = self.next_held()
             && self.has_credit(cost(&self.held[at]))
             && let Some(lane) = self.lane_for(&self.held[at])
@@ -185,7 +219,27 @@ impl RemoteBlock {
         }
     }
 
-    fn start(&mut self, now: Instant, mut request: BlockInFlight, lane: u8) {
+    /// Writes again what the exporter has lost, as far as there is credit. One that changes the same bytes as another waits for it.
+    fn rewrite(&mut self, now: Instant) {
+        while self.state == State::Open
+            && let Some(change) = self.retained.next()
+            && self.has_credit(cost(&change.request))
+            && !self.slots.iter().any(|(_, flight)| change.overlaps(&flight.request))
+        {
+            let Some(Change { request, order, number }) = self.retained.take_next() else { return };
+            self.rewriting += 1;
+            let lane = if self.loads.is_first_alone() { 0 } else { self.loads.least() };
+            let tag = self.begin(now, request.launch(), lane);
+            let flight = self.slots.get_mut(tag).expect("it was put there");
+            (flight.order, flight.again) = (order, Some(number));
+        }
+    }
+
+    fn start(&mut self, now: Instant, request: BlockInFlight, lane: u8) {
+        self.begin(now, request, lane);
+    }
+
+    fn begin(&mut self, now: Instant, mut request: BlockInFlight, lane: u8) -> u16 {
         // It may have to be asked again: its data stays here, shared with the message.
         request.share_payload();
         self.bytes += cost(&request);
@@ -200,7 +254,9 @@ impl RemoteBlock {
             lane,
             order,
             covers,
-            data: Vec::new(),
+            has_begun: false,
+            again: None,
+            data: Pieces::default(),
             missing,
             submitted: Some(now),
             is_timed,
@@ -208,6 +264,7 @@ impl RemoteBlock {
         };
         let tag = self.slots.put(flight);
         self.say(tag);
+        tag
     }
 
     fn say(&mut self, tag: u16) {
@@ -237,7 +294,7 @@ impl RemoteBlock {
 
     fn handle_opened(&mut self, now: Instant, arrived: Arrived) -> Result<(), Reject> {
         self.opened.push(arrived.body);
-        if self.opened.iter().map(Payload::len).sum::<usize>() > OPENED_BYTES_MAX {
+        if self.opened.len() > OPENED_BYTES_MAX {
             return Err(Reject::new("opened", OPENED_BYTES_MAX as u64, "a disk's description is shorter"));
         }
         if arrived.head.flags.more {
@@ -248,7 +305,8 @@ impl RemoteBlock {
         if self.state != State::Opening && !is_ours_now && !std::mem::take(&mut self.is_moving) {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
-        if let Some(end) = self.wish.unheard() {
+        let unfit = self.wish.unheard().or(self.known.opened(&self.open.name).err());
+        if let Some(end) = unfit {
             self.close();
             self.state = State::Ended(end);
             return Ok(());
@@ -256,7 +314,7 @@ impl RemoteBlock {
         // If it was to be another's, it is ours again.
         (self.is_still, self.owed) = (false, 0);
         self.openings += 1;
-        let body = Payload::joined(self.opened.drain(..));
+        let body = std::mem::take(&mut self.opened).into_payload();
         let opened = Opened::decode(&body.contiguous())?;
         let mut description = Description::decode(&opened.info)?;
         if let Some(before) = &self.description {
@@ -286,20 +344,30 @@ impl RemoteBlock {
         self.state = State::Ended(End { cause: Cause::Gone, message });
     }
 
-    /// The exporter had forgotten us, and the device is open again: what was in flight is asked again.
+    /// The exporter had forgotten us, and the device is open again: what was in flight is asked again; before that what it has lost is
+    /// written again, as far as it is here.
     fn come_back(&mut self, before: Description, now: Description) {
-        self.is_undurable |= before.durability != now.durability && self.answered > self.flushed;
         for request in self.take_flights().into_iter().rev() {
             self.held.push_front(request);
         }
+        if before.durability != now.durability && self.answered > self.flushed {
+            self.is_undurable |= self.retained.lose(self.flushed);
+        }
     }
 
-    /// Everything in flight, in the order in which it was asked.
+    /// Everything in flight, in the order in which it was asked. What was written again is to be once more.
     fn take_flights(&mut self) -> Vec<BlockInFlight> {
         self.bytes = 0;
         self.loads.clear();
+        self.rewriting = 0;
         let mut flights: Vec<Flight> = self.slots.take_all().map(|(_, flight)| flight).collect();
         flights.sort_unstable_by_key(|flight| flight.order);
+        let (again, flights): (Vec<Flight>, Vec<Flight>) =
+            flights.into_iter().partition(|flight| flight.again.is_some());
+        self.retained.put_back(again.into_iter().map(|Flight { request, order, again, .. }| {
+            let number = again.expect("these are written again");
+            Change { request: request.recall(), order, number }
+        }));
         flights.into_iter().map(|flight| flight.request).collect()
     }
 
@@ -316,7 +384,7 @@ impl RemoteBlock {
         };
         let mut body = arrived.body;
         if kind == Kind::Reply {
-            if !flight.data.is_empty() || flags.timed != flight.is_timed {
+            if flight.has_begun || flags.timed != flight.is_timed {
                 return Err(Reject::new("tag", tag.into(), "a request is answered once, and timed if it was to be"));
             }
             if flags.timed {
@@ -327,7 +395,7 @@ impl RemoteBlock {
                 self.end(now, tag, Err(error), done);
                 return Ok(());
             }
-        } else if flight.data.is_empty() {
+        } else if !flight.has_begun {
             return Err(Reject::new("tag", tag.into(), "data goes on with what was begun"));
         }
         let left = (flight.missing as usize).checked_sub(body.len());
@@ -336,6 +404,7 @@ impl RemoteBlock {
         if flags.more != (flight.missing > 0) {
             return Err(wrong());
         }
+        flight.has_begun = true;
         flight.data.push(body);
         if !flags.more {
             self.end(now, tag, Ok(()), done);
@@ -344,21 +413,35 @@ impl RemoteBlock {
     }
 
     fn end(&mut self, now: Instant, tag: u16, result: Result<(), StoreError>, done: &mut Completions<BlockDone>) {
-        let Flight { request, lane, data, submitted, covers, residence, .. } =
+        let Flight { request, lane, order, data, submitted, covers, again, residence, .. } =
             self.slots.remove(tag).expect("it is in flight");
         self.bytes -= cost(&request);
         self.loads.remove(lane, cost(&request));
         if let (Some(residence), Some(submitted)) = (residence, submitted) {
             self.timing.note(now - submitted, residence);
         }
+        if let Some(number) = again {
+            self.rewriting -= 1;
+            let request = request.recall();
+            match result {
+                Ok(()) => self.retained.keep(Change { request, order, number }),
+                Err(_) => self.is_undurable = true,
+            }
+            return self.release(now);
+        }
         done.push(match result {
             Ok(()) if request.op == BlockOp::Flush && std::mem::take(&mut self.is_undurable) => {
                 request.fail(StoreError::Lost)
             }
             Ok(()) => {
-                self.answered += u64::from(is_kept(request.op) && !request.is_durable);
-                self.flushed = self.flushed.max(covers);
-                request.answer(Payload::joined(data))
+                if is_retained(request.op) {
+                    self.answered += u64::from(!request.is_durable);
+                    self.retained.keep(Change { request: (*request).clone(), order, number: self.answered });
+                } else if request.op == BlockOp::Flush {
+                    self.flushed = self.flushed.max(covers);
+                    self.retained.flushed(self.flushed);
+                }
+                request.answer(data.into_payload())
             }
             Err(error) => request.fail(error),
         });
@@ -368,16 +451,12 @@ impl RemoteBlock {
     fn fail_all(&mut self, error: StoreError, done: &mut Completions<BlockDone>) {
         let flights = self.take_flights();
         flights.into_iter().chain(self.held.drain(..)).for_each(|request| done.push(request.fail(error)));
+        self.retained = Retained::without(self.answered);
     }
 }
 
-/// Whether a flush covers it: what nobody needs is not lost.
-fn is_kept(op: BlockOp) -> bool {
-    op.is_change() && op != BlockOp::Trim
-}
-
 /// What a request takes of a credit, bytes.
-fn cost(request: &BlockInFlight) -> u64 {
+fn cost(request: &BlockRequest) -> u64 {
     match request.op {
         BlockOp::Read | BlockOp::Write => request.length.into(),
         BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => 0,
@@ -423,7 +502,7 @@ impl RemoteBlock {
             true => request.op == BlockOp::Read && self.next_held().is_none(),
             false => self.held.is_empty(),
         };
-        is_next && !self.is_still && self.has_credit(cost(request))
+        is_next && !self.is_still && !self.is_rewriting() && self.has_credit(cost(request))
     }
 
     /// On which lane a request may go now. A change is not to pass another of the same bytes: behind several on several lanes it waits.
@@ -472,6 +551,8 @@ impl Attached for RemoteBlock {
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
         let kind = arrived.head.kind;
         match kind {
+            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end later.
+            Kind::Opened | Kind::Refused | Kind::Closed | Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
             Kind::Opened => {
                 self.handle_opened(now, arrived)?;
                 if let State::Ended(end) = &self.state {
@@ -480,8 +561,6 @@ impl Attached for RemoteBlock {
                 }
                 Ok(())
             }
-            // On another lane than its end, an answer may come after it.
-            Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
             Kind::Data if !self.opened.is_empty() => self.handle_opened(now, arrived),
             Kind::Reply | Kind::Data => self.handle_reply(now, arrived, done),
@@ -493,6 +572,16 @@ impl Attached for RemoteBlock {
                 Ok(())
             }
             Kind::Event => Ok(()),
+            Kind::Identity => {
+                let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
+                if let Some(end) = end.filter(|_| !self.is_gone()) {
+                    self.close();
+                    let error = error_of(end.cause);
+                    self.state = State::Ended(end);
+                    self.fail_all(error, done);
+                }
+                Ok(())
+            }
             Kind::Reserve => {
                 if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
                     self.say_of_reservation(&word);
@@ -506,11 +595,16 @@ impl Attached for RemoteBlock {
     fn handle_renewed(&mut self, _now: Instant, _done: &mut Self::Done) {
         self.is_moving = false;
         self.outbox.clear();
-        self.opened.clear();
+        self.opened = Pieces::default();
+        self.known.forgotten(self.description.is_some());
         if !matches!(self.state, State::Ended(_)) {
             self.state = State::Opening;
             self.ask_to_open();
         }
+    }
+
+    fn note_exporter(&mut self, incarnation: u64) {
+        self.known.note_exporter(incarnation);
     }
 
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
@@ -552,13 +646,15 @@ impl Attached for RemoteBlock {
     }
 
     fn is_still(&self) -> bool {
-        self.slots.is_empty() && self.owed == 0
+        self.slots.is_empty() && self.owed == 0 && !self.is_rewriting()
     }
 
     fn bequeath(&mut self, heir: [u8; 32]) {
         let part = Close::to(heir, Vec::new()).encode().into();
         self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
         self.is_moving = true;
+        // Whoever has it next may write over what was written here: nothing of that is written again.
+        self.retained = Retained::without(self.answered);
     }
 
     fn is_moving(&self) -> bool {
@@ -572,9 +668,10 @@ impl Attached for RemoteBlock {
 
 impl Movable for RemoteBlock {
     /// # Panics
-    /// If it was never open, or is over: there is nothing to go on with.
+    /// If it was never open, or is over: there is nothing to go on with. If it is [being rewritten](RemoteBlock::is_rewriting).
     fn save(&self, to: &mut Writer) {
         assert!(self.outbox.is_empty(), "what was to be said is with the session");
+        assert!(!self.is_rewriting(), "what is lost is written again first");
         let description = self.description.as_ref().expect("what goes on was open");
         to.u16(self.attachment);
         to.bytes(&self.open.encode());
@@ -593,8 +690,10 @@ impl Movable for RemoteBlock {
             to.u64(number);
         }
         to.count(self.owed);
-        to.count(self.opened.len());
-        self.opened.iter().for_each(|part| to.payload(part));
+        to.count((!self.opened.is_empty()).into());
+        if !self.opened.is_empty() {
+            to.runs(self.opened.len(), self.opened.runs());
+        }
         self.wish.save(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
@@ -603,11 +702,15 @@ impl Movable for RemoteBlock {
             to.u64(flight.order);
             to.u64(flight.covers);
             to.flag(flight.is_timed);
-            to.count(flight.data.len());
-            flight.data.iter().for_each(|data| to.payload(data));
+            to.count(flight.has_begun.into());
+            if flight.has_begun {
+                to.runs(flight.data.len(), flight.data.runs());
+            }
         }
         to.count(self.held.len());
         self.held.iter().for_each(|request| to.block_request(request));
+        self.known.save(to);
+        self.retained.save(to);
     }
 
     fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
@@ -650,12 +753,18 @@ impl Movable for RemoteBlock {
         for _ in 0..from.count("requests held", 8)? {
             held.push(request(from)?);
         }
+        remote.known = KnownDevice::restore(from)?;
+        remote.retained = match from.version() {
+            // What was written before is not here.
+            ..13 => Retained::without(remote.answered),
+            _ => Retained::restore(from, &description.info, remote.answered)?,
+        };
         if remote.owed > held.len() {
             return Err(Reject::new("requests owed", remote.owed as u64, "what is owed is held"));
         }
         for (_, request, begun) in &saved {
             let expected = if request.op == BlockOp::Read { request.length as usize } else { 0 };
-            let count = begun.data.iter().map(Payload::len).sum::<usize>();
+            let count = begun.data.len();
             if count > expected || (count == expected && !begun.data.is_empty()) {
                 return Err(Reject::new("data", count as u64, "what was read whole was answered"));
             }
@@ -682,25 +791,27 @@ struct Begun {
     order: u64,
     covers: u64,
     is_timed: bool,
-    data: Vec<Payload>,
+    has_begun: bool,
+    data: Pieces,
 }
 
 impl Begun {
     fn restore(lane: u8, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let (order, covers) = (from.u64("order")?, from.u64("covers")?);
         let is_timed = from.flag("timed")?;
-        let mut data = Vec::new();
-        for _ in 0..from.count("parts of an answer", 4)? {
+        let (parts, mut data) = (from.count("parts of an answer", 4)?, Pieces::default());
+        for _ in 0..parts {
             data.push(from.payload("part of an answer")?);
         }
-        Ok(Self { lane, order, covers, is_timed, data })
+        Ok(Self { lane, order, covers, is_timed, has_begun: parts > 0, data })
     }
 
     fn into_flight(self, request: BlockRequest) -> Flight {
-        let Self { lane, order, covers, is_timed, data } = self;
+        let Self { lane, order, covers, is_timed, has_begun, data } = self;
         let expected = if request.op == BlockOp::Read { request.length } else { 0 };
-        let missing = expected - data.iter().map(Payload::len).sum::<usize>() as u32;
+        let missing = expected - data.len() as u32;
         let request = request.launch();
-        Flight { request, lane, order, covers, data, missing, submitted: None, is_timed, residence: None }
+        let (again, submitted, residence) = (None, None, None);
+        Flight { request, lane, order, covers, has_begun, again, data, missing, submitted, is_timed, residence }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 
 use farbus_model::limits::{OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
-use farbus_model::{Instant, Payload};
+use farbus_model::{Instant, Payload, Pieces};
 use farbus_wire::native::control::{Cause, Open};
 use farbus_wire::native::reserve::{Reservation, Standing};
 use farbus_wire::native::{Arrived, Kind, Message, stream, usb};
@@ -93,7 +93,7 @@ pub struct Onlooker<S> {
     /// Events that were asked for and have not come.
     under_way: u32,
     /// The pieces of an event that goes on, and its tag.
-    arriving: Option<(u16, Vec<Payload>, usize)>,
+    arriving: Option<(u16, Pieces)>,
 }
 
 impl<S: Showing> Onlooker<S> {
@@ -132,22 +132,22 @@ impl<S: Showing> Onlooker<S> {
             ));
         };
         let tag = arrived.head.tag;
-        let (mut pieces, mut bytes) = match (arrived.head.kind, self.arriving.take()) {
-            (Kind::Event, None) => (Vec::new(), 0),
-            (Kind::Data, Some((of, pieces, bytes))) if of == tag => (pieces, bytes),
+        let mut pieces = match (arrived.head.kind, self.arriving.take()) {
+            (Kind::Event, None) => Pieces::default(),
+            (Kind::Data, Some((of, pieces))) if of == tag => pieces,
             _ => return Err(Reject::new("tag", tag.into(), "one event comes after the other")),
         };
-        bytes += arrived.body.len();
+        let bytes = pieces.len() + arrived.body.len();
         if bytes > description.event_bytes_max() {
             return Err(Reject::new("event", bytes as u64, "no event is so long"));
         }
         pieces.push(arrived.body);
         if arrived.head.flags.more {
-            self.arriving = Some((tag, pieces, bytes));
+            self.arriving = Some((tag, pieces));
             return Ok(());
         }
         let half = description.window() / 2;
-        done.push(S::decode_event(Payload::joined(pieces))?);
+        done.push(S::decode_event(pieces.into_payload())?);
         let unasked = Reject::new("event", 0, "no more come than were granted");
         self.under_way = self.under_way.checked_sub(1).ok_or(unasked)?;
         if self.under_way <= half {
@@ -175,6 +175,10 @@ impl<S: Showing> Attached for Onlooker<S> {
     fn handle_renewed(&mut self, _now: Instant, _done: &mut Vec<S::Event>) {
         (self.under_way, self.arriving) = (0, None);
         self.attachment.handle_renewed();
+    }
+
+    fn note_exporter(&mut self, incarnation: u64) {
+        self.attachment.note_exporter(incarnation);
     }
 
     fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Vec<S::Event>) {

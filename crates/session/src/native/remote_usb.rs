@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use farbus_model::descriptor::{Configuration, DeviceDescriptor};
 use farbus_model::{
-    Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Selection, Setup, Speed, Status,
-    TransferType, Urb, UrbId,
+    Completions, Descriptors, Device, Direction, EpAddr, Identity, InFlight, Instant, Payload, Pieces, Selection,
+    Setup, Speed, Status, TransferType, Urb, UrbId,
 };
 use farbus_wire::native::control::{
     Cause, Close, Credit, End, Inherit, LUGGAGE_BYTES_MAX, LUGGAGE_NAME_BYTES, Open, Opened,
@@ -19,6 +19,7 @@ use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
+use super::known_device::KnownDevice;
 use super::slots::Slots;
 use super::spread::{Endpoints, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
@@ -52,10 +53,12 @@ pub struct RemoteUsb {
     /// It is to be handed over to us, with luggage that begins so.
     inherits: Option<[u8; LUGGAGE_NAME_BYTES]>,
     /// What came along with it.
-    luggage: Vec<Payload>,
-    opened: Vec<Payload>,
+    luggage: Pieces,
+    opened: Pieces,
     /// What is to be reserved for it, and how that stands.
     wish: Wish,
+    /// Which device it is.
+    known: KnownDevice,
     settling: Settling,
     next_own_id: u64,
     timing: Timing,
@@ -85,7 +88,7 @@ struct Flight {
     endpoint: EpAddr,
     cost: u64,
     head: Option<Reply>,
-    data: Payload,
+    data: Pieces,
     missing: usize,
     has_begun: bool,
     /// Its withdrawal was asked for, and that was not answered: until then another request with its tag might be meant.
@@ -104,7 +107,7 @@ impl Flight {
     fn new(urb: Option<InFlight>, lane: u8) -> Self {
         let endpoint = urb.as_ref().map_or(EpAddr::CONTROL, |urb| urb.endpoint);
         let cost = urb.as_ref().map_or(0, |urb| urb.length.into());
-        let (head, data, missing) = (None, Payload::Empty, 0);
+        let (head, data, missing) = (None, Pieces::default(), 0);
         Self {
             urb,
             lane,
@@ -159,9 +162,10 @@ impl RemoteUsb {
             is_still: false,
             is_moving: false,
             inherits,
-            luggage: Vec::new(),
-            opened: Vec::new(),
+            luggage: Pieces::default(),
+            opened: Pieces::default(),
             wish: Wish::default(),
+            known: KnownDevice::default(),
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
             timing: Timing::default(),
@@ -182,6 +186,11 @@ impl RemoteUsb {
         self.open.epoch
     }
 
+    /// The identity of its device; `None` before it is open, and if its exporter tells none.
+    pub fn identity(&self) -> Option<Identity> {
+        self.known.identity()
+    }
+
     /// What may be in flight; nothing before it is open.
     pub fn credit(&self) -> Credit {
         self.credit
@@ -194,7 +203,7 @@ impl RemoteUsb {
 
     /// What came along with it from whoever had it; all of it is here once it is open.
     pub fn take_luggage(&mut self) -> Vec<u8> {
-        Payload::joined(self.luggage.drain(..)).into_vec()
+        std::mem::take(&mut self.luggage).into_payload().into_vec()
     }
 
     /// The same as [`Attached::bequeath`], with something for the heir.
@@ -210,6 +219,9 @@ impl RemoteUsb {
         if let Some(word) = self.wish.ask() {
             self.say_of_reservation(&word);
         }
+        if let Some(statement) = self.known.expectation() {
+            self.outbox.push_back(Message::control(Kind::Identity, self.attachment, 0, statement.encode().into()));
+        }
         let (kind, bytes) = match self.inherits {
             Some(luggage) => (Kind::Inherit, Inherit { luggage, open: self.open.clone() }.encode()),
             None => (Kind::Open, self.open.encode()),
@@ -223,7 +235,7 @@ impl RemoteUsb {
 
     fn handle_luggage(&mut self, body: Payload) -> Result<(), Reject> {
         self.luggage.push(body);
-        match self.luggage.iter().map(Payload::len).sum::<usize>() > LUGGAGE_BYTES_MAX {
+        match self.luggage.len() > LUGGAGE_BYTES_MAX {
             true => Err(Reject::new("luggage", LUGGAGE_BYTES_MAX as u64, "luggage has 16 MiB at most")),
             false => Ok(()),
         }
@@ -311,7 +323,7 @@ impl RemoteUsb {
 
     fn handle_opened(&mut self, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
         self.opened.push(arrived.body);
-        if self.opened.iter().map(Payload::len).sum::<usize>() > OPENED_BYTES_MAX {
+        if self.opened.len() > OPENED_BYTES_MAX {
             return Err(Reject::new("opened", OPENED_BYTES_MAX as u64, "a device's description is shorter"));
         }
         if arrived.head.flags.more {
@@ -321,15 +333,13 @@ impl RemoteUsb {
         if self.state != State::Opening && !has_come_back {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
-        let body = Payload::joined(self.opened.drain(..));
+        let body = std::mem::take(&mut self.opened).into_payload();
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
         let descriptors = descriptors_of(&description)?;
-        if let Some(end) = self.wish.unheard() {
-            self.close();
-            let unsaid = std::mem::take(&mut self.outbox);
-            self.end(end, done);
-            self.outbox = unsaid;
+        let unfit = self.wish.unheard().or(self.known.opened(&self.open.name).err());
+        if let Some(end) = unfit {
+            self.close_and_end(end, done);
             return Ok(());
         }
         (self.is_still, self.inherits) = (false, None);
@@ -403,7 +413,7 @@ impl RemoteUsb {
             if !flags.more && flight.head.is_some() && flight.missing > 0 {
                 return Err(wrong());
             }
-            flight.data.append(body);
+            flight.data.push(body);
         }
         if !flags.more {
             self.finish(tag, done);
@@ -447,14 +457,14 @@ impl RemoteUsb {
         } else if let Some(urb) = urb {
             let mut finished = match head {
                 None if urb.direction == Direction::Out => urb.accept(),
-                None => urb.answer(data),
+                None => urb.answer(data.into_payload()),
                 Some(reply) if reply.status == Status::Ok && !reply.iso.is_empty() => {
-                    let mut finished = urb.done_iso(reply.iso, data);
+                    let mut finished = urb.done_iso(reply.iso, data.into_payload());
                     finished.start_frame = reply.start_frame;
                     finished
                 }
                 Some(reply) => {
-                    let mut finished = urb.done(reply.status, reply.actual, data);
+                    let mut finished = urb.done(reply.status, reply.actual, data.into_payload());
                     finished.error_count = reply.iso.iter().filter(|packet| packet.status != Status::Ok).count() as u32;
                     if !reply.iso.is_empty() {
                         finished.iso = reply.iso;
@@ -476,6 +486,14 @@ impl RemoteUsb {
             }
         }
         self.settle(done);
+    }
+
+    /// It is given back, and over.
+    fn close_and_end(&mut self, end: End, done: &mut Completions) {
+        self.close();
+        let unsaid = std::mem::take(&mut self.outbox);
+        self.end(end, done);
+        self.outbox = unsaid;
     }
 
     /// It is over: everything ends, and whatever is still asked.
@@ -613,14 +631,21 @@ impl Attached for RemoteUsb {
         self.now = now;
         let kind = arrived.head.kind;
         match kind {
+            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end later.
+            Kind::Opened | Kind::Luggage | Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
             Kind::Opened => self.handle_opened(arrived, done),
-            // On another lane than its end, an answer may come after it.
-            Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
             Kind::Data if !self.opened.is_empty() => self.handle_opened(arrived, done),
             Kind::Luggage | Kind::Data if self.inherits.is_some() => self.handle_luggage(arrived.body),
             Kind::Reply | Kind::Data => self.handle_reply(arrived, done),
             Kind::Cancel => self.handle_cancelled(arrived.head.tag, done),
+            Kind::Identity => {
+                let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
+                if let Some(end) = end.filter(|_| !self.is_gone()) {
+                    self.close_and_end(end, done);
+                }
+                Ok(())
+            }
             Kind::Reserve => {
                 if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
                     self.say_of_reservation(&word);
@@ -642,13 +667,17 @@ impl Attached for RemoteUsb {
         let held = std::mem::take(&mut self.held);
         self.fail_all(Status::Protocol, done);
         self.held = held;
-        self.opened.clear();
-        self.luggage.clear();
+        (self.opened, self.luggage) = (Pieces::default(), Pieces::default());
         self.is_moving = false;
+        self.known.forgotten(self.description.is_some());
         if !matches!(self.state, State::Ended(_)) {
             self.state = State::Opening;
             self.ask_to_open();
         }
+    }
+
+    fn note_exporter(&mut self, incarnation: u64) {
+        self.known.note_exporter(incarnation);
     }
 
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Completions) {
@@ -752,8 +781,10 @@ impl Movable for RemoteUsb {
         to.u8(settling);
         to.count(count);
         to.u64(self.next_own_id);
-        to.count(self.opened.len());
-        self.opened.iter().for_each(|part| to.payload(part));
+        to.count((!self.opened.is_empty()).into());
+        if !self.opened.is_empty() {
+            to.runs(self.opened.len(), self.opened.runs());
+        }
         self.wish.save(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
@@ -762,6 +793,7 @@ impl Movable for RemoteUsb {
         }
         to.count(self.held.len());
         self.held.iter().for_each(|urb| to.urb(urb));
+        self.known.save(to);
     }
 
     fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
@@ -794,6 +826,7 @@ impl Movable for RemoteUsb {
             urbs.extend(urb.map(|urb| (tag, urb)));
         }
         let held = read_held(from)?;
+        remote.known = KnownDevice::restore(from)?;
         remote.bytes = flights.iter().filter(|(_, flight)| !flight.is_answered).map(|(_, flight)| flight.cost).sum();
         let count_in_flight = flights.len() as u64;
         let twice = |_| Reject::new("tag", count_in_flight, "a tag names one request");
@@ -849,7 +882,7 @@ impl Flight {
         if let Some(reply) = &self.head {
             to.bytes(&reply.encode());
         }
-        to.payload(&self.data);
+        to.runs(self.data.len(), self.data.runs());
     }
 
     /// What it was, and whose: the asker's request is yet to be launched.
@@ -887,7 +920,7 @@ impl Flight {
         if flight.head.as_ref().is_some_and(|_| !flight.has_begun) || flight.cost != u64::from(urb.length) {
             return Err(Reject::new("bytes in flight", flight.cost, "a request's length is what it costs"));
         }
-        flight.data = data;
+        flight.data = data.into();
         Ok((flight, Some(urb)))
     }
 

@@ -9,8 +9,9 @@
 //!
 //! What else both machines do makes a path seem slower than it is, and never quicker: the best of what was measured counts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
+use farbus_model::budget::{ANSWERS_BYTES_MAX, ASKED_MAX};
 use farbus_model::{Instant, Payload};
 use farbus_wire::native::control::Open;
 use farbus_wire::native::frame::Head;
@@ -21,15 +22,16 @@ use crate::Reject;
 use crate::reserve::ledger::Path;
 use crate::snapshot::{Reader, Writer};
 
-/// At once: each is for an attachment.
-const ASKED_MAX: usize = 512;
-
 /// A path that seems too slow is measured so often.
 const TRIES_MAX: u8 = 3;
 
 /// Reservations that were asked for, by attachment.
 #[derive(Default)]
-pub(super) struct Reserving(BTreeMap<u16, Asking>);
+pub(super) struct Reserving {
+    asked: BTreeMap<u16, Asking>,
+    /// Whose path is measured next: one train at a time is on its way, as more would measure each other.
+    trains: VecDeque<u16>,
+}
 
 pub(super) struct Asking {
     pub reservation: Reservation,
@@ -45,6 +47,23 @@ pub(super) struct Asking {
 }
 
 impl Reserving {
+    /// How many were asked for, and are not opened.
+    pub fn len(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// Whether a path waits to be measured.
+    pub fn has_trains(&self) -> bool {
+        !self.trains.is_empty()
+    }
+
+    /// Measures the next path; what was sent before has been taken by the link.
+    pub fn send_train(&mut self, lanes: &mut Lanes) {
+        if let Some(number) = self.trains.pop_front() {
+            send_train(number, lanes);
+        }
+    }
+
     /// Something was said of a reservation. Answers with what is to be opened now.
     pub fn hear(
         &mut self,
@@ -57,18 +76,18 @@ impl Reserving {
         let wrong = |rule| Reject::new("attachment", number.into(), rule);
         let word = Word::decode(bytes)?;
         if let Word::Ask(reservation) = word {
-            if number == 0 || is_used || self.0.len() >= ASKED_MAX || self.0.contains_key(&number) {
+            if number == 0 || is_used || self.asked.len() >= ASKED_MAX || self.asked.contains_key(&number) {
                 return Err(wrong("a reservation is for a device that is opened next"));
             }
             let echo_at = Some(now);
             let path = Path::default();
             let (has_echoed, is_measured) = (false, false);
             let asking = Asking { reservation, path, tries: 0, echo_at, has_echoed, is_measured, open: None };
-            self.0.insert(number, asking);
+            self.asked.insert(number, asking);
             lanes.send(Message::control(Kind::Reserve, number, 0, Word::Echo.encode().into()));
             return Ok(None);
         }
-        let Some(asking) = self.0.get_mut(&number) else {
+        let Some(asking) = self.asked.get_mut(&number) else {
             // It was closed meanwhile.
             return Ok(None);
         };
@@ -79,7 +98,10 @@ impl Reserving {
                 let round_trip_ns = round_trip.as_nanos().try_into().unwrap_or(u64::MAX);
                 let before = asking.path.round_trip_ns;
                 asking.path.round_trip_ns = if before == 0 { round_trip_ns } else { before.min(round_trip_ns) };
-                send_train(number, lanes);
+                self.trains.push_back(number);
+                if lanes.untaken_bytes() <= ANSWERS_BYTES_MAX {
+                    self.send_train(lanes);
+                }
                 Ok(None)
             }
             Word::Measured(bits_per_s) if asking.has_echoed && !asking.is_measured => {
@@ -92,7 +114,7 @@ impl Reserving {
 
     /// Keeps what is to be opened, if its path is being measured.
     pub fn keep(&mut self, number: u16, open: &Open) -> Result<bool, Reject> {
-        match self.0.get_mut(&number) {
+        match self.asked.get_mut(&number) {
             Some(Asking { open: Some(_), .. }) => {
                 Err(Reject::new("attachment", number.into(), "a device is opened once"))
             }
@@ -106,7 +128,7 @@ impl Reserving {
 
     /// What is reserved for it, once its path was measured.
     pub fn take(&mut self, number: u16) -> Option<Asking> {
-        self.0.remove(&number)
+        self.asked.remove(&number)
     }
 
     /// The path seemed too slow for what is asked: it is measured again before that is said. Says whether it is.
@@ -116,19 +138,20 @@ impl Reserving {
             return false;
         }
         let (echo_at, open) = (Some(now), Some(open.clone()));
-        self.0.insert(number, Asking { tries, echo_at, has_echoed: false, is_measured: false, open, ..asking });
+        self.asked.insert(number, Asking { tries, echo_at, has_echoed: false, is_measured: false, open, ..asking });
         lanes.send(Message::control(Kind::Reserve, number, 0, Word::Echo.encode().into()));
         true
     }
 
     /// It is not opened after all. Says whether it was to be.
     pub fn forget(&mut self, number: u16) -> bool {
-        self.0.remove(&number).is_some_and(|asking| asking.open.is_some())
+        self.trains.retain(|other| *other != number);
+        self.asked.remove(&number).is_some_and(|asking| asking.open.is_some())
     }
 
     pub fn save(&self, to: &mut Writer) {
-        to.count(self.0.len());
-        for (&number, Asking { reservation, path, tries, has_echoed, is_measured, open, .. }) in &self.0 {
+        to.count(self.asked.len());
+        for (&number, Asking { reservation, path, tries, has_echoed, is_measured, open, .. }) in &self.asked {
             to.u16(number);
             to.bytes(&Word::Ask(reservation.clone()).encode());
             to.u64(path.round_trip_ns);
@@ -160,7 +183,7 @@ impl Reserving {
                 return Err(Reject::new("attachment", number.into(), "each is asked for once, and measured before"));
             }
         }
-        Ok(Self(all))
+        Ok(Self { asked: all, trains: VecDeque::new() })
     }
 }
 
@@ -168,7 +191,7 @@ impl Reserving {
 fn send_train(number: u16, lanes: &mut Lanes) {
     for place in 0..TRAIN_CARS {
         let part = Word::Train { place, cars: TRAIN_CARS }.encode().into();
-        let (head, payload) = (Head::new(Kind::Reserve, number, 0), Payload::from(vec![0; CAR_BYTES]));
+        let (head, payload) = (Head::new(Kind::Reserve, number, 0), Payload::pattern(&[0; CAR_BYTES], CAR_BYTES));
         let flow = Flow(u32::from(number) << 8);
         lanes.send(Message { head, part, payload, urgency: Urgency::Low, flow, done_at: None });
     }

@@ -15,6 +15,21 @@ pub trait Served: Send {
     /// What may be in flight.
     fn credit(&self) -> Credit;
 
+    /// Bytes of data of requests that are not answered: what it was sent, and what it may answer.
+    fn asked_bytes(&self) -> usize {
+        0
+    }
+
+    /// The most that its answers, and what it says by itself, may have waiting for the link.
+    fn answers_bytes_max(&self) -> usize {
+        self.credit().bytes as usize
+    }
+
+    /// It may have something to say by itself, which waits until no more than so many bytes wait for the link.
+    fn room_wanted(&self) -> Option<usize> {
+        None
+    }
+
     /// What the device is, in its class's words.
     fn description(&self) -> Vec<u8>;
 

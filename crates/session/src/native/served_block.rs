@@ -1,9 +1,10 @@
 //! A block device of ours, served to an importer.
 
 use farbus_model::block_device::take_lost;
+use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Command, CommandError, Completions,
-    Instant, Payload, Readiness, StoreError,
+    Instant, Payload, Pieces, Readiness, StoreError,
 };
 use farbus_wire::native::block::{self, Description, REQUEST_BYTES};
 use farbus_wire::native::control::{Cause, Credit, End};
@@ -18,8 +19,6 @@ use crate::snapshot::{Reader, Writer};
 
 /// Requests in flight: what a kernel's block layer keeps (Linux: `nr_requests` 128), doubled.
 const REQUESTS_MAX: u16 = 256;
-/// Bytes of data in flight: 32 requests of 1 MiB.
-const BYTES_MAX: u32 = 32 << 20;
 /// Idle buffers that are kept.
 const POOL_BYTES: usize = 8 << 20;
 
@@ -32,6 +31,8 @@ pub struct ServedBlock<D> {
     /// By tag. Those with the device, and those whose data is still arriving.
     flights: Tagged<Flight>,
     bytes: u64,
+    /// Of them, so many are allowed.
+    bytes_max: u32,
     give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
     pass_on: Option<PassOn<D>>,
     clock: Option<ReadClock>,
@@ -56,7 +57,7 @@ struct Flight {
 /// A write whose data is not all here.
 struct Arriving {
     request: BlockRequest,
-    data: Vec<Payload>,
+    data: Pieces,
     missing: u32,
 }
 
@@ -76,11 +77,19 @@ impl<D: BlockDevice> ServedBlock<D> {
             done: Completions::new(BufferPool::new(POOL_BYTES)),
             flights: Tagged::default(),
             bytes: 0,
+            bytes_max: CREDIT_BYTES_MAX as u32,
             give_back: Some(Box::new(give_back)),
             pass_on: None,
             clock: None,
             said: None,
         }
+    }
+
+    /// The same with so many bytes of data in flight.
+    #[must_use]
+    pub fn with_credit(mut self, bytes: usize) -> Self {
+        self.bytes_max = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self
     }
 
     /// The same for its heir, who is told what it will be: `device` may only be read.
@@ -120,7 +129,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         // What is longer than a request may be is refused, and reserves nothing.
         let cost = if moves { request.length.min(self.device.info().request_bytes_max) } else { 0 };
         if self.flights.len() >= REQUESTS_MAX.into()
-            || (self.bytes > 0 && self.bytes + u64::from(cost) > u64::from(BYTES_MAX))
+            || (self.bytes > 0 && self.bytes + u64::from(cost) > u64::from(self.bytes_max))
         {
             return Err(Reject::new("credit", self.bytes, "no more is asked than the credit allows"));
         }
@@ -130,7 +139,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         self.bytes += u64::from(cost);
         let flight = Flight { cost, arriving: None, is_timed: flags.timed, arrived: now, begun: now };
         self.flights.insert(tag, flight);
-        self.take_in(now, tag, Arriving { request, data: Vec::new(), missing: data }, body, flags, lanes)
+        self.take_in(now, tag, Arriving { request, data: Pieces::default(), missing: data }, body, flags, lanes)
     }
 
     fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lanes: &mut Lanes) -> Result<(), Reject> {
@@ -157,17 +166,16 @@ impl<D: BlockDevice> ServedBlock<D> {
         }
         let flight = self.flights.get_mut(tag).expect("it is in flight");
         if flags.more {
-            if !data.is_empty() {
-                arriving.data.push(data);
-            }
+            arriving.data.push(data);
             flight.arriving = Some(Box::new(arriving));
             return Ok(());
         }
         let is_timed = flight.is_timed;
         let begun = self.moment(now, is_timed);
         self.flights.get_mut(tag).expect("looked at just now").begun = begun;
-        let Arriving { mut request, data: before, .. } = arriving;
-        request.payload = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
+        let Arriving { mut request, data: mut all, .. } = arriving;
+        all.push(data);
+        request.payload = all.into_payload();
         match self.device.info().check(&request) {
             Ok(()) => self.device.submit(now, request.launch(), &mut self.done),
             Err(error) => self.done.push(request.launch().fail(error)),
@@ -224,7 +232,11 @@ impl<D: BlockDevice> ServedBlock<D> {
 
 impl<D: BlockDevice> Served for ServedBlock<D> {
     fn credit(&self) -> Credit {
-        Credit { requests: REQUESTS_MAX, bytes: BYTES_MAX }
+        Credit { requests: REQUESTS_MAX, bytes: self.bytes_max }
+    }
+
+    fn asked_bytes(&self) -> usize {
+        self.bytes as usize
     }
 
     fn description(&self) -> Vec<u8> {
@@ -310,8 +322,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
             let missing = missing.filter(|_| request.op == BlockOp::Write);
             let wrong = Reject::new("data", data.len() as u64, "a write that arrives is not all there");
             let missing = missing.ok_or(wrong)?;
-            let data = if data.is_empty() { Vec::new() } else { vec![data] };
-            let arriving = Some(Box::new(Arriving { request, data, missing }));
+            let arriving = Some(Box::new(Arriving { request, data: data.into(), missing }));
             self.bytes += u64::from(cost);
             let flight = Flight { cost, arriving, is_timed, arrived: now, begun: now };
             if self.flights.contains(tag) || self.flights.len() >= REQUESTS_MAX.into() {
@@ -330,7 +341,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
             to.u16(tag);
             to.flag(flight.is_timed);
             to.raw(&block::request_part(request));
-            to.runs(data.iter().map(Payload::len).sum(), data.iter().flat_map(Payload::runs));
+            to.runs(data.len(), data.runs());
         }
         Ok(())
     }

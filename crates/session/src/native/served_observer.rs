@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use farbus_model::limits::OBSERVED_GRANT_MAX;
+use farbus_model::limits::{OBSERVED_BYTES_MAX, OBSERVED_GRANT_MAX, URB_BYTES_MAX};
 use farbus_model::{Instant, Payload, Readiness};
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::{Arrived, Flow, Head, Kind, Lanes, Message, Part, Urgency};
@@ -20,6 +20,9 @@ pub trait Shown: Send {
     /// How many may be asked for beforehand.
     fn grant_max(&self) -> u32;
 
+    /// The most that wait for the link before the next is taken, bytes.
+    fn waiting_bytes_max(&self) -> usize;
+
     /// Whether another process can show it from where this one stops.
     fn is_movable(&self) -> bool;
 
@@ -34,6 +37,11 @@ impl Shown for observe::Seat {
 
     fn grant_max(&self) -> u32 {
         OBSERVED_GRANT_MAX
+    }
+
+    /// What the link does not take waits in the seat, which drops what is too much.
+    fn waiting_bytes_max(&self) -> usize {
+        OBSERVED_BYTES_MAX
     }
 
     /// What nobody has sent by then is not seen.
@@ -53,6 +61,11 @@ impl Shown for stream::Seat {
 
     fn grant_max(&self) -> u32 {
         self.description().window()
+    }
+
+    fn waiting_bytes_max(&self) -> usize {
+        let description = self.description();
+        description.window() as usize * description.frame_bytes_max as usize
     }
 
     /// Who wants all would miss what waits here.
@@ -78,6 +91,8 @@ pub struct ServedObserver {
     granted: u32,
     /// The next event's.
     tag: u16,
+    /// More may be there, and may be sent, once the link has taken some.
+    waits_for_room: bool,
     give_back: Option<Box<dyn FnOnce(Instant) + Send>>,
 }
 
@@ -98,13 +113,19 @@ impl ServedObserver {
         give_back: impl FnOnce(Instant) + Send + 'static,
     ) -> Self {
         let give_back: Option<Box<dyn FnOnce(Instant) + Send>> = Some(Box::new(give_back));
-        Self { attachment, seat, readiness, hush: Box::new(hush), description, granted: 0, tag: 0, give_back }
+        let (granted, tag, waits_for_room) = (0, 0, false);
+        Self { attachment, seat, readiness, hush: Box::new(hush), description, granted, tag, waits_for_room, give_back }
     }
 
     fn send(&mut self, lanes: &mut Lanes) {
-        while self.granted > 0
-            && let Some((part, payload)) = self.seat.take()
-        {
+        let most = self.seat.waiting_bytes_max();
+        self.waits_for_room = false;
+        while self.granted > 0 {
+            if lanes.untaken_bytes() > most {
+                self.waits_for_room = true;
+                break;
+            }
+            let Some((part, payload)) = self.seat.take() else { break };
             self.granted -= 1;
             let head = Head::new(Kind::Event, self.attachment, self.tag);
             self.tag = self.tag.wrapping_add(1);
@@ -119,6 +140,14 @@ impl ServedObserver {
 impl Served for ServedObserver {
     fn credit(&self) -> Credit {
         Credit { requests: 1, bytes: 1 }
+    }
+
+    fn answers_bytes_max(&self) -> usize {
+        self.seat.waiting_bytes_max() + URB_BYTES_MAX as usize
+    }
+
+    fn room_wanted(&self) -> Option<usize> {
+        self.waits_for_room.then(|| self.seat.waiting_bytes_max())
     }
 
     fn description(&self) -> Vec<u8> {

@@ -2,8 +2,8 @@
 
 use farbus_model::urb::take_lost;
 use farbus_model::{
-    BufferPool, Command, CommandError, Completions, Device, Direction, Done, EpAddr, Instant, Limits, Payload,
-    Readiness, Status, TransferType, Urb, UrbFlags, UrbId,
+    BufferPool, Command, CommandError, Completions, Device, Direction, Done, EpAddr, Instant, IsoPacket, Limits,
+    Payload, Pieces, Readiness, Status, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
@@ -31,6 +31,7 @@ pub struct ServedUsb<D> {
     /// By tag. Those with the device, and those whose data is still arriving.
     flights: Tagged<Flight>,
     bytes: usize,
+    iso_bytes: usize,
     /// The place of the next request among all.
     next_order: u64,
     is_resting: bool,
@@ -44,6 +45,8 @@ type PassOn<D> = Box<dyn FnOnce(D, Instant, Bequest) -> bool + Send>;
 
 struct Flight {
     cost: usize,
+    /// What its packets' descriptors take, which no credit counts.
+    iso_bytes: usize,
     arriving: Option<Box<Arriving>>,
     is_timed: bool,
     arrived: Instant,
@@ -79,7 +82,7 @@ impl Flight {
 /// A request whose data is not all here.
 struct Arriving {
     request: Request,
-    data: Vec<Payload>,
+    data: Pieces,
     missing: usize,
     /// Withdrawn before it began.
     is_cancelled: bool,
@@ -103,6 +106,7 @@ impl<D: Device> ServedUsb<D> {
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
             flights: Tagged::default(),
             bytes: 0,
+            iso_bytes: 0,
             next_order: 0,
             is_resting: false,
             give_back: Some(Box::new(give_back)),
@@ -148,7 +152,7 @@ impl<D: Device> ServedUsb<D> {
             self.act(now, tag, request, body, false, lanes);
             return Ok(());
         }
-        let arriving = Arriving { request, data: Vec::new(), missing, is_cancelled: false };
+        let arriving = Arriving { request, data: Pieces::default(), missing, is_cancelled: false };
         self.take_in(now, tag, arriving, body, flags, lanes)
     }
 
@@ -168,6 +172,7 @@ impl<D: Device> ServedUsb<D> {
         let (arriving, is_withdrawn, may_wait, taken_back) = (None, false, false, None);
         let flight = Flight {
             cost,
+            iso_bytes: 0,
             arriving,
             is_timed,
             arrived: now,
@@ -214,14 +219,12 @@ impl<D: Device> ServedUsb<D> {
         }
         let flight = self.flights.get_mut(tag).expect("it is in flight");
         if flags.more {
-            if !data.is_empty() {
-                arriving.data.push(data);
-            }
+            arriving.data.push(data);
             flight.arriving = Some(Box::new(arriving));
             return Ok(());
         }
-        let before = arriving.data;
-        let data = if before.is_empty() { data } else { Payload::joined(before.into_iter().chain([data])) };
+        arriving.data.push(data);
+        let data = arriving.data.into_payload();
         self.act(now, tag, arriving.request, data, arriving.is_cancelled, lanes);
         Ok(())
     }
@@ -249,6 +252,8 @@ impl<D: Device> ServedUsb<D> {
 
     fn submit(&mut self, now: Instant, urb: Urb, is_cancelled: bool) {
         if let Some(flight) = self.flights.get_mut(urb.id.0 as u16) {
+            flight.iso_bytes = urb.iso.len() * size_of::<IsoPacket>();
+            self.iso_bytes += flight.iso_bytes;
             flight.manner = Manner { flags: urb.flags, interval: urb.interval, stream: urb.stream };
             flight.may_wait = urb.direction == Direction::In && !urb.endpoint.is_control() && urb.iso.is_empty();
         }
@@ -314,6 +319,7 @@ impl<D: Device> ServedUsb<D> {
     fn reply(&mut self, now: Instant, tag: u16, outcome: Option<Part>, payload: Payload, lanes: &mut Lanes) {
         let flight = self.flights.remove(tag).expect("a device has what was in flight");
         self.bytes -= flight.cost;
+        self.iso_bytes -= flight.iso_bytes;
         let mut head = Head::new(Kind::Reply, self.attachment, tag);
         head.flags.plain = outcome.is_none();
         head.flags.timed = flight.is_timed;
@@ -335,6 +341,10 @@ impl<D: Device> ServedUsb<D> {
 impl<D: Device> Served for ServedUsb<D> {
     fn credit(&self) -> Credit {
         Credit { requests: REQUESTS_MAX, bytes: u32::try_from(self.limits.payload_bytes_max).unwrap_or(u32::MAX) }
+    }
+
+    fn asked_bytes(&self) -> usize {
+        self.bytes + self.iso_bytes
     }
 
     fn description(&self) -> Vec<u8> {
@@ -467,7 +477,7 @@ impl<D: Device> Served for ServedUsb<D> {
             let missing = missing.filter(|_| urb.direction == Direction::Out);
             let wrong = Reject::new("data", data.len() as u64, "a transfer that arrives is not all there");
             let missing = missing.ok_or(wrong)?;
-            let data = if data.is_empty() { Vec::new() } else { vec![data] };
+            let data = data.into();
             let request = Request::Transfer(urb);
             flight.arriving = Some(Box::new(Arriving { request, data, missing, is_cancelled }));
         }
@@ -492,7 +502,7 @@ impl<D: Device> Served for ServedUsb<D> {
                     };
                     to.urb(urb);
                     to.flag(*is_cancelled);
-                    to.runs(data.iter().map(Payload::len).sum(), data.iter().flat_map(Payload::runs));
+                    to.runs(data.len(), data.runs());
                 }
                 (None, Some(urb)) => to.urb(urb),
                 (None, None) => unreachable!("it is at rest"),

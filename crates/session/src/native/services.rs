@@ -1,12 +1,13 @@
 //! What a session's exporter is offered by whoever has the devices, and what it may be told.
 
-use farbus_model::Instant;
+use farbus_model::{Identity, Instant};
 use farbus_modules::Allowance;
 use farbus_wire::native::control::{Cause, End, Inherit, Open};
 
 use super::served::{Bequest, Recalled, Served};
 use crate::reserve::ledger::Path;
 use crate::reserve::{Refusal, Reservation, Standing, State};
+use crate::snapshot::SavedPart;
 
 /// A device that was handed over, in its heir's hands.
 pub struct Inherited {
@@ -25,6 +26,29 @@ pub trait Services {
     /// # Errors
     /// [`End`]: why not.
     fn open(&mut self, now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End>;
+
+    /// The same for an importer that had a device under this name before. Its identity was compared with
+    /// [`Services::identity`]: the name still stands for that device, whatever lease the importer names.
+    ///
+    /// # Errors
+    /// [`End`]: why not.
+    fn open_again(
+        &mut self,
+        now: Instant,
+        number: u16,
+        open: &Open,
+        identity: Identity,
+    ) -> Result<(u64, Box<dyn Served>), End> {
+        let _ = identity;
+        self.open(now, number, open)
+    }
+
+    /// Which device `open` names now; `None` if there is none, or it has no identity. An importer that had a device with an identity
+    /// is given none without.
+    fn identity(&mut self, open: &Open) -> Option<Identity> {
+        let _ = open;
+        None
+    }
 
     /// An heir asks for a device that is to be handed over to it. `None`: it was not yet, and is asked for again by
     /// the session when it looks for legacies.
@@ -88,10 +112,12 @@ pub struct Left {
     pub open: Open,
     /// Under which lease it is used.
     pub lease: u64,
+    /// Which device it is; `None` if it had no identity there.
+    pub identity: Option<Identity>,
     /// What [`Served::save`] wrote; none of what nobody can go on with.
-    pub state: Option<Vec<u8>>,
+    pub state: Option<SavedPart>,
     /// What [`Served::save_modules`] wrote.
-    pub modules: Vec<u8>,
+    pub modules: SavedPart,
     /// It was handed over, and waits for its heir.
     pub bequest: Option<Bequest>,
 }

@@ -15,7 +15,12 @@ pub struct Wish {
     /// When the first half of a train was there, and its first car.
     half_at: Option<Instant>,
     first_at: Option<Instant>,
+    /// Answers that were given since it was asked for.
+    answers: u8,
 }
+
+/// An exporter measures a path up to three times, with two answers each; later versions may do so more often.
+const ANSWERS_MAX: u8 = 32;
 
 impl Wish {
     /// For this.
@@ -26,6 +31,7 @@ impl Wish {
     /// What is to be said before a device is asked for, be it for the first time or anew.
     pub fn ask(&mut self) -> Option<Word> {
         (self.standing, self.half_at, self.first_at) = (None, None, None);
+        self.answers = 0;
         self.reservation.clone().map(Word::Ask)
     }
 
@@ -45,6 +51,19 @@ impl Wish {
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol.
     pub fn hear(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<Word>, Reject> {
+        let answer = self.heard(now, bytes)?;
+        self.answers += u8::from(answer.is_some());
+        if self.answers > ANSWERS_MAX || (answer.is_some() && self.reservation.is_none()) {
+            return Err(Reject::new(
+                "word",
+                bytes[0].into(),
+                "a path is measured a few times, for what is to be reserved",
+            ));
+        }
+        Ok(answer)
+    }
+
+    fn heard(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<Word>, Reject> {
         match Word::decode(bytes)? {
             Word::Standing(standing) => self.standing = Some(standing),
             Word::Echo => return Ok(Some(Word::Echo)),

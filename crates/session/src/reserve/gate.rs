@@ -13,10 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use farbus_model::usb::{Recipient, request};
-use farbus_model::{
-    Command, CommandError, Completions, Descriptors, Device, EpAddr, InFlight, Instant, Readiness, Selection, Speed,
-    Status, Tally, UrbId,
-};
+use farbus_model::{Completions, Device, DeviceLayer, EpAddr, InFlight, Instant, Status, UrbId};
 
 /// Whether requests pass, for whoever decides that.
 #[derive(Clone, Debug, Default)]
@@ -63,19 +60,11 @@ impl Gated {
         (Self { device: Some(device), behind, gate, endpoints, held: VecDeque::new() }, for_end)
     }
 
-    fn device(&self) -> &dyn Device {
-        &**self.device.as_ref().expect("it is there until the gate is gone")
-    }
-
-    fn device_mut(&mut self) -> &mut dyn Device {
-        &mut **self.device.as_mut().expect("it is there until the gate is gone")
-    }
-
     fn release(&mut self, now: Instant, done: &mut Completions) {
         while !self.gate.is_closed()
             && let Some(urb) = self.held.pop_front()
         {
-            self.device_mut().submit(now, urb, done);
+            self.inner_mut().submit(now, urb, done);
         }
     }
 }
@@ -89,17 +78,15 @@ impl Drop for Gated {
     }
 }
 
-impl Device for Gated {
-    fn descriptors(&self) -> &Descriptors {
-        self.device().descriptors()
+impl DeviceLayer for Gated {
+    type Inner = dyn Device;
+
+    fn inner(&self) -> &(dyn Device + 'static) {
+        &**self.device.as_ref().expect("it is there until the gate is gone")
     }
 
-    fn speed(&self) -> Speed {
-        self.device().speed()
-    }
-
-    fn selection(&self) -> &Selection {
-        self.device().selection()
+    fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
+        &mut **self.device.as_mut().expect("it is there until the gate is gone")
     }
 
     fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
@@ -111,7 +98,7 @@ impl Device for Gated {
             urb.own_payload();
             return self.held.push_back(urb);
         }
-        self.device_mut().submit(now, urb, done);
+        self.inner_mut().submit(now, urb, done);
     }
 
     fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
@@ -120,7 +107,7 @@ impl Device for Gated {
                 let urb = self.held.remove(at).expect("found just now");
                 done.push(urb.fail(Status::Cancelled));
             }
-            None => self.device_mut().cancel(now, id, done),
+            None => self.inner_mut().cancel(now, id, done),
         }
     }
 
@@ -128,60 +115,20 @@ impl Device for Gated {
         for urb in self.held.drain(..) {
             done.push(urb.fail(Status::Shutdown));
         }
-        self.device_mut().reset(now, done);
+        self.inner_mut().reset(now, done);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         match self.held.is_empty() || self.gate.is_closed() {
-            true => self.device().poll_timeout(),
+            true => self.inner().poll_timeout(),
             false => Some(Instant::ZERO),
         }
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
         self.release(now, done);
-        if self.device().poll_timeout().is_some_and(|at| at <= now) {
-            self.device_mut().handle_timeout(now, done);
+        if self.inner().poll_timeout().is_some_and(|at| at <= now) {
+            self.inner_mut().handle_timeout(now, done);
         }
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
-        self.device_mut().end_turn(now, done);
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device().readiness()
-    }
-
-    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
-        self.device_mut().handle_ready(now, done);
-    }
-
-    fn is_gone(&self) -> bool {
-        self.device().is_gone()
-    }
-
-    fn verbs(&self) -> &'static [&'static str] {
-        self.device().verbs()
-    }
-
-    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
-        self.device_mut().command(now, command, done)
-    }
-
-    fn tally(&self) -> Option<Tally> {
-        self.device().tally()
-    }
-
-    fn save(&self) -> Option<Vec<u8>> {
-        self.device().save()
-    }
-
-    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
-        self.device_mut().restore(selection, state)
-    }
-
-    fn leave(&mut self) {
-        self.device_mut().leave();
     }
 }

@@ -35,8 +35,7 @@ use farbus_model::descriptor::{endpoint_of_index, kind, string_to_bytes};
 use farbus_model::usb::{Recipient, request};
 use farbus_model::{
     BufferPool, Command, CommandError, Completions, Descriptors, Device, Direction, Done, EpAddr, Exchange,
-    ExchangeReport, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Status, Tally, Twin, Urb, UrbFlags,
-    UrbId,
+    ExchangeReport, InFlight, Instant, Payload, Selection, Setup, Status, Twin, Urb, UrbFlags, UrbId,
 };
 
 use crate::Reject;
@@ -122,25 +121,30 @@ impl Twinned {
         }
     }
 
-    fn with(&mut self, done: &mut Completions, act: impl FnOnce(&mut dyn Device, &mut Completions)) {
+    fn with<R>(
+        &mut self,
+        done: &mut Completions,
+        act: impl FnOnce(&mut (dyn Device + 'static), &mut Completions) -> R,
+    ) -> R {
         if self.exchange.is_none() {
             // What ends is looked at in passing.
             let before = done.len();
-            act(&mut *self.device, done);
+            let result = act(&mut *self.device, done);
             for answer in done.after(before) {
                 let asked = self.asked.iter().position(|asked| asked.id == answer.id);
                 if let Some(asked) = asked.and_then(|at| self.asked.remove(at)) {
                     self.learn(answer, asked.data);
                 }
             }
-            return;
+            return result;
         }
         std::mem::swap(&mut self.done.pool, &mut done.pool);
-        act(&mut *self.device, &mut self.done);
+        let result = act(&mut *self.device, &mut self.done);
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         while let Some(answer) = self.done.pop() {
             self.handle_answer(answer, done);
         }
+        result
     }
 
     fn ask(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
@@ -422,24 +426,35 @@ impl Drop for Twinned {
     }
 }
 
-impl Device for Twinned {
+impl farbus_model::DeviceLayer for Twinned {
+    type Inner = dyn Device;
+
+    fn inner(&self) -> &(dyn Device + 'static) {
+        &*self.device
+    }
+
+    fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
+        &mut *self.device
+    }
+
+    fn with_inner<R>(
+        &mut self,
+        _now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut (dyn Device + 'static), &mut Completions) -> R,
+    ) -> R {
+        self.with(done, act)
+    }
+
     fn descriptors(&self) -> &Descriptors {
         &self.descriptors
-    }
-
-    fn speed(&self) -> Speed {
-        self.device.speed()
-    }
-
-    fn selection(&self) -> &Selection {
-        self.device.selection()
     }
 
     fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
         if let Some(text) = self.text_asked_for(&urb) {
             return done.push(urb.answer(text.into()));
         }
-        let is_gone = self.device.is_gone();
+        let is_gone = self.inner().is_gone();
         match &mut self.exchange {
             Some(exchange) if exchange.holds() || is_gone => {
                 urb.own_payload();
@@ -479,9 +494,9 @@ impl Device for Twinned {
             for urb in again.chain(std::mem::take(&mut exchange.held)) {
                 done.push(urb.fail(Status::Shutdown));
             }
-            exchange.twin.reset(now, &mut exchange.done);
+            exchange.twin.as_mut().reset(now, &mut exchange.done);
             while exchange.done.pop().is_some() {}
-            if exchange.twin.is_gone() {
+            if exchange.twin.as_ref().is_gone() {
                 self.give_up(now, "the other device was unplugged".into(), done);
             } else {
                 self.switch(now, done);
@@ -491,29 +506,21 @@ impl Device for Twinned {
 
     fn poll_timeout(&self) -> Option<Instant> {
         let ours = self.exchange.as_ref().map(|exchange| exchange.look_at);
-        ours.into_iter().chain(self.device.poll_timeout()).min()
+        ours.into_iter().chain(self.inner().poll_timeout()).min()
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
-        if self.device.poll_timeout().is_some_and(|at| at <= now) {
+        if self.inner().poll_timeout().is_some_and(|at| at <= now) {
             self.with(done, |device, done| device.handle_timeout(now, done));
         }
         if let Some(exchange) = self.exchange.as_mut().filter(|exchange| exchange.look_at <= now) {
             exchange.look_at = now + LOOK_EVERY;
-            exchange.twin.handle_ready(now, &mut exchange.done);
-            if exchange.twin.poll_timeout().is_some_and(|at| at <= now) {
-                exchange.twin.handle_timeout(now, &mut exchange.done);
+            exchange.twin.as_mut().handle_ready(now, &mut exchange.done);
+            if exchange.twin.as_ref().poll_timeout().is_some_and(|at| at <= now) {
+                exchange.twin.as_mut().handle_timeout(now, &mut exchange.done);
             }
             self.go_on(now, done);
         }
-    }
-
-    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
-        self.with(done, |device, done| device.end_turn(now, done));
-    }
-
-    fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
     }
 
     fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
@@ -522,11 +529,7 @@ impl Device for Twinned {
     }
 
     fn is_gone(&self) -> bool {
-        self.exchange.is_none() && self.device.is_gone()
-    }
-
-    fn verbs(&self) -> &'static [&'static str] {
-        self.device.verbs()
+        self.exchange.is_none() && self.inner().is_gone()
     }
 
     fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
@@ -538,17 +541,13 @@ impl Device for Twinned {
         result
     }
 
-    fn tally(&self) -> Option<Tally> {
-        self.device.tally()
-    }
-
     /// What is behind it, and what that was told. In the place of another device it is not what a new process opens under that name.
     fn save(&self) -> Option<Vec<u8>> {
         if self.exchange.is_some() || self.is_exchanged {
             return None;
         }
         let mut to = Writer::part();
-        to.bytes(&self.device.save()?);
+        to.bytes(&self.inner().save()?);
         to.u32(self.halted);
         self.settings.save(&mut to);
         Some(to.into_bytes())
@@ -562,14 +561,10 @@ impl Device for Twinned {
             from.end("state").map(|()| (device, halted, settings))
         };
         let Ok((device, halted, settings)) = read() else { return false };
-        let is_restored = self.device.restore(selection, device);
+        let is_restored = self.inner_mut().restore(selection, device);
         if is_restored {
             (self.halted, self.settings) = (halted, settings);
         }
         is_restored
-    }
-
-    fn leave(&mut self) {
-        self.device.leave();
     }
 }

@@ -9,11 +9,13 @@ use farbus_gadgets::emulated::Emulated;
 use farbus_model::{
     BufferPool, Completions, Device, Done, EpAddr, Instant, IsoPacket, Payload, Setup, Speed, Status, Tally, Urb, UrbId,
 };
+use farbus_session::Reject;
 use farbus_session::isochronous::Isochronous;
 use farbus_session::snapshot::{self, Writer};
 
 use crate::distant::{Distant, Way};
 use crate::random::Random;
+use crate::recorded;
 
 pub const SPEAKER: EpAddr = EpAddr::from_byte(0x01);
 pub const MICROPHONE: EpAddr = EpAddr::from_byte(0x82);
@@ -199,6 +201,7 @@ impl Driver {
     /// Another process goes on with the card, over the same way.
     pub fn move_on(&mut self) {
         let bytes = self.saved();
+        recorded::note_sound(if self.endpoint == SPEAKER { "speaker" } else { "microphone" }, &bytes);
         let nothing = Isochronous::new(Distant::new(Audio::device(Speed::Full), NO_WAY, 0), true);
         let device = std::mem::replace(&mut self.card, nothing).hand_over();
         let mut reader = snapshot::open(&bytes, KIND).unwrap();
@@ -232,6 +235,21 @@ impl Driver {
         }
         card.reset(self.now + INTERVAL * 50, &mut done);
         true
+    }
+
+    /// Whether an earlier release's is read, whole.
+    pub fn is_read(bytes: &[u8], endpoint: EpAddr) -> Result<(), Reject> {
+        let (mut device, mut done) = (Audio::device(Speed::Full), Completions::new(BufferPool::new(0)));
+        let interface = if endpoint == SPEAKER { 1 } else { 2 };
+        for setup in [Setup::set_configuration(1), Setup::set_interface(interface, 1)] {
+            device.submit(Instant::ZERO, Urb::control(UrbId(1), setup, Payload::Empty).launch(), &mut done);
+        }
+        let device = Distant::new(device, NO_WAY, 0);
+        let mut reader = snapshot::open(bytes, KIND)?;
+        let card = Isochronous::restore(Instant::ZERO, device, &mut reader).map_err(|(_, reject)| reject)?;
+        reader.end("snapshot")?;
+        card.hand_over();
+        Ok(())
     }
 
     pub fn begin_again(&mut self, depth: usize) {

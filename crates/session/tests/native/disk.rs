@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions,
+    Identity, Instant, Payload, StoreError,
 };
 use farbus_session::block::ReadOnly;
-use farbus_session::native::{Attached, Inherited, Left, Piped, RemoteBlock, Served, ServedBlock, Services, State};
-use farbus_session::snapshot::Reader;
+use farbus_session::native::{
+    Attached, Inherited, Left, Piped, RETAINED_BYTES_MAX, RemoteBlock, Served, ServedBlock, Services, State,
+};
 use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
 
 use crate::cached::{Cached, nothing};
@@ -102,6 +103,15 @@ impl BlockDevice for SlowDisk {
             done.push(request.answer(Payload::Empty));
         }
     }
+
+    /// Empty: another process opens it again.
+    fn state(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
 }
 
 impl Drop for SlowDisk {
@@ -142,15 +152,34 @@ impl Desk {
         ServedBlock::new(number, disk, medium.boot, give_back).inheritable(lend)
     }
 
+    fn serve_anew(&mut self, number: u16) -> ServedBlock<SlowDisk> {
+        self.medium.lock().unwrap().is_taken = false;
+        self.serve(number)
+    }
+
     fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
         let state = left.state.as_ref().expect("a disk can go on");
         let mut served = self.serve(left.number);
-        served.restore(now, &mut Reader::new(state)).unwrap();
+        served.restore(now, &mut state.reader()).unwrap();
         Box::new(served)
     }
 }
 
+/// A disk that nobody has asked anything, as it is served anew.
+pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
+    Box::new(DiskWorld::new(random, None).desk.serve_anew(number))
+}
+
+/// Whether what an earlier release kept of a disk is read, whole.
+pub fn cache_is_read(saved: &[u8], disk: &RemoteBlock) -> Result<(), farbus_session::Reject> {
+    Cached::new(INFO).restore(saved, disk).map(|(mut cached, _)| cached.leave())
+}
+
 impl Services for Desk {
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(Identity { id: 7, generation: 0 })
+    }
+
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         assert_eq!((open.class, open.name.as_str()), (Class::BLOCK, "disk"));
         if self.medium.lock().unwrap().is_taken {
@@ -212,6 +241,8 @@ pub struct DiskWorld {
     /// Writes that were answered are lost: the next flush may say so, or has to.
     may_fail: bool,
     must_fail: bool,
+    /// What was written since a flush succeeded, as the importer counts what it keeps of that, bytes.
+    unflushed_bytes: u64,
 }
 
 impl DiskWorld {
@@ -270,6 +301,7 @@ impl DiskWorld {
             changed: None,
             may_fail: false,
             must_fail: false,
+            unflushed_bytes: 0,
         };
         this.world.link(random, &mut this.done);
         while !this.world.is_linked() {
@@ -300,7 +332,13 @@ impl DiskWorld {
 
     /// The importer's process is replaced by another, or would have been.
     fn move_on(&mut self, random: &mut Random, is_meant: bool) {
+        if self.world.remote.inner().is_rewriting() {
+            return;
+        }
         let saved = self.cached.as_mut().map(|cached| cached.save(self.world.now));
+        if let Some(saved) = &saved {
+            crate::recorded::note("cached", &[saved, &self.world.importer_as_saved()]);
+        }
         self.world.move_on_with(is_meant, crate::modules::resume);
         let (Some(cached), Some(saved)) = (&mut self.cached, saved.filter(|_| is_meant)) else { return };
         let asked = self
@@ -331,7 +369,7 @@ impl DiskWorld {
             12 | 13 if !self.world.is_all_linked() => self.with_disk(|world, _, done| world.link(random, done)),
             19 if random.once_in(4) && !self.is_lent() => {
                 let desk = &mut self.desk;
-                let serve = |now, left: &Left| desk.serve_again(now, left);
+                let serve = |now, left: &Left| Ok(desk.serve_again(now, left));
                 self.world.exporter_moves_on(!random.once_in(4), serve);
                 if let Some(session) = &mut self.world.exporter {
                     assert!(session.show_again(self.world.now, &mut self.desk), "it is there");
@@ -381,7 +419,8 @@ impl DiskWorld {
         let remote = self.world.remote.inner_mut();
         // What is yet to be ours cannot be given away (`farbus migrate` refuses).
         let is_ours = !Attached::is_moving(remote) && !Attached::is_expected(remote);
-        let is_open = *Attached::state(remote) == State::Open && is_ours && remote.in_flight() == 0;
+        let is_quiet = remote.in_flight() == 0 && !remote.is_rewriting();
+        let is_open = *Attached::state(remote) == State::Open && is_ours && is_quiet;
         if is_open && self.asked.is_empty() && is_linked {
             remote.hold_still(self.world.now, &mut self.below);
             remote.bequeath([9; 32]);
@@ -437,6 +476,10 @@ impl DiskWorld {
     }
 
     pub fn spoil(&mut self, random: &mut Random) -> bool {
+        if self.world.remote.inner().is_rewriting() {
+            // No process saves it meanwhile.
+            return true;
+        }
         let now = self.world.now;
         self.world.spoil(random, |mut remote| {
             let mut done = Completions::new(BufferPool::new(0));
@@ -516,16 +559,15 @@ impl DiskWorld {
         medium.is_lent = false;
         if random.once_in(2) {
             medium.boot += 1;
-            self.may_fail = true;
-            // What was answered early and was on its way is asked again.
-            let has_lost = (0..BLOCKS as usize).any(|block| self.unflushed[block] && !self.busy[block]);
-            self.must_fail |= has_lost && self.cached.is_none();
+            // What was answered is written again if the importer has it still.
+            let is_kept = self.cached.is_none() && self.unflushed_bytes <= RETAINED_BYTES_MAX;
+            self.may_fail |= !is_kept;
             for block in 0..BLOCKS as usize {
                 if random.once_in(2) {
                     let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
                     let Medium { cached, durable, .. } = &mut *medium;
                     cached[range.clone()].copy_from_slice(&durable[range]);
-                    if self.unflushed[block] {
+                    if self.unflushed[block] && (self.busy[block] || !is_kept) {
                         self.known[block] = Known::Anything;
                     }
                 }
@@ -556,7 +598,11 @@ impl DiskWorld {
             }
             match (op, done.result) {
                 (BlockOp::Read, Ok(())) => self.compare(first, &done.payload.into_vec()),
-                (BlockOp::Write, Ok(())) => self.known[blocks].fill(Known::Byte(byte)),
+                (BlockOp::Write, Ok(())) => {
+                    let bytes = count * BLOCK;
+                    self.unflushed_bytes += if bytes > 64 << 10 { bytes.max(256 << 10) } else { bytes };
+                    self.known[blocks].fill(Known::Byte(byte));
+                }
                 (BlockOp::Discard | BlockOp::WriteZeroes, Ok(())) => self.known[blocks].fill(Known::Byte(0)),
                 (BlockOp::Trim, Ok(())) => self.known[blocks].fill(Known::Anything),
                 (op, Err(_)) if op != BlockOp::Flush && (self.has_failed || self.is_over) => {
@@ -571,6 +617,7 @@ impl DiskWorld {
                     (self.may_fail, self.must_fail) = (false, false);
                     if result.is_ok() {
                         self.unflushed.fill(false);
+                        self.unflushed_bytes = 0;
                     }
                 }
                 (op, result) => panic!("{op:?}: {result:?}"),

@@ -12,6 +12,7 @@ use farbus_wire::snapshot::Writer;
 
 use crate::kernel::KIND;
 use crate::random::Random;
+use crate::recorded;
 use crate::usb::Seat;
 use crate::world::{LIMITS, World, spoil};
 
@@ -32,7 +33,16 @@ impl Near {
         world.remote.0.act(now, &mut nobody, |remote, _| world.importer.save(now, remote, &mut to));
         assert!(nobody.is_empty(), "writing it down ends nothing");
         world.remote.0.save(&mut to);
-        to.into_bytes()
+        let saved = to.into_bytes();
+        recorded::note("far", &[&saved]);
+        saved
+    }
+
+    /// Whether an earlier release's is read, whole.
+    pub fn is_read(now: Instant, saved: &[u8]) -> Result<(), Reject> {
+        let (_, far) = Self::restored(now, saved)?;
+        far.hand_over().hand_over();
+        Ok(())
     }
 
     fn restored(now: Instant, saved: &[u8]) -> Result<(ImporterSession, Far<RemoteUsb>), Reject> {

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::{
-    BufferPool, Completions, Definition, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Limits, Payload,
-    Selection, Speed, Status, UrbId,
+    BufferPool, Completions, Definition, Descriptors, Device, Direction, EpAddr, Identity, InFlight, Instant, Limits,
+    Payload, Selection, Speed, Status, UrbId,
 };
 use farbus_session::Reject;
 use farbus_session::native::{Attached, Bequest, Inherited, RemoteUsb, Served, ServedUsb, Services, State as Standing};
@@ -187,6 +187,10 @@ impl House {
 }
 
 impl Services for House {
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(Identity { id: 9, generation: 0 })
+    }
+
     fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         Ok(self.serve(number, Restless::new(self.seed)))
     }

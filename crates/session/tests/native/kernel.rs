@@ -9,6 +9,7 @@ use farbus_wire::native::{Arrived, LaneSet, Message};
 use farbus_wire::snapshot::{self, Writer};
 
 use crate::random::Random;
+use crate::recorded;
 use crate::usb::{Seat, record};
 use crate::world::{LIMITS, World, spoil};
 
@@ -37,7 +38,18 @@ impl Kernel {
         let (mut session, mut exporter) = (Writer::new(KIND), Writer::new(KIND));
         world.remote.device(now, |remote, _| world.importer.save(now, remote, &mut session));
         world.remote.exporter.as_mut().unwrap().save(now, &mut exporter);
-        [session.into_bytes(), exporter.into_bytes()]
+        let saved = [session.into_bytes(), exporter.into_bytes()];
+        recorded::note("kernel", &[&saved[0], &saved[1]]);
+        saved
+    }
+
+    /// Whether an earlier release's is read, whole.
+    pub fn is_read(now: Instant, saved: &[Vec<u8>; 2]) -> Result<(), Reject> {
+        let (_, exporter) = Self::restored(now, saved)?;
+        if let Some(mut remote) = exporter.hand_over() {
+            remote.hand_over();
+        }
+        Ok(())
     }
 
     /// What another process makes of it.

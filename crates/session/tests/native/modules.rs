@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_model::block::MemoryStore;
-use farbus_model::{BlockId, BlockRequest, BufferPool, Completions, Instant, StoreDevice, StoreError};
+use farbus_model::{BlockId, BlockRequest, BufferPool, Completions, Identity, Instant, StoreDevice, StoreError};
 use farbus_modules::{Allowance, Asked, Catalogue, Recipe};
 use farbus_session::native::control::{Cause, Class, End, Mode, Open};
 use farbus_session::native::modules::encode_offers;
@@ -75,6 +75,10 @@ pub fn resume<A: Attached>(before: &Piped<A>, after: &mut Piped<A>) {
 struct Shelf;
 
 impl Services for Shelf {
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(Identity { id: 12, generation: 0 })
+    }
+
     fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         let disk = StoreDevice::new(MemoryStore::new(vec![7; 1 << 16]));
         Ok((1, Box::new(ServedBlock::new(number, disk, 1, |_, _| {}))))

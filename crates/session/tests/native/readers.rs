@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    Payload,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions,
+    Identity, Instant, Payload,
 };
 use farbus_session::native::{Attached, Piped, RemoteBlock, Served, ServedBlock, Services, State};
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
@@ -101,6 +101,10 @@ struct Counter {
 }
 
 impl Services for Counter {
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(Identity { id: 10, generation: 0 })
+    }
+
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         let mut shop = self.shop.lock().unwrap();
         let goes_beside = |mode: Mode| mode == Mode::Read && open.mode == Mode::Read;

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use farbus_model::{Instant, Readiness};
+use farbus_model::{Identity, Instant, Readiness};
 use farbus_session::native::stream::{Description, Format, Frame};
 use farbus_session::native::{Attached, RemoteStream, Served, ServedObserver, Services, State};
-use farbus_session::snapshot::Reader;
 use farbus_session::stream::{Policy, Stage};
 use farbus_wire::native::control::{Class, End, Mode, Open};
 
@@ -46,6 +45,11 @@ impl Source {
     }
 }
 
+/// A stream that nobody has read, as it is served anew.
+pub fn served(number: u16) -> Box<dyn Served> {
+    Source::new(Policy::Latest, 1).serve(number)
+}
+
 /// What a frame holds: which it is, and bytes that follow from that.
 fn content(process: u64, sequence: u64, bytes: usize) -> Vec<u8> {
     let mut data = [process.to_le_bytes(), sequence.to_le_bytes()].concat();
@@ -54,6 +58,10 @@ fn content(process: u64, sequence: u64, bytes: usize) -> Vec<u8> {
 }
 
 impl Services for Source {
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(Identity { id: 11, generation: 0 })
+    }
+
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
         assert_eq!((open.class, open.name.as_str()), (Class::STREAM, "cam"));
         Ok((0, self.serve(number)))
@@ -93,8 +101,8 @@ impl StreamWorld {
                 self.world.exporter_moves_on(is_meant, |now, left| {
                     let mut served = source.serve(left.number);
                     let state = left.state.as_ref().expect("it can go on");
-                    served.restore(now, &mut Reader::new(state)).expect("as it was written down");
-                    served
+                    served.restore(now, &mut state.reader()).expect("as it was written down");
+                    Ok(served)
                 });
             }
             3..=5 if !self.world.is_linked() => self.world.link(random, &mut self.arrived),

@@ -7,8 +7,8 @@ use std::time::Duration;
 use farbus_gadgets::emulated::Emulated;
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_model::{
-    BufferPool, Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Limits, Payload, Selection,
-    Setup, Speed, Status, Urb, UrbId,
+    BufferPool, Completions, Descriptors, Device, Direction, EpAddr, Identity, InFlight, Instant, Limits, Payload,
+    Selection, Setup, Speed, Status, Urb, UrbId,
 };
 use farbus_session::DeviceRecord;
 use farbus_session::far::LINGER;
@@ -18,7 +18,6 @@ use farbus_session::reserve::{
     Asked as Claimed, Carrier, Claim, Cost, Criticality, Gate, Gated, Ledger, News, Reservation, Standing,
     State as Reserved,
 };
-use farbus_session::snapshot::Reader;
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
 use crate::far::Near;
@@ -203,12 +202,23 @@ impl Desk {
     fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
         let state = left.state.as_ref().expect("a device can go on");
         let mut served = self.serve(left.number);
-        served.restore(now, &mut Reader::new(state)).unwrap();
+        served.restore(now, &mut state.reader()).unwrap();
         Box::new(served)
     }
 }
 
+/// A device that nobody has asked anything, as it is served anew.
+pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
+    let mut world = UsbWorld::new(random, None, |remote| remote);
+    world.desk.silicon.lock().unwrap().is_taken = false;
+    Box::new(world.desk.serve(number))
+}
+
 impl Services for Desk {
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(Identity { id: 8, generation: 0 })
+    }
+
     fn reserve(&mut self, _open: &Open, reservation: &Reservation, path: Path) -> Result<Standing, (Standing, End)> {
         assert!(path.bits_per_s > 0, "it was measured");
         let carrier = Office::carrier();
@@ -455,7 +465,7 @@ impl<S: Seat> UsbWorld<S> {
             22 if random.once_in(4) => {
                 let resets = self.desk.silicon.lock().unwrap().resets;
                 let desk = &mut self.desk;
-                self.world.exporter_moves_on(!random.once_in(4), |now, left| desk.serve_again(now, left));
+                self.world.exporter_moves_on(!random.once_in(4), |now, left| Ok(desk.serve_again(now, left)));
                 assert_eq!(self.desk.silicon.lock().unwrap().resets, resets, "the device knows nothing of it");
             }
             _ => self.world.shuffle(random, &mut self.desk, &mut self.done),

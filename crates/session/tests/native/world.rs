@@ -7,13 +7,14 @@ use farbus_model::Instant;
 use farbus_session::native::{
     Allowed, Attached, ExporterSession, ImporterSession, Left, Movable, Progress, Served, Services,
 };
-use farbus_wire::native::control::Cause;
+use farbus_wire::native::control::{Cause, Class, End};
 use farbus_wire::native::{Lane, LaneLimits, Outcome, SessionId, Welcome};
 
 use farbus_wire::snapshot::{self, Writer};
 
 use crate::kernel::KIND;
 use crate::random::Random;
+use crate::recorded;
 
 pub const GRACE: Duration = Duration::from_secs(20);
 pub const LIMITS: LaneLimits = LaneLimits { receive_bytes: 8 << 10, unacknowledged_bytes_max: 4 << 20 };
@@ -114,17 +115,22 @@ impl<A: Attached> World<A> {
                 return self.cut_lane(0);
             }
             match self.importer.handle_welcome(&welcome).expect("an honest exporter") {
-                Progress::Linked => return,
+                Progress::Linked => return self.note_exporter(),
                 Progress::Renewed => {
                     self.renewals += 1;
                     self.remote.use_lanes(self.importer.usable_lanes());
-                    return self.remote.handle_renewed(self.now, done);
+                    self.remote.handle_renewed(self.now, done);
+                    return self.note_exporter();
                 }
                 Progress::Again => {}
                 other @ (Progress::Refused(_) | Progress::Without) => panic!("refused: {other:?}"),
             }
         }
         panic!("an exporter that knows no session begins one");
+    }
+
+    fn note_exporter(&mut self) {
+        self.remote.note_exporter(self.importer.their_incarnation().expect("it took part just now"));
     }
 
     fn greet(&mut self, hello: &farbus_wire::native::Hello, random: &mut Random) -> Welcome {
@@ -203,7 +209,7 @@ impl<A: Attached> World<A> {
     pub fn exporter_moves_on(
         &mut self,
         is_meant: bool,
-        mut serve: impl FnMut(Instant, &Left) -> Box<dyn Served>,
+        mut serve: impl FnMut(Instant, &Left) -> Result<Box<dyn Served>, End>,
     ) -> bool {
         let Some(mut session) = self.exporter.take() else { return false };
         session.come_to_rest(self.now);
@@ -220,6 +226,7 @@ impl<A: Attached> World<A> {
         }
         session.leave(self.now);
         let bytes = writer.into_bytes();
+        note_exporter(&bytes, self.now);
         let mut reader = snapshot::open(&bytes, KIND).unwrap();
         let (mut session, left) = ExporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
         reader.end("snapshot").unwrap();
@@ -227,8 +234,10 @@ impl<A: Attached> World<A> {
             session.allow(Arc::clone(allowed));
         }
         for left in left {
-            let served = serve(self.now, &left);
-            session.serve(self.now, left, served);
+            match serve(self.now, &left) {
+                Ok(served) => session.serve(self.now, left, served),
+                Err(end) => session.give_up(left.number, &end),
+            }
         }
         self.exporter = Some(session);
         // The old process's link ends with it.
@@ -347,6 +356,13 @@ impl<A: Movable> World<A> {
         }
     }
 
+    /// What its process would tell another.
+    pub fn importer_as_saved(&mut self) -> Vec<u8> {
+        let mut writer = Writer::new(KIND);
+        self.importer.save(self.now, &mut self.remote, &mut writer);
+        writer.into_bytes()
+    }
+
     /// The importer's process is replaced by another, which goes on with what it was told; or would have been, if it is not meant.
     pub fn move_on(&mut self, is_meant: bool) {
         self.move_on_with(is_meant, |_, _| ());
@@ -360,6 +376,7 @@ impl<A: Movable> World<A> {
             return;
         }
         let bytes = writer.into_bytes();
+        note_importer::<A>(&bytes);
         let mut reader = snapshot::open(&bytes, KIND).unwrap();
         let (importer, mut remote) = ImporterSession::restore(self.now, LIMITS, &mut reader).unwrap();
         reader.end("snapshot").unwrap();
@@ -369,6 +386,35 @@ impl<A: Movable> World<A> {
         // The old process's link ends with it.
         self.cut();
     }
+}
+
+/// Keeps an exporter's snapshot for later releases, under the name of what it serves.
+fn note_exporter(bytes: &[u8], now: Instant) {
+    let Ok((_, left)) =
+        snapshot::open(bytes, KIND).and_then(|mut from| ExporterSession::restore(now, LIMITS, &mut from))
+    else {
+        return;
+    };
+    let Some(left) = left.first().filter(|left| left.state.is_some()) else { return };
+    let name = match left.open.class {
+        _ if !left.modules.is_empty() => "exporter-modules",
+        Class::USB => "exporter-usb",
+        Class::BLOCK => "exporter-block",
+        _ => "exporter-stream",
+    };
+    recorded::note(name, &[bytes]);
+}
+
+/// The same of an importer's.
+fn note_importer<A>(bytes: &[u8]) {
+    let whose = std::any::type_name::<A>();
+    let name = match (whose.contains("RemoteBlock"), whose.contains("Piped")) {
+        (true, _) => "importer-block",
+        (false, true) => "importer-usb-modules",
+        (false, false) if whose.ends_with("RemoteUsb") => "importer-usb",
+        _ => return,
+    };
+    recorded::note(name, &[bytes]);
 }
 
 /// What a lane has to send, up to `most` bytes of it, is on its way.

@@ -109,8 +109,8 @@ impl Description {
         let (block_bytes, preferred_bytes) = (reader.u32("block size")?, reader.u32("preferred size")?);
         let request_bytes_max = reader.u32("request size")?;
         let flags = reader.u8("device flags")?;
+        // A later release may say more.
         let durability = reader.u64("durability")?;
-        reader.end("description")?;
         for (field, bytes) in [("block size", block_bytes), ("preferred size", preferred_bytes)] {
             if !bytes.is_power_of_two() || bytes > request_bytes_max {
                 return Err(Reject::new(field, bytes.into(), "it is a power of two that a request can have"));

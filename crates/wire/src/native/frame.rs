@@ -65,14 +65,41 @@ pub enum Kind {
     Aside,
     /// What is reserved for a device; whoever knows nothing of that passes it over.
     Reserve,
+    /// Which device an attachment uses ([`super::identity`]); a peer that does not know identities passes it over.
+    Identity,
     /// A counted kind that a later version knows; to be passed over.
     Later(u8),
 }
 
-/// Kinds from here on, and the one before, may be passed over by whoever does not know them.
-const LATER_FIRST: u8 = 0x81;
+/// Kinds from here on, and [`Kind::Reserve`] and [`Kind::Identity`], may be passed over by whoever does not know them.
+const LATER_FIRST: u8 = 0x82;
 
 impl Kind {
+    /// All that this version knows.
+    pub const ALL: [Kind; 21] = [
+        Kind::Ping,
+        Kind::Pong,
+        Kind::Ack,
+        Kind::Goodbye,
+        Kind::Open,
+        Kind::Opened,
+        Kind::Refused,
+        Kind::Close,
+        Kind::Closed,
+        Kind::Grant,
+        Kind::Inherit,
+        Kind::Luggage,
+        Kind::Modules,
+        Kind::Request,
+        Kind::Reply,
+        Kind::Data,
+        Kind::Cancel,
+        Kind::Event,
+        Kind::Aside,
+        Kind::Reserve,
+        Kind::Identity,
+    ];
+
     /// The wire's number.
     pub const fn code(self) -> u8 {
         match self {
@@ -96,6 +123,7 @@ impl Kind {
             Kind::Event => 36,
             Kind::Aside => 37,
             Kind::Reserve => 128,
+            Kind::Identity => 129,
             Kind::Later(code) => code,
         }
     }
@@ -126,6 +154,7 @@ impl Kind {
             36 => Kind::Event,
             37 => Kind::Aside,
             128 => Kind::Reserve,
+            129 => Kind::Identity,
             LATER_FIRST.. => Kind::Later(code),
             _ => return Err(Reject::new("kind", code as u64, "no frame is of that kind")),
         })
@@ -290,6 +319,12 @@ mod tests {
         assert_eq!(understood, (19 + 128) * 8);
         assert!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf8, 0xff]).is_ok());
         assert_eq!(Head::from_bytes([0, 0, 0, 0, 0, 0, 0xf9, 0xff]).unwrap_err().field, "body length");
+    }
+
+    #[test]
+    fn all_kinds_that_are_known_are_listed() {
+        let known = (0..=u8::MAX).filter_map(|code| Kind::from_code(code).ok());
+        assert_eq!(known.filter(|kind| !matches!(kind, Kind::Later(_))).collect::<Vec<_>>(), Kind::ALL);
     }
 
     #[test]

@@ -46,7 +46,7 @@ const CUT_AHEAD_BYTES_MAX: usize = 1 << 20;
 pub struct LaneLimits {
     /// Receive buffer.
     pub receive_bytes: usize,
-    /// Bytes sent and not acknowledged, beyond which nothing is cut any more.
+    /// Bytes sent and not acknowledged, with what they take beside, beyond which nothing is cut any more.
     pub unacknowledged_bytes_max: usize,
 }
 
@@ -78,6 +78,11 @@ pub struct Lane {
 
 /// Pings that are answered at a time; of more the oldest are forgotten.
 const PONGS_MAX: usize = 4;
+/// Frames that are not counted and wait for the link: answers to pings and acknowledgements, of which a later one says all that an earlier
+/// one said.
+const UNCOUNTED_MAX: usize = 8;
+/// What a frame takes beside its bytes.
+const FRAME_BYTES: usize = size_of::<Frame>();
 
 /// A payload up to this size lies behind its head: one run of memory less for the kernel to walk.
 const INLINE_PAYLOAD_BYTES: usize = 512;
@@ -92,8 +97,9 @@ struct Sent {
     spent: ArrayVec<Payload, SPENT_MAX>,
     /// Counted frames that the receiver has acknowledged.
     acknowledged: u64,
-    /// Counted frames in `frames`.
+    /// Counted frames in `frames`, and others.
     counted: u64,
+    uncounted: usize,
     /// The first frame that the link has not taken whole.
     next: usize,
     /// What of that frame it has taken, bytes.
@@ -210,7 +216,7 @@ impl Lane {
     /// The link is lost. What arrived whole stays, what did not will be sent again.
     pub fn handle_lost(&mut self) {
         self.is_linked = false;
-        self.incoming.clear();
+        self.incoming.release();
         (self.unthanked_bytes, self.unthanked_frames) = (0, 0);
         self.pongs.clear();
         self.pong = None;
@@ -297,7 +303,7 @@ impl Lane {
 
     /// Asks the other end to say a number back; for measuring, and to find out whether anybody is there.
     pub fn ping(&mut self, number: u64) {
-        if self.is_linked {
+        if self.is_linked && self.sent.uncounted < UNCOUNTED_MAX {
             self.sent.put_number(Kind::Ping, number);
         }
     }
@@ -310,6 +316,24 @@ impl Lane {
     /// Bytes that wait to be cut, heads apart, or for the link to take them: what grows while it is slow.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting.bytes() + self.sent.untaken_bytes
+    }
+
+    /// The memory of what no link has taken yet: what its receiver cannot have.
+    #[inline]
+    pub fn untaken_bytes(&self) -> usize {
+        let waiting = self.waiting.held_bytes();
+        // What another link took may have arrived: the next greeting says.
+        if self.is_linked { waiting + self.sent.untaken_held_bytes() } else { waiting }
+    }
+
+    /// The memory of all that was said and is not acknowledged.
+    pub fn held_bytes(&self) -> usize {
+        self.waiting.held_bytes() + self.sent.held_bytes()
+    }
+
+    /// So much may be sent and not acknowledged from now on.
+    pub fn set_unacknowledged_bytes_max(&mut self, bytes: usize) {
+        self.limits.unacknowledged_bytes_max = bytes;
     }
 
     /// Bytes sent and not acknowledged.
@@ -332,7 +356,7 @@ impl Lane {
     }
 
     fn may_cut(&self) -> bool {
-        self.sent.kept_bytes < self.limits.unacknowledged_bytes_max
+        self.sent.held_bytes() < self.limits.unacknowledged_bytes_max
     }
 
     /// Whether the next that is sent takes an acknowledgement along.
@@ -350,10 +374,12 @@ impl Lane {
 
     /// Cuts as much as a system call takes, most urgent first.
     fn cut_ahead(&mut self, now: Instant) {
-        while let Some(number) = self.pongs.pop_front() {
+        while self.sent.uncounted < UNCOUNTED_MAX
+            && let Some(number) = self.pongs.pop_front()
+        {
             self.sent.put_number(Kind::Pong, number);
         }
-        if self.owes_thanks() {
+        if self.owes_thanks() && self.sent.uncounted < UNCOUNTED_MAX {
             (self.unthanked_bytes, self.unthanked_frames) = (0, 0);
             self.sent.put_uncounted(Head::acknowledgement(self.received), &[]);
         }
@@ -428,14 +454,22 @@ impl Sent {
         self.put_uncounted(Head { length: 8, ..Head::new(kind, 0, 0) }, &number.to_le_bytes());
     }
 
+    /// It lies beside the leads, which stay until what is behind them is acknowledged: it goes as soon as it is sent.
     fn put_uncounted(&mut self, head: Head, body: &[u8]) {
         let at = self.leads.end();
-        self.leads.bytes.extend_from_slice(&head.to_bytes());
-        self.leads.bytes.extend_from_slice(body);
-        let carried = Carried::Whole(Payload::Empty);
-        let frame = Frame { lead: at..self.leads.end(), is_counted: false, carried };
+        let carried = Carried::Whole([&head.to_bytes(), body].concat().into());
+        let frame = Frame { lead: at..at, is_counted: false, carried };
+        self.uncounted += 1;
         self.untaken_bytes += frame.len();
         self.frames.push_back(frame);
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.kept_bytes + self.frames.len() * FRAME_BYTES
+    }
+
+    fn untaken_held_bytes(&self) -> usize {
+        self.untaken_bytes + (self.frames.len() - self.next) * FRAME_BYTES
     }
 
     /// What to send next. Leads that lie one behind the other are one run.
@@ -480,6 +514,7 @@ impl Sent {
             } else {
                 // Near the front of what is kept, and rare.
                 self.frames.remove(self.next);
+                self.uncounted -= 1;
             }
         }
         self.next_taken = count;
@@ -525,7 +560,7 @@ impl Sent {
     /// Everything that is kept is to be sent from the start.
     fn rewind(&mut self) {
         self.frames.retain(|frame| frame.is_counted);
-        self.next = 0;
+        (self.next, self.uncounted) = (0, 0);
         self.next_taken = 0;
         self.untaken_bytes = self.kept_bytes;
     }

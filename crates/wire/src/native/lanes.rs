@@ -190,6 +190,25 @@ impl Lanes {
         self.first.waiting_bytes() + further
     }
 
+    /// The memory of what no link has taken yet, on all of them ([`Lane::untaken_bytes`]).
+    #[inline]
+    pub fn untaken_bytes(&self) -> usize {
+        let further: usize = self.further.iter().map(|further| further.lane.untaken_bytes()).sum();
+        self.first.untaken_bytes() + further
+    }
+
+    /// The memory of all that was said and is not acknowledged, on all of them.
+    pub fn held_bytes(&self) -> usize {
+        let further: usize = self.further.iter().map(|further| further.lane.held_bytes()).sum();
+        self.first.held_bytes() + further
+    }
+
+    /// So much may be sent and not acknowledged on each from now on.
+    pub fn set_unacknowledged_bytes_max(&mut self, bytes: usize) {
+        self.first.set_unacknowledged_bytes_max(bytes);
+        self.further.iter_mut().for_each(|further| further.lane.set_unacknowledged_bytes_max(bytes));
+    }
+
     /// What waits on the first, message by message, for whoever passes it on another way than a link.
     pub fn poll_message(&mut self) -> Option<Message> {
         self.first.poll_message()

@@ -11,6 +11,7 @@
 //! | [`control`] | what opens and closes an attachment |
 //! | [`modules`] | how two ends agree on modules, and what goes through them |
 //! | [`reserve`] | what is reserved for a device, and how the path to its user is measured |
+//! | [`identity`] | which device an attachment uses |
 //! | [`usb`], [`block`], [`stream`] | what is asked of devices of these classes, and answered |
 //!
 //! `docs/protocol.md` says it byte by byte.
@@ -19,6 +20,7 @@ pub mod block;
 pub mod control;
 pub mod frame;
 pub mod hello;
+pub mod identity;
 pub mod lane;
 pub mod lanes;
 pub mod message;

@@ -17,7 +17,11 @@ const CUT_BYTES: usize = 4 << 10;
 pub(super) struct Queue {
     lines: [Line; Urgency::COUNT],
     bytes: usize,
+    messages: usize,
 }
+
+/// What a message takes beside its bytes, with its place in a flow.
+const MESSAGE_BYTES: usize = 256;
 
 /// Flows of one urgency, in the order of their turns; none of them is empty.
 #[derive(Debug, Default)]
@@ -95,6 +99,7 @@ impl Queue {
     pub fn push(&mut self, message: Message) {
         assert!(message.part.len() <= PART_BYTES_MAX, "a part fits the first frame");
         self.bytes += message.part.len() + message.payload.len();
+        self.messages += 1;
         let Message { head, part, payload, urgency, flow, done_at } = message;
         let line = &mut self.lines[urgency as usize];
         let waiting = Waiting { head, part, data: Data::Whole(payload), done_at };
@@ -117,6 +122,11 @@ impl Queue {
         self.bytes
     }
 
+    /// The memory that they take, heads and all.
+    pub fn held_bytes(&self) -> usize {
+        self.bytes + self.messages * MESSAGE_BYTES
+    }
+
     /// The next frame: of the most urgent flow whose turn it is.
     pub fn cut(&mut self, now: Instant) -> Option<Cut> {
         let line = self.lines.iter_mut().find(|line| !line.flows.is_empty())?;
@@ -126,6 +136,7 @@ impl Queue {
         self.bytes -= cut.part.len() + cut.carried.len();
         if !cut.head.flags.more {
             queue.pop_front();
+            self.messages -= 1;
         }
         if !queue.is_empty() {
             line.flows.push_back((flow, queue));
@@ -145,6 +156,7 @@ impl Queue {
         }
         let Data::Whole(payload) = data else { unreachable!("who takes messages whole cuts none") };
         self.bytes -= part.len() + payload.len();
+        self.messages -= 1;
         let urgency = if index == Urgency::High as usize { Urgency::High } else { Urgency::Low };
         Some(Message { head, part, payload, urgency, flow, done_at })
     }
@@ -167,6 +179,7 @@ impl Queue {
                     unreachable!("what was begun goes on as data and is no request any more")
                 };
                 self.bytes -= waiting.part.len() + payload.len();
+                self.messages -= 1;
                 return Some(payload);
             }
         }
@@ -233,6 +246,7 @@ mod tests {
         let told: Vec<_> = taken.iter().map(|taken| (taken.head.tag, taken.urgency, taken.flow.0)).collect();
         assert_eq!(told, [(3, Urgency::High, 2), (1, Urgency::Low, 1), (2, Urgency::Low, 1)]);
         assert_eq!((taken[1].payload.len(), taken[1].part.len(), queue.bytes()), (200 << 10, 12, 0));
+        assert_eq!(queue.held_bytes(), 0);
         assert!(queue.is_empty());
     }
 
@@ -286,6 +300,6 @@ mod tests {
         assert_eq!(queue.recall(1, 2).map(|payload| payload.len()), Some(10));
         assert!(queue.recall(1, 2).is_none());
         assert_eq!(tags(&mut queue), [(1, false)]);
-        assert_eq!(queue.bytes(), 0);
+        assert_eq!((queue.bytes(), queue.held_bytes()), (0, 0));
     }
 }

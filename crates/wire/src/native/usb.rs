@@ -484,7 +484,7 @@ impl Description {
             let length = reader.u16("configuration")?;
             configurations.push(reader.take(length.into(), "configuration")?.to_vec());
         }
-        reader.end("description")?;
+        // A later release may say more.
         Ok(Self { bus_id, bus, device, speed, descriptor, configuration, alternates, configurations })
     }
 }
@@ -650,5 +650,10 @@ mod tests {
         for end in 0..bytes.len() {
             assert!(Description::decode(&bytes[..end]).is_err(), "{end} bytes");
         }
+        assert_eq!(
+            Description::decode(&[&bytes[..], &[1]].concat()),
+            Description::decode(&bytes),
+            "a later release may say more"
+        );
     }
 }

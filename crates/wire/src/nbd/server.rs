@@ -182,6 +182,57 @@ impl ServerConn {
         }
     }
 
+    /// Bytes that it holds or keeps: received, asked of the device, and waiting to be sent. A write's data counts
+    /// twice: where it was received and as what the device has.
+    pub fn bytes(&self) -> usize {
+        self.incoming.chunk_bytes() + self.held_bytes + self.outgoing.len()
+    }
+
+    /// The same after the next [`ServerConn::poll_request`] that returns a request, or when the data of a write has
+    /// come that it waits for.
+    pub fn bytes_with_next(&self) -> usize {
+        self.bytes() + self.next_bytes()
+    }
+
+    /// What the next request or the next piece of one brings: a read that is answered whole, all of it.
+    fn next_bytes(&self) -> usize {
+        let (op, length, is_whole) = match (self.issue, self.phase) {
+            (Some(issue), _) => {
+                let flight = self.flights[issue.slot as usize].as_ref();
+                (
+                    issue.op,
+                    issue.left.min(issue.piece_bytes_max),
+                    flight.is_some_and(Flight::is_held_whole).then_some(issue.left),
+                )
+            }
+            (None, Phase::Transmission { export }) if self.skip == 0 => {
+                let header = self.incoming.bytes().first_chunk::<REQUEST_BYTES>();
+                let Some(request) = header.and_then(|bytes| Request::decode(bytes).ok()) else { return 0 };
+                let Ok(op) = self.check(export, &request) else { return 0 };
+                let is_whole = !self.is_structured || request.flags & command_flag::DF != 0;
+                let piece = request.length.min(piece_bytes_max(&self.exports[export].info));
+                (op, piece, (op == BlockOp::Read && is_whole).then_some(request.length))
+            }
+            (None, _) => return 0,
+        };
+        match op {
+            BlockOp::Read => is_whole.unwrap_or(length) as usize,
+            // The device gets it, and until it is there the buffer that receives it may have to grow.
+            BlockOp::Write => length as usize + self.incoming.growth_to(length as usize),
+            BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes => 0,
+        }
+    }
+
+    /// Whether the client has begun a write, and the rest of it is yet to come.
+    pub fn is_mid_write(&self) -> bool {
+        self.skip > 0 || self.issue.is_some_and(|issue| issue.op == BlockOp::Write)
+    }
+
+    /// Gives back the memory that is only kept for reuse.
+    pub fn trim(&mut self) {
+        self.incoming.trim();
+    }
+
     /// The next thing to ask of the device, if its bytes are there and there is credit for it.
     ///
     /// # Errors
@@ -532,6 +583,10 @@ impl ServerConn {
             let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
             flight.is_issued = true;
             flight.failed.get_or_insert(StoreError::Gone);
+            if flight.is_held_whole() {
+                // Its answer gives back what the whole request holds, and only what was asked was counted.
+                self.held_bytes += issue.left as usize;
+            }
             if flight.asked == 0 {
                 self.answer(issue.slot, &mut BufferPool::new(0));
             }

@@ -23,7 +23,7 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::{BufferPool, Direction, Done, EpAddr, Limits, Payload, Status, TransferType, Urb, UrbId};
+use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Limits, Payload, Status, TransferType, Urb, UrbId};
 
 use super::message::{
     self, BUS_ID_BYTES, DeviceRecord, HEADER_BYTES, ISO_PACKET_BYTES, OP_HEADER_BYTES, OpHeader, OpStatus, RawHeader,
@@ -87,6 +87,8 @@ struct Flight {
     length: u32,
     /// The client's number, echoed; on an endpoint without packets it means nothing.
     number_of_packets: u32,
+    /// What the descriptors of its packets take.
+    iso_bytes: usize,
     unlinks: Vec<u32>,
 }
 
@@ -115,7 +117,7 @@ fn is_above(number: u32, highest: Option<u32>) -> bool {
 
 impl Flight {
     fn out_bytes(&self) -> usize {
-        if self.direction == Direction::Out { self.length as usize } else { 0 }
+        self.iso_bytes + if self.direction == Direction::Out { self.length as usize } else { 0 }
     }
 }
 
@@ -272,6 +274,7 @@ impl ServerConn {
                 direction: submit.direction,
                 length: submit.length,
                 number_of_packets: submit.number_of_packets,
+                iso_bytes: packets * size_of::<IsoPacket>(),
                 unlinks: Vec::new(),
             },
         )?;
@@ -437,7 +440,7 @@ impl ServerConn {
         u32::try_from(id.0).is_ok_and(|seqnum| self.flights.contains(seqnum))
     }
 
-    /// OUT bytes of the URBs that owe an answer.
+    /// OUT bytes of the URBs that owe an answer, and what their packets' descriptors take.
     pub fn out_bytes_held(&self) -> usize {
         self.out_bytes_held
     }
@@ -543,7 +546,8 @@ impl ServerConn {
             unlinks.push(from.u32("unlink")?);
         }
         self.unlinks_owed += unlinks.len();
-        self.begin_flight(seqnum, Flight { endpoint, direction, length, number_of_packets, unlinks })
+        let iso_bytes = 0;
+        self.begin_flight(seqnum, Flight { endpoint, direction, length, number_of_packets, iso_bytes, unlinks })
     }
 
     /// The URBs that owe an answer: name, direction, and bytes.

@@ -357,3 +357,22 @@ fn a_server_that_ends_answers_what_it_owes() {
     assert_eq!(answers[&2], Answer::Failed(EIO));
     assert!(world.conn.is_finished());
 }
+
+#[test]
+fn read_that_ends_between_two_pieces_gives_back_what_it_holds() {
+    let mut world = World::begun(INFO, false);
+    let request = client::request(command::READ, 0, 1, 0, 64 << 10);
+    world.conn.receive_space()[..request.len()].copy_from_slice(&request);
+    world.conn.handle_received(request.len());
+    let before = world.conn.bytes();
+    let piece = world.conn.poll_request().unwrap().expect("the first of several pieces");
+    assert!(piece.length < 64 << 10);
+    assert_eq!(world.conn.bytes(), before + piece.length as usize);
+    world.conn.close();
+    let brought = vec![0; piece.length as usize].into();
+    world.conn.complete(piece.launch().answer(brought), &mut world.pool);
+    let waited = Waited { command: command::READ, offset: 0, length: 64 << 10, is_whole: true };
+    let answers = client::replies(&world.listen(), &BTreeMap::from([(1, waited)]), false);
+    assert_eq!(answers[&1], Answer::Failed(EIO));
+    assert!(world.conn.is_finished() && world.conn.bytes() <= before);
+}

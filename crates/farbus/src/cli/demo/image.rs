@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::super::Failure;
-use super::super::owner::format_bytes;
 use super::stage::{Scratch, Stage};
 use super::tool::{self, Tool};
+use crate::common::units::format_bytes;
 
 /// The file system's part of the image; it has room for [`FILES`] and a journal.
 const FILE_SYSTEM_BYTES: u64 = 48 << 20;

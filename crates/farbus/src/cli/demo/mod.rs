@@ -23,14 +23,14 @@ use self::image::{Image, TAIL_BYTES};
 use self::stage::{Scratch, Stage};
 use super::Failure;
 use super::output::say;
-use super::owner::format_bytes;
-use crate::attach::{Ended, FileAttachment};
 use crate::broker::Hands;
-use crate::client::{ClientError, Target, list, name_of, open_disk};
-use crate::device_port::DevicePort;
-use crate::opened_disk::OpenedDisk;
-use crate::session_record::classes;
-use crate::share::Share;
+use crate::common::units::format_bytes;
+use crate::devices::class_words::classes;
+use crate::exporter::share::Share;
+use crate::frontend::{Attachment, Ended, FileAttachment};
+use crate::importer::client::{ClientError, Target, list, name_of, open_disk};
+use crate::importer::disk::OpenedDisk;
+use crate::importer::port::DevicePort;
 
 /// See all of it work: share a disk, attach it, read its files back, in a few seconds.
 #[derive(Debug, clap::Args)]
@@ -161,8 +161,8 @@ fn steadily(
 /// block device, that device mounted.
 fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stage: &mut Stage) -> Result<(), Failure> {
     stage.doing("show")?;
-    let shown =
-        OpenedDisk::usb(disk).and_then(|disk| FileAttachment::over(disk, &Hands::Own, &scratch.path("attached")));
+    let shown = OpenedDisk::usb(disk)
+        .and_then(|disk| FileAttachment::over(disk, target, &Hands::Own, &scratch.path("attached")));
     let attachment = match shown {
         Ok(attachment) => attachment,
         Err(error) => {
@@ -171,13 +171,13 @@ fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stag
             return compare_all(&mut disk, image, stage);
         }
     };
-    let file = attachment.file();
+    let file = attachment.file().to_owned();
     stage.done("show", format!("it is the file {} now, by FUSE", file.display()));
     read_file(&file, image, scratch, stage)?;
     stage.doing("detach")?;
-    attachment.ender().end();
-    match attachment.run() {
-        Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved => {
+    attachment.handle().end();
+    match Box::new(attachment).run() {
+        Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved | Ended::Undurable(_) => {
             stage.done("detach", "the file is gone and everything is durable");
             Ok(())
         }

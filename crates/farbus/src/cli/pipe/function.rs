@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
-use crate::tuned::{Flow, Inlet, Turn};
+use crate::frontend::tuned_pipe::{Flow, Inlet, Turn};
 
 /// The functions there are.
 pub enum Function {
@@ -136,7 +136,7 @@ pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
                 let at = message.len() - tail;
                 message[at..].copy_from_slice(&next.to_le_bytes()[..tail]);
                 // A frame of CAN says how long it is.
-                if message.len() == crate::tuned::can::MESSAGE_BYTES {
+                if message.len() == crate::frontend::tuned_pipe::can::MESSAGE_BYTES {
                     message[4..8].copy_from_slice(&0x100u32.to_le_bytes());
                     message[8] = 8;
                 }

@@ -14,10 +14,10 @@ use farbus_session::reserve::Processors;
 use serde::Serialize;
 
 use crate::broker::Hands;
-use crate::cli::owner::ProcessStatus;
-use crate::control::{Answer, Question};
-use crate::promises::{Books, Promises};
-use crate::tuned::{Beside, Pipe, Report};
+use crate::common::control::{Answer, Question};
+use crate::common::process_status::ProcessStatus;
+use crate::common::processor_leases::{Books, Promises};
+use crate::frontend::tuned_pipe::{Beside, Pipe, Report};
 
 /// All processes here that promise the processors' time, ourselves among them.
 #[derive(Clone)]
@@ -154,7 +154,7 @@ impl<A: Send + 'static> Shown<A> {
     pub fn answer(&self, question: Question) -> Answer {
         match question {
             Question::Status => self.status(),
-            Question::Detach { device } if device.as_deref().is_none_or(|asked| asked == self.name) => {
+            Question::Detach { device, .. } if device.as_deref().is_none_or(|asked| asked == self.name) => {
                 self.is_over.store(true, Ordering::Relaxed);
                 Answer::Ok(serde_json::Value::Null)
             }

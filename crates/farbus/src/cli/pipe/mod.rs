@@ -15,6 +15,7 @@ use farbus_gadgets::can::Can;
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::zero::SourceSink;
 use farbus_host::RemoteDevice;
+use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::cpuset::Entrance;
 use farbus_model::{Device, Direction};
@@ -22,16 +23,17 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
-use super::confined::{give_rights_away, start_broker};
 use super::output::{print_json, say};
-use super::share::What;
+use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{Hands, Mandate};
-use crate::client::{Attribute, Client, FailureReport, Target};
-use crate::control::Door;
-use crate::tuned::{
+use crate::common::control::Door;
+use crate::exporter::sources::what::What;
+use crate::frontend::tuned_pipe::{
     End, Endpoint, Inlet, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape, Strictness, Terms,
     can, delay_ns, here, there, tpipe,
 };
+use crate::importer::client::{Attribute, Client, ClientConfig, FailureReport, Target};
+use crate::importer::discovery::local_shares::resolve;
 use function::{Function, run_once};
 use house::{House, Shown};
 
@@ -151,7 +153,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     // Programs are started before anybody has a deadline, or no rights: such a thread may not.
     let functions = args.functions()?;
     let (door, knocks) = Door::hang().map_err(Failure::local)?;
-    let targets = || [&args.target, &args.forward].into_iter().flatten();
+    let there = |target: &Option<Target>| target.clone().map(resolve).transpose();
+    let (from, to) = (there(&args.target)?, there(&args.forward)?);
+    let targets = || [&from, &to].into_iter().flatten();
     let mandate = Mandate {
         remove: vec![door.path().to_owned()],
         hosts: targets().map(|target| target.address.clone()).collect(),
@@ -161,8 +165,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ..Mandate::default()
     };
     let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let target = args.target.as_ref().map(|target| client_for(target, &hands)).transpose()?;
-    let forward = args.forward.as_ref().map(|target| client_for(target, &hands)).transpose()?;
+    let target = from.as_ref().map(|target| client_for(target, &hands)).transpose()?;
+    let forward = to.as_ref().map(|target| client_for(target, &hands)).transpose()?;
     let processors = match args.cpus.as_slice() {
         [] => Processors::anywhere(strictness),
         cpus => taken(cpus, &hands, strictness)
@@ -196,7 +200,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let forward_bound_ns = inlet.as_ref().zip(shown.pipes().first()).map(|(inlet, pipe)| {
         let stages = [pipe.stages().as_slice(), &inlet.stages()].concat();
-        crate::tuned::worst_ns(&stages)
+        crate::frontend::tuned_pipe::worst_ns(&stages)
     });
     if !args.json {
         args.describe(&processors, &endpoint, &shown.pipes(), forward_bound_ns);
@@ -263,7 +267,7 @@ fn taken(cpus: &[usize], hands: &Hands, strictness: Strictness) -> io::Result<Pr
 }
 
 fn client_for<'a>(target: &'a Target, hands: &Hands) -> Result<(Client, &'a Target), Failure> {
-    Ok((Client::for_host(&target.address, hands.clone())?, target))
+    Ok((Client::for_host(&target.address, hands.clone(), ClientConfig::default())?, target))
 }
 
 /// A device that is shared somewhere; one that is not is told how.
@@ -281,7 +285,7 @@ fn target(text: &str) -> Result<Target, String> {
 }
 
 fn created(path: &std::path::Path) -> Result<File, Failure> {
-    File::create(path).map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))
+    create_output(path, 0o666).map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))
 }
 
 fn refused(error: PipeError) -> Failure {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::super::output::{Failure, print_json, say};
 use super::layout::thousandths;
-use crate::client::Attribute;
+use crate::importer::client::Attribute;
 
 /// Work out budget, period and worst delay of a tuned pipe.
 #[derive(Debug, clap::Args)]

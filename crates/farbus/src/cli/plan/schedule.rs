@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::super::output::{Failure, print_json, say};
 use super::file;
 use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapped};
-use crate::client::Attribute;
+use crate::importer::client::Attribute;
 
 /// Plan a bus: who is admitted, when each may send, what it is promised.
 #[derive(Debug, clap::Args)]

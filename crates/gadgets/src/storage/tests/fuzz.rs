@@ -1,23 +1,18 @@
 //! Any bytes, any rooms, any requests in any order: no panic, nothing lost, nothing hoarded, and
 //! after Reset Recovery the disk works.
 
-use std::time::{Duration, Instant as Clock};
-
 use farbus_model::urb::take_lost;
 use farbus_model::usb::request::GET_CONFIGURATION;
 use farbus_model::{Command, Device, Direction, Instant, Setup, Status, StoreError, Urb, UrbId};
 use proptest::prelude::*;
-use proptest::test_runner::{TestError, TestRunner};
+use proptest::test_runner::TestError;
 
 use super::disk::Disk;
 use super::host::{CSW_BYTES, Data, Host, PASSED, cbw};
+use crate::fuzzing::fuzz;
 use crate::storage::bulk_only::{BULK_IN, BULK_OUT};
 use crate::storage::scsi::command::op;
 use crate::storage::{Options, scsi};
-
-/// How long, in seconds, unless the environment says.
-const SECONDS: u64 = 2;
-const ENVIRONMENT: &str = "FARBUS_FUZZ_SECONDS";
 
 /// What happens to a disk.
 #[derive(Clone, Debug)]
@@ -207,21 +202,17 @@ impl World {
 
 #[test]
 fn fuzz_storage_survives_any_bytes() {
-    let seconds = std::env::var(ENVIRONMENT).ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
-    let end = Clock::now() + Duration::from_secs(seconds);
     let ops = prop::collection::vec(op(), 1..60);
-    let mut runner = TestRunner::new(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() });
-    while Clock::now() < end {
+    fuzz("fuzz_storage_survives_any_bytes", |runner| {
         let result = runner.run(&ops, |ops| {
             let mut world = World::new();
             ops.into_iter().for_each(|op| world.apply(op));
             world.recover();
             Ok(())
         });
-        match result {
-            Ok(()) => {}
-            Err(TestError::Fail(why, ops)) => panic!("{why}\n{ops:#?}"),
-            Err(TestError::Abort(why)) => panic!("{why}"),
-        }
-    }
+        result.map_err(|error| match error {
+            TestError::Fail(why, ops) => format!("{why}\n{ops:#?}"),
+            TestError::Abort(why) => why.to_string(),
+        })
+    });
 }

@@ -295,6 +295,11 @@ impl AttachedScsi {
 }
 
 impl AttachedScsi {
+    /// Why data that was answered may be lost, if the host has not heard of it: a flush failed that it did not ask for.
+    pub fn untold_loss(&self) -> Option<farbus_model::StoreError> {
+        self.unit.untold()
+    }
+
     /// Whether the device behind it has answered all that it was asked, [`Command::Sync`] among that.
     pub fn is_quiet(&self) -> bool {
         self.unit.is_quiet()

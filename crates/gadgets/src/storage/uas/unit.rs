@@ -62,6 +62,8 @@ pub struct Unit {
     next_part: u64,
     /// Requests whose command was given up.
     forsaken: usize,
+    /// A flush failed whose host did not hear of it: the next that the host asks for does.
+    untold: Option<StoreError>,
     done: Completions<BlockDone>,
     events: VecDeque<Event>,
 }
@@ -131,6 +133,7 @@ impl Unit {
             parts: BTreeMap::new(),
             next_part: 0,
             forsaken: 0,
+            untold: None,
             done: Completions::new(BufferPool::new(POOL_BYTES)),
             events: VecDeque::new(),
         }
@@ -416,16 +419,27 @@ impl Unit {
         self.parts.is_empty()
     }
 
+    /// Why data that was answered may be lost, if the host has not heard of it.
+    pub fn untold(&self) -> Option<StoreError> {
+        self.untold
+    }
+
     /// Takes in what the device has answered.
     fn settle(&mut self, now: Instant) {
-        while let Some(answer) = self.done.pop() {
-            self.done.pool.recycle(answer.spent);
+        while let Some(mut answer) = self.done.pop() {
+            self.done.pool.recycle(std::mem::take(&mut answer.spent));
             match self.parts.remove(&answer.id).flatten() {
                 None => {
                     self.done.pool.recycle(answer.payload);
                     self.forsaken -= 1;
+                    if answer.op == BlockOp::Flush {
+                        self.untold = self.untold.or(answer.result.err());
+                    }
                 }
                 Some(part) => {
+                    if answer.op == BlockOp::Flush && answer.result.is_ok() {
+                        answer.result = self.untold.take().map_or(Ok(()), Err);
+                    }
                     let error = answer.result.err().map(|error| self.sense(error, answer.op, answer.offset));
                     let task = self.tasks.get_mut(&part.tag).expect("what is given up has no parts");
                     task.parts_left -= 1;
@@ -569,6 +583,10 @@ impl Unit {
     /// Writes it down; first what its device says. Everything that happened has been told.
     pub fn save(&mut self, now: Instant, to: &mut Saver) -> Option<()> {
         debug_assert!(self.events.is_empty() && self.done.is_empty(), "what happened was told");
+        if self.untold.is_some() {
+            // It is not written down: the host hears of it here first.
+            return None;
+        }
         to.bytes(&self.device.save(now)?);
         to.flag(self.is_stopped);
         to.flag(self.write_cache);

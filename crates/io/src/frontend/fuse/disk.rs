@@ -2,8 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ pub(super) type Flushed = Result<(), StoreError>;
 pub(super) struct Disk {
     /// Set as soon as the device is known to be gone; requests are then refused without asking it.
     lost: AtomicBool,
+    /// How many have the file open.
+    open: AtomicUsize,
     orders: Mutex<Orders>,
     /// Wakes the thread: there are orders, it is lost, or another process is to go on.
     wake: Arc<Wake>,
@@ -46,6 +48,7 @@ impl Disk {
         let wake = Arc::new(Wake::new()?);
         Ok(Arc::new(Self {
             lost: AtomicBool::new(false),
+            open: AtomicUsize::new(0),
             orders: Mutex::default(),
             parter: Parter::new(Arc::clone(&wake)),
             is_handed_over: AtomicBool::new(false),
@@ -78,19 +81,24 @@ impl Disk {
         *health
     }
 
-    /// Makes durable what was written; takes as long as the device takes.
-    pub(super) fn flush(&self) -> Flushed {
+    /// Makes durable what was written; takes as long as the device takes, or so long at most: then nothing is known.
+    pub(super) fn flush_within(&self, time_max: Option<Duration>) -> Option<Flushed> {
         let (answer, answered) = sync_channel(1);
         {
             let mut orders = self.orders();
             if let Some(ended) = orders.ended {
-                return ended;
+                return Some(ended);
             }
             orders.flushes.push(answer);
         }
         self.wake.wake();
         // Whoever serves answers every order, by its end at the latest.
-        answered.recv().unwrap_or(Err(StoreError::Gone))
+        match time_max.map(|time_max| answered.recv_timeout(time_max)) {
+            Some(Err(RecvTimeoutError::Timeout)) => None,
+            Some(Ok(flushed)) => Some(flushed),
+            Some(Err(RecvTimeoutError::Disconnected)) => Some(Err(StoreError::Gone)),
+            None => Some(answered.recv().unwrap_or(Err(StoreError::Gone))),
+        }
     }
 
     /// The device is gone, or is to be treated so: requests are refused from now on.
@@ -110,7 +118,16 @@ impl Disk {
         self.is_handed_over.load(Ordering::Acquire)
     }
 
+    pub(super) fn open_count(&self) -> usize {
+        self.open.load(Ordering::Acquire)
+    }
+
     // ---- for the thread that serves ----
+
+    /// So many have the file open now.
+    pub(super) fn show_open(&self, count: usize) {
+        self.open.store(count, Ordering::Release);
+    }
 
     /// Another process serves it.
     pub(super) fn hand_over(&self) {

@@ -17,6 +17,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use super::disk::{Disk, Flushed};
+use super::handles::{Ask, Handles};
 use super::protocol::{Attributes, Body, FILE, FOLDER, HEAD_BYTES, Kernel, Nonsense, Op, Request, Terms};
 use super::state::{STATE_VERSION, SavedAsked, State};
 use crate::link::{Clock, Interest, Watched, wait};
@@ -61,6 +62,8 @@ pub(super) struct Engine {
     durable: u64,
     /// Why the last flush failed.
     undurable: Option<StoreError>,
+    /// Who has the file open, and which losses each was told of.
+    handles: Handles,
     /// Whether an error was reported in the log; one is enough.
     complained: bool,
     /// The kernel has something to say, as far as is known.
@@ -78,6 +81,8 @@ struct Asked {
     change: Option<u64>,
     /// A flush: changes before this one are durable when it succeeds.
     covers: Option<u64>,
+    /// A flush of one who has the file open.
+    ask: Option<Ask>,
     /// What is to be discarded or zeroed after this piece.
     rest: Range<u64>,
 }
@@ -147,6 +152,7 @@ impl Engine {
             begun: 0,
             durable: 0,
             undurable: None,
+            handles: Handles::default(),
             complained: false,
             is_asked: false,
             is_called: false,
@@ -166,6 +172,8 @@ impl Engine {
         let mut engine = Self::over(kernel, disk, place, whose, device, clock);
         (engine.next_id, engine.begun, engine.durable) = (state.next_id, state.begun, state.durable);
         (engine.keeps, engine.is_asked) = (true, true);
+        engine.handles = Handles::restore(&state.handles);
+        engine.disk.show_open(engine.handles.open());
         for asked in &state.asked {
             let what = pending.get(&BlockId(asked.id));
             let zeroes = matches!(what, Some((BlockOp::Discard | BlockOp::WriteZeroes, ..)));
@@ -173,8 +181,8 @@ impl Engine {
                 && asked.id <= state.next_id
                 && (asked.rest.is_empty() || zeroes && asked.rest.end <= engine.file.size);
             let by = asked.unique.map_or(Asker::Nobody, Asker::Program);
-            let (change, covers, rest) = (asked.change, asked.covers, asked.rest.clone());
-            if !is_right || engine.asked.insert(asked.id, Asked { by, change, covers, rest }).is_some() {
+            let (change, covers, ask, rest) = (asked.change, asked.covers, asked.ask, asked.rest.clone());
+            if !is_right || engine.asked.insert(asked.id, Asked { by, change, covers, ask, rest }).is_some() {
                 engine.leave();
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request was not asked so"));
             }
@@ -212,6 +220,7 @@ impl Engine {
             unique: if let Asker::Program(unique) = asked.by { Some(unique) } else { None },
             change: asked.change,
             covers: asked.covers,
+            ask: asked.ask,
             rest: asked.rest.clone(),
         });
         let state = State {
@@ -224,6 +233,7 @@ impl Engine {
             begun: self.begun,
             durable: self.durable,
             asked: asked.collect(),
+            handles: self.handles.save(),
         };
         let descriptors = vec![self.kernel.try_clone()?];
         Ok(Some(Saved { snapshot: state.to_bytes(&device)?, descriptors }))
@@ -236,6 +246,8 @@ impl Engine {
         }
         self.device = None;
         self.durable = self.begun;
+        // Whoever has the file open is told by the other one.
+        self.handles = Handles::default();
         self.disk.hand_over();
     }
 
@@ -279,7 +291,7 @@ impl Engine {
                     break;
                 }
                 is_flushing = true;
-                self.flush(Asker::Nobody);
+                self.flush(Asker::Nobody, None);
             }
             self.receive_all();
             self.end_turn();
@@ -311,9 +323,9 @@ impl Engine {
         self.disk.wake().clear();
         for asker in self.disk.take_flushes() {
             if !self.is_dirty() {
-                let _ = asker.try_send(Ok(()));
+                let _ = asker.try_send(self.handles.told_to_nobody());
             } else {
-                self.flush(Asker::Owner(asker));
+                self.flush(Asker::Owner(asker), None);
             }
         }
     }
@@ -405,10 +417,10 @@ impl Engine {
         match op {
             Op::Read { offset, size } => self.read_at(unique, offset, size),
             Op::Write { offset, size } => self.write_at(unique, offset, size),
-            Op::Fsync => self.flush(Asker::Program(unique)),
-            Op::Flush | Op::Release if self.is_dirty() => self.flush(Asker::Program(unique)),
-            Op::Flush | Op::Release if self.disk.is_lost() => kernel.error(unique, Errno::NODEV),
-            Op::Flush | Op::Release | Op::FolderDone => kernel.ok(unique),
+            Op::Fsync { handle } => self.flush(Asker::Program(unique), Some(Ask::Sync(handle))),
+            Op::Flush { handle } => self.close(unique, Ask::Close(handle)),
+            Op::Release { handle } if node == FILE => self.close(unique, Ask::Release(handle)),
+            Op::Release { .. } | Op::FolderDone => kernel.ok(unique),
             Op::Fallocate { offset, length, mode } => self.allocate(unique, offset, length, mode),
             Op::Lookup { name } if node == FOLDER && name == self.name.as_bytes() => {
                 kernel.body(unique, &Body::entry(&self.file));
@@ -431,11 +443,11 @@ impl Engine {
             },
             Op::Open => match node {
                 FILE if self.disk.is_lost() => kernel.error(unique, Errno::NODEV),
-                FILE => kernel.body(unique, &Body::opened(FILE)),
+                FILE => self.open(unique),
                 FOLDER => kernel.error(unique, Errno::ISDIR),
                 _ => kernel.error(unique, Errno::NOENT),
             },
-            Op::Opendir => kernel.body(unique, &Body::opened(FOLDER)),
+            Op::Opendir => kernel.body(unique, &Body::opened(FOLDER, 0)),
             Op::Readdir { offset, size } if node == FOLDER => {
                 kernel.body(unique, &Body::folder(self.name.as_bytes(), offset, size));
             }
@@ -510,11 +522,40 @@ impl Engine {
         self.ask(BlockRequest::zero(id, op, start, length), asked);
     }
 
+    fn open(&mut self, unique: u64) {
+        // Counted before the program goes on.
+        let handle = self.handles.open_next();
+        self.disk.show_open(self.handles.open());
+        if !self.kernel().opened(unique, FILE, handle) {
+            let _nobody_has_it = self.hear(Ask::Release(handle), Ok(()));
+        }
+    }
+
+    /// A descriptor was closed, or the last of a handle.
+    fn close(&mut self, unique: u64, ask: Ask) {
+        if self.is_dirty() {
+            return self.flush(Asker::Program(unique), Some(ask));
+        }
+        let told = self.hear(ask, Ok(()));
+        match told {
+            _ if self.disk.is_lost() => self.kernel().error(unique, Errno::NODEV),
+            Err(error) => self.kernel().error(unique, of_store(error)),
+            Ok(()) => self.kernel().ok(unique),
+        }
+    }
+
+    /// What whoever asked for a flush is told that ended so.
+    fn hear(&mut self, ask: Ask, flushed: Flushed) -> Flushed {
+        let told = self.handles.hear(ask, flushed);
+        self.disk.show_open(self.handles.open());
+        told
+    }
+
     /// Makes durable what was answered.
-    fn flush(&mut self, by: Asker) {
+    fn flush(&mut self, by: Asker, ask: Option<Ask>) {
         let covers = self.asked.values().filter_map(|asked| asked.change).min().unwrap_or(self.begun);
         let id = self.new_id();
-        self.ask(BlockRequest::flush(id), Asked { covers: Some(covers), ..Asked::by(by) });
+        self.ask(BlockRequest::flush(id), Asked { covers: Some(covers), ask, ..Asked::by(by) });
     }
 
     fn new_id(&mut self) -> BlockId {
@@ -531,6 +572,9 @@ impl Engine {
     fn ask(&mut self, request: BlockRequest, asked: Asked) {
         let Some(device) = self.device.as_mut().filter(|_| !self.disk.is_lost()) else {
             self.let_go();
+            if let Some(ask) = asked.ask {
+                let _refused_below = self.hear(ask, Ok(()));
+            }
             return self.refuse(asked.by);
         };
         self.asked.insert(request.id.0, asked);
@@ -552,21 +596,27 @@ impl Engine {
     fn collect(&mut self) {
         while let Some(done) = self.done.pop() {
             let asked = self.asked.remove(&done.id.0).expect("a device answers what it was asked, once");
-            if let Some(covers) = asked.covers {
-                self.undurable = done.result.err();
-                if done.result.is_ok() {
-                    self.durable = self.durable.max(covers);
-                }
-            }
-            if let Err(error) = done.result {
+            let mut result = done.result;
+            if let Err(error) = result {
                 self.note(error);
+            }
+            if let Some(covers) = asked.covers {
+                self.undurable = result.err();
+                match result {
+                    Ok(()) => self.durable = self.durable.max(covers),
+                    Err(error) => self.handles.lose(error),
+                }
+                result = match asked.ask {
+                    Some(ask) => self.hear(ask, result),
+                    None => result.and_then(|()| self.handles.told_to_nobody()),
+                };
             }
             self.done.pool.recycle(done.spent);
             if done.result.is_ok() && !asked.rest.is_empty() {
                 self.zero(done.op, asked);
                 continue;
             }
-            self.tell(asked.by, done.result, done.op, done.length, &done.payload);
+            self.tell(asked.by, result, done.op, done.length, &done.payload);
             self.done.pool.recycle(done.payload);
         }
     }
@@ -658,7 +708,10 @@ impl Engine {
 impl Drop for Engine {
     /// Whatever ended it, a bug among it: nobody waits for it for ever.
     fn drop(&mut self) {
-        let flushed = if self.is_dirty() { Err(self.undurable.unwrap_or(StoreError::Gone)) } else { Ok(()) };
+        let flushed = match self.is_dirty() {
+            true => Err(self.undurable.unwrap_or(StoreError::Gone)),
+            false => self.handles.told_to_nobody(),
+        };
         if let Err(error) = flushed {
             tracing::error!(file = ?self.name, %error, "the last writes may be lost");
         }
@@ -669,7 +722,7 @@ impl Drop for Engine {
 
 impl Asked {
     fn by(by: Asker) -> Self {
-        Self { by, change: None, covers: None, rest: 0..0 }
+        Self { by, change: None, covers: None, ask: None, rest: 0..0 }
     }
 }
 

@@ -24,6 +24,7 @@
 mod disk;
 mod engine;
 mod error;
+mod handles;
 mod health;
 mod mark;
 mod mounter;
@@ -80,6 +81,17 @@ pub struct DiskMount {
 pub struct Cutter {
     disk: Arc<Disk>,
     keeper: Arc<dyn Keeper>,
+}
+
+/// Counts who has a mounted disk's file open, from any thread.
+#[derive(Clone)]
+pub struct OpenFiles(Arc<Disk>);
+
+impl OpenFiles {
+    /// How many programs have the file open, as [`DiskMount::open_count`] says.
+    pub fn count(&self) -> usize {
+        self.0.open_count()
+    }
 }
 
 /// What [`DiskMount::unmount`] achieved.
@@ -168,6 +180,17 @@ impl DiskMount {
         &self.at
     }
 
+    /// How many programs have the file open, as the kernel counts: each `open` until its last descriptor and mapping is gone. A loop
+    /// device is one.
+    pub fn open_count(&self) -> usize {
+        self.disk.open_count()
+    }
+
+    /// The same, to be asked from any thread.
+    pub fn open_files(&self) -> OpenFiles {
+        OpenFiles(Arc::clone(&self.disk))
+    }
+
     /// How the disk is.
     pub fn health(&self) -> Health {
         self.disk.health()
@@ -195,7 +218,25 @@ impl DiskMount {
     /// # Errors
     /// [`UnmountError`] when it is still mounted.
     pub fn unmount(&mut self) -> Result<Unmounted, UnmountError> {
-        let flushed = self.disk.flush();
+        self.unmount_by(None)
+    }
+
+    /// The same; a store that has not flushed within `time_max` is cut off, and what was not flushed is lost.
+    ///
+    /// # Errors
+    /// [`UnmountError`] when it is still mounted.
+    pub fn unmount_within(&mut self, time_max: Duration) -> Result<Unmounted, UnmountError> {
+        self.unmount_by(Some(time_max))
+    }
+
+    fn unmount_by(&mut self, time_max: Option<Duration>) -> Result<Unmounted, UnmountError> {
+        let flushed = match self.disk.flush_within(time_max) {
+            Some(flushed) => flushed,
+            None => {
+                self.cutter().cut();
+                Err(StoreError::Lost)
+            }
+        };
         // Whoever serves it has answered: by now it is known whether another process does.
         if self.is_handed_over() {
             return Ok(Unmounted { in_use: false, flushed });
@@ -209,7 +250,10 @@ impl DiskMount {
         }
         self.join();
         // What was written between our flush and the last close.
-        Ok(Unmounted { in_use, flushed: flushed.and_then(|()| self.disk.flush()) })
+        Ok(Unmounted {
+            in_use,
+            flushed: flushed.and_then(|()| self.disk.flush_within(time_max).unwrap_or(Err(StoreError::Lost))),
+        })
     }
 
     fn join(&mut self) {

@@ -21,9 +21,10 @@ use super::error::MountError;
 /// What the table of mounts shows as the source.
 const SOURCE: &str = "farbus";
 
-/// Mounts at `at`; the descriptor through which the kernel asks.
-pub(super) fn mount(at: &Path, read_only: bool) -> Result<OwnedFd, MountError> {
-    match mount_directly(at, read_only) {
+/// Mounts at `at`; the descriptor through which the kernel asks. `open` is the path of that folder's descriptor, if it is open: the
+/// kernel then needs no way to it.
+pub(super) fn mount(at: &Path, open: Option<&Path>, read_only: bool) -> Result<OwnedFd, MountError> {
+    match mount_directly(at, open, read_only) {
         Err(MountError::Refused { error, .. }) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
             mount_by_helper(at, read_only)
         }
@@ -31,7 +32,7 @@ pub(super) fn mount(at: &Path, read_only: bool) -> Result<OwnedFd, MountError> {
     }
 }
 
-fn mount_directly(at: &Path, read_only: bool) -> Result<OwnedFd, MountError> {
+fn mount_directly(at: &Path, open: Option<&Path>, read_only: bool) -> Result<OwnedFd, MountError> {
     let device =
         File::options().read(true).write(true).open("/dev/fuse").map_err(|error| MountError::NoFuse { error })?;
     // rootmode: a directory. The permissions are checked by the kernel against what getattr says.
@@ -46,7 +47,7 @@ fn mount_directly(at: &Path, read_only: bool) -> Result<OwnedFd, MountError> {
     if read_only {
         flags |= MountFlags::RDONLY;
     }
-    match rustix::mount::mount(SOURCE, at, "fuse", flags, options.as_c_str()) {
+    match rustix::mount::mount(SOURCE, open.unwrap_or(at), "fuse", flags, options.as_c_str()) {
         Ok(()) => Ok(device.into()),
         Err(Errno::NODEV) => Err(MountError::NoFuse { error: Errno::NODEV.into() }),
         Err(errno) => Err(MountError::Refused { at: at.to_owned(), error: errno.into() }),

@@ -3,12 +3,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -21,6 +23,8 @@ use super::{MountError, mounting};
 pub(super) struct Mountpoint {
     /// Absolute, without symbolic links: the process may change its folder, and the link its target.
     at: PathBuf,
+    /// The folder itself, until something is mounted there: whoever may rename folders on the way cannot have another one used.
+    folder: Option<OwnedFd>,
     made: bool,
     /// Which mount is ours, so that one which somebody puts there later is left alone.
     mount: Option<Mount>,
@@ -53,7 +57,7 @@ impl OwnMounter {
         if mount.is_none() || find_mount(&at) != mount {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is not mounted any more", at.display())));
         }
-        let point = Mountpoint { at, made, mount };
+        let point = Mountpoint { at, folder: None, made, mount };
         Ok(Arc::new(OwnKeeper { abort: point.abort(), point: Mutex::new(point) }))
     }
 }
@@ -101,9 +105,18 @@ impl Mountpoint {
             },
             Err(error) => return Err(unreadable(error)),
         };
-        let mut point = Self { at: at.to_owned(), made, mount: None };
+        let mut point = Self { at: at.to_owned(), folder: None, made, mount: None };
         point.at = fs::canonicalize(at).map_err(unreadable)?;
-        match fs::read_dir(&point.at).map_err(unreadable)?.next() {
+        let folder = rustix::fs::open(
+            &point.at,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        let folder = folder.map_err(|errno| unreadable(errno.into()))?;
+        check_way(at, &point.at, &folder).map_err(|error| MountError::Refused { at: at.to_owned(), error })?;
+        let entries = fs::read_dir(path_of(&folder)).map_err(unreadable)?.next();
+        point.folder = Some(folder);
+        match entries {
             None => Ok(point),
             Some(_) => Err(MountError::NotEmpty { at: at.to_owned() }),
         }
@@ -111,7 +124,8 @@ impl Mountpoint {
 
     /// Mounts here; the descriptor through which the kernel asks.
     pub(super) fn mount(&mut self, read_only: bool) -> Result<OwnedFd, MountError> {
-        let device = mounting::mount(&self.at, read_only)?;
+        let folder = self.folder.take();
+        let device = mounting::mount(&self.at, folder.as_ref().map(path_of).as_deref(), read_only)?;
         self.mount = find_mount(&self.at);
         Ok(device)
     }
@@ -176,6 +190,36 @@ impl Drop for Mountpoint {
     fn drop(&mut self) {
         self.tidy();
     }
+}
+
+/// The path that leads to what is open, whatever its name has become (proc_pid_fd(5)).
+fn path_of(folder: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", folder.as_raw_fd()).into()
+}
+
+/// Whether `folder` is what `at` means: it lies where the way really leads, and if root goes the way, its links are root's or its owner's.
+fn check_way(at: &Path, really: &Path, folder: &OwnedFd) -> io::Result<()> {
+    let changed = || io::Error::other("the way to it changes while it is looked for");
+    if fs::read_link(path_of(folder))? != really {
+        return Err(changed());
+    }
+    let at = std::path::absolute(at)?;
+    if !rustix::process::geteuid().is_root() || at == really {
+        return Ok(());
+    }
+    let owner = rustix::fs::fstat(folder)?.st_uid;
+    let mut has_link = at.components().any(|part| part == Component::ParentDir);
+    for part in at.ancestors() {
+        let about = fs::symlink_metadata(part)?;
+        if about.is_symlink() {
+            has_link = true;
+            if ![0, owner].contains(&about.uid()) {
+                let (part, user) = (part.display(), about.uid());
+                return Err(io::Error::other(format!("{part} is a link of user {user}'s; name the folder itself")));
+            }
+        }
+    }
+    if has_link { Ok(()) } else { Err(changed()) }
 }
 
 /// Ends a mount at once, whatever its server is doing.
@@ -274,5 +318,27 @@ mod tests {
         fs::remove_file(at.join("mine")).unwrap();
         drop(point);
         assert!(!at.exists());
+    }
+
+    #[test]
+    fn link_of_another_user_does_not_lead_roots_mount_elsewhere() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let scratch = std::env::temp_dir().join(format!("farbus-mountpoint-link-{}", std::process::id()));
+        fs::create_dir_all(scratch.join("roots")).unwrap();
+        let (link, own) = (scratch.join("link"), scratch.join("own"));
+        for link in [&link, &own] {
+            std::os::unix::fs::symlink(scratch.join("roots"), link).unwrap();
+        }
+        std::os::unix::fs::lchown(&link, Some(1600), None).unwrap();
+        assert!(matches!(Mountpoint::prepare(&link), Err(MountError::Refused { .. })));
+        assert_eq!(Mountpoint::prepare(&own).unwrap().at, scratch.join("roots"));
+        // One that is put in another's place before anything is mounted is not what is mounted at.
+        let point = Mountpoint::prepare(&scratch.join("roots")).unwrap();
+        fs::rename(scratch.join("roots"), scratch.join("moved")).unwrap();
+        std::os::unix::fs::symlink("/etc", scratch.join("roots")).unwrap();
+        assert_eq!(fs::read_link(path_of(point.folder.as_ref().unwrap())).unwrap(), scratch.join("moved"));
+        fs::remove_dir_all(scratch).unwrap();
     }
 }

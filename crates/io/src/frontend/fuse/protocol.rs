@@ -82,10 +82,16 @@ pub(super) enum Op {
     },
     Statfs,
     /// A descriptor was closed: the last moment at which its user hears of an error.
-    Flush,
-    Fsync,
+    Flush {
+        handle: u64,
+    },
+    Fsync {
+        handle: u64,
+    },
     /// The last descriptor was closed, and the last page of a memory mapping was written.
-    Release,
+    Release {
+        handle: u64,
+    },
     Fallocate {
         offset: u64,
         length: u64,
@@ -151,9 +157,9 @@ impl Request {
                 Op::Write { offset: u64_at(head, 48), size }
             }
             17 => Op::Statfs,
-            18 => Op::Release,
-            20 => Op::Fsync,
-            25 => Op::Flush,
+            18 => Op::Release { handle: u64_at(head, 40) },
+            20 => Op::Fsync { handle: u64_at(head, 40) },
+            25 => Op::Flush { handle: u64_at(head, 40) },
             26 => Op::Init {
                 major: u32_at(head, 40),
                 minor: u32_at(head, 44),
@@ -228,9 +234,9 @@ impl Body {
         Self::default().u64(of.node).u64(0).u64(VALID_S).u64(VALID_S).u64(0).attributes(of)
     }
 
-    /// `fuse_open_out`.
-    pub fn opened(node: u64) -> Self {
-        Self::default().u64(0).u32(if node == FILE { KEEP_CACHE } else { 0 }).u32(0)
+    /// `fuse_open_out`: the kernel names `handle` when it flushes, synchronizes or closes what was opened.
+    pub fn opened(node: u64, handle: u64) -> Self {
+        Self::default().u64(handle).u32(if node == FILE { KEEP_CACHE } else { 0 }).u32(0)
     }
 
     /// `fuse_statfs_out`: a full file system, the disk is all there is. A loop device takes its discard unit from here.
@@ -302,6 +308,11 @@ impl Kernel<'_> {
         self.send(unique, 0, [&body.0[..]].into_iter());
     }
 
+    /// The same; says whether the kernel took it. What is opened for a program that was killed meanwhile is never closed.
+    pub fn opened(self, unique: u64, node: u64, handle: u64) -> bool {
+        self.send(unique, 0, [&Body::opened(node, handle).0[..]].into_iter())
+    }
+
     /// `fuse_write_out`.
     pub fn written(self, unique: u64, size: u32) {
         self.send(unique, 0, [&size.to_ne_bytes()[..], &[0; 4]].into_iter());
@@ -315,7 +326,7 @@ impl Kernel<'_> {
         }
     }
 
-    fn send<'b>(self, unique: u64, error: i32, runs: impl Iterator<Item = &'b [u8]>) {
+    fn send<'b>(self, unique: u64, error: i32, runs: impl Iterator<Item = &'b [u8]>) -> bool {
         let mut header = [0; OUT_HEADER_BYTES];
         let mut slices = [IoSlice::new(&[]); RUNS_MAX];
         let (mut count, mut length) = (1, OUT_HEADER_BYTES);
@@ -329,11 +340,13 @@ impl Kernel<'_> {
         header[8..].copy_from_slice(&unique.to_ne_bytes());
         slices[0] = IoSlice::new(&header);
         // Whoever asked may be gone, and so may the mount: then nobody waits for it.
-        if let Err(errno) = rustix::io::writev(self.0, &slices[..count])
+        let sent = rustix::io::writev(self.0, &slices[..count]);
+        if let Err(errno) = sent
             && !matches!(errno, Errno::NOENT | Errno::NODEV | Errno::CONNABORTED)
         {
             tracing::warn!(%errno, unique, "the kernel does not take an answer");
         }
+        sent.is_ok()
     }
 }
 
@@ -377,6 +390,10 @@ mod tests {
         write[8..16].copy_from_slice(&7u64.to_ne_bytes());
         write[16..20].copy_from_slice(&3u32.to_ne_bytes());
         assert_eq!(parse(16, &write), Ok(Op::Write { offset: 7, size: 3 }));
+        let handle = [7u64.to_ne_bytes(), [0; 8]].concat();
+        assert_eq!(parse(20, &handle), Ok(Op::Fsync { handle: 7 }));
+        assert_eq!(parse(25, &handle), Ok(Op::Flush { handle: 7 }));
+        assert_eq!(parse(18, &handle), Ok(Op::Release { handle: 7 }));
         assert_eq!(parse(9999, &[]), Ok(Op::Other));
     }
 
@@ -395,7 +412,7 @@ mod tests {
         let terms = Terms { request_bytes_max: 1 << 20, background_max: 64, read_ahead_bytes: 1 << 20 };
         assert_eq!(Body::attr(&of).0.len(), 16 + 88);
         assert_eq!(Body::entry(&of).0.len(), 40 + 88);
-        assert_eq!((Body::opened(FILE).0.len(), Body::statfs(1).0.len()), (16, 80));
+        assert_eq!((Body::opened(FILE, 1).0.len(), Body::statfs(1).0.len()), (16, 80));
         let init = Body::init(7, 40, 0, u32::MAX, &terms).unwrap().0;
         assert_eq!((init.len(), u32_at(&init, 12)), (64, WANTED));
         assert_eq!((&init[16..20], &init[28..30]), (&[64, 0, 48, 0][..], &[0, 1][..]));

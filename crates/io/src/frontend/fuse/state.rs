@@ -1,4 +1,7 @@
 //! Where the serving of a mounted disk stands, for another process: JSON, and behind it what the device says of itself.
+//!
+//! The other process may be of another release. A field that it does not know is passed over, and a field that was added later has a
+//! default; a change that a reader may not pass over makes a new version.
 
 use std::io;
 use std::ops::Range;
@@ -6,12 +9,15 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The version written, and the only one read.
+use super::handles::{Ask, SavedHandles};
+
+/// The version written.
 pub(super) const STATE_VERSION: u16 = 1;
+/// The oldest version read: what the previous release wrote.
+const STATE_VERSION_MIN: u16 = 1;
 
 /// A mount, and what the kernel has asked there.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct State {
     pub version: u16,
     pub at: PathBuf,
@@ -22,17 +28,20 @@ pub(super) struct State {
     pub begun: u64,
     pub durable: u64,
     pub asked: Vec<SavedAsked>,
+    #[serde(default)]
+    pub handles: SavedHandles,
 }
 
 /// A request that the device has.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct SavedAsked {
     pub id: u64,
     /// The kernel's number, if a program waits.
     pub unique: Option<u64>,
     pub change: Option<u64>,
     pub covers: Option<u64>,
+    #[serde(default)]
+    pub ask: Option<Ask>,
     pub rest: Range<u64>,
 }
 
@@ -49,7 +58,7 @@ impl State {
         let (text, device) = rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or_else(short)?;
         let state: Self = serde_json::from_slice(text)?;
         match state.version {
-            STATE_VERSION => Ok((state, device)),
+            STATE_VERSION_MIN..=STATE_VERSION => Ok((state, device)),
             other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("version {other} is not known"))),
         }
     }
@@ -61,7 +70,8 @@ mod tests {
 
     #[test]
     fn a_state_is_read_as_it_was_written_and_not_without_its_end() {
-        let asked = SavedAsked { id: 7, unique: Some(9), change: None, covers: Some(3), rest: 0..8 };
+        let asked =
+            SavedAsked { id: 7, unique: Some(9), change: None, covers: Some(3), ask: Some(Ask::Sync(2)), rest: 0..8 };
         let (owner, time, at, name) = ((0, 1), (2, 3), PathBuf::from("/mnt/a b"), "disk.img".into());
         let mut state = State {
             version: STATE_VERSION,
@@ -73,6 +83,7 @@ mod tests {
             begun: 4,
             durable: 3,
             asked: vec![asked],
+            handles: SavedHandles::default(),
         };
         let bytes = state.to_bytes(b"device").unwrap();
         let (read, device) = State::from_bytes(&bytes).unwrap();
@@ -81,5 +92,17 @@ mod tests {
         state.version += 1;
         let error = State::from_bytes(&state.to_bytes(b"").unwrap()).unwrap_err();
         assert!(error.to_string().contains("version 2"), "{error}");
+    }
+
+    #[test]
+    fn state_of_release_0_1_0_is_read_and_fields_of_a_later_release_are_passed_over() {
+        let of_0_1_0 = r#"{"version":1,"at":"/mnt/a","name":"disk.img","owner":[0,0],"time":[2,3],"next_id":7,"begun":4,
+            "durable":3,"asked":[{"id":7,"unique":9,"change":null,"covers":3,"rest":{"start":0,"end":8}}]}"#;
+        let later = of_0_1_0.replace("\"begun\"", "\"epoch\":5,\"begun\"").replace("\"id\"", "\"by\":1,\"id\"");
+        for text in [of_0_1_0, &later] {
+            let bytes = [&(text.len() as u32).to_le_bytes(), text.as_bytes(), b"device"].concat();
+            let (state, device) = State::from_bytes(&bytes).unwrap();
+            assert_eq!((state.next_id, state.asked[0].unique, device), (7, Some(9), &b"device"[..]));
+        }
     }
 }

@@ -1,0 +1,149 @@
+//! `farbus daemon`.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::output::say;
+use super::{Failure, sleep};
+use crate::common::control::{Answer, Question, ask_all};
+use crate::common::failure::Attribute;
+use crate::daemon::{Options, Ready, serve};
+
+/// Share and attach what a configuration file says, and keep it so.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "The file is TOML; packaging/farbus.toml shows all of it:\n\n  \
+    [plain]                                   where plain USB/IP is served\n  \
+    listen = [\"loopback\"]                    else a socket, where 'farbus attach' finds it; another address needs:\n  \
+    allow = [\"192.0.2.0/24\"]                  who may connect\n  \
+    [secure]                                  where paired hosts are served: everywhere, unless it says 'listen'\n  \
+    [[share]]\n  what = \"disk:/srv/backup.img\"             as in 'farbus share'\n  \
+    name = \"backup\"\n  \
+    [[attach]]\n  target = \"lab3/disk\"                     attached, and again whenever it is lost\n  \
+    via = \"fuse\"\n  at = \"/mnt/lab3\"\n\n\
+    Examples:\n  farbus daemon --config farbus.toml --check\n  farbus daemon --config farbus.toml\n  \
+    farbus daemon reload            read it again; sessions of what stays go on (so does SIGHUP)\n  \
+    farbus daemon restart           go on as the program that is installed now; what is attached stays (so does SIGUSR2)\n\n\
+    It is controlled by the same commands as a share: status, release, detach, eject, type. Under systemd it\n\
+    notifies, takes sockets (packaging/systemd) and keeps the watchdog. SIGTERM ends it in good order.")]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    /// What to share and attach.
+    #[arg(long, value_name = "FILE", default_value = "/etc/farbus/farbus.toml")]
+    config: PathBuf,
+    /// Read the file, say what is wrong with it, and do nothing else.
+    #[arg(long)]
+    check: bool,
+    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no files and makes no
+    /// connections by itself.
+    #[arg(long)]
+    no_sandbox: bool,
+    /// Go on in the place of another process, which passes on what it has; started by that alone.
+    #[arg(long, hide = true)]
+    take_over: bool,
+}
+
+impl Args {
+    /// Whether another daemon started this one to go on in its place.
+    pub fn is_successor(&self) -> bool {
+        self.take_over
+    }
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Let the running daemon read its configuration again.
+    Reload,
+    /// Before this machine sleeps: let go of what its kernel would not sleep with, until 'wake'.
+    #[command(
+        after_help = "Linux does not suspend while anything is attached through its kernel (vhci_hcd). What nobody has mounted is let go of and\n\
+        taken again by 'wake'; a disk that is mounted stays, and so does this machine: 3 is returned, with what is mounted.\n\
+        packaging/systemd/farbus-sleep in /usr/lib/systemd/system-sleep does both by itself. Attachments via fuse, nbd and redir\n\
+        sleep as they are.\n\n\
+        Examples:\n  farbus daemon sleep && systemctl suspend\n  farbus daemon wake"
+    )]
+    Sleep {
+        /// Print what was let go of as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// After this machine slept: take again what 'sleep' let go of.
+    #[command(after_help = "Examples:\n  farbus daemon wake\n  farbus daemon wake --json")]
+    Wake {
+        /// Print what is taken again as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let the program that is installed now go on in place of the running daemon: what is attached stays attached.
+    #[command(after_help = "After an upgrade. A new process is started, takes over what is attached and what is\n\
+        listened at, and then the old one ends: same port, same mount, same connections, no error. Devices that are shared are offered again at\n\
+        once; hosts that use them in a session come back by themselves. If the new process does not come up, the old one goes on.\n\n\
+        What is attached as a USB disk that is driven here, or over a plain connection, cannot be passed on: then it is refused, unless\n\
+        '--interrupt' says that it may be taken away for a moment.\n\n\
+        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)")]
+    Restart {
+        /// Also where that takes from somebody, for a moment, what is attached.
+        #[arg(long)]
+        interrupt: bool,
+        /// Print the answer as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub fn run(args: Args) -> Result<(), Failure> {
+    match args.verb {
+        Some(Verb::Reload) => return reload(),
+        Some(Verb::Restart { interrupt, json }) => return restart(interrupt, json),
+        Some(Verb::Sleep { json }) => return sleep::sleep(json),
+        Some(Verb::Wake { json }) => return sleep::wake(json),
+        None => {}
+    }
+    let ready = Ready::read(&args.config)?;
+    if args.check {
+        say(format!("{} is fine: {}", args.config.display(), ready.summary()));
+        return Ok(());
+    }
+    serve(Options { config: args.config, no_sandbox: args.no_sandbox, take_over: args.take_over }, ready, say)
+}
+
+/// What the daemon that runs here answers.
+fn ask_daemon(question: &Question) -> Result<Value, Failure> {
+    for (_, answer) in ask_all(question).map_err(Failure::local)? {
+        match answer {
+            Answer::Ok(value) => return Ok(value),
+            Answer::Unknown => {}
+            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Failed(failure) => return Err(Failure::new(failure.attribute, failure.message)),
+        }
+    }
+    Err(Failure::new(Attribute::Gone, "no daemon of yours runs here\n  start one: farbus daemon --config FILE"))
+}
+
+fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
+    let done = ask_daemon(&Question::Restart { interrupt })?;
+    if json {
+        say(done);
+        return Ok(());
+    }
+    let kept = done["kept"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let (kept, sessions) = (kept.collect::<Vec<_>>().join(", "), &done["sessions"]);
+    say(format!("process {} goes on, with [{kept}] attached, and with {sessions} sessions of its users", done["pid"]));
+    Ok(())
+}
+
+fn reload() -> Result<(), Failure> {
+    let changes = ask_daemon(&Question::Reload)?;
+    let words = |of: &str| -> Vec<String> {
+        let names = changes[of].as_array().into_iter().flatten();
+        names.filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    };
+    let (added, removed) = (words("added"), words("removed"));
+    say(match added.is_empty() && removed.is_empty() {
+        true => "reloaded: nothing changed".to_owned(),
+        false => format!("reloaded: added [{}], removed [{}]", added.join(", "), removed.join(", ")),
+    });
+    Ok(())
+}

@@ -1,0 +1,253 @@
+//! What paired hosts may use: `allow`, `forbid`.
+//!
+//! A permission is for a name that an owner gave to a device, or for the device itself where farbus gave the name: the second one gets
+//! another number when devices are shared in another order.
+
+use std::collections::BTreeSet;
+
+use farbus_io::trust::{DeviceId, Devices, Event, Folder, Outcome, Peer};
+use serde::Serialize;
+
+use super::Failure;
+use super::output::{print_json, print_table, say, table};
+use crate::devices::identities::naming::looks_automatic;
+use crate::devices::identities::shared_now::{SharedNow, shared_now};
+use crate::hosts::trust::Trust;
+use crate::importer::client::Attribute;
+
+/// Let a paired host use devices of this one, or show what each may use.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  farbus allow lab3 disk webcam\n  farbus allow lab3 all           every device, those shared later among them\n  \
+    farbus allow lab3 webcam --reserve-high      and what it reserves for it ('farbus attach --reserve') may be of high criticality\n  \
+    farbus allow                    who may use what\n  \
+    farbus allow --json | jq -r '.[] | select(.by == \"name\" and .is_automatic) | .device'\n\n\
+    A name that you gave a device (name=NAME) is allowed as a name. A name that farbus gave, such as disk2, means the device that has it\n\
+    while this is typed, if that can be known again ('farbus identity list').\n\n\
+    Take it back with 'farbus forbid'."
+)]
+pub struct AllowArgs {
+    /// The host's name, as 'farbus peers' shows it.
+    name: Option<String>,
+    /// Devices by name, as 'farbus status' shows them; or 'all'. Without them: show what is allowed.
+    devices: Vec<String>,
+    /// It may use them, and reserve with high criticality for them: then what others have reserved with low criticality gives way.
+    #[arg(long, requires = "devices")]
+    reserve_high: bool,
+    /// Without devices: for programs.
+    #[arg(long, conflicts_with = "devices")]
+    pub json: bool,
+}
+
+/// Take back what a paired host was allowed, and may be using.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus forbid lab3 disk\n  farbus forbid lab3 all          everything")]
+pub struct ForbidArgs {
+    /// The host's name, as 'farbus peers' shows it.
+    name: String,
+    /// Devices by name; or 'all'.
+    #[arg(required = true)]
+    devices: Vec<String>,
+    /// It may go on using them, but reserves nothing more with high criticality for them.
+    #[arg(long)]
+    reserve_high: bool,
+}
+
+/// A permission, as `farbus allow --json` shows it.
+#[derive(Serialize)]
+struct Permission {
+    host: String,
+    device: String,
+    /// `all`, `name` or `identity`.
+    by: &'static str,
+    /// The devices that are meant by an identity.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    ids: BTreeSet<DeviceId>,
+    /// Whether farbus gave that name: as far as is known, or by its looks.
+    is_automatic: bool,
+    /// What is meant and shared now, by name.
+    now: Vec<String>,
+}
+
+pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
+    let name = match &args.name {
+        Some(name) if !args.devices.is_empty() => name,
+        only => return list(only.as_deref(), args.json),
+    };
+    let now = shared_now();
+    change_grant(name, &args.devices, "allow", |peer, device| {
+        if args.reserve_high {
+            peer.reserve_high.add(device);
+        }
+        // 'all' says it already.
+        if !(args.reserve_high && peer.allow.allows(device)) {
+            peer.allow.add(device);
+        }
+        bind_to(peer, device, &now);
+        true
+    })?;
+    for device in &args.devices {
+        explain(device, &now);
+    }
+    Ok(())
+}
+
+pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
+    let now = shared_now();
+    change_grant(&args.name, &args.devices, "forbid", |peer, device| {
+        let ids = now.iter().filter(|shared| shared.name == device).filter_map(SharedNow::id).collect();
+        let was_high = peer.reserve_high.remove(device);
+        let was = if args.reserve_high { was_high } else { peer.allow.remove(device) | peer.unbind(&ids) };
+        peer.forget_unused();
+        was
+    })
+}
+
+/// By these names the devices are meant that are called so now, where farbus gave the names. None: there is no such peer.
+///
+/// # Errors
+/// [`Failure`]: the list of peers cannot be changed.
+pub fn bind(trust: &Trust, name: &str, devices: &[String]) -> Result<Option<Peer>, Failure> {
+    let now = shared_now();
+    Ok(trust.change(|peers| {
+        let peer = peers.find_mut(name)?;
+        devices.iter().for_each(|device| bind_to(peer, device, &now));
+        Some(peer.clone())
+    })?)
+}
+
+fn bind_to(peer: &mut Peer, device: &str, now: &[SharedNow]) {
+    let called: Vec<_> = now.iter().filter(|shared| shared.name == device).collect();
+    // What is meant stays what was meant while nothing is called so.
+    if !called.is_empty() {
+        let ids: Option<BTreeSet<DeviceId>> = called.iter().map(|shared| shared.bound_to()).collect();
+        peer.bind(device, &ids.unwrap_or_default());
+    }
+}
+
+/// What an automatic name comes to.
+fn explain(device: &str, now: &[SharedNow]) {
+    let Some(shared) = now.iter().find(|shared| shared.name == device && !shared.is_named) else { return };
+    match shared.bound_to() {
+        Some(id) => {
+            say(format!("  {device} is the device {} here, whatever that and others are called later", id.short()))
+        }
+        None => say(format!(
+            "  {device} cannot be known again after a restart: whatever is called '{device}' here may be used\n  \
+             give it a name of its own: name=NAME"
+        )),
+    }
+}
+
+/// What a peer may use, as people read it.
+pub fn words(peer: &Peer) -> impl Iterator<Item = String> {
+    peer.allow.words().map(|word| match peer.bound.get(word) {
+        Some(ids) => format!("{word} ({})", ids.iter().map(|id| id.short()).collect::<Vec<_>>().join(", ")),
+        None => word.to_owned(),
+    })
+}
+
+fn list(name: Option<&str>, json: bool) -> Result<(), Failure> {
+    let peers = Trust::open()?.peers()?;
+    if let Some(name) = name.filter(|name| peers.find(name).is_none()) {
+        return Err(no_such_peer(name));
+    }
+    let now = shared_now();
+    let known = Folder::of_user().and_then(|folder| Devices::load(&folder)).unwrap_or_default();
+    let is_automatic = |word: &str| match now.iter().find(|shared| shared.name == word) {
+        Some(shared) => !shared.is_named,
+        None => match known.iter().find(|device| device.name == word) {
+            Some(device) => !device.is_named,
+            None => looks_automatic(word),
+        },
+    };
+    let mut all = Vec::new();
+    for peer in peers.iter().filter(|peer| name.is_none_or(|name| peer.name.eq_ignore_ascii_case(name))) {
+        for word in peer.allow.words() {
+            let ids = peer.bound.get(word).cloned().unwrap_or_default();
+            let by = match (word, ids.is_empty()) {
+                ("all", _) => "all",
+                (_, true) => "name",
+                (_, false) => "identity",
+            };
+            let is_meant = |shared: &&SharedNow| match by {
+                "all" => true,
+                "name" => shared.name == word,
+                _ => shared.id().is_some_and(|id| ids.contains(&id)),
+            };
+            let now = now.iter().filter(is_meant).map(|shared| shared.name.clone()).collect();
+            let is_automatic = by != "all" && is_automatic(word);
+            all.push(Permission { host: peer.name.clone(), device: word.to_owned(), by, ids, is_automatic, now });
+        }
+    }
+    if json {
+        return print_json(&all);
+    }
+    if all.is_empty() {
+        say("No paired host may use anything here. Try: farbus allow HOST DEVICE");
+        return Ok(());
+    }
+    let mut table = table(&["HOST", "DEVICE", "MEANS", "SHARED NOW"]);
+    for permission in &all {
+        let means = match permission.by {
+            "all" => "every device".to_owned(),
+            "identity" => permission.ids.iter().map(|id| id.short()).collect::<Vec<_>>().join(", "),
+            _ if permission.is_automatic => "whatever is called so (farbus gave that name)".to_owned(),
+            _ => "whatever is called so".to_owned(),
+        };
+        table.add_row([permission.host.clone(), permission.device.clone(), means, permission.now.join(", ")]);
+    }
+    print_table(&table);
+    let is_loose = |permission: &&Permission| permission.by == "name" && permission.is_automatic;
+    for Permission { host, device, .. } in all.iter().filter(is_loose) {
+        say(format!(
+            "{host} may use whatever is called '{device}', which farbus names by order: while the right one is shared, type"
+        ));
+        say(format!("  farbus allow {host} {device}      or give it a name of its own: name=NAME"));
+    }
+    Ok(())
+}
+
+fn change_grant(
+    name: &str,
+    devices: &[String],
+    verb: &str,
+    change: impl Fn(&mut Peer, &str) -> bool,
+) -> Result<(), Failure> {
+    let trust = Trust::open()?;
+    let changed = trust.change(|peers| {
+        let peer = peers.find_mut(name)?;
+        let unchanged: Vec<_> = devices.iter().filter(|device| !change(peer, device)).cloned().collect();
+        Some((peer.clone(), unchanged))
+    })?;
+    let Some((peer, unchanged)) = changed else { return Err(no_such_peer(name)) };
+    for device in devices {
+        trust.record(&Event { device: Some(device), ..of(&peer, verb) });
+    }
+    let words: Vec<_> = peer.allow.words().collect();
+    let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
+    say(format!("{} may use: {may}", peer.name));
+    if !peer.reserve_high.is_empty() {
+        let high = peer.reserve_high.words().collect::<Vec<_>>().join(", ");
+        say(format!("{} may reserve with high criticality: {high}", peer.name));
+    }
+    if unchanged.is_empty() {
+        return Ok(());
+    }
+    let hint = if words == ["all"] {
+        "\n  it may use all; 'farbus forbid NAME all' first, then allow what it shall have"
+    } else {
+        ""
+    };
+    Err(Failure::new(Attribute::Gone, format!("{} was not allowed {} by name{hint}", peer.name, unchanged.join(", "))))
+}
+
+/// What a peer's owner did, for the audit log.
+pub(super) fn of<'a>(peer: &'a Peer, verb: &'a str) -> Event<'a> {
+    Event { peer: Some(&peer.name), fingerprint: Some(peer.fingerprint), ..Event::new(verb, Outcome::Ok) }
+}
+
+/// There is no such peer.
+pub(super) fn no_such_peer(name: &str) -> Failure {
+    Failure::new(Attribute::Gone, format!("no host called '{name}' is paired with this one\n  see: farbus peers"))
+}

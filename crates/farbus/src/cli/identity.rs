@@ -1,0 +1,271 @@
+//! `farbus identity`: which device is which.
+
+use std::path::PathBuf;
+
+use farbus_io::evidence::Evidence;
+use farbus_io::trust::{DeviceId, Devices, Folder, KnownDevice, PREFIX_DIGITS_MIN};
+use farbus_io::usb::Inventory;
+use farbus_model::MediumNumber;
+use serde::Serialize;
+
+use super::Failure;
+use super::output::{print_json, print_table, say, table};
+use super::share::Called;
+use crate::common::control::{Answer, Question, ask_one};
+use crate::devices::identities::evidence_at;
+use crate::devices::identities::shared_now::{SharedNow, shared_now};
+use crate::exporter::sources::what::What;
+use crate::importer::client::Attribute;
+
+/// Show which devices this host has shared, or say that a device is one of before.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A device keeps its identity when it is renamed, plugged into another port or shared in another order; a copy has one of its\n\
+    own. Permissions and sessions follow the identity.\n\n\
+    Examples:\n  farbus identity list\n  farbus identity list --json | jq '.[] | {id, name, medium}'\n  \
+    farbus identity adopt disk 3f2a91c0        the disk that is shared now is the one of before: it was restored from a backup\n  \
+    farbus identity adopt disk:/srv/new.img backup"
+)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Show the devices that this host has shared, by identity.
+    List {
+        /// Print JSON, for programs
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say that a device is one that was shared before: after it was copied, restored or moved to another file system.
+    Adopt {
+        /// A device that is shared now, by name; or what it is: disk:PATH[,ro][,offset=…], usb:BUSID.
+        device: String,
+        /// Which it is: the id of 'farbus identity list' or its beginning, or what it was called last.
+        id: String,
+    },
+}
+
+impl Args {
+    /// Whether a failure, too, is to be told as JSON.
+    pub fn is_for_programs(&self) -> bool {
+        matches!(self.verb, Verb::List { json: true })
+    }
+}
+
+/// A device, as `farbus identity list --json` shows it.
+#[derive(Serialize)]
+struct Line {
+    id: DeviceId,
+    generation: u64,
+    name: String,
+    is_named: bool,
+    /// Its evidence; none: nothing is this device now, or it has none that lasts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    medium: Option<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    view: String,
+    /// Whether it is known after a restart.
+    is_lasting: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seen: Option<String>,
+    /// The process that shares it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let folder = Folder::of_user()?;
+    match &args.verb {
+        Verb::List { json } => list(&folder, *json),
+        Verb::Adopt { device, id } => adopt(&folder, device, id),
+    }
+}
+
+fn list(folder: &Folder, json: bool) -> Result<(), Failure> {
+    let (all, now) = (Devices::load(folder)?, shared_now());
+    let pid_of = |id: DeviceId| now.iter().find(|shared| shared.id() == Some(id)).map(|shared| shared.pid);
+    let mut lines: Vec<Line> = all.iter().map(|known| line_of(known, pid_of(known.id))).collect();
+    for SharedNow { pid, name, is_named, identity, .. } in now {
+        let Some(identity) = identity.filter(|identity| all.of_id(identity.id).is_none()) else { continue };
+        lines.push(Line {
+            id: identity.id,
+            generation: identity.generation,
+            name,
+            is_named,
+            medium: None,
+            view: String::new(),
+            is_lasting: identity.is_lasting,
+            seen: None,
+            pid: Some(pid),
+        });
+    }
+    if json {
+        return print_json(&lines);
+    }
+    if lines.is_empty() {
+        say("Nothing was shared here yet. Try: farbus share disk:PATH");
+        return Ok(());
+    }
+    let mut table = table(&["ID", "MEDIUM NO.", "NAME", "PID", "LAST SHARED", "KNOWN BY"]);
+    for line in lines {
+        let known_by = match (&line.medium, line.is_lasting) {
+            (Some(medium), _) if line.view.is_empty() => medium.clone(),
+            (Some(medium), _) => format!("{medium} {}", line.view),
+            (None, true) => "nothing now (farbus identity adopt)".to_owned(),
+            (None, false) => "its process alone".to_owned(),
+        };
+        let pid = line.pid.map(|pid| pid.to_string()).unwrap_or_default();
+        let day = line.seen.as_deref().and_then(|seen| seen.split('T').next()).unwrap_or_default().to_owned();
+        table.add_row([line.id.short(), MediumNumber(line.generation).to_string(), line.name, pid, day, known_by]);
+    }
+    print_table(&table);
+    Ok(())
+}
+
+fn line_of(known: &KnownDevice, pid: Option<u32>) -> Line {
+    Line {
+        id: known.id,
+        generation: known.generation,
+        name: known.name.clone(),
+        is_named: known.is_named,
+        medium: known.medium.clone(),
+        view: known.view.clone(),
+        is_lasting: true,
+        seen: Some(known.seen.clone()),
+        pid,
+    }
+}
+
+/// What is to be known as another device, by its evidence.
+struct Subject {
+    medium: String,
+    view: String,
+}
+
+fn adopt(folder: &Folder, device: &str, id: &str) -> Result<(), Failure> {
+    let (all, now) = (Devices::load(folder)?, shared_now());
+    let subject = subject_of(device, &all, &now)?;
+    let wanted = find(&all, id, &subject)?;
+    let current = all.find(&subject.medium, &subject.view).map(|known| known.id);
+    if current == Some(wanted.id) {
+        say(format!("{device} is {} already", wanted.id.short()));
+        return Ok(());
+    }
+    if let Some(other) = now.iter().find(|shared| shared.id() == Some(wanted.id)) {
+        let message = format!(
+            "{} is shared now, as '{}' by process {}: it is not {device}\n  end that first, if it is to be {device}",
+            wanted.id.short(),
+            other.name,
+            other.pid
+        );
+        return Err(Failure::new(Attribute::Refused, message));
+    }
+    let running: Vec<&SharedNow> = now.iter().filter(|shared| current.is_some() && shared.id() == current).collect();
+    if let Some(SharedNow { name, user: Some(user), .. }) = running.iter().find(|shared| shared.user.is_some()) {
+        let message =
+            format!("'{name}' is used by {user}, as the device that it is now\n  first: farbus release {name}");
+        return Err(Failure::new(Attribute::Refused, message));
+    }
+    // Another medium of that device: a session of before does not go on with it unasked.
+    let generation = wanted.identity().adopted().generation;
+    let id = wanted.id;
+    Devices::change(folder, |all| all.give(id, generation, &subject.medium, &subject.view))?;
+    say(format!("{device} is {} from now on", id.short()));
+    for SharedNow { pid, name, .. } in running {
+        let question = Question::Adopt { device: name.clone(), id, generation };
+        if !matches!(ask_one(*pid, &question, &[]), Ok(Answer::Ok(_))) {
+            say(format!("  process {pid} shares it as what it was: share it again"));
+        }
+    }
+    Ok(())
+}
+
+fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject, Failure> {
+    let called: Vec<&SharedNow> = now.iter().filter(|shared| shared.name == device).collect();
+    match called[..] {
+        [] if device.contains([':', '/']) => return subject_at(device),
+        [] => {
+            let next = "name it as it is shared, such as disk:PATH; see: farbus status";
+            return Err(Failure::new(Attribute::Gone, format!("no device called '{device}' is shared here\n  {next}")));
+        }
+        [_] => {}
+        _ => {
+            let pids: Vec<_> = called.iter().map(|shared| shared.pid.to_string()).collect();
+            let message = format!(
+                "'{device}' is shared by processes {}\n  say which, as it is shared: farbus identity adopt disk:PATH ID",
+                pids.join(", ")
+            );
+            return Err(Failure::new(Attribute::Refused, message));
+        }
+    }
+    let known = called[0].id().and_then(|id| all.of_id(id));
+    match known.and_then(|known| Some((known.medium.clone()?, known.view.clone()))) {
+        Some((medium, view)) => Ok(Subject { medium, view }),
+        None => Err(unknowable(device)),
+    }
+}
+
+/// What a device is that is named as `farbus share` names it.
+fn subject_at(text: &str) -> Result<Subject, Failure> {
+    let spec = if text.contains(':') { text.to_owned() } else { format!("disk:{text}") };
+    let called: Called = spec.parse().map_err(Failure::local)?;
+    let (evidence, view) = match called.what() {
+        What::Usb(selector) => {
+            let inventory = Inventory::default();
+            let all = inventory.devices().map_err(Failure::local)?;
+            let found: Vec<_> = all.iter().filter(|found| selector.matches(found)).collect();
+            let [found] = found[..] else {
+                let message = format!(
+                    "{} USB devices are {selector}\n  name one by its bus id: farbus share --list",
+                    found.len()
+                );
+                return Err(Failure::new(Attribute::Refused, message));
+            };
+            (Some(Evidence::of_usb(found, &all, &inventory)), String::new())
+        }
+        What::Disk { spec, sector_bytes, .. } => {
+            let path: Option<PathBuf> = spec.medium_path().map(Into::into);
+            let path = path.ok_or_else(|| unknowable(text))?;
+            if !path.exists() {
+                return Err(Failure::new(Attribute::Gone, format!("there is nothing at {}", path.display())));
+            }
+            (evidence_at(&path), spec.view_with(*sector_bytes))
+        }
+        _ => return Err(unknowable(text)),
+    };
+    let evidence = evidence.filter(|evidence| evidence.is_stable).ok_or_else(|| unknowable(text))?;
+    Ok(Subject { medium: evidence.text, view })
+}
+
+fn unknowable(device: &str) -> Failure {
+    let why = "it has nothing by which it is known again after a restart: see docs/identity.md";
+    Failure::new(Attribute::Refused, format!("{device} cannot be said to be a device of before\n  {why}"))
+}
+
+/// The device of before that is meant.
+fn find<'a>(all: &'a Devices, text: &str, subject: &Subject) -> Result<&'a KnownDevice, Failure> {
+    let is_subject =
+        |known: &&KnownDevice| known.medium.as_ref() == Some(&subject.medium) && known.view == subject.view;
+    let mut meant: Vec<&KnownDevice> = all.iter().filter(|known| known.id.begins_with(text)).collect();
+    if meant.is_empty() {
+        meant = all.iter().filter(|known| known.name == text && !is_subject(known)).collect();
+    }
+    match meant[..] {
+        [known] => Ok(known),
+        [] => {
+            let next = format!("an id has at least {PREFIX_DIGITS_MIN} digits; see: farbus identity list");
+            Err(Failure::new(Attribute::Gone, format!("no device of before is '{text}'\n  {next}")))
+        }
+        _ => {
+            let choices: Vec<_> = meant
+                .iter()
+                .map(|known| format!("{}  {} last shared {}", known.id.short(), known.name, known.seen))
+                .collect();
+            let message = format!("'{text}' is several devices: say which by its id\n  {}", choices.join("\n  "));
+            Err(Failure::new(Attribute::Refused, message))
+        }
+    }
+}

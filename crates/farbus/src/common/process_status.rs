@@ -1,0 +1,28 @@
+//! What a process that runs says of itself and of its devices.
+
+use serde::Serialize;
+
+use crate::common::control::Answer;
+
+/// A running process in `farbus status --json`.
+#[derive(Debug, Serialize)]
+pub struct ProcessStatus<D> {
+    /// Process id, as the kernel of this machine numbers it.
+    pub pid: u32,
+    /// What it does: `share`, `attach`, `daemon`, `nbd` or `pipe`.
+    pub role: &'static str,
+    /// Where it listens, or what it is attached to.
+    pub address: String,
+    /// The devices that it shares or has attached.
+    pub devices: Vec<D>,
+}
+
+impl<D: Serialize> ProcessStatus<D> {
+    /// As an answer.
+    pub fn answer(&self) -> Answer {
+        match serde_json::to_value(self) {
+            Ok(value) => Answer::Ok(value),
+            Err(error) => Answer::Refused(error.to_string()),
+        }
+    }
+}

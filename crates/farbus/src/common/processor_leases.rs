@@ -1,0 +1,277 @@
+//! What other processes of this host reserve of its processors for threads of their own, tuned pipes: for as long as they hold the other end
+//! of a lease. A process that is killed lets go of it as well.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Wake, wait_for_ends};
+use farbus_realtime::vcpu::{Overload, Reserve};
+use serde_json::json;
+
+use crate::common::control::{Answer, Question, ask_one};
+use crate::common::failure::{Attribute, FailureReport};
+use crate::common::passed_files::Files;
+
+/// Owners that have something at once, and so descriptors that are kept: each owner's last lease. One thread watches all of them.
+const OWNERS_MAX: usize = 64;
+
+/// Asks these processes for parts of their processors in the name of `owner`: who refused, and why.
+pub fn ask_for(
+    owner: &str,
+    whom: &BTreeSet<u32>,
+    reserves: &[(u64, u64)],
+    lease: BorrowedFd<'_>,
+) -> Vec<(u32, String)> {
+    let (owner, reserves) = (owner.to_owned(), reserves.to_vec());
+    let question = Question::Promise { owner, reserves, files: Files::default() };
+    let refused = |&pid: &u32| match ask_one(pid, &question, &[lease]) {
+        Ok(Answer::Failed(failure)) => Some((pid, failure.message)),
+        // One that promises nothing to anybody, knows no such question or ends just now has nothing against it.
+        Ok(Answer::Ok(_) | Answer::Unknown | Answer::Refused(_)) | Err(_) => None,
+    };
+    whom.iter().filter_map(refused).collect()
+}
+
+/// Who else promises time of the same processors: what is promised here is admitted there first.
+pub trait Beside: Send + Sync + 'static {
+    /// All that is promised here, in the place of what was.
+    ///
+    /// # Errors
+    /// Why not, in words: what was promised is promised still.
+    fn admit(&self, all: &[Reserve]) -> Result<(), String>;
+}
+
+/// Where it is entered.
+pub trait Books: Send + Sync + 'static {
+    /// These, in the place of what `owner` had; says on which processors.
+    ///
+    /// # Errors
+    /// [`Overload`]: nothing has changed.
+    fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload>;
+
+    /// He has none any more.
+    fn leave(&self, owner: &str);
+}
+
+/// Whoever has something, and which of his leases is the last.
+#[derive(Clone)]
+pub struct Promises(Arc<Inner>);
+
+struct Inner {
+    books: Box<dyn Books>,
+    leases: Mutex<Leases>,
+    /// Tells the thread that watches them that there are others, or that nobody wants to know any more.
+    wake: Arc<Wake>,
+}
+
+#[derive(Default)]
+struct Leases {
+    /// Each owner's last; an earlier one is closed when it is replaced.
+    of: BTreeMap<String, Arc<OwnedFd>>,
+    is_watched: bool,
+}
+
+impl Promises {
+    /// Entered there.
+    ///
+    /// # Panics
+    /// If the system has no more descriptors as the process begins.
+    pub fn new(books: impl Books) -> Self {
+        let wake = Arc::new(Wake::new().expect("a process that begins has descriptors"));
+        Self(Arc::new(Inner { books: Box::new(books), leases: Mutex::default(), wake }))
+    }
+
+    /// `owner` has these, in the place of what he had, until the other end of `lease` is closed.
+    pub fn keep(&self, owner: &str, reserves: &[(u64, u64)], lease: OwnedFd) -> Answer {
+        let refused = |message: String| Answer::Failed(FailureReport { attribute: Attribute::Refused, message });
+        let mut leases = self.leases();
+        if !leases.of.contains_key(owner) && leases.of.len() >= OWNERS_MAX {
+            return refused(format!("{OWNERS_MAX} processes have parts of its processors already"));
+        }
+        if let Err(error) = self.watch(&mut leases) {
+            return refused(format!("no thread to watch over it: {error}"));
+        }
+        let reserves: Vec<_> =
+            reserves.iter().map(|&(budget_ns, period_ns)| Reserve { budget_ns, period_ns }).collect();
+        let processors = match self.0.books.enter(owner, &reserves) {
+            Ok(processors) => processors,
+            Err(overload) => return refused(overload.to_string()),
+        };
+        leases.of.insert(owner.to_owned(), Arc::new(lease));
+        drop(leases);
+        self.0.wake.wake();
+        Answer::Ok(json!({ "processors": processors }))
+    }
+
+    /// Starts the thread that watches all leases, once there is one.
+    fn watch(&self, leases: &mut Leases) -> std::io::Result<()> {
+        if !leases.is_watched {
+            let (inner, wake) = (Arc::downgrade(&self.0), Arc::clone(&self.0.wake));
+            thread::Builder::new().name("promises".into()).spawn(move || watch_all(&inner, &wake))?;
+            leases.is_watched = true;
+        }
+        Ok(())
+    }
+
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        self.0.leases()
+    }
+}
+
+/// Gives back what ended leases held, until nobody has these promises any more.
+fn watch_all(inner: &Weak<Inner>, wake: &Wake) {
+    loop {
+        wake.clear();
+        let Some(held) = inner.upgrade().map(|inner| inner.held()) else { return };
+        let fds: Vec<_> = held.iter().map(|(_, lease)| lease.as_fd()).collect();
+        let Ok(ended) = wait_for_ends(wake, &fds) else {
+            // Out of memory, most likely: what is held stays held.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let Some(inner) = inner.upgrade() else { return };
+        for ((owner, lease), _) in held.iter().zip(ended).filter(|(_, has_ended)| *has_ended) {
+            inner.end(owner, lease);
+        }
+    }
+}
+
+impl Inner {
+    fn leases(&self) -> MutexGuard<'_, Leases> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn held(&self) -> Vec<(String, Arc<OwnedFd>)> {
+        self.leases().of.iter().map(|(owner, lease)| (owner.clone(), Arc::clone(lease))).collect()
+    }
+
+    fn end(&self, owner: &str, lease: &Arc<OwnedFd>) {
+        let mut leases = self.leases();
+        // A later one of his goes on.
+        if leases.of.get(owner).is_some_and(|last| Arc::ptr_eq(last, lease)) {
+            leases.of.remove(owner);
+            self.books.leave(owner);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.wake.wake();
+    }
+}
+
+impl fmt::Debug for Promises {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Promises").field(&self.leases().of.keys()).finish()
+    }
+}
+
+/// The books of a process that shares nothing.
+impl Books for Arc<Mutex<farbus_session::reserve::Processors>> {
+    fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
+        self.lock().unwrap_or_else(PoisonError::into_inner).enter_all(owner, reserves)
+    }
+
+    fn leave(&self, owner: &str) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).leave(owner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::net::UnixStream;
+
+    use farbus_session::reserve::Processors;
+
+    use super::*;
+
+    fn lease() -> (UnixStream, OwnedFd) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (ours, theirs.into())
+    }
+
+    #[test]
+    fn what_is_promised_lasts_as_long_as_the_last_lease() {
+        let promises = Promises::new(Arc::new(Mutex::new(Processors::new(1))));
+        let (first, theirs) = lease();
+        assert_eq!(promises.keep("a", &[(40, 100), (40, 100)], theirs), Answer::Ok(json!({ "processors": [0, 0] })));
+        let (_other, theirs) = lease();
+        let Answer::Failed(failure) = promises.keep("b", &[(40, 100)], theirs) else { panic!("beyond Equation 1") };
+        assert_eq!(failure.attribute, Attribute::Refused);
+        assert!(failure.message.contains("missing"), "{failure:?}");
+        // Less, by another lease: the end of the first changes nothing.
+        let (second, theirs) = lease();
+        assert_eq!(promises.keep("a", &[(40, 100)], theirs), Answer::Ok(json!({ "processors": [0] })));
+        drop(first);
+        let (_other, theirs) = lease();
+        assert!(matches!(promises.keep("b", &[(40, 100)], theirs), Answer::Ok(_)));
+        let (_third, theirs) = lease();
+        assert!(matches!(promises.keep("c", &[(40, 100)], theirs), Answer::Failed(_)));
+        drop(second);
+        for _ in 0..2000 {
+            let (ours, theirs) = lease();
+            if matches!(promises.keep("c", &[(40, 100)], theirs), Answer::Ok(_)) {
+                return drop(ours);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("what nobody holds is not given back");
+    }
+
+    #[test]
+    fn there_are_only_so_many() {
+        let promises = Promises::new(Arc::new(Mutex::new(Processors::new(1))));
+        let held: Vec<_> = (0..OWNERS_MAX)
+            .map(|owner| {
+                let (ours, theirs) = lease();
+                assert!(matches!(promises.keep(&owner.to_string(), &[], theirs), Answer::Ok(_)));
+                ours
+            })
+            .collect();
+        assert!(matches!(promises.keep("one more", &[], lease().1), Answer::Failed(_)));
+        assert!(matches!(promises.keep("0", &[(1, 2)], lease().1), Answer::Ok(_)), "who is in may change his mind");
+        drop(held);
+    }
+
+    #[test]
+    fn leases_that_never_end_take_one_thread_and_one_descriptor_of_each_owner() {
+        let promises = Promises::new(Arc::new(Mutex::new(Processors::new(1))));
+        let endless = || OwnedFd::from(fs::File::open("/dev/null").unwrap());
+        for owner in (0..OWNERS_MAX).cycle().take(10 * OWNERS_MAX) {
+            assert!(matches!(promises.keep(&owner.to_string(), &[], endless()), Answer::Ok(_)));
+        }
+        let Answer::Failed(failure) = promises.keep("one more", &[], endless()) else { panic!("there is no place") };
+        assert!(failure.message.contains("64 processes"), "{failure:?}");
+        let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let held = open.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == std::path::Path::new("/dev/null")));
+        let held = held.count();
+        assert!((OWNERS_MAX..2 * OWNERS_MAX).contains(&held), "{held} descriptors are held");
+        let watchers = || {
+            let threads = fs::read_dir("/proc/self/task").unwrap().flatten();
+            let is_watcher = |name: &String| name.trim() == "promises" || name.trim() == "promise";
+            threads.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).filter(is_watcher).count()
+        };
+        // Other tests of this process have promises of their own.
+        assert!((1..16).contains(&watchers()), "{} threads watch", watchers());
+        // What does end is noticed beside them.
+        let (ours, theirs) = lease();
+        assert!(matches!(promises.keep("0", &[(60, 100)], theirs), Answer::Ok(_)));
+        drop(ours);
+        let (_other, theirs) = lease();
+        let mut theirs = Some(theirs);
+        let took_over = (0..2000).any(|_| {
+            thread::sleep(Duration::from_millis(5));
+            let (again, next) = lease();
+            let answer = promises.keep("1", &[(60, 100)], theirs.take().unwrap_or(next));
+            drop(again);
+            matches!(answer, Answer::Ok(_))
+        });
+        assert!(took_over, "what nobody holds is not given back");
+    }
+}

@@ -1,0 +1,29 @@
+//! Figures as people read them.
+
+/// `1.05 MB`: decimal units, two places of a larger one than the byte.
+pub fn format_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1000.0;
+    let mut units = UNITS.iter();
+    let mut unit = units.next().unwrap_or(&"kB");
+    while value >= 1000.0
+        && let Some(larger) = units.next()
+    {
+        (value, unit) = (value / 1000.0, larger);
+    }
+    format!("{value:.2} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_told_in_the_largest_unit_of_which_there_is_one() {
+        let told = [0, 999, 1000, 1_048_576, 16 << 20, 999_999, u64::MAX].map(format_bytes);
+        assert_eq!(told, ["0 B", "999 B", "1.00 kB", "1.05 MB", "16.78 MB", "1000.00 kB", "18.45 EB"]);
+    }
+}

@@ -1,0 +1,764 @@
+//! The daemon's configuration: TOML, read whole before anything of it happens. An error says where it is and what is allowed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_model::budget::Budget;
+use farbus_model::limits::LANES_MAX;
+use farbus_modules::{Asked, Catalogue, Files, Recipe, Sink};
+use farbus_session::reserve::Reservation;
+use farbus_session::rules::{Pattern, Rule, id_from};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::spec::{Shared, Wrong};
+use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
+use crate::broker::Mandate;
+use crate::common::host_address::{DEFAULT_PORT, SECURE_PORT};
+use crate::common::listen_words::{everywhere, listen_address, listen_place, place_said};
+use crate::common::socket_place::{Place, SocketMode};
+use crate::devices::identities::naming::{check_name, split_name};
+use crate::devices::reservation::{Wish, together};
+use crate::devices::selection::Wanted;
+use crate::exporter::access::local_users::LocalUser;
+use crate::exporter::access::networks::Network;
+use crate::exporter::session::threads::GRACE_MAX;
+use crate::exporter::sources::what::What;
+use crate::frontend::{Request, Via};
+use crate::importer::client::Target;
+use crate::importer::discovery::local_shares;
+use crate::importer::disk::DiskMode;
+use crate::link::modules::program::Program;
+
+/// What a configuration file says, checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Where plain USB/IP is served.
+    pub listen: Vec<Place>,
+    /// Whether nobody said that: then it is served, too, at sockets of the loopback that were passed.
+    pub is_default_listen: bool,
+    /// Which users of this machine are served at TCP ports besides the owner and root.
+    pub local_users: Vec<LocalUser>,
+    /// Who may connect at sockets among these.
+    pub socket_mode: SocketMode,
+    /// Who may connect there besides this machine.
+    pub allow: Vec<Network>,
+    /// Which of them may reserve with high criticality.
+    pub reserve_high: Vec<Network>,
+    /// Where paired hosts are served.
+    pub secure: Vec<SocketAddr>,
+    /// Whether hosts nearby are told of plain addresses off the loopback.
+    pub announce: bool,
+    /// Whether they are told of those for paired hosts.
+    pub announce_secure: bool,
+    /// Whether who may use a device may look on while another does.
+    pub observable: bool,
+    /// What peers may make this process hold.
+    pub budget: Budget,
+    /// Modules that importers may ask for, besides those that need nothing of this host.
+    pub allow_modules: Vec<Asked>,
+    /// Devices that are shared, each under a name of its own.
+    pub shares: Vec<Shared>,
+    /// Which real devices are shared, and under which name.
+    pub rules: Vec<(Rule, Option<String>)>,
+    /// Devices of other machines that are kept attached here.
+    pub attachments: Vec<Request>,
+    /// How this host is joined with others.
+    pub joined: Option<Joined>,
+}
+
+/// What is wrong with a file, and where.
+#[derive(Debug)]
+pub struct ConfigError {
+    file: PathBuf,
+    /// Line, column, and the line itself.
+    place: Option<(usize, usize, String)>,
+    message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        match &self.place {
+            Some((line, column, text)) => write!(f, ":{line}:{column}: {}\n  {line} | {text}", self.message),
+            None => write!(f, ": {}", self.message),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// The file as TOML has it.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    observable: bool,
+    peer_memory: Option<Spanned<u64>>,
+    allow_modules: Vec<Spanned<String>>,
+    plain: Plain,
+    secure: Option<Secure>,
+    share: Vec<ShareTable>,
+    usb: Vec<UsbTable>,
+    attach: Vec<AttachTable>,
+    topology: Option<TopologyTable>,
+    /// The plan that `topology` names, put here by whoever could read it.
+    topology_plan: Option<PlanTable>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanTable {
+    text: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Plain {
+    listen: Option<Vec<Spanned<String>>>,
+    socket_mode: Option<Spanned<String>>,
+    local_users: Vec<Spanned<String>>,
+    allow: Vec<Spanned<String>>,
+    reserve_high: Vec<Spanned<String>>,
+    announce: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Secure {
+    listen: Option<Vec<Spanned<String>>>,
+    announce: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ShareTable {
+    what: Spanned<String>,
+    name: Option<Spanned<String>>,
+    #[serde(default)]
+    reserve: Vec<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UsbTable {
+    share: Option<bool>,
+    name: Option<Spanned<String>>,
+    class: Option<Spanned<String>>,
+    vendor: Option<Spanned<String>>,
+    product: Option<Spanned<String>>,
+    serial: Option<String>,
+    port: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AttachTable {
+    target: Spanned<String>,
+    via: Option<Spanned<String>>,
+    at: Option<Spanned<PathBuf>>,
+    socket: Option<Spanned<PathBuf>>,
+    listen: Option<Spanned<String>>,
+    mode: Option<Spanned<String>>,
+    cache: Option<Spanned<String>>,
+    grace: Option<Spanned<u64>>,
+    links: Option<Spanned<u64>>,
+    over: Option<Spanned<String>>,
+    ahead: Option<Spanned<String>>,
+    #[serde(default)]
+    modules: Vec<Spanned<String>>,
+    #[serde(default)]
+    reserve: Vec<Spanned<String>>,
+    reason: Option<String>,
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let fail = |place, message| ConfigError { file: path.to_owned(), place, message };
+        let text = fs::read_to_string(path).map_err(|error| {
+            let hint = match error.kind() {
+                std::io::ErrorKind::NotFound => {
+                    "\n  name another with --config FILE; docs/guide.md shows what stands in it"
+                }
+                _ => "",
+            };
+            fail(None, format!("{error}{hint}"))
+        })?;
+        Self::parse_file(path, &Self::complete(path, text).map_err(|error| fail(None, error.to_string()))?)
+    }
+
+    /// The text of a file with what it names and whoever acts on it may not read: the plan of links between hosts, if that is there.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read.
+    pub fn complete(path: &Path, text: String) -> io::Result<String> {
+        // What is wrong with it is found, and told, by whoever reads all of it.
+        let Ok(File { topology: Some(topology), .. }) = toml::from_str(&text) else { return Ok(text) };
+        let plan = plan_path(path, topology.plan());
+        match fs::read_to_string(&plan) {
+            Ok(plan) => Ok(Self::with_plan(&text, &plan)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(text),
+            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", plan.display()))),
+        }
+    }
+
+    /// A text, and behind it the plan that it names: lines and columns stay what they are.
+    pub fn with_plan(text: &str, plan: &str) -> String {
+        format!("{text}\n[topology_plan]\ntext = {}\n", toml::Value::String(plan.to_owned()))
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// [`ConfigError`].
+    pub fn parse_file(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let fail = |place, message| ConfigError { file: path.to_owned(), place, message };
+        Self::parse(text).map_err(|(span, message)| fail(span.map(|span| place_of(text, span.start)), message))
+    }
+
+    /// Which of this machine's USB devices are to be shared. A share that means one by itself comes before the rules.
+    pub fn wanted(&self) -> Wanted {
+        let mut wanted = Wanted::by_rules(&self.rules);
+        for shared in &self.shares {
+            if let Some(selector) = shared.what.usb() {
+                match shared.is_named {
+                    true => wanted.add(selector.clone(), Some(shared.name.clone())),
+                    false => wanted.add_unnamed(selector.clone(), shared.name.clone()),
+                }
+            }
+        }
+        wanted
+    }
+
+    /// What whoever acts on it may ask to be done.
+    pub fn mandate(&self) -> Mandate {
+        let images = self.shares.iter().flat_map(|shared| shared.what.images());
+        let neighbours = self.part().into_iter().flat_map(|part| &part.links).map(|link| link.address.clone());
+        let mut mandate = Mandate {
+            images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
+            frames: self.shares.iter().filter_map(|shared| shared.what.frames()).map(Path::to_owned).collect(),
+            hosts: self.all_attachments().map(|attach| attach.target.address.clone()).chain(neighbours).collect(),
+            listen: self.listen.iter().cloned().chain(self.secure.iter().copied().map(Place::Address)).collect(),
+            socket_mode: self.socket_mode,
+            local_users: self.local_users.iter().map(ToString::to_string).collect(),
+            wanted: self.wanted(),
+            ..Mandate::default()
+        };
+        // What a front end may choose to do is allowed, whichever it chooses then.
+        mandate.allow_for(self.all_attachments().flat_map(|attach| attach.via.named().needs(attach)));
+        mandate
+    }
+
+    /// This host's part of a plan, if there is one.
+    pub fn part(&self) -> Option<&Part> {
+        self.joined.as_ref()?.part.as_ref()
+    }
+
+    /// What is kept attached by itself, and for links between hosts.
+    pub fn all_attachments(&self) -> impl Iterator<Item = &Request> {
+        let links = self.part().into_iter().flat_map(|part| &part.links);
+        self.attachments.iter().chain(links.map(|link| &link.attach))
+    }
+
+    /// Reads a text.
+    pub fn parse(text: &str) -> Result<Self, Wrong> {
+        let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
+        let announce = file.plain.announce.unwrap_or(true);
+        let socket_mode = file.plain.socket_mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
+        let reserve_high = file.plain.reserve_high.iter().map(parsed).collect::<Result<Vec<Network>, _>>()?;
+        let local_users = file.plain.local_users.iter().map(parsed).collect::<Result<_, _>>()?;
+        let is_default_listen = file.plain.listen.is_none();
+        let (listen, allow) = plain_from(file.plain)?;
+        let announce_secure = file.secure.as_ref().is_some_and(|secure| secure.announce.unwrap_or(true));
+        let secure = file.secure.map(|secure| secure_from(secure, &listen)).transpose()?.unwrap_or_default();
+        let mut names = BTreeSet::new();
+        let shares = file.share.into_iter().map(|table| share_from(table, &mut names)).collect::<Result<_, _>>()?;
+        let rules = file.usb.into_iter().map(|table| rule_from(table, &mut names)).collect::<Result<_, _>>()?;
+        let mut targets = BTreeSet::new();
+        let mut sockets = BTreeSet::new();
+        let attachments = file.attach.into_iter().map(|table| {
+            let span = table.target.span();
+            let attach = attach_from(table)?;
+            if !targets.insert(attach.target.to_string()) {
+                return Err((Some(span), format!("{} is attached twice", attach.target)));
+            }
+            if let Some(path) =
+                attach.place.as_ref().and_then(Place::path).filter(|path| !sockets.insert((*path).clone()))
+            {
+                let message = format!("another device is found at {}: 'socket = ' names another place", path.display());
+                return Err((Some(span), message));
+            }
+            Ok(attach)
+        });
+        let attachments = attachments.collect::<Result<_, _>>()?;
+        let allow_modules = file.allow_modules.iter().map(module_from).collect::<Result<_, _>>()?;
+        let observable = file.observable;
+        let budget = file.peer_memory.map_or(Ok(Budget::DEFAULT), budget_from)?;
+        let plan = file.topology_plan.map(|plan| plan.text);
+        let joined = file.topology.map(|table| joined_from(table, &listen, plan.as_deref())).transpose()?;
+        let part = joined.as_ref().and_then(|joined| joined.part.as_ref());
+        if let Some(link) = part.and_then(|part| part.links.iter().find(|link| names.contains(&link.device))) {
+            return Err((
+                None,
+                format!("'{}' is the name of a link between hosts: share it under another", link.device),
+            ));
+        }
+        Ok(Self {
+            listen,
+            is_default_listen,
+            local_users,
+            socket_mode,
+            allow,
+            reserve_high,
+            secure,
+            announce,
+            announce_secure,
+            observable,
+            budget,
+            allow_modules,
+            shares,
+            rules,
+            attachments,
+            joined,
+        })
+    }
+}
+
+/// Line and column, counted from 1, and the line.
+fn place_of(text: &str, at: usize) -> (usize, usize, String) {
+    let before = &text[..text.floor_char_boundary(at.min(text.len()))];
+    let start = before.rfind('\n').map_or(0, |at| at + 1);
+    let line = text[start..].lines().next().unwrap_or_default();
+    (before.matches('\n').count() + 1, before[start..].chars().count() + 1, line.to_owned())
+}
+
+fn plain_from(plain: Plain) -> Result<(Vec<Place>, Vec<Network>), Wrong> {
+    let allow = plain.allow.iter().map(parsed).collect::<Result<Vec<Network>, _>>()?;
+    let Some(words) = plain.listen else { return Ok((vec![local_shares::place_of_daemon()], allow)) };
+    let mut listen = Vec::new();
+    for word in words {
+        let place = parsed_place(word.get_ref(), Some(word.span()))?;
+        if !place.is_local() && allow.is_empty() {
+            let message = format!(
+                "{place} is not this machine alone, and plain USB/IP has no password and no encryption: say who may \
+                 connect, such as allow = [\"192.0.2.0/24\"]"
+            );
+            return Err((Some(word.span()), message));
+        }
+        if is_one(&place) && listen.contains(&place) {
+            return Err((Some(word.span()), format!("{place} is listened at already")));
+        }
+        listen.push(place);
+    }
+    Ok((listen, allow))
+}
+
+/// Port 0 takes a free one each time.
+fn is_one(place: &Place) -> bool {
+    !matches!(place, Place::Address(address) if address.port() == 0)
+}
+
+/// Everywhere, unless it says where.
+fn secure_from(secure: Secure, plain: &[Place]) -> Result<Vec<SocketAddr>, Wrong> {
+    let Some(words) = secure.listen else { return Ok(everywhere(SECURE_PORT)[..1].to_vec()) };
+    let mut listen = Vec::new();
+    for word in words {
+        let address = listen_address(word.get_ref(), SECURE_PORT);
+        let address = address.map_err(|failure| (Some(word.span()), failure.to_string()))?;
+        let place = Place::Address(address);
+        if is_one(&place) && (plain.contains(&place) || listen.contains(&address)) {
+            return Err((Some(word.span()), format!("{address} is listened at already")));
+        }
+        listen.push(address);
+    }
+    Ok(listen)
+}
+
+fn parsed_place(text: &str, span: Option<Range<usize>>) -> Result<Place, Wrong> {
+    listen_place(text, DEFAULT_PORT).map_err(|failure| (span, failure.to_string()))
+}
+
+fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared, Wrong> {
+    if split_name(table.what.get_ref()).is_ok_and(|(_, name)| name.is_some()) {
+        let message = "its name stands beside it here: name = \"NAME\"";
+        return Err((Some(table.what.span()), message.into()));
+    }
+    let what: What = parsed(&table.what)?;
+    let is_named = table.name.is_some();
+    let name = match &table.name {
+        Some(name) => checked_name(name, names)?,
+        None => free_name(what.kind(), names),
+    };
+    names.insert(name.clone());
+    let reservation = reservation_from(&table.reserve)?;
+    if let (Some(word), What::Usb(_)) = (table.reserve.first(), &what) {
+        let message = "a real device may be several, and come and go: whoever attaches it says 'reserve'";
+        return Err((Some(word.span()), message.into()));
+    }
+    Ok(Shared { name, is_named, what, reservation })
+}
+
+/// `kind`, or `kind2`, `kind3`, …
+fn free_name(kind: &str, names: &BTreeSet<String>) -> String {
+    let numbered = (2..).map(|number| format!("{kind}{number}"));
+    let mut all = std::iter::once(kind.to_owned()).chain(numbered);
+    all.find(|name| !names.contains(name)).expect("numbers do not end")
+}
+
+fn checked_name(name: &Spanned<String>, names: &BTreeSet<String>) -> Result<String, Wrong> {
+    let text = name.get_ref();
+    check_name(text).map_err(|message| (Some(name.span()), message))?;
+    match names.contains(text) {
+        true => Err((Some(name.span()), format!("'{text}' is the name of another device already"))),
+        false => Ok(text.clone()),
+    }
+}
+
+fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<(Rule, Option<String>), Wrong> {
+    let id = |word: &Spanned<String>| id_from(word.get_ref()).map_err(|message| (Some(word.span()), message));
+    let rule = Rule {
+        is_refusal: table.share == Some(false),
+        class: table.class.as_ref().map(parsed).transpose()?,
+        vendor: table.vendor.as_ref().map(id).transpose()?,
+        product: table.product.as_ref().map(id).transpose()?,
+        serial: table.serial.as_deref().map(Pattern::new),
+        port: table.port.as_deref().map(Pattern::new),
+    };
+    let name = table.name.as_ref().map(|name| checked_name(name, names)).transpose()?;
+    names.extend(name.clone());
+    Ok((rule, name))
+}
+
+fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
+    let target = parsed(&table.target)?;
+    let via: Via = table.via.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let front_end = via.named();
+    if let Some(at) = table.at.as_ref().filter(|_| !front_end.has_folder()) {
+        let message = match front_end.protocol() {
+            Some(_) => "'at' goes with via = \"fuse\": here say 'socket'",
+            None => "'at' goes with via = \"fuse\": the kernel names its devices itself",
+        };
+        return Err((Some(at.span()), message.into()));
+    }
+    let place = attach_place_from(via, table.socket, table.listen, &target)?;
+    let mode = table.mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let for_disks = || Via::for_disks(|name| format!("\"{name}\""));
+    if let Some(word) = table.mode.as_ref().filter(|_| mode == DiskMode::Read && !front_end.is_for_disks()) {
+        let message = format!("mode = \"read\" goes with via = {}: a USB device has one user", for_disks());
+        return Err((Some(word.span()), message));
+    }
+    let cache = table.cache.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    if let Some(word) = table.cache.as_ref().filter(|_| !front_end.is_for_disks()) {
+        let message = format!("'cache' goes with via = {}: of a USB device nothing is kept", for_disks());
+        return Err((Some(word.span()), message));
+    }
+    let grace = table.grace.map(grace_from).transpose()?;
+    let links = table.links.map_or(Ok(1), links_from)?;
+    let over = table.over.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let ahead = table.ahead.as_ref().map(parsed).transpose()?.unwrap_or_default();
+    let modules = table.modules.iter().map(module_from).collect::<Result<_, _>>()?;
+    let at = table.at.map(Spanned::into_inner);
+    let reservation = reservation_from(&table.reserve)?;
+    if let Some(word) = table.reserve.first().filter(|_| mode == DiskMode::Read) {
+        let message = "'reserve' is for a device's only user: leave mode = \"read\" out";
+        return Err((Some(word.span()), message.into()));
+    }
+    let reason = table.reason;
+    let is_handed_over = false;
+    Ok(Request {
+        target,
+        via,
+        at,
+        place,
+        is_handed_over,
+        mode,
+        cache,
+        grace,
+        links,
+        over,
+        ahead,
+        reservation,
+        modules,
+        reason,
+    })
+}
+
+/// What is reserved for one device.
+fn reservation_from(words: &[Spanned<String>]) -> Result<Option<Reservation>, Wrong> {
+    let wishes = words.iter().map(parsed).collect::<Result<Vec<Wish>, _>>()?;
+    together(&wishes).map_err(|message| (words.first().map(Spanned::span), message))
+}
+
+/// A module. What it needs of this host is looked at when the daemon begins, which has its rights then ([`needs_host`]).
+fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
+    let wrong = |message: String| (Some(word.span()), message);
+    let asked: Asked = word.get_ref().parse().map_err(wrong)?;
+    if Program::is_meant(&asked) {
+        return Ok(asked);
+    }
+    let mut files = Named::default();
+    let made = Recipe::new(&Catalogue::builtin(), std::slice::from_ref(&asked), &mut files);
+    match made {
+        Err(_) if files.is_read => Ok(asked),
+        made => made.map(|_| asked).map_err(|refusal| wrong(refusal.to_string())),
+    }
+}
+
+/// Whether a module is a program, or reads a file.
+pub fn needs_host(asked: &Asked) -> bool {
+    let mut files = Named::default();
+    let made = Recipe::new(&Catalogue::builtin(), std::slice::from_ref(asked), &mut files);
+    Program::is_meant(asked) || (made.is_err() && files.is_read)
+}
+
+/// Whether files are named; none is read, and none made: that would begin anew whenever the daemon does.
+#[derive(Default)]
+struct Named {
+    is_read: bool,
+}
+
+impl Files for Named {
+    fn read(&mut self, _path: &str, _bytes_max: usize) -> Result<Vec<u8>, String> {
+        self.is_read = true;
+        Err("it is read later".to_owned())
+    }
+
+    fn create(&mut self, _path: &str) -> Result<Arc<dyn Sink>, String> {
+        Err("modules that make files go with 'farbus attach --module'".to_owned())
+    }
+}
+
+fn links_from(links: Spanned<u64>) -> Result<u16, Wrong> {
+    let count = u16::try_from(*links.get_ref()).ok().filter(|count| (1..=LANES_MAX).contains(count));
+    let wrong = || (Some(links.span()), format!("a session has 1 to {LANES_MAX} links"));
+    count.ok_or_else(wrong)
+}
+
+fn budget_from(mib: Spanned<u64>) -> Result<Budget, Wrong> {
+    match *mib.get_ref() {
+        mib @ 16..=65536 => Ok(Budget::DEFAULT.with_peer_bytes((mib as usize) << 20)),
+        _ => Err((Some(mib.span()), "a peer may hold 16 to 65536 MiB of memory".to_owned())),
+    }
+}
+
+fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
+    let grace = Duration::from_secs(*seconds.get_ref());
+    if grace <= GRACE_MAX {
+        return Ok(grace);
+    }
+    let message = format!("exporters wait {} s for a link that was lost, and no longer", GRACE_MAX.as_secs());
+    Err((Some(seconds.span()), message))
+}
+
+/// Where programs find it. Off the loopback anybody may be one, and nobody reads a daemon's warning: it is refused.
+fn attach_place_from(
+    via: Via,
+    socket: Option<Spanned<PathBuf>>,
+    listen: Option<Spanned<String>>,
+    target: &Target,
+) -> Result<Option<Place>, Wrong> {
+    let span = listen.as_ref().map(Spanned::span).or(socket.as_ref().map(Spanned::span));
+    let Some(protocol) = via.named().protocol() else {
+        let message = "'socket' and 'listen' go with via = \"nbd\" and via = \"redir\": there programs connect";
+        return span.map_or(Ok(None), |span| Err((Some(span), message.into())));
+    };
+    if socket.is_some() && listen.is_some() {
+        return Err((span, "one of 'socket' and 'listen' is enough".into()));
+    }
+    let (socket, listen) = (socket.map(Spanned::into_inner), listen.map(Spanned::into_inner));
+    let place = place_said(protocol, socket.as_deref(), listen.as_deref(), &target.device);
+    let place = place.map_err(|failure| (span.clone(), failure.to_string()))?;
+    match protocol.exposure(&place) {
+        Some(exposure) => Err((span, exposure)),
+        None => Ok(Some(place)),
+    }
+}
+
+fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, Wrong> {
+    word.get_ref().parse().map_err(|message| (Some(word.span()), message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farbus_io::usb::{Found, Interface};
+    use farbus_model::descriptor::DeviceDescriptor;
+    use farbus_model::{Descriptors, Speed};
+
+    #[test]
+    fn everything_has_a_default_but_what_is_shared() {
+        let config = Config::parse("").unwrap();
+        assert!(config.is_default_listen && config.local_users.is_empty());
+        assert_eq!(config.listen, [local_shares::place_of_daemon()]);
+        assert!(config.shares.is_empty() && config.rules.is_empty() && config.attachments.is_empty());
+        let none = Config::parse("plain.listen = []").unwrap();
+        assert!(none.listen.is_empty());
+        let local = Config::parse("plain = {listen=['unix:/run/s.sock'], socket_mode='660'}").unwrap();
+        assert_eq!(
+            (&local.listen, local.mandate().socket_mode),
+            (&vec!["unix:/run/s.sock".parse().unwrap()], "660".parse().unwrap())
+        );
+    }
+
+    #[test]
+    fn the_example_is_read_as_it_says() {
+        let text = include_str!("../../../../packaging/farbus.toml");
+        let uncommented: String =
+            text.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
+        Config::parse(text).unwrap_or_else(|(_, message)| panic!("{message}"));
+        let config = Config::parse(&uncommented).unwrap_or_else(|(span, message)| panic!("{message} {span:?}"));
+        assert_eq!((config.shares.len(), config.rules.len(), config.attachments.len()), (2, 3, 4));
+        assert_eq!((config.listen.len(), config.allow.len(), config.secure.len()), (2, 1, 1));
+        assert!(config.joined.is_some_and(|joined| joined.host == "left" && joined.part.is_none()));
+    }
+
+    #[test]
+    fn paired_hosts_are_served_everywhere_unless_it_says_where_or_nothing() {
+        let secure = |text: &str| Config::parse(text).map(|config| (config.secure, config.announce_secure));
+        assert_eq!(secure(""), Ok((vec![], false)));
+        assert_eq!(secure("[secure]"), Ok((vec!["[::]:3241".parse().unwrap()], true)));
+        let here = vec!["127.0.0.1:3241".parse().unwrap(), "10.0.0.1:99".parse().unwrap()];
+        assert_eq!(secure("secure = {listen=['127.0.0.1', '10.0.0.1:99'], announce=false}"), Ok((here, false)));
+        let taken = "plain.listen = ['loopback']\nsecure.listen = ['127.0.0.1:3240']";
+        assert!(secure(taken).is_err(), "plain USB/IP is there");
+    }
+
+    #[test]
+    fn what_may_be_asked_for_is_what_it_says() {
+        let text = "secure.listen=['127.0.0.1']\nshare=[{what='disk:/a,ro'},{what='zero'}]\n\
+                    attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'},\
+                    {target='lab/z',via='nbd',socket='/run/z.sock'},\
+                    {target='lab/v',via='redir',listen='127.0.0.1'}]";
+        let mandate = Config::parse(text).unwrap().mandate();
+        assert_eq!(mandate.images, [("/a".into(), true)]);
+        assert_eq!(mandate.hosts, ["lab:3240"; 4]);
+        let places = [Place::Socket("/run/z.sock".into()), Place::Address("127.0.0.1:4000".parse().unwrap())];
+        assert_eq!(mandate.places, places);
+        assert_eq!((mandate.plugs, mandate.mounts), (true, vec!["/mnt/y".into()]));
+        assert_eq!(mandate.listen, [local_shares::place_of_daemon(), "127.0.0.1:3241".parse().unwrap()]);
+        assert!(mandate.wanted.is_empty() && mandate.remove.is_empty() && mandate.config.is_none());
+    }
+
+    fn found(bus_id: &str, product: &str, class: [u8; 3]) -> Found {
+        let device = DeviceDescriptor { vendor: 0x46d, product: 0xc52b, product_string: 2, ..Default::default() };
+        Found {
+            bus_id: bus_id.into(),
+            bus: 1,
+            number: 7,
+            descriptors: Descriptors { device, strings: [(2, product.to_owned())].into(), ..Descriptors::default() },
+            serial: None,
+            speed: Speed::High,
+            configuration: 1,
+            interfaces: vec![Interface { number: 0, class, driver: None }],
+            is_imported: false,
+            node: "/dev/null".into(),
+            obstacle: None,
+        }
+    }
+
+    #[test]
+    fn what_is_plugged_in_is_shared_as_shares_and_rules_ask() {
+        let all = [
+            found("1-1", "Stick", [8, 6, 0x50]),
+            found("1-2", "Keys", [3, 1, 1]),
+            found("1-3", "Camera", [14, 1, 0]),
+            found("1-4", "Other stick", [8, 6, 0x50]),
+            Found { is_imported: true, ..found("9-1", "Far stick", [8, 6, 0x50]) },
+        ];
+        let named = |text: &str| -> Vec<(String, String)> {
+            let wanted = Config::parse(text).map_err(|(_, message)| message).unwrap().wanted();
+            all.iter().filter_map(|found| Some((found.bus_id.clone(), wanted.name_of(found)?))).collect()
+        };
+        let pair = |bus_id: &str, name: &str| (bus_id.to_owned(), name.to_owned());
+        assert_eq!(named("usb = [{class='storage'}]"), [pair("1-1", "stick"), pair("1-4", "other-stick")]);
+        assert_eq!(
+            named("usb = [{share=false, port='1-4'}, {}, {class='keyboard', name='keys'}]"),
+            [pair("1-1", "stick"), pair("1-2", "keys"), pair("1-3", "camera")],
+        );
+        assert_eq!(
+            named("share = [{what='usb:1-2', name='desk'}, {what='zero'}]\nusb = [{class='video'}]"),
+            [pair("1-2", "desk"), pair("1-3", "camera")],
+            "a share means what it names, an input device too"
+        );
+        assert_eq!(named("share = [{what='zero'}]"), []);
+        assert_eq!(named("usb = [{port='9-1'}]"), [pair("9-1", "far-stick")], "another machine's, by its port alone");
+    }
+
+    #[test]
+    fn names_are_unique_and_given_in_order() {
+        let config = Config::parse("share = [{what='zero'}, {what='zero', name='zero2'}, {what='zero'}]").unwrap();
+        let names: Vec<_> = config.shares.iter().map(|share| share.name.as_str()).collect();
+        assert_eq!(names, ["zero", "zero2", "zero3"]);
+    }
+
+    #[test]
+    fn what_is_wrong_says_where_and_what_is_allowed() {
+        let cases = [
+            ("[plain]\nlisten = [\"127.0.0.1\", \"0.0.0.0\"]", "2:24", "allow = "),
+            ("[plain]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
+            ("[plain]\nlisten = [\"unix:/s\", \"unix:/s\"]", "2:22", "already"),
+            ("[plain]\nsocket_mode = \"777\"", "2:15", "660 its group too"),
+            ("[plain]\nallow = [\"10.0.0.1/8\"]", "2:10", "which address is meant"),
+            ("[[share]]\n\nwhat = \"tape\"", "3:8", "disk:PATH"),
+            ("[[share]]\nwhat = \"disk:x,rw\"", "2:8", "offset=BYTES"),
+            ("[[share]]\nname = \"x\"", "1:1", "missing field `what`"),
+            ("[[share]]\nwhat = \"zero\"\nwath = 1", "3:1", "`what`"),
+            ("[[share]]\nwhat = \"zero\"\nname = \"1-1\"", "3:8", "one a letter"),
+            ("[[share]]\nwhat = \"zero\"\nname = \"a;b\"", "3:8", "no name"),
+            (
+                "[[share]]\nwhat = \"zero\"\nname = \"a\"\n[[share]]\nwhat = \"zero\"\nname = \"a\"",
+                "6:8",
+                "another device",
+            ),
+            ("[[usb]]\nclass = \"disks\"", "2:9", "storage"),
+            ("[[usb]]\nvendor = \"46d\"", "2:10", "four hexadecimal digits"),
+            ("[[usb]]\nvendor = 1133", "2:10", "string"),
+            ("[[attach]]\ntarget = \"lab3\"", "2:10", "lab3/disk"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"magic\"", "3:7", "kernel, uas, fuse, nbd, redir and auto"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nmode = \"write\"", "4:8", "exclusive (one who may write)"),
+            ("[[attach]]\ntarget = \"a/b\"\nmode = \"read\"", "3:8", "\"nbd\" and \"uas\""),
+            ("[[attach]]\ntarget = \"a/b\"\ncache = \"ahead\"", "3:9", "nothing is kept"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\ncache = \"all\"", "4:9", "writeback"),
+            ("[[attach]]\ntarget = \"a/b\"\nover = \"udp\"", "3:8", "tcp and quic"),
+            ("[[attach]]\ntarget = \"a/b\"\nahead = \"on\"", "3:9", "auto and off"),
+            ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"zip\"]", "3:12", "there are lz4, zstd"),
+            ("[[attach]]\ntarget = \"a/b\"\nlinks = 9", "3:9", "1 to 8 links"),
+            ("[[attach]]\ntarget = \"a/b\"\nmodules = [\"record:file=k\"]", "3:12", "'farbus attach --module'"),
+            ("allow_modules = [\"zip\"]", "1:18", "there are lz4, zstd"),
+            ("[[attach]]\ntarget = \"a/b\"\ngrace = 121", "3:9", "wait 120 s"),
+            ("peer_memory = 15", "1:15", "16 to 65536 MiB"),
+            ("[[attach]]\ntarget = \"a/b\"\ngrace = \"long\"", "3:9", "expected u64"),
+            ("[[attach]]\ntarget = \"a/b\"\nsocket = \"/s\"", "3:10", "via = \"redir\""),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"redir\"\nlisten = \"0.0.0.0\"", "4:10", "no password"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nlisten = \"10.0.0.7\"", "4:10", "no password"),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nat = \"/s\"", "4:6", "say 'socket'"),
+            (
+                "[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\n[[attach]]\ntarget = \"c/b\"\nvia = \"nbd\"",
+                "5:10",
+                "'socket = ' names another place",
+            ),
+            ("[[attach]]\ntarget = \"a/b\"\nat = \"/mnt\"", "3:6", "via = \"fuse\""),
+            ("[[attach]]\ntarget = \"a/b\"\n[[attach]]\ntarget = \"a:3240/b\"", "4:10", "attached twice"),
+            ("[secure]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),
+            ("[secure\n", "1:8", ""),
+            ("[nonsense]", "1:2", "`plain`"),
+        ];
+        for (text, place, said) in cases {
+            let (span, message) = Config::parse(text).unwrap_err();
+            let (line, column, _) = place_of(text, span.expect(text).start);
+            assert_eq!(format!("{line}:{column}"), place, "{text}: {message}");
+            assert!(message.contains(said), "{text}: {message}");
+        }
+    }
+}

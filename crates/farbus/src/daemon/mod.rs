@@ -1,0 +1,246 @@
+//! The daemon: shares and attaches what a configuration says, keeps it so, and goes on in another process after an upgrade.
+
+mod attachment;
+mod config;
+mod handover;
+mod modules;
+pub mod planned;
+mod spec;
+mod supervisor;
+mod topology_links;
+mod topology_plan;
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::Listener;
+use farbus_io::service::Manager;
+use farbus_io::sys::activation;
+use farbus_io::sys::confine::Needs;
+use farbus_io::sys::passing::Passage;
+use farbus_io::sys::writeback::protect_writeback_path;
+use farbus_io::usb::Hotplug;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
+use signal_hook::iterator::Signals;
+use tracing::{info, warn};
+
+use crate::broker::confined::{give_rights_away, report_protection, start_broker};
+use crate::broker::{Inheritance, Legacy, Mandate, legacy};
+use crate::common::control::Door;
+use crate::common::failure::Failure;
+use crate::hosts::mdns::Nearby;
+use crate::hosts::trust::Trust;
+use config::Config;
+use handover::Forerunner;
+use modules::Workshop;
+use supervisor::{Desk, Tools};
+
+/// How often it looks after what could not be had, and says that it lives.
+const TICK: Duration = Duration::from_secs(2);
+
+/// How a daemon is to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The file that says what to share and attach.
+    pub config: PathBuf,
+    /// Whether it keeps the rights it was started with.
+    pub no_sandbox: bool,
+    /// Whether it goes on in the place of another process, which passes on what it has.
+    pub take_over: bool,
+}
+
+/// A configuration that was read, and what its modules need of this host, while there are rights for it.
+pub struct Ready {
+    config: Config,
+    workshop: Workshop,
+}
+
+impl Ready {
+    /// Reads a file, and starts what it names.
+    ///
+    /// # Errors
+    /// [`Failure`]: what is wrong with it, and where.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let config = Config::read(path).map_err(Failure::local)?;
+        let workshop = Workshop::open(&config)?;
+        Ok(Self { config, workshop })
+    }
+
+    /// What it comes to, in a line.
+    pub fn summary(&self) -> String {
+        let Config { shares, rules, attachments, listen, secure, .. } = &self.config;
+        format!(
+            "{} shared, {} rules, {} attachments, listening at {} addresses",
+            shares.len(),
+            rules.len(),
+            attachments.len(),
+            listen.len() + secure.len()
+        )
+    }
+}
+
+/// What the half that keeps the rights reads in a configuration.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub fn read_config(path: &Path) -> io::Result<(String, Mandate)> {
+    let text = fs::read_to_string(path).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    let text = Config::complete(path, text)?;
+    let config = Config::parse_file(path, &text).map_err(io::Error::other)?;
+    Ok((text, config.mandate()))
+}
+
+/// With which arguments this program goes on in place of this process.
+fn successor(options: &Options) -> Vec<String> {
+    // A path that is no text is not gone on with.
+    let Some(config) = options.config.to_str() else { return Vec::new() };
+    let mut words: Vec<String> = ["daemon", "--take-over", "--config", config].map(str::to_owned).into();
+    words.extend(options.no_sandbox.then(|| "--no-sandbox".to_owned()));
+    words
+}
+
+/// Shares and attaches what a configuration says, until a signal ends it or another process goes on in its place; tells where it
+/// listens, a line each.
+///
+/// # Errors
+/// [`Failure`]: it could not begin, or what it shared may not be durable.
+pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<(), Failure> {
+    let Ready { config, workshop } = ready;
+    let legacy = if options.take_over { Some(legacy().map_err(Failure::local)?) } else { None };
+    let successor = successor(&options);
+    let Options { config: path, no_sandbox, .. } = options;
+    // Before any thread: what is granted here is inherited. An attachment may be asked for later, when it is not granted any more.
+    let protection = protect_writeback_path();
+    if !config.attachments.is_empty() {
+        report_protection(&protection);
+    }
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
+    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let mandate = Mandate {
+        remove: vec![door.path().to_owned()],
+        ports: legacy.as_ref().map(|inheritance| inheritance.legacy.ports.clone()).unwrap_or_default(),
+        mounted: legacy.as_ref().map(|inheritance| inheritance.legacy.mounts.clone()).unwrap_or_default(),
+        identity_secret: legacy.as_ref().and_then(|inheritance| inheritance.legacy.identity_secret.clone()),
+        known_usb: legacy.as_ref().map(|inheritance| inheritance.legacy.known_usb.clone()).unwrap_or_default(),
+        successor,
+        config: Some(path.canonicalize().map_err(Failure::local)?),
+        ..Mandate::default()
+    };
+    let broker = Arc::new(start_broker(&mandate)?);
+    if let Some(inheritance) = &legacy {
+        for (&(bus, device), node) in inheritance.legacy.devices.iter().zip(&inheritance.nodes) {
+            broker.inherit_usb(bus, device, node.as_fd()).map_err(Failure::local)?;
+        }
+    }
+    // Whoever attaches looks there who is paired; it cannot tell that nobody is from a folder that it may not read, and what is shared here
+    // has that folder made.
+    let trust = match Trust::open() {
+        Ok(trust) => Some(trust),
+        Err(error) if config.secure.is_empty() => {
+            info!(%error, "no paired host is served or attached");
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let tools = Tools {
+        manager: Manager::from_environment().map_err(Failure::local)?,
+        broker,
+        workshop,
+        trust,
+        nearby: Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
+        hotplug: Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok(),
+        passed: activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect(),
+        devices: legacy.as_ref().map(|inheritance| inheritance.legacy.devices.clone()).unwrap_or_default(),
+    };
+    if !no_sandbox {
+        let state = tools.trust.as_ref().map(|trust| trust.folder().hand_over()).transpose().map_err(Failure::local)?;
+        give_rights_away(&Needs { readable: vec!["/sys".into()], state, ..Needs::default() })?;
+    }
+    let desk = Arc::new(Desk::new(path, tools).map_err(Failure::local)?);
+    if let Some(Inheritance { passage, legacy, nodes }) = legacy {
+        // Our other half has them.
+        drop(nodes);
+        take_over(&desk, passage, &legacy)?;
+    }
+    let result = desk.read().and_then(|config| desk.apply(config));
+    desk.settle();
+    if let Err(failure) = result {
+        desk.stop();
+        return Err(failure);
+    }
+    let for_door = Arc::clone(&desk);
+    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    tick(&desk).map_err(Failure::local)?;
+    join(&desk).map_err(Failure::local)?;
+    for address in desk.unused() {
+        warn!(%address, "a socket was passed that the configuration does not name: nobody answers there");
+    }
+    for (place, is_secure) in desk.places() {
+        let to_whom = if is_secure { " for paired hosts, encrypted" } else { "" };
+        tell(format!("listening on {}{to_whom}   (Ctrl-C ends)", place.as_host()));
+    }
+    desk.manager().ready(&desk.summary());
+    let handle = signals.handle();
+    desk.on_handed_over(move || handle.close());
+    for signal in signals.forever() {
+        match signal {
+            // What went wrong was logged, and what was there is still there.
+            SIGHUP => drop(desk.reload()),
+            SIGUSR2 => match desk.hand_over(false) {
+                Ok(_) => break,
+                Err(failure) => warn!("not restarted: {failure}"),
+            },
+            _ => break,
+        }
+    }
+    if !desk.is_handed_over() {
+        desk.manager().stopping();
+    }
+    info!("ending");
+    match desk.stop() {
+        true => Ok(()),
+        false => Err(Failure::local("a device did not become durable in time; its last writes may be lost")),
+    }
+}
+
+/// Goes on with what another process had: with what is attached at once, with the rest when that process has ended.
+fn take_over(desk: &Desk, passage: Passage, legacy: &Legacy) -> Result<(), Failure> {
+    let forerunner = Forerunner::new(passage);
+    let config = desk.read()?;
+    let inherited =
+        forerunner.inherit(&config, desk.workshop(), desk.hands(), &legacy.ports, &|saved| desk.take_session(saved));
+    desk.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
+    forerunner.wait_for_end();
+    Ok(())
+}
+
+/// Brings links between hosts up, and keeps them so.
+fn join(desk: &Arc<Desk>) -> io::Result<()> {
+    let desk = Arc::clone(desk);
+    let keep = move || {
+        while desk.joining().wait() {
+            desk.join();
+        }
+    };
+    thread::Builder::new().name("topology".into()).spawn(keep).map(drop)
+}
+
+/// Looks after things as long as the process lives.
+fn tick(desk: &Arc<Desk>) -> io::Result<()> {
+    let desk = Arc::clone(desk);
+    let pause = desk.manager().watchdog().map_or(TICK, |watchdog| (watchdog / 2).min(TICK));
+    thread::Builder::new().name("tick".into()).spawn(move || {
+        loop {
+            thread::sleep(pause);
+            // Takes the locks that a question takes: a daemon that is stuck does not say that it lives.
+            desk.try_again();
+            desk.manager().alive();
+        }
+    })?;
+    Ok(())
+}

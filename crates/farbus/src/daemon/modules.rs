@@ -1,0 +1,123 @@
+//! The modules of a daemon's configuration that need something of this host, a file or a program of their own: read and started before it
+//! gives its rights away, and kept for whoever of the configuration names them.
+
+use std::sync::Arc;
+
+use farbus_modules::{Asked, Recipe};
+use farbus_session::native::Allowed;
+
+use super::config::{Config, needs_host};
+use crate::common::failure::Failure;
+use crate::frontend::Request;
+use crate::link::modules::{allowed, recipe};
+
+/// What was made ready, by who goes through it.
+#[derive(Default)]
+pub struct Workshop {
+    /// Of an attachment: what it is called, and how it names them. A program serves one attachment at a time, so each has its own.
+    recipes: Vec<(String, Vec<Asked>, Recipe)>,
+    /// What importers may ask for, and how the configuration names it.
+    allowed: Option<(Vec<Asked>, Arc<Allowed>)>,
+}
+
+impl Workshop {
+    /// Reads and starts what this configuration names.
+    ///
+    /// # Errors
+    /// [`Failure`]: which module cannot be, and why.
+    pub fn open(config: &Config) -> Result<Self, Failure> {
+        let mut recipes = Vec::new();
+        for attach in &config.attachments {
+            if attach.modules.iter().any(needs_host) {
+                let name = attach.target.to_string();
+                let made = recipe(&attach.modules)
+                    .map_err(|refusal| Failure::local(format!("to attach {name}: {refusal}")))?;
+                recipes.push((name, attach.modules.clone(), made));
+            }
+        }
+        let words = &config.allow_modules;
+        let made = allowed(words).map_err(|refusal| Failure::local(format!("allow_modules: {refusal}")))?;
+        Ok(Self { recipes, allowed: Some((words.clone(), made)) })
+    }
+
+    /// Whether all is ready that this configuration names: a daemon that reads its file again has no rights any more.
+    ///
+    /// # Errors
+    /// [`Failure`]: what is not, and what to do.
+    pub fn check(&self, config: &Config) -> Result<(), Failure> {
+        let late = |module: &Asked, whose: &str| {
+            let why = "it is read or started before the daemon gives its rights away";
+            let next = "farbus daemon restart starts it";
+            Failure::local(format!("module '{module}' of {whose}: {why}\n  {next}"))
+        };
+        for attach in &config.attachments {
+            if let Some(module) = attach.modules.iter().find(|module| needs_host(module))
+                && self.known(attach).is_none()
+            {
+                return Err(late(module, &attach.target.to_string()));
+            }
+        }
+        let is_ready = |module: &&Asked| match &self.allowed {
+            Some((words, _)) => words.contains(module),
+            None => false,
+        };
+        match config.allow_modules.iter().find(|module| needs_host(module) && !is_ready(module)) {
+            Some(module) => Err(late(module, "allow_modules")),
+            None => Ok(()),
+        }
+    }
+
+    /// What an attachment goes through.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn recipe(&self, attach: &Request) -> Result<Recipe, String> {
+        match self.known(attach) {
+            Some(made) => Ok(made.clone()),
+            None => recipe(&attach.modules).map_err(|refusal| refusal.to_string()),
+        }
+    }
+
+    /// What importers may ask for.
+    pub fn allowed(&self) -> Option<Arc<Allowed>> {
+        self.allowed.as_ref().map(|(_, allowed)| Arc::clone(allowed))
+    }
+
+    fn known(&self, attach: &Request) -> Option<&Recipe> {
+        let name = attach.target.to_string();
+        let made = self.recipes.iter().find(|(whose, words, _)| (whose, words) == (&name, &attach.modules));
+        made.map(|(_, _, made)| made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        Config::parse(text).unwrap()
+    }
+
+    #[test]
+    fn what_was_made_ready_is_there_again_and_nothing_else_is() {
+        let key = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let sealed = format!("modules = [\"zstd\", \"seal:key-file={key}\"]");
+        let of = |target: &str, modules: &str| config(&format!("[[attach]]\ntarget = \"{target}\"\n{modules}"));
+        let began = of("a/b", &sealed);
+        let shop = Workshop::open(&began).unwrap();
+        shop.check(&began).unwrap();
+        let names = |config: &Config| shop.recipe(&config.attachments[0]).map(|made| made.names().collect::<Vec<_>>());
+        assert_eq!(names(&began).unwrap(), ["zstd", "seal"]);
+        // What needs nothing of this host is there whenever it is named.
+        let plain = of("a/c", "modules = [\"lz4\"]");
+        shop.check(&plain).unwrap();
+        assert_eq!(names(&plain).unwrap(), ["lz4"]);
+        for late in [of("a/c", &sealed), of("a/b", "modules = [\"./x.ring\"]"), config("allow_modules = [\"./x\"]\n")] {
+            let why = shop.check(&late).unwrap_err().to_string();
+            assert!(why.contains("farbus daemon restart"), "{why}");
+        }
+        let gone = of("a/b", "modules = [\"seal:key-file=/nonexistent/key\"]");
+        let why = Workshop::open(&gone).err().unwrap().to_string();
+        assert!(why.contains("to attach a:3240/b: module 'seal'") && why.contains("it cannot be read"), "{why}");
+    }
+}

@@ -1,0 +1,909 @@
+//! What a daemon has and what its configuration asks for: the difference is made good, the rest is left alone.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use farbus_io::discovery::{Announcement, Kind};
+use farbus_io::link::Listener;
+use farbus_io::service::Manager;
+use farbus_io::usb::Hotplug;
+use serde_json::{Value, json};
+use tracing::{debug, info, warn};
+
+use super::attachment::{Going, Kept};
+use super::config::Config;
+use super::handover::{self, Estate, Heir, Inherited, Leaving, Passed, Taken};
+use super::modules::Workshop;
+use super::spec::Shared;
+use super::topology_links::{Joining, Sight};
+use super::topology_plan::plan_path;
+use crate::broker::{Broker, Hands, Successor};
+use crate::common::control::{Answer, Question, TopologyAct};
+use crate::common::failure::Failure;
+use crate::common::listen_words::listen_failure;
+use crate::common::process_status::ProcessStatus;
+use crate::common::socket_place::{Entrance, Place};
+use crate::devices::identities::naming::Naming;
+use crate::exporter::access::audit::Recorder;
+use crate::exporter::access::local_users::LocalUsers;
+use crate::exporter::access::networks::Network;
+use crate::exporter::owner_answers;
+use crate::exporter::share::Share;
+use crate::exporter::sources::making::offer;
+use crate::exporter::sources::usb::{self, Follower};
+use crate::exporter::sources::what::What;
+use crate::exporter::state::shared::Neighbourhood;
+use crate::frontend::{Refused, Request, steer};
+use crate::hosts::mdns::Nearby;
+use crate::hosts::trust::Trust;
+use crate::importer::client::{Attribute, FailureReport, Target, name_of};
+
+/// Addresses that may always connect to a plain listener: this machine's own.
+const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
+
+/// The daemon, as its threads see it.
+pub struct Desk {
+    path: PathBuf,
+    share: Arc<Share>,
+    manager: Manager,
+    /// Whoever does what this process may not.
+    broker: Arc<Broker>,
+    hands: Hands,
+    workshop: Workshop,
+    /// Who this host is, and whom it knows; none where nobody is to be served who is paired.
+    trust: Option<Trust>,
+    nearby: Option<Nearby>,
+    /// Links between this host and others.
+    joining: Arc<Joining>,
+    has: Mutex<Has>,
+    is_handed_over: AtomicBool,
+    end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+/// A socket that is listened at.
+struct Listens {
+    /// As the configuration says it; port 0 takes a free one.
+    asked: Place,
+    place: Place,
+    is_secure: bool,
+    /// Passed by whoever listened there before, and served because the configuration says nothing else.
+    is_passed: bool,
+}
+
+/// What runs.
+struct Has {
+    config: Config,
+    /// Listeners that were passed and are not in use.
+    passed: Vec<Listener>,
+    /// Listeners of the process before this one, until it is known what they are for.
+    inherited: Vec<Passed>,
+    /// Attachments that their owner let go of before this process began.
+    detached: BTreeSet<String>,
+    listeners: Vec<Listens>,
+    /// Why it is not announced.
+    unannounced: Option<String>,
+    shares: BTreeMap<String, Offered>,
+    /// Real devices; none once it ends.
+    real: Option<Follower>,
+    attachments: BTreeMap<String, Kept>,
+}
+
+/// What a daemon is given before it gives its rights away.
+pub struct Tools {
+    /// The way to the service manager.
+    pub manager: Manager,
+    /// Whoever does what it may not from then on.
+    pub broker: Arc<Broker>,
+    /// The modules that are ready.
+    pub workshop: Workshop,
+    /// Who this host is.
+    pub trust: Option<Trust>,
+    /// Who announces it.
+    pub nearby: Option<Nearby>,
+    /// The kernel's word that something was plugged in.
+    pub hotplug: Option<Hotplug>,
+    /// Listeners that were passed.
+    pub passed: Vec<Listener>,
+    /// USB devices that the process before this one had, by bus and number.
+    pub devices: Vec<(u32, u32)>,
+}
+
+/// A device of the configuration.
+struct Offered {
+    shared: Shared,
+    /// Its names in the lists, or why it is not there.
+    result: Result<Vec<String>, FailureReport>,
+}
+
+/// What a change came to.
+#[derive(Debug, Default)]
+pub struct Changes {
+    added: Vec<String>,
+    removed: Vec<String>,
+}
+
+impl Has {
+    /// Addresses of the loopback at which somebody else listened: the service manager, whose unit an earlier version enabled, or a
+    /// daemon before this one. Who connects there goes on being served, if it is a user who is.
+    fn passed_plain(&self) -> Vec<Place> {
+        let fresh = self.passed.iter().filter_map(|listener| listener.address().ok());
+        let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.asked);
+        let served = self.listeners.iter().filter(|listens| listens.is_passed).map(|listens| listens.asked.clone());
+        let all: BTreeSet<SocketAddr> = fresh.chain(inherited).collect();
+        let local = all.into_iter().map(Place::Address).filter(Place::is_local);
+        local.chain(served).collect()
+    }
+}
+
+impl Desk {
+    /// Nothing runs yet; [`Desk::apply`] begins.
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
+        let Tools { manager, broker, workshop, trust, nearby, hotplug, passed, devices } = tools;
+        let share = Arc::new(Share::default());
+        let recorder = match &trust {
+            Some(trust) => Ok(Recorder::Own(trust.audit())),
+            None => broker.line().map(Recorder::Through),
+        };
+        share.record_by(recorder?);
+        if let Some(modules) = workshop.allowed() {
+            share.allow_modules(modules);
+        }
+        let hands = Hands::Through(Arc::clone(&broker));
+        let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
+        let real = Follower::start(Arc::clone(&share), real, hotplug)?;
+        // A line of its own: who connects does not wait for what takes long.
+        share.ask_through(Hands::Through(Arc::new(broker.line()?)));
+        let joining = Arc::new(Joining::new(trust.clone(), hands.clone()));
+        let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
+        share.answer_neighbours(neighbourhood);
+        let has = Has {
+            config: Config::default(),
+            passed,
+            inherited: vec![],
+            detached: BTreeSet::new(),
+            listeners: vec![],
+            unannounced: None,
+            shares: BTreeMap::new(),
+            real: Some(real),
+            attachments: BTreeMap::new(),
+        };
+        Ok(Self {
+            path,
+            share,
+            manager,
+            broker,
+            hands,
+            workshop,
+            trust,
+            nearby,
+            joining,
+            has: Mutex::new(has),
+            is_handed_over: AtomicBool::new(false),
+            end: Mutex::new(None),
+        })
+    }
+
+    fn has(&self) -> MutexGuard<'_, Has> {
+        self.has.lock().expect("no change panics")
+    }
+
+    /// The way to the service manager.
+    pub fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    /// Sockets that were passed and that the configuration does not name: whoever connects there waits for ever.
+    pub fn unused(&self) -> Vec<SocketAddr> {
+        self.has().passed.iter().filter_map(|listener| listener.address().ok()).collect()
+    }
+
+    /// Where it listens, and whether for paired hosts.
+    pub fn places(&self) -> Vec<(Place, bool)> {
+        self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
+    }
+
+    /// Reads the configuration again. What stays in it is not touched: sessions go on.
+    ///
+    /// # Errors
+    /// [`Failure`]: nothing has changed if the file is wrong, and what could be done was done otherwise.
+    pub fn reload(&self) -> Result<Changes, Failure> {
+        self.manager.reloading();
+        let result = self.read().and_then(|config| self.apply(config));
+        match &result {
+            Ok(changes) => info!(added = ?changes.added, removed = ?changes.removed, "reloaded"),
+            Err(failure) => warn!("not reloaded: {failure}"),
+        }
+        self.manager.ready(&self.summary());
+        result
+    }
+
+    /// The configuration as it is now.
+    ///
+    /// # Errors
+    /// What is wrong with it, and where.
+    pub fn read(&self) -> Result<Config, Failure> {
+        let text = self.broker.config().map_err(Failure::local)?;
+        Config::parse_file(&self.path, &text).map_err(Failure::local)
+    }
+
+    /// Makes what runs what `config` says.
+    ///
+    /// # Errors
+    /// If an address cannot be listened at. Devices that cannot be had are tried again later, and shown.
+    pub fn apply(&self, config: Config) -> Result<Changes, Failure> {
+        self.workshop.check(&config)?;
+        let mut has = self.has();
+        let mut changes = Changes::default();
+        self.listen(&mut has, &config, &mut changes)?;
+        self.announce(&mut has, &config);
+        self.share.show(config.observable);
+        self.share.set_budget(config.budget);
+        self.joining.follow(config.joined.as_ref(), &Seen::by(self, &has));
+        has.config = config;
+        self.offer_all(&mut has, &mut changes);
+        if let Some(real) = &has.real {
+            real.want(has.config.wanted());
+        }
+        self.attach_all(&mut has, &mut changes);
+        // What its owner let go of is taken again.
+        has.attachments.values().for_each(Kept::resume);
+        Ok(changes)
+    }
+
+    /// Whoever knows of links between this host and others.
+    pub fn joining(&self) -> &Joining {
+        &self.joining
+    }
+
+    /// Does for links between hosts what may be done now.
+    pub fn join(&self) {
+        let mut has = self.has();
+        if self.is_handed_over() || has.config.joined.is_none() {
+            return;
+        }
+        // Whoever was paired meanwhile has his ends.
+        self.share.lend(self.joining.lent());
+        while self.joining.step(&Seen::by(self, &has)) {
+            let mut changes = Changes::default();
+            self.offer_all(&mut has, &mut changes);
+            self.attach_all(&mut has, &mut changes);
+        }
+    }
+
+    fn topology(&self, act: TopologyAct) -> Answer {
+        match act {
+            TopologyAct::Status => {}
+            TopologyAct::Up => {
+                if let Err(failure) = self.reload() {
+                    return Answer::Failed(failure.report());
+                }
+            }
+            TopologyAct::Down => {
+                let mut has = self.has();
+                self.joining.take_down();
+                let mut changes = Changes::default();
+                self.attach_all(&mut has, &mut changes);
+                self.offer_all(&mut has, &mut changes);
+            }
+        }
+        let has = self.has();
+        let Some(joined) = &has.config.joined else {
+            let what = "the daemon here brings no links up";
+            let next = format!("add to {}:\n    [topology]\n    plan = \"topology.toml\"", self.path.display());
+            return Answer::Refused(format!("{what}\n  {next}\n  and then: farbus topology up FILE"));
+        };
+        let mut status = self.joining.status(&Seen::by(self, &has));
+        status["host"] = json!(joined.host);
+        status["plan"] = json!(plan_path(&self.path, &joined.plan));
+        Answer::Ok(status)
+    }
+
+    /// New addresses first: if one cannot be had, nothing was taken away.
+    fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<(), Failure> {
+        if !config.secure.is_empty() && self.trust.is_none() {
+            let what = "it began without [secure], and has given away what it needs for that\n  restart it";
+            return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
+        }
+        self.share.allow_reserve_high(config.reserve_high.clone());
+        let users = LocalUsers::of(&config.local_users, |name| self.hands.user_number(name));
+        self.share.serve_local_users(users.map_err(Failure::local)?);
+        let passed = if config.is_default_listen { has.passed_plain() } else { Vec::new() };
+        let plain = config.listen.iter().map(|place| (place.clone(), false));
+        let secure = config.secure.iter().map(|address| (Place::Address(*address), true));
+        let wanted: Vec<(Place, bool)> =
+            plain.chain(secure).chain(passed.iter().map(|place| (place.clone(), false))).collect();
+        let mut fresh: Vec<(Place, bool, Entrance)> = Vec::new();
+        for (asked, is_secure) in &wanted {
+            if !has.listeners.iter().any(|listens| (&listens.asked, &listens.is_secure) == (asked, is_secure)) {
+                fresh.push((asked.clone(), *is_secure, self.entrance_at(has, asked, *is_secure)?));
+            }
+        }
+        has.listeners.retain(|Listens { asked, place, is_secure, .. }| {
+            let stays = wanted.iter().any(|(wanted, secure)| (wanted, secure) == (asked, is_secure));
+            match stays {
+                true if *is_secure => {}
+                true => self.share.addresses().allow(place, allowed_at(place, &config.allow)),
+                false => {
+                    self.share.addresses().close(place);
+                    changes.removed.push(place.as_host());
+                }
+            }
+            stays
+        });
+        for (asked, is_secure, entrance) in fresh {
+            let begun = self.begin(entrance, &asked, is_secure, &config.allow);
+            let place = begun.map_err(|error| listen_failure(&asked, &error))?;
+            changes.added.push(place.as_host());
+            let is_passed = passed.contains(&asked);
+            has.listeners.push(Listens { asked, place, is_secure, is_passed });
+        }
+        Ok(())
+    }
+
+    fn begin(&self, entrance: Entrance, asked: &Place, is_secure: bool, allow: &[Network]) -> std::io::Result<Place> {
+        let place = entrance.place()?;
+        match (self.trust.as_ref().filter(|_| is_secure), entrance) {
+            (Some(trust), Entrance::Tcp(listener)) => {
+                let port = listener.address()?.port();
+                let datagrams = self.broker.listen_for_datagrams(asked, port);
+                let datagrams =
+                    datagrams.inspect_err(|error| warn!(%place, %error, "no QUIC: its port is not to be had"));
+                self.share.listen_secure_on(listener, datagrams.ok(), trust.clone()).map(|()| place)
+            }
+            (_, entrance) => {
+                entrance.never_wait()?;
+                self.share.listen_at(entrance, allowed_at(&place, allow))
+            }
+        }
+    }
+
+    fn entrance_at(&self, has: &mut Has, place: &Place, is_secure: bool) -> Result<Entrance, Failure> {
+        if let Place::Address(address) = *place {
+            let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
+            if let Some(at) = has.inherited.iter().position(is_it) {
+                return Ok(Entrance::Tcp(has.inherited.swap_remove(at).listener));
+            }
+            let is_it = |listener: &Listener| listener.address().is_ok_and(|passed| passed == address);
+            if let Some(at) = has.passed.iter().position(is_it) {
+                return Ok(Entrance::Tcp(has.passed.swap_remove(at)));
+            }
+        }
+        self.broker.listen(place).map_err(|error| listen_failure(place, &error))
+    }
+
+    fn offer_all(&self, has: &mut Has, changes: &mut Changes) {
+        let mut shares = has.config.shares.clone();
+        shares.extend(self.joining.shares());
+        // Before they are there.
+        self.share.lend(self.joining.lent());
+        let stays = |offered: &Offered| shares.iter().any(|shared| shared.is(&offered.shared));
+        for (name, offered) in has.shares.extract_if(.., |_, offered| !stays(offered)) {
+            for listed in offered.result.iter().flatten() {
+                if let Err(error) = self.share.remove(listed) {
+                    warn!(name, %error, "was not there to be removed");
+                }
+            }
+            changes.removed.push(name);
+        }
+        for shared in shares.iter().filter(|shared| !matches!(shared.what, What::Usb(_))) {
+            if let Some(offered) = has.shares.get_mut(&shared.name) {
+                // It may have been named in the file meanwhile.
+                offered.shared.is_named = shared.is_named;
+                offered.result.iter().flatten().for_each(|listed| self.share.set_named(listed, shared.is_named));
+            } else {
+                let result = self.offer(shared);
+                if let Err(failure) = &result {
+                    warn!(name = shared.name, "not shared: {}; tried again later", failure.message);
+                }
+                changes.added.push(shared.name.clone());
+                has.shares.insert(shared.name.clone(), Offered { shared: shared.clone(), result });
+            }
+        }
+    }
+
+    fn offer(&self, shared: &Shared) -> Result<Vec<String>, FailureReport> {
+        let offered =
+            offer(&self.share, &mut None, &self.hands, Naming::of(&shared.name, shared.is_named), &shared.what)
+                .map_err(|failure| failure.report())?;
+        let names: Vec<_> = offered.iter().map(|record| name_of(record).to_owned()).collect();
+        let reserved = match &shared.reservation {
+            Some(reservation) => names.iter().try_for_each(|name| self.share.reserve(name, reservation.clone())),
+            None => Ok(()),
+        };
+        if let Err(error) = reserved {
+            // Who was promised something does not find it without that.
+            for name in &names {
+                let _ = self.share.remove(name);
+            }
+            return Err(FailureReport { attribute: Attribute::Refused, message: error.to_string() });
+        }
+        Ok(names)
+    }
+
+    /// What could not be had is tried again.
+    pub fn try_again(&self) {
+        let mut has = self.has();
+        for (name, offered) in has.shares.iter_mut().filter(|(_, offered)| offered.result.is_err()) {
+            offered.result = self.offer(&offered.shared);
+            if offered.result.is_ok() {
+                info!(name, "shared at last");
+            }
+        }
+        // Its network may have come up.
+        let config = has.config.clone();
+        self.announce(&mut has, &config);
+    }
+
+    fn restart(&self, interrupt: bool) -> Answer {
+        match self.hand_over(interrupt) {
+            Ok(value) => {
+                if let Some(end) = self.end.lock().expect("nobody panics with it").take() {
+                    end();
+                }
+                Answer::Ok(value)
+            }
+            Err(failure) => Answer::Failed(failure.report()),
+        }
+    }
+
+    /// What ends this process, once another goes on in its place.
+    pub fn on_handed_over(&self, end: impl FnOnce() + Send + 'static) {
+        *self.end.lock().expect("nobody panics with it") = Some(Box::new(end));
+    }
+
+    /// Answers its owner.
+    pub fn answer(&self, question: Question) -> Answer {
+        if self.is_handed_over() {
+            // Who goes on in this one's place is asked as well.
+            return Answer::Unknown;
+        }
+        match question {
+            Question::Status => self.status(),
+            Question::Reload => match self.reload() {
+                Ok(changes) => Answer::Ok(json!({ "added": changes.added, "removed": changes.removed })),
+                Err(failure) => Answer::Failed(failure.report()),
+            },
+            Question::Restart { interrupt } => self.restart(interrupt),
+            Question::Topology { act } => self.topology(act),
+            Question::Sleep { held } => Answer::Ok(json!({ "asleep": self.sleep(&held) })),
+            Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
+            Question::Detach { device: Some(device), force } => self.detach(&device, force),
+            Question::Detach { device: None, .. } => Answer::Unknown,
+            // Done with nothing held: a virtual machine's device may take its time.
+            question => steer(question, |device| self.ask_kept(device, Kept::handle))
+                .unwrap_or_else(|other| owner_answers::answer(&self.share, "", other)),
+        }
+    }
+
+    /// The modules that are ready.
+    pub fn workshop(&self) -> &Workshop {
+        &self.workshop
+    }
+
+    /// Whom it asks for what it may not do.
+    pub fn hands(&self) -> &Hands {
+        &self.hands
+    }
+
+    /// Whether this process can go on with a session of the one before it.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn take_session(&self, saved: &[u8]) -> std::io::Result<()> {
+        self.share.inherit(saved, self.trust.as_ref())
+    }
+
+    /// What the process before this one had is this one's: attachments go on at once.
+    pub fn inherit(&self, inherited: Inherited) {
+        let mut has = self.has();
+        for mut kept in inherited.kept {
+            let name = kept.request().target.to_string();
+            match kept.begin() {
+                Ok(()) => drop(has.attachments.insert(name, kept)),
+                Err(error) => warn!(target = name, %error, "not attached"),
+            }
+        }
+        for passed in inherited.listeners {
+            match passed.asked {
+                Some(_) => has.inherited.push(passed),
+                None => has.passed.push(passed.listener),
+            }
+        }
+        has.detached = inherited.detached;
+        if inherited.is_down {
+            self.joining.stay_down();
+        }
+    }
+
+    /// What of it the configuration does not name (any more) is let go of.
+    pub fn settle(&self) {
+        self.share.take_up();
+        let mut has = self.has();
+        has.inherited.clear();
+        has.detached.clear();
+    }
+
+    /// Another process goes on in this one's place, with what is attached. On success this one is to end.
+    ///
+    /// # Errors
+    /// [`Failure`]: everything is as it was.
+    pub fn hand_over(&self, interrupt: bool) -> Result<Value, Failure> {
+        let has = self.has();
+        if self.is_handed_over() {
+            return Err(Failure::new(Attribute::Refused, "another process goes on already"));
+        }
+        let going: Vec<(&String, Going)> = has.attachments.iter().map(|(name, kept)| (name, kept.going())).collect();
+        let moving: Vec<&str> =
+            going.iter().filter(|(_, going)| matches!(going, Going::Moving)).map(|(name, _)| name.as_str()).collect();
+        if !moving.is_empty() && !interrupt {
+            let what = format!("{}: held still, or on its way to another host", moving.join(", "));
+            let next = "try again when that is over, at most 20 s; or 'farbus resume DEVICE' first";
+            return Err(Failure::new(Attribute::Refused, format!("{what}\n  {next}")));
+        }
+        let torn = going.iter().filter_map(|(name, going)| match going {
+            Going::Torn(how) => Some(format!("{name} is attached {how}")),
+            Going::Moving => Some(format!("{name} is on its way to another host")),
+            Going::Along(_) | Going::Anew => None,
+        });
+        let torn: Vec<String> = torn.chain(self.share.unmovable()).collect();
+        if !torn.is_empty() && !interrupt {
+            let what = "nobody can go on with that: whoever uses it would get errors";
+            let next = "detach it first, or 'farbus daemon restart --interrupt'";
+            return Err(Failure::new(Attribute::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
+        }
+        let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
+        let Successor { pid, passage } = self.broker.successor().map_err(failed)?;
+        let heir = Heir::new(passage);
+        let (taken, still) =
+            heir.wait().and_then(|()| self.pass_on(&has, &going, &heir, (pid, interrupt))).map_err(|error| {
+                heir.stay();
+                failed(error)
+            })?;
+        info!(pid, ?taken, ?still, "another process goes on in this one's place");
+        self.is_handed_over.store(true, Ordering::Release);
+        let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
+        let (kept, sessions) = (taken.targets, taken.sessions.len());
+        Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
+    }
+
+    /// Stops what is attached, passes it on, and lets go of it once it is there. Says what that was, and how long it was still until then.
+    fn pass_on(
+        &self,
+        has: &Has,
+        going: &[(&String, Going)],
+        heir: &Heir,
+        (pid, interrupt): (u32, bool),
+    ) -> std::io::Result<(Taken, Duration)> {
+        let began = Instant::now();
+        // All of them come to rest together: nobody waits for the others.
+        let asked: Vec<_> = going
+            .iter()
+            .filter_map(|(name, going)| match going {
+                Going::Along(handle) => handle.save().ok().map(|asked| (*name, asked)),
+                Going::Anew | Going::Torn(_) | Going::Moving => None,
+            })
+            .collect();
+        let sessions = self.share.ask_sessions();
+        let mut leaving = Vec::new();
+        for (target, asked) in asked {
+            let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
+            let parted = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
+            let manner = has.attachments[target].request().manner(&self.hands);
+            leaving.push(Leaving { target: target.clone(), manner, parted });
+        }
+        let sessions = match interrupt {
+            true => sessions.into_iter().filter_map(|asked| asked.wait(handover::ANSWER_TIME_MAX)).collect(),
+            false => {
+                let late = || std::io::Error::other("a device that is shared did not come to rest in time; try again");
+                let all = sessions.into_iter().map(|asked| asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late));
+                all.collect::<std::io::Result<Vec<_>>>()?
+            }
+        };
+        let mut listeners = Vec::new();
+        for Listens { asked, place, is_secure, .. } in &has.listeners {
+            // A socket with a path goes with this process, and its importers come back to the next one's.
+            if let (Place::Address(asked), Some(listener)) = (asked, self.share.addresses().listener(place)?) {
+                listeners.push(Passed { asked: Some(*asked), is_secure: *is_secure, listener });
+            }
+        }
+        for listener in &has.passed {
+            listeners.push(Passed { asked: None, is_secure: false, listener: listener.try_clone()? });
+        }
+        let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
+        let detached = detached.map(|(name, _)| name.clone()).collect();
+        let is_down = self.joining.is_down();
+        let estate = Estate { listeners, leaving, sessions, detached, is_down };
+        let taken = heir.pass(&estate)?;
+        let left = estate.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
+        if let Some(left) = left.filter(|_| !interrupt) {
+            let what = format!("the program that is installed now cannot go on with {left}");
+            return Err(std::io::Error::other(format!("{what}; its log says why\n  --interrupt begins it anew")));
+        }
+        heir.go()?;
+        // What the other says of itself is heard from then on.
+        self.manager.hand_over(pid);
+        self.share.addresses().hand_over();
+        for Leaving { target, parted, .. } in estate.leaving {
+            if taken.targets.contains(&target) {
+                parted.go();
+            }
+        }
+        for (number, session) in estate.sessions.into_iter().enumerate() {
+            if taken.sessions.contains(&number) {
+                session.go();
+            }
+        }
+        Ok((taken, began.elapsed()))
+    }
+
+    /// Whether another process goes on in this one's place.
+    pub fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::Acquire)
+    }
+
+    /// Asks something of an attachment, by its device's name or `HOST[:PORT]/DEVICE`; `None` if there is none.
+    fn ask_kept<T>(&self, device: &str, ask: impl FnOnce(&Kept) -> T) -> Option<T> {
+        let asked = device.parse::<Target>().ok();
+        let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
+        self.has().attachments.values().find(|kept| is_it(&kept.request().target)).map(ask)
+    }
+
+    /// What the kernel would not sleep with is let go of, but for these ports; says what.
+    fn sleep(&self, held: &BTreeSet<u32>) -> Vec<String> {
+        let has = self.has();
+        let is_free = |kept: &&Kept| kept.port().is_some_and(|port| !held.contains(&port.0));
+        let going: Vec<&Kept> = has.attachments.values().filter(is_free).collect();
+        going.iter().for_each(|kept| kept.sleep());
+        has.attachments.values().filter(|kept| kept.is_asleep()).map(|kept| kept.request().target.to_string()).collect()
+    }
+
+    /// The same is taken again.
+    fn wake(&self) -> Vec<String> {
+        let has = self.has();
+        let asleep = has.attachments.values().filter(|kept| kept.is_asleep());
+        let woken = asleep.inspect(|kept| kept.resume());
+        woken.map(|kept| kept.request().target.to_string()).collect()
+    }
+
+    fn detach(&self, device: &str, force: bool) -> Answer {
+        let detached = self.ask_kept(device, |kept| {
+            if !force {
+                kept.may_detach()?;
+            }
+            kept.detach();
+            Ok::<_, Refused>(())
+        });
+        match detached {
+            None => Answer::Unknown,
+            Some(Ok(())) => Answer::Ok(Value::Null),
+            Some(Err(why)) => Answer::Refused(why.to_string()),
+        }
+    }
+
+    fn status(&self) -> Answer {
+        let has = self.has();
+        let mut devices: Vec<Value> = self.share.status().iter().map(|status| json!(status)).collect();
+        for (name, offered) in &has.shares {
+            if let Err(failure) = &offered.result {
+                devices.push(json!({ "name": name, "state": "failed", "failure": failure }));
+            }
+        }
+        let troubles = has.real.iter().flat_map(|real| real.shared().troubles());
+        devices.extend(troubles.map(|usb::Trouble { name, attribute, message }| {
+            json!({ "name": name, "state": "failed", "failure": FailureReport { attribute, message } })
+        }));
+        for kept in has.attachments.values() {
+            let (status, failure) = kept.status();
+            let mut status = json!(status);
+            if let Some(failure) = failure {
+                status["failure"] = json!(failure);
+            }
+            devices.push(status);
+        }
+        // The plain one, if there is one: what asks this machine for a list asks there.
+        let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
+        let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
+        ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()
+    }
+
+    /// A line for the service manager.
+    pub fn summary(&self) -> String {
+        let has = self.has();
+        let real = has.real.as_ref().map_or(0, |real| real.shared().count());
+        let shared = has.shares.values().filter(|offered| offered.result.is_ok()).count() + real;
+        format!("{shared} shared, {} attachments", has.attachments.len())
+    }
+
+    /// Ends everything in good order. Says whether all devices became durable in time.
+    pub fn stop(&self) -> bool {
+        self.joining.end();
+        if let Some(nearby) = self.nearby.as_ref().filter(|_| !self.is_handed_over())
+            && let Err(error) = nearby.announce(&[])
+        {
+            debug!(%error, "no farewell was said");
+        }
+        let mut real = self.has().real.take();
+        real.iter_mut().for_each(Follower::stop);
+        let attachments = std::mem::take(&mut self.has().attachments);
+        // All begin to end before the first is waited for.
+        attachments.values().for_each(Kept::end);
+        drop(attachments);
+        let is_durable = match self.is_handed_over() {
+            true => self.share.stop_for_another(),
+            false => self.share.stop(),
+        };
+        // Each device went back to its drivers as it was dropped.
+        real.into_iter().for_each(Follower::dismiss);
+        is_durable
+    }
+
+    /// Tells hosts nearby where something is served, as far as it is not for this machine alone.
+    fn announce(&self, has: &mut Has, config: &Config) {
+        let Some(nearby) = &self.nearby else { return };
+        let fingerprint = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
+        let wanted = announcements(&has.listeners, config, fingerprint.as_deref());
+        let trouble = nearby.announce(&wanted).err().map(|error| error.to_string());
+        // The same trouble again is no news.
+        if let Some(error) = trouble.as_ref().filter(|_| trouble != has.unannounced) {
+            warn!(error, "not announced");
+        }
+        has.unannounced = trouble;
+    }
+
+    fn attach_all(&self, has: &mut Has, changes: &mut Changes) {
+        let mut requests: Vec<Request> = has.config.attachments.clone();
+        requests.extend(self.joining.attachments());
+        let stays = |kept: &Kept| {
+            let is_wanted = requests.contains(kept.request());
+            let why = kept.may_detach().err().filter(|_| !is_wanted);
+            if let Some(why) = &why {
+                let target = &kept.request().target;
+                warn!(%target, "stays attached until the next reload: {why}");
+            }
+            is_wanted || why.is_some()
+        };
+        let gone: Vec<_> = has.attachments.extract_if(.., |_, kept| !stays(kept)).collect();
+        gone.iter().for_each(|(_, kept)| kept.end());
+        changes.removed.extend(gone.into_iter().map(|(name, _)| name));
+        for request in &requests {
+            let name = request.target.to_string();
+            if has.attachments.contains_key(&name) {
+                continue;
+            }
+            let kept = match has.detached.remove(&name) {
+                true => Kept::detached(request.clone(), &self.workshop, &self.hands),
+                false => Kept::start(request.clone(), &self.workshop, &self.hands),
+            };
+            match kept {
+                Ok(kept) => {
+                    has.attachments.insert(name.clone(), kept);
+                    changes.added.push(name);
+                }
+                Err(error) => warn!(target = name, %error, "not attached"),
+            }
+        }
+    }
+}
+
+/// What there is for links between hosts.
+struct Seen<'a> {
+    has: &'a Has,
+    share: &'a Share,
+    used: OnceCell<BTreeSet<String>>,
+}
+
+impl<'a> Seen<'a> {
+    fn by(desk: &'a Desk, has: &'a Has) -> Self {
+        Self { has, share: &desk.share, used: OnceCell::new() }
+    }
+}
+
+impl Sight for Seen<'_> {
+    fn is_offered(&self, name: &str) -> bool {
+        // In the process before this one, whoever used an end had it from there.
+        let is_inherited = || ["a", "b"].iter().any(|end| self.share.is_inherited(&format!("{name}-{end}")));
+        self.has.shares.get(name).map_or_else(is_inherited, |offered| offered.result.is_ok())
+    }
+
+    fn attachment(&self, target: &Target) -> Option<Value> {
+        let (status, failure) = self.has.attachments.get(&target.to_string())?.status();
+        Some(json!({ "state": status.state, "at": status.at, "failure": failure }))
+    }
+
+    fn is_attached(&self, target: &Target) -> bool {
+        self.has.attachments.get(&target.to_string()).is_some_and(Kept::is_attached)
+    }
+
+    fn is_used(&self, device: &str) -> bool {
+        let find = || {
+            let all = self.share.status().into_iter();
+            all.filter(|status| status.user.is_some()).map(|status| status.name).collect()
+        };
+        self.used.get_or_init(find).contains(device)
+    }
+}
+
+/// What is announced: each port once, with its addresses.
+fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&str>) -> Vec<Announcement> {
+    let mut wanted: Vec<Announcement> = Vec::new();
+    for Listens { place, is_secure, .. } in listeners {
+        let Place::Address(address) = place else { continue };
+        if place.is_local() {
+            continue;
+        }
+        let (kind, is_wished) = match is_secure {
+            true => (Kind::Secure, config.announce_secure),
+            false => (Kind::Plain, config.announce),
+        };
+        if !is_wished {
+            continue;
+        }
+        let port = address.port();
+        let known = wanted.iter().position(|other| (other.kind, other.port) == (kind, port));
+        let at = known.unwrap_or_else(|| {
+            let version = env!("CARGO_PKG_VERSION").to_owned();
+            let fingerprint = fingerprint.filter(|_| *is_secure).map(str::to_owned);
+            wanted.push(Announcement { kind, port, addresses: Vec::new(), version, fingerprint });
+            wanted.len() - 1
+        });
+        // No address means all of them.
+        let is_all = address.ip().is_unspecified() || (known.is_some() && wanted[at].addresses.is_empty());
+        match is_all {
+            true => wanted[at].addresses.clear(),
+            false => wanted[at].addresses.push(address.ip()),
+        }
+    }
+    wanted
+}
+
+/// Who may connect at a place: everybody on the loopback, which is this machine alone.
+fn allowed_at(place: &Place, allow: &[Network]) -> Option<Vec<Network>> {
+    let ourselves = OURSELVES.iter().map(|text| text.parse().expect("a constant that a test reads"));
+    (!place.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_for_this_machine_alone_is_announced_as_what_it_is() {
+        let listens = |address: &str, is_secure| {
+            let place: Place = address.parse().unwrap();
+            Listens { asked: place.clone(), place, is_secure, is_passed: false }
+        };
+        let all = [
+            listens("127.0.0.1:3240", false),
+            listens("unix:/run/farbus/share.sock", false),
+            listens("10.0.0.1:3240", false),
+            listens("[::]:3241", true),
+        ];
+        let config = Config { announce: true, announce_secure: true, ..Config::default() };
+        let told = announcements(&all, &config, Some("sha256:ab"));
+        assert_eq!(
+            told.iter().map(|told| (told.kind, told.port)).collect::<Vec<_>>(),
+            [(Kind::Plain, 3240), (Kind::Secure, 3241)]
+        );
+        assert_eq!((&told[0].addresses, &told[0].fingerprint), (&vec!["10.0.0.1".parse().unwrap()], &None));
+        assert_eq!((told[1].addresses.len(), told[1].fingerprint.as_deref()), (0, Some("sha256:ab")));
+        let quiet = Config { announce: true, ..Config::default() };
+        assert_eq!(announcements(&all, &quiet, Some("sha256:ab")).len(), 1);
+    }
+
+    #[test]
+    fn the_loopback_is_open_and_another_address_is_for_its_list_and_ourselves() {
+        let allow = ["10.0.0.0/8".parse().unwrap()];
+        assert_eq!(allowed_at(&"127.0.0.1:3240".parse().unwrap(), &allow), None);
+        let allowed = allowed_at(&"0.0.0.0:3240".parse().unwrap(), &allow).unwrap();
+        let admits = |address: &str| allowed.iter().any(|network| network.contains(address.parse().unwrap()));
+        assert!(admits("127.0.0.1") && admits("::1") && admits("10.1.1.1") && !admits("192.0.2.1"));
+    }
+}

@@ -1,0 +1,91 @@
+//! A USB device that is swapped for its twin: the identity goes to the twin.
+//!
+//! There is no journal of such a swap. So nothing is that device from before the exchange on until it is known how that ended: whoever is
+//! killed in between leaves two devices that have new identities when they are shared next.
+
+use farbus_io::evidence::Evidence;
+use farbus_io::trust::{DeviceId, Devices, Folder, StateError};
+use farbus_io::usb::{Found, Inventory};
+
+/// An identity that is about to go to another USB device.
+#[derive(Debug)]
+pub struct Exchange {
+    folder: Folder,
+    id: DeviceId,
+    generation: u64,
+    from: String,
+    to: Evidence,
+}
+
+impl Exchange {
+    /// The device with this id is about to be `twin`; none if it is not known after a restart.
+    ///
+    /// # Errors
+    /// [`StateError`]: nothing has changed.
+    pub fn begin(folder: Folder, id: DeviceId, twin: &Found) -> Result<Option<Self>, StateError> {
+        let inventory = Inventory::default();
+        let to = Evidence::of_usb(twin, &inventory.devices().unwrap_or_default(), &inventory);
+        Self::begin_with(folder, id, to)
+    }
+
+    fn begin_with(folder: Folder, id: DeviceId, to: Evidence) -> Result<Option<Self>, StateError> {
+        let from = Devices::change(&folder, |all| {
+            let known = all.of_id_mut(id)?;
+            Some((known.medium.take()?, known.generation))
+        })?;
+        Ok(from.map(|(from, generation)| Self { folder, id, generation, from, to }))
+    }
+
+    /// The twin has taken its place.
+    ///
+    /// # Errors
+    /// [`StateError`]: nothing is that device then.
+    pub fn done(self) -> Result<(), StateError> {
+        let Self { folder, id, generation, to, .. } = self;
+        Devices::change(&folder, |all| {
+            if to.is_stable {
+                all.give(id, generation + 1, &to.text, "");
+            } else if let Some(known) = all.of_id_mut(id) {
+                known.generation = generation + 1;
+            }
+        })
+    }
+
+    /// It has not: the device is what it was.
+    ///
+    /// # Errors
+    /// [`StateError`]: nothing is that device then.
+    pub fn undone(self) -> Result<(), StateError> {
+        let Self { folder, id, generation, from, .. } = self;
+        Devices::change(&folder, |all| {
+            all.give(id, generation, &from, "");
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farbus_io::trust::KnownDevice;
+    use std::fs;
+
+    #[test]
+    fn an_identity_is_the_twins_once_it_took_the_place_and_nobodys_in_between() {
+        let path = std::env::temp_dir().join(format!("farbus-exchange-{}", std::process::id()));
+        let folder = || Folder::at(&path);
+        let (first, twin) = ("usb id=1:2 serial=a", Evidence { text: "usb id=1:2 serial=b".into(), is_stable: true });
+        let add = |medium: &str| Devices::change(&folder(), |all| all.add(KnownDevice::new(medium, "", "2026".into())));
+        let (id, other) = (DeviceId::of(add(first).unwrap()), DeviceId::of(add(&twin.text).unwrap()));
+        let found =
+            |medium: &str| Devices::load(&folder()).unwrap().find(medium, "").map(|known| (known.id, known.generation));
+        let begin = || Exchange::begin_with(folder(), id, twin.clone()).unwrap().expect("it is known");
+        let exchange = begin();
+        assert_eq!((found(first), found(&twin.text)), (None, Some((other, 0))));
+        exchange.undone().unwrap();
+        assert_eq!(found(first), Some((id, 0)));
+        begin().done().unwrap();
+        assert_eq!((found(first), found(&twin.text)), (None, Some((id, 1))));
+        assert!(Exchange::begin_with(folder(), DeviceId::random(), twin.clone()).unwrap().is_none());
+        fs::remove_dir_all(path).unwrap();
+    }
+}

@@ -1,0 +1,445 @@
+//! Finding the identity that goes with evidence, and keeping it where swaps have moved it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::SystemTime;
+
+use farbus_io::evidence::{Evidence, ProcessSecret};
+use farbus_io::store::FileStore;
+use farbus_io::trust::{DeviceId, Devices, Folder, KnownDevice, StateError, timestamp};
+use farbus_io::usb::{Found, Inventory};
+use farbus_model::Identity;
+use serde::{Deserialize, Serialize};
+use tracing::{debug, warn};
+
+use super::plugged::{KnownUsb, Plugged};
+use crate::devices::media_journal::{Journals, Medium, MovedDevice};
+
+/// Devices that one process, or its other half, adds to the list: more than a configuration names, and few beside what the list holds.
+const NEW_MAX: usize = 512;
+/// The longest view, bytes: a few numbers.
+pub const VIEW_BYTES_MAX: usize = 256;
+/// Bytes of a timestamp that say the day.
+const DAY_BYTES: usize = 10;
+
+/// Which device something is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identified {
+    /// The device's id.
+    pub id: DeviceId,
+    /// Which of its media it is.
+    pub generation: u64,
+    /// Whether it has this identity after a restart, too.
+    pub is_lasting: bool,
+}
+
+impl Identified {
+    /// A device that nobody knew before and nobody will know again.
+    pub fn fresh() -> Self {
+        Self { id: DeviceId::random(), generation: 0, is_lasting: false }
+    }
+
+    /// As the model has it.
+    pub fn identity(self) -> Identity {
+        Identity { id: self.id.number(), generation: self.generation }
+    }
+
+    fn lasting(identity: Identity) -> Self {
+        Self { id: DeviceId::of(identity), generation: identity.generation, is_lasting: true }
+    }
+}
+
+/// Finds identities, for one process and those that take its place.
+#[derive(Debug)]
+pub struct Identities {
+    secret: ProcessSecret,
+    /// Where they are kept; none: nowhere.
+    folder: Option<Folder>,
+    /// Evidence that was added to the list here, and its identity.
+    added: Mutex<BTreeMap<(String, String), DeviceId>>,
+    /// What was wrong with the list when it was last used.
+    trouble: Mutex<Option<String>>,
+    plugged: Plugged,
+}
+
+impl Identities {
+    /// In this user's state folder; `secret` is that of the process before this one.
+    pub fn new(secret: Option<ProcessSecret>) -> Self {
+        let folder = Folder::of_user();
+        let folder = folder.inspect_err(|error| debug!(%error, "identities are good for this process alone")).ok();
+        Self::at(folder, secret.unwrap_or_else(ProcessSecret::random))
+    }
+
+    fn at(folder: Option<Folder>, secret: ProcessSecret) -> Self {
+        Self { secret, folder, added: Mutex::default(), trouble: Mutex::default(), plugged: Plugged::default() }
+    }
+
+    /// The same with what the process before this one knew of USB devices that are plugged in.
+    #[must_use]
+    pub fn inheriting(self, known: &[KnownUsb]) -> Self {
+        Self { plugged: Plugged::inherited(known), ..self }
+    }
+
+    /// Returns what is known of the USB devices that were identified, for a process that takes this one's place.
+    pub fn known_usb(&self) -> Vec<KnownUsb> {
+        self.plugged.known()
+    }
+
+    /// Those of this process, which has its rights.
+    pub fn own() -> &'static Self {
+        static OWN: OnceLock<Identities> = OnceLock::new();
+        OWN.get_or_init(|| Self::new(None))
+    }
+
+    /// What a process that takes this one's place inherits.
+    pub fn secret(&self) -> &ProcessSecret {
+        &self.secret
+    }
+
+    /// Which device a view of an open file or block device is; `view` is empty for all of it, to read and write.
+    pub fn of_store(&self, store: &FileStore, view: &str) -> Identified {
+        match Evidence::of_open(store.as_fd()) {
+            Ok(evidence) => self.of(&evidence, view),
+            Err(error) => {
+                warn!(path = %store.path().display(), %error, "it cannot be known again: it has an identity for now");
+                Identified::fresh()
+            }
+        }
+    }
+
+    /// Which device a USB device is, that is plugged in here.
+    pub fn of_usb(&self, found: &Found) -> Identified {
+        let inventory = Inventory::default();
+        let all = inventory.devices().unwrap_or_default();
+        self.of(&self.plugged.evidence_of(found, &all, &inventory), "")
+    }
+
+    /// An id that devices made of code have in common which are what `words` say.
+    pub fn of_made(&self, words: &str) -> DeviceId {
+        let identity = Identity { id: self.secret.derive(&format!("made {words}")), generation: 0 };
+        DeviceId::of(identity)
+    }
+
+    /// Which device has this evidence.
+    pub fn of(&self, evidence: &Evidence, view: &str) -> Identified {
+        let folder = self.folder.as_ref().filter(|_| evidence.is_stable && view.len() <= VIEW_BYTES_MAX);
+        let kept = folder.map(|folder| {
+            self.settle_swaps(folder);
+            self.kept(folder, &evidence.text, view)
+        });
+        match kept {
+            Some(Ok(identity)) => {
+                self.note_trouble(None);
+                Identified::lasting(identity)
+            }
+            Some(Err(error)) => {
+                self.note_trouble(Some(error.to_string()));
+                self.passing(evidence, view)
+            }
+            None => self.passing(evidence, view),
+        }
+    }
+
+    fn passing(&self, evidence: &Evidence, view: &str) -> Identified {
+        let id = self.secret.derive(&format!("{} view={view}", evidence.text));
+        Identified { id: DeviceId::of(Identity { id, generation: 0 }), generation: 0, is_lasting: false }
+    }
+
+    fn kept(&self, folder: &Folder, medium: &str, view: &str) -> Result<Identity, StateError> {
+        let now = timestamp(SystemTime::now());
+        let is_today = |known: &KnownDevice| known.seen.get(..DAY_BYTES) == now.get(..DAY_BYTES);
+        let known = Devices::load(folder)?.find(medium, view).map(|known| (known.identity(), is_today(known)));
+        if let Some((identity, true)) = known {
+            return Ok(identity);
+        }
+        let mut added = self.added.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_none() && added.len() >= NEW_MAX {
+            return Err(StateError {
+                path: folder.file("devices.json"),
+                what: format!("{NEW_MAX} devices were new since this process began: no more are kept"),
+            });
+        }
+        let changed = Devices::change(folder, |all| {
+            let id = all.find(medium, view).map(|known| known.id);
+            match id.and_then(|id| all.of_id_mut(id)) {
+                Some(known) => {
+                    known.seen.clone_from(&now);
+                    (known.identity(), false)
+                }
+                None => (all.add(KnownDevice::new(medium, view, now.clone())), true),
+            }
+        });
+        match (changed, known) {
+            (Ok((identity, is_new)), _) => {
+                if is_new {
+                    added.insert((medium.to_owned(), view.to_owned()), DeviceId::of(identity));
+                }
+                Ok(identity)
+            }
+            // It is known; that it was seen today cannot be written down.
+            (Err(_), Some((identity, _))) => Ok(identity),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// A device is called so now; whether its owner gave it that name.
+    pub fn note_name(&self, id: DeviceId, name: &str, is_named: bool) {
+        let Some(folder) = &self.folder else { return };
+        let is_news = |known: &KnownDevice| (known.name.as_str(), known.is_named) != (name, is_named);
+        let noted = Devices::load(folder).and_then(|all| match all.of_id(id).is_some_and(is_news) {
+            false => Ok(()),
+            true => Devices::change(folder, |all| {
+                if let Some(known) = all.of_id_mut(id) {
+                    name.clone_into(&mut known.name);
+                    known.is_named = is_named;
+                }
+            }),
+        });
+        if let Err(error) = noted {
+            debug!(%error, name, "what a device is called is not noted");
+        }
+    }
+
+    /// What is wrong with the list is said once.
+    fn note_trouble(&self, what: Option<String>) {
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = what.as_ref().filter(|what| trouble.as_ref() != Some(what)) {
+            warn!("devices have identities for this process alone: {error}");
+        }
+        *trouble = what;
+    }
+
+    /// What swaps have decided is noted, if whoever swapped could not do it: the device is the medium that it moved to.
+    pub fn settle_swaps(&self, folder: &Folder) {
+        if let Err(error) = settle(folder) {
+            self.note_trouble(Some(error.to_string()));
+        }
+    }
+}
+
+/// Makes what `devices.json` says what the journals of swaps say. The same again changes nothing.
+///
+/// # Errors
+/// If either cannot be read, or the list cannot be changed: nothing has changed for that swap then.
+pub fn settle(folder: &Folder) -> io::Result<()> {
+    for moved in Journals::of(folder.path()).moved()? {
+        let all = Devices::load(folder).map_err(io::Error::other)?;
+        let is_due =
+            |device: &&MovedDevice| all.of_id(device.id).is_some_and(|known| known.generation < device.generation);
+        let due: Vec<&MovedDevice> = moved.devices.iter().filter(is_due).collect();
+        let evidence = evidence_of(&moved.to).filter(|evidence| evidence.is_stable);
+        let is_retired = |device: &&MovedDevice| all.of_id(device.id).is_none_or(|known| known.medium.is_none());
+        if due.is_empty() || (evidence.is_none() && due.iter().all(is_retired)) {
+            continue;
+        }
+        let change = |all: &mut Devices| {
+            let media = due.iter().filter_map(|device| all.of_id(device.id)?.medium.clone()).collect::<Vec<_>>();
+            media.iter().for_each(|medium| all.retire(medium));
+            // It is not there now: its device is found again when it is.
+            let Some(evidence) = &evidence else { return };
+            all.retire(&evidence.text);
+            for device in &due {
+                let view = all.of_id(device.id).map(|known| known.view.clone()).unwrap_or_default();
+                all.give(device.id, device.generation, &evidence.text, &view);
+            }
+        };
+        Devices::change(folder, change).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// The devices that are on the same medium as `of`, as they will be when that has moved.
+///
+/// # Errors
+/// If the list cannot be read.
+pub fn moving_with(folder: &Folder, of: &OnMedium<'_>) -> Result<Vec<MovedDevice>, StateError> {
+    let all = Devices::load(folder)?;
+    let medium = match of {
+        OnMedium::Device(id) => all.of_id(*id).and_then(|known| known.medium.clone()),
+        OnMedium::Path(path) => evidence_at(path).filter(|evidence| evidence.is_stable).map(|evidence| evidence.text),
+    };
+    let on_it = all.iter().filter(|known| medium.is_some() && known.medium == medium);
+    Ok(on_it.map(|known| MovedDevice { id: known.id, generation: known.generation + 1 }).collect())
+}
+
+/// Which medium is meant.
+#[derive(Clone, Copy, Debug)]
+pub enum OnMedium<'a> {
+    /// That of this device.
+    Device(DeviceId),
+    /// The one at this path.
+    Path(&'a Path),
+}
+
+/// The evidence of what is at a path.
+pub fn evidence_at(path: &Path) -> Option<Evidence> {
+    let about = std::fs::metadata(path).ok()?;
+    use std::os::unix::fs::FileTypeExt;
+    // A FIFO would be waited for.
+    let is_disk = about.is_file() || about.file_type().is_block_device();
+    let file = is_disk.then(|| std::fs::File::open(path).ok()).flatten()?;
+    Evidence::of_open(file.as_fd()).ok()
+}
+
+/// The evidence of a medium that a journal names, if that is what is at its path.
+fn evidence_of(medium: &Medium) -> Option<Evidence> {
+    (Medium::at(&medium.at) == *medium).then(|| evidence_at(&medium.at)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use farbus_session::block::swap::{Journal, Milestone};
+
+    use crate::devices::media_journal::Notes;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let name = format!("farbus-identities-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn folder(&self) -> Folder {
+            Folder::at(self.0.join("state"))
+        }
+
+        fn identities(&self) -> Identities {
+            Identities::at(Some(self.folder()), ProcessSecret::random())
+        }
+
+        fn disk(&self, name: &str) -> PathBuf {
+            let path = self.0.join(name);
+            File::create_new(&path).unwrap().set_len(4096).unwrap();
+            path
+        }
+
+        fn store(&self, name: &str) -> FileStore {
+            FileStore::open(self.0.join(name), true).unwrap()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// Whether files here have evidence that lasts: not in every container.
+    fn lasts(scratch: &Scratch) -> bool {
+        scratch.disk("probe");
+        let lasts = scratch.identities().of_store(&scratch.store("probe"), "").is_lasting;
+        if !lasts {
+            eprintln!("skipped: no lasting evidence of files here");
+        }
+        lasts
+    }
+
+    #[test]
+    fn a_renamed_file_is_the_same_device_in_another_process_and_its_views_and_copies_are_others() {
+        let scratch = Scratch::new();
+        if !lasts(&scratch) {
+            return;
+        }
+        let path = scratch.disk("a");
+        let whole = scratch.identities().of_store(&scratch.store("a"), "");
+        let part = scratch.identities().of_store(&scratch.store("a"), "ro");
+        fs::copy(&path, scratch.0.join("copy")).unwrap();
+        fs::rename(&path, scratch.0.join("b")).unwrap();
+        assert_eq!(scratch.identities().of_store(&scratch.store("b"), ""), whole);
+        assert_eq!(scratch.identities().of_store(&scratch.store("b"), "ro"), part);
+        let copy = scratch.identities().of_store(&scratch.store("copy"), "");
+        assert!(copy.id != whole.id && part.id != whole.id && copy.is_lasting);
+    }
+
+    #[test]
+    fn where_the_list_is_damaged_devices_have_identities_of_this_process_and_its_successors() {
+        let scratch = Scratch::new();
+        scratch.disk("a");
+        let before = scratch.identities().of_store(&scratch.store("a"), "");
+        fs::write(scratch.folder().file("devices.json"), "{").unwrap();
+        let identities = scratch.identities();
+        let now = identities.of_store(&scratch.store("a"), "");
+        assert!(!now.is_lasting && now.id != before.id);
+        assert_eq!(identities.of_store(&scratch.store("a"), ""), now);
+        let successor = Identities::at(Some(scratch.folder()), identities.secret().clone());
+        assert_eq!(successor.of_store(&scratch.store("a"), ""), now);
+        assert_ne!(scratch.identities().of_store(&scratch.store("a"), ""), now, "another process");
+        assert_eq!(
+            fs::read_to_string(scratch.folder().file("devices.json")).unwrap(),
+            "{",
+            "it is left to be repaired"
+        );
+    }
+
+    #[test]
+    fn without_a_folder_identities_are_the_processes_own() {
+        let scratch = Scratch::new();
+        scratch.disk("a");
+        let identities = Identities::at(None, ProcessSecret::random());
+        let first = identities.of_store(&scratch.store("a"), "");
+        assert!(!first.is_lasting && identities.of_store(&scratch.store("a"), "") == first);
+        identities.note_name(first.id, "disk", false);
+        assert_eq!(identities.of_made("keyboard"), identities.of_made("keyboard"));
+        assert_ne!(identities.of_made("keyboard"), identities.of_made("serial"));
+    }
+
+    #[test]
+    fn a_process_adds_so_many_devices_and_no_more() {
+        let scratch = Scratch::new();
+        let identities = scratch.identities();
+        let evidence = |at: usize| Evidence { text: format!("file {at}"), is_stable: true };
+        for at in 0..NEW_MAX {
+            identities.added.lock().unwrap().insert((format!("{at}"), String::new()), DeviceId::random());
+        }
+        assert!(!identities.of(&evidence(NEW_MAX), "").is_lasting);
+        let other = scratch.identities();
+        assert!(other.of(&evidence(1), "").is_lasting && identities.of(&evidence(1), "").is_lasting, "it is known");
+        assert!(!other.of(&evidence(2), &"x".repeat(VIEW_BYTES_MAX + 1)).is_lasting);
+    }
+
+    #[test]
+    fn a_swap_that_was_decided_moves_the_identity_also_when_whoever_swapped_was_killed() {
+        let scratch = Scratch::new();
+        if !lasts(&scratch) {
+            return;
+        }
+        let (old, new) = (scratch.disk("old"), scratch.disk("new"));
+        let identities = scratch.identities();
+        let device = identities.of_store(&scratch.store("old"), "");
+        let part = identities.of_store(&scratch.store("old"), "ro");
+        let overwritten = identities.of_store(&scratch.store("new"), "");
+        let devices = moving_with(&scratch.folder(), &OnMedium::Device(device.id)).unwrap();
+        assert_eq!(devices, moving_with(&scratch.folder(), &OnMedium::Path(&old)).unwrap());
+        assert_eq!(devices.len(), 2);
+        let journals = Journals::of(scratch.folder().path());
+        let begun = journals.begin_of(&Medium::at(&old), &Medium::at(&new), &devices).unwrap();
+        let mut notes = Notes::to(begun.file);
+        notes.note(Milestone::Copying).unwrap();
+        assert_eq!(scratch.identities().of_store(&scratch.store("old"), ""), device, "nothing is decided yet");
+        notes.note(Milestone::Switched).unwrap();
+        // Here it was killed.
+        fs::rename(&new, scratch.0.join("elsewhere")).unwrap();
+        let stale = scratch.identities().of_store(&scratch.store("old"), "");
+        assert!(stale.id != device.id, "the old medium is another device, also while the new one is not there");
+        fs::rename(scratch.0.join("elsewhere"), &new).unwrap();
+        let moved = scratch.identities().of_store(&scratch.store("new"), "");
+        assert_eq!((moved.id, moved.generation), (device.id, device.generation + 1));
+        assert_eq!(scratch.identities().of_store(&scratch.store("new"), "ro").id, part.id);
+        assert_eq!(scratch.identities().of_store(&scratch.store("new"), ""), moved, "once");
+        assert_ne!(overwritten.id, moved.id);
+        let all = Devices::load(&scratch.folder()).unwrap();
+        assert_eq!(all.of_id(overwritten.id).unwrap().medium, None, "what it held is gone");
+    }
+}

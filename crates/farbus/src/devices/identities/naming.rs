@@ -1,0 +1,118 @@
+//! What devices are called: by their owner, or by farbus.
+
+/// The longest name.
+const NAME_BYTES_MAX: usize = 64;
+/// Words that mean every device.
+const RESERVED: [&str; 1] = ["all"];
+/// What farbus calls devices that nobody names, without their numbers.
+const KINDS: [&str; 8] = ["disk", "block", "memory", "zero", "keyboard", "serial", "audio", "can"];
+
+/// How a device comes to its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming<'a> {
+    /// By its kind, and a number if that is taken: another device may have the name after the next start.
+    Automatic(&'a str),
+    /// Its owner gave it: nothing else may have it.
+    Given(&'a str),
+    /// A rule of its owner's did, which may mean several: the first has the name, the others have numbers behind it.
+    ByRule(&'a str),
+}
+
+impl<'a> Naming<'a> {
+    /// `name`, given by an owner or not.
+    pub fn of(name: &'a str, is_named: bool) -> Self {
+        if is_named { Naming::Given(name) } else { Naming::Automatic(name) }
+    }
+
+    /// What the name is, or begins with.
+    pub fn text(self) -> &'a str {
+        match self {
+            Naming::Automatic(name) | Naming::Given(name) | Naming::ByRule(name) => name,
+        }
+    }
+
+    /// The same with something behind it.
+    pub fn with<'b>(self, name: &'b str) -> Naming<'b> {
+        match self {
+            Naming::Automatic(_) => Naming::Automatic(name),
+            Naming::Given(_) => Naming::Given(name),
+            Naming::ByRule(_) => Naming::ByRule(name),
+        }
+    }
+}
+
+/// Whether a device may be called so.
+///
+/// # Errors
+/// A sentence for a person: why not.
+pub fn check_name(text: &str) -> Result<(), String> {
+    let is_word = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+    let has_letter = text.bytes().any(|byte| byte.is_ascii_alphabetic());
+    if !is_word || !has_letter || text.len() > NAME_BYTES_MAX {
+        return Err(format!(
+            "'{text}' is no name: up to {NAME_BYTES_MAX} letters, digits, '.', '_' and '-', one a letter at least"
+        ));
+    }
+    match RESERVED.contains(&text) {
+        true => Err(format!("'{text}' means every device: choose another name")),
+        false => Ok(()),
+    }
+}
+
+/// A device's words without `name=NAME`, and that name.
+///
+/// # Errors
+/// A sentence for a person: what is wrong with the name.
+pub fn split_name(text: &str) -> Result<(String, Option<String>), String> {
+    let mut words: Vec<&str> = text.split(',').collect();
+    let mut names = words.extract_if(1.., |word| word.starts_with("name="));
+    let name = names.next().map(|word| word["name=".len()..].to_owned());
+    if names.next().is_some() {
+        return Err(format!("'{text}' has two names"));
+    }
+    drop(names);
+    name.as_deref().map_or(Ok(()), check_name)?;
+    Ok((words.join(","), name))
+}
+
+/// Whether farbus gives devices such names: a kind, and a number perhaps.
+pub fn looks_automatic(name: &str) -> bool {
+    let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    KINDS.contains(&stem) || ["stream", "bridge-a", "bridge-b"].contains(&stem) || is_end_of_bridge(name)
+}
+
+/// Whether `name` is that of one end of a bridge, such as `bridge2-a`.
+fn is_end_of_bridge(name: &str) -> bool {
+    let number = name.strip_prefix("bridge").and_then(|rest| rest.strip_suffix("-a").or(rest.strip_suffix("-b")));
+    number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stands_among_a_devices_words_once() {
+        let split = |text: &str| split_name(text);
+        let both = |words: &str, name: &str| Ok((words.to_owned(), Some(name.to_owned())));
+        assert_eq!(split("disk:/a.img,name=backup,ro"), both("disk:/a.img,ro", "backup"));
+        assert_eq!(split("keyboard,name=k"), both("keyboard", "k"));
+        assert_eq!(split("disk:name=x"), Ok(("disk:name=x".to_owned(), None)));
+        for wrong in
+            ["zero,name=", "zero,name=1-1", "zero,name=a b", "zero,name=all", "zero,name=a,name=b", "zero,name=*"]
+        {
+            assert!(split(wrong).is_err(), "{wrong}");
+        }
+        assert!(check_name(&"a".repeat(65)).is_err() && check_name(&"a".repeat(64)).is_ok());
+    }
+
+    #[test]
+    fn names_that_farbus_gives_are_recognised() {
+        for name in ["disk", "disk2", "memory", "can17", "bridge-a", "bridge2-b", "stream"] {
+            assert!(looks_automatic(name), "{name}");
+        }
+        for name in ["backup", "diskette", "disk-2", "2", "", "bridge", "bridge-c"] {
+            assert!(!looks_automatic(name), "{name}");
+        }
+    }
+}

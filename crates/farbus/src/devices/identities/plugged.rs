@@ -1,0 +1,175 @@
+//! By what each USB device is known that was identified here and is plugged in: it stays, whatever is plugged in later.
+//!
+//! A serial number is lasting evidence while no other device here has it. If a device with an equal one is plugged in
+//! while the first is shared, the first is still the one that was there: its bus and device number say so until it is
+//! unplugged. A process that takes this one's place inherits the list.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use farbus_io::evidence::Evidence;
+use farbus_io::usb::{Found, Inventory};
+use serde::{Deserialize, Serialize};
+
+/// A USB device that was identified.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownUsb {
+    /// Number of its bus.
+    pub bus: u32,
+    /// Its number there, until it is unplugged.
+    pub device: u32,
+    /// The text of its evidence.
+    pub evidence: String,
+    /// Whether that says the same after this machine was started anew.
+    pub is_stable: bool,
+}
+
+/// The USB devices that were identified, by bus and device number.
+#[derive(Debug, Default)]
+pub(super) struct Plugged(Mutex<BTreeMap<(u32, u32), Evidence>>);
+
+impl Plugged {
+    /// Those that the process before this one knew.
+    pub fn inherited(known: &[KnownUsb]) -> Self {
+        let evidence = |known: &KnownUsb| Evidence { text: known.evidence.clone(), is_stable: known.is_stable };
+        Self(Mutex::new(known.iter().map(|known| ((known.bus, known.device), evidence(known))).collect()))
+    }
+
+    /// Returns all of them, for a process that takes this one's place.
+    pub fn known(&self) -> Vec<KnownUsb> {
+        let known = |(&(bus, device), evidence): (&(u32, u32), &Evidence)| KnownUsb {
+            bus,
+            device,
+            evidence: evidence.text.clone(),
+            is_stable: evidence.is_stable,
+        };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(known).collect()
+    }
+
+    /// Returns the evidence of `found`, one of `all` that are plugged in now: that of before, if it is the same device.
+    pub fn evidence_of(&self, found: &Found, all: &[Found], inventory: &Inventory) -> Evidence {
+        // While its port is being reset it has no number.
+        if found.is_being_reset() {
+            return Evidence::of_usb(found, all, inventory);
+        }
+        let mut plugged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = (found.bus, found.number);
+        if let Some(known) = plugged.get(&place).filter(|known| known.may_be_of_usb(found, inventory)) {
+            return known.clone();
+        }
+        let is_plugged = |bus: u32, number: u32| {
+            // One whose port is being reset keeps its number.
+            all.iter().any(|other| other.bus == bus && (other.number == number || other.is_being_reset()))
+        };
+        plugged.retain(|&(bus, number), _| is_plugged(bus, number));
+        let evidence = Evidence::of_usb(found, all, inventory);
+        plugged.insert(place, evidence.clone());
+        evidence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use farbus_model::descriptor::DeviceDescriptor;
+
+    use super::*;
+
+    /// A system's root made of files.
+    struct Root(PathBuf);
+
+    impl Root {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("farbus-plugged-{name}-{}", std::process::id()));
+            fs::create_dir_all(root.join("sys/bus/usb/devices")).unwrap();
+            Self(root)
+        }
+
+        fn folder(&self, bus_id: &str) -> PathBuf {
+            self.0.join("sys/bus/usb/devices").join(bus_id)
+        }
+
+        /// A device of one make is plugged in.
+        fn plug(&self, bus_id: &str, number: u32, serial: &str) {
+            let folder = self.folder(bus_id);
+            fs::create_dir_all(&folder).unwrap();
+            let device = DeviceDescriptor {
+                vendor: 0x46f4,
+                product: 1,
+                serial_string: 3,
+                configurations: 1,
+                ..DeviceDescriptor::default()
+            };
+            let configuration = [9, 2, 18, 0, 1, 1, 0, 0x80, 50, 9, 4, 0, 0, 0, 255, 0, 0, 0];
+            fs::write(folder.join("descriptors"), [&device.to_bytes()[..], &configuration].concat()).unwrap();
+            let number = number.to_string();
+            for (name, text) in [("busnum", "1"), ("devnum", &number), ("speed", "480"), ("serial", serial)] {
+                fs::write(folder.join(name), format!("{text}\n")).unwrap();
+            }
+        }
+
+        fn unplug(&self, bus_id: &str) {
+            fs::remove_dir_all(self.folder(bus_id)).unwrap();
+        }
+
+        fn evidence(&self, plugged: &Plugged, bus_id: &str) -> Evidence {
+            let inventory = Inventory::at(&self.0);
+            let all = inventory.devices().unwrap();
+            let found = all.iter().find(|found| found.bus_id == bus_id).expect("it is plugged in");
+            plugged.evidence_of(found, &all, &inventory)
+        }
+    }
+
+    impl Drop for Root {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// What a process that takes the place of this one begins with, passed on as it is between two releases.
+    fn successor_of(plugged: &Plugged) -> Plugged {
+        let passed: Vec<KnownUsb> = serde_json::from_str(&serde_json::to_string(&plugged.known()).unwrap()).unwrap();
+        Plugged::inherited(&passed)
+    }
+
+    #[test]
+    fn a_device_keeps_its_evidence_when_another_with_its_serial_number_comes_and_its_process_is_restarted() {
+        let root = Root::new("twin");
+        root.plug("1-1", 4, "A1");
+        let plugged = Plugged::default();
+        let first = root.evidence(&plugged, "1-1");
+        assert!(first.is_stable);
+        root.plug("1-2", 5, "A1");
+        assert_eq!(root.evidence(&plugged, "1-1"), first);
+        let second = root.evidence(&plugged, "1-2");
+        assert!(!second.is_stable && second != first, "the one that came later is told from it");
+        let successor = successor_of(&plugged);
+        assert_eq!(root.evidence(&successor, "1-1"), first);
+        assert_eq!(root.evidence(&successor, "1-2"), second);
+        assert!(!root.evidence(&Plugged::default(), "1-1").is_stable, "who begins anew cannot tell which was first");
+        // The first one goes: the second keeps what it is known by.
+        root.unplug("1-1");
+        assert_eq!(root.evidence(&successor_of(&successor), "1-2"), second);
+    }
+
+    #[test]
+    fn a_device_that_was_unplugged_leaves_its_evidence_to_nobody() {
+        let root = Root::new("left");
+        root.plug("1-1", 4, "A1");
+        let plugged = Plugged::default();
+        let first = root.evidence(&plugged, "1-1");
+        // Another one in its port, also if it had its number.
+        for (number, serial) in [(6, "A2"), (4, "A2")] {
+            root.plug("1-1", number, serial);
+            let other = root.evidence(&plugged, "1-1");
+            assert!(other != first && other.is_stable);
+        }
+        assert_eq!(plugged.known().len(), 1, "what is gone is forgotten");
+        // Both are plugged in anew: nobody can say which one was here before.
+        root.plug("1-1", 7, "A1");
+        root.plug("1-2", 8, "A1");
+        assert!(!root.evidence(&plugged, "1-1").is_stable && !root.evidence(&plugged, "1-2").is_stable);
+    }
+}

@@ -1,0 +1,95 @@
+//! A device that somebody offers, as a list shows it.
+
+use farbus_session::DeviceRecord;
+use farbus_session::registry::{PATH_PREFIX, in_use};
+use serde::Serialize;
+
+use crate::devices::class_words::{classes, name_of};
+use crate::devices::status::DeviceStatus;
+
+/// One device in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Listed {
+    /// Its name there.
+    pub name: String,
+    /// Its bus id there.
+    pub bus_id: String,
+    /// Four hexadecimal digits.
+    pub vendor: String,
+    /// The same.
+    pub product: String,
+    /// Speed.
+    pub speed: String,
+    /// What its interfaces are for.
+    pub interfaces: Vec<String>,
+    /// Where its exporter says it is plugged in; absent where it is told over an encrypted link.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// `available` or `in use`; absent where an exporter does not say it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// Who uses it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// For how long, seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_s: Option<u64>,
+    /// What for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Hosts that wait for it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub waiting: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+impl From<&DeviceRecord> for Listed {
+    /// What plain USB/IP says; farbus says more in a record's path.
+    fn from(record: &DeviceRecord) -> Self {
+        let user = in_use(record);
+        let state = match user {
+            Some(_) => Some("in use"),
+            None => record.path.starts_with(PATH_PREFIX).then_some("available"),
+        };
+        Self {
+            name: name_of(record).to_owned(),
+            bus_id: record.bus_id.clone(),
+            vendor: format!("{:04x}", record.vendor),
+            product: format!("{:04x}", record.product),
+            speed: record.speed.to_string(),
+            interfaces: classes(record),
+            path: record.path.clone(),
+            state: state.map(str::to_owned),
+            used_s: user.as_ref().map(|user| user.used_s),
+            user: user.map(|user| user.user),
+            reason: None,
+            waiting: 0,
+        }
+    }
+}
+
+impl From<DeviceStatus> for Listed {
+    /// What a paired host says.
+    fn from(status: DeviceStatus) -> Self {
+        let (vendor, product) = status.ids.split_once(':').unwrap_or_default();
+        Self {
+            vendor: vendor.to_owned(),
+            product: product.to_owned(),
+            name: status.name,
+            bus_id: status.bus_id,
+            speed: status.speed,
+            interfaces: status.interfaces,
+            path: String::new(),
+            state: Some(status.state),
+            user: status.user,
+            // A Duration holds every span that a process lives.
+            used_s: status.used_s.map(|used_s| used_s.max(0.0) as u64),
+            reason: status.reason,
+            waiting: status.waiting.len(),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! A reservation in words: as it is asked for on a command line or in a configuration, and as `farbus status` shows it.
+
+use std::str::FromStr;
+
+use farbus_session::reserve::ledger::Line;
+use farbus_session::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, Standing, State};
+use serde::{Deserialize, Serialize};
+
+/// What is asked for on a command line or in a configuration: `bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wish(pub Reservation);
+
+impl FromStr for Wish {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut reservation = Reservation::default();
+        let (mut bytes, mut period, mut endpoint) = (None, None, 0);
+        for word in text.split(',') {
+            let (key, value) = word.split_once('=').unwrap_or((word, ""));
+            let number = || parsed(value).ok_or_else(|| format!("'{word}': {key}= has a number behind it"));
+            match key {
+                "bytes" => bytes = Some(number()?),
+                "period" => period = Some(number()?),
+                "endpoint" => {
+                    endpoint = u8::try_from(number()?).map_err(|_| format!("'{word}': endpoints have a byte"))?
+                }
+                "criticality" => {
+                    reservation.criticality = match value {
+                        "high" => Criticality::High,
+                        "low" => Criticality::Low,
+                        _ => return Err(format!("'{word}': criticality is high or low")),
+                    }
+                }
+                "latency" => {
+                    reservation.latency_ns =
+                        span_ns(value).ok_or_else(|| format!("'{word}': a latency is such as 5ms or 250us"))?;
+                }
+                _ => {
+                    return Err(format!(
+                        "a reservation has no '{word}': there are bytes=, period= (in microframes, in frames at full speed), \
+                         endpoint=, criticality=high|low and latency="
+                    ));
+                }
+            }
+        }
+        let (Some(bytes), Some(period)) = (bytes, period) else {
+            return Err(format!("'{text}': a reservation says how much and how often, such as bytes=1024,period=8"));
+        };
+        reservation.claims.push(Claim { endpoint, bytes, period });
+        Ok(Self(reservation))
+    }
+}
+
+fn parsed(value: &str) -> Option<u32> {
+    match value.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => value.parse().ok(),
+    }
+}
+
+fn span_ns(value: &str) -> Option<u64> {
+    let units = [("ns", 1), ("us", 1000), ("ms", 1_000_000), ("s", 1_000_000_000)];
+    let (digits, unit) = units.iter().find_map(|&(name, ns)| Some((value.strip_suffix(name)?, ns)))?;
+    digits.parse::<u64>().ok()?.checked_mul(unit).filter(|&ns| ns > 0)
+}
+
+/// Several wishes for one device: each for another endpoint, all equally critical.
+///
+/// # Errors
+/// A sentence for a person.
+pub fn together(wishes: &[Wish]) -> Result<Option<Reservation>, String> {
+    let Some((Wish(first), rest)) = wishes.split_first() else { return Ok(None) };
+    let mut all = first.clone();
+    for Wish(reservation) in rest {
+        if reservation.criticality != all.criticality {
+            return Err("what is reserved for one device is all of one criticality".to_owned());
+        }
+        all.latency_ns = match (all.latency_ns, reservation.latency_ns) {
+            (0, latency) | (latency, 0) => latency,
+            (one, other) => one.min(other),
+        };
+        all.claims.extend_from_slice(&reservation.claims);
+    }
+    let mut endpoints: Vec<u8> = all.claims.iter().map(|claim| claim.endpoint).collect();
+    endpoints.sort_unstable();
+    endpoints.dedup();
+    if endpoints.len() < all.claims.len() || (all.claims.len() > 1 && endpoints[0] == 0) {
+        return Err("several reservations for one device say endpoint=, each another".to_owned());
+    }
+    match all.claims.len() > CLAIMS_MAX {
+        true => Err(format!("a device has {CLAIMS_MAX} reservations at most")),
+        false => Ok(Some(all)),
+    }
+}
+
+/// A reservation, as `farbus status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReservationStatus {
+    /// `admitted`, `suspended` or `refused`.
+    pub state: String,
+    /// `high` or `low`.
+    pub criticality: String,
+    /// What there is too little of, if it is not admitted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lack: Option<String>,
+    /// How much of it, and in which unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
+    /// The bus it is of, where that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus: Option<String>,
+    /// What it takes of that, millionths.
+    pub bus_ppm: u32,
+    /// What it takes of the path, bits a second.
+    pub path_bits_per_s: u64,
+    /// How long its data take from the bus to the importer at the most, microseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bound_us: Option<u64>,
+    /// The processor of which it has a part, where that is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<usize>,
+}
+
+impl ReservationStatus {
+    /// What an importer was told.
+    pub fn told(standing: &Standing) -> Self {
+        let state = match standing.state {
+            State::Admitted => "admitted",
+            State::Suspended => "suspended",
+            State::Refused => "refused",
+        };
+        let criticality = if standing.criticality == Criticality::High { "high" } else { "low" };
+        let (lack, missing) = in_words(standing.lack, standing.missing).unzip();
+        Self {
+            state: state.to_owned(),
+            criticality: criticality.to_owned(),
+            lack,
+            missing,
+            bus: None,
+            bus_ppm: standing.bus_ppm,
+            path_bits_per_s: standing.path_bits_per_s,
+            bound_us: (standing.state == State::Admitted).then_some(standing.bound_ns.div_ceil(1000)),
+            processor: None,
+        }
+    }
+
+    /// A line of the ledger.
+    pub(crate) fn of(line: &Line<'_>) -> Self {
+        let told = Self::told(&line.standing);
+        let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
+        Self { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
+    }
+
+    /// For people, in one line.
+    pub fn in_a_line(&self) -> String {
+        let mut words = vec![format!("reserved, {}, {}", self.criticality, self.state)];
+        if let (Some(lack), Some(missing)) = (&self.lack, &self.missing) {
+            words.push(format!("{lack}: {missing} missing"));
+        }
+        if let Some(us) = self.bound_us {
+            words.push(format!("within {}.{:03} ms", us / 1000, us % 1000));
+        }
+        if self.path_bits_per_s > 0 {
+            words.push(format!("{} kbit/s of the path", self.path_bits_per_s.div_ceil(1000)));
+        }
+        let of = self.bus.as_ref().map_or("the bus", String::as_str);
+        if self.bus_ppm > 0 {
+            words.push(format!("{}.{:02} % of {of}", self.bus_ppm / 10_000, self.bus_ppm % 10_000 / 100));
+        }
+        words.join(", ")
+    }
+}
+
+fn in_words(lack: Lack, missing: u64) -> Option<(String, String)> {
+    let (lack, missing) = match lack {
+        Lack::None => return None,
+        Lack::Bus => ("bus", format!("{}.{:03} us of an interval", missing / 1_000_000, missing % 1_000_000 / 1000)),
+        Lack::Processor => ("processor", format!("{missing} billionths")),
+        Lack::Rate => ("path", format!("{missing} bit/s")),
+        Lack::Delay => ("delay", format!("{} us", missing.div_ceil(1000))),
+        Lack::Endpoint => ("endpoint", format!("{missing:#04x}")),
+        Lack::Period => ("period", format!("period={missing}")),
+        Lack::Budget => ("budget", format!("{missing} bytes")),
+        Lack::Kind => ("kind", "a device with one user".to_owned()),
+        Lack::Permission => ("permission", "high criticality".to_owned()),
+    };
+    Some((lack.to_owned(), missing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservation_is_read_as_the_help_says() {
+        let Wish(read) = "bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83".parse().unwrap();
+        let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
+        assert_eq!(read, Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
+        let Wish(short) = "bytes=64,period=1".parse().unwrap();
+        assert_eq!((short.criticality, short.latency_ns, short.claims[0].endpoint), (Criticality::High, 0, 0));
+        for wrong in ["", "bytes=64", "period=8", "bytes=x,period=8", "bytes=1,period=1,criticality=some", "rate=5"] {
+            assert!(wrong.parse::<Wish>().is_err(), "{wrong}");
+        }
+        assert!("bytes=1,period=1,latency=5".parse::<Wish>().unwrap_err().contains("5ms"));
+    }
+
+    #[test]
+    fn several_are_for_several_endpoints() {
+        let wish = |text: &str| text.parse::<Wish>().unwrap();
+        let both = [wish("bytes=64,period=8,endpoint=0x82,latency=9ms"), wish("bytes=1024,period=1,endpoint=0x83")];
+        let all = together(&both).unwrap().unwrap();
+        assert_eq!((all.claims.len(), all.latency_ns), (2, 9_000_000));
+        assert_eq!(together(&[]), Ok(None));
+        assert!(together(&[both[0].clone(), both[0].clone()]).is_err());
+        assert!(together(&[both[0].clone(), wish("bytes=64,period=8")]).is_err());
+        assert!(together(&[both[0].clone(), wish("bytes=64,period=8,endpoint=1,criticality=low")]).is_err());
+    }
+}

@@ -1,0 +1,88 @@
+//! What each peer holds of this process's memory: one account for all connections of a peer.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use farbus_model::budget::{Account, Budget};
+use farbus_session::native::control::{Class, Mode, Open};
+
+use crate::exporter::access::quota::Visitor;
+
+/// What questions on a link (`farbus-control/1`) take: a line each way.
+pub const QUESTIONS_BYTES: usize = 1 << 20;
+/// What somebody who looks on at a USB device takes: what waits for him in his seat, and on his link.
+const OBSERVER_BYTES: usize = 4 << 20;
+/// The same of a stream: a grant's frames on their way, and as many that wait for a grant.
+const READER_BYTES: usize = 2 * farbus_model::limits::FRAMES_BYTES_MAX as usize;
+
+/// The accounts of all peers.
+#[derive(Debug)]
+pub struct Accounts(Mutex<Table>);
+
+#[derive(Debug)]
+struct Table {
+    process: Arc<Account>,
+    peers: Vec<(Visitor, Weak<Account>)>,
+}
+
+impl Default for Accounts {
+    fn default() -> Self {
+        let process = Account::of_process(Budget::DEFAULT);
+        Self(Mutex::new(Table { process, peers: Vec::new() }))
+    }
+}
+
+impl Accounts {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Peers that come from now on may hold so much.
+    pub fn set_budget(&self, budget: Budget) {
+        let mut table = self.table();
+        if *table.process.budget() != budget {
+            *table = Table { process: Account::of_process(budget), peers: Vec::new() };
+        }
+    }
+
+    /// Returns the account of a peer, which all its connections share; a new one if the peer holds nothing.
+    pub fn of(&self, visitor: Visitor) -> Arc<Account> {
+        let mut table = self.table();
+        if let Some(account) =
+            table.peers.iter().find(|(who, _)| *who == visitor).and_then(|(_, account)| account.upgrade())
+        {
+            return account;
+        }
+        table.peers.retain(|(_, account)| account.strong_count() > 0);
+        let account = Account::of_peer(&table.process);
+        table.peers.push((visitor, Arc::downgrade(&account)));
+        account
+    }
+}
+
+/// What is taken for a device whatever its user has left; none: what the user may have in flight is measured by that.
+pub fn fixed_bytes(open: &Open) -> Option<usize> {
+    match (open.class, open.mode) {
+        (Class::STREAM, _) => Some(READER_BYTES),
+        (_, Mode::Observe) => Some(OBSERVER_BYTES),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    #[test]
+    fn all_connections_of_a_peer_draw_on_one_account_and_a_peer_that_left_has_none() {
+        let accounts = Accounts::default();
+        let visitor = |last| Visitor::from(IpAddr::from([10, 0, 0, last]));
+        let (a, again, b) = (accounts.of(visitor(1)), accounts.of(visitor(1)), accounts.of(visitor(2)));
+        let taken = a.take(1000).unwrap();
+        assert_eq!((again.used(), b.used()), (1000, 0));
+        drop((taken, a, again));
+        assert_eq!(accounts.of(visitor(3)).used(), 0);
+        assert_eq!(accounts.table().peers.len(), 2, "the one that left is not kept");
+    }
+}

@@ -1,0 +1,226 @@
+//! How a connection comes and goes: it is accepted, entered in the table of sessions, and served on a thread of its own.
+
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Link};
+use farbus_io::trust::Protocol;
+use farbus_model::Instant;
+use farbus_model::budget::Allowance;
+use farbus_session::native::hello;
+use farbus_session::{Ending, Exporter};
+use tracing::{error, info, warn};
+
+use crate::common::socket_place::Origin;
+use crate::exporter::access::encrypted::Household;
+use crate::exporter::access::listener::Listening;
+use crate::exporter::access::memory::QUESTIONS_BYTES;
+use crate::exporter::access::paired_host::Guest;
+use crate::exporter::access::quota::Visitor;
+use crate::exporter::opening::claim::Offer;
+use crate::exporter::questions;
+use crate::exporter::session::engine::{End, Engine};
+use crate::exporter::session::entry::Session;
+use crate::exporter::state::shared::{STACK_BYTES, Shared};
+use crate::hosts::trust::{Trust, Use};
+use crate::link::greeting;
+use crate::link::meters::Calls;
+
+/// How long whoever connects may take to say the first byte.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+/// How soon a session ends whose host was unpaired, or whose device was forbidden.
+const RECHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// Accepts connections without encryption until the listener closes.
+pub fn accept_all(shared: &Arc<Shared>, listening: &Listening) {
+    while !shared.sessions.is_stopping() && !listening.is_closed() {
+        match listening.accept() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Ok((_, from)) if !listening.admits(from) => {
+                warn!(%from, at = %listening.place(), "not on the list of those allowed here");
+            }
+            Ok((link, from)) => {
+                let known = shared.permissions.local_peers.recognize(&link, from).map_err(io::Error::other);
+                if let Err(error) = known.and_then(|from| begin(shared, link, from))
+                    && shared.sessions.complaint.is_due(shared.serving.clock.now())
+                {
+                    warn!(%from, %error, "the connection was turned away; others for 10 s are not mentioned");
+                }
+            }
+            Err(_) if shared.sessions.is_stopping() || listening.is_closed() => return,
+            Err(error) => {
+                // Out of descriptors, most likely: what is open goes on, new ones wait.
+                warn!(%error, "cannot accept a connection");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn begin(shared: &Arc<Shared>, link: Link, from: Origin) -> io::Result<()> {
+    let (of_its_own, peer) = (Some(link.try_clone()?), link.peer().to_owned());
+    let (number, session) = shared.sessions.enter(of_its_own, peer, None, Visitor::without_key(from))?;
+    let for_thread = Arc::clone(shared);
+    let spawned = thread::Builder::new()
+        .name(format!("session-{number}"))
+        .stack_size(STACK_BYTES)
+        .spawn(move || serve_either(&for_thread, number, &session, link));
+    if let Err(error) = spawned {
+        shared.sessions.end(number);
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// The whole life of a connection without encryption, on its own thread: its first byte says which protocol it speaks.
+fn serve_either(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link: Link) {
+    let since = shared.serving.clock.now();
+    let has_begun = greeting::await_first_byte(&link, GREETING_TIME_MAX);
+    if matches!(has_begun, Ok(Some(first)) if first == hello::MAGIC[0]) {
+        serve_session(shared, number, session, link);
+    } else {
+        // Nothing at all, and every trouble of the link, are that protocol's to report.
+        serve_usbip(shared, number, session, &link, since);
+    }
+}
+
+fn serve_session(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link: Link) {
+    session.outlive_link();
+    if let Err(error) = shared.native.serve(shared, link, session) {
+        info!(peer = session.peer, %error, "a link of a session was lost in its greeting");
+    }
+    shared.sessions.end(number);
+}
+
+/// The whole life of a connection that speaks USB/IP, on its own thread.
+fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, since: Instant) {
+    let Shared { registry, permissions, serving, .. } = shared;
+    let mut exporter = Exporter::new(since, serving.limits);
+    if !exporter.draw_on(Allowance::of(Arc::clone(&session.account))) {
+        warn!(peer = session.peer, "the connection was turned away: its peer holds as much memory as it may");
+        link.shut_down();
+        return shared.sessions.end(number);
+    }
+    let mut engine = Engine {
+        link,
+        exporter,
+        offers: Offer { shared, session },
+        clock: serving.clock,
+        mailbox: &session.mailbox,
+        meters: &session.meters,
+        calls: Calls::default(),
+    };
+    // A bug of ours in one session is not the others' trouble: the device is taken back if it
+    // lets itself be reset, and withdrawn if it does not.
+    let end = panic::catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or(End::Bug);
+    let (exporter, now) = (engine.exporter, serving.clock.now());
+    serving.trace.write(&session.peer, &exporter);
+    let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
+    let device = device.map(|device| session.without_gate(device));
+    let bus_id = session.take_device();
+    link.shut_down();
+    let ending = match session.is_taken_back() {
+        true => Ending::TakenBack,
+        false => ending_of(&end),
+    };
+    report_end(&end, ending, &session.peer, bus_id.as_deref());
+    if let Some(bus_id) = &bus_id {
+        permissions.record(session, Use::Detach, bus_id, Ok(()));
+    }
+    match (bus_id, device) {
+        (Some(bus_id), Some(device)) if !device.is_gone() => {
+            registry.lock().release(&bus_id, &session.peer, Some(device), ending, now);
+        }
+        (Some(bus_id), _) => registry.lock().withdraw(&bus_id),
+        (None, _) => {}
+    }
+    shared.sessions.end(number);
+}
+
+impl Household for Shared {
+    fn clock(&self) -> Clock {
+        self.serving.clock
+    }
+
+    fn is_closing(&self) -> bool {
+        self.sessions.is_stopping()
+    }
+
+    fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()> {
+        let of_its_own = match protocol {
+            Protocol::Session => None,
+            _ => Some(link.try_clone()?),
+        };
+        let (peer, visitor) = (link.peer().to_owned(), Visitor::Host(guest.fingerprint()));
+        let (number, session) = self.sessions.enter(of_its_own, peer, Some(guest), visitor)?;
+        match protocol {
+            Protocol::UsbIp => {
+                let since = self.serving.clock.now();
+                serve_usbip(&self, number, &session, &link, since);
+            }
+            Protocol::Control => {
+                let _taken = session
+                    .account
+                    .take(QUESTIONS_BYTES)
+                    .map_err(io::Error::other)
+                    .inspect_err(|_| self.sessions.end(number))?;
+                if let Err(error) = questions::answer(&self, &session, &link) {
+                    info!(peer = session.peer, %error, "its questions ended");
+                }
+                link.shut_down();
+                self.sessions.end(number);
+            }
+            Protocol::Session => serve_session(&self, number, &session, link),
+            // Not offered here: ALPN has refused it.
+            Protocol::Pairing => self.sessions.end(number),
+        }
+        Ok(())
+    }
+}
+
+/// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
+pub fn recheck(shared: &Shared, trust: &Trust) {
+    let Shared { registry, permissions, .. } = shared;
+    while !shared.sessions.is_stopping() {
+        thread::sleep(RECHECK_EVERY);
+        // Nobody is trusted while the list cannot be read.
+        let peers = trust.peers().inspect_err(|error| error!(%error, "who is paired cannot be read")).ok();
+        for session in shared.sessions.all() {
+            let Some(guest) = &session.guest else { continue };
+            let held = session.device().or_else(|| session.observes.get().cloned());
+            let device = held.and_then(|bus_id| registry.device_name(&bus_id));
+            let is_lent =
+                device.as_deref().is_some_and(|device| permissions.lent_to(session.visitor, device) == Some(true));
+            let asked = device.as_deref().filter(|_| !is_lent).map(|device| (device, registry.id_of(device)));
+            if !peers.as_ref().is_some_and(|peers| guest.may_stay(peers, asked)) {
+                warn!(peer = session.peer, device, "cut off: its permission was taken back");
+                session.end();
+            }
+        }
+    }
+}
+
+fn ending_of(end: &End) -> Ending {
+    match end {
+        End::Finished | End::Closed => Ending::Detached,
+        End::Lost(_) => Ending::Lost,
+        End::Bug => Ending::Bug,
+        End::Gone => Ending::Gone,
+        End::Fault(_) => Ending::CutOff,
+    }
+}
+
+fn report_end(end: &End, ending: Ending, peer: &str, device: Option<&str>) {
+    let device = device.unwrap_or("none");
+    match end {
+        _ if ending == Ending::TakenBack => info!(device, peer, "taken back by its owner"),
+        End::Finished | End::Closed => info!(device, peer, "the peer ended the connection"),
+        End::Gone => warn!(device, peer, "the device was unplugged"),
+        End::Lost(error) => warn!(device, peer, %error, "the link was lost; the device is offered again"),
+        End::Bug => error!(device, peer, "a bug in farbus ended the connection; please report the message above"),
+        End::Fault(fault) => warn!(device, peer, %fault, "the connection was cut off"),
+    }
+}

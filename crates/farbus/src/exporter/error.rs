@@ -1,0 +1,62 @@
+//! What can be wrong with sharing a device.
+
+use std::fmt;
+use std::io;
+
+use farbus_model::CommandError;
+use farbus_session::reserve::Refusal;
+
+/// Why a device cannot be shared or commanded.
+#[derive(Debug)]
+pub enum ShareError {
+    /// There are as many devices as a list may have.
+    BusFull,
+    /// No device of that name.
+    NoDevice(String),
+    /// Another device is called so.
+    NameTaken(String),
+    /// Somebody uses it.
+    InUse {
+        /// The device's name.
+        device: String,
+        /// Who uses it.
+        user: String,
+    },
+    /// Nobody uses it.
+    NotInUse(String),
+    /// The device's own refusal.
+    Command(CommandError),
+    /// The session that holds it does not answer.
+    Silent,
+    /// What was to be reserved for it is not to be had.
+    Reservation {
+        /// Its name.
+        device: String,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// The system has no more threads or descriptors.
+    System(io::Error),
+}
+
+impl fmt::Display for ShareError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ShareError::BusFull => write!(f, "{} devices are shared already", farbus_session::registry::DEVICES_MAX),
+            ShareError::NoDevice(name) => write!(f, "no device called '{name}' is shared here"),
+            ShareError::NameTaken(name) => {
+                write!(f, "'{name}' is the name of another device already\n  give each a name of its own: name=NAME")
+            }
+            ShareError::InUse { device, user } => {
+                write!(f, "'{device}' is used by {user}\n  take it back first: farbus release {device}")
+            }
+            ShareError::NotInUse(name) => write!(f, "nobody uses '{name}'"),
+            ShareError::Command(error) => error.fmt(f),
+            ShareError::Silent => f.write_str("the session that uses the device does not answer"),
+            ShareError::Reservation { device, refusal } => write!(f, "'{device}' cannot be reserved so: {refusal}"),
+            ShareError::System(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ShareError {}

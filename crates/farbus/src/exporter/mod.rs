@@ -1,0 +1,28 @@
+//! The side that has the devices: [`share::Share`] offers them on listening sockets, admits whoever connects, and serves sessions.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | `access` | says who may connect, as whom, and how much of this process each peer may take |
+//! | `session` | serves devices to an importer: one thread a session |
+//! | `state` | the objects that all connections share, each with its lock |
+//! | `opening` | opens devices for sessions, and takes them back |
+//! | `connections` | accepts connections and serves each |
+//! | `owner`, `questions`, `restart` | what the owner, paired hosts and the process before this one ask for |
+//! | `sources`, `offering`, `swap` | what can be shared, how it is put on offer, how its medium is exchanged |
+
+pub mod access;
+mod connections;
+pub mod error;
+pub mod offering;
+pub mod opening;
+mod owner;
+pub mod owner_answers;
+mod questions;
+pub mod restart;
+pub mod session;
+pub mod share;
+pub mod sources;
+pub mod state;
+pub mod swap;
+pub mod swap_answers;
+mod twin;

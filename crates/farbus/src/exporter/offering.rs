@@ -1,0 +1,115 @@
+//! A device is put on offer under its name, as the device that it is, at once: nobody sees it without an identity.
+
+use std::sync::Arc;
+
+use farbus_io::evidence::derive_from;
+use farbus_io::trust::DeviceId;
+use farbus_model::{Device, Identity};
+use farbus_session::DeviceRecord;
+use farbus_session::registry::{Entry, StreamFace, name_of};
+
+use crate::devices::identities::Identified;
+use crate::devices::identities::labels::{Face, Label, Which};
+use crate::devices::identities::naming::Naming;
+use crate::exporter::error::ShareError;
+use crate::exporter::share::Share;
+
+impl Share {
+    /// Offers a device as `naming` says, as the device that it is.
+    ///
+    /// # Errors
+    /// [`ShareError::BusFull`], [`ShareError::NameTaken`].
+    pub(crate) fn offer(
+        &self,
+        naming: Naming<'_>,
+        device: Box<dyn Device>,
+        face: Face,
+        which: Which,
+    ) -> Result<DeviceRecord, ShareError> {
+        let name = naming.text();
+        let mut registry = self.shared.registry.lock();
+        if matches!(naming, Naming::Given(_)) && registry.entries().any(|entry| entry.name == name) {
+            return Err(ShareError::NameTaken(name.to_owned()));
+        }
+        let record = match face {
+            Face::Usb => registry.add(name, device),
+            Face::Block(block) => registry.add_block(name, device, block),
+            Face::Stream(stage) => registry.add_stream(name, device, StreamFace(stage)),
+        };
+        let record = record.cloned().ok_or(ShareError::BusFull)?;
+        let called = name_of(&record);
+        let (identity, is_lasting) = match which {
+            Which::Known(known) => (known.identity(), known.is_lasting),
+            Which::Made(base) => (Identity { id: derive_from(base.number(), called), generation: 0 }, false),
+        };
+        registry.identify(&record.bus_id, identity);
+        drop(registry);
+        // What had this name and number before may have been another device.
+        self.shared.reservations.forget_bus(&record.bus_id);
+        self.shared.swaps.forget(&record.bus_id);
+        let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
+        self.shared.registry.labels.put(&record.bus_id, Label { is_named, is_lasting });
+        Ok(record)
+    }
+
+    /// The same; what it is called is noted beside its identity.
+    ///
+    /// # Errors
+    /// [`ShareError::BusFull`], [`ShareError::NameTaken`].
+    pub(crate) fn offer_known(
+        &self,
+        naming: Naming<'_>,
+        device: Box<dyn Device>,
+        face: Face,
+        known: Identified,
+        note_name: impl FnOnce(DeviceId, &str, bool),
+    ) -> Result<DeviceRecord, ShareError> {
+        let record = self.offer(naming, device, face, Which::Known(known))?;
+        if known.is_lasting {
+            note_name(known.id, name_of(&record), self.is_named(&record));
+        }
+        Ok(record)
+    }
+
+    /// Whether its owner gave a device its name.
+    pub(crate) fn is_named(&self, record: &DeviceRecord) -> bool {
+        self.shared.registry.labels.of(&record.bus_id).is_named
+    }
+
+    /// Sets whether its owner gave a device, by name, the name that it has.
+    pub(crate) fn set_named(&self, name: &str, is_named: bool) {
+        if let Ok(bus_id) = self.shared.registry.bus_id_of(name) {
+            self.shared.registry.labels.put(&bus_id, Label { is_named, ..self.shared.registry.labels.of(&bus_id) });
+        }
+    }
+
+    /// The same device is on another medium from when this is called: its generation is raised.
+    pub(crate) fn on_moved(&self, bus_id: &str) -> impl FnOnce() + Send + use<> {
+        let (shared, bus_id) = (Arc::downgrade(&self.shared), bus_id.to_owned());
+        move || {
+            let Some(shared) = shared.upgrade() else { return };
+            let identity = shared.registry.lock().identity(&bus_id);
+            if let Some(Identity { id, generation }) = identity {
+                shared.registry.identify(&bus_id, Identity { id, generation: generation + 1 });
+                shared.sessions.wake_all();
+            }
+        }
+    }
+
+    /// Its owner says which device this is. One that is used stays what it is.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`], [`ShareError::InUse`].
+    pub(crate) fn adopt(&self, device: &str, identity: Identity) -> Result<(), ShareError> {
+        let bus_id = self.shared.registry.bus_id_of(device)?;
+        let mut registry = self.shared.registry.lock();
+        let is_it = |entry: &Entry<'_>| entry.record.bus_id == bus_id;
+        let user = registry.entries().find(is_it).and_then(|entry| Some(entry.holder?.who.clone()));
+        if let Some(user) = user {
+            return Err(ShareError::InUse { device: device.to_owned(), user });
+        }
+        registry.identify(&bus_id, identity);
+        self.shared.registry.labels.put(&bus_id, Label { is_lasting: true, ..self.shared.registry.labels.of(&bus_id) });
+        Ok(())
+    }
+}

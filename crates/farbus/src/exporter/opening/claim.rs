@@ -1,0 +1,167 @@
+//! What a connection is offered: the registry, on behalf of its peer.
+
+use farbus_model::{Device, Instant};
+use farbus_session::claims::Mode;
+use farbus_session::native::control as native;
+use farbus_session::registry::{ClaimedBlock, FaceRefusal, name_of};
+use farbus_session::stream::Stage;
+use farbus_session::{Claimed, DeviceRecord, Offers, OpStatus, Registry};
+use tracing::{info, warn};
+
+use crate::exporter::access::quota::{self, Place};
+use crate::exporter::session::entry::Session;
+use crate::exporter::state::shared::Shared;
+use crate::hosts::trust::Use;
+
+const BLOCK_FACE: &str = "it is a USB device and no block device";
+const STREAM_FACE: &str = "it is no stream of frames";
+
+/// The devices that are shared, for the peer of one session.
+pub struct Offer<'a> {
+    /// Where the devices are.
+    pub shared: &'a Shared,
+    /// The peer's session.
+    pub session: &'a Session,
+}
+
+impl Offers<Box<dyn Device>> for Offer<'_> {
+    fn list(&mut self) -> Vec<DeviceRecord> {
+        let Shared { registry, permissions, .. } = self.shared;
+        let mut records = registry.lock().records(self.shared.serving.clock.now());
+        let visitor = self.session.visitor;
+        match &self.session.guest {
+            Some(guest) => {
+                let peer = guest.peer();
+                records.retain(|record| permissions.may_use(visitor, peer.as_ref(), name_of(record)));
+            }
+            None => records.retain(|record| permissions.lent_to(visitor, name_of(record)) != Some(false)),
+        }
+        records
+    }
+
+    fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, Box<dyn Device>), OpStatus> {
+        self.admit(bus_id)?;
+        let (claimed, holder) = self.claim_for(bus_id, |registry, peer, now| registry.claim(bus_id, peer, now));
+        let outcome = claimed.as_ref().map(|_| Mode::Exclusive.as_str()).map_err(OpStatus::to_string);
+        self.note(bus_id, holder, outcome);
+        claimed.map(|Claimed { record, device }| {
+            let device = self.shared.reservations.behind_gate(self.session, bus_id, device);
+            (record, device)
+        })
+    }
+}
+
+impl Offer<'_> {
+    /// Whether the peer may ask for this device at all.
+    ///
+    /// # Errors
+    /// What USB/IP says if it may not.
+    pub fn admit(&self, bus_id: &str) -> Result<(), OpStatus> {
+        let Shared { registry, permissions, .. } = self.shared;
+        if self.shared.sessions.is_stopping() {
+            return Err(OpStatus::NotAvailable);
+        }
+        let peer = &self.session.peer;
+        let name = registry.device_name(bus_id);
+        let lent = name.as_ref().and_then(|name| permissions.lent_to(self.session.visitor, name));
+        match (lent, self.session.guest.as_ref().zip(name.as_ref())) {
+            (Some(true), _) => {}
+            (Some(false), _) => {
+                info!(device = bus_id, peer, "refused: it is another host's alone");
+                permissions.record(self.session, Use::Attach, bus_id, Err("another host's alone"));
+                return Err(OpStatus::NoDevice);
+            }
+            (None, Some((guest, device))) if !guest.may_claim(device, registry.id_of(device)) => {
+                return Err(OpStatus::NoDevice);
+            }
+            (None, _) => {}
+        }
+        if self.session.place == Place::Surplus {
+            warn!(device = bus_id, peer, "refused: {}", quota::REFUSAL);
+            permissions.record(self.session, Use::Attach, bus_id, Err(quota::REFUSAL));
+            return Err(OpStatus::NotAvailable);
+        }
+        if !self.session.is_heir() && name.is_some_and(|name| self.shared.predecessor.uses(&name)) {
+            return Err(OpStatus::Busy);
+        }
+        Ok(())
+    }
+
+    /// Takes a block device.
+    ///
+    /// # Errors
+    /// Why it is not the peer's.
+    pub fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
+        self.claim_by(bus_id, BLOCK_FACE, |registry, peer, now| {
+            let claimed = registry.claim_block(bus_id, peer, asked, now)?;
+            let mode = claimed.mode;
+            Ok((claimed, mode))
+        })
+    }
+
+    /// Takes a stream.
+    ///
+    /// # Errors
+    /// Why it is not the peer's.
+    pub fn claim_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Stage, Mode), native::End> {
+        self.claim_by(bus_id, STREAM_FACE, |registry, peer, now| {
+            let (stage, mode) = registry.claim_stream(bus_id, peer, asked, now)?;
+            Ok(((stage, mode), mode))
+        })
+    }
+
+    /// Takes a device as one class; `lacking` says that it is nothing of that kind.
+    fn claim_by<T>(
+        &self,
+        bus_id: &str,
+        lacking: &str,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<(T, Mode), FaceRefusal>,
+    ) -> Result<T, native::End> {
+        let refusal = |cause, message: String| native::End { cause, message };
+        self.admit(bus_id).map_err(|status| match status {
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            _ => refusal(native::Cause::Refused, status.to_string()),
+        })?;
+        let (claimed, holder) = self.claim_for(bus_id, claim);
+        // Its importer asks for the USB device next: no word of it.
+        if !matches!(claimed, Err(FaceRefusal::Class)) {
+            let outcome = claimed.as_ref().map(|(_, mode)| mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
+            self.note(bus_id, holder, outcome);
+        }
+        claimed.map(|(what, _)| what).map_err(|refused| match refused {
+            FaceRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
+            FaceRefusal::Class => refusal(native::Cause::Class, lacking.to_owned()),
+            FaceRefusal::Busy => self.shared.registry.busy(bus_id, self.shared.serving.clock.now()),
+        })
+    }
+
+    /// Claims a device, and says who has it if it cannot be had.
+    fn claim_for<T, E>(
+        &self,
+        bus_id: &str,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<T, E>,
+    ) -> (Result<T, E>, String) {
+        let mut registry = self.shared.registry.lock();
+        let claimed = claim(&mut registry, &self.session.peer, self.shared.serving.clock.now());
+        if claimed.is_ok() {
+            // While the registry is locked: whoever takes the device back finds its session.
+            self.session.hold(bus_id);
+        }
+        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
+        (claimed, holder.map_or("nobody", |holder| holder.who.as_str()).to_owned())
+    }
+
+    /// Notes what came of a claim in the log and the audit log.
+    fn note(&self, bus_id: &str, holder: String, outcome: Result<&str, String>) {
+        let peer = &self.session.peer;
+        match &outcome {
+            Ok(mode) => info!(device = bus_id, peer, mode, "attached"),
+            Err(status) => info!(device = bus_id, peer, status, holder, "refused"),
+        }
+        // What was noted in the process before this one is no news.
+        if !self.session.is_heir() {
+            let allowed = outcome.as_ref().map(|_| ()).map_err(String::as_str);
+            self.shared.permissions.record(self.session, Use::Attach, bus_id, allowed);
+        }
+    }
+}

@@ -1,0 +1,513 @@
+//! The use of a device by one session: it is opened as what was asked for, and in the end given back, or handed over to a successor.
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+
+use farbus_host::driven_disk::DrivenDisk;
+use farbus_io::link::{Wake, Watched};
+use farbus_io::store::boot_number;
+use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instant, Readiness};
+use farbus_session::block::{BlockExport, make_durable};
+use farbus_session::claims::Mode;
+use farbus_session::leases::Key;
+use farbus_session::native::{Bequest, control as native};
+use farbus_session::registry::ClaimedBlock;
+use farbus_session::stream::Policy;
+use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
+use tracing::{info, warn};
+
+use crate::exporter::access::quota::{self, Place};
+use crate::exporter::opening::claim::Offer;
+use crate::exporter::opening::driven_disk::may_drive;
+use crate::exporter::session::entry::Session;
+use crate::exporter::session::threads::{Face, Fate, Opened};
+use crate::exporter::state::registry::HandedOver;
+use crate::exporter::state::shared::{STACK_BYTES, Shared};
+use crate::hosts::trust::Use;
+
+/// A session's use of one device. It is entered in the table of sessions as long as it lasts.
+#[derive(Clone)]
+pub(crate) struct DeviceUse {
+    shared: Arc<Shared>,
+    /// Its number in the table of sessions.
+    number: u64,
+    session: Arc<Session>,
+}
+
+impl DeviceUse {
+    /// Enters the use of a device in the table of sessions, on behalf of the session that opens it.
+    ///
+    /// # Errors
+    /// Its peer has as many connections or as much memory as it may.
+    pub fn enter(shared: &Arc<Shared>, caller: &Session, peer: &str, open: &native::Open) -> Result<Self, native::End> {
+        let refused = |why: String| refusal(native::Cause::Refused, why);
+        if caller.place == Place::Surplus {
+            warn!(device = open.name, peer, "refused: {}", quota::REFUSAL);
+            caller.guest.iter().for_each(|guest| guest.record_refused(&open.name, quota::REFUSAL));
+            return Err(refused(quota::REFUSAL.to_owned()));
+        }
+        let devices = shared.registry.lock().entries().count();
+        let (number, session) =
+            shared.sessions.enter_attachment(caller, peer.to_owned()).map_err(|error| refused(error.to_string()))?;
+        let used = Self { shared: Arc::clone(shared), number, session };
+        used.session.take_for(open, devices).map_err(|exhausted| {
+            used.end();
+            warn!(device = open.name, peer, "refused: {exhausted}");
+            refused(format!("{exhausted}: its owner may allow more ('farbus share --peer-memory MIB')"))
+        })?;
+        Ok(used)
+    }
+
+    /// The session, as the table has it.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Takes it out of the table.
+    pub fn end(&self) {
+        self.shared.sessions.end(self.number);
+    }
+
+    /// A device that was opened with a lease that is known.
+    pub fn with_lease(self, face: Face, lease: u64) -> Opened {
+        Opened { face, tenant: self.session, lease }
+    }
+
+    /// What came of opening a device: its user has a lease, or the use ends here.
+    ///
+    /// # Errors
+    /// Why the device is not opened.
+    pub fn opened(
+        self,
+        bus_id: &str,
+        open: &native::Open,
+        face: Result<(Face, Option<Mode>), native::End>,
+    ) -> Result<Opened, native::End> {
+        match face {
+            Ok((face, mode)) => {
+                let registry = &self.shared.registry;
+                if !open.reason.is_empty() {
+                    registry.lock().explain(&self.session.peer, &open.reason);
+                }
+                // Readers do not exclude each other, and nobody is fenced off by them.
+                let key = registry.key_of(bus_id);
+                let lease = if mode == Some(Mode::Exclusive) { registry.leases().give(&key) } else { 0 };
+                Ok(self.with_lease(face, lease))
+            }
+            Err(end) => {
+                self.end();
+                Err(if end.cause == native::Cause::Gone { gone(open) } else { end })
+            }
+        }
+    }
+
+    fn offer(&self) -> Offer<'_> {
+        Offer { shared: &self.shared, session: &self.session }
+    }
+
+    fn now(&self) -> Instant {
+        self.shared.serving.clock.now()
+    }
+
+    /// How a device is used that nobody handed over; `None`: looked on at.
+    pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(Face, Option<Mode>), native::End> {
+        match open.class {
+            native::Class::USB if open.mode == native::Mode::Observe => {
+                self.open_observer(bus_id).map(|face| (face, None))
+            }
+            native::Class::USB => self.open_usb(bus_id, open.mode).map(|face| (face, Some(Mode::Exclusive))),
+            native::Class::BLOCK => {
+                let claimed = self.offer().claim_block(bus_id, open.mode);
+                if matches!(&claimed, Err(end) if end.cause == native::Cause::Class)
+                    && may_drive(&self.shared.registry, bus_id, open.mode, self.now())?
+                {
+                    return self.open_driven(bus_id).map(|face| (face, Some(Mode::Exclusive)));
+                }
+                let claimed = claimed?;
+                let mode = claimed.mode;
+                self.open_block(bus_id, claimed).map(|face| (face, Some(mode)))
+            }
+            native::Class::STREAM => self.open_stream(bus_id, open.mode),
+            _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
+        }
+    }
+
+    /// The heir of a device, or who did not get rid of it.
+    pub fn take_over(&self, open: &native::Open, handed_over: HandedOver) -> Result<(Face, Option<Mode>), native::End> {
+        if let Err(status) = self.offer().admit(&handed_over.bus_id) {
+            give_home(&self.shared, handed_over);
+            return Err(refusal(native::Cause::Refused, status.to_string()));
+        }
+        let is_fitting = (open.class == native::Class::USB) == handed_over.device.is_some();
+        if let (true, Some(name)) = (is_fitting, self.shared.registry.device_name(&handed_over.bus_id))
+            && let Err(end) = self.shared.reservations.reserve_for_heir(&self.session, &name)
+        {
+            give_home(&self.shared, handed_over);
+            return Err(end);
+        }
+        if !is_fitting {
+            give_home(&self.shared, handed_over);
+            return Err(refusal(native::Cause::Class, "it was handed over as something else".to_owned()));
+        }
+        handed_over.settle(native::Cause::Asked, native::HANDED_OVER);
+        let HandedOver { bus_id, who, device: usb, .. } = handed_over;
+        let now = self.now();
+        let found = {
+            let mut registry = self.shared.registry.lock();
+            if let Some(claims) = registry.claims_mut(&bus_id) {
+                claims.hand_over(&who, &self.session.peer, now);
+            }
+            self.session.hold(&bus_id);
+            registry.record(&bus_id).zip(Some(registry.block_export(&bus_id)))
+        };
+        let Some((record, export)) = found else {
+            return Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()));
+        };
+        info!(device = bus_id, from = who, peer = self.session.peer, "taken over");
+        self.shared.permissions.record(&self.session, Use::Attach, &bus_id, Ok(()));
+        let face = match (open.class, usb, export) {
+            (native::Class::USB, Some(device), _) => Ok(self.usb_face(record, device)),
+            (native::Class::BLOCK, None, Some(export)) => {
+                let mode = Mode::Exclusive;
+                self.open_block(&bus_id, ClaimedBlock { record, export, mode })
+            }
+            _ => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
+        };
+        face.map(|face| (face, Some(Mode::Exclusive)))
+    }
+
+    fn open_usb(&self, bus_id: &str, mode: native::Mode) -> Result<Face, native::End> {
+        if mode != native::Mode::Exclusive {
+            return Err(refusal(
+                native::Cause::Refused,
+                "a USB device has one user at a time, who may change it".into(),
+            ));
+        }
+        let claimed = self.offer().claim(bus_id);
+        let (record, device) =
+            claimed.map_err(|status| self.shared.registry.why_not_claimed(bus_id, status, self.now()))?;
+        Ok(self.usb_face(record, device))
+    }
+
+    fn usb_face(&self, record: DeviceRecord, device: Box<dyn Device>) -> Face {
+        let reservations = &self.shared.reservations;
+        let device = reservations.behind_gate(&self.session, &record.bus_id, device);
+        // Whoever has not asked for it himself hears what is reserved for him.
+        let name = self.shared.registry.device_name(&record.bus_id);
+        if let Some(standing) = name.and_then(|name| reservations.ledger().standing(&name)) {
+            self.session.leave_reserved(standing);
+        }
+        let used = self.clone();
+        let give_back = move |device: Box<dyn Device>, now| {
+            let device = used.session.without_gate(device);
+            let is_gone = device.is_gone();
+            used.take_in((!is_gone).then_some(device), is_gone, now);
+        };
+        let used = self.clone();
+        let pass_on = move |device: Box<dyn Device>, now, bequest: Bequest| {
+            let device = used.session.without_gate(device);
+            if device.is_gone() {
+                used.take_in(None, true, now);
+                return false;
+            }
+            used.bequeath(Some(device), bequest)
+        };
+        Face::Usb { record, device, give_back: Box::new(give_back), pass_on: Box::new(pass_on) }
+    }
+
+    /// Takes a USB disk as its driver would: alone.
+    fn open_driven(&self, bus_id: &str) -> Result<Face, native::End> {
+        let reservations = &self.shared.reservations;
+        let carrier = reservations.carrier(bus_id, Some(native::Class::USB));
+        let claimed = self.offer().claim(bus_id);
+        let (_, device) = claimed.map_err(|status| self.shared.registry.why_not_claimed(bus_id, status, self.now()))?;
+        let disk = match DrivenDisk::new(device) {
+            Ok(disk) => disk,
+            Err(device) => {
+                let (peer, now) = (&self.session.peer, self.now());
+                self.shared.registry.lock().release(bus_id, peer, Some(device), Ending::Detached, now);
+                return Err(refusal(native::Cause::Class, "it has no disk that is driven here".to_owned()));
+            }
+        };
+        let used = self.clone();
+        let give_back = move |device: Box<dyn Device>, now| {
+            let is_gone = device.is_gone();
+            used.take_in((!is_gone).then_some(device), is_gone, now);
+        };
+        // What a disk holds in its cache is as durable as the power that it has from this host.
+        reservations.cover(&self.session, bus_id, carrier.as_ref());
+        let (gate, give_back) = (reservations.gate_of(&self.session, bus_id), Box::new(give_back));
+        Ok(Face::Disk { disk: Box::new(disk), durability: boot_number(), give_back, gate })
+    }
+
+    /// Somebody looks on, whoever uses the device.
+    fn open_observer(&self, bus_id: &str) -> Result<Face, native::End> {
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        self.offer().admit(bus_id).map_err(|status| match status {
+            OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
+            _ => refused(&status.to_string()),
+        })?;
+        if !self.shared.permissions.is_observable() {
+            return Err(refused("its owner lets nobody look on: 'farbus share --observable' would"));
+        }
+        let observable = self.shared.registry.lock().observe(bus_id);
+        let observable =
+            observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
+        let Bell { wake, readiness, hush } = Bell::hang().map_err(|error| refused(&error.to_string()))?;
+        let seat = observable.audience.sit(move || wake.wake());
+        let seat = Box::new(seat.ok_or_else(|| refused("as many look on as may"))?);
+        self.session.observes.get_or_init(|| bus_id.to_owned());
+        info!(device = bus_id, peer = self.session.peer, "observed");
+        if !self.session.is_heir() {
+            self.shared.permissions.record(&self.session, Use::Observe, bus_id, Ok(()));
+        }
+        let used = self.clone();
+        let leave = move |_| {
+            info!(device = used.session.observes.get(), peer = used.session.peer, "observed no more");
+            used.end();
+        };
+        let (description, leave) = (observable.description, Box::new(leave));
+        Ok(Face::Observer { seat, readiness, hush, description, leave, gate: None })
+    }
+
+    /// Somebody reads a stream: all of it, alone; or the latest of it, beside others.
+    fn open_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Face, Option<Mode>), native::End> {
+        let (stage, mode) = self.offer().claim_stream(bus_id, asked)?;
+        let policy = if mode == Mode::Exclusive { Policy::All } else { Policy::Latest };
+        let seat = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
+            let wake = Arc::clone(&bell.wake);
+            let seat = stage.sit(policy, move || wake.wake());
+            seat.map(|seat| (bell, seat)).ok_or_else(|| "its source has ended, or as many read it as may".to_owned())
+        });
+        let (Bell { readiness, hush, .. }, seat) = seat.map_err(|what| {
+            self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, self.now());
+            refusal(native::Cause::Device, what)
+        })?;
+        let used = self.clone();
+        let leave = Box::new(move |now| used.take_in(None, false, now));
+        let description = stage.description().encode();
+        let gate = (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
+        Ok((Face::Observer { seat: Box::new(seat), readiness, hush, description, leave, gate }, Some(mode)))
+    }
+
+    fn open_block(&self, bus_id: &str, ClaimedBlock { export, mode, .. }: ClaimedBlock) -> Result<Face, native::End> {
+        let device = export.open(mode).map_err(|what| {
+            let now = self.now();
+            self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, now);
+            refusal(native::Cause::Device, what)
+        })?;
+        let used = self.clone();
+        let give_back = move |device: Box<dyn BlockDevice>, now| {
+            let is_gone = device.is_gone();
+            // Who goes on in another process has not asked for it, and finds there what was written.
+            if !used.session.is_handed_over()
+                && let Err(error) = make_durable(device)
+            {
+                warn!(peer = used.session.peer, %error, "the last writes may be lost");
+            }
+            used.take_in(None, is_gone, now);
+        };
+        let used = self.clone();
+        let pass_on = move |device: Box<dyn BlockDevice>, now, bequest: Bequest| {
+            let is_gone = device.is_gone();
+            if let Err(error) = make_durable(device) {
+                warn!(peer = used.session.peer, %error, "the last writes may be lost");
+            }
+            // Many may read beside each other, and need no permission of one who did.
+            if is_gone || mode != Mode::Exclusive {
+                used.take_in(None, is_gone, now);
+                return false;
+            }
+            used.bequeath(None, bequest)
+        };
+        let (give_back, pass_on) = (Box::new(give_back), Box::new(pass_on));
+        let gate = (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
+        Ok(Face::Block { device, durability: export.durability(), give_back, pass_on, gate })
+    }
+
+    /// Somebody reads what is to be his, whoever uses it.
+    pub fn show_block(&self, bus_id: &str, export: &BlockExport) -> Result<Face, native::End> {
+        let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+        if !export.may_be_inherited() {
+            return Err(refused(
+                "nobody can hand it over: it is read by many, or its changes are its user's own\n  \
+                 try: --wait=20, or --mode read, without --inherit",
+            ));
+        }
+        let device = export.open(Mode::Read).map_err(|what| refusal(native::Cause::Device, what))?;
+        self.session.observes.get_or_init(|| bus_id.to_owned());
+        info!(device = bus_id, peer = self.session.peer, "read by whoever is to inherit it");
+        self.shared.permissions.record(&self.session, Use::Observe, bus_id, Ok(()));
+        let used = self.clone();
+        let leave = Box::new(move |_| used.end());
+        Ok(Face::Shown { device, info: *export.info(), durability: export.durability(), leave })
+    }
+
+    /// It waits for its heir, in nobody's thread. Says whether it does.
+    fn bequeath(&self, device: Option<Box<dyn Device>>, bequest: Bequest) -> bool {
+        let bus_id = self.session.take_device();
+        self.end();
+        let Some(bus_id) = bus_id else { return false };
+        let Bequest { heir, luggage, left } = bequest;
+        let (from, heir) = (key_of(&self.session), Some(heir).filter(|heir| *heir != [0; 32]));
+        info!(device = bus_id, peer = self.session.peer, luggage = luggage.len(), "handed over: it waits for its heir");
+        let (who, home) = (self.session.peer.clone(), (Arc::downgrade(&self.session), self.number));
+        let handed_over = HandedOver { bus_id: bus_id.clone(), who, device, luggage, home };
+        let until = self.now() + left.unwrap_or(self.shared.registry.successor_time());
+        let key = self.shared.registry.key_of(&bus_id);
+        let before = self.shared.registry.leases().hand_over(&key, from, heir, until, handed_over);
+        assert!(before.is_none(), "a device has one user who hands it over");
+        self.shared.sessions.wake_all();
+        give_up_in_time(&self.shared, until);
+        true
+    }
+
+    /// A session gives a device back, or what it had of it.
+    fn take_in(&self, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
+        let DeviceUse { shared, session, .. } = self;
+        let bus_id = session.take_device();
+        let noted = *session.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let ending = match (session.is_taken_back(), is_gone) {
+            (true, _) => Ending::TakenBack,
+            (_, true) => Ending::Gone,
+            _ => noted.unwrap_or(Ending::Detached),
+        };
+        if let Some(bus_id) = bus_id {
+            info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
+            if ending != Ending::HandedOver {
+                shared.permissions.record(session, Use::Detach, &bus_id, Ok(()));
+            }
+            if is_gone {
+                shared.reservations.disown(&bus_id);
+                shared.registry.lock().withdraw(&bus_id);
+            } else {
+                shared.registry.lock().release(&bus_id, &session.peer, device, ending, now);
+            }
+            // In another process it goes on with what is reserved for it.
+            if ending != Ending::HandedOver {
+                shared.reservations.unreserve_for(&bus_id);
+            }
+        }
+        self.end();
+    }
+}
+
+/// Nobody came for it: it is his again who handed it over, or everybody's if he is not there any more.
+fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
+    let Some(home) = handed_over.home.0.upgrade() else { return offer_again(shared, handed_over, Ending::Lost) };
+    let bus_id = handed_over.bus_id.clone();
+    warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
+    let key = shared.registry.key_of(&bus_id);
+    let fate = match back_home(shared, handed_over) {
+        Ok((_, face)) => Fate::Back(face, shared.registry.leases().give(&key)),
+        Err(end) => Fate::Over(end),
+    };
+    let now = shared.serving.clock.now();
+    match home.leave_fate(fate) {
+        Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
+        Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
+        Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. } | Face::Disk { .. }, _) | Fate::Over(_)) | None => {}
+    }
+}
+
+/// It is in the hands of who handed it over again, and of his connection.
+pub(crate) fn back_home(shared: &Arc<Shared>, handed_over: HandedOver) -> Result<(Arc<Session>, Face), native::End> {
+    let gone = || refusal(native::Cause::Gone, OpStatus::NoDevice.to_string());
+    let (home, number) = (handed_over.home.0.upgrade(), handed_over.home.1);
+    let Some(home) = home else {
+        offer_again(shared, handed_over, Ending::Lost);
+        return Err(gone());
+    };
+    let (record, export) = {
+        let registry = shared.registry.lock();
+        (registry.record(&handed_over.bus_id), registry.block_export(&handed_over.bus_id))
+    };
+    let HandedOver { bus_id, device, .. } = handed_over;
+    let record = record.ok_or_else(gone)?;
+    shared.sessions.go_on_with(number, &home);
+    home.hold(&bus_id);
+    let used = DeviceUse { shared: Arc::clone(shared), number, session: Arc::clone(&home) };
+    let face = match (device, export) {
+        (Some(device), _) => Ok(used.usb_face(record, device)),
+        (None, Some(export)) => {
+            let mode = Mode::Exclusive;
+            used.open_block(&bus_id, ClaimedBlock { record, export, mode })
+        }
+        (None, None) => Err(gone()),
+    };
+    if face.is_err() {
+        used.end();
+    }
+    face.map(|face| (home, face))
+}
+
+/// A thread that waits as long as an heir may take.
+fn give_up_in_time(shared: &Arc<Shared>, until: Instant) {
+    let weak = Arc::downgrade(shared);
+    let wait = move || {
+        let Some(now) = weak.upgrade().map(|shared| shared.serving.clock.now()) else { return };
+        thread::sleep(until - now);
+        let Some(shared) = weak.upgrade() else { return };
+        let late = shared.registry.leases().expire(shared.serving.clock.now());
+        for handed_over in late {
+            warn!(device = handed_over.bus_id, "nobody came for it in time");
+            give_home(&shared, handed_over);
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("heir".into()).stack_size(STACK_BYTES).spawn(wait) {
+        warn!(%error, "nobody can wait for an heir");
+        let all = shared.registry.leases().clear();
+        all.into_iter().for_each(|handed_over| give_home(shared, handed_over));
+    }
+}
+
+/// Nobody came for it: it is offered to everybody again.
+pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
+    let HandedOver { bus_id, who, device, .. } = handed_over;
+    info!(device = bus_id, from = who, "what was handed over is offered again");
+    let now = shared.serving.clock.now();
+    let device = device.map(|mut device| {
+        let mut done = Completions::new(BufferPool::new(0));
+        device.reset(now, &mut done);
+        // A device that cannot be made durable says so itself at the next command.
+        let _ = device.command(now, &Command::Sync, &mut done);
+        while done.pop().is_some() {}
+        device
+    });
+    if device.as_ref().is_some_and(|device| device.is_gone()) {
+        shared.registry.lock().withdraw(&bus_id);
+    } else {
+        shared.registry.lock().release(&bus_id, &who, device, ending, now);
+    }
+    shared.reservations.unreserve_for(&bus_id);
+}
+
+/// The key of the host that a session is of: by it a successor is known.
+pub(crate) fn key_of(session: &Session) -> Key {
+    session.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes())
+}
+
+pub(crate) fn refusal(cause: native::Cause, message: String) -> native::End {
+    native::End { cause, message }
+}
+
+/// What an importer is told whose device is not here.
+pub(crate) fn gone(open: &native::Open) -> native::End {
+    refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name))
+}
+
+/// What whoever shows something rings, and what his onlooker's thread hears it by.
+struct Bell {
+    wake: Arc<Wake>,
+    readiness: Readiness,
+    hush: Box<dyn Fn() + Send>,
+}
+
+impl Bell {
+    fn hang() -> io::Result<Self> {
+        let wake = Arc::new(Wake::new()?);
+        let (readiness, for_hush) = (Watched::woken(Arc::clone(&wake)), Arc::clone(&wake));
+        Ok(Self { wake, readiness, hush: Box::new(move || for_hush.clear()) })
+    }
+}

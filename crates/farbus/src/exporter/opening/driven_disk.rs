@@ -1,0 +1,26 @@
+//! A USB disk that its exporter drives itself, for an importer that asks for it as a block device: one round trip a request, however the disk
+//! is spoken to (requirement U9).
+
+use farbus_host::driven_disk::fits;
+use farbus_model::Instant;
+use farbus_session::native::control::{End, Mode};
+
+use crate::exporter::state::registry::DeviceRegistry;
+
+/// Whether the device with this bus id is a disk that could be driven here for one user.
+///
+/// # Errors
+/// Somebody else has it.
+pub fn may_drive(devices: &DeviceRegistry, bus_id: &str, mode: Mode, now: Instant) -> Result<bool, End> {
+    // Its user may change it, so he is the only one.
+    if mode != Mode::Exclusive {
+        return Ok(false);
+    }
+    if let Some(device) = devices.lock().idle_device(bus_id) {
+        return Ok(fits(&*device));
+    }
+    let is_disk = devices.lock().entries().any(|entry| {
+        entry.record.bus_id == bus_id && entry.record.interfaces.contains(&farbus_host::storage::BULK_ONLY)
+    });
+    if is_disk { Err(devices.busy(bus_id, now)) } else { Ok(false) }
+}

@@ -1,0 +1,289 @@
+//! What a session may open, and what it opens: the device provider of the exporter's sessions.
+
+pub mod claim;
+pub mod device_use;
+mod driven_disk;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farbus_io::link::{Clock, Progress};
+use farbus_model::budget::Allowance;
+use farbus_model::{Identity, Limits};
+use farbus_session::OpStatus;
+use farbus_session::claims::Mode;
+use farbus_session::leases::{DeviceKey, Worth};
+use farbus_session::native::known_device::compare;
+use farbus_session::native::{Allowed, Bequest, Left, control as native};
+use farbus_session::reserve::ledger::Path;
+use farbus_session::reserve::{Reservation, Standing};
+use tracing::warn;
+
+use crate::exporter::access::quota::Visitor;
+use crate::exporter::opening::claim::Offer;
+use crate::exporter::opening::device_use::{DeviceUse, back_home, gone, key_of, refusal};
+use crate::exporter::session::entry::Session;
+use crate::exporter::session::saved::{Credentials, Owner};
+use crate::exporter::session::threads::{House, Opened};
+use crate::exporter::state::registry::{DeviceRegistry, HandedOver};
+use crate::exporter::state::shared::Shared;
+
+impl House for Shared {
+    type Caller = Session;
+
+    fn owner(caller: &Session) -> Option<Visitor> {
+        Some(caller.visitor).filter(|visitor| visitor.is_known())
+    }
+
+    fn allowance(caller: &Session) -> Allowance {
+        Allowance::of(Arc::clone(&caller.account))
+    }
+
+    fn clock(&self) -> Clock {
+        self.serving.clock
+    }
+
+    fn limits(&self) -> Limits {
+        self.serving.limits
+    }
+
+    fn modules(&self) -> Option<Arc<Allowed>> {
+        self.serving.modules()
+    }
+
+    fn open(
+        self: &Arc<Self>,
+        caller: &Session,
+        peer: &str,
+        open: &native::Open,
+        is_compared: bool,
+    ) -> Result<Opened, native::End> {
+        let bus_id = known(&self.registry, open)?;
+        let key = self.registry.key_of(&bus_id);
+        if self
+            .registry
+            .leases()
+            .legacy_of(&key, key_of(caller), open.epoch)
+            .is_some_and(|legacy| !legacy.luggage.is_empty())
+        {
+            return Err(refusal(native::Cause::Refused, LUGGAGE.to_owned()));
+        }
+        let used = DeviceUse::enter(self, caller, peer, open)?;
+        let worth = self.registry.leases().worth(&key, key_of(caller), open.epoch, is_compared);
+        let face = match worth {
+            Worth::Inherits(handed_over) => used.take_over(open, handed_over),
+            Worth::NotHis => Err(self.registry.busy(&bus_id, self.serving.clock.now())),
+            Worth::Stale => {
+                Err(refusal(native::Cause::Stale, "it was moved: somebody has a later lease of it".to_owned()))
+            }
+            Worth::Other => Err(refusal(native::Cause::Gone, another(&open.name))),
+            Worth::Nothing => used.open_anew(&bus_id, open),
+        };
+        used.opened(&bus_id, open, face)
+    }
+
+    fn inherit(
+        self: &Arc<Self>,
+        caller: &Session,
+        peer: &str,
+        inherit: &native::Inherit,
+    ) -> Option<Result<(Opened, Vec<u8>), native::End>> {
+        let open = &inherit.open;
+        let refused = |what: &str| Some(Err(refusal(native::Cause::Refused, what.to_owned())));
+        let bus_id = match known(&self.registry, open) {
+            Ok(bus_id) => bus_id,
+            // It is yet to be here.
+            Err(_) if self.predecessor.uses(&open.name) => return None,
+            Err(end) => return Some(Err(end)),
+        };
+        let key = self.registry.key_of(&bus_id);
+        let is_understood = {
+            let leases = self.registry.leases();
+            let HandedOver { luggage, .. } = leases.legacy_of(&key, key_of(caller), open.epoch)?;
+            luggage.is_empty() || luggage.starts_with(&inherit.luggage)
+        };
+        if let Err(end) = known_to_successor(self, caller, open) {
+            return Some(Err(end));
+        }
+        if !is_understood {
+            return refused("it moves with luggage of another version of farbus: install the same on both hosts");
+        }
+        let used = match DeviceUse::enter(self, caller, peer, open) {
+            Ok(used) => used,
+            Err(end) => return Some(Err(end)),
+        };
+        let worth = self.registry.leases().worth(&key, key_of(caller), open.epoch, true);
+        let Worth::Inherits(mut handed_over) = worth else {
+            used.end();
+            return None;
+        };
+        let luggage = std::mem::take(&mut handed_over.luggage);
+        let face = used.take_over(open, handed_over);
+        Some(used.opened(&bus_id, open, face).map(|opened| (opened, luggage)))
+    }
+
+    fn show(
+        self: &Arc<Self>,
+        caller: &Session,
+        peer: &str,
+        inherit: &native::Inherit,
+    ) -> Option<Result<Opened, native::End>> {
+        let bus_id = match known_to_successor(self, caller, &inherit.open) {
+            Ok(_) if inherit.open.class != native::Class::BLOCK => return None,
+            Ok(bus_id) => bus_id,
+            Err(end) => return Some(Err(end)),
+        };
+        let Some(export) = self.registry.lock().block_export(&bus_id) else {
+            let message = "it is a USB device and no block device".to_owned();
+            return Some(Err(refusal(native::Cause::Class, message)));
+        };
+        let shown = DeviceUse::enter(self, caller, peer, &inherit.open).and_then(|used| {
+            let face = used.show_block(&bus_id, &export);
+            used.opened(&bus_id, &inherit.open, face.map(|face| (face, None)))
+        });
+        Some(shown)
+    }
+
+    fn identity(caller: &Session) -> Owner {
+        let credentials = match (&caller.guest, caller.visitor) {
+            (Some(guest), _) => {
+                let (name, address) = guest.identity();
+                Credentials::Host { fingerprint: guest.fingerprint(), name: name.into(), address: address.into() }
+            }
+            (None, Visitor::User(user)) => Credentials::User(user),
+            (None, Visitor::Address(address) | Visitor::Own(address, _)) => Credentials::Address(address),
+            (None, Visitor::Host(_)) => unreachable!("a paired host is a guest"),
+        };
+        Owner { peer: caller.peer.clone(), credentials }
+    }
+
+    fn name_of(&self, opened_as: &str) -> String {
+        let name = self.registry.bus_id_of(opened_as).ok().and_then(|bus_id| self.registry.device_name(&bus_id));
+        name.unwrap_or_else(|| opened_as.to_owned())
+    }
+
+    fn reopen(self: &Arc<Self>, caller: &Session, left: &Left) -> Result<Opened, native::End> {
+        let open = &left.open;
+        let gone =
+            |_| refusal(native::Cause::Gone, format!("no device called '{}' is shared here any more", open.name));
+        let bus_id = self.registry.bus_id_of(&open.name).map_err(gone)?;
+        let actual = self.registry.lock().identity(&bus_id);
+        if let Some(expected) = left.identity {
+            compare(&open.name, expected, actual)?;
+        }
+        let used = DeviceUse::enter(self, caller, &caller.peer, open)?;
+        used.session().is_heir.store(true, Ordering::Release);
+        if let Err(end) = self.reservations.reserve_again(caller, &bus_id, open.class) {
+            used.end();
+            return Err(end);
+        }
+        match used.open_anew(&bus_id, open) {
+            Ok((face, mode)) => {
+                self.registry.lock().explain(&caller.peer, &open.reason);
+                if mode == Some(Mode::Exclusive) {
+                    self.registry.leases().keep(&DeviceKey::of(&bus_id, actual), left.lease);
+                }
+                Ok(used.with_lease(face, left.lease))
+            }
+            Err(end) => {
+                used.end();
+                Err(end)
+            }
+        }
+    }
+
+    fn recall(self: &Arc<Self>, open: &native::Open) -> Option<(Opened, Bequest)> {
+        let bus_id = self.registry.bus_id_of(&open.name).ok()?;
+        let key = self.registry.key_of(&bus_id);
+        let (lease, heir, until, handed_over) = self.registry.leases().recall(&key)?;
+        let luggage = handed_over.luggage.clone();
+        let (home, face) = match back_home(self, handed_over) {
+            Ok(back) => back,
+            Err(end) => {
+                warn!(device = bus_id, why = end.message, "what was handed over is lost");
+                return None;
+            }
+        };
+        let left = Some(until - self.serving.clock.now());
+        let bequest = Bequest { heir: heir.unwrap_or_default(), luggage, left };
+        Some((Opened { face, tenant: home, lease }, bequest))
+    }
+
+    fn reserve(
+        &self,
+        caller: &Session,
+        open: &native::Open,
+        reservation: &Reservation,
+        path: Path,
+    ) -> Result<Standing, (Standing, native::End)> {
+        self.reservations.reserve_for(caller, open, reservation, path)
+    }
+
+    fn unreserve(&self, open: &native::Open) {
+        if let Ok(bus_id) = self.registry.bus_id_of(&open.name) {
+            self.reservations.unreserve_for(&bus_id);
+        }
+    }
+
+    fn reserved(&self, open: &native::Open) -> Option<Standing> {
+        let bus_id = self.registry.bus_id_of(&open.name).ok()?;
+        self.reservations.ledger().standing(&self.registry.device_name(&bus_id)?)
+    }
+
+    fn note_progress(&self, open: &native::Open, progress: Progress) {
+        if let Some(name) =
+            self.registry.bus_id_of(&open.name).ok().and_then(|bus_id| self.registry.device_name(&bus_id))
+        {
+            self.reservations.note_progress(&name, progress);
+        }
+    }
+
+    fn reservations(&self) -> Vec<u8> {
+        self.reservations.ledger().save()
+    }
+
+    fn device_identity(&self, open: &native::Open) -> Option<Identity> {
+        let registry = self.registry.lock();
+        registry.identity(registry.find(&open.name)?)
+    }
+
+    fn identity_changes(&self) -> u64 {
+        self.registry.identity_changes()
+    }
+
+    fn settle(&self, left: &Left) {
+        self.predecessor.settle(&left.open.name);
+    }
+}
+
+/// Why who brings no room for luggage does not get the device.
+const LUGGAGE: &str =
+    "it moves with a virtual machine: 'farbus attach HOST/DEVICE --via redir --inherit' goes on with it";
+
+/// Why an importer that names no identities does not get a device again.
+fn another(name: &str) -> String {
+    format!(
+        "nothing proves that '{name}' is the device that was used before: this exporter was started anew; attach it anew"
+    )
+}
+
+/// The bus id of the device that is asked for.
+fn known(devices: &DeviceRegistry, open: &native::Open) -> Result<String, native::End> {
+    devices.bus_id_of(&open.name).map_err(|_| gone(open))
+}
+
+/// The same for a successor, if it may have the device.
+fn known_to_successor(shared: &Shared, caller: &Session, open: &native::Open) -> Result<String, native::End> {
+    let bus_id = known(&shared.registry, open)?;
+    let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
+    match (Offer { shared, session: caller }.admit(&bus_id)) {
+        // Its user, who was that in the process before this one, is yet to go on.
+        Ok(()) | Err(OpStatus::Busy) => {}
+        Err(OpStatus::NoDevice) => return Err(gone(open)),
+        Err(status) => return Err(refused(&status.to_string())),
+    }
+    match caller.guest {
+        Some(_) => Ok(bus_id),
+        None => Err(refused("an heir is known by its key: the two hosts have to be paired")),
+    }
+}

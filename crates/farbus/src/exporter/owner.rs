@@ -1,0 +1,144 @@
+//! What the owner of this process asks of the devices that it shares: how they stand, commands, taking one back, taking one off the lists, the
+//! end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use farbus_model::{BufferPool, Command, Completions};
+use farbus_session::Ending;
+use farbus_session::native::control as native;
+use farbus_session::registry::Entry;
+
+use crate::devices::status::{Counted, DeviceStatus};
+use crate::exporter::error::ShareError;
+use crate::exporter::opening::device_use::offer_again;
+use crate::exporter::session::entry::Session;
+use crate::exporter::state::shared::Shared;
+
+/// How long an owner waits for a device's answer to a command, or until a device is back.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Every shared device and its user.
+pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
+    let Shared { registry: devices, reservations, .. } = shared;
+    let sessions = shared.sessions.lock();
+    let counted_of = |bus_id: &str| {
+        let holder = sessions.values().find(|session| session.holds(bus_id));
+        holder.map_or_else(Counted::default, |session| Counted {
+            meters: Some(session.meters.read()),
+            links: session.links.status(),
+        })
+    };
+    let now = shared.serving.clock.now();
+    let registry = devices.lock();
+    let entries = registry.entries();
+    let status = |entry: Entry<'_>| {
+        let mut status = DeviceStatus::of(&entry, counted_of(&entry.record.bus_id), now);
+        status.reservation = reservations.ledger().status(entry.name);
+        devices.label(&entry, &mut status);
+        status
+    };
+    entries.map(status).collect()
+}
+
+/// Takes a device off the lists; a session that uses it is ended first.
+///
+/// # Errors
+/// [`ShareError::NoDevice`].
+pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
+    let bus_id = shared.registry.bus_id_of(device)?;
+    shared.reservations.disown(&bus_id);
+    let is_idle = shared.registry.lock().retire(&bus_id);
+    if is_idle == Some(false) {
+        end_users_of(shared, &bus_id);
+    }
+    // A successor that waits for it will never have it.
+    shared.sessions.wake_all();
+    Ok(())
+}
+
+/// Takes a device back from its user, and keeps its user's host away for `keep_out`. Says whom it was taken from.
+///
+/// # Errors
+/// [`ShareError::NoDevice`], [`ShareError::NotInUse`].
+pub fn take_back(
+    shared: &Shared,
+    device: &str,
+    remark: Option<&str>,
+    keep_out: Duration,
+) -> Result<String, ShareError> {
+    let bus_id = shared.registry.bus_id_of(device)?;
+    let now = shared.serving.clock.now();
+    let until = (!keep_out.is_zero()).then(|| now + keep_out);
+    let who = {
+        let mut registry = shared.registry.lock();
+        let claims = registry.claims_mut(&bus_id).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+        let who = claims.holder().map(|holder| holder.who.clone());
+        claims.take_back(remark, until);
+        who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
+    };
+    end_users_of(shared, &bus_id);
+    Ok(who)
+}
+
+/// Ends the sessions that use a device and waits until the device is back, or long enough.
+fn end_users_of(shared: &Shared, bus_id: &str) {
+    let key = shared.registry.key_of(bus_id);
+    let handed_over = shared.registry.leases().take_back(&key);
+    if let Some(handed_over) = handed_over {
+        handed_over.settle(native::Cause::Refused, "taken back by its owner");
+        offer_again(shared, handed_over, Ending::TakenBack);
+    }
+    let users: Vec<Arc<Session>> = shared.sessions.holders_of(bus_id);
+    for session in &users {
+        session.is_taken_back.store(true, Ordering::Release);
+        session.end();
+    }
+    shared.sessions.wait_for(&users, COMMAND_TIME_MAX);
+}
+
+/// Asks something of a device by name or bus id, in use or not.
+///
+/// # Errors
+/// [`ShareError`].
+pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), ShareError> {
+    let missing = || ShareError::NoDevice(device.to_owned());
+    let bus_id = {
+        let bus_id = shared.registry.bus_id_of(device)?;
+        if shared.registry.device_name(&bus_id).is_some_and(|name| shared.predecessor.uses(&name)) {
+            // Its user goes on in a moment, and it is as it was then.
+            return Err(ShareError::Silent);
+        }
+        let mut registry = shared.registry.lock();
+        let bus_id = registry.find(device).ok_or_else(missing)?.to_owned();
+        if let Some(idle) = registry.idle_device(&bus_id) {
+            let mut done = Completions::new(BufferPool::new(0));
+            return idle.command(shared.serving.clock.now(), &command, &mut done).map_err(ShareError::Command);
+        }
+        bus_id
+    };
+    let holder = shared.sessions.holders_of(&bus_id).pop().ok_or(ShareError::Silent)?;
+    let result = holder.mailbox.ask(command, COMMAND_TIME_MAX);
+    result.ok_or(ShareError::Silent)?.map_err(ShareError::Command)
+}
+
+/// Ends all sessions and makes their devices durable; `is_replaced`: another process goes on. Returns whether all did in time.
+pub fn stop(shared: &Shared, is_replaced: bool) -> bool {
+    if shared.sessions.begin_stopping() {
+        return true;
+    }
+    shared.listeners.close_all();
+    shared.swaps.stop();
+    if !shared.sessions.end_all(is_replaced) {
+        return false;
+    }
+    let left = shared.registry.leases().clear();
+    for handed_over in left {
+        offer_again(shared, handed_over, Ending::Detached);
+    }
+    // A real device goes back to this machine's drivers now, whoever else still holds this share.
+    let devices = shared.registry.lock().close();
+    drop(devices);
+    true
+}

@@ -1,0 +1,83 @@
+//! What the owner of shared devices asks of the process that shares them, whichever that is: a command or a daemon.
+
+use std::time::Duration;
+
+use farbus_model::{Command, Identity};
+
+use super::share::{Share, ShareError};
+use super::swap_answers;
+use crate::common::control::{Answer, Question};
+use crate::common::failure::{Attribute, FailureReport};
+use crate::common::process_status::ProcessStatus;
+use crate::devices::status::DeviceStatus;
+
+/// Answers what is asked of shared devices.
+pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
+    let (device, command) = match question {
+        Question::Status => {
+            let devices = share.status();
+            return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_owned(), devices }
+                .answer();
+        }
+        Question::Version
+        | Question::Detach { .. }
+        | Question::Hold { .. }
+        | Question::Pause { .. }
+        | Question::Resume { .. }
+        | Question::Migrate { .. }
+        | Question::Reload
+        | Question::Restart { .. }
+        | Question::Sleep { .. }
+        | Question::Topology { .. }
+        | Question::Wake => return Answer::Unknown,
+        Question::Release { device, reason, keep_out_s, force } => {
+            let is_it = |status: &&DeviceStatus| status.name == device || status.bus_id == device;
+            if !force && let Some(status) = share.status().iter().find(is_it).filter(|status| may_lose(status)) {
+                return Answer::Refused(format!(
+                    "{} uses '{device}' and may write it: programs there would lose what they have not written out\n  \
+                     there: farbus detach {device}\n  \
+                     or here: farbus release {device} --force",
+                    status.user.as_deref().unwrap_or("another host"),
+                ));
+            }
+            let taken = share.take_back(&device, reason.as_deref(), Duration::from_secs(keep_out_s));
+            return answer_to(taken.map(|user| serde_json::json!({ "user": user })));
+        }
+        Question::Explain { user, reason } => {
+            return if share.explain(&user, &reason) { Answer::Ok(serde_json::Value::Null) } else { Answer::Unknown };
+        }
+        question @ (Question::Swap { .. } | Question::SwapStatus { .. } | Question::SwapCancel { .. }) => {
+            return swap_answers::answer(share, question);
+        }
+        Question::Adopt { device, id, generation } => {
+            let adopted = share.adopt(&device, Identity { id: id.number(), generation });
+            return answer_to(adopted.map(|()| serde_json::Value::Null));
+        }
+        Question::Promise { owner, reserves, files } => {
+            return match files.take() {
+                Ok([lease]) => share.promises().keep(&owner, &reserves, lease),
+                Err(error) => Answer::Refused(error.to_string()),
+            };
+        }
+        Question::Type { device, text } => (device, Command::Type(text)),
+        Question::Eject { device } => (device, Command::Eject),
+        Question::Insert { device } => (device, Command::Insert),
+    };
+    answer_to(share.command(&device, command).map(|()| serde_json::Value::Null))
+}
+
+/// Whether its user may have written what is not in it yet: a disk of ours whose user may write.
+fn may_lose(status: &DeviceStatus) -> bool {
+    status.user.is_some() && status.medium.is_some() && status.mode.as_deref() == Some("exclusive")
+}
+
+fn answer_to(result: Result<serde_json::Value, ShareError>) -> Answer {
+    let failed = |attribute, error: ShareError| Answer::Failed(FailureReport { attribute, message: error.to_string() });
+    match result {
+        Ok(value) => Answer::Ok(value),
+        Err(ShareError::NoDevice(_)) => Answer::Unknown,
+        Err(error @ ShareError::NotInUse(_)) => failed(Attribute::Gone, error),
+        Err(error @ ShareError::Silent) => failed(Attribute::Device, error),
+        Err(error) => Answer::Refused(error.to_string()),
+    }
+}

@@ -1,0 +1,67 @@
+//! What paired hosts ask: `farbus-control/1`, a line of JSON each way, until the host has no more.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_io::link::Link;
+
+use crate::exporter::access::paired_host::Guest;
+use crate::exporter::access::quota::{self, Place};
+use crate::exporter::owner;
+use crate::exporter::session::entry::Session;
+use crate::exporter::state::shared::Shared;
+use crate::hosts::questions::{Answer, Lines, Question};
+
+/// How long a paired host that may ask may say nothing.
+const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// Answers the questions of the paired host that `session` is of, until it has no more.
+///
+/// # Errors
+/// The link was lost, or the host says nothing for too long.
+pub fn answer(shared: &Shared, session: &Session, link: &Link) -> io::Result<()> {
+    let Some(guest) = &session.guest else { return Ok(()) };
+    let mut lines = Lines::over(link, QUESTION_TIME_MAX)?;
+    while let Some(line) = lines.receive()? {
+        let answer = match serde_json::from_slice(&line) {
+            _ if session.place == Place::Surplus => Answer::Refused(quota::REFUSAL.to_owned()),
+            Ok(question) => answer_to(question, shared, session, guest),
+            Err(error) => Answer::Refused(format!("not a question: {error}")),
+        };
+        lines.send(&answer)?;
+    }
+    Ok(())
+}
+
+fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Guest) -> Answer {
+    match question {
+        Question::List => {
+            let peer = guest.peer();
+            let mut devices = owner::status(shared);
+            devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
+            // Whose links they are is nobody else's business.
+            devices.iter_mut().for_each(|device| device.links = None);
+            Answer::Devices(devices)
+        }
+        Question::Topology { said } => match shared.serving.neighbourhood.get() {
+            Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &said) {
+                Ok(answer) => Answer::Topology(answer),
+                Err(why) => Answer::Refused(why),
+            },
+            None => Answer::Refused("no links between hosts are brought up here: that is a daemon's".to_owned()),
+        },
+        Question::Explain { device, reason } => match explain(shared, guest, &device, &reason) {
+            true => Answer::Done,
+            false => Answer::Refused(format!("you do not use '{device}'")),
+        },
+    }
+}
+
+/// A host says what it needs the device for that one of its sessions holds. Returns whether one does.
+fn explain(shared: &Shared, guest: &Guest, device: &str, reason: &str) -> bool {
+    let Ok(bus_id) = shared.registry.bus_id_of(device) else { return false };
+    let mut holders = shared.sessions.holders_of(&bus_id).into_iter();
+    let is_its_own = |session: &Arc<Session>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+    holders.find(is_its_own).is_some_and(|session| shared.registry.lock().explain(&session.peer, reason))
+}

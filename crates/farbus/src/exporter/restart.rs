@@ -1,0 +1,66 @@
+//! What the exporter's sessions leave to another process, and what becomes of them there.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+
+use tracing::warn;
+
+use crate::common::runtime_folder;
+use crate::exporter::access::paired_host::Guest;
+use crate::exporter::access::quota::Visitor;
+use crate::exporter::session::saved::{self, Credentials, Legacy, Owner};
+use crate::exporter::state::shared::{STACK_BYTES, Shared};
+use crate::hosts::trust::Trust;
+
+/// A session that another process began is this one's: its links are kept for it, and its devices, until [`take_up`].
+///
+/// # Errors
+/// No session can have stood so, or the system has no more descriptors.
+pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
+    let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    let restored = saved::restore(shared.serving.clock.now(), saved).map_err(|reject| wrong(reject.to_string()))?;
+    let Legacy { owner: Owner { peer, credentials }, reservations, session, left } = restored;
+    shared.reservations.ledger().expect(&reservations).map_err(|reject| wrong(reject.to_string()))?;
+    let (guest, visitor) = match credentials {
+        Credentials::Host { fingerprint, name, address } => {
+            let trust = trust.ok_or_else(|| wrong("paired hosts are not served any more".into()))?;
+            (Some(Guest::new(trust.clone(), fingerprint, name, address)), Visitor::Host(fingerprint))
+        }
+        Credentials::User(user) => (None, Visitor::User(user)),
+        // It was let in at the loopback, so it was the owner's, root's or somebody's whom they named.
+        Credentials::Address(address) if address.is_loopback() => {
+            (None, Visitor::Own(address, runtime_folder::owner()))
+        }
+        Credentials::Address(address) => (None, Visitor::from(address)),
+    };
+    let (number, caller) = shared.sessions.enter(None, peer, guest, visitor)?;
+    let names: Vec<String> = left.iter().map(|left| left.open.name.clone()).collect();
+    let pending = match shared.native.expect(caller, session, left) {
+        Ok(pending) => pending,
+        Err(error) => {
+            shared.sessions.end(number);
+            return Err(error);
+        }
+    };
+    shared.predecessor.keep(number, pending, names);
+    Ok(())
+}
+
+/// Sessions of the process before this one go on, each on a thread of its own: devices are shared again.
+pub fn take_up(shared: &Arc<Shared>) {
+    for (number, pending) in shared.predecessor.take() {
+        let for_thread = Arc::clone(shared);
+        let go_on = move || {
+            if let Err(error) = for_thread.native.go_on(&for_thread, pending) {
+                warn!(%error, "a session does not go on");
+            }
+            for_thread.sessions.end(number);
+        };
+        let name = format!("session-{number}");
+        if let Err(error) = thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(go_on) {
+            warn!(%error, "a session does not go on");
+            shared.sessions.end(number);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! One thread, one link, one device: no hand-off, no lock.
+//!
+//! The engine waits on what it owns. A device that is made of code and has no commands of its owner's leaves it
+//! the link alone, and then it simply blocks there: two system calls a request, receive and send.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use farbus_io::link::{Clock, Interest, Link, LinkEnd, Wake, Watched, wait, wait_exactly};
+use farbus_model::{Command, CommandError, Device};
+use farbus_session::{Exporter, Fault, Offers};
+
+use crate::link::meters::{Calls, Meters};
+
+/// What others may ask of a running engine.
+#[derive(Debug)]
+pub struct Mailbox {
+    orders: Mutex<Vec<Order>>,
+    numbers: AtomicU64,
+    wake: Wake,
+}
+
+#[derive(Debug)]
+struct Order {
+    number: u64,
+    command: Command,
+    answer: SyncSender<Result<(), CommandError>>,
+}
+
+impl Mailbox {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self { orders: Mutex::default(), numbers: AtomicU64::new(0), wake: Wake::new()? })
+    }
+
+    /// Leaves a command and waits for its answer, so long at most; none: it was not carried out and will not be. One that is being carried
+    /// out then is waited for as long once more.
+    pub fn ask(&self, command: Command, time_max: Duration) -> Option<Result<(), CommandError>> {
+        let (answer, answered) = mpsc::sync_channel(1);
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        self.orders().push(Order { number, command, answer });
+        self.wake.wake();
+        answered.recv_timeout(time_max).ok().or_else(|| {
+            // Whoever is told that it failed asks for it once more.
+            let is_withdrawn = self.orders().extract_if(.., |order| order.number == number).count() > 0;
+            if is_withdrawn { None } else { answered.recv_timeout(time_max).ok() }
+        })
+    }
+
+    fn orders(&self) -> MutexGuard<'_, Vec<Order>> {
+        self.orders.lock().expect("nobody panics with the mailbox open")
+    }
+
+    /// Wakes whoever waits on it.
+    pub fn wake(&self) {
+        self.wake.wake();
+    }
+
+    /// Forgets that it was woken.
+    pub fn clear(&self) {
+        self.wake.clear();
+    }
+
+    /// Does what was left here.
+    pub fn carry_out(&self, mut act: impl FnMut(&Command) -> Result<(), CommandError>) {
+        for order in self.take() {
+            let result = act(&order.command);
+            // Whoever asked may have stopped waiting.
+            let _ = order.answer.try_send(result);
+        }
+    }
+
+    fn take(&self) -> Vec<Order> {
+        self.wake.clear();
+        std::mem::take(&mut *self.orders())
+    }
+}
+
+impl AsFd for Mailbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+}
+
+/// Why an engine stopped.
+#[derive(Debug)]
+pub enum End {
+    /// Everything was said.
+    Finished,
+    /// The peer closed the link.
+    Closed,
+    /// The link failed.
+    Lost(io::Error),
+    /// The device was unplugged.
+    Gone,
+    /// The peer broke a rule.
+    Fault(Fault),
+    /// An assertion of ours failed.
+    Bug,
+}
+
+/// An engine: a link, an exporter, and what they may use.
+pub struct Engine<'a, D, O> {
+    pub link: &'a Link,
+    pub exporter: Exporter<D>,
+    pub offers: O,
+    pub clock: Clock,
+    pub mailbox: &'a Mailbox,
+    pub meters: &'a Meters,
+    pub calls: Calls,
+}
+
+impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
+    /// Serves the link until it ends.
+    pub fn run(&mut self) -> End {
+        wait_exactly();
+        loop {
+            match self.turn() {
+                Ok(None) => {}
+                Ok(Some(end)) => return end,
+                Err(error) => match LinkEnd::of(&error) {
+                    LinkEnd::Closed => return End::Closed,
+                    LinkEnd::Lost => return End::Lost(error),
+                },
+            }
+        }
+    }
+
+    /// Does what can be done, sends what can be sent, waits for what comes next.
+    fn turn(&mut self) -> io::Result<Option<End>> {
+        if let Err(fault) = self.exporter.advance(self.clock.now(), &mut self.offers) {
+            // The refusal goes out if the socket takes it; nothing is waited for.
+            let _ = self.flush();
+            return Ok(Some(End::Fault(fault)));
+        }
+        let now = self.clock.now();
+        self.exporter.with_device(now, |device, done| device.end_turn(now, done));
+        let is_blocked = !self.flush()?;
+        if self.exporter.has_held() && !is_blocked {
+            return Ok(None);
+        }
+        self.meters.publish(self.exporter.counters(), self.calls);
+        if self.exporter.is_finished() {
+            self.link.finish_sending();
+            return Ok(Some(End::Finished));
+        }
+        if self.exporter.device().is_some_and(Device::is_gone) {
+            // Its last answers went out if the socket took them; nothing is waited for.
+            return Ok(Some(End::Gone));
+        }
+        self.wait(is_blocked)
+    }
+
+    /// Sends until nothing is left (`true`) or the socket takes no more (`false`).
+    fn flush(&mut self) -> io::Result<bool> {
+        while self.exporter.has_transmit() {
+            self.calls.send += 1;
+            let sent = self.link.try_send(&self.exporter.poll_transmit())?;
+            match sent {
+                Some(count) => self.exporter.handle_transmitted(count),
+                None => return Ok(false),
+            }
+        }
+        self.link.try_flush()
+    }
+
+    fn wait(&mut self, is_blocked: bool) -> io::Result<Option<End>> {
+        let timeout = self.exporter.poll_timeout();
+        let device = self.exporter.device();
+        let has_verbs = device.is_some_and(|device| !device.verbs().is_empty());
+        let readiness = device.and_then(Device::readiness);
+        if timeout.is_none() && !has_verbs && readiness.is_none() && !is_blocked {
+            self.calls.receive += 1;
+            let count = self.link.receive(self.exporter.receive_space())?;
+            return Ok(self.received(count));
+        }
+        self.calls.wait += 1;
+        // What an encrypted link has decrypted already makes no socket readable.
+        let has_received = self.link.has_received();
+        let span = if has_received { Some(Duration::ZERO) } else { timeout.map(|at| at - self.clock.now()) };
+        let on_link = Interest::new(self.link.as_fd(), is_blocked);
+        let on_mailbox = Interest::new(self.mailbox.wake.as_fd(), false);
+        let [on_link, on_mailbox, on_device] = match readiness.and_then(Watched::interest) {
+            Some(on_device) => {
+                let mut interests = [on_link, on_mailbox, on_device];
+                wait(&mut interests, span)?;
+                interests.map(|interest| interest.readable || interest.writable)
+            }
+            None => {
+                let mut interests = [on_link, on_mailbox];
+                wait(&mut interests, span)?;
+                let [on_link, on_mailbox] = interests.map(|interest| interest.readable);
+                [on_link, on_mailbox, false]
+            }
+        };
+        if on_mailbox {
+            self.carry_out_orders();
+        }
+        let now = self.clock.now();
+        if on_device {
+            self.exporter.handle_ready(now);
+        }
+        if timeout.is_some_and(|at| at <= now) {
+            self.exporter.handle_timeout(now);
+        }
+        if on_link || has_received {
+            self.calls.receive += 1;
+            if let Some(count) = self.link.try_receive(self.exporter.receive_space())? {
+                return Ok(self.received(count));
+            }
+        }
+        Ok(None)
+    }
+
+    fn received(&mut self, count: usize) -> Option<End> {
+        self.exporter.handle_received(count);
+        (count == 0).then_some(End::Closed)
+    }
+
+    fn carry_out_orders(&mut self) {
+        let (exporter, clock) = (&mut self.exporter, self.clock);
+        self.mailbox.carry_out(|command| exporter.command(clock.now(), command));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn a_command_that_nobody_took_in_time_is_never_carried_out() {
+        let mailbox = Mailbox::new().unwrap();
+        assert_eq!(mailbox.ask(Command::Eject, Duration::from_millis(1)), None);
+        mailbox.carry_out(|command| panic!("{command:?} was withdrawn"));
+        let answer = thread::scope(|scope| {
+            let asked = scope.spawn(|| mailbox.ask(Command::Insert, Duration::from_secs(60)));
+            while !asked.is_finished() {
+                mailbox.carry_out(|command| match command {
+                    Command::Insert => Ok(()),
+                    other => panic!("{other:?}"),
+                });
+            }
+            asked.join().unwrap()
+        });
+        assert_eq!(answer, Some(Ok(())));
+    }
+}

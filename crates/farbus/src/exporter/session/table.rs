@@ -1,0 +1,173 @@
+//! The table of sessions: every connection, and every device that a session of farbus's own protocol has open.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Link};
+use farbus_model::Instant;
+use farbus_model::budget::CONNECTION_BYTES;
+
+use crate::exporter::access::memory::Accounts;
+use crate::exporter::access::paired_host::Guest;
+use crate::exporter::access::quota::{self, Complaint, Crowded, Place, Visitor};
+use crate::exporter::session::entry::{Belonging, Session};
+use crate::link::status::Links;
+
+/// How long sessions may take to make their devices durable when sharing ends.
+const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// Sessions by number. One lock: the table's. A session's own locks may be taken while it is held, and the registry's.
+pub struct SessionTable {
+    sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
+    /// Connections so far, of all listeners.
+    numbers: AtomicU64,
+    ended: Condvar,
+    is_stopping: AtomicBool,
+    clock: Clock,
+    /// What each peer holds of this process's memory.
+    pub accounts: Accounts,
+    /// How often the log mentions that a connection was turned away.
+    pub complaint: Complaint,
+}
+
+impl SessionTable {
+    /// No session yet.
+    pub fn new(clock: Clock) -> Self {
+        Self {
+            sessions: Mutex::default(),
+            numbers: AtomicU64::new(0),
+            ended: Condvar::new(),
+            is_stopping: AtomicBool::new(false),
+            clock,
+            accounts: Accounts::default(),
+            complaint: Complaint::default(),
+        }
+    }
+
+    /// The time, by the clock of all sessions.
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// The table itself, locked.
+    pub fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Session>>> {
+        self.sessions.lock().expect("no session panics while it is counted")
+    }
+
+    /// Enters a connection. Whoever serves it takes it out again with [`SessionTable::end`].
+    ///
+    /// # Errors
+    /// Its peer, or all, have as many connections or as much memory as they may; the system has no more descriptors.
+    pub fn enter(
+        &self,
+        link: Option<Link>,
+        peer: String,
+        guest: Option<Guest>,
+        visitor: Visitor,
+    ) -> io::Result<(u64, Arc<Session>)> {
+        let account = self.accounts.of(visitor);
+        let taken = account.take(CONNECTION_BYTES).map_err(io::Error::other)?;
+        let mut sessions = self.lock();
+        let now = self.clock.now();
+        let find = || quota::place(visitor, sessions.values().filter_map(|session| session.counted()));
+        let place = match find() {
+            // The oldest that does nothing here gives way.
+            Err(Crowded::Full) if sessions.values().any(|session| session.gave_way(now)) => find(),
+            place => place,
+        };
+        let place = place.map_err(io::Error::other)?;
+        let of = Belonging { guest, visitor, place, account, links: Links::default() };
+        let session = Session::new(now, link, peer, of)?;
+        session.keep(taken);
+        Ok(self.insert(&mut sessions, session))
+    }
+
+    /// Enters a device that the session `of`, which is entered already, has open.
+    ///
+    /// # Errors
+    /// The system has no more descriptors.
+    pub fn enter_attachment(&self, of: &Session, peer: String) -> io::Result<(u64, Arc<Session>)> {
+        let of = Belonging {
+            guest: of.guest.clone(),
+            visitor: of.visitor,
+            place: Place::Within,
+            account: Arc::clone(&of.account),
+            links: of.links.clone(),
+        };
+        let session = Session::new(self.clock.now(), None, peer, of)?;
+        Ok(self.insert(&mut self.lock(), session))
+    }
+
+    fn insert(&self, sessions: &mut BTreeMap<u64, Arc<Session>>, session: Session) -> (u64, Arc<Session>) {
+        let (number, session) = (self.numbers.fetch_add(1, Ordering::Relaxed), Arc::new(session));
+        sessions.insert(number, Arc::clone(&session));
+        (number, session)
+    }
+
+    /// Enters a session again that was not counted while its device was away.
+    pub fn go_on_with(&self, number: u64, session: &Arc<Session>) {
+        self.lock().insert(number, Arc::clone(session));
+    }
+
+    /// Takes a session out.
+    pub fn end(&self, number: u64) {
+        self.lock().remove(&number);
+        self.ended.notify_all();
+    }
+
+    /// All sessions as they are now.
+    pub fn all(&self) -> Vec<Arc<Session>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// The sessions that use the device with this bus id.
+    pub fn holders_of(&self, bus_id: &str) -> Vec<Arc<Session>> {
+        let sessions = self.lock();
+        sessions.values().filter(|session| session.holds(bus_id)).cloned().collect()
+    }
+
+    /// Each session's thread looks what is new: a device was handed over, or is another one.
+    pub fn wake_all(&self) {
+        self.lock().values().for_each(|session| session.mailbox.wake());
+    }
+
+    /// Waits until these sessions are out of the table, for `time_max` at most.
+    pub fn wait_for(&self, users: &[Arc<Session>], time_max: Duration) {
+        let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| {
+            sessions.values().any(|session| users.iter().any(|user| Arc::ptr_eq(user, session)))
+        };
+        // A device that does not become durable in time goes on trying in its session's thread.
+        let _ = self.ended.wait_timeout_while(self.lock(), time_max, is_there);
+    }
+
+    /// Whether sharing ends.
+    pub fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
+    }
+
+    /// Sharing ends from now on. Returns whether it had begun to end before.
+    pub fn begin_stopping(&self) -> bool {
+        self.is_stopping.swap(true, Ordering::AcqRel)
+    }
+
+    /// Ends all sessions; `is_replaced`: another process goes on with them. Returns whether all ended in time.
+    pub fn end_all(&self, is_replaced: bool) -> bool {
+        let mut sessions = self.lock();
+        for session in sessions.values() {
+            session.is_replaced.store(is_replaced, Ordering::Release);
+            session.end();
+        }
+        while !sessions.is_empty() {
+            let waited = self.ended.wait_timeout(sessions, SHUTDOWN_TIME_MAX);
+            let (left, timeout) = waited.expect("no session panics while it is counted");
+            if timeout.timed_out() {
+                return left.is_empty();
+            }
+            sessions = left;
+        }
+        true
+    }
+}

@@ -1,0 +1,319 @@
+//! Block devices by the words in which people name them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use farbus_io::store::boot_number;
+use farbus_model::BlockDevice;
+use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, View};
+use farbus_session::native::control::Mode;
+
+use crate::broker::Hands;
+use crate::devices::identities::Identified;
+
+/// The largest disk: what is tested.
+const SIZE_MAX: u64 = 16 << 40;
+/// Memory for the changes of a scratch view unless somebody says otherwise.
+const SCRATCH_BYTES: u64 = 256 << 20;
+
+/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]` or `memory:SIZE[,ro]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockSpec {
+    medium: Medium,
+    is_read_only: bool,
+    offset: u64,
+    size: Option<u64>,
+    /// Where changes go that nobody else sees.
+    scratch: Option<Medium>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Medium {
+    /// A file or block device.
+    Path(PathBuf),
+    /// So many bytes of this process's memory.
+    Memory(u64),
+}
+
+impl Medium {
+    /// The same, wherever whoever reads of it is.
+    fn absolute(&self) -> Self {
+        match self {
+            Medium::Path(path) => Medium::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
+            Medium::Memory(size) => Medium::Memory(*size),
+        }
+    }
+
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Medium::Path(path) => Some(path),
+            Medium::Memory(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Medium {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Medium::Path(path) => write!(f, "block:{}", path.display()),
+            Medium::Memory(size) => write!(f, "memory:{size}"),
+        }
+    }
+}
+
+/// A block device that was opened.
+pub struct Opened {
+    /// The device.
+    pub device: Box<dyn BlockDevice>,
+    /// Whether zeros are made faster there than they are written.
+    pub zeroes_fast: bool,
+    /// What it was opened of: its medium may be exchanged.
+    pub export: Arc<BlockExport>,
+}
+
+impl BlockSpec {
+    /// What it is called unless somebody names it.
+    pub fn name(&self) -> String {
+        match &self.medium {
+            Medium::Path(path) => path.file_name().map_or_else(|| "block".into(), |name| name.to_string_lossy().into()),
+            Medium::Memory(_) => "memory".into(),
+        }
+    }
+
+    /// The files and block devices that it needs, and whether each is only to be read.
+    pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
+        let medium = self.medium.path().map(|path| (path, self.opens_read_only()));
+        let scratch = self.scratch.as_ref().and_then(Medium::path).map(|path| (path, false));
+        medium.into_iter().chain(scratch)
+    }
+
+    /// Whether the medium is only read: several may then open it.
+    fn opens_read_only(&self) -> bool {
+        self.is_read_only || self.scratch.is_some()
+    }
+
+    /// What is told apart by its serial number where it is a USB disk.
+    pub fn identity(&self) -> String {
+        let is_whole = self.offset == 0 && self.size.is_none();
+        match &self.medium {
+            Medium::Path(path) if is_whole => path.display().to_string(),
+            Medium::Path(_) | Medium::Memory(_) => self.to_string(),
+        }
+    }
+
+    /// Which part of its medium it is, and how it is used: empty if all of it may be read and written.
+    pub fn view(&self) -> String {
+        let words = self.to_string();
+        words[self.medium.to_string().len()..].trim_start_matches(',').to_owned()
+    }
+
+    /// The same of a USB disk with sectors of so many bytes, which is another disk to whoever uses it as one.
+    pub fn view_with(&self, sector_bytes: u32) -> String {
+        let sectors = (sector_bytes != 512).then(|| format!("sector={sector_bytes}"));
+        let words = [Some(self.view()), sectors].into_iter().flatten().filter(|words| !words.is_empty());
+        words.collect::<Vec<_>>().join(",")
+    }
+
+    /// The file or block device that it is of, if it is.
+    pub fn medium_path(&self) -> Option<&Path> {
+        self.medium.path()
+    }
+
+    /// Opens what it needs, for everybody who will use it.
+    ///
+    /// # Errors
+    /// A sentence for a person: what stands against it.
+    pub fn export(&self, hands: &Hands) -> Result<BlockExport, String> {
+        self.export_identified(hands, &self.view()).map(|(export, _)| export)
+    }
+
+    /// The same, and which device it is: two views of one medium are two devices.
+    ///
+    /// # Errors
+    /// A sentence for a person: what stands against it.
+    pub(crate) fn export_identified(&self, hands: &Hands, view: &str) -> Result<(BlockExport, Identified), String> {
+        // What is in memory ends with this process, and changes of each user's own end with him.
+        let mut known = Identified::fresh();
+        let (medium, durability): (Arc<dyn farbus_model::Medium>, _) = match &self.medium {
+            Medium::Memory(size) => {
+                let mut random = [0; 8];
+                farbus_io::trust::fill_random(&mut random);
+                (Arc::new(MemoryMedium::new(SparseMemory::new(*size, *size))), u64::from_le_bytes(random))
+            }
+            Medium::Path(path) => {
+                let read_only = self.opens_read_only();
+                let store = hands.open_image(path, read_only).map_err(|error| error.to_string())?;
+                if self.scratch.is_none() {
+                    known = hands.identify_image(path, read_only, &store, view);
+                }
+                (Arc::new(store), boot_number())
+            }
+        };
+        let changes = match &self.scratch {
+            None => None,
+            Some(Medium::Memory(bytes)) => Some(Changes::Memory(*bytes)),
+            Some(Medium::Path(path)) => {
+                let store = hands.open_image(path, false).map_err(|error| error.to_string())?;
+                Some(Changes::Medium(Arc::new(store)))
+            }
+        };
+        let view = View { offset: self.offset, size_bytes: self.size, is_read_only: self.is_read_only, changes };
+        let export = BlockExport::new(medium, view, durability).map_err(|what| format!("{self}: {what}"))?;
+        export.is_at(self.medium.absolute().to_string());
+        Ok((if matches!(self.medium, Medium::Memory(_)) { export.in_memory() } else { export }, known))
+    }
+
+    /// Opens it for one user.
+    ///
+    /// # Errors
+    /// As [`BlockSpec::export`].
+    pub fn open(&self, hands: &Hands) -> Result<Opened, String> {
+        let export = self.export(hands)?;
+        let device = export.open(export.mode(Mode::Exclusive))?;
+        let zeroes_fast = export.zeroes_fast() || matches!(self.medium, Medium::Memory(_));
+        Ok(Opened { device, zeroes_fast, export: Arc::new(export) })
+    }
+}
+
+impl FromStr for BlockSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+        let mut words = rest.split(',');
+        let first = words.next().unwrap_or_default();
+        let medium = match kind {
+            "block" if first.is_empty() => return Err("block needs a path: block:PATH[,ro]".into()),
+            "block" => Medium::Path(first.into()),
+            "memory" => Medium::Memory(bytes_from(first)?),
+            _ => return Err(format!("'{text}' is not a block device: try block:PATH or memory:SIZE")),
+        };
+        let mut spec = Self { medium, is_read_only: false, offset: 0, size: None, scratch: None };
+        for word in words {
+            match word.split_once('=') {
+                None if word == "ro" => spec.is_read_only = true,
+                None if word == "scratch" => spec.scratch = Some(Medium::Memory(SCRATCH_BYTES)),
+                Some(("scratch", path)) if path.starts_with('/') => spec.scratch = Some(Medium::Path(path.into())),
+                Some(("scratch", bytes)) => spec.scratch = Some(Medium::Memory(bytes_from(bytes)?)),
+                Some(("offset", bytes)) => spec.offset = bytes_from(bytes)?,
+                Some(("size", bytes)) => spec.size = Some(bytes_from(bytes)?),
+                _ => {
+                    return Err(format!(
+                        "{kind} has no option '{word}': there are ro, offset=BYTES, size=BYTES and scratch[=BYTES|=/PATH]"
+                    ));
+                }
+            }
+        }
+        if spec.is_read_only && spec.scratch.is_some() {
+            return Err("ro and scratch are two things: nothing is changed, or a copy of one's own is".into());
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for BlockSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.medium.fmt(f)?;
+        if self.is_read_only {
+            f.write_str(",ro")?;
+        }
+        if self.offset > 0 {
+            write!(f, ",offset={}", self.offset)?;
+        }
+        if let Some(size) = self.size {
+            write!(f, ",size={size}")?;
+        }
+        match &self.scratch {
+            Some(Medium::Memory(bytes)) => write!(f, ",scratch={bytes}"),
+            Some(Medium::Path(path)) => write!(f, ",scratch={}", path.display()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// `512`, `64K`, `10G`, `16T`: powers of 1024, to 16 TiB.
+pub(crate) fn bytes_from(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.find(|c: char| !c.is_ascii_digit()) {
+        None => (text, Some(0)),
+        Some(at) => {
+            let shift = match &text[at..] {
+                "K" | "k" | "KiB" => Some(10),
+                "M" | "MiB" => Some(20),
+                "G" | "GiB" => Some(30),
+                "T" | "TiB" => Some(40),
+                _ => None,
+            };
+            (&text[..at], shift)
+        }
+    };
+    let bytes = shift.and_then(|shift| digits.parse::<u64>().ok()?.checked_mul(1 << shift));
+    let bytes = bytes.filter(|bytes| *bytes <= SIZE_MAX);
+    bytes.ok_or_else(|| format!("'{text}' is no number of bytes: try 512, 64K, 100M, 10G, or up to 16T"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_write_is_read_and_said_again() {
+        for (text, said) in [
+            ("block:/x:y.img", "block:/x:y.img"),
+            ("block:a,ro", "block:a,ro"),
+            ("block:/dev/sdb,ro,offset=1M,size=10G", "block:/dev/sdb,ro,offset=1048576,size=10737418240"),
+            ("block:a,size=64k,offset=1M", "block:a,offset=1048576,size=65536"),
+            ("block:a,scratch", "block:a,scratch=268435456"),
+            ("block:a,scratch=/b", "block:a,scratch=/b"),
+            ("memory:16T", "memory:17592186044416"),
+            ("memory:1G,ro", "memory:1073741824,ro"),
+        ] {
+            let spec: BlockSpec = text.parse().unwrap();
+            assert_eq!(spec.to_string(), said);
+            assert_eq!(spec.to_string().parse(), Ok(spec.clone()));
+            assert_eq!(spec.view(), said.split_once(',').map_or("", |(_, view)| view));
+        }
+        for wrong in [
+            "block",
+            "block:",
+            "memory",
+            "memory:",
+            "memory:1X",
+            "memory:17T",
+            "memory:-1",
+            "block:a,rw",
+            "block:a,size=",
+            "block:a,ro,scratch",
+            "disk:a",
+            "memory:99999999999999999999",
+            "block:a,offset=K",
+        ] {
+            assert!(wrong.parse::<BlockSpec>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_has_to_be_opened_is_known_before() {
+        let images = |text: &str| {
+            let spec: BlockSpec = text.parse().unwrap();
+            spec.images().map(|(path, read_only)| (path.to_str().unwrap().to_owned(), read_only)).collect::<Vec<_>>()
+        };
+        assert_eq!(images("block:/a"), [("/a".into(), false)]);
+        assert_eq!(images("block:/a,ro"), [("/a".into(), true)]);
+        assert_eq!(images("block:/a,scratch=/b"), [("/a".into(), true), ("/b".into(), false)]);
+        assert_eq!(images("memory:1M,scratch"), []);
+    }
+
+    #[test]
+    fn a_range_that_is_not_there_is_refused_with_its_size() {
+        let open =
+            |text: &str| text.parse::<BlockSpec>().unwrap().open(&Hands::Own).map(|opened| *opened.device.info());
+        assert_eq!(open("memory:1M,offset=4096").unwrap().size_bytes, (1 << 20) - 4096);
+        assert!(open("memory:1M,ro").unwrap().is_read_only);
+        assert!(!open("memory:1M,scratch").unwrap().is_read_only);
+        assert!(open("memory:1M,offset=512K,size=1M").unwrap_err().contains("1048576"));
+        assert!(open("memory:1M,offset=1M").unwrap_err().contains("nothing of it is left"));
+        assert!(open("block:/nowhere/disk").unwrap_err().contains("truncate -s 1G /nowhere/disk"));
+    }
+}

@@ -1,0 +1,8 @@
+//! What can be shared: real USB devices, block devices, streams, bridges.
+
+pub mod block;
+pub mod bridge;
+pub mod making;
+pub mod stream;
+pub mod usb;
+pub mod what;

@@ -1,0 +1,211 @@
+//! Devices that can be shared, as people say them: `disk:backup.img,ro`, `zero,speed=super`, `usb:1-1.4`.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use farbus_gadgets::zero::Fill;
+use farbus_gadgets::{bridge, can};
+use farbus_io::usb::Selector;
+use farbus_model::Speed;
+
+use super::block::BlockSpec;
+use super::stream::StreamSpec;
+
+/// A device to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    /// A disk; `kind` is what it is called unless somebody names it.
+    Disk {
+        spec: BlockSpec,
+        sector_bytes: u32,
+        kind: &'static str,
+    },
+    Zero {
+        speed: Speed,
+        fill: Fill,
+        verify: bool,
+    },
+    Keyboard,
+    Serial {
+        speed: Speed,
+    },
+    Audio {
+        speed: Speed,
+    },
+    Can(can::Settings),
+    Bridge(bridge::Settings),
+    Stream(StreamSpec),
+    Usb(Selector),
+}
+
+impl FromStr for What {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, rest) = text.split_once(':').unwrap_or((text, ""));
+        match kind {
+            "disk" => return disk_from("disk", "block:", rest),
+            "block" => return disk_from("block", "block:", rest),
+            "memory" => return disk_from("memory", "memory:", rest),
+            _ => {}
+        }
+        if kind == "stream" {
+            return rest.parse().map(What::Stream);
+        }
+        if kind == "usb" {
+            return rest.parse().map(What::Usb);
+        }
+        let mut words = text.split(',');
+        match words.next() {
+            Some("can") => text["can".len()..].trim_start_matches(',').parse().map(What::Can),
+            Some("bridge") => text["bridge".len()..].trim_start_matches(',').parse().map(What::Bridge),
+            Some("zero") => zero_from(words),
+            Some("keyboard") => match words.next() {
+                None => Ok(What::Keyboard),
+                Some(word) => Err(format!("keyboard has no option '{word}'")),
+            },
+            Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
+            Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
+            _ => Err(format!(
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, stream:pattern or usb:BUSID"
+            )),
+        }
+    }
+}
+
+/// A block device's words (`scheme` with `text`), and a USB disk's `sector=`.
+fn disk_from(kind: &'static str, scheme: &str, text: &str) -> Result<What, String> {
+    let mut sector_bytes = 512;
+    let mut words = Vec::new();
+    for word in text.split(',') {
+        match word.split_once('=') {
+            Some(("sector", bytes)) => {
+                let parsed = bytes.parse().ok().filter(|bytes| [512, 1024, 2048, 4096].contains(bytes));
+                sector_bytes = parsed.ok_or(format!("a sector has 512, 1024, 2048 or 4096 bytes, not '{bytes}'"))?;
+            }
+            _ => words.push(word),
+        }
+    }
+    if words.first().is_none_or(|path| path.is_empty()) {
+        let example = if kind == "memory" { "a size: memory:1G" } else { "a path: disk:PATH[,ro]" };
+        return Err(format!("{kind} needs {example}"));
+    }
+    let spec: BlockSpec = format!("{scheme}{}", words.join(",")).parse()?;
+    Ok(What::Disk { spec, sector_bytes, kind })
+}
+
+fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
+    let (mut speed, mut fill, mut verify) = (Speed::High, Fill::Zeros, false);
+    for word in words {
+        match word {
+            "speed=full" => speed = Speed::Full,
+            "speed=high" => speed = Speed::High,
+            "speed=super" => speed = Speed::Super,
+            "fill=zeros" => fill = Fill::Zeros,
+            "fill=mod63" => fill = Fill::Mod63,
+            "verify" => verify = true,
+            _ => return Err(format!("zero has no option '{word}': there are speed=, fill= and verify")),
+        }
+    }
+    Ok(What::Zero { speed, fill, verify })
+}
+
+/// The words of a device that has nothing but a speed.
+fn speed_from<'a>(what: &str, usual: Speed, words: impl Iterator<Item = &'a str>) -> Result<Speed, String> {
+    let mut speed = usual;
+    for word in words {
+        match word {
+            "speed=full" => speed = Speed::Full,
+            "speed=high" => speed = Speed::High,
+            _ => return Err(format!("{what} has no option '{word}': there are speed=full and speed=high")),
+        }
+    }
+    Ok(speed)
+}
+
+impl What {
+    /// The real device that it means, if it means one.
+    pub fn usb(&self) -> Option<&Selector> {
+        match self {
+            What::Usb(selector) => Some(selector),
+            _ => None,
+        }
+    }
+
+    /// The disk images that it needs, and whether each is only to be read.
+    pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
+        let spec = match self {
+            What::Disk { spec, .. } => Some(spec),
+            _ => None,
+        };
+        spec.into_iter().flat_map(BlockSpec::images)
+    }
+
+    /// What it reads frames from, if it does.
+    pub fn frames(&self) -> Option<&Path> {
+        match self {
+            What::Stream(spec) => spec.path(),
+            _ => None,
+        }
+    }
+
+    /// What its name begins with if nobody names it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            What::Disk { kind, .. } => kind,
+            What::Zero { .. } => "zero",
+            What::Keyboard => "keyboard",
+            What::Serial { .. } => "serial",
+            What::Audio { .. } => "audio",
+            What::Can(_) => "can",
+            What::Bridge(_) => "bridge",
+            What::Stream(_) => "stream",
+            What::Usb(_) => "usb",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shared_is_read_as_the_help_says() {
+        let read = |text: &str| text.parse::<What>();
+        let disk = |spec: &str, sector_bytes, kind| What::Disk { spec: spec.parse().unwrap(), sector_bytes, kind };
+        assert_eq!(read("disk:/x:y.img,ro,sector=4096"), Ok(disk("block:/x:y.img,ro", 4096, "disk")));
+        assert_eq!(read("block:/x,scratch"), Ok(disk("block:/x,scratch", 512, "block")));
+        assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
+        assert_eq!(read("keyboard"), Ok(What::Keyboard));
+        assert_eq!(read("serial"), Ok(What::Serial { speed: Speed::High }));
+        assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
+        assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
+        assert_eq!(read("audio,speed=high"), Ok(What::Audio { speed: Speed::High }));
+        assert_eq!(read("bridge"), Ok(What::Bridge(bridge::Settings::default())));
+        assert_eq!(read("can,traffic=paper"), Ok(What::Can(can::Settings::paper())));
+        let zero = What::Zero { speed: Speed::Super, fill: Fill::Mod63, verify: true };
+        assert_eq!(read("zero,speed=super,fill=mod63,verify"), Ok(zero));
+        assert_eq!(read("usb:046d:c52b"), Ok(What::Usb(Selector::Ids(0x46d, 0xc52b))));
+        for wrong in [
+            "usb",
+            "usb:",
+            "usb:usb1",
+            "",
+            "disk",
+            "disk:",
+            "disk:x,rw",
+            "block:",
+            "memory",
+            "memory:x",
+            "disk:x,sector=100",
+            "zero,speed=ultra",
+            "keyboard,de",
+            "audio,speed=super",
+            "bridge,tape",
+            "stream:",
+            "tape",
+        ] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+}

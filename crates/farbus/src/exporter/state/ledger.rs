@@ -1,0 +1,369 @@
+//! What is reserved for what is shared here: the ledger, the gates of those who are suspended, and what the paths to importers carry.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant as Moment};
+
+use farbus_io::link::{Link, Progress};
+use farbus_model::{EpAddr, Instant};
+use farbus_realtime::vcpu::{Overload, Reserve};
+use farbus_session::reserve::congestion::{Conclusion, Congestion, Sample};
+use farbus_session::reserve::ledger::Path;
+use farbus_session::reserve::{
+    Asked, Carrier, Cost, Criticality, Gate, Lack, Ledger, News, Refusal, Reservation, Standing, State,
+};
+use farbus_session::snapshot::{self, Reader, Writer};
+
+use crate::devices::reservation::ReservationStatus;
+
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 13;
+/// What is said of TCP's payload is so much more on the link.
+const SEGMENT_BYTES: u64 = 1448;
+const SEGMENT_HEAD_BYTES: u64 = 52;
+
+/// All of it. Whoever changes something tells what comes of it to those whom it concerns ([`News`]).
+pub struct Reservations {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    ledger: Ledger,
+    /// The owner's word, which holds while no importer has asked for something else.
+    owned: BTreeMap<String, Reservation>,
+    gates: BTreeMap<String, Gate>,
+    paths: BTreeMap<String, Congestion>,
+    /// What they were known to carry before more was tried.
+    proved: BTreeMap<String, u64>,
+    /// The most that was measured before a device was opened.
+    measured: BTreeMap<String, u64>,
+}
+
+impl Default for Reservations {
+    fn default() -> Self {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        let ledger = Ledger::new(processors, measured_cost());
+        let (owned, gates) = (BTreeMap::new(), BTreeMap::new());
+        let (paths, proved, measured) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved, measured }) }
+    }
+}
+
+/// What a turn and a KiB cost this machine: a pair of sockets, some of each, the shortest of several tries (what else runs is not ours).
+fn measured_cost() -> Cost {
+    const TRIES: u32 = 32;
+    const KIB: usize = 32;
+    let try_all = || -> std::io::Result<Cost> {
+        let (link, other) = Link::pair("ourselves")?;
+        let other = std::os::unix::net::UnixStream::from(other);
+        // What does not fit a socket's memory does not come.
+        other.set_read_timeout(Some(Duration::from_millis(100)))?;
+        let (mut turn_ns, mut large_ns) = (u64::MAX, u64::MAX);
+        let mut bytes = vec![0; KIB << 10];
+        for (size, best) in [(64, &mut turn_ns), (KIB << 10, &mut large_ns)] {
+            for _ in 0..TRIES {
+                let began = Moment::now();
+                link.try_send(&[std::io::IoSlice::new(&bytes[..size])])?;
+                std::io::Read::read_exact(&mut &other, &mut bytes[..size])?;
+                *best = (*best).min(began.elapsed().as_nanos() as u64);
+            }
+        }
+        // The protocol's own work beside the two calls.
+        Ok(Cost { turn_ns: 2 * turn_ns, kib_ns: (large_ns.saturating_sub(turn_ns) / KIB as u64).max(1) })
+    };
+    try_all().unwrap_or(Cost { turn_ns: 50_000, kib_ns: 2_000 })
+}
+
+impl Reservations {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The owner reserves something for whoever uses a device.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn own(&self, device: &str, carrier: &Carrier, reservation: Reservation) -> Result<Vec<News>, Refusal> {
+        let mut inner = self.inner();
+        let news = inner.admit(device, carrier, reservation.clone(), None)?;
+        inner.owned.insert(device.to_owned(), reservation);
+        Ok(news)
+    }
+
+    /// An importer reserves something for a device that he is about to use, over a path that was measured.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn admit(
+        &self,
+        device: &str,
+        carrier: &Carrier,
+        reservation: Reservation,
+        (path, measured): (&str, Path),
+    ) -> Result<(Standing, Vec<News>), Refusal> {
+        let mut inner = self.inner();
+        let known = inner.ledger.path(path).unwrap_or_default();
+        // What others use of it meanwhile was not there to be measured.
+        let bits_per_s = known.bits_per_s.max(measured.bits_per_s);
+        let round_trip_ns = match (known.round_trip_ns, measured.round_trip_ns) {
+            (0, ns) | (ns, 0) => ns,
+            (one, other) => one.min(other),
+        };
+        let most = inner.measured.entry(path.to_owned()).or_default();
+        *most = (*most).max(measured.bits_per_s);
+        let mut news = inner.ledger.note_path(path, Path { bits_per_s, round_trip_ns });
+        news.extend(inner.admit(device, carrier, reservation, Some(path))?);
+        let standing = inner.ledger.standing(device).expect("it was admitted just now");
+        inner.close_gates(&news);
+        Ok((standing, news))
+    }
+
+    /// What the process before this one had reserved for a device is reserved here.
+    pub fn admit_again(&self, device: &str, carrier: &Carrier, path: &str) -> Result<Vec<News>, Refusal> {
+        let mut inner = self.inner();
+        let Some(reservation) = inner.ledger.expected(device).cloned() else { return Ok(Vec::new()) };
+        inner.admit(device, carrier, reservation, Some(path))
+    }
+
+    /// A device goes on with another importer, and what is reserved for it.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the way to him does not carry that; it has not gone.
+    pub fn move_to(&self, device: &str, path: &str) -> Result<Vec<News>, Refusal> {
+        let mut inner = self.inner();
+        let news = inner.ledger.move_to(device, path)?;
+        inner.forget_link(device);
+        inner.close_gates(&news);
+        Ok(news)
+    }
+
+    /// Somebody uses a device and has asked for nothing: what its owner reserved goes as far as to him.
+    pub fn cover(&self, device: &str, carrier: Option<&Carrier>, path: &str) -> Vec<News> {
+        let mut inner = self.inner();
+        let Some(owned) = inner.owned.get(device).cloned() else { return Vec::new() };
+        let is_his = inner.ledger.lines().any(|line| line.device == device && line.path.is_none());
+        if !is_his || inner.ledger.reservation(device) != Some(&owned) {
+            return Vec::new();
+        }
+        // As what it is used now it may be on another bus than its owner thought of, or on none.
+        let known = carrier.and_then(|carrier| inner.admit(device, carrier, owned, Some(path)).ok());
+        let news = known.unwrap_or_else(|| inner.ledger.lead_to(device, Some(path)));
+        inner.close_gates(&news);
+        news
+    }
+
+    /// What is reserved for a device, if anything is.
+    pub fn reservation(&self, device: &str) -> Option<Reservation> {
+        self.inner().ledger.reservation(device).cloned()
+    }
+
+    /// What suspends a device; none if nothing ever does.
+    pub fn gate_of(&self, device: &str) -> Option<Gate> {
+        self.inner().gates.get(device).cloned()
+    }
+
+    /// An importer uses a device no more: what its owner said of it holds again.
+    pub fn release(&self, device: &str, carrier: Option<&Carrier>) -> Vec<News> {
+        let mut inner = self.inner();
+        inner.forget_link(device);
+        inner.gates.remove(device);
+        let owned = inner.owned.get(device).cloned();
+        let is_his = owned.is_some() && inner.ledger.reservation(device) == owned.as_ref();
+        let mut news = match is_his {
+            true => inner.ledger.lead_to(device, None),
+            false => inner.ledger.release(device),
+        };
+        if let (Some(owned), Some(carrier)) = (owned, carrier) {
+            // If there is no room any more it is asked for again when something else is released.
+            news.extend(inner.admit(device, carrier, owned, None).unwrap_or_default());
+        }
+        inner.close_gates(&news);
+        news
+    }
+
+    /// A device is shared no more.
+    pub fn disown(&self, device: &str) -> Vec<News> {
+        self.inner().owned.remove(device);
+        self.release(device, None)
+    }
+
+    /// What holds a device's requests while it is suspended, and which; none if nothing ever does.
+    pub fn gate(&self, device: &str, carrier: &Carrier) -> Option<(Gate, Vec<EpAddr>)> {
+        let inner = self.inner();
+        let gate = inner.gates.get(device)?.clone();
+        let endpoints = inner.ledger.claims(device).iter().map(|claim| carrier.address(claim)).collect();
+        Some((gate, endpoints))
+    }
+
+    /// Whether it is its user who reserved something for a device.
+    pub fn is_a_users(&self, device: &str) -> bool {
+        self.inner().ledger.lines().any(|line| line.device == device && line.path.is_some())
+    }
+
+    /// How a device's reservation stands.
+    pub fn standing(&self, device: &str) -> Option<Standing> {
+        self.inner().ledger.standing(device)
+    }
+
+    /// The same for people and programs.
+    pub fn status(&self, device: &str) -> Option<ReservationStatus> {
+        let inner = self.inner();
+        let mut lines = inner.ledger.lines();
+        lines.find(|line| line.device == device).map(|line| ReservationStatus::of(&line))
+    }
+
+    /// Parts of processors for the threads of whoever reserves by himself, tuned pipes, in the place of those that he had: all reservations
+    /// are held against what is left. Says of which processors.
+    ///
+    /// # Errors
+    /// [`Overload`]: nothing has changed.
+    pub fn enter_threads(&self, owner: &str, reserves: &[Reserve]) -> Result<(Vec<usize>, Vec<News>), Overload> {
+        let mut inner = self.inner();
+        let processors = inner.ledger.processors_mut().enter_all(owner, reserves)?;
+        let news = inner.ledger.settle_again();
+        inner.close_gates(&news);
+        Ok((processors, news))
+    }
+
+    /// He needs them no more.
+    pub fn leave_threads(&self, owner: &str) -> Vec<News> {
+        let mut inner = self.inner();
+        inner.ledger.processors_mut().leave(owner);
+        let news = inner.ledger.settle_again();
+        inner.close_gates(&news);
+        news
+    }
+
+    /// The link of a device tells how far it has come.
+    pub fn note_progress(&self, now: Instant, device: &str, progress: Progress) -> Vec<News> {
+        let mut inner = self.inner();
+        let Some(path) = inner.ledger.lines().find(|line| line.device == device).and_then(|line| line.path) else {
+            return Vec::new();
+        };
+        let path = path.to_owned();
+        let standing = inner.ledger.standing(device).filter(|standing| standing.state == State::Admitted);
+        let Some(standing) = standing else {
+            inner.forget_link(device);
+            return Vec::new();
+        };
+        let on_link = |bytes: u64| bytes / SEGMENT_BYTES * (SEGMENT_BYTES + SEGMENT_HEAD_BYTES);
+        let sample = Sample {
+            arrived_bytes: on_link(progress.acknowledged_bytes),
+            queued_bytes: on_link(progress.queued_bytes),
+        };
+        let congestion = inner.paths.entry(path.clone()).or_default();
+        let concluded = congestion.note(now, device, standing.path_bits_per_s, sample);
+        let known = inner.ledger.path(&path).unwrap_or_default();
+        let bits_per_s = match concluded {
+            None => return Vec::new(),
+            Some(Conclusion::Carries(rate)) if known.bits_per_s == 0 || rate < known.bits_per_s => rate,
+            Some(Conclusion::Carries(_)) => return Vec::new(),
+            Some(Conclusion::CarriesNoMore) => match inner.proved.remove(&path) {
+                Some(rate) => rate,
+                None => return Vec::new(),
+            },
+            Some(Conclusion::MayCarryMore { is_used }) => match inner.room_for_one_more(&path) {
+                Some(rate) if rate > known.bits_per_s && (is_used || inner.was_measured(&path, rate)) => {
+                    inner.proved.insert(path.clone(), known.bits_per_s);
+                    rate
+                }
+                _ => {
+                    inner.paths.entry(path).or_default().leave();
+                    return Vec::new();
+                }
+            },
+        };
+        let news = inner.ledger.note_path(&path, Path { bits_per_s, ..known });
+        tracing::info!(path, bits_per_s, changes = news.len(), "the path to an importer carries something else");
+        inner.close_gates(&news);
+        for News { device, standing } in &news {
+            if standing.state != State::Admitted {
+                inner.forget_link(device);
+            }
+        }
+        news
+    }
+
+    /// What a session of another process goes on with.
+    pub fn save(&self) -> Vec<u8> {
+        let mut to = Writer::new(SNAPSHOT_KIND);
+        self.inner().ledger.save(&mut to);
+        to.into_bytes()
+    }
+
+    /// The same there.
+    ///
+    /// # Errors
+    /// Nothing such was ever reserved.
+    pub fn expect(&self, saved: &[u8]) -> Result<(), farbus_session::Reject> {
+        let mut from: Reader<'_> = snapshot::open(saved, SNAPSHOT_KIND)?;
+        self.inner().ledger.restore(&mut from)?;
+        from.end("reservations")
+    }
+}
+
+impl Inner {
+    fn admit(
+        &mut self,
+        device: &str,
+        carrier: &Carrier,
+        reservation: Reservation,
+        path: Option<&str>,
+    ) -> Result<Vec<News>, Refusal> {
+        let is_low = reservation.criticality == Criticality::Low;
+        let news = self.ledger.admit(Asked { device, carrier, reservation, path })?;
+        if is_low {
+            self.gates.entry(device.to_owned()).or_default();
+        } else if let Some(gate) = self.gates.remove(device) {
+            gate.close(false);
+        }
+        let state = self.ledger.standing(device).map(|standing| standing.state);
+        if let Some(gate) = self.gates.get(device) {
+            gate.close(state == Some(State::Suspended));
+        }
+        self.close_gates(&news);
+        Ok(news)
+    }
+
+    fn close_gates(&self, news: &[News]) {
+        for News { device, standing } in news {
+            if let Some(gate) = self.gates.get(device) {
+                gate.close(standing.state != State::Admitted);
+            }
+        }
+    }
+
+    fn forget_link(&mut self, device: &str) {
+        self.paths.values_mut().for_each(|congestion| congestion.forget(device));
+        self.paths.retain(|_, congestion| !congestion.is_empty());
+        let paths = &self.paths;
+        self.proved.retain(|path, _| paths.contains_key(path));
+        let ledger = &self.ledger;
+        self.measured.retain(|path, _| ledger.lines().any(|line| line.path == Some(path.as_str())));
+    }
+
+    /// Whether a path was once measured to carry as much.
+    fn was_measured(&self, path: &str, bits_per_s: u64) -> bool {
+        self.measured.get(path).is_some_and(|most| bits_per_s <= *most)
+    }
+
+    /// What a path has to carry so that whoever waits longest has room.
+    fn room_for_one_more(&self, path: &str) -> Option<u64> {
+        let mut its_own = self.ledger.lines().filter(|line| line.path == Some(path));
+        let waiting =
+            its_own.find(|line| line.standing.state == State::Suspended && line.standing.lack == Lack::Rate)?;
+        Some((self.ledger.path_bits_per_s(path) + waiting.bits_per_s) / 90 * 100 + 1000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_turn_costs_here_is_some_time_and_less_than_a_millisecond() {
+        let Cost { turn_ns, kib_ns } = measured_cost();
+        assert!((1..1_000_000).contains(&turn_ns) && (1..1_000_000).contains(&kib_ns), "{turn_ns} {kib_ns}");
+    }
+}

@@ -1,0 +1,9 @@
+//! The objects of the exporter: each owns one thing and its lock. `shared` has the table of the lock order.
+
+pub mod ledger;
+pub mod permissions;
+pub mod predecessor;
+pub mod registry;
+pub mod reservations;
+pub mod shared;
+pub mod trace;

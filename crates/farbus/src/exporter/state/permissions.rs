@@ -1,0 +1,126 @@
+//! Who may use which device, besides what paired hosts are allowed in `peers.toml`; and the note in the audit log of each use.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use farbus_io::trust::{Event, Fingerprint, Outcome, Peer};
+
+use crate::exporter::access::audit::Recorder;
+use crate::exporter::access::local_users::LocalPeers;
+use crate::exporter::access::quota::Visitor;
+use crate::exporter::session::entry::Session;
+use crate::exporter::state::registry::DeviceRegistry;
+use crate::hosts::trust::Use;
+
+/// Permissions of visitors. One lock: that of the devices that are one host's alone; it is held alone.
+pub struct Permissions {
+    registry: Arc<DeviceRegistry>,
+    /// Which of this machine's users are served, and who finds out.
+    pub local_peers: Arc<LocalPeers>,
+    /// Devices that are one host's alone, by name: whatever else others are allowed.
+    lent: Mutex<BTreeMap<String, Lent>>,
+    /// Whether who may use a device may look on while another does.
+    is_observable: AtomicBool,
+    /// Who writes down what those do that prove no key.
+    pub recorder: OnceLock<Recorder>,
+}
+
+/// Whose a device is that is one host's alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lent {
+    /// This one's.
+    Own,
+    /// A paired one's.
+    To(Fingerprint),
+    /// Nobody's, for now.
+    Nobody,
+}
+
+impl Lent {
+    /// Whether it is this visitor's: of this machine's programs, those of users who are served.
+    fn is_for(self, visitor: Visitor, local_peers: &LocalPeers) -> bool {
+        match (self, visitor) {
+            (Lent::To(key), Visitor::Host(host)) => key == host,
+            (Lent::Own, Visitor::User(user) | Visitor::Own(_, user)) => local_peers.serves(user),
+            _ => false,
+        }
+    }
+}
+
+impl Permissions {
+    /// No device is one host's alone, and nobody looks on.
+    pub fn new(registry: Arc<DeviceRegistry>, local_peers: Arc<LocalPeers>) -> Self {
+        Self {
+            registry,
+            local_peers,
+            lent: Mutex::default(),
+            is_observable: AtomicBool::new(false),
+            recorder: OnceLock::new(),
+        }
+    }
+
+    /// These devices are one host's alone from now on, and no others.
+    pub fn lend(&self, lent: BTreeMap<String, Lent>) {
+        *self.lent.lock().unwrap_or_else(PoisonError::into_inner) = lent;
+    }
+
+    /// Whether a device that is one host's alone is this visitor's; `None` if it is no such device.
+    pub fn lent_to(&self, visitor: Visitor, device: &str) -> Option<bool> {
+        let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner).get(device).copied();
+        lent.map(|lent| lent.is_for(visitor, &self.local_peers))
+    }
+
+    /// Whether a paired host may use a device.
+    pub fn may_use(&self, visitor: Visitor, peer: Option<&Peer>, device: &str) -> bool {
+        let may = || peer.is_some_and(|peer| peer.may_use(device, self.registry.id_of(device)));
+        self.lent_to(visitor, device).unwrap_or_else(may)
+    }
+
+    /// Whether who may use a device may look on while another does.
+    pub fn is_observable(&self) -> bool {
+        self.is_observable.load(Ordering::Acquire)
+    }
+
+    /// Sets whether who may use a device may look on while another does.
+    pub fn set_observable(&self, is_observable: bool) {
+        self.is_observable.store(is_observable, Ordering::Release);
+    }
+
+    /// Notes what the peer of `session` does with a device, or why it may not.
+    pub fn record(&self, session: &Session, use_of: Use, bus_id: &str, allowed: Result<(), &str>) {
+        let device = self.registry.device_name(bus_id);
+        let device = device.as_deref().unwrap_or(bus_id);
+        let outcome = if allowed.is_ok() { Outcome::Ok } else { Outcome::Refused };
+        match &session.guest {
+            Some(guest) => guest.record(use_of.as_str(), outcome, device, allowed.err()),
+            None => {
+                let Some(recorder) = self.recorder.get() else { return };
+                recorder.record(&Event {
+                    address: Some(&session.peer),
+                    device: Some(device),
+                    why: allowed.err(),
+                    ..Event::new(use_of.as_str(), outcome)
+                });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_s_own_end_is_for_users_who_are_served_and_not_for_all_of_this_machine() {
+        let peers = LocalPeers::default();
+        let us = crate::common::runtime_folder::owner();
+        let loopback = [127, 0, 0, 1].into();
+        for own in [Visitor::User(us), Visitor::User(0), Visitor::Own(loopback, us)] {
+            assert!(Lent::Own.is_for(own, &peers), "{own:?}");
+        }
+        for other in [Visitor::User(us + 4000), Visitor::Own(loopback, us + 4000), Visitor::Address(loopback)] {
+            assert!(!Lent::Own.is_for(other, &peers), "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The devices that are shared here: which there are, who uses each, who has it next, and what is known of its name and identity.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use farbus_io::trust::DeviceId;
+use farbus_model::{Device, Identity, Instant};
+use farbus_session::leases::{DeviceKey, Leases};
+use farbus_session::native::control as native;
+use farbus_session::registry::Entry;
+use farbus_session::{OpStatus, Registry};
+
+use crate::devices::identities::labels::{IdentityStatus, Label, Labels};
+use crate::devices::status::DeviceStatus;
+use crate::exporter::error::ShareError;
+use crate::exporter::session::entry::Session;
+use crate::exporter::session::threads::Fate;
+
+/// How long a device that was handed over waits for its successor: below the 30 s after which Linux's usb-storage gives a command up.
+const SUCCESSOR_TIME: Duration = Duration::from_secs(20);
+
+/// The registry of shared devices and the leases of their users. Two locks: the registry's and the leases'; no caller holds both.
+pub struct DeviceRegistry {
+    registry: Mutex<Registry>,
+    leases: Mutex<Leases<HandedOver>>,
+    /// How often the identity of a device has changed.
+    identity_changes: AtomicU64,
+    /// How long a device that was handed over waits for its successor, milliseconds.
+    successor_time_ms: AtomicU64,
+    /// Whether devices have names and identities that last.
+    pub labels: Labels,
+}
+
+/// A device that its user handed over. It waits for its successor.
+pub struct HandedOver {
+    /// The device's bus id.
+    pub bus_id: String,
+    /// Who has the claim, in the registry's words.
+    pub who: String,
+    /// The USB device; none of a block device, which is opened anew.
+    pub device: Option<Box<dyn Device>>,
+    /// What the successor is given along with it.
+    pub luggage: Vec<u8>,
+    /// Who handed it over, and his connection's number: it is his again if nobody comes.
+    pub home: (Weak<Session>, u64),
+}
+
+impl HandedOver {
+    /// Tells who handed it over what became of it.
+    pub fn settle(&self, cause: native::Cause, message: &str) {
+        if let Some(home) = self.home.0.upgrade() {
+            // If he is gone meanwhile nobody needs to know.
+            let _ = home.leave_fate(Fate::Over(native::End { cause, message: message.to_owned() }));
+        }
+    }
+}
+
+/// The time of day: later after every restart, unless somebody puts the clock back.
+fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+impl Default for DeviceRegistry {
+    /// A registry in which no device is shared yet.
+    fn default() -> Self {
+        Self {
+            registry: Mutex::default(),
+            leases: Mutex::new(Leases::after(unix_ms())),
+            identity_changes: AtomicU64::new(0),
+            successor_time_ms: AtomicU64::new(SUCCESSOR_TIME.as_millis() as u64),
+            labels: Labels::default(),
+        }
+    }
+}
+
+impl DeviceRegistry {
+    /// The registry itself, locked.
+    pub fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().expect("no claim panics")
+    }
+
+    /// The leases, locked.
+    pub fn leases(&self) -> MutexGuard<'_, Leases<HandedOver>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets which device `bus_id` is. Returns whether there is one. The caller wakes the sessions.
+    pub fn identify(&self, bus_id: &str, identity: Identity) -> bool {
+        let is_there = self.lock().identify(bus_id, identity);
+        self.identity_changes.fetch_add(1, Ordering::AcqRel);
+        is_there
+    }
+
+    /// Changes whenever the identity of a device has changed.
+    pub fn identity_changes(&self) -> u64 {
+        self.identity_changes.load(Ordering::Acquire)
+    }
+
+    /// How long a device that was handed over waits for its successor.
+    pub fn successor_time(&self) -> Duration {
+        Duration::from_millis(self.successor_time_ms.load(Ordering::Relaxed))
+    }
+
+    /// Sets how long it waits.
+    pub fn set_successor_time(&self, span: Duration) {
+        self.successor_time_ms.store(span.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// The bus id of the device with this name or bus id.
+    ///
+    /// # Errors
+    /// [`ShareError::NoDevice`].
+    pub fn bus_id_of(&self, device: &str) -> Result<String, ShareError> {
+        let registry = self.lock();
+        let bus_id = registry.find(device).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+        Ok(bus_id.to_owned())
+    }
+
+    /// The name of the device with this bus id.
+    pub fn device_name(&self, bus_id: &str) -> Option<String> {
+        let registry = self.lock();
+        registry.entries().find(|entry| entry.record.bus_id == bus_id).map(|entry| entry.name.to_owned())
+    }
+
+    /// The id of the device with this name.
+    pub fn id_of(&self, name: &str) -> Option<DeviceId> {
+        let registry = self.lock();
+        let found = registry.entries().find(|entry| entry.name == name);
+        found.and_then(|entry| entry.identity).map(DeviceId::of)
+    }
+
+    /// The key under which the leases of the device with this bus id are kept.
+    pub fn key_of(&self, bus_id: &str) -> DeviceKey {
+        DeviceKey::of(bus_id, self.lock().identity(bus_id))
+    }
+
+    /// Adds to a status what is known of the device's name and identity.
+    pub fn label(&self, entry: &Entry<'_>, status: &mut DeviceStatus) {
+        let Label { is_named, is_lasting } = self.labels.of(&entry.record.bus_id);
+        status.is_named = is_named;
+        status.identity = entry.identity.map(|identity| IdentityStatus {
+            id: DeviceId::of(identity),
+            generation: identity.generation,
+            is_lasting,
+        });
+    }
+
+    /// What somebody is told who wants a device that somebody else has.
+    pub fn busy(&self, bus_id: &str, now: Instant) -> native::End {
+        let registry = self.lock();
+        let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
+        let message = match holder {
+            Some(holder) => {
+                let since_s = (now - holder.since).as_secs();
+                format!("in use by {} ({}) since {since_s} s", holder.who, holder.mode.as_str())
+            }
+            None => "somebody who waits comes first".to_owned(),
+        };
+        native::End { cause: native::Cause::Busy, message }
+    }
+
+    /// What somebody is told who could not claim a device.
+    pub fn why_not_claimed(&self, bus_id: &str, status: OpStatus, now: Instant) -> native::End {
+        let cause = match status {
+            OpStatus::Busy => return self.busy(bus_id, now),
+            OpStatus::NoDevice => native::Cause::Gone,
+            OpStatus::DeviceError => native::Cause::Device,
+            _ => native::Cause::Refused,
+        };
+        native::End { cause, message: status.to_string() }
+    }
+}

@@ -1,0 +1,327 @@
+//! What importers and the owner reserve, for the devices that are shared here.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use farbus_io::link::Progress;
+use farbus_model::Device;
+use farbus_realtime::vcpu::{Overload, Reserve};
+use farbus_session::native::{control as native, reserve};
+use farbus_session::reserve::ledger::Path;
+use farbus_session::reserve::{Carrier, Criticality, Gate, Gated, News, Refusal, Reservation, Standing, State};
+use tracing::{info, warn};
+
+use crate::common::processor_leases::{Beside, Books};
+use crate::exporter::access::local_users::LocalPeers;
+use crate::exporter::access::networks::Network;
+use crate::exporter::access::quota::Visitor;
+use crate::exporter::error::ShareError;
+use crate::exporter::session::entry::Session;
+use crate::exporter::session::table::SessionTable;
+use crate::exporter::state::ledger::Reservations;
+use crate::exporter::state::registry::DeviceRegistry;
+
+/// What the way to somebody is called.
+pub fn path_of(visitor: Visitor) -> String {
+    match visitor {
+        Visitor::Host(fingerprint) => format!("host {fingerprint}"),
+        Visitor::User(user) => format!("user {user}"),
+        Visitor::Address(address) | Visitor::Own(address, _) => address.to_string(),
+    }
+}
+
+/// What is reserved for the devices that are shared here, and who may reserve. Two locks besides the ledger's: that of the networks and that
+/// of the buses; each is held alone.
+pub struct DeviceReservations {
+    ledger: Reservations,
+    /// Who reserves with high criticality and proves no key: at these addresses. Programs of this machine always may.
+    high_from: Mutex<Vec<Network>>,
+    /// Buses of real devices, by bus id on the wire.
+    buses: Mutex<BTreeMap<String, String>>,
+    registry: Arc<DeviceRegistry>,
+    sessions: Arc<SessionTable>,
+    local_peers: Arc<LocalPeers>,
+}
+
+impl DeviceReservations {
+    /// Nothing is reserved.
+    pub fn new(registry: Arc<DeviceRegistry>, sessions: Arc<SessionTable>, local_peers: Arc<LocalPeers>) -> Self {
+        let (high_from, buses) = (Mutex::default(), Mutex::default());
+        Self { ledger: Reservations::default(), high_from, buses, registry, sessions, local_peers }
+    }
+
+    /// The ledger, which says what is reserved and decides what may be.
+    pub fn ledger(&self) -> &Reservations {
+        &self.ledger
+    }
+
+    /// Whoever comes from here may reserve with high criticality, and proves no key.
+    pub fn allow_high(&self, from: Vec<Network>) {
+        *self.high_from.lock().unwrap_or_else(PoisonError::into_inner) = from;
+    }
+
+    /// A device, by its bus id on the wire, is on this bus.
+    pub fn place_on(&self, bus_id: &str, bus: String) {
+        self.buses.lock().unwrap_or_else(PoisonError::into_inner).insert(bus_id.to_owned(), bus);
+    }
+
+    /// What has this bus id from now on is another device, on another bus.
+    pub fn forget_bus(&self, bus_id: &str) {
+        self.buses.lock().unwrap_or_else(PoisonError::into_inner).remove(bus_id);
+    }
+
+    fn bus_of(&self, bus_id: &str) -> Option<String> {
+        self.buses.lock().unwrap_or_else(PoisonError::into_inner).get(bus_id).cloned()
+    }
+
+    /// A device as its bus sees it, used as this class, or as what it is; none of one that is not here, or in use as a USB device.
+    pub fn carrier(&self, bus_id: &str, class: Option<native::Class>) -> Option<Carrier> {
+        let bus = self.bus_of(bus_id);
+        let mut registry = self.registry.lock();
+        let entry = registry.entries().find(|entry| entry.record.bus_id == bus_id)?;
+        let (is_block, is_stream) = (entry.block.is_some(), entry.is_stream);
+        let is_without = match class {
+            None => is_block || is_stream,
+            Some(class) => (class == native::Class::BLOCK && is_block) || (class == native::Class::STREAM && is_stream),
+        };
+        if is_without {
+            return Some(Carrier::without_bus());
+        }
+        let device = registry.idle_device(bus_id)?;
+        // Each speed has a bus instance of its own, as a real host has it.
+        let bus = bus.unwrap_or_else(|| format!("gadgets, {} speed", device.speed()));
+        Some(Carrier::new(bus, device.descriptors(), device.speed()))
+    }
+
+    /// The same of one that somebody handed over and this caller may fetch.
+    fn carrier_for_heir(&self, caller: &Session, bus_id: &str, open: &native::Open) -> Option<Carrier> {
+        let bus = self.bus_of(bus_id);
+        let key = caller.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes());
+        let device = self.registry.key_of(bus_id);
+        let leases = self.registry.leases();
+        let legacy = leases.legacy_of(&device, key, open.epoch)?;
+        let Some(device) = &legacy.device else { return Some(Carrier::without_bus()) };
+        let bus = bus.unwrap_or_else(|| format!("gadgets, {} speed", device.speed()));
+        Some(Carrier::new(bus, device.descriptors(), device.speed()))
+    }
+
+    /// The owner reserves something for whoever uses a device.
+    ///
+    /// # Errors
+    /// [`ShareError`].
+    pub fn own_reservation(&self, device: &str, reservation: Reservation) -> Result<(), ShareError> {
+        let bus_id = self.registry.bus_id_of(device)?;
+        let carrier = self.carrier(&bus_id, None).ok_or_else(|| ShareError::NoDevice(device.to_owned()))?;
+        let name = self.registry.device_name(&bus_id).unwrap_or_else(|| device.to_owned());
+        let refused = |refusal: Refusal| ShareError::Reservation { device: name.clone(), refusal };
+        let news = self.ledger.own(&name, &carrier, reservation).map_err(refused)?;
+        self.tell(news);
+        Ok(())
+    }
+
+    /// An importer reserves something for the device that he opens next.
+    ///
+    /// # Errors
+    /// How it stands, and why in words.
+    pub fn reserve_for(
+        &self,
+        caller: &Session,
+        open: &native::Open,
+        reservation: &Reservation,
+        measured: Path,
+    ) -> Result<Standing, (Standing, native::End)> {
+        let criticality = reservation.criticality;
+        let refused = |refusal: &Refusal| {
+            let message = format!("it cannot be reserved: {refusal}");
+            let end = native::End { cause: native::Cause::Reservation, message };
+            (refusal.standing(criticality, State::Refused), end)
+        };
+        let named = self.registry.bus_id_of(&open.name).ok().and_then(|bus_id| self.registry.device_name(&bus_id));
+        if criticality == Criticality::High
+            && let Err(refusal) = self.may_reserve_high(caller, named.as_ref().unwrap_or(&open.name))
+        {
+            info!(device = open.name, peer = caller.peer, "may not reserve with high criticality");
+            return Err(refused(&refusal));
+        }
+        if open.mode != native::Mode::Exclusive {
+            return Err(refused(&Refusal::Kind));
+        }
+        let bus_id = self.registry.bus_id_of(&open.name).map_err(|_| {
+            let message = format!("no device called '{}' is shared here", open.name);
+            (Refusal::Kind.standing(criticality, State::Refused), native::End { cause: native::Cause::Gone, message })
+        })?;
+        let busy =
+            || (Refusal::Kind.standing(criticality, State::Refused), self.registry.busy(&bus_id, self.sessions.now()));
+        let carrier = self.carrier_for_heir(caller, &bus_id, open);
+        let carrier = carrier.or_else(|| self.carrier(&bus_id, Some(open.class))).ok_or_else(busy)?;
+        let name = self.registry.device_name(&bus_id).unwrap_or_else(|| open.name.clone());
+        let path = path_of(caller.visitor);
+        let (rate, peer) = (measured.bits_per_s, &caller.peer);
+        match self.ledger.admit(&name, &carrier, reservation.clone(), (&path, measured)) {
+            Ok((standing, news)) => {
+                info!(device = name, peer, rate, "reserved");
+                self.tell(news.into_iter().filter(|news| news.device != name).collect());
+                Ok(standing)
+            }
+            Err(refusal) => {
+                info!(device = name, peer, rate, %refusal, "not reserved");
+                Err(refused(&refusal))
+            }
+        }
+    }
+
+    /// Whether what somebody reserves for a device may be what others give way to.
+    fn may_reserve_high(&self, caller: &Session, device: &str) -> Result<(), Refusal> {
+        let say = match (&caller.guest, caller.visitor) {
+            (Some(guest), _) if guest.may_reserve_high(device, self.registry.id_of(device)) => return Ok(()),
+            (Some(guest), _) => format!("'farbus allow {} {device} --reserve-high'", guest.identity().0),
+            (None, Visitor::User(user) | Visitor::Own(_, user)) => {
+                if self.local_peers.serves(user) {
+                    return Ok(());
+                }
+                format!("'farbus share --local-users {user}', in a daemon's file local_users = [\"{user}\"] in [plain]")
+            }
+            (None, Visitor::Address(address)) => {
+                let may = self.high_from.lock().unwrap_or_else(PoisonError::into_inner);
+                if may.iter().any(|network| network.contains(address)) {
+                    return Ok(());
+                }
+                format!(
+                    "'farbus share --reserve-high {address}', in a daemon's file reserve_high = [\"{address}\"] in [plain]"
+                )
+            }
+            (None, Visitor::Host(_)) => unreachable!("a paired host is a guest"),
+        };
+        Err(Refusal::NotAllowed { say })
+    }
+
+    /// What the process before this one had reserved for a device is reserved again, before it is opened.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn reserve_again(&self, caller: &Session, bus_id: &str, class: native::Class) -> Result<(), native::End> {
+        let carrier = self.carrier(bus_id, Some(class));
+        let (Some(carrier), Some(name)) = (carrier, self.registry.device_name(bus_id)) else { return Ok(()) };
+        match self.ledger.admit_again(&name, &carrier, &path_of(caller.visitor)) {
+            Ok(news) => {
+                self.tell(news);
+                Ok(())
+            }
+            Err(refusal) => {
+                let message = format!("what was reserved for it is not to be had any more: {refusal}");
+                Err(native::End { cause: native::Cause::Reservation, message })
+            }
+        }
+    }
+
+    /// A device goes on with an heir, and what is reserved for it.
+    ///
+    /// # Errors
+    /// Why it does not; then it stays where it is.
+    pub fn reserve_for_heir(&self, session: &Session, device: &str) -> Result<(), native::End> {
+        let Some(reservation) = self.ledger.reservation(device) else { return Ok(()) };
+        let path = path_of(session.visitor);
+        let moved = match reservation.criticality {
+            Criticality::High => self.may_reserve_high(session, device),
+            Criticality::Low => Ok(()),
+        };
+        match moved.and_then(|()| self.ledger.move_to(device, &path)) {
+            Ok(news) => {
+                self.tell(news);
+                Ok(())
+            }
+            Err(refusal) => {
+                info!(device, peer = session.peer, %refusal, "what is reserved for it does not go along, nor does it");
+                let message = format!("what is reserved for it cannot go along: {refusal}");
+                Err(native::End { cause: native::Cause::Reservation, message })
+            }
+        }
+    }
+
+    /// What its owner reserved for a device reaches as far as to its user, who has asked for nothing himself.
+    pub fn cover(&self, session: &Session, bus_id: &str, carrier: Option<&Carrier>) {
+        if let Some(name) = self.registry.device_name(bus_id) {
+            self.tell(self.ledger.cover(&name, carrier, &path_of(session.visitor)));
+        }
+    }
+
+    /// What suspends what a session uses otherwise than as a USB device, and how that stands.
+    pub fn gate_of(&self, session: &Session, bus_id: &str) -> Option<Gate> {
+        self.cover(session, bus_id, self.carrier(bus_id, None).as_ref());
+        let name = self.registry.device_name(bus_id)?;
+        if let Some(standing) = self.ledger.standing(&name) {
+            session.leave_reserved(standing);
+        }
+        self.ledger.gate_of(&name)
+    }
+
+    /// A device has no user any more: what he reserved is others'.
+    pub fn unreserve_for(&self, bus_id: &str) {
+        if let Some(name) = self.registry.device_name(bus_id).filter(|name| self.ledger.is_a_users(name)) {
+            self.tell(self.ledger.release(&name, self.carrier(bus_id, None).as_ref()));
+        }
+    }
+
+    /// The link of a device tells how far it has come.
+    pub fn note_progress(&self, device: &str, progress: Progress) {
+        self.tell(self.ledger.note_progress(self.sessions.now(), device, progress));
+    }
+
+    /// A device goes, and all that is reserved for it.
+    pub fn disown(&self, bus_id: &str) {
+        if let Some(name) = self.registry.device_name(bus_id) {
+            self.tell(self.ledger.disown(&name));
+        }
+    }
+
+    /// Whom it concerns hears it.
+    pub fn tell(&self, news: Vec<News>) {
+        for News { device, standing } in news {
+            let Ok(bus_id) = self.registry.bus_id_of(&device) else { continue };
+            match standing.state {
+                reserve::State::Suspended => {
+                    warn!(device, lack = ?standing.lack, missing = standing.missing, "suspended");
+                }
+                _ => info!(device, "admitted"),
+            }
+            self.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_reserved(standing));
+        }
+    }
+
+    /// A device that may be suspended is used through a gate.
+    pub fn behind_gate(&self, session: &Session, bus_id: &str, device: Box<dyn Device>) -> Box<dyn Device> {
+        let Some(name) = self.registry.device_name(bus_id) else { return device };
+        let bus = self.bus_of(bus_id);
+        let bus = bus.unwrap_or_else(|| format!("gadgets, {} speed", device.speed()));
+        self.cover(session, bus_id, Some(&Carrier::new(bus, device.descriptors(), device.speed())));
+        let carrier = Carrier::new("", device.descriptors(), device.speed());
+        let Some((gate, endpoints)) = self.ledger.gate(&name, &carrier) else { return device };
+        let (gated, behind) = Gated::new(device, gate, endpoints);
+        session.keep_behind(behind);
+        Box::new(gated)
+    }
+}
+
+/// Whoever has a part of a processor for threads of his own has it until he lets go of it, or nothing is shared here any more.
+impl Books for Weak<DeviceReservations> {
+    fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
+        let Some(reservations) = self.upgrade() else { return Ok(Vec::new()) };
+        let (processors, news) = reservations.ledger.enter_threads(owner, reserves)?;
+        info!(owner, threads = reserves.len(), "has parts of the processors");
+        reservations.tell(news);
+        Ok(processors)
+    }
+
+    fn leave(&self, owner: &str) {
+        let Some(reservations) = self.upgrade() else { return };
+        info!(owner, "has no part of the processors any more");
+        reservations.tell(reservations.ledger.leave_threads(owner));
+    }
+}
+
+/// Tuned pipes of this process.
+impl Beside for (Weak<DeviceReservations>, String) {
+    fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+        self.0.enter(&self.1, all).map(drop).map_err(|overload| overload.to_string())
+    }
+}

@@ -1,0 +1,123 @@
+//! What the exporter consists of: objects that each own one thing and its lock, which all connections and their owner share.
+//!
+//! | object | owns | locks |
+//! |---|---|---|
+//! | [`SessionTable`] | connections and open devices, and what each peer holds of memory | 1: the table |
+//! | [`DeviceRegistry`] | shared devices, claims, leases, names and identities | 2: the registry; the leases; the labels |
+//! | [`Session`](crate::exporter::session::entry::Session) | one connection's link and device | 3: one a field, each held alone |
+//! | [`DeviceReservations`] | what is reserved, and who may reserve | 3: the ledger; who may; the buses |
+//! | [`Permissions`] | devices that are one host's alone, who may look on | that of these devices |
+//! | [`Addresses`], [`Sessions`], [`Predecessor`], [`Swaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two the predecessor |
+//! | [`Serving`] | what every connection is served with | modules; the trace |
+//!
+//! # The order of locks
+//!
+//! A thread that holds a lock takes only one with a higher number; a lock without a number is taken and held alone.
+//!
+//! | order | lock | held while another is taken in |
+//! |---|---|---|
+//! | 1 | the table of sessions | `SessionTable::enter`, `holders_of` and `end_all` (→ 3, a session's), `owner::status` (→ 2, 3) |
+//! | 2 | the registry | `Offer::claim_for` and `DeviceUse::take_over` (→ 3, a session's device), `owner::status` (→ 3, the ledger; the labels) |
+//! | 3 | a session's own; the ledger; the labels | nothing |
+//!
+//! The leases are never locked together with the registry: the key of a device's leases is read first. No lock is held while a device, a
+//! link or a file is used, except for an idle device's command, which the registry's lock keeps idle.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use farbus_io::link::Clock;
+use farbus_io::trust::Fingerprint;
+use farbus_model::Limits;
+use farbus_session::native::Allowed;
+
+use crate::exporter::access::listener::Addresses;
+use crate::exporter::access::local_users::LocalPeers;
+use crate::exporter::session::table::SessionTable;
+use crate::exporter::session::threads::Sessions;
+use crate::exporter::state::permissions::Permissions;
+use crate::exporter::state::predecessor::Predecessor;
+use crate::exporter::state::registry::DeviceRegistry;
+use crate::exporter::state::reservations::DeviceReservations;
+use crate::exporter::state::trace::TraceWriter;
+use crate::exporter::swap::Swaps;
+use crate::link::modules::allowed;
+
+/// The stack of a session's thread: its frames are shallow, its buffers are on the heap.
+pub const STACK_BYTES: usize = 256 << 10;
+
+/// The exporter's objects. What they do together stands in files beside this one: `connections` serves, `opening` opens devices for sessions,
+/// `owner` does what the owner of this process asks for, `restart` goes on with sessions of another process.
+pub struct Shared {
+    pub registry: Arc<DeviceRegistry>,
+    pub sessions: Arc<SessionTable>,
+    pub permissions: Permissions,
+    pub reservations: Arc<DeviceReservations>,
+    pub listeners: Addresses,
+    /// Sessions of farbus's own protocol.
+    pub native: Sessions,
+    pub predecessor: Predecessor<Shared>,
+    pub swaps: Swaps,
+    pub serving: Serving,
+}
+
+/// What every connection is served with.
+pub struct Serving {
+    pub clock: Clock,
+    pub limits: Limits,
+    /// Which modules may be asked for; none were named: those that need nothing of this host.
+    modules: Mutex<Option<Arc<Allowed>>>,
+    /// Whoever answers hosts that this one is joined with.
+    pub neighbourhood: OnceLock<Arc<dyn Neighbourhood>>,
+    pub trace: TraceWriter,
+}
+
+/// Hosts that this one is joined with, and what they say to each other about that.
+pub trait Neighbourhood: Send + Sync {
+    /// What is answered to a host that says this.
+    ///
+    /// # Errors
+    /// Why it is not heard.
+    fn hear(&self, host: Fingerprint, said: &str) -> Result<String, String>;
+}
+
+impl Shared {
+    /// Nothing is shared yet.
+    pub fn new(limits: Limits) -> Self {
+        let clock = Clock::start();
+        let (registry, sessions) = (Arc::<DeviceRegistry>::default(), Arc::new(SessionTable::new(clock)));
+        let local_peers = Arc::<LocalPeers>::default();
+        Self {
+            permissions: Permissions::new(Arc::clone(&registry), Arc::clone(&local_peers)),
+            reservations: Arc::new(DeviceReservations::new(Arc::clone(&registry), Arc::clone(&sessions), local_peers)),
+            registry,
+            sessions,
+            listeners: Addresses::default(),
+            native: Sessions::default(),
+            predecessor: Predecessor::default(),
+            swaps: Swaps::default(),
+            serving: Serving {
+                clock,
+                limits,
+                modules: Mutex::default(),
+                neighbourhood: OnceLock::new(),
+                trace: TraceWriter::default(),
+            },
+        }
+    }
+}
+
+impl Serving {
+    /// The modules that may be asked for.
+    pub fn modules(&self) -> Option<Arc<Allowed>> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if modules.is_none() {
+            *modules = allowed(&[]).ok();
+        }
+        modules.clone()
+    }
+
+    /// These modules may be asked for.
+    pub fn allow_modules(&self, modules: Arc<Allowed>) {
+        *self.modules.lock().unwrap_or_else(PoisonError::into_inner) = Some(modules);
+    }
+}

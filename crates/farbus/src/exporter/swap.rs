@@ -1,0 +1,373 @@
+//! Exchanging the medium of a shared disk, or a real device for its twin, while it is in use: whoever runs it, and what is remembered
+//! of it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::Clock;
+use farbus_io::store::FileStore;
+use farbus_io::usb::Found;
+use farbus_model::Instant;
+use farbus_session::block::swap::{Options, Phase, Progress, Report, Step, SwapError};
+use farbus_session::block::{BlockExport, Swap};
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use crate::common::failure::{Attribute, FailureReport};
+use crate::devices::media_journal::Notes;
+
+/// How often what is seen of a swap is brought up to date, and how soon it notices that it is cancelled.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How nice to all others whoever copies is.
+const NICENESS: i32 = 10;
+/// How long an end waits for a swap to end.
+const STOP_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How a swap is doing, as `farbus swap --json` shows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SwapStatus {
+    /// The device.
+    pub device: String,
+    /// The medium that it leaves.
+    pub from: String,
+    /// The medium that takes its place.
+    pub to: String,
+    /// `running`, `done` or `failed`.
+    pub state: String,
+    /// What is being done: `beginning`, `copying`, `verifying`, `flushing`, `switching`, `releasing`.
+    pub phase: String,
+    /// Which round over what has changed, from 1.
+    pub round: u32,
+    /// Size of the medium, bytes.
+    pub total_bytes: u64,
+    /// Bytes copied, those that were copied again among them.
+    pub copied_bytes: u64,
+    /// Bytes that are still to be copied as far as is known.
+    pub left_bytes: u64,
+    /// Bytes that are still to be compared of those that were copied.
+    pub unverified_bytes: u64,
+    /// Bytes a second, of late.
+    pub bytes_per_s: u64,
+    /// Since it began, seconds.
+    pub elapsed_s: f64,
+    /// The longest that a request was made to wait, milliseconds: the quiet time.
+    pub quiet_ms: f64,
+    /// A USB device: requests that told its twin what it had been told.
+    #[serde(default)]
+    pub replayed: usize,
+    /// A USB device: requests that waited for data, and were asked of the twin again.
+    #[serde(default)]
+    pub asked_again: usize,
+    /// Why it failed. The device is where it was then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<FailureReport>,
+}
+
+/// The swaps of the devices that are shared here, by bus id: those that run, and the last of each device.
+#[derive(Debug, Default)]
+pub struct Swaps {
+    runs: Mutex<BTreeMap<String, Arc<Run>>>,
+    /// Where real devices are plugged in, whichever they were when they were shared.
+    plugs: Plugs,
+}
+
+/// Where the real devices are plugged in that are shared, by bus id on the wire.
+#[derive(Clone, Debug, Default)]
+pub struct Plugs(Arc<Mutex<BTreeMap<String, Plug>>>);
+
+impl Plugs {
+    /// Where this one is.
+    pub fn get(&self, bus_id: &str) -> Option<Plug> {
+        lock(&self.0).get(bus_id).cloned()
+    }
+
+    /// It is shared no more.
+    fn remove(&self, bus_id: &str) {
+        lock(&self.0).remove(bus_id);
+    }
+
+    /// This one is there now.
+    pub fn put(&self, bus_id: &str, plug: Plug) {
+        lock(&self.0).insert(bus_id.to_owned(), plug);
+    }
+}
+
+/// Where a real device is plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plug {
+    /// Bus and ports on the way to it.
+    pub bus_id: String,
+    /// Number of its bus.
+    pub bus: u32,
+    /// Its number there, which another one at the same place has not.
+    pub number: u32,
+}
+
+impl Plug {
+    /// That of a device.
+    pub fn of(found: &Found) -> Self {
+        Self { bus_id: found.bus_id.clone(), bus: found.bus, number: found.number }
+    }
+}
+
+/// What to do.
+#[derive(Debug)]
+pub struct Order {
+    /// The device's name.
+    pub device: String,
+    /// The medium that takes the other's place: `block:PATH`.
+    pub to: String,
+    /// The same, open and locked.
+    pub destination: FileStore,
+    /// Where it is noted how far it came; [`crate::devices::media_journal::Journals::begin`] began it.
+    pub journal: File,
+    /// How.
+    pub options: Options,
+}
+
+/// A swap, as whoever carries it out and whoever asks for it share it.
+#[derive(Debug)]
+pub struct Run {
+    status: Mutex<SwapStatus>,
+    changed: Condvar,
+    is_cancelled: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Run {
+    /// It has begun.
+    pub fn new(status: SwapStatus) -> Self {
+        Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
+    }
+
+    /// It is over, and this is to be known of it.
+    pub fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
+        let mut status = lock(&self.status);
+        note(&mut status);
+        state.clone_into(&mut status.state);
+        drop(status);
+        self.changed.notify_all();
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.status).state != RUNNING
+    }
+
+    fn show(&self, progress: &Progress, elapsed: Duration, quiet: Duration) {
+        let mut status = lock(&self.status);
+        progress.phase.as_str().clone_into(&mut status.phase);
+        (status.round, status.copied_bytes, status.left_bytes) =
+            (progress.round, progress.copied_bytes, progress.left_bytes);
+        (status.unverified_bytes, status.bytes_per_s) = (progress.unverified_bytes, progress.rate);
+        (status.elapsed_s, status.quiet_ms) = (elapsed.as_secs_f64(), quiet.as_secs_f64() * 1e3);
+    }
+}
+
+/// It is under way.
+pub const RUNNING: &str = "running";
+/// It ended well.
+pub const DONE: &str = "done";
+/// The device is what it was.
+pub const FAILED: &str = "failed";
+
+impl Swaps {
+    /// Begins to exchange the medium of the device with this bus id; `on_moved` is called once it is exchanged.
+    ///
+    /// # Errors
+    /// [`FailureReport`]: nothing was written anywhere.
+    pub fn begin(
+        &self,
+        bus_id: &str,
+        export: Arc<BlockExport>,
+        order: Order,
+        on_moved: impl FnOnce() + Send + 'static,
+    ) -> Result<(), FailureReport> {
+        let Order { device, to, destination, journal, options } = order;
+        let clock = Clock::start();
+        let from = export.place().unwrap_or_default();
+        let notes = Box::new(Notes::to(journal));
+        let swap = Swap::begin(export.switch(), Arc::new(destination), notes, options, clock.now())
+            .map_err(|error| report(&error, &device, &to))?;
+        let status = SwapStatus {
+            device: device.clone(),
+            from: from.clone(),
+            to: to.clone(),
+            state: RUNNING.to_owned(),
+            phase: swap.phase().as_str().to_owned(),
+            round: 1,
+            total_bytes: export.switch().size_bytes(),
+            left_bytes: export.switch().size_bytes(),
+            ..SwapStatus::default()
+        };
+        let run = Arc::new(Run::new(status));
+        lock(&self.runs).insert(bus_id.to_owned(), Arc::clone(&run));
+        info!(device, from, to, verify = options.verify, resume = options.resume, "being moved");
+        let for_thread = Arc::clone(&run);
+        let spawned = thread::Builder::new().name("swap".into()).spawn(move || {
+            let result = carry_out(swap, &clock, &for_thread);
+            match result {
+                Ok(Report { copied_bytes, rounds, took }) => {
+                    let quiet_ms = lock(&for_thread.status).quiet_ms;
+                    info!(device, from, to, copied_bytes, rounds, ?took, quiet_ms, "moved");
+                    export.is_at(to);
+                    on_moved();
+                    for_thread.end(DONE, |status| (status.left_bytes, status.unverified_bytes) = (0, 0));
+                }
+                Err(error) => {
+                    warn!(device, from, to, %error, "not moved: it stays where it was");
+                    for_thread.end(FAILED, |status| status.failure = Some(report(&error, &device, &to)));
+                }
+            }
+        });
+        spawned.map(drop).map_err(|error| {
+            // With the thread the swap was dropped, and so given up.
+            lock(&self.runs).remove(bus_id);
+            FailureReport { attribute: Attribute::Local, message: format!("no thread for it: {error}") }
+        })
+    }
+
+    /// Where the real devices are plugged in that are shared.
+    pub fn plugs(&self) -> &Plugs {
+        &self.plugs
+    }
+
+    /// One more begins, unless the device is being swapped already; says whether it does.
+    pub fn enter(&self, bus_id: &str, run: &Arc<Run>) -> bool {
+        let mut runs = lock(&self.runs);
+        let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
+        if is_free {
+            runs.insert(bus_id.to_owned(), Arc::clone(run));
+        }
+        is_free
+    }
+
+    /// It did not begin after all.
+    pub fn withdraw(&self, bus_id: &str) {
+        lock(&self.runs).remove(bus_id);
+    }
+
+    /// How the swap of a device is doing, or how the last one ended.
+    pub fn status(&self, bus_id: &str) -> Option<SwapStatus> {
+        let run = lock(&self.runs).get(bus_id).map(Arc::clone)?;
+        let status = lock(&run.status).clone();
+        Some(status)
+    }
+
+    /// Another device has this bus id from now on: nothing is known of its swaps.
+    pub fn forget(&self, bus_id: &str) {
+        lock(&self.runs).remove(bus_id);
+        self.plugs.remove(bus_id);
+    }
+
+    /// Cancels the swap of a device, which ends soon if it is not decided already. Says whether there is one.
+    pub fn cancel(&self, bus_id: &str) -> bool {
+        let run = lock(&self.runs).get(bus_id).map(Arc::clone);
+        run.is_some_and(|run| {
+            run.is_cancelled.store(true, Ordering::Release);
+            !run.is_over()
+        })
+    }
+
+    /// Cancels all of them and waits until they have ended, but not for ever: one that is cut off instead is what a power cut leaves.
+    pub fn stop(&self) {
+        let runs: Vec<_> = std::mem::take(&mut *lock(&self.runs)).into_values().collect();
+        runs.iter().for_each(|run| run.is_cancelled.store(true, Ordering::Release));
+        for run in runs {
+            let status = lock(&run.status);
+            let _ = run.changed.wait_timeout_while(status, STOP_TIME_MAX, |status| status.state == RUNNING);
+        }
+    }
+}
+
+/// Copies with little weight, and switches with that of all others: until it has, they write everything twice.
+fn carry_out(swap: Swap, clock: &Clock, run: &Run) -> Result<Report, SwapError> {
+    let copied = thread::scope(|scope| {
+        let copy = move || {
+            // A kernel or a sandbox that does not grant it has it copy with the weight of all others.
+            let _ = rustix::process::setpriority_process(None, NICENESS);
+            drive(swap, clock, run, |phase| phase == Phase::Joining)
+        };
+        match thread::Builder::new().name("swap-copy".into()).spawn_scoped(scope, copy) {
+            Ok(copying) => copying.join().unwrap_or(Driven::Ended(Err(SwapError::Cancelled))),
+            Err(error) => Driven::Ended(Err(SwapError::Journal(format!("no thread to copy: {error}")))),
+        }
+    });
+    match copied {
+        Driven::Reached(swap) => match drive(*swap, clock, run, |_| false) {
+            Driven::Ended(result) => result,
+            Driven::Reached(_) => Err(SwapError::Cancelled),
+        },
+        Driven::Ended(result) => result,
+    }
+}
+
+enum Driven {
+    Reached(Box<Swap>),
+    Ended(Result<Report, SwapError>),
+}
+
+/// Steps until the end, or until a phase in which somebody else goes on.
+fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> bool) -> Driven {
+    let began = Instant::ZERO;
+    let (mut shown, mut quiet) = (began, Duration::ZERO);
+    loop {
+        if run.is_cancelled.load(Ordering::Acquire) {
+            let _ = swap.cancel();
+        }
+        let (before, now) = (swap.phase(), clock.now());
+        let step = swap.step(now);
+        let after = clock.now();
+        // A piece is held while it is copied or compared; for the switch itself nobody is.
+        if before == Phase::Draining {
+            quiet = quiet.max(after - now);
+        }
+        if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, Step::Ended(_)) {
+            run.show(&swap.progress(after), after - began, quiet);
+            shown = after;
+        }
+        match step {
+            Step::Ended(result) => return Driven::Ended(result),
+            Step::Again if is_enough(swap.phase()) => return Driven::Reached(Box::new(swap)),
+            Step::Again => {}
+            Step::At(when) => thread::sleep((when - after).min(LOOK_EVERY)),
+        }
+    }
+}
+
+/// What is told of a swap that was refused or failed: whose trouble it is, and what to type next.
+fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
+    let path = to.strip_prefix("block:").unwrap_or(to);
+    let (attribute, hint) = match error {
+        SwapError::AnotherSwap => {
+            (Attribute::Refused, format!("watch it: farbus swap {device}\n  or stop it: farbus swap {device} --cancel"))
+        }
+        SwapError::TooSmall { needed, .. } => {
+            (Attribute::Refused, format!("for a file, type: truncate -s {needed} {path}"))
+        }
+        SwapError::ReadOnly => (Attribute::Refused, "choose one that can be written".to_owned()),
+        SwapError::Open(..) => (Attribute::Local, "it may have too many files open".to_owned()),
+        SwapError::Medium { side: farbus_session::block::swap::Side::Source, .. } => {
+            (Attribute::Device, format!("{device} stays where it was; copy what can be read with ddrescue"))
+        }
+        SwapError::Medium { error: farbus_model::StoreError::NoSpace, .. } => (
+            Attribute::Local,
+            format!("{device} stays where it was; make room and type the same again, which continues"),
+        ),
+        SwapError::Medium { .. } | SwapError::Differs { .. } => {
+            (Attribute::Device, format!("{device} stays where it was; choose another destination"))
+        }
+        SwapError::Stuck => (Attribute::Device, format!("{device} stays where it was; see: farbus status")),
+        SwapError::Journal(_) => {
+            (Attribute::Local, format!("{device} stays where it was; make room in farbus's state folder"))
+        }
+        SwapError::Cancelled => (Attribute::Refused, format!("{device} stays where it was; the same again continues")),
+    };
+    FailureReport { attribute, message: format!("{device} was not moved to {to}: {error}\n  {hint}") }
+}

@@ -1,0 +1,88 @@
+//! What the owner of a disk asks about its move to another medium, or of a real device about its twin.
+
+use std::io;
+use std::sync::Arc;
+
+use farbus_io::store::FileStore;
+use farbus_session::block::BlockExport;
+use farbus_session::block::swap::Options;
+use serde_json::{Value, json};
+
+use super::share::{Share, ShareError};
+use super::swap::{Order, Swaps};
+use super::twin;
+use crate::common::control::{Answer, Question};
+use crate::common::failure::{Attribute, FailureReport};
+
+/// Answers what is asked of the swaps of what is shared.
+pub fn answer(share: &Share, question: Question) -> Answer {
+    let Some(device) = asked_of(&question).map(str::to_owned) else { return Answer::Unknown };
+    let (bus_id, export) = match share.disk(&device) {
+        Ok(found) => found,
+        Err(ShareError::NoDevice(_)) => return Answer::Unknown,
+        Err(error) => return Answer::Refused(error.to_string()),
+    };
+    match (question, export) {
+        (Question::Swap { to, files, .. }, None) if to.starts_with("usb:") => {
+            let begun = files.take().map_err(|error| Answer::Refused(error.to_string()));
+            match begun.and_then(|[node]| twin::begin(share, &device, &bus_id, &to, node).map_err(Answer::Failed)) {
+                Ok(()) => Answer::Ok(Value::Null),
+                Err(refusal) => refusal,
+            }
+        }
+        (Question::Swap { .. }, None) => Answer::Refused(format!("{device} is no disk: only a disk can be moved")),
+        (question, Some(export)) => answer_disk(share.swaps(), &bus_id, &export, question, share.on_moved(&bus_id)),
+        (question, None) => answer_running(share.swaps(), &bus_id, question),
+    }
+}
+
+/// The device that a question about swaps is about.
+pub fn asked_of(question: &Question) -> Option<&str> {
+    match question {
+        Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
+            Some(device)
+        }
+        _ => None,
+    }
+}
+
+/// Answers what is asked of the swaps of a disk, which `swaps` calls `key`; `on_moved` is called once it has moved.
+pub fn answer_disk(
+    swaps: &Swaps,
+    key: &str,
+    export: &Arc<BlockExport>,
+    question: Question,
+    on_moved: impl FnOnce() + Send + 'static,
+) -> Answer {
+    let Question::Swap { device, to, rate, verify, resume, files } = question else {
+        return answer_running(swaps, key, question);
+    };
+    if to.starts_with("usb:") {
+        return Answer::Refused(format!("{device} is a disk: it moves to block:PATH"));
+    }
+    let order = files.take().and_then(|[disk, journal]| {
+        let path = to.strip_prefix("block:").unwrap_or(&to).to_owned();
+        let destination = FileStore::passed(disk, path, false).map_err(io::Error::other)?;
+        let options = Options { rate, verify, resume };
+        Ok(Order { device, to, destination, journal: journal.into(), options })
+    });
+    match order {
+        Ok(order) => match swaps.begin(key, Arc::clone(export), order, on_moved) {
+            Ok(()) => Answer::Ok(Value::Null),
+            Err(failure) => Answer::Failed(failure),
+        },
+        Err(error) => Answer::Refused(error.to_string()),
+    }
+}
+
+/// Answers what is asked of a swap that has begun.
+fn answer_running(swaps: &Swaps, key: &str, question: Question) -> Answer {
+    let device = asked_of(&question).unwrap_or(key);
+    let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");
+    let none = || Answer::Failed(FailureReport { attribute: Attribute::Gone, message });
+    match question {
+        Question::SwapStatus { .. } => swaps.status(key).map_or_else(none, |status| Answer::Ok(json!(status))),
+        Question::SwapCancel { .. } if swaps.cancel(key) => Answer::Ok(Value::Null),
+        _ => none(),
+    }
+}

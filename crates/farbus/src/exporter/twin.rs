@@ -1,0 +1,114 @@
+//! Putting a real USB device's twin in its place, while it is in use.
+
+use std::fmt::Display;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus_io::usb::{Inventory, Obstacle, UsbDevice};
+use farbus_model::{Command, Exchange, Twin};
+use farbus_session::twin::{DRAIN_TIME_MAX, PREPARE_TIME_MAX};
+use tracing::{info, warn};
+
+use crate::common::failure::{Attribute, FailureReport};
+use crate::exporter::share::{Share, ShareError};
+use crate::exporter::swap::{DONE, FAILED, Plug, RUNNING, Run, SwapStatus};
+
+/// How long the device's engine may take for an exchange, each of whose stages ends by itself.
+const ENGINE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Begins to put the device at `to` (`usb:BUSID`), whose `node` is open, in the place of one that is shared.
+///
+/// # Errors
+/// [`FailureReport`]: nothing has changed then.
+pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd) -> Result<(), FailureReport> {
+    let not = |attribute, why: &dyn Display, hint: &str| {
+        let message = format!("{device} was not swapped for {to}: {why}\n  {hint}");
+        FailureReport { attribute, message }
+    };
+    let see = "see: farbus share --list";
+    let port = to.strip_prefix("usb:").unwrap_or(to);
+    let found = Inventory::default().device_at(port).map_err(|error| not(Attribute::Local, &error, see))?;
+    let found = found.ok_or_else(|| not(Attribute::Gone, &"nothing is plugged in there", see))?;
+    match &found.obstacle {
+        // Whoever opened the node may.
+        None | Some(Obstacle::NoPermission { .. }) => {}
+        Some(obstacle) => return Err(not(Attribute::Refused, obstacle, "choose another device of the same make")),
+    }
+    let opened = UsbDevice::open_through(node, &found);
+    let opened = opened.map_err(|error| {
+        not(Attribute::Refused, &error, "if it is shared as well: farbus share without it, then this")
+    })?;
+    let run = Arc::new(Run::new(status(share, device, bus_id, to)));
+    if !share.swaps().enter(bus_id, &run) {
+        return Err(not(
+            Attribute::Refused,
+            &"it is being swapped already",
+            &format!("watch it: farbus swap {device}"),
+        ));
+    }
+    let (tell, told) = mpsc::sync_channel(1);
+    let twin = Twin::new(Box::new(opened), move |outcome| {
+        // Whoever began it may have stopped waiting: the device is given back then, here.
+        let _ = tell.try_send(outcome);
+    });
+    let began = Instant::now();
+    if let Err(error) = share.command(device, Command::Swap(twin.clone())) {
+        share.swaps().withdraw(bus_id);
+        // With the last of its holders it goes back to its drivers.
+        drop((twin, told));
+        let attribute = if matches!(error, ShareError::Silent) { Attribute::Device } else { Attribute::Refused };
+        return Err(not(attribute, &error, "it takes a USB device of the same make, at the same speed"));
+    }
+    drop(twin);
+    let (device, to, places, bus_id) =
+        (device.to_owned(), to.to_owned(), share.swaps().plugs().clone(), bus_id.to_owned());
+    let (plug, on_moved) = (Plug::of(&found), share.on_moved(&bus_id));
+    let wait = move || {
+        let outcome = told.recv_timeout(PREPARE_TIME_MAX + DRAIN_TIME_MAX + ENGINE_TIME_MAX);
+        let failure = match outcome {
+            Ok(Exchange::Done { left, report }) => {
+                info!(device, to, ?report, "swapped for its twin");
+                places.put(&bus_id, plug);
+                on_moved();
+                run.end(DONE, |status| {
+                    status.quiet_ms = report.quiet.as_secs_f64() * 1e3;
+                    (status.replayed, status.asked_again) = (report.replayed, report.asked_again);
+                    status.elapsed_s = began.elapsed().as_secs_f64();
+                });
+                // Its drivers have it again.
+                drop(left);
+                return;
+            }
+            Ok(Exchange::Failed { twin, why }) => {
+                drop(twin);
+                why
+            }
+            Err(_) => "whoever used it went away, and it with him".to_owned(),
+        };
+        warn!(device, to, why = failure, "not swapped: it stays what it was");
+        let message = format!("{device} was not swapped for {to}: {failure}\n  {device} stays what it was");
+        run.end(FAILED, |status| {
+            status.failure = Some(FailureReport { attribute: Attribute::Device, message });
+        });
+    };
+    let spawned = thread::Builder::new().name("twin".into()).spawn(wait);
+    spawned.map(drop).map_err(|error| FailureReport {
+        attribute: Attribute::Local,
+        message: format!("no thread to wait for it: {error}"),
+    })
+}
+
+fn status(share: &Share, device: &str, bus_id: &str, to: &str) -> SwapStatus {
+    let from = share.swaps().plugs().get(bus_id).map(|plug| format!("usb:{}", plug.bus_id)).unwrap_or_default();
+    SwapStatus {
+        device: device.to_owned(),
+        from,
+        to: to.to_owned(),
+        state: RUNNING.to_owned(),
+        phase: "switching".to_owned(),
+        round: 1,
+        ..SwapStatus::default()
+    }
+}

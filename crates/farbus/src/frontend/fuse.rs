@@ -1,0 +1,291 @@
+//! A disk as a file, in a file system of one folder with one file (FUSE): no kernel USB at all.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use farbus_io::frontend::fuse::{DiskMount, Health, Resting};
+use farbus_io::link::{Interest, Link, wait};
+use tracing::warn;
+
+use super::shown_disk::ShownDisk;
+use super::{Attachment, Ended, Ender, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status};
+use crate::broker::Hands;
+use crate::common::units::format_bytes;
+use crate::frontend::open_users::OpenUsers;
+use crate::importer::client::{Client, ClientError, Target, local};
+use crate::importer::disk::{OpenedDisk, Way};
+use crate::importer::port::Cutter;
+use crate::importer::port::session::{Seen, SessionPort};
+use crate::importer::session::status::Standing;
+use crate::parting::Saved;
+
+/// The name of the file in the mounted folder.
+const DISK_FILE: &str = "disk.img";
+/// How long a disk may take to become durable when its attachment ends.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// How soon a session is looked at again that has no link, or whose user is at it.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// How long programs that use the file may take to close it when the attachment ends.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// `--via fuse`: a file.
+pub struct Fuse;
+
+impl FrontEnd for Fuse {
+    fn name(&self) -> &'static str {
+        "fuse"
+    }
+
+    fn summary(&self) -> &'static str {
+        "As a file"
+    }
+
+    fn has_folder(&self) -> bool {
+        true
+    }
+
+    fn is_for_disks(&self) -> bool {
+        true
+    }
+
+    fn needs(&self, request: &Request) -> Vec<Need> {
+        vec![Need::Mount(request.folder())]
+    }
+
+    fn take(&self, client: &Client, request: &Request, _: &mut Prepared) -> Result<Box<dyn Attachment>, ClientError> {
+        let disk = OpenedDisk::open(client, &request.target, request.mode)?;
+        Ok(Box::new(FileAttachment::over(disk, &request.target, client.hands(), &request.folder())?))
+    }
+
+    fn manner(&self, request: &Request) -> String {
+        format!("fuse at {}, {}", request.folder().display(), request.mode.as_str())
+    }
+
+    fn restore(
+        &self,
+        client: &Client,
+        request: &Request,
+        _: &[u32],
+        saved: Saved,
+    ) -> Result<Box<dyn Restored>, ClientError> {
+        let dial = client.redial(&request.target)?;
+        let mut known = None;
+        let resting = Resting::restore(saved, |device| {
+            let (disk, pending) = OpenedDisk::restore(dial, device)?;
+            let (disk, device, clock, way) = ShownDisk::of(disk);
+            known = Some((disk, way));
+            Ok((device, pending, clock))
+        });
+        let (resting, (disk, way)) = (resting.map_err(local)?, known.expect("its device was restored"));
+        Ok(Box::new(RestoredFile { resting, disk, way, target: request.target.clone() }))
+    }
+}
+
+/// A disk of another machine that is a file here. A thread of its own serves the file.
+pub struct FileAttachment {
+    mount: DiskMount,
+    disk: ShownDisk,
+    way: Way,
+    target: Target,
+    ender: Ender,
+}
+
+/// What another process showed as a file, and nobody shows now.
+struct RestoredFile {
+    resting: Resting,
+    disk: ShownDisk,
+    way: Way,
+    target: Target,
+}
+
+impl FileAttachment {
+    /// Shows a disk that was opened before in the folder `at`, which is made if it is missing.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`].
+    pub fn over(disk: OpenedDisk, target: &Target, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
+        let (disk, device, clock, way) = ShownDisk::of(disk.with_any_byte());
+        let mount = DiskMount::mount_by(hands, at, DISK_FILE, device, clock).map_err(local)?;
+        Self::at(mount, disk, way, target.clone())
+    }
+
+    fn at(mount: DiskMount, disk: ShownDisk, way: Way, target: Target) -> Result<Self, ClientError> {
+        Ok(Self { mount, disk, way, target, ender: Ender::new().map_err(local)? })
+    }
+
+    /// The disk's file.
+    pub fn file(&self) -> &Path {
+        self.mount.file()
+    }
+
+    /// A session sees to its links itself while somebody asks something of the disk, and here while nobody does.
+    fn watch_session(&self, port: &SessionPort) -> Ended {
+        loop {
+            let seen = port.look();
+            if let Seen::Ended(end) = seen {
+                return Ended::by(&end);
+            }
+            let pause = match &seen {
+                Seen::Linked(_) => None,
+                Seen::Busy | Seen::Unlinked | Seen::Ended(_) => Some(LOOK_AGAIN),
+            };
+            let mut interests =
+                vec![Interest::new(self.mount.event(), false), Interest::new(self.ender.wake().as_fd(), false)];
+            if let Seen::Linked(link) = &seen {
+                interests.push(Interest::hangup(link.as_fd()));
+            }
+            if let Err(error) = wait(&mut interests, pause) {
+                return Ended::Lost(error.to_string());
+            }
+            if interests[1].readable && self.ender.was_asked() {
+                return Ended::Asked;
+            }
+            if interests[0].readable {
+                return self.end_of_mount("the disk failed, or the way to it broke");
+            }
+        }
+    }
+
+    /// Waits for the end of the mount, and of the link if that is the device's, too.
+    fn watch(&self, link: Option<&Link>) -> Ended {
+        loop {
+            let mut interests =
+                vec![Interest::new(self.mount.event(), false), Interest::new(self.ender.wake().as_fd(), false)];
+            interests.extend(link.map(|link| Interest::hangup(link.as_fd())));
+            if let Err(error) = wait(&mut interests, None) {
+                return Ended::Lost(error.to_string());
+            }
+            if interests[1].readable && self.ender.was_asked() {
+                return Ended::Asked;
+            }
+            let is_link_over = interests.get(2).is_some_and(|on_link| on_link.readable);
+            if is_link_over || interests[0].readable {
+                return self.end_of_mount("the exporter ended the connection, or the way to it broke");
+            }
+        }
+    }
+
+    fn end_of_mount(&self, why: &str) -> Ended {
+        match (self.mount.health(), self.disk.session.as_ref().and_then(Standing::end)) {
+            (Health::Ended, None) => Ended::Released,
+            (_, Some(end)) => Ended::by(&end),
+            (_, None) => Ended::Lost(why.into()),
+        }
+    }
+
+    /// Takes the file away; what may be lost by that.
+    fn take_away(&mut self, has_ended: bool) -> Option<String> {
+        if has_ended && !self.mount.is_handed_over() {
+            self.mount.cutter().cut();
+        }
+        if !has_ended && self.mount.open_count() > 0 {
+            write_out_file_systems(FLUSH_TIME_MAX);
+        }
+        let mut lost = None;
+        match self.mount.unmount_within(FLUSH_TIME_MAX) {
+            Ok(result) => {
+                if let Err(error) = result.flushed {
+                    warn!(%error, "the last writes may not be durable");
+                    lost = Some(format!("the last writes may not be durable: {error}"));
+                }
+                if result.in_use && self.mount.wait_for(Health::Ended, Some(RELEASE_TIME_MAX)) != Health::Ended {
+                    warn!("programs still have the disk open; they get errors from now on");
+                    let count = self.mount.open_count();
+                    lost.get_or_insert(format!("what {count} programs that still have it open had not written out"));
+                }
+            }
+            Err(error) => warn!(%error, "the folder stays mounted"),
+        }
+        lost
+    }
+}
+
+impl Attachment for FileAttachment {
+    fn status(&self) -> Status {
+        let (file, disk) = (self.file().display().to_string(), &self.disk);
+        let (size, words) = (format_bytes(disk.size_bytes), disk.mode_words());
+        let line = format!("{} attached as {file} ({size}{words})", self.target);
+        let next =
+            format!("losetup --direct-io=on -f --show {file}, or qemu-system-x86_64 -drive file={file},format=raw");
+        Status {
+            introduction: Introduction { line, next: Some(next), export: None },
+            at: file,
+            how: "via fuse, as a USB disk",
+            mode: Some(disk.mode),
+            port: None,
+            local_address: disk.local_address,
+        }
+    }
+
+    fn handle(&self) -> Handle {
+        let (mount, disk, files) = (self.mount.cutter(), self.disk.cutter.clone(), self.mount.open_files());
+        let cutter = Cutter::new(move || {
+            mount.cut();
+            // What is under way ends, too: nobody waits for a link any more.
+            disk.cut();
+        });
+        self.disk
+            .steered_by(Handle::new(self.ender.clone()))
+            .cutting_by(cutter)
+            .saving_by(self.disk.is_movable.then(|| self.mount.parter()))
+            .used_by(OpenUsers::new(
+                move || files.count(),
+                "a program has its file open",
+                "programs have its file open",
+            ))
+    }
+
+    fn run(mut self: Box<Self>) -> Ended {
+        let ended = match &self.way {
+            Way::Link(link) => self.watch(Some(link)),
+            Way::Device { .. } => self.watch(None),
+            Way::Port(port) => self.watch_session(port),
+        };
+        let lost = self.take_away(matches!(ended, Ended::Lost(_) | Ended::Over(_) | Ended::Moved));
+        if self.mount.is_handed_over() {
+            return Ended::HandedOver;
+        }
+        if let (Way::Port(port), Ended::Asked | Ended::Released) = (&self.way, &ended) {
+            port.close();
+        }
+        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        self.disk.cutter.cut();
+        match (ended, lost) {
+            (Ended::Asked | Ended::Released, Some(lost)) => Ended::Undurable(lost),
+            (ended, _) => ended,
+        }
+    }
+}
+
+impl Restored for RestoredFile {
+    fn go_on(self: Box<Self>, hands: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
+        let Self { resting, disk, way, target } = *self;
+        match hands.keep_mount(resting.at()) {
+            Ok(keeper) => {
+                let mount = resting.go_on(keeper).map_err(local)?;
+                Ok(Box::new(FileAttachment::at(mount, disk, way, target)?))
+            }
+            Err(error) => {
+                resting.leave();
+                Err(local(error))
+            }
+        }
+    }
+
+    fn leave(self: Box<Self>) {
+        self.resting.leave();
+    }
+}
+
+/// Lets this machine's file systems write to their disks what they have not, for so long at most.
+fn write_out_file_systems(time_max: Duration) {
+    let (written, wait) = std::sync::mpsc::channel();
+    let begun = std::thread::Builder::new().name("sync".into()).spawn(move || {
+        rustix::fs::sync();
+        let _ = written.send(());
+    });
+    if begun.is_err() || wait.recv_timeout(time_max).is_err() {
+        warn!("file systems have not written everything out in time");
+    }
+}

@@ -1,0 +1,121 @@
+//! Who has an attached disk open, by name, and how that ends: what `farbus detach` and `farbus migrate` do first.
+//!
+//! Whether a disk is in use is what its own process says. Names are looked up here, with the rights of whoever typed the command.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus_io::frontend::holders::{self, Holder};
+use serde_json::Value;
+
+use crate::common::control::{Answer, Question, ask_all};
+use crate::common::failure::{Attribute, Failure};
+use crate::importer::client::Target;
+
+/// How long a disk may stay open after its file systems were unmounted: the kernel closes it a moment later.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long a disk may stay open that is refused otherwise: the kernel tells of a program's `close` a moment later.
+const SETTLE_TIME_MAX: Duration = Duration::from_millis(500);
+/// Between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Where a disk is on this machine.
+enum Place {
+    File(PathBuf),
+    Port(u32),
+}
+
+/// What the attachments of this name say of themselves.
+fn attached(name: &str) -> Result<Vec<Value>, Failure> {
+    let target = name.parse::<Target>().ok().map(|target| target.to_string());
+    let mut found = Vec::new();
+    for (_, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
+        let Answer::Ok(process) = answer else { continue };
+        let devices = process["devices"].as_array().into_iter().flatten();
+        let is_it = |device: &&Value| {
+            let title = device["title"].as_str();
+            device["bus_id"].is_null() && (device["name"] == name || title == Some(name) || title == target.as_deref())
+        };
+        found.extend(devices.filter(is_it).cloned());
+    }
+    Ok(found)
+}
+
+fn place_of(device: &Value) -> Option<Place> {
+    let at = device["at"].as_str()?;
+    match at.strip_prefix("vhci port ") {
+        Some(port) => port.parse().ok().map(Place::Port),
+        None => at.starts_with('/').then(|| Place::File(PathBuf::from(at))),
+    }
+}
+
+fn holders_of(device: &Value) -> Vec<Holder> {
+    match place_of(device) {
+        Some(Place::File(file)) => holders::of_file(&file),
+        Some(Place::Port(port)) => holders::of_port(port),
+        None => Vec::new(),
+    }
+}
+
+/// Sees to it that nobody would lose anything if the disk with this name were let go of: with `unmount` by unmounting its file systems.
+/// A disk of the kernel's whose file systems are mounted is refused here, for its process cannot know.
+pub fn make_free(name: &str, unmount: bool) -> Result<(), Failure> {
+    for device in attached(name)? {
+        let holders = holders_of(&device);
+        let is_port = matches!(place_of(&device), Some(Place::Port(_)));
+        if unmount {
+            let stays = |error: holders::ReleaseError| Failure::new(Attribute::Refused, format!("{name}: {error}"));
+            holders::release(&holders).map_err(stays)?;
+            if !is_closed_within(name, CLOSE_TIME_MAX)? {
+                let failure =
+                    Failure::new(Attribute::Refused, "its file systems were unmounted, and it is still in use");
+                return Err(explain(name, failure, "and try again"));
+            }
+        } else if is_port && !holders.is_empty() {
+            let failure = Failure::new(Attribute::Refused, "it is in use, and what was not written out would be lost");
+            return Err(explain(name, failure, "and try again"));
+        } else {
+            // Its own process refuses what is open then.
+            is_closed_within(name, SETTLE_TIME_MAX)?;
+        }
+    }
+    Ok(())
+}
+
+/// How many NBD clients are connected to the disk with this name: they keep it until they leave.
+pub fn nbd_clients(name: &str) -> Result<u64, Failure> {
+    let is_nbd = |device: &&Value| device["at"].as_str().is_some_and(|at| at.starts_with("nbd"));
+    Ok(attached(name)?.iter().filter(is_nbd).filter_map(|device| device["open"].as_u64()).sum())
+}
+
+/// Whether nobody has it open any more, within this time.
+fn is_closed_within(name: &str, time_max: Duration) -> Result<bool, Failure> {
+    let until = Instant::now() + time_max;
+    loop {
+        let is_open = |device: &Value| device["open"].as_u64().is_some_and(|open| open > 0);
+        if !attached(name)?.iter().any(is_open) {
+            return Ok(true);
+        }
+        if Instant::now() >= until {
+            return Ok(false);
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// A refusal with the names of those who are in the way, and what to do.
+pub fn explain(name: &str, failure: Failure, next: &str) -> Failure {
+    let report = failure.report();
+    if report.attribute != Attribute::Refused {
+        return failure;
+    }
+    let holders: Vec<Holder> = attached(name).into_iter().flatten().flat_map(|device| holders_of(&device)).collect();
+    if holders.is_empty() && !report.message.contains("in use") {
+        return failure;
+    }
+    let lines: String = holders.iter().map(|holder| format!("\n  {holder}")).collect();
+    let has_device = holders.iter().any(|holder| matches!(holder, Holder::Device { .. }));
+    let how = if has_device { "\n  --unmount unmounts and releases them;" } else { "\n  close what uses it" };
+    Failure::new(report.attribute, format!("{name}: {}{lines}{how} {next}", report.message))
+}

@@ -1,0 +1,282 @@
+//! A device as this machine's kernel has it: plugged into a port of `vhci_hcd`.
+//!
+//! The kernel's messages come in on a socket pair, and only such answers go back as the protocol allows (CVE-2026-31607). What is
+//! between the kernel and the device is one of three relays:
+//!
+//! | relay | the device is | it outlives its link | another process can go on |
+//! |---|---|---|---|
+//! | [`PlainRelay`] | over plain USB/IP | no | no |
+//! | [`SessionRelay`] | in a session | yes | yes |
+//! | [`DiskRelay`] | a disk in a session, shown as a USB Attached SCSI disk of ours | yes | yes |
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use farbus_io::link::{Interest, Link, wait_exactly};
+use farbus_io::sys::vhci::Port;
+use farbus_model::Speed;
+use farbus_session::Reject;
+use farbus_session::snapshot::{self, Reader, Writer};
+use tracing::warn;
+
+use super::plain_relay::PlainRelay;
+use crate::broker::Hands;
+use crate::frontend::kernel::relay_loop::{KERNEL, Relayed, Relaying, Stop};
+use crate::frontend::kernel::session_relay::SessionRelay;
+use crate::frontend::{
+    Attachment, Ended, Ender, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status,
+};
+use crate::importer::client::{Client, ClientError, GRACE, Target, local};
+use crate::link::meters::Meters;
+use crate::parting::{Parter, Saved, Verdict};
+
+/// Kind of the snapshots of a device in a session.
+const SNAPSHOT_KIND: u16 = 1;
+
+/// `--via kernel`: the device itself.
+pub struct Kernel;
+
+impl FrontEnd for Kernel {
+    fn name(&self) -> &'static str {
+        "kernel"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Through vhci-hcd"
+    }
+
+    fn needs(&self, _: &Request) -> Vec<Need> {
+        vec![Need::Kernel]
+    }
+
+    fn take(&self, client: &Client, request: &Request, _: &mut Prepared) -> Result<Box<dyn Attachment>, ClientError> {
+        take_device(client, &request.target)
+    }
+
+    fn manner(&self, _: &Request) -> String {
+        "kernel".to_owned()
+    }
+
+    fn restore(
+        &self,
+        client: &Client,
+        request: &Request,
+        ports: &[u32],
+        saved: Saved,
+    ) -> Result<Box<dyn Restored>, ClientError> {
+        restore_device(client, &request.target, ports, saved)
+    }
+}
+
+/// Takes `target` as it is: in a session, or over plain USB/IP where there is none.
+///
+/// # Errors
+/// [`ClientError`].
+pub(super) fn take_device(client: &Client, target: &Target) -> Result<Box<dyn Attachment>, ClientError> {
+    let socket = Socket::open(client)?;
+    match client.session(target, GRACE)? {
+        Some(device) => {
+            let said = device.remote().description().expect("what is open was described");
+            let (device_id, speed) = (said.bus << 16 | said.device & 0xffff, said.speed);
+            let plug = |kernel| Ok(SessionRelay::new(kernel, device, device_id, client.config().prefetch));
+            socket.plug(client, target, plug, |_| (device_id, speed), SNAPSHOT_KIND)
+        }
+        None => {
+            let (remote, device) = client.enumerate(target)?;
+            let (device_id, speed) = (device.record().device_id(), device.record().speed);
+            let plug = |kernel| Ok(PlainRelay::new(kernel, remote, device));
+            socket.plug(client, target, plug, |_| (device_id, speed), SNAPSHOT_KIND)
+        }
+    }
+}
+
+/// Reads what [`take_device`] gave in another process.
+pub(super) fn restore_device(
+    client: &Client,
+    target: &Target,
+    ports: &[u32],
+    saved: Saved,
+) -> Result<Box<dyn Restored>, ClientError> {
+    restore(client, target, (SNAPSHOT_KIND, ports), saved, |reader, socket| {
+        SessionRelay::restore(reader, socket, client.redial(target)?).map_err(local)
+    })
+}
+
+/// A socket pair for a kernel, of which neither end is used yet. First of all what may be missing on this machine: nothing is taken
+/// from anybody before.
+pub(super) struct Socket {
+    ours: Link,
+    theirs: OwnedFd,
+}
+
+impl Socket {
+    /// Makes the pair.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: this kernel takes no devices, or this user may not plug them in.
+    pub fn open(client: &Client) -> Result<Self, ClientError> {
+        client.hands().may_plug().map_err(local)?;
+        let (ours, theirs) = Link::pair(KERNEL).map_err(local)?;
+        Ok(Self { ours, theirs })
+    }
+
+    /// Gives our end to a relay, and the other to the kernel, which is told the device's id and speed.
+    pub fn plug<R: Relaying + 'static>(
+        self,
+        client: &Client,
+        target: &Target,
+        relay: impl FnOnce(Link) -> Result<R, ClientError>,
+        of: impl FnOnce(&R) -> (u32, Speed),
+        kind: u16,
+    ) -> Result<Box<dyn Attachment>, ClientError> {
+        let relay = relay(self.ours)?;
+        let (device_id, speed) = of(&relay);
+        let hands = client.hands().clone();
+        let port = hands.plug(self.theirs.as_fd(), device_id, speed).map_err(local)?;
+        Ok(Box::new(KernelAttachment::new(relay, target, hands, port, kind)?))
+    }
+}
+
+/// Reads what another process saved of an attachment whose snapshots have this kind, at one of these ports.
+pub(super) fn restore<R: Relaying + 'static>(
+    client: &Client,
+    target: &Target,
+    (kind, ports): (u16, &[u32]),
+    saved: Saved,
+    restore: impl FnOnce(Reader<'_>, OwnedFd) -> Result<R, ClientError>,
+) -> Result<Box<dyn Restored>, ClientError> {
+    let wrong = |reject: Reject| ClientError::Local(reject.to_string());
+    let Saved { snapshot, descriptors } = saved;
+    let mut reader = snapshot::open(&snapshot, kind).map_err(wrong)?;
+    let port = reader.u32("port").map_err(wrong)?;
+    if !ports.contains(&port) {
+        return Err(ClientError::Local(format!("port {port} is not known to be its")));
+    }
+    let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
+        .map_err(|_| ClientError::Local("an attachment has its socket, and no other".into()))?;
+    let relay = restore(reader, socket)?;
+    Ok(Box::new(KernelAttachment::new(relay, target, client.hands().clone(), Port(port), kind)?))
+}
+
+/// A device that is plugged into this machine's kernel, and the relay to it.
+struct KernelAttachment<R> {
+    relay: R,
+    /// What does not change of it.
+    relayed: Relayed,
+    target: Target,
+    hands: Hands,
+    port: Port,
+    /// Kind of its snapshots.
+    kind: u16,
+    ender: Ender,
+    parter: Parter<Saved>,
+    meters: Arc<Meters>,
+}
+
+impl<R: Relaying> KernelAttachment<R> {
+    fn new(relay: R, target: &Target, hands: Hands, port: Port, kind: u16) -> Result<Self, ClientError> {
+        let ender = Ender::new().map_err(local)?;
+        let parter = Parter::new(ender.shared_wake());
+        let (relayed, meters, target) = (relay.relayed(), Arc::default(), target.clone());
+        Ok(Self { relay, relayed, target, hands, port, kind, ender, parter, meters })
+    }
+
+    /// Relays until it ends, or another process has it.
+    fn relay(mut self) -> Ended {
+        let end = loop {
+            if self.ender.hears() {
+                break None;
+            }
+            if let Some(asker) = self.parter.asked() {
+                let mut to = Writer::new(self.kind);
+                to.u32(self.port.0);
+                match self.relay.save(&mut to) {
+                    Ok(Some(socket)) => {
+                        let saved = Saved { snapshot: to.into_bytes(), descriptors: vec![socket] };
+                        if asker.part(saved) == Verdict::Go {
+                            self.relay.hand_over();
+                            return Ended::HandedOver;
+                        }
+                    }
+                    // Whoever asked hears that from its silence.
+                    Ok(None) => {}
+                    Err(end) => break Some(end),
+                }
+            }
+            if let Err(end) = self.relay.turn(Interest::new(self.ender.wake().as_fd(), false), &self.meters) {
+                break Some(end);
+            }
+        };
+        let is_durable = self.relay.close();
+        match end.map_or(Ended::Asked, ended_by) {
+            Ended::Asked | Ended::Released if !is_durable => {
+                Ended::Undurable("the last writes may not be durable".into())
+            }
+            ended => ended,
+        }
+    }
+}
+
+/// How an attachment ended whose relay stopped by itself.
+fn ended_by(stop: Stop) -> Ended {
+    match stop {
+        Stop::Released => Ended::Released,
+        Stop::Fault(fault) => Ended::Lost(format!("the kernel said what it should not: {fault}")),
+        Stop::Lost(why) => Ended::Lost(why),
+        Stop::Broken(reject) => Ended::Broken(reject),
+        Stop::Ended(end) => Ended::by(&end),
+        Stop::Gone => Ended::Lost("the device is gone".into()),
+    }
+}
+
+impl<R: Relaying> Attachment for KernelAttachment<R> {
+    fn status(&self) -> Status {
+        let at = format!("vhci port {}", self.port.0);
+        Status {
+            introduction: Introduction { line: format!("{} attached at {at}", self.target), ..Introduction::default() },
+            at,
+            how: self.relayed.how,
+            mode: self.relayed.mode,
+            port: Some(self.port),
+            local_address: self.relayed.local_address,
+        }
+    }
+
+    fn handle(&self) -> Handle {
+        let Relayed { session, cutter, is_movable, .. } = self.relayed.clone();
+        let handle = Handle::new(self.ender.clone())
+            .in_session(session)
+            .saving_by(is_movable.then(|| self.parter.clone()))
+            .metered_by(Arc::clone(&self.meters));
+        match cutter {
+            Some(cutter) => handle.cutting_by(cutter),
+            None => handle,
+        }
+    }
+
+    /// Relays until it ends, then unplugs.
+    fn run(self: Box<Self>) -> Ended {
+        wait_exactly();
+        let (hands, port) = (self.hands.clone(), self.port);
+        let ended = self.relay();
+        if !matches!(ended, Ended::HandedOver | Ended::Released)
+            && let Err(error) = hands.unplug(port)
+        {
+            warn!(%error, "the kernel did not let go of its port");
+        }
+        ended
+    }
+}
+
+impl<R: Relaying> Restored for KernelAttachment<R>
+where
+    R: 'static,
+{
+    fn go_on(self: Box<Self>, _: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
+        Ok(self)
+    }
+
+    fn leave(self: Box<Self>) {
+        self.relay.hand_over();
+    }
+}

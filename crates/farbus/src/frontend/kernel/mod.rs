@@ -1,0 +1,11 @@
+//! This machine's kernel as a front end: relays between it and a device of another host, each a thread that waits on both.
+
+mod attachment;
+mod plain_relay;
+mod relay_loop;
+mod session_relay;
+mod uas;
+mod uas_relay;
+
+pub use attachment::Kernel;
+pub use uas::{Quickest, Uas};

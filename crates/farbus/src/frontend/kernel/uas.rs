@@ -1,0 +1,126 @@
+//! A disk as this machine's kernel has it best: one of ours, that takes many commands at a time (USB Attached SCSI), whatever its
+//! exporter has.
+
+use farbus_session::snapshot;
+use tracing::debug;
+
+use super::attachment::{Socket, restore, restore_device, take_device};
+use crate::frontend::kernel::uas_relay::{DEVICE_ID, DiskRelay};
+use crate::frontend::{Attachment, FrontEnd, Need, Prepared, Request, Restored};
+use crate::importer::client::{Client, ClientError, Target, local};
+use crate::importer::disk::{DiskMode, OpenedDisk};
+use crate::importer::options::ahead::Ahead;
+use crate::parting::Saved;
+
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 12;
+
+/// `--via uas`: a disk of ours.
+pub struct Uas;
+
+impl FrontEnd for Uas {
+    fn name(&self) -> &'static str {
+        "uas"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Through vhci-hcd, as a disk of ours"
+    }
+
+    fn is_for_disks(&self) -> bool {
+        true
+    }
+
+    fn needs(&self, _: &Request) -> Vec<Need> {
+        vec![Need::Kernel]
+    }
+
+    fn take(&self, client: &Client, request: &Request, _: &mut Prepared) -> Result<Box<dyn Attachment>, ClientError> {
+        take_disk(client, &request.target, request.mode)
+    }
+
+    fn manner(&self, request: &Request) -> String {
+        format!("uas, {}", request.mode.as_str())
+    }
+
+    fn restore(
+        &self,
+        client: &Client,
+        request: &Request,
+        ports: &[u32],
+        saved: Saved,
+    ) -> Result<Box<dyn Restored>, ClientError> {
+        restore_disk(client, &request.target, ports, saved)
+    }
+}
+
+/// What [`Auto`](crate::frontend::auto::Auto) chooses where there is a kernel that takes devices: whichever of the two this kernel has more of.
+///
+/// | the device is | the kernel has |
+/// |---|---|
+/// | a Bulk-Only disk and nothing else, of a host with sessions, whose host serves it as a block device | a disk of ours: by `uas` it is faster near, and many times so from far |
+/// | anything else, or one whose distance is to be felt (`--ahead off`) | the device itself |
+pub struct Quickest;
+
+impl FrontEnd for Quickest {
+    fn name(&self) -> &'static str {
+        "auto"
+    }
+
+    fn summary(&self) -> &'static str {
+        "Through vhci-hcd, whichever way is quicker"
+    }
+
+    fn needs(&self, _: &Request) -> Vec<Need> {
+        vec![Need::Kernel]
+    }
+
+    fn take(&self, client: &Client, request: &Request, _: &mut Prepared) -> Result<Box<dyn Attachment>, ClientError> {
+        let target = &request.target;
+        if client.config().prefetch == Ahead::Auto && client.is_lone_disk(target)? {
+            match take_disk(client, target, DiskMode::Exclusive) {
+                // No medium, several units, none of its host's business: whoever has the device itself sees what it is.
+                Err(error @ (ClientError::Device { .. } | ClientError::Untrusted { .. } | ClientError::Local(_))) => {
+                    debug!(%error, "not a disk of ours");
+                }
+                taken => return taken,
+            }
+        }
+        take_device(client, target)
+    }
+
+    fn manner(&self, _: &Request) -> String {
+        "kernel".to_owned()
+    }
+
+    fn restore(
+        &self,
+        client: &Client,
+        request: &Request,
+        ports: &[u32],
+        saved: Saved,
+    ) -> Result<Box<dyn Restored>, ClientError> {
+        match snapshot::open(&saved.snapshot, SNAPSHOT_KIND).is_ok() {
+            true => restore_disk(client, &request.target, ports, saved),
+            false => restore_device(client, &request.target, ports, saved),
+        }
+    }
+}
+
+fn take_disk(client: &Client, target: &Target, mode: DiskMode) -> Result<Box<dyn Attachment>, ClientError> {
+    let socket = Socket::open(client)?;
+    let disk = OpenedDisk::open(client, target, mode)?;
+    let relay = |kernel| DiskRelay::new(kernel, disk, target);
+    socket.plug(client, target, relay, |relay| (DEVICE_ID, relay.speed()), SNAPSHOT_KIND)
+}
+
+fn restore_disk(
+    client: &Client,
+    target: &Target,
+    ports: &[u32],
+    saved: Saved,
+) -> Result<Box<dyn Restored>, ClientError> {
+    restore(client, target, (SNAPSHOT_KIND, ports), saved, |reader, socket| {
+        DiskRelay::restore(reader, socket, client.redial(target)?, target).map_err(local)
+    })
+}

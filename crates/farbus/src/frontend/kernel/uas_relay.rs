@@ -1,0 +1,240 @@
+//! The relay between this machine's kernel and a remote disk that is a disk of ours there: one that takes many commands at a time
+//! (USB Attached SCSI), whatever its exporter has.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use farbus_gadgets::Emulated;
+use farbus_gadgets::storage::{AttachedScsi, NoState, Options};
+use farbus_io::link::{Clock, Interest, Link, Watched, wait};
+use farbus_model::{Command, Device, Limits, Speed, Urb};
+use farbus_session::snapshot::{Reader, Writer};
+use farbus_session::{Exporter, OnReset, Reject};
+use tracing::warn;
+
+use crate::frontend::kernel::relay_loop::{KERNEL, KernelSide, Relayed, Relaying, Stop, Turn};
+use crate::importer::client::{ClientError, Target};
+use crate::importer::disk::{DiskMode, OpenedDisk, Way};
+use crate::importer::port::Cutter;
+use crate::importer::session::connection::Redial;
+use crate::importer::session::status::Standing;
+use crate::link::meters::Meters;
+
+/// What the kernel calls it: bus 1, device 1, as nothing else is on its bus.
+pub const DEVICE_ID: u32 = 1 << 16 | 1;
+
+/// How long what was written may take to be durable when it ends.
+const DURABLE_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// A request that waits has so many bytes in a snapshot at least.
+const URB_BYTES_MIN: usize = 8;
+
+/// A disk of ours.
+type Disk = Emulated<AttachedScsi>;
+
+/// Relays between this kernel and a disk in a session, which the kernel sees as a USB Attached SCSI disk.
+pub struct DiskRelay {
+    side: KernelSide<Disk>,
+    cutter: Cutter,
+    standing: Option<Standing>,
+    mode: DiskMode,
+    is_movable: bool,
+}
+
+impl DiskRelay {
+    /// Between a kernel and a disk that was opened.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`]: it has no sectors that a disk has, or its host has no block devices: then a driver that waits for each of its
+    /// requests would be in between, and nothing gained.
+    pub fn new(kernel: Link, disk: OpenedDisk, target: &Target) -> Result<Self, ClientError> {
+        let mode = disk.mode();
+        let OpenedDisk { device, clock, way, cutter, standing } = disk;
+        let Way::Device { is_movable } = way else {
+            return Err(ClientError::Local(format!(
+                "{target} can be had as a USB disk alone, which takes one command at a time whatever it is shown as: --via uas wants a \
+                 disk of a farbus that drives it, with a session (a paired host, or --grace SECONDS)\n  \
+                 try: --via kernel"
+            )));
+        };
+        let disk = AttachedScsi::device(device, options_of(target, mode)).map_err(|error| {
+            ClientError::Local(format!("{target}: no disk for a kernel: {error}\n  try: --via fuse"))
+        })?;
+        let exporter = Exporter::imported(clock.now(), Limits::RELAYED, DEVICE_ID, disk, OnReset::ResetDevice);
+        Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, standing, mode, is_movable })
+    }
+
+    /// As another process wrote it down, to the end; nothing happens before its first turn.
+    ///
+    /// # Errors
+    /// No relay can have stood so, or the system has no more threads or descriptors.
+    pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial, target: &Target) -> io::Result<Self> {
+        let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
+        let is_read = reader.flag("read only").map_err(wrong)?;
+        let mode = if is_read { DiskMode::Read } else { DiskMode::Exclusive };
+        let mut known = None;
+        let device = |saved: &[u8]| {
+            let (OpenedDisk { device, clock, way, cutter, standing }, pending) = OpenedDisk::restore(redial, saved)?;
+            known = Some((clock, way, cutter, standing));
+            Ok::<_, Wrong>((device, pending))
+        };
+        let state = reader.bytes("disk").map_err(wrong)?;
+        let disk = AttachedScsi::restore(state, options_of(target, mode), device).map_err(|Wrong(error)| error)?;
+        let (clock, way, cutter, standing) = known.expect("its device was restored");
+        let exporter = Self::resume(disk, clock, &mut reader).map_err(wrong)?;
+        let is_movable = matches!(way, Way::Device { is_movable: true });
+        let side = KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock);
+        let relay = Self { side, cutter, standing, mode, is_movable };
+        match reader.end("snapshot") {
+            Ok(()) => Ok(relay),
+            Err(reject) => {
+                relay.hand_over();
+                Err(wrong(reject))
+            }
+        }
+    }
+
+    /// What its kernel waits for; it is left if that cannot be.
+    fn resume(mut disk: Disk, clock: Clock, from: &mut Reader<'_>) -> Result<Exporter<Disk>, Reject> {
+        let resume = |disk: &mut Disk, from: &mut Reader<'_>| {
+            let (selection, halts) = (from.selection(disk.descriptors())?, from.u32("halts")?);
+            let count = from.count("requests", URB_BYTES_MIN)?;
+            let waiting: Vec<Urb> = (0..count).map(|_| from.urb()).collect::<Result<_, _>>()?;
+            let wrong = |rule| Reject::new("requests", count as u64, rule);
+            disk.resume(selection, halts, waiting).map_err(wrong)
+        };
+        if let Err(reject) = resume(&mut disk, from) {
+            disk.leave();
+            return Err(reject);
+        }
+        let waiting = |disk: &Disk| disk.waiting().map(|urb| (urb.id, urb.direction, urb.length)).collect();
+        let (now, limits) = (clock.now(), Limits::RELAYED);
+        Exporter::restore(now, limits, OnReset::ResetDevice, disk, waiting, from).map_err(|(mut disk, reject)| {
+            disk.leave();
+            reject
+        })
+    }
+
+    /// The speed that it is plugged in with.
+    pub fn speed(&self) -> Speed {
+        self.side.device().speed()
+    }
+
+    /// What the kernel was told is written is, where it is: whether that is known.
+    fn make_durable(&mut self) -> bool {
+        let clock = self.side.clock;
+        let until = clock.now() + DURABLE_TIME_MAX;
+        let sync = |disk: &mut Disk, done: &mut _| disk.command(clock.now(), &Command::Sync, done);
+        if !matches!(self.side.exporter.with_device(clock.now(), sync), Some(Ok(()))) {
+            return false;
+        }
+        loop {
+            let now = clock.now();
+            self.side.exporter.with_device(now, |disk, done| disk.end_turn(now, done));
+            let disk = self.side.device();
+            if disk.function().is_quiet() || disk.is_gone() || now >= until {
+                return disk.function().is_quiet() && disk.function().untold_loss().is_none() && !disk.is_gone();
+            }
+            let due = disk.poll_timeout().map_or(until, |due| due.min(until));
+            let on_device = disk.readiness().map(Watched::interest);
+            let Some(Some(on_device)) = on_device else { return false };
+            if wait(&mut [on_device], Some(due - now)).is_err() {
+                return false;
+            }
+            let now = clock.now();
+            self.side.exporter.handle_ready(now);
+            if self.side.device().poll_timeout().is_some_and(|due| due <= now) {
+                self.side.exporter.with_device(now, |disk, done| disk.handle_timeout(now, done));
+            }
+        }
+    }
+}
+
+/// As what a kernel sees it.
+fn options_of(target: &Target, mode: DiskMode) -> Options {
+    Options {
+        product: target.device.clone(),
+        serial: Options::serial_of(&target.to_string()),
+        read_only: mode == DiskMode::Read,
+        ..Options::default()
+    }
+}
+
+impl Relaying for DiskRelay {
+    fn relayed(&self) -> Relayed {
+        Relayed {
+            mode: Some(self.mode),
+            session: self.standing.clone(),
+            cutter: Some(self.cutter.clone()),
+            is_movable: self.is_movable,
+            ..Relayed::how("via uas")
+        }
+    }
+
+    fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
+        let standing = &self.standing;
+        self.side.turn(ender, meters, |disk| {
+            let end = standing.as_ref().and_then(Standing::end).map(Stop::Ended);
+            end.or_else(|| disk.is_gone().then_some(Stop::Gone))
+        })
+    }
+
+    fn save(&mut self, to: &mut Writer) -> Result<Option<OwnedFd>, Stop> {
+        let standing = self.standing.as_ref();
+        self.side.come_to_rest(|exporter| match standing.and_then(Standing::end) {
+            Some(end) => Err(Stop::Ended(end)),
+            None => {
+                let disk = exporter.device().expect("a relay has its device from the start");
+                Ok(disk.function().is_quiet() || standing.is_some_and(|standing| standing.unlinked().is_some()))
+            }
+        })?;
+        let socket = self.side.socket()?;
+        let now = self.side.clock.now();
+        to.flag(self.mode == DiskMode::Read);
+        let saved = self.side.exporter.with_device(now, |disk, _| {
+            to.bytes(&disk.function_mut().save(now)?);
+            to.selection(disk.selection());
+            to.u32(disk.halts());
+            to.count(disk.waiting().count());
+            disk.waiting().for_each(|urb| to.urb(urb));
+            Some(())
+        });
+        self.side.exporter.save(now, to);
+        Ok(saved.flatten().map(|()| socket))
+    }
+
+    fn hand_over(self) {
+        if let Some(mut disk) = self.side.exporter.hand_over() {
+            disk.leave();
+        }
+    }
+
+    fn close(&mut self) -> bool {
+        let now = self.side.clock.now();
+        self.side.exporter.with_device(now, |disk, done| disk.reset(now, done));
+        self.side.say_the_rest(now);
+        // Once all is durable its exporter is waited for, too: whoever attaches it next finds it given back.
+        let is_durable = self.make_durable();
+        if !is_durable {
+            warn!("the last writes may not be durable");
+            self.cutter.cut();
+        }
+        is_durable
+    }
+}
+
+/// What another process saved is nothing that can have been, or the system has no more of something.
+struct Wrong(io::Error);
+
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        Self(error)
+    }
+}
+
+impl From<NoState> for Wrong {
+    fn from(_: NoState) -> Self {
+        Self(io::Error::new(io::ErrorKind::InvalidData, "a disk's commands can have stood so"))
+    }
+}

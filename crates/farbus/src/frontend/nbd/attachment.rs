@@ -1,0 +1,203 @@
+//! A disk of another machine as an NBD export of this one.
+
+use farbus_io::link::{Clock, Link};
+
+use super::engine::{NbdServer, Offer};
+use super::uri::uri;
+use crate::broker::Hands;
+use crate::common::socket_place::{Entrance, Protocol};
+use crate::common::units::format_bytes;
+use crate::frontend::open_users::OpenUsers;
+use crate::frontend::shown_disk::ShownDisk;
+use crate::frontend::{
+    Attachment, Ended, Export, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status,
+};
+use crate::importer::client::{Client, ClientError, Target, local};
+use crate::importer::disk::{OpenedDisk, Way};
+use crate::importer::session::status::Standing;
+use crate::parting::Saved;
+
+/// What its clients speak; its port is IANA's.
+pub const PROTOCOL: Protocol = Protocol { name: "NBD", word: "nbd", port: 10809 };
+
+/// `--via nbd`: an export, for programs that speak NBD.
+pub struct Nbd;
+
+impl FrontEnd for Nbd {
+    fn name(&self) -> &'static str {
+        "nbd"
+    }
+
+    fn summary(&self) -> &'static str {
+        "As an NBD server's export"
+    }
+
+    fn protocol(&self) -> Option<Protocol> {
+        Some(PROTOCOL)
+    }
+
+    fn is_for_disks(&self) -> bool {
+        true
+    }
+
+    fn takes_handed_over(&self) -> bool {
+        true
+    }
+
+    fn needs(&self, request: &Request) -> Vec<Need> {
+        vec![Need::Listen(request.place_of(PROTOCOL))]
+    }
+
+    fn take(
+        &self,
+        client: &Client,
+        request: &Request,
+        prepared: &mut Prepared,
+    ) -> Result<Box<dyn Attachment>, ClientError> {
+        let disk = match request.is_handed_over {
+            true => OpenedDisk::inherit(client, &request.target)?,
+            false => OpenedDisk::open(client, &request.target, request.mode)?,
+        };
+        let entrance = prepared.entrance(client, &request.place_of(PROTOCOL))?;
+        let attachment = NbdAttachment::over(disk, &request.target, entrance, client.hands().clone())?;
+        Ok(Box::new(NbdAttachment { is_handed_over: request.is_handed_over, ..attachment }))
+    }
+
+    fn manner(&self, request: &Request) -> String {
+        format!("nbd at {}, {}", request.place_of(PROTOCOL).as_host(), request.mode.as_str())
+    }
+
+    fn restore(
+        &self,
+        client: &Client,
+        request: &Request,
+        _: &[u32],
+        saved: Saved,
+    ) -> Result<Box<dyn Restored>, ClientError> {
+        let mut dial = Some(client.redial(&request.target)?);
+        let mut known = None;
+        let server = NbdServer::restore(saved, &request.place_of(PROTOCOL), |device| {
+            let dial = dial.take().expect("an attachment has one device");
+            let (disk, pending) = OpenedDisk::restore(dial, device)?;
+            let (disk, offer, clock, _) = taken_apart(disk, &request.target);
+            known = Some(disk);
+            Ok((offer, pending, clock))
+        });
+        let (server, disk) = (server.map_err(local)?, known.expect("its device was restored"));
+        Ok(Box::new(NbdAttachment::through(server, disk, &request.target, client.hands().clone())?))
+    }
+}
+
+/// A disk of another machine that programs here use by NBD.
+struct NbdAttachment {
+    server: NbdServer,
+    disk: ShownDisk,
+    target: Target,
+    uri: String,
+    hands: Hands,
+    /// Whether another host is yet to hand it over.
+    is_handed_over: bool,
+}
+
+impl NbdAttachment {
+    /// Offers a disk that was opened before. It ends when the disk's link does, if there is no other after it.
+    fn over(disk: OpenedDisk, target: &Target, entrance: Entrance, hands: Hands) -> Result<Self, ClientError> {
+        let (disk, offer, clock, watched) = taken_apart(disk, target);
+        let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?.with_clock(clock);
+        Self::through(server, disk, target, hands)
+    }
+
+    fn through(mut server: NbdServer, disk: ShownDisk, target: &Target, hands: Hands) -> Result<Self, ClientError> {
+        if let Some(session) = &disk.session {
+            server = server.movable(session.clone()).map_err(local)?;
+        }
+        let uri = uri(&server.entrance().place().map_err(local)?, "");
+        Ok(Self { server, disk, target: target.clone(), uri, hands, is_handed_over: false })
+    }
+}
+
+/// What is known of a disk, what is offered of it, whose moments it is told, and the link that is the end when it ends.
+fn taken_apart(disk: OpenedDisk, target: &Target) -> (ShownDisk, Offer, Clock, Option<Link>) {
+    let (disk, device, clock, way) = ShownDisk::of(disk);
+    let watched = match way {
+        Way::Link(link) => Some(link),
+        // A session waits for its next link by itself, and its disk with it.
+        Way::Port(_) | Way::Device { .. } => None,
+    };
+    // Over the network: a clear of its own is never known to be the faster way.
+    let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
+    (disk, offer, clock, watched)
+}
+
+/// What to type to use the export at `uri`.
+pub fn next_for(uri: &str) -> String {
+    format!(
+        "nbdcopy --progress '{uri}' copy.img, or \
+         qemu-system-x86_64 -drive 'file={uri},format=raw,if=virtio'"
+    )
+}
+
+impl Attachment for NbdAttachment {
+    fn status(&self) -> Status {
+        let (uri, size_bytes) = (&self.uri, self.disk.size_bytes);
+        let how = if self.is_handed_over { "to be handed over, and read meanwhile," } else { "attached" };
+        let (words, size) = (self.disk.mode_words(), format_bytes(size_bytes));
+        let introduction = Introduction {
+            line: format!("{} {how}{words} as {uri} ({size})", self.target),
+            next: Some(next_for(uri)),
+            export: Some(Export { uri: uri.clone(), name: String::new(), size_bytes }),
+        };
+        Status {
+            introduction,
+            at: uri.clone(),
+            how: "via nbd, as a USB disk",
+            mode: Some(self.disk.mode),
+            port: None,
+            local_address: self.disk.local_address,
+        }
+    }
+
+    fn handle(&self) -> Handle {
+        let clients = self.server.open_clients();
+        let users = OpenUsers::new(move || clients.count(), "an NBD client is connected", "NBD clients are connected");
+        self.disk
+            .steered_by(Handle::new(self.server.ender()))
+            .cutting_by(self.disk.cutter.clone())
+            .holding_by(self.server.gate())
+            .saving_by(self.disk.is_movable.then(|| self.server.parter()))
+            .metered_by(self.server.meters())
+            .used_by(users.waited_for())
+    }
+
+    fn run(self: Box<Self>) -> Ended {
+        let place = self.server.entrance().place();
+        let ended = self.server.run();
+        if matches!(ended, Ended::HandedOver) {
+            place.iter().for_each(|place| self.hands.leave_place(place));
+            return ended;
+        }
+        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        self.disk.cutter.cut();
+        match (&ended, self.disk.session.as_ref().and_then(Standing::end)) {
+            (Ended::Lost(_), Some(end)) => Ended::by(&end),
+            _ => ended,
+        }
+    }
+}
+
+impl Restored for NbdAttachment {
+    fn go_on(self: Box<Self>, hands: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
+        let kept = self.server.entrance().place().and_then(|place| hands.take_place(&place));
+        match kept {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.leave();
+                Err(local(error))
+            }
+        }
+    }
+
+    fn leave(self: Box<Self>) {
+        self.server.leave();
+    }
+}

@@ -1,0 +1,913 @@
+//! One thread, one entrance, its clients and the devices that they use.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, INTERESTS_MAX, Interest, Link, Watched, wait};
+use farbus_model::limits::NBD_CONNECTIONS_MAX;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BufferPool, Completions, Instant, Limits, LossCursor,
+    Losses, Pending, StoreError,
+};
+use farbus_session::nbd::{Export, ServerConn};
+use farbus_session::snapshot::{self, Reader, Writer};
+use farbus_session::{Counters, Reject};
+use tracing::{debug, info, warn};
+
+use crate::common::socket_place::{Entrance, Place};
+use crate::frontend::hold::Gate;
+use crate::frontend::open_users::OpenClients;
+use crate::frontend::{Ended, Ender};
+use crate::importer::session::status::Standing;
+use crate::link::meters::{Calls, Meters};
+use crate::parting::{Asker, Parter, Saved, Verdict};
+
+use super::memory::{ClientBudget, ClientMemory};
+use super::moving::{Clients, Moving};
+
+/// A device that is offered, and under what name.
+pub struct Offer {
+    /// Its name; the first offer is the default as well.
+    pub name: String,
+    /// A sentence for a person.
+    pub description: String,
+    /// The device.
+    pub device: Box<dyn BlockDevice>,
+    /// Whether zeros are made faster there than they are written.
+    pub zeroes_fast: bool,
+}
+
+/// Devices of one server, so that everything that it waits on fits one wait.
+const OFFERS_MAX: usize = INTERESTS_MAX - NBD_CONNECTIONS_MAX - OTHERS;
+/// What it waits on besides devices and clients: its owner, who may hold it still, its entrance, the way to what is remote.
+const OTHERS: usize = 4;
+/// How long clients may take to read their last answers when the server ends.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long the devices may take to become durable then.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+/// Receives from one client before the others have their turn: some megabytes.
+const RECEIVES_MAX: u32 = 16;
+/// How long a client is served at a time while a device answers slowly, and after how many requests that is looked at: the others,
+/// and whoever ends the server, wait no longer.
+const TURN_TIME_MAX: Duration = Duration::from_millis(20);
+const LOOK_EVERY: u32 = 4;
+/// How long a client may take to choose an export: it holds a place that others wait for.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long nobody is let in after the system could not: it has run out of something.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// How soon is looked again whether there is memory for a client that waits for it: clients of other servers give it
+/// back.
+const MEMORY_PAUSE: Duration = Duration::from_millis(10);
+/// The same of clients that are stuck, whether anybody else waits for what they hold.
+const STUCK_PAUSE: Duration = Duration::from_secs(1);
+/// How long a client that asks for nothing keeps memory for its next requests.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(1);
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 3;
+/// The number of the server itself among those who ask its devices.
+const SELF: u16 = u16::MAX;
+
+/// An NBD server: its entrance, its devices, its clients.
+pub struct NbdServer {
+    entrance: Entrance,
+    devices: Vec<Box<dyn BlockDevice>>,
+    exports: Arc<[Export]>,
+    done: Completions<BlockDone>,
+    clients: Vec<Client>,
+    /// Ends the server when it breaks: the way to a remote device.
+    watched: Option<Link>,
+    ender: Ender,
+    clock: Clock,
+    limits: Limits,
+    budget: ClientBudget,
+    handshake_time_max: Duration,
+    deaf_until: Option<Instant>,
+    meters: Arc<Meters>,
+    counters: Counters,
+    calls: Calls,
+    /// Flushes of its own that were not answered yet, and whether one failed.
+    own_flushes: usize,
+    unflushed: Option<String>,
+    /// Which of the devices' flushes have failed; each client hears of that once.
+    losses: Vec<Losses>,
+    /// How many clients are connected, for its owner.
+    open: OpenClients,
+    /// What is known of its device's moves, if it may go elsewhere.
+    moving: Option<Moving>,
+    parter: Parter<Saved>,
+    /// Requests of clients that had gone when another process went on here: nobody is to be told.
+    orphans: BTreeSet<BlockId>,
+}
+
+/// How far one client's requests came.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pace {
+    /// Nothing more can be asked now.
+    Drained,
+    /// Answers wait for room in its socket.
+    Full,
+    /// The others have their turn first.
+    Late,
+    /// No memory is left for its next request.
+    Short,
+}
+
+/// A connection.
+struct Client {
+    number: u16,
+    link: Link,
+    conn: ServerConn,
+    memory: ClientMemory,
+    /// When it last took an answer, or sent something.
+    moved_at: Instant,
+    /// Of which losses of each device it was told.
+    told: Vec<LossCursor>,
+    /// When its handshake has to be over.
+    choose_until: Instant,
+    /// Its socket took no more.
+    is_full: bool,
+    /// Its socket gave as much as there was room for.
+    has_more: bool,
+    /// It has requests here that wait for its next turn.
+    is_waiting: bool,
+    /// It has said all it will.
+    is_deaf: bool,
+    /// Nothing can be sent to it any more.
+    is_gone: bool,
+}
+
+impl Client {
+    fn new(link: Link, conn: ServerConn, memory: ClientMemory, now: Instant, losses: &[Losses]) -> Self {
+        Self {
+            number: conn.number(),
+            link,
+            conn,
+            memory,
+            moved_at: now,
+            told: losses.iter().map(Losses::cursor).collect(),
+            choose_until: now,
+            is_full: false,
+            has_more: false,
+            is_waiting: false,
+            is_deaf: false,
+            is_gone: false,
+        }
+    }
+
+    fn choosing_until(self, choose_until: Instant) -> Self {
+        Self { choose_until, ..self }
+    }
+
+    /// Not while what was received waits for its turn, or nothing may be asked: there may be no room for more behind it.
+    fn wants_input(&self, limits: &Limits, is_held: bool) -> bool {
+        !self.is_deaf
+            && !self.is_waiting
+            && !self.memory.is_short()
+            && (!is_held || self.conn.is_haggling())
+            && self.conn.wants_input()
+            && self.conn.backlog_bytes() < limits.reply_bytes_backlog
+    }
+
+    /// When it is cut off unless it has chosen an export by then.
+    fn deadline(&self) -> Option<Instant> {
+        (self.conn.is_haggling() && !self.is_deaf && !self.is_gone).then_some(self.choose_until)
+    }
+
+    /// Whether it has memory of what all share and nothing under way.
+    fn keeps_idle_memory(&self) -> bool {
+        self.memory.extra_bytes() > 0
+            && self.conn.in_flight() == 0
+            && self.conn.backlog_bytes() == 0
+            && !self.conn.is_mid_write()
+    }
+
+    /// Since when it takes no answers, or has sent nothing more of a write that it has begun.
+    fn stuck_since(&self) -> Option<Instant> {
+        let is_stuck = self.is_full || (self.conn.is_mid_write() && !self.is_waiting && !self.memory.is_short());
+        (is_stuck && !self.is_gone).then_some(self.moved_at)
+    }
+
+    /// Whether nothing is owed to it, or by it.
+    fn is_over(&self) -> bool {
+        self.conn.in_flight() == 0 && (self.is_gone || self.conn.is_finished())
+    }
+
+    fn lose(&mut self) {
+        (self.is_deaf, self.is_gone) = (true, true);
+        self.memory.ask_no_more();
+        self.conn.close();
+    }
+}
+
+impl NbdServer {
+    /// A server of `offers` at `entrance`. It ends when `watched` breaks, if that is given.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    ///
+    /// # Panics
+    /// Without an offer, or with more than [`INTERESTS_MAX`] allows.
+    pub fn new(entrance: Entrance, offers: Vec<Offer>, watched: Option<Link>) -> io::Result<Self> {
+        assert!((1..=OFFERS_MAX).contains(&offers.len()), "a server has something to offer, and not too much");
+        // What lives elsewhere keeps what is written to it until that has arrived there.
+        let is_elsewhere = offers.iter().any(|offer| offer.device.readiness().is_some());
+        let limits = if is_elsewhere { Limits::RELAYED } else { Limits::DEFAULT };
+        let exports = offers
+            .iter()
+            .map(|offer| Export {
+                name: offer.name.clone(),
+                description: offer.description.clone(),
+                info: *offer.device.info(),
+                zeroes_fast: offer.zeroes_fast,
+            })
+            .collect();
+        let ender = Ender::new()?;
+        let parter = Parter::new(ender.shared_wake());
+        let losses = offers.iter().map(|_| Losses::default()).collect();
+        Ok(Self {
+            entrance,
+            devices: offers.into_iter().map(|offer| offer.device).collect(),
+            exports,
+            done: Completions::new(BufferPool::new(limits.pool_bytes)),
+            clients: Vec::new(),
+            watched,
+            ender,
+            clock: Clock::start(),
+            limits,
+            budget: ClientBudget::of_process(),
+            handshake_time_max: HANDSHAKE_TIME_MAX,
+            deaf_until: None,
+            meters: Arc::default(),
+            counters: Counters::default(),
+            calls: Calls::default(),
+            own_flushes: 0,
+            unflushed: None,
+            losses,
+            open: OpenClients::default(),
+            moving: None,
+            parter,
+            orphans: BTreeSet::new(),
+        })
+    }
+
+    /// How many devices a server may offer.
+    pub const fn offers_max() -> usize {
+        OFFERS_MAX
+    }
+
+    /// Gives clients another time to choose an export in than 10 s.
+    #[must_use]
+    pub fn with_handshake_time(mut self, time_max: Duration) -> Self {
+        self.handshake_time_max = time_max;
+        self
+    }
+
+    /// Lets its clients draw on another budget than the process's.
+    #[must_use]
+    pub fn with_budget(mut self, budget: ClientBudget) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// Tells its devices the moments of this clock: a device that has links has one of its own.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// The same of one remote device that may be held still, and go elsewhere when its clients have left.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn movable(mut self, standing: Standing) -> io::Result<Self> {
+        self.moving = Some(Moving::new(Gate::new()?, standing));
+        Ok(self)
+    }
+
+    /// What holds its device still, if that may move.
+    pub fn gate(&self) -> Option<Gate> {
+        self.moving.as_ref().map(|moving| moving.gate.clone())
+    }
+
+    /// Where it is.
+    pub fn entrance(&self) -> &Entrance {
+        &self.entrance
+    }
+
+    /// What ends it.
+    pub fn ender(&self) -> Ender {
+        self.ender.clone()
+    }
+
+    /// Counts its clients, from any thread.
+    pub fn open_clients(&self) -> OpenClients {
+        self.open.clone()
+    }
+
+    /// What makes it ready for another process, if its devices are.
+    pub fn parter(&self) -> Parter<Saved> {
+        self.parter.clone()
+    }
+
+    /// What passes through, for status.
+    pub fn meters(&self) -> Arc<Meters> {
+        Arc::clone(&self.meters)
+    }
+
+    /// Serves until it ends; then everything that was written is made durable, as far as it can be.
+    pub fn run(mut self) -> Ended {
+        let ended = loop {
+            if self.ender.hears() {
+                break Ended::Asked;
+            }
+            if let Some(asker) = self.parter.asked()
+                && self.part(asker) == Verdict::Go
+            {
+                self.leave();
+                return Ended::HandedOver;
+            }
+            self.serve();
+            self.meters.publish(self.counters, self.calls);
+            self.look_after_moves();
+            if self.devices.iter().any(BlockDevice::is_gone) {
+                break Ended::Lost("the medium is gone".into());
+            }
+            match self.wait(None) {
+                Ok(None) => {}
+                Ok(Some(ended)) => break ended,
+                Err(error) => break Ended::Lost(error.to_string()),
+            }
+        };
+        if let Some(moving) = &mut self.moving {
+            moving.release();
+        }
+        self.say_farewell();
+        if let Some(error) = self.losses.iter().find_map(Losses::told_to_nobody) {
+            self.unflushed.get_or_insert(error.to_string());
+        }
+        match (ended, self.unflushed) {
+            (Ended::Asked | Ended::Released, Some(why)) => {
+                warn!("the last writes may not be durable: {why}");
+                Ended::Undurable(format!("the last writes may not be durable: {why}"))
+            }
+            (ended, Some(why)) => {
+                warn!("the last writes may not be durable: {why}");
+                ended
+            }
+            (ended, None) => ended,
+        }
+    }
+
+    /// Whether nothing may be asked of the device.
+    fn is_held(&self) -> bool {
+        self.moving.as_ref().is_some_and(Moving::is_held)
+    }
+
+    /// What its owner wants of it while who uses it moves. What waited is served when it goes on.
+    fn look_after_moves(&mut self) {
+        let was_held = self.is_held();
+        let Some(moving) = &mut self.moving else { return };
+        let are_gone = self.clients.iter().all(|client| client.is_gone);
+        let is_answered = |client: &Client| client.conn.in_flight() == 0 && client.conn.backlog_bytes() == 0;
+        let are_answered = self.clients.iter().all(is_answered);
+        let clients = Clients { are_gone, are_answered, answered: self.counters.urbs };
+        moving.look_after(self.clock.now(), clients);
+        if was_held && !self.is_held() {
+            self.serve();
+        }
+    }
+
+    /// Another process is to go on: nothing is heard until it is known whether it does.
+    fn part(&mut self, asker: Asker<Saved>) -> Verdict {
+        match self.save() {
+            Ok(Some(saved)) => asker.part(saved),
+            // Whoever asked hears nothing, and gives up.
+            Ok(None) => Verdict::Stay,
+            Err(error) => {
+                warn!(%error, "the NBD server cannot be passed on");
+                Verdict::Stay
+            }
+        }
+    }
+
+    /// Writes it down: its entrance, the state of its devices, and of each client what it said and is owed.
+    fn save(&mut self) -> io::Result<Option<Saved>> {
+        // Whoever holds it still, or goes on with it elsewhere, does so with this one.
+        if self.is_held() {
+            return Ok(None);
+        }
+        // What devices have done is their clients'.
+        self.hand_out();
+        let (mut to, now) = (Writer::new(SNAPSHOT_KIND), self.clock.now());
+        to.count(self.devices.len());
+        for device in &mut self.devices {
+            let Some(saved) = device.save(now) else { return Ok(None) };
+            to.bytes(&saved);
+        }
+        let mut descriptors = vec![self.entrance.as_fd().try_clone_to_owned()?];
+        let here = |client: &&Client| !client.is_gone;
+        to.count(self.clients.iter().filter(here).count());
+        for client in self.clients.iter().filter(here) {
+            to.bytes(client.link.peer().as_bytes());
+            to.flag(client.is_deaf);
+            client.conn.save(&mut to);
+            descriptors.push(client.link.as_fd().try_clone_to_owned()?);
+        }
+        for losses in &self.losses {
+            to.u64(losses.count());
+            to.u8(losses.last().map_or(0, StoreError::code));
+            to.flag(losses.told_to_nobody().is_none());
+        }
+        for told in self.clients.iter().filter(here).flat_map(|client| &client.told) {
+            to.u64(told.told());
+        }
+        Ok(Some(Saved { snapshot: to.into_bytes(), descriptors }))
+    }
+
+    /// Another process goes on with it, or does already.
+    pub fn leave(mut self) {
+        self.devices.iter_mut().for_each(BlockDevice::leave);
+        // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
+        let _ = self.entrance.into_descriptor();
+    }
+
+    /// As another process saved it, at an entrance that was at `place` there; `restore` makes a device of what was saved of it, and says
+    /// what that was asked, and what clock it knows. Nothing happens before it runs.
+    ///
+    /// # Errors
+    /// None can have stood so, or the system has no more descriptors.
+    pub fn restore(
+        saved: Saved,
+        place: &Place,
+        mut restore: impl FnMut(&[u8]) -> io::Result<(Offer, Pending, Clock)>,
+    ) -> io::Result<Self> {
+        let mut from = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let mut descriptors = saved.descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof));
+        let entrance = Entrance::passed(next()?, place);
+        let count = from.count("devices", 4).map_err(wrong)?;
+        if count != 1 {
+            return Err(wrong(Reject::new("devices", count as u64, "an attachment has one")));
+        }
+        let (offer, pending, clock) = restore(from.bytes("device").map_err(wrong)?)?;
+        let mut server = Self::new(entrance, vec![offer], None)?.with_clock(clock);
+        match server.restore_clients(&mut from, pending, next) {
+            Ok(()) => Ok(server),
+            Err(error) => {
+                server.leave();
+                Err(error)
+            }
+        }
+    }
+
+    fn restore_clients(
+        &mut self,
+        from: &mut Reader<'_>,
+        mut pending: Pending,
+        mut next: impl FnMut() -> io::Result<OwnedFd>,
+    ) -> io::Result<()> {
+        for _ in 0..from.count("clients", 20).map_err(wrong)? {
+            let peer = String::from_utf8_lossy(from.bytes("peer").map_err(wrong)?).into_owned();
+            let is_deaf = from.flag("deaf").map_err(wrong)?;
+            let conn =
+                ServerConn::restore(Arc::clone(&self.exports), &self.limits, &mut pending, from).map_err(wrong)?;
+            let number = conn.number();
+            if number == SELF || self.clients.iter().any(|client| client.number == number) {
+                return Err(wrong(Reject::new("client", number.into(), "each has a number of its own")));
+            }
+            let socket = next()?;
+            let link = match peer.parse() {
+                Ok(address) => Link::over_tcp(socket, address)?,
+                Err(_) => Link::over_local(socket, &peer),
+            };
+            let now = self.clock.now();
+            let client = Client::new(link, conn, self.budget.go_on(), now, &self.losses);
+            self.clients.push(Client { is_deaf, ..client.choosing_until(now + self.handshake_time_max) });
+        }
+        if self.clients.len() > NBD_CONNECTIONS_MAX {
+            return Err(wrong(Reject::new("clients", self.clients.len() as u64, "16 are let in")));
+        }
+        self.orphans = pending.into_keys().collect();
+        if from.version() >= 13 {
+            self.restore_losses(from).map_err(wrong)?;
+        }
+        from.end("snapshot").map_err(wrong)
+    }
+
+    fn restore_losses(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+        for losses in &mut self.losses {
+            let (count, last) = (from.u64("losses")?, StoreError::of_code(from.u8("last loss")?));
+            *losses = Losses::restore(count, last.filter(|_| count > 0), from.flag("told")?);
+        }
+        for told in self.clients.iter_mut().flat_map(|client| &mut client.told) {
+            *told = LossCursor::restore(from.u64("losses told")?);
+        }
+        Ok(())
+    }
+
+    /// Does whatever can be done without waiting.
+    fn serve(&mut self) {
+        loop {
+            self.hand_out();
+            for at in 0..self.clients.len() {
+                self.serve_one(at);
+            }
+            if !self.end_turn() {
+                break;
+            }
+        }
+        self.clients.retain(|client| {
+            let is_over = client.is_over();
+            if is_over {
+                debug!(number = client.number, peer = client.link.peer(), "an NBD client left");
+            }
+            !is_over
+        });
+        self.open.show(self.clients.iter().filter(|client| !client.is_gone && !client.conn.is_haggling()).count());
+    }
+
+    /// Lets devices send together what they were asked; whether that has finished something.
+    fn end_turn(&mut self) -> bool {
+        let now = self.clock.now();
+        self.devices.iter_mut().for_each(|device| device.end_turn(now, &mut self.done));
+        !self.done.is_empty()
+    }
+
+    /// The journey of one client's requests: parsed, asked of the device, and what that answers at once is sent while it is still in
+    /// the cache. What its socket does not take now keeps its next requests waiting.
+    fn serve_one(&mut self, at: usize) {
+        let now = self.clock.now();
+        let mut receives = 0;
+        loop {
+            let pace = self.ask(at, now);
+            let is_sent = self.flush(at, now);
+            let client = &mut self.clients[at];
+            client.memory.settle(&client.conn);
+            client.is_waiting = pace == Pace::Late;
+            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
+            let is_drained = pace == Pace::Drained;
+            let is_held = self.moving.as_ref().is_some_and(Moving::is_held);
+            let has_more =
+                is_drained && std::mem::take(&mut client.has_more) && client.wants_input(&self.limits, is_held);
+            if has_more && receives < RECEIVES_MAX {
+                receives += 1;
+                self.receive(at, now);
+            } else if !is_sent || pace != Pace::Full {
+                return;
+            }
+        }
+    }
+
+    /// Asks the device for what is there, as long as there is room for the answers and the client has its turn.
+    fn ask(&mut self, at: usize, now: Instant) -> Pace {
+        let mut asked = 0u32;
+        let is_held = self.is_held();
+        while self.clients[at].conn.backlog_bytes() < self.limits.reply_bytes_backlog {
+            let client = &mut self.clients[at];
+            if is_held && !client.conn.is_haggling() {
+                return Pace::Drained;
+            }
+            if !client.is_gone && !client.memory.covers_next(&mut client.conn) {
+                return Pace::Short;
+            }
+            match client.conn.poll_request() {
+                Ok(Some(request)) => {
+                    let export = client.conn.export().expect("requests come after the handshake");
+                    self.devices[export].submit(now, request.launch(), &mut self.done);
+                    self.hand_out();
+                    asked += 1;
+                    if asked.is_multiple_of(LOOK_EVERY) && self.clock.now() - now > TURN_TIME_MAX {
+                        return Pace::Late;
+                    }
+                }
+                Ok(None) => return Pace::Drained,
+                Err(reject) => {
+                    info!(peer = client.link.peer(), "an NBD client was cut off: {reject}");
+                    client.lose();
+                    return Pace::Drained;
+                }
+            }
+        }
+        Pace::Full
+    }
+
+    /// Gives finished requests to whoever asked.
+    fn hand_out(&mut self) {
+        while let Some(mut answer) = self.done.pop() {
+            let number = ServerConn::number_of(answer.id);
+            if number == SELF {
+                self.own_flushes -= 1;
+                if let Err(error) = answer.result {
+                    self.unflushed.get_or_insert(error.to_string());
+                }
+                continue;
+            }
+            self.counters.urbs += 1;
+            match (answer.op, answer.result) {
+                (BlockOp::Read, Ok(())) => self.counters.bytes_in += u64::from(answer.length),
+                (BlockOp::Write, Ok(())) => self.counters.bytes_out += u64::from(answer.length),
+                _ => {}
+            }
+            let is_orphan = self.orphans.remove(&answer.id);
+            if answer.op == BlockOp::Flush {
+                answer.result = self.hear(number, answer.result);
+            }
+            if is_orphan {
+                self.done.pool.recycle(answer.payload);
+                continue;
+            }
+            let asker = self.clients.iter_mut().find(|client| client.number == number);
+            let asker = asker.expect("a client stays until it was answered");
+            asker.conn.complete(answer, &mut self.done.pool);
+        }
+    }
+
+    /// What the client with this number is told whose flush ended so. One that has gone takes a loss from nobody.
+    fn hear(&mut self, number: u16, flushed: Result<(), StoreError>) -> Result<(), StoreError> {
+        let client = self.clients.iter_mut().find(|client| client.number == number);
+        // Only a server of one device goes on with flushes of clients that it does not know.
+        let export = client.as_ref().and_then(|client| client.conn.export()).unwrap_or_default();
+        if let Err(error) = flushed {
+            self.losses[export].record(error);
+        }
+        match client.filter(|client| !client.is_gone) {
+            Some(client) => self.losses[export].tell(&mut client.told[export]),
+            None => flushed,
+        }
+    }
+
+    /// Sends until nothing is left (`true`) or the socket takes no more (`false`).
+    fn flush(&mut self, at: usize, now: Instant) -> bool {
+        let client = &mut self.clients[at];
+        client.is_full = false;
+        while client.conn.backlog_bytes() > 0 && !client.is_gone {
+            self.calls.send += 1;
+            let sent = client.link.try_send(&client.conn.poll_transmit());
+            match sent {
+                Ok(Some(count)) => {
+                    client.conn.handle_transmitted(count, &mut self.done.pool);
+                    client.moved_at = now;
+                }
+                Ok(None) => {
+                    client.is_full = true;
+                    return false;
+                }
+                Err(error) => {
+                    debug!(peer = client.link.peer(), %error, "an NBD client went without waiting for its answers");
+                    client.lose();
+                }
+            }
+        }
+        !client.is_gone
+    }
+
+    /// Waits for whatever comes next, and takes it in. `farewell`: until then at most, and nobody new.
+    fn wait(&mut self, farewell: Option<Instant>) -> io::Result<Option<Ended>> {
+        self.calls.wait += 1;
+        let timeouts = self.devices.iter().map(|device| device.poll_timeout());
+        let deadlines = self.clients.iter().map(Client::deadline);
+        let pressed = self.poll_pressed(self.clock.now());
+        let held = self.moving.as_ref().and_then(Moving::poll_timeout).filter(|_| farewell.is_none());
+        let at = timeouts.chain([farewell, self.deaf_until, held, pressed]).chain(deadlines).flatten().min();
+        let is_turn_due = self.clients.iter().any(|client| client.is_waiting && !client.is_gone);
+        let span = if is_turn_due { Some(Duration::ZERO) } else { at.map(|at| at - self.clock.now()) };
+        let is_held = self.is_held();
+        // Whoever comes while the device is elsewhere waits.
+        let is_away = self.moving.as_ref().is_some_and(Moving::is_away);
+        let has_place = self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
+        // If there is no place for whoever comes, one who is stuck has to leave his.
+        let now = self.clock.now();
+        let has_stuck = self.deaf_until.is_none() && self.are_all_places_taken() && self.longest_stuck(now).is_some();
+        let lets_in = farewell.is_none() && (has_place || has_stuck) && !is_away;
+
+        let mut interests = Vec::with_capacity(INTERESTS_MAX);
+        interests.push(Interest::new(self.ender.wake().as_fd(), false));
+        let watched = self.watched.as_ref().filter(|_| farewell.is_none());
+        interests.extend(watched.map(|link| Interest::hangup(link.as_fd())));
+        let at_watched = watched.map(|_| interests.len() - 1);
+        interests.extend(self.moving.as_ref().filter(|_| farewell.is_none()).map(|moving| moving.gate.interest()));
+        interests.extend(lets_in.then(|| Interest::new(self.entrance.as_fd(), false)));
+        let at_entrance = lets_in.then(|| interests.len() - 1);
+        let at_devices = interests.len();
+        let outside = |at: &usize| self.devices[*at].readiness().and_then(Watched::interest);
+        let waited_on: Vec<usize> = (0..self.devices.len()).filter(|at| outside(at).is_some()).collect();
+        interests.extend(waited_on.iter().filter_map(outside));
+        let at_clients = interests.len();
+        // One that has gone is only waited for by its answers.
+        let heard: Vec<usize> = (0..self.clients.len()).filter(|&at| !self.clients[at].is_gone).collect();
+        interests.extend(heard.iter().map(|&at| {
+            let client = &self.clients[at];
+            let fd = client.link.as_fd();
+            match (client.wants_input(&self.limits, is_held), client.is_full) {
+                (true, is_full) => Interest::new(fd, is_full),
+                (false, true) => Interest::room(fd),
+                (false, false) => Interest::end(fd),
+            }
+        }));
+        if farewell.is_some() {
+            // Its owner's word has been heard: it would be ready for ever.
+            interests[0] = Interest::end(self.ender.wake().as_fd());
+        }
+        wait(&mut interests, span)?;
+        let ready: Vec<bool> = interests.iter().map(|interest| interest.readable || interest.writable).collect();
+        let readable: Vec<bool> = interests[at_clients..].iter().map(|interest| interest.readable).collect();
+        drop(interests);
+
+        if farewell.is_none() && ready[0] && self.ender.was_asked() {
+            return Ok(Some(Ended::Asked));
+        }
+        if at_watched.is_some_and(|at| ready[at]) {
+            return Ok(Some(Ended::Lost("the exporter ended the connection, or the way to it broke".into())));
+        }
+        let now = self.clock.now();
+        for (place, &at) in waited_on.iter().enumerate() {
+            if ready[at_devices + place] {
+                self.devices[at].handle_ready(now, &mut self.done);
+            }
+        }
+        for device in &mut self.devices {
+            if device.poll_timeout().is_some_and(|at| at <= now) {
+                device.handle_timeout(now, &mut self.done);
+            }
+        }
+        self.deaf_until = self.deaf_until.filter(|until| *until > now);
+        for (at, _) in heard.into_iter().zip(readable).filter(|(_, readable)| *readable) {
+            self.receive(at, now);
+        }
+        for client in self.clients.iter_mut().filter(|client| client.deadline().is_some_and(|until| until <= now)) {
+            info!(peer = client.link.peer(), "an NBD client that chose nothing was cut off");
+            client.lose();
+        }
+        let has_visitor = at_entrance.is_some_and(|at| ready[at]);
+        for client in self.clients.iter_mut().filter(|client| client.keeps_idle_memory()) {
+            if now - client.moved_at >= IDLE_TIME_MAX {
+                client.memory.rest(&mut client.conn);
+            }
+        }
+        if !is_held {
+            self.cut_off_stuck(now, has_visitor && !has_place);
+        }
+        if has_visitor {
+            self.let_in();
+        }
+        Ok(None)
+    }
+
+    fn receive(&mut self, at: usize, now: Instant) {
+        let is_held = self.is_held();
+        let client = &mut self.clients[at];
+        if !client.wants_input(&self.limits, is_held) {
+            // Nothing was waited for but its end.
+            client.lose();
+            return;
+        }
+        self.calls.receive += 1;
+        let space = client.conn.receive_space();
+        let room = space.len();
+        match client.link.try_receive(space) {
+            Ok(Some(0)) => {
+                // It may still listen: what it is owed is said.
+                client.is_deaf = true;
+                client.conn.close();
+            }
+            Ok(Some(count)) => {
+                client.has_more = count == room;
+                client.moved_at = now;
+                client.conn.handle_received(count);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                debug!(peer = client.link.peer(), %error, "an NBD client was lost");
+                client.lose();
+            }
+        }
+    }
+
+    /// When to look again for memory, or for clients that keep it from others.
+    fn poll_pressed(&self, now: Instant) -> Option<Instant> {
+        let is_short = self.clients.iter().any(|client| client.memory.is_short());
+        let patience = self.budget.stuck_time_max();
+        let stuck = self.clients.iter().filter_map(Client::stuck_since).min();
+        let look_at = stuck.map(|since| if now - since < patience { since + patience } else { now + STUCK_PAUSE });
+        let idle = self.clients.iter().filter(|client| client.keeps_idle_memory()).map(|client| client.moved_at).min();
+        let rest_at = idle.map(|since| since + IDLE_TIME_MAX);
+        [is_short.then_some(now + MEMORY_PAUSE), look_at, rest_at].into_iter().flatten().min()
+    }
+
+    /// Whether as many clients are here as are let in, not counting those that have left and are waited for by their
+    /// answers.
+    fn are_all_places_taken(&self) -> bool {
+        self.clients.iter().filter(|client| !client.is_gone).count() >= NBD_CONNECTIONS_MAX
+    }
+
+    /// The client that is stuck for the longest time, if that is too long.
+    fn longest_stuck(&self, now: Instant) -> Option<usize> {
+        let since = |at: &usize| self.clients[*at].stuck_since().filter(|at| now - *at >= self.budget.stuck_time_max());
+        (0..self.clients.len()).filter(|at| since(at).is_some()).min_by_key(since)
+    }
+
+    /// Cuts off a client that is stuck if somebody waits for what it has: for memory, or for its place here.
+    fn cut_off_stuck(&mut self, now: Instant, is_place_wanted: bool) {
+        let is_memory_wanted = self.budget.is_wanted();
+        if !is_place_wanted && !is_memory_wanted {
+            return;
+        }
+        let patience = self.budget.stuck_time_max();
+        for client in &mut self.clients {
+            let is_stuck = client.stuck_since().is_some_and(|since| now - since >= patience);
+            if is_memory_wanted && is_stuck && client.memory.extra_bytes() > 0 {
+                let (peer, bytes) = (client.link.peer(), client.memory.extra_bytes());
+                info!(peer, bytes, "an NBD client was cut off that takes no answers, while others wait for the memory");
+                client.lose();
+            }
+        }
+        if is_place_wanted
+            && self.are_all_places_taken()
+            && let Some(at) = self.longest_stuck(now)
+        {
+            let client = &mut self.clients[at];
+            info!(
+                peer = client.link.peer(),
+                "an NBD client was cut off that takes no answers, while another waits for its place"
+            );
+            client.lose();
+        }
+    }
+
+    fn let_in(&mut self) {
+        while self.clients.len() < NBD_CONNECTIONS_MAX {
+            match self.entrance.try_accept() {
+                Ok(Some(link)) => {
+                    let is_free = |number: &u16| {
+                        self.clients.iter().all(|client| client.number != *number)
+                            && self.orphans.iter().all(|orphan| ServerConn::number_of(*orphan) != *number)
+                    };
+                    let number = (0..SELF).find(is_free).expect("there are more numbers than clients");
+                    let memory = match self.budget.admit() {
+                        Ok(memory) => memory,
+                        Err(exhausted) => {
+                            warn!(peer = link.peer(), "an NBD client was turned away: {exhausted}");
+                            continue;
+                        }
+                    };
+                    debug!(number, peer = link.peer(), "an NBD client came");
+                    let conn = ServerConn::new(number, Arc::clone(&self.exports), &self.limits);
+                    let now = self.clock.now();
+                    let client = Client::new(link, conn, memory, now, &self.losses);
+                    self.clients.push(client.choosing_until(now + self.handshake_time_max));
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    warn!(%error, "an NBD client was not let in");
+                    self.deaf_until = Some(self.clock.now() + ACCEPT_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Answers what is owed, and makes durable what was written.
+    fn say_farewell(&mut self) {
+        let until = self.clock.now() + FAREWELL_TIME_MAX;
+        self.clients.iter_mut().for_each(|client| client.conn.close());
+        loop {
+            self.serve();
+            if self.clients.is_empty() || !self.waits_on(until) {
+                break;
+            }
+        }
+        let was_ours = !self.moving.as_ref().is_some_and(Moving::is_expected);
+        for (at, device) in self.devices.iter_mut().enumerate() {
+            if !device.is_gone() && !device.info().is_read_only && was_ours {
+                self.own_flushes += 1;
+                let id = BlockId(u64::from(SELF) << 48 | at as u64);
+                device.submit(self.clock.now(), BlockRequest::flush(id).launch(), &mut self.done);
+            }
+        }
+        let until = self.clock.now() + FLUSH_TIME_MAX;
+        loop {
+            self.end_turn();
+            self.hand_out();
+            if self.own_flushes == 0 {
+                break;
+            }
+            if !self.waits_on(until) {
+                self.unflushed.get_or_insert("the device did not answer in time".into());
+                break;
+            }
+        }
+    }
+
+    /// Waits for more, but not beyond `until`: whether that has not come yet.
+    fn waits_on(&mut self, until: Instant) -> bool {
+        self.clock.now() < until && self.wait(Some(until)).is_ok()
+    }
+}
+
+fn wrong(reject: Reject) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reject.to_string())
+}

@@ -1,0 +1,262 @@
+//! A disk that is held still, and goes elsewhere once whoever uses it here has left.
+//!
+//! While it is held nothing is asked of it: what its clients say stays where it is, in their sockets.
+
+use farbus_model::Instant;
+use tracing::{info, warn};
+
+use crate::frontend::hold::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
+use crate::importer::session::status::Standing;
+
+/// What an engine knows of a disk's moves.
+pub(super) struct Moving {
+    pub gate: Gate,
+    standing: Standing,
+    stay: Stay,
+    was_expected: bool,
+    arrival: Arrival,
+}
+
+/// Whose the disk is to be.
+enum Stay {
+    /// Its clients'.
+    Here,
+    /// Theirs; it is held still.
+    Held(Held),
+    /// It goes elsewhere, or has gone: it is here again when its session says so.
+    Leaving,
+}
+
+struct Held {
+    since: Instant,
+    /// Who waits to be told that it is.
+    asker: Option<Answer>,
+    /// Who goes on with it when its clients have left.
+    heir: Option<[u8; 32]>,
+}
+
+/// How its clients do.
+#[derive(Clone, Copy)]
+pub(super) struct Clients {
+    /// Whether there are none.
+    pub are_gone: bool,
+    /// Whether all that they asked is answered, and on its way to them.
+    pub are_answered: bool,
+    /// How many of their requests were answered so far.
+    pub answered: u64,
+}
+
+impl Moving {
+    pub fn new(gate: Gate, standing: Standing) -> Self {
+        let was_expected = standing.is_expected();
+        Self { gate, standing, stay: Stay::Here, was_expected, arrival: Arrival::default() }
+    }
+
+    /// Whether it is yet to be handed over to us: then nothing was written to it.
+    pub fn is_expected(&self) -> bool {
+        self.standing.is_expected()
+    }
+
+    /// Whether nothing may be asked of the disk.
+    pub fn is_held(&self) -> bool {
+        !matches!(self.stay, Stay::Here)
+    }
+
+    /// Whether nobody may come.
+    pub fn is_away(&self) -> bool {
+        matches!(self.stay, Stay::Leaving)
+    }
+
+    /// When [`Moving::look_after`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match &self.stay {
+            Stay::Held(Held { since, asker: Some(_), .. }) => Some(*since + QUIET_WITHIN),
+            Stay::Held(Held { since, heir: Some(_), .. }) => Some(*since + LEAVE_WITHIN),
+            Stay::Here | Stay::Held(_) | Stay::Leaving => None,
+        }
+    }
+
+    /// It ends: whatever was to become of it does not.
+    pub fn release(&mut self) {
+        self.stay = Stay::Here;
+    }
+
+    /// Takes orders, and sees what comes next.
+    pub fn look_after(&mut self, now: Instant, clients: Clients) {
+        if std::mem::replace(&mut self.was_expected, self.standing.is_expected()) && !self.was_expected {
+            self.arrival.note(now, clients.answered, !clients.are_answered);
+        }
+        self.arrival.see(now, clients.answered);
+        self.see_what_comes_next(now, clients);
+        self.gate.shut(self.is_held());
+    }
+
+    fn see_what_comes_next(&mut self, now: Instant, clients: Clients) {
+        for order in self.gate.take() {
+            self.carry_out(now, order, clients);
+        }
+        match &mut self.stay {
+            Stay::Here => {}
+            Stay::Leaving if self.standing.is_ours() && self.standing.end().is_none() => {
+                warn!("nobody came for the disk: it is here again");
+                self.stay = Stay::Here;
+            }
+            Stay::Leaving => {}
+            Stay::Held(held) if held.asker.is_some() => {
+                let result = match clients.are_answered {
+                    true => Ok(Granted::ToUser),
+                    false if now - held.since < QUIET_WITHIN => return,
+                    false => Err("what is under way does not come to its end"),
+                };
+                info!(held_us = (now - held.since).as_micros() as u64, ?result, "the disk was held still");
+                if let Some(asker) = held.asker.take() {
+                    asker.give(result);
+                }
+                if result.is_err() {
+                    self.stay = Stay::Here;
+                }
+            }
+            Stay::Held(Held { heir: Some(heir), .. }) if clients.are_gone => {
+                let heir = *heir;
+                if let Err(why) = self.leave(heir) {
+                    warn!(why, "the disk stays here");
+                }
+            }
+            Stay::Held(Held { heir: Some(_), since, .. }) if now - *since >= LEAVE_WITHIN => {
+                warn!("whoever uses the disk has not left: it stays here");
+                self.stay = Stay::Here;
+            }
+            Stay::Held(_) => {}
+        }
+    }
+
+    fn carry_out(&mut self, now: Instant, Order { wish, answer }: Order, clients: Clients) {
+        let result = match (wish, &mut self.stay) {
+            (Wish::Hold | Wish::Move(_), _) if self.standing.is_expected() => {
+                Err("it is yet to be handed over to this host")
+            }
+            (Wish::Hold | Wish::Move(_), Stay::Leaving) => Err("it is being handed over already"),
+            (Wish::Move(_), Stay::Held(Held { heir: Some(_), .. })) => Err("it is being handed over already"),
+            (Wish::Move(heir), Stay::Held(held)) if held.asker.is_none() => {
+                (held.heir, held.since) = (Some(heir), now);
+                Ok(Granted::ToUser)
+            }
+            (Wish::Hold | Wish::Move(_), Stay::Held(_)) => Err("it is held already"),
+            (Wish::Hold, Stay::Here) if clients.are_gone => Err("nobody uses it"),
+            (Wish::Move(heir), Stay::Here) if clients.are_gone => self.leave(heir),
+            (Wish::Hold, Stay::Here) => {
+                self.stay = Stay::Held(Held { since: now, asker: Some(answer), heir: None });
+                return;
+            }
+            (Wish::Move(heir), Stay::Here) => {
+                self.stay = Stay::Held(Held { since: now, asker: Some(answer), heir: Some(heir) });
+                return;
+            }
+            (Wish::GoOn, Stay::Held(held)) => {
+                if let Some(asker) = held.asker.take() {
+                    asker.give(Err("it is to go on"));
+                }
+                self.stay = Stay::Here;
+                Ok(Granted::ToUser)
+            }
+            (Wish::GoOn, Stay::Here | Stay::Leaving) => Err("it is not held"),
+        };
+        answer.give(result);
+    }
+
+    fn leave(&mut self, heir: [u8; 32]) -> Result<Granted, &'static str> {
+        let left = self.standing.bequeath(heir);
+        if left.is_ok() {
+            info!("the disk goes to its heir");
+        }
+        self.stay = if left.is_ok() { Stay::Leaving } else { Stay::Here };
+        left.map(|()| Granted::AtOnce)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    const BUSY: Clients = Clients { are_gone: false, are_answered: false, answered: 0 };
+    const ANSWERED: Clients = Clients { are_gone: false, are_answered: true, answered: 0 };
+    const GONE: Clients = Clients { are_gone: true, are_answered: true, answered: 0 };
+
+    fn at_s(s: u64) -> Instant {
+        Instant::from_nanos(s * 1_000_000_000)
+    }
+
+    /// What an order comes to whose clients do like this, in the first second.
+    fn ordered(
+        moving: &mut Moving,
+        clients: Clients,
+        order: impl FnOnce(&Gate) -> Result<Granted, &'static str> + Send + 'static,
+    ) -> Result<Granted, &'static str> {
+        let gate = moving.gate.clone();
+        let asked = thread::spawn(move || order(&gate));
+        while !asked.is_finished() {
+            moving.look_after(at_s(1), clients);
+            thread::sleep(Duration::from_millis(1));
+        }
+        asked.join().unwrap()
+    }
+
+    fn moving() -> (Moving, Standing) {
+        let standing = Standing::default();
+        (Moving::new(Gate::new().unwrap(), standing.clone()), standing)
+    }
+
+    #[test]
+    fn it_goes_when_whoever_uses_it_has_left_and_comes_back_if_nobody_wants_it() {
+        let (mut moving, standing) = moving();
+        assert_eq!(ordered(&mut moving, ANSWERED, |gate| gate.hand_over([7; 32])), Ok(Granted::ToUser));
+        assert!(moving.is_held() && !moving.is_away() && standing.is_ours() && moving.gate.is_shut());
+        assert_eq!(
+            ordered(&mut moving, ANSWERED, |gate| gate.hand_over([8; 32])),
+            Err("it is being handed over already")
+        );
+        moving.look_after(at_s(2), GONE);
+        assert!(moving.is_away() && standing.heir() == Some([7; 32]));
+        assert_eq!(ordered(&mut moving, GONE, Gate::go_on), Err("it is not held"));
+        standing.disinherit();
+        moving.look_after(at_s(3), GONE);
+        assert!(!moving.is_held() && !moving.gate.is_shut());
+        assert_eq!(ordered(&mut moving, GONE, |gate| gate.hand_over([7; 32])), Ok(Granted::AtOnce));
+    }
+
+    #[test]
+    fn whoever_does_not_leave_in_time_keeps_it() {
+        let (mut moving, standing) = moving();
+        assert_eq!(ordered(&mut moving, GONE, Gate::hold), Err("nobody uses it"));
+        assert_eq!(ordered(&mut moving, ANSWERED, Gate::hold), Ok(Granted::ToUser));
+        assert_eq!(moving.poll_timeout(), None, "it is held until somebody says otherwise");
+        assert_eq!(ordered(&mut moving, ANSWERED, |gate| gate.hand_over([7; 32])), Ok(Granted::ToUser));
+        assert_eq!(moving.poll_timeout(), Some(at_s(1) + LEAVE_WITHIN));
+        moving.look_after(at_s(1) + LEAVE_WITHIN, ANSWERED);
+        assert!(!moving.is_held() && standing.is_ours());
+        assert_eq!(ordered(&mut moving, ANSWERED, Gate::hold), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, Gate::go_on), Ok(Granted::ToUser));
+        assert!(!moving.is_held());
+    }
+
+    #[test]
+    fn what_is_not_ours_yet_is_neither_held_nor_handed_on_and_what_never_ends_goes_on() {
+        let (mut moving, standing) = moving();
+        standing.note_expected(true);
+        let not_yet = Err("it is yet to be handed over to this host");
+        assert_eq!(ordered(&mut moving, GONE, |gate| gate.hand_over([7; 32])), not_yet);
+        assert_eq!(ordered(&mut moving, BUSY, Gate::hold), not_yet);
+        standing.note_expected(false);
+        let gate = moving.gate.clone();
+        let asked = thread::spawn(move || gate.hold());
+        while !moving.is_held() {
+            moving.look_after(at_s(1), BUSY);
+        }
+        moving.look_after(at_s(1) + QUIET_WITHIN, BUSY);
+        assert_eq!(asked.join().unwrap(), Err("what is under way does not come to its end"));
+        assert!(!moving.is_held());
+    }
+}

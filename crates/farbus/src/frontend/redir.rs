@@ -1,0 +1,724 @@
+//! A remote device for a virtual machine: what QEMU's `usb-redir` connects to, and no kernel of this machine's.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Interest, Link, Watched, wait};
+use farbus_io::sys::unread::is_all_read;
+use farbus_model::{Device, Instant, Limits};
+use farbus_session::native::RemoteUsb;
+use farbus_session::native::control::LUGGAGE_BYTES_MAX;
+use farbus_session::redir::Frozen;
+use farbus_session::snapshot::{self, Writer};
+use farbus_session::{RedirHost, Reject};
+use tracing::{debug, info, warn};
+
+use crate::broker::Hands;
+use crate::common::socket_place::{Entrance, Place, Protocol, plain_name};
+use crate::frontend::hold::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
+use crate::frontend::open_users::{OpenClients, OpenUsers};
+use crate::frontend::remote_usb::FarDevice;
+use crate::frontend::{
+    Attachment, Ended, Ender, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status,
+};
+use crate::importer::client::{Client, ClientError, GRACE, Target, local};
+use crate::importer::session::connection::Linked;
+use crate::importer::session::status::Standing;
+use crate::link::meters::{Calls, Meters};
+use crate::parting::{Asker, Parter, Saved, Verdict};
+
+/// How a guest without a name of its own is called.
+const GUEST: &str = "a guest";
+/// The class of interfaces of disks (USB, defined class codes).
+const MASS_STORAGE: u8 = 8;
+/// How long a guest may take to see that its device is gone, before the connection goes too.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// How long the device may take to answer what is under way, before reads that have nothing are taken back.
+const OWN_PACE: Duration = Duration::from_millis(100);
+/// How long all may take to come to rest for another process: less than whoever asks for that waits.
+const PART_WITHIN: Duration = Duration::from_secs(4);
+/// Kind of its snapshots.
+const SNAPSHOT_KIND: u16 = 6;
+/// How often is looked whether it has: nothing tells.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// A guest that is held still.
+struct Held {
+    since: Instant,
+    /// Who waits to be told that it is.
+    asker: Option<Answer>,
+    has_taken_back: bool,
+    /// Who goes on with its device when it has left.
+    heir: Option<[u8; 32]>,
+}
+
+/// Whose the device is to be.
+enum Stay {
+    /// Its guest's, who is here or may come.
+    Here,
+    /// It is to be handed over to this host: whoever connects waits until it is.
+    Inheriting,
+    /// It goes to the host with this key, with this, as soon as nothing is under way.
+    Leaving([u8; 32], Option<Frozen>),
+    /// It waits for its heir. If none comes it is here, and this again.
+    Gone(Option<Frozen>),
+    /// Of the guest whose stream this is: it is who connects next.
+    Expecting(Frozen),
+}
+
+/// What a virtual machine speaks; its port is where `usbredirserver` listens.
+pub const PROTOCOL: Protocol = Protocol { name: "usbredir", word: "redir", port: 4000 };
+
+/// `--via redir`: a virtual machine, whose QEMU connects by `usb-redir`.
+pub struct Redir;
+
+impl FrontEnd for Redir {
+    fn name(&self) -> &'static str {
+        "redir"
+    }
+
+    fn summary(&self) -> &'static str {
+        "In a virtual machine"
+    }
+
+    fn protocol(&self) -> Option<Protocol> {
+        Some(PROTOCOL)
+    }
+
+    fn takes_handed_over(&self) -> bool {
+        true
+    }
+
+    fn needs(&self, request: &Request) -> Vec<Need> {
+        vec![Need::Listen(request.place_of(PROTOCOL))]
+    }
+
+    fn take(
+        &self,
+        client: &Client,
+        request: &Request,
+        prepared: &mut Prepared,
+    ) -> Result<Box<dyn Attachment>, ClientError> {
+        // First what may be missing here: nothing is taken from anybody before.
+        let place = request.place_of(PROTOCOL);
+        let entrance = prepared.entrance(client, &place)?;
+        let target = &request.target;
+        let device = match request.is_handed_over {
+            true => FarDevice::inherit(client, target, GRACE),
+            false => FarDevice::open(client, target, GRACE),
+        };
+        match device {
+            Ok(device) => {
+                let attachment = RedirAttachment::over(device, target, entrance, client.hands().clone())?;
+                Ok(Box::new(RedirAttachment { is_handed_over: request.is_handed_over, ..attachment }))
+            }
+            Err(error) => {
+                prepared.keep(entrance);
+                Err(error)
+            }
+        }
+    }
+
+    fn manner(&self, request: &Request) -> String {
+        format!("redir at {}", request.place_of(PROTOCOL).as_host())
+    }
+
+    fn restore(
+        &self,
+        client: &Client,
+        request: &Request,
+        _: &[u32],
+        saved: Saved,
+    ) -> Result<Box<dyn Restored>, ClientError> {
+        let wrong = |reject: Reject| ClientError::Local(reject.to_string());
+        let Saved { snapshot, descriptors } = saved;
+        let mut from = snapshot::open(&snapshot, SNAPSHOT_KIND).map_err(wrong)?;
+        let mut guest = None;
+        if from.flag("guest").map_err(wrong)? {
+            let peer = String::from_utf8_lossy(from.bytes("guest's name").map_err(wrong)?).into_owned();
+            guest = Some((peer, Frozen::from_bytes(from.bytes("stream").map_err(wrong)?).map_err(wrong)?));
+        }
+        let mut descriptors = descriptors.into_iter();
+        let (entrance, socket) = (descriptors.next(), descriptors.next());
+        let (Some(entrance), true) = (entrance, socket.is_some() == guest.is_some()) else {
+            return Err(ClientError::Local("what is open of it does not come with it".into()));
+        };
+        let linked = Linked::<RemoteUsb>::restore(client.redial(&request.target)?, &mut from).map_err(local)?;
+        if let Err(reject) = from.end("snapshot") {
+            linked.hand_over();
+            return Err(wrong(reject));
+        }
+        if linked.remote().in_flight() > 0 {
+            linked.hand_over();
+            return Err(ClientError::Local("the device has what nobody asked".into()));
+        }
+        let entrance = Entrance::passed(entrance, &request.place_of(PROTOCOL));
+        let (device, hands) = (FarDevice::Session(Box::new(linked)), client.hands().clone());
+        let mut attachment = RedirAttachment::over(device, &request.target, entrance, hands)?;
+        if let (Some(socket), Some((peer, frozen))) = (socket, guest) {
+            let link = match peer.parse() {
+                Ok(address) => Link::over_tcp(socket, address).map_err(local)?,
+                Err(_) => Link::over_local(socket, &peer),
+            };
+            (attachment.relay.guest, attachment.restored_guest) = (Some(link), Some(frozen));
+        }
+        Ok(Box::new(attachment))
+    }
+}
+
+/// A device that waits for a virtual machine, serves it, and waits for the next.
+struct RedirAttachment {
+    relay: Relay,
+    place: Place,
+    target: Target,
+    ender: Ender,
+    gate: Gate,
+    local_address: Option<SocketAddr>,
+    session: Option<Standing>,
+    meters: Arc<Meters>,
+    hands: Hands,
+    parter: Parter<Saved>,
+    /// Whether another host is yet to hand it over.
+    is_handed_over: bool,
+    /// The stream of a guest of another process, who goes on here.
+    restored_guest: Option<Frozen>,
+}
+
+impl RedirAttachment {
+    /// Lends a device that was taken before to whoever connects at `entrance`.
+    fn over(device: FarDevice, target: &Target, entrance: Entrance, hands: Hands) -> Result<Self, ClientError> {
+        let place = entrance.place().map_err(local)?;
+        let (clock, local_address, session) = (device.clock(), device.local_address(), device.standing());
+        let host = RedirHost::new(device, Limits::RELAYED);
+        let ender = Ender::new().map_err(local)?;
+        let gate = Gate::new().map_err(local)?;
+        let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
+        let relay = Relay {
+            entrance,
+            guest: None,
+            held: None,
+            stay,
+            host,
+            clock,
+            calls: Calls::default(),
+            arrival: Arrival::default(),
+            open: OpenClients::default(),
+        };
+        let (parter, meters, target) = (Parter::new(ender.shared_wake()), Arc::default(), target.clone());
+        let (is_handed_over, restored_guest) = (false, None);
+        Ok(Self {
+            relay,
+            place,
+            target,
+            ender,
+            gate,
+            local_address,
+            session,
+            meters,
+            hands,
+            parter,
+            is_handed_over,
+            restored_guest,
+        })
+    }
+
+    /// Another process goes on with it.
+    fn leave(mut self) {
+        self.relay.host.with_device(|device, _| device.leave());
+        // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
+        let _ = self.relay.entrance.into_descriptor();
+    }
+}
+
+impl Attachment for RedirAttachment {
+    fn status(&self) -> Status {
+        let (at, options) = (self.place.to_string(), self.place.chardev_options());
+        let how = if self.is_handed_over { "waits to be handed over at" } else { "attached at" };
+        let id = format!("farbus-{}", plain_name(&self.target.device));
+        let next = format!(
+            "qemu-system-x86_64 -device qemu-xhci -chardev socket,id={id},{options} -device usb-redir,chardev={id}\n  \
+             or, in the monitor of one that runs: chardev-add socket,id={id},{options}\n  \
+                                                  device_add usb-redir,id={id},chardev={id}"
+        );
+        Status {
+            introduction: Introduction { line: format!("{} {how} {at}", self.target), next: Some(next), export: None },
+            at,
+            how: "over a plain connection",
+            mode: None,
+            port: None,
+            local_address: self.local_address,
+        }
+    }
+
+    fn handle(&self) -> Handle {
+        let (may_move, open) = (self.relay.host.session().device().may_move(), self.relay.open.clone());
+        // Of a disk that a guest is shown: what the guest has not written out would be lost.
+        let users =
+            OpenUsers::new(move || open.count(), "a virtual machine has this disk", "virtual machines have this disk");
+        Handle::new(self.ender.clone())
+            .holding_by(Some(self.gate.clone()))
+            .used_by(users.waited_for())
+            .in_session(self.session.clone())
+            .saving_by(may_move.then(|| self.parter.clone()))
+            .metered_by(Arc::clone(&self.meters))
+    }
+
+    /// Serves whoever connects, one after the other, until it ends.
+    fn run(mut self: Box<Self>) -> Ended {
+        if let Some(frozen) = self.restored_guest.take() {
+            self.relay.thaw(frozen);
+        }
+        let ended = self.relay.run(&self.ender, &self.gate, &self.parter, &self.meters);
+        if matches!(ended, Ended::HandedOver) {
+            self.hands.leave_place(&self.place);
+            (*self).leave();
+        }
+        ended
+    }
+}
+
+impl Restored for RedirAttachment {
+    fn go_on(self: Box<Self>, hands: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
+        match hands.take_place(&self.place) {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                (*self).leave();
+                Err(local(error))
+            }
+        }
+    }
+
+    fn leave(self: Box<Self>) {
+        (*self).leave();
+    }
+}
+
+/// The engine between a guest and a remote exporter: one thread, the device, the guest's socket, or one where the next guest arrives.
+struct Relay {
+    entrance: Entrance,
+    guest: Option<Link>,
+    held: Option<Held>,
+    stay: Stay,
+    host: RedirHost<FarDevice>,
+    clock: Clock,
+    calls: Calls,
+    arrival: Arrival,
+    /// How many guests have a disk of this, for its owner.
+    open: OpenClients,
+}
+
+impl Relay {
+    fn run(&mut self, ender: &Ender, gate: &Gate, parter: &Parter<Saved>, meters: &Meters) -> Ended {
+        let ended = loop {
+            if ender.hears() {
+                break Ended::Asked;
+            }
+            if let Some(asker) = parter.asked()
+                && self.part_with(asker) == Verdict::Go
+            {
+                return Ended::HandedOver;
+            }
+            if let Err(error) = self.turn(ender, gate) {
+                break Ended::Lost(error.to_string());
+            }
+            meters.publish(self.host.counters(), self.calls);
+            self.open.show(usize::from(self.is_disk_in_use()));
+            if let Err(reject) = self.look_after_stay() {
+                break Ended::Broken(reject);
+            }
+            gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
+            if let Some(ended) = self.host.session().device().ended() {
+                self.say_farewell();
+                break ended;
+            }
+        };
+        self.host.with_device(FarDevice::close);
+        ended
+    }
+
+    /// Whether a guest is shown it, and it is a disk.
+    fn is_disk_in_use(&self) -> bool {
+        let session = self.host.session();
+        let is_in_use = self.guest.is_some() && session.is_shown() && !session.is_refused();
+        let configurations = &session.device().descriptors().configurations;
+        is_in_use && configurations.iter().flat_map(|each| &each.settings).any(|each| each.class[0] == MASS_STORAGE)
+    }
+
+    /// Another process is to go on: what is under way comes to rest, and the guest's stream is written down as for a migration.
+    fn part_with(&mut self, asker: Asker<Saved>) -> Verdict {
+        // Whoever asked hears nothing, and gives up, if it is on its way to another host, or does not come to rest.
+        if self.held.is_some() || !matches!(self.stay, Stay::Here) || !self.comes_to_rest() {
+            return Verdict::Stay;
+        }
+        let frozen = self.guest.is_some().then(|| self.host.freeze());
+        let verdict = match self.save(frozen.as_ref()) {
+            Ok(saved) => asker.part(saved),
+            Err(error) => {
+                warn!(%error, "the device cannot be passed on");
+                Verdict::Stay
+            }
+        };
+        match (verdict, frozen) {
+            (Verdict::Go, _) => {}
+            (Verdict::Stay, Some(frozen)) => self.thaw(frozen),
+            (Verdict::Stay, None) => self.host.resume(),
+        }
+        verdict
+    }
+
+    /// Whether the device owes nothing any more; if it does all the same its guest goes on.
+    fn comes_to_rest(&mut self) -> bool {
+        let since = self.clock.now();
+        self.host.quiesce(since);
+        let mut has_taken_back = false;
+        loop {
+            let now = self.clock.now();
+            if !has_taken_back && now - since >= OWN_PACE {
+                has_taken_back = true;
+                self.host.take_back_reads(now);
+            }
+            let is_served = self.host.advance(now).is_ok();
+            self.host.with_device(|device, done| device.end_turn(now, done));
+            let is_still = self.host.session().device().is_still();
+            if is_served && is_still && (self.guest.is_none() || self.host.is_quiet()) {
+                return true;
+            }
+            let readiness = self.host.session().device().readiness();
+            let on_device =
+                readiness.and_then(Watched::interest).map(|interest| wait(&mut [interest], Some(LOOK_AGAIN)));
+            let can_wait = on_device.is_some_and(|waited| waited.is_ok());
+            if !is_served || !can_wait || now - since >= PART_WITHIN {
+                self.host.resume();
+                return false;
+            }
+            self.host.with_device(|device, done| device.handle_ready(now, done));
+        }
+    }
+
+    fn save(&mut self, frozen: Option<&Frozen>) -> io::Result<Saved> {
+        let mut to = Writer::new(SNAPSHOT_KIND);
+        let mut descriptors = vec![self.entrance.as_fd().try_clone_to_owned()?];
+        let guest = self.guest.as_ref().zip(frozen);
+        to.flag(guest.is_some());
+        if let Some((link, frozen)) = guest {
+            to.bytes(link.peer().as_bytes());
+            to.bytes(&frozen.to_bytes());
+            descriptors.push(link.as_fd().try_clone_to_owned()?);
+        }
+        let is_saved = self.host.with_device(|device, _| device.save_to(&mut to));
+        if !is_saved {
+            return Err(io::Error::other("it has no session, or that is over"));
+        }
+        Ok(Saved { snapshot: to.into_bytes(), descriptors })
+    }
+
+    fn turn(&mut self, ender: &Ender, gate: &Gate) -> io::Result<()> {
+        let guest_full = self.serve_guest();
+        // Before the wait: whoever has his answer may say nothing more for a long time.
+        self.arrival.see(self.clock.now(), self.host.counters().urbs);
+        self.look_after_held();
+        let now = self.clock.now();
+        self.host.with_device(|device, done| device.end_turn(now, done));
+        let is_coming_to_rest = self.held.as_ref().is_some_and(|held| held.asker.is_some());
+        let timeout = self.host.poll_timeout().map(|at| at - self.clock.now());
+        let again = match &self.held {
+            _ if is_coming_to_rest => Some(LOOK_AGAIN),
+            Some(Held { since, heir: Some(_), .. }) => Some(*since + LEAVE_WITHIN - now),
+            _ => None,
+        };
+        let timeout = [timeout, again].into_iter().flatten().min();
+        self.calls.wait += 1;
+        let on_guest = match &self.guest {
+            Some(guest) => Interest::new(guest.as_fd(), guest_full),
+            None => Interest::new(self.entrance.as_fd(), false),
+        };
+        let readiness = self.host.session().device().readiness();
+        let on_device = readiness.and_then(Watched::interest).expect("a remote device is waited for on a descriptor");
+        let (on_ender, on_gate) = (Interest::new(ender.wake().as_fd(), false), gate.interest());
+        let mut interests = [on_device, on_ender, on_gate, on_guest];
+        // Whoever comes while the device is elsewhere waits.
+        let is_open = self.guest.is_some() || matches!(self.stay, Stay::Here | Stay::Expecting(_));
+        wait(&mut interests[..if is_open { 4 } else { 3 }], timeout)?;
+        let [on_device, _, on_gate, on_guest] = interests.map(|interest| interest.readable);
+        if on_gate {
+            gate.take().into_iter().for_each(|order| self.carry_out(order));
+        }
+        if on_guest {
+            match self.guest {
+                Some(_) => self.receive_from_guest(),
+                None => self.welcome(),
+            }
+        }
+        let now = self.clock.now();
+        if on_device || self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.calls.receive += 1;
+            self.host.with_device(|device, done| device.handle_ready(now, done));
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, Order { wish, answer }: Order) {
+        let now = self.clock.now();
+        let result = match (wish, &mut self.held) {
+            (Wish::Hold | Wish::Move(_), _) if !matches!(self.stay, Stay::Here) => {
+                Err("it is being handed over already")
+            }
+            (Wish::Move(_), _) if !self.host.session().device().may_move() => {
+                Err("it has no session that could be handed over (a paired host, or --grace SECONDS)")
+            }
+            (Wish::Move(_), Some(Held { heir: Some(_), .. })) => Err("it is being handed over already"),
+            (Wish::Move(heir), Some(held)) if held.asker.is_none() => {
+                (held.heir, held.since) = (Some(heir), now);
+                if self.guest.is_none() {
+                    self.part();
+                }
+                Ok(Granted::ToUser)
+            }
+            (Wish::Hold | Wish::Move(_), Some(_)) => Err("it is held already"),
+            (Wish::Hold, None) if self.guest.is_none() => Err("no virtual machine has it"),
+            (Wish::Move(heir), None) if self.guest.is_none() => {
+                self.stay = Stay::Leaving(heir, None);
+                Ok(Granted::AtOnce)
+            }
+            (Wish::Hold | Wish::Move(_), None) => {
+                self.host.quiesce(now);
+                let heir = if let Wish::Move(heir) = wish { Some(heir) } else { None };
+                self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false, heir });
+                return;
+            }
+            // Whoever was to go on with it does not come.
+            (Wish::GoOn, None) if matches!(self.stay, Stay::Expecting(_)) => {
+                self.dismiss();
+                Ok(Granted::AtOnce)
+            }
+            (Wish::GoOn, None) => Err("it is not held"),
+            // It ended and nobody came in its place: the next one is another.
+            (Wish::GoOn, Some(_)) if self.guest.is_none() => {
+                self.dismiss();
+                Ok(Granted::AtOnce)
+            }
+            (Wish::GoOn, Some(_)) => {
+                self.go_on();
+                Ok(Granted::ToUser)
+            }
+        };
+        answer.give(result);
+    }
+
+    /// What is held comes to rest, or does not.
+    fn look_after_held(&mut self) {
+        let now = self.clock.now();
+        let Some(held) = &mut self.held else { return };
+        if held.asker.is_none() {
+            if held.heir.is_some() && now - held.since >= LEAVE_WITHIN {
+                warn!("the virtual machine has not left: its device stays here");
+                self.go_on();
+            }
+            return;
+        }
+        if !held.has_taken_back && now - held.since >= OWN_PACE {
+            held.has_taken_back = true;
+            self.host.take_back_reads(now);
+        }
+        let all_read = self.guest.as_ref().is_some_and(|guest| is_all_read(guest).unwrap_or(false));
+        let is_at_rest = self.host.is_quiet() && !self.host.has_transmit() && all_read;
+        let result = match is_at_rest {
+            true => Ok(Granted::ToUser),
+            false if now - held.since < QUIET_WITHIN => return,
+            false => Err("what is under way does not come to its end"),
+        };
+        info!(held_us = (now - held.since).as_micros() as u64, ?result, "the virtual machine's device was held still");
+        if let Some(asker) = held.asker.take() {
+            asker.give(result);
+        }
+        if result.is_err() {
+            self.go_on();
+        }
+    }
+
+    /// The guest goes on, here or where it has come from now.
+    fn go_on(&mut self) {
+        if self.held.take().is_some() {
+            self.host.resume();
+        }
+    }
+
+    /// Does what the guest asked and sends what it is to have; whether its socket takes no more. What the guest does wrong costs
+    /// it the connection, and nobody else anything.
+    fn serve_guest(&mut self) -> bool {
+        loop {
+            if let Err(fault) = self.host.advance(self.clock.now()) {
+                warn!("{GUEST} was hung up on: {fault}");
+                self.dismiss();
+                return false;
+            }
+            match self.flush_guest() {
+                Ok(true) if self.host.is_hungry() => {}
+                Ok(is_flushed) => return !is_flushed,
+                Err(error) => {
+                    debug!(%error, "the guest's socket ended");
+                    self.dismiss();
+                }
+            }
+        }
+    }
+
+    /// Its guest has left: the device follows it, with all that it had asked.
+    fn part(&mut self) {
+        self.guest = None;
+        if let Some(heir) = self.held.as_ref().and_then(|held| held.heir) {
+            info!("the virtual machine has left: its device goes to its heir");
+            self.held = None;
+            self.stay = Stay::Leaving(heir, Some(self.host.freeze()));
+        }
+    }
+
+    /// What comes next of a device that goes elsewhere, or comes from there.
+    fn look_after_stay(&mut self) -> Result<(), Reject> {
+        let device = self.host.session().device();
+        if device.is_gone() {
+            return Ok(());
+        }
+        let (is_open, is_still, is_moving) = (device.is_open(), device.is_still(), device.is_moving());
+        let stay = std::mem::replace(&mut self.stay, Stay::Here);
+        self.stay = match stay {
+            Stay::Inheriting if is_open => {
+                let luggage = self.host.with_device(|device, _| device.take_luggage());
+                info!(luggage = luggage.len(), "a virtual machine's stream came with it");
+                let frozen = if luggage.is_empty() { None } else { Some(Frozen::from_bytes(&luggage)?) };
+                let is_awaited = frozen.as_ref().is_some_and(|frozen| !frozen.from_guest.is_empty());
+                self.arrival.note(self.clock.now(), self.host.counters().urbs, is_awaited);
+                frozen.map_or(Stay::Here, Stay::Expecting)
+            }
+            Stay::Leaving(heir, frozen) if is_still => {
+                let luggage = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();
+                match (luggage.len() <= LUGGAGE_BYTES_MAX, frozen) {
+                    (false, Some(frozen)) => {
+                        warn!(
+                            bytes = luggage.len(),
+                            "the virtual machine had asked too much to be handed over: its device stays here"
+                        );
+                        Stay::Expecting(frozen)
+                    }
+                    (_, frozen) => {
+                        let now = self.clock.now();
+                        self.host.with_device(|device, done| {
+                            device.bequeath(heir, luggage);
+                            device.end_turn(now, done);
+                        });
+                        Stay::Gone(frozen)
+                    }
+                }
+            }
+            Stay::Gone(frozen) if !is_moving => {
+                warn!("nobody came for the device: it is here again");
+                frozen.map_or(Stay::Here, Stay::Expecting)
+            }
+            stay => stay,
+        };
+        Ok(())
+    }
+
+    /// Who has connected is the guest whose stream was handed over.
+    fn thaw(&mut self, frozen: Frozen) {
+        info!("the virtual machine goes on here");
+        if let Err(fault) = self.host.thaw(self.clock.now(), frozen) {
+            warn!("{GUEST} was hung up on: {fault}");
+            self.dismiss();
+        }
+    }
+
+    fn welcome(&mut self) {
+        match self.entrance.try_accept() {
+            Ok(Some(link)) => {
+                self.guest = Some(link);
+                if let Stay::Expecting(frozen) = std::mem::replace(&mut self.stay, Stay::Here) {
+                    self.thaw(frozen);
+                } else if self.held.is_some() {
+                    info!("the virtual machine goes on where it has moved to");
+                    self.go_on();
+                } else {
+                    info!("a virtual machine has connected");
+                    self.host.connect();
+                }
+            }
+            Ok(None) => {}
+            Err(error) => warn!(%error, "a virtual machine could not connect"),
+        }
+    }
+
+    /// The guest is gone or has to go: the device is reset, and waits for the next.
+    fn dismiss(&mut self) {
+        self.held = None;
+        if matches!(self.stay, Stay::Expecting(_)) {
+            self.stay = Stay::Here;
+        }
+        if self.guest.take().is_some() {
+            let dropped = self.host.session().dropped();
+            info!(dropped, "the virtual machine has disconnected; the device waits for the next");
+        }
+        self.host.disconnect(self.clock.now());
+    }
+
+    fn receive_from_guest(&mut self) {
+        let Some(guest) = &self.guest else { return };
+        self.calls.receive += 1;
+        let was_refused = self.host.session().is_refused();
+        match guest.try_receive(self.host.receive_space()) {
+            Ok(Some(0)) if self.is_on_its_way() => self.part(),
+            Ok(Some(0)) => self.dismiss(),
+            Ok(Some(count)) => self.host.handle_received(count),
+            Ok(None) => {}
+            Err(error) => {
+                debug!(%error, "the guest's socket ended");
+                self.dismiss();
+            }
+        }
+        if !was_refused && self.host.session().is_refused() {
+            warn!("the virtual machine refuses this device: its own filter (filter= of usb-redir) takes none like it");
+        }
+    }
+
+    /// Whether a guest that ends its connection now has moved.
+    fn is_on_its_way(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.asker.is_none())
+    }
+
+    fn flush_guest(&mut self) -> io::Result<bool> {
+        let Some(guest) = &self.guest else { return Ok(true) };
+        while self.host.has_transmit() {
+            self.calls.send += 1;
+            let sent = guest.try_send(&self.host.poll_transmit())?;
+            match sent {
+                Some(count) => self.host.handle_transmitted(count),
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// The device is gone: its guest is told, and has a moment to say that it saw that.
+    fn say_farewell(&mut self) {
+        self.go_on();
+        self.host.handle_gone(self.clock.now());
+        let until = self.clock.now() + FAREWELL_TIME_MAX;
+        while self.guest.is_some() {
+            let is_full = self.serve_guest();
+            let left = until - self.clock.now();
+            let Some(guest) = self.guest.as_ref().filter(|_| !self.host.is_finished() && !left.is_zero()) else {
+                return;
+            };
+            let mut interests = [Interest::new(guest.as_fd(), is_full)];
+            if wait(&mut interests, Some(left)).is_err() {
+                return;
+            }
+            if interests[0].readable {
+                self.receive_from_guest();
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! A USB device of another host, whichever tongue brings it: what a front end here lends on.
+//!
+//! Over plain USB/IP it lives and ends with its one link; in a session it outlives its links ([`Linked`]). To an engine both are a
+//! [`Device`] with something to wait on, whose end says why.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Gathering, Link};
+use farbus_model::{
+    Completions, Descriptors, Device, DeviceLayer, InFlight, Instant, Readiness, Selection, Speed, UrbId,
+};
+use farbus_session::RemoteDevice;
+use farbus_session::native::control::Cause;
+use farbus_session::native::{Attached, Movable, RemoteUsb, State};
+use farbus_session::redir::FROZEN_MAGIC;
+use farbus_session::snapshot::Writer;
+
+use crate::frontend::Ended;
+use crate::importer::client::{Client, ClientError, Target, local, local_address};
+use crate::importer::session::connection::Linked;
+use crate::importer::session::status::Standing;
+
+/// A USB device of another host.
+pub enum FarDevice {
+    /// Over a link of plain USB/IP.
+    Plain(Box<PlainDevice>),
+    /// In a session.
+    Session(Box<Linked<RemoteUsb>>),
+}
+
+impl FarDevice {
+    /// Takes `target`: in a session that outlives its links for `grace` unless somebody said otherwise, if there is to be one.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open(client: &Client, target: &Target, grace: Duration) -> Result<Self, ClientError> {
+        if let Some(linked) = client.session(target, grace)? {
+            return Ok(FarDevice::Session(Box::new(linked)));
+        }
+        let (link, device) = client.enumerate(target)?;
+        Ok(FarDevice::Plain(Box::new(PlainDevice::new(link, device).map_err(local)?)))
+    }
+
+    /// Takes `target` as soon as it is handed over to this host, with what a guest's stream was like ([`FROZEN_MAGIC`]).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn inherit(client: &Client, target: &Target, grace: Duration) -> Result<Self, ClientError> {
+        let linked = client.inherit(target, *FROZEN_MAGIC, grace)?;
+        Ok(FarDevice::Session(Box::new(linked)))
+    }
+
+    /// Whether it is there; one that is to be handed over is not yet.
+    pub fn is_open(&self) -> bool {
+        match self {
+            FarDevice::Plain(_) => true,
+            FarDevice::Session(linked) => *linked.remote().state() == State::Open,
+        }
+    }
+
+    /// What came along with it.
+    pub fn take_luggage(&mut self) -> Vec<u8> {
+        match self {
+            FarDevice::Plain(_) => Vec::new(),
+            FarDevice::Session(linked) => linked.remote_mut().take_luggage(),
+        }
+    }
+
+    /// Whether it can be handed over to another host.
+    pub fn may_move(&self) -> bool {
+        matches!(self, FarDevice::Session(_))
+    }
+
+    /// Writes it down for another process; whether it can be.
+    pub fn save_to(&mut self, to: &mut Writer) -> bool {
+        match self {
+            FarDevice::Session(linked) if linked.end().is_none() && linked.is_movable() => {
+                Linked::save(linked, to);
+                true
+            }
+            FarDevice::Session(_) | FarDevice::Plain(_) => false,
+        }
+    }
+
+    /// Another process goes on with it.
+    pub fn leave(&mut self) {
+        if let FarDevice::Session(linked) = self {
+            linked.remote_mut().hand_over();
+        }
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_still(&self) -> bool {
+        match self {
+            FarDevice::Plain(plain) => plain.device.in_flight() == 0,
+            FarDevice::Session(linked) => linked.remote().is_still(),
+        }
+    }
+
+    /// Hands it over as it is to the host with this key, with this for it. It ends once that host has it, or is ours again.
+    pub fn bequeath(&mut self, heir: [u8; 32], luggage: Vec<u8>) {
+        if let FarDevice::Session(linked) = self {
+            linked.remote_mut().bequeath_with(heir, luggage);
+        }
+    }
+
+    /// Whether it was handed over, and nobody has come for it yet.
+    pub fn is_moving(&self) -> bool {
+        match self {
+            FarDevice::Plain(_) => false,
+            FarDevice::Session(linked) => linked.remote().is_moving(),
+        }
+    }
+
+    /// Our end of the link, as the exporter sees its user; a session's user is known by its key.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        match self {
+            FarDevice::Plain(plain) => local_address(&plain.link),
+            FarDevice::Session(_) => None,
+        }
+    }
+
+    /// How its session stands, if it has one.
+    pub fn standing(&self) -> Option<Standing> {
+        match self {
+            FarDevice::Plain(_) => None,
+            FarDevice::Session(linked) => Some(linked.standing()),
+        }
+    }
+
+    /// The clock by which it is driven.
+    pub fn clock(&self) -> Clock {
+        match self {
+            FarDevice::Plain(plain) => plain.clock,
+            FarDevice::Session(linked) => linked.clock(),
+        }
+    }
+
+    /// Why it is over, if it is. Whatever was asked of it has ended by then.
+    pub fn ended(&self) -> Option<Ended> {
+        match self {
+            FarDevice::Plain(plain) => plain.over.as_ref().map(Over::ended),
+            FarDevice::Session(linked) => linked.end().map(Ended::by),
+        }
+    }
+
+    /// Gives it back; what is still asked of it ends.
+    pub fn close(&mut self, done: &mut Completions) {
+        match self {
+            FarDevice::Plain(plain) => plain.end(Over::Given, done),
+            FarDevice::Session(linked) => {
+                linked.close(done);
+                if linked.end().is_none() {
+                    linked.remote_mut().handle_over(Cause::Asked, "given back", done);
+                }
+            }
+        }
+    }
+}
+
+/// A device, and the one link over which it is spoken to.
+pub struct PlainDevice {
+    link: Link,
+    device: RemoteDevice,
+    all: Gathering,
+    readiness: Readiness,
+    /// Whether the link takes no more for now.
+    is_blocked: bool,
+    clock: Clock,
+    over: Option<Over>,
+}
+
+/// Why there is no link any more.
+enum Over {
+    Given,
+    Lost(String),
+    Broken(farbus_session::Reject),
+}
+
+impl Over {
+    fn ended(&self) -> Ended {
+        match self {
+            Over::Given => Ended::Asked,
+            Over::Lost(why) => Ended::Lost(why.clone()),
+            Over::Broken(reject) => Ended::Broken(reject.clone()),
+        }
+    }
+}
+
+impl PlainDevice {
+    fn new(link: Link, device: RemoteDevice) -> io::Result<Self> {
+        let all = Gathering::new()?;
+        all.watch(link.as_fd(), false)?;
+        let readiness = all.readiness();
+        Ok(Self { link, device, all, readiness, is_blocked: false, clock: Clock::start(), over: None })
+    }
+
+    fn end(&mut self, over: Over, done: &mut Completions) {
+        if self.over.is_none() {
+            self.over = Some(over);
+            self.all.forget(self.link.as_fd());
+            self.link.shut_down();
+        }
+        self.device.handle_lost(done);
+    }
+
+    fn lose(&mut self, error: &io::Error, done: &mut Completions) {
+        self.end(Over::Lost(error.to_string()), done);
+    }
+
+    fn receive(&mut self, done: &mut Completions) {
+        if self.over.is_some() {
+            return;
+        }
+        match self.link.try_receive(self.device.receive_space()) {
+            Ok(Some(0)) => self.end(Over::Lost("the exporter closed the connection".into()), done),
+            Ok(Some(count)) => {
+                if let Err(reject) = self.device.handle_received(count, done) {
+                    self.end(Over::Broken(reject), done);
+                }
+            }
+            Ok(None) => {}
+            Err(error) => self.lose(&error, done),
+        }
+    }
+
+    fn send(&mut self, done: &mut Completions) {
+        if self.over.is_some() {
+            return;
+        }
+        if let Err(error) = self.try_send(done) {
+            self.lose(&error, done);
+        }
+    }
+
+    fn try_send(&mut self, done: &mut Completions) -> io::Result<()> {
+        let mut is_out = true;
+        while is_out && self.device.has_transmit() {
+            let sent = self.link.try_send(&self.device.poll_transmit())?;
+            match sent {
+                Some(count) => self.device.handle_transmitted(count, done),
+                None => is_out = false,
+            }
+        }
+        let is_blocked = !(is_out && self.link.try_flush()?);
+        if std::mem::replace(&mut self.is_blocked, is_blocked) != is_blocked {
+            self.all.watch(self.link.as_fd(), is_blocked)?;
+        }
+        Ok(())
+    }
+}
+
+impl Device for PlainDevice {
+    fn descriptors(&self) -> &Descriptors {
+        self.device.descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        self.device.speed()
+    }
+
+    fn selection(&self) -> &Selection {
+        self.device.selection()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        self.device.submit(now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        self.device.cancel(now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.device.reset(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        // What an encrypted link has decrypted already makes no socket readable.
+        (self.over.is_none() && self.link.has_received()).then_some(Instant::ZERO)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        self.handle_ready(now, done);
+    }
+
+    fn end_turn(&mut self, _now: Instant, done: &mut Completions) {
+        self.send(done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+        self.receive(done);
+        self.send(done);
+    }
+
+    fn is_gone(&self) -> bool {
+        self.over.is_some()
+    }
+}
+
+impl DeviceLayer for FarDevice {
+    type Inner = dyn Device;
+
+    fn inner(&self) -> &(dyn Device + 'static) {
+        match self {
+            FarDevice::Plain(plain) => &**plain,
+            FarDevice::Session(linked) => &**linked,
+        }
+    }
+
+    fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
+        match self {
+            FarDevice::Plain(plain) => &mut **plain,
+            FarDevice::Session(linked) => &mut **linked,
+        }
+    }
+}

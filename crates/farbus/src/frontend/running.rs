@@ -1,0 +1,143 @@
+//! An attachment that runs, as a status shows it.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::{Attachment, Handle, Status};
+use crate::devices::reservation::ReservationStatus;
+use crate::importer::client::Target;
+use crate::importer::disk::DiskMode;
+use crate::importer::session::latency::Latency;
+use crate::importer::session::status::Standing;
+use crate::link::meters::Readings;
+use crate::link::status::LinksStatus;
+
+/// An attachment that runs on another thread, or is about to.
+#[derive(Clone)]
+pub struct Running {
+    since: Instant,
+    /// What does not change of it.
+    pub status: Status,
+    /// What steers it.
+    pub handle: Handle,
+}
+
+impl Running {
+    /// From this moment on.
+    pub fn of(attachment: &dyn Attachment) -> Self {
+        Self { since: Instant::now(), status: attachment.status(), handle: attachment.handle() }
+    }
+}
+
+/// What an attachment tells `farbus status`.
+#[derive(Clone, Debug, Serialize)]
+pub struct AttachmentStatus {
+    /// The device's name at its exporter.
+    pub name: String,
+    /// `HOST:PORT/DEVICE`.
+    pub title: String,
+    /// `attached`, or `link lost` while it waits for another; before that, `waiting`.
+    pub state: &'static str,
+    /// The address of the exporter, as it was named.
+    pub user: String,
+    /// Where it is here.
+    pub at: String,
+    /// For how long, seconds.
+    pub used_s: f64,
+    /// What the device is needed for, as its exporter was told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How a disk is used: `exclusive` or `read`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<&'static str>,
+    /// For how long it has been waiting for a link, seconds; while it has one it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link_lost_s: Option<f64>,
+    /// Where the time of its requests goes, if it is in a session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
+    /// What was done about its distance, by name: transfers received ahead, packets that were late.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub counts: BTreeMap<&'static str, u64>,
+    /// By how much the clock of a stream was moved to follow the device's, microseconds, while one goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drift_us: Option<i64>,
+    /// Its session's links, if it is in a session.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub links: Option<LinksStatus>,
+    /// What is reserved for it at its exporter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reservation: Option<ReservationStatus>,
+    /// What passed through, where it is counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub meters: Option<Readings>,
+    /// How many programs have it open: a file, or an NBD export.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open: Option<usize>,
+}
+
+impl AttachmentStatus {
+    /// One that is nowhere yet, or no more.
+    pub fn named(name: &str, title: &str, state: &'static str) -> Self {
+        Self {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            state,
+            user: String::new(),
+            at: String::new(),
+            used_s: 0.0,
+            reason: None,
+            mode: None,
+            link_lost_s: None,
+            latency: None,
+            counts: BTreeMap::new(),
+            drift_us: None,
+            links: None,
+            reservation: None,
+            meters: None,
+            open: None,
+        }
+    }
+
+    /// That of `target`, whose attachment is in `state` and is `running`, if it is.
+    pub fn of(target: &Target, state: &'static str, reason: Option<&String>, running: Option<&Running>) -> Self {
+        let named = Self::named(&target.device, &target.to_string(), state);
+        let (user, reason) = (target.address.clone(), reason.cloned());
+        let Some(Running { since, status, handle }) = running else { return Self { user, reason, ..named } };
+        let running = Self {
+            user,
+            reason,
+            at: status.at.clone(),
+            used_s: since.elapsed().as_secs_f64(),
+            mode: status.mode.map(DiskMode::as_str),
+            meters: handle.readings(),
+            open: handle.open_count(),
+            ..named
+        };
+        match handle.session() {
+            Some(session) => running.in_session(session),
+            None => running,
+        }
+    }
+
+    /// The same in a session: a device without a link is attached, and waits.
+    fn in_session(self, session: &Standing) -> Self {
+        let distance = session.distance();
+        let known = Self {
+            latency: session.latency(),
+            links: session.links(),
+            reservation: session.reserved().map(|reserved| ReservationStatus::told(&reserved)),
+            counts: distance.counts(),
+            drift_us: distance.drift_us(),
+            ..self
+        };
+        match session.unlinked() {
+            Some(span) if known.state == "attached" => {
+                Self { state: "link lost", link_lost_s: Some(span.as_secs_f64()), ..known }
+            }
+            _ => known,
+        }
+    }
+}

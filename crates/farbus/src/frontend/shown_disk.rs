@@ -1,0 +1,50 @@
+//! What a front end knows of a disk that it shows, besides the device itself.
+
+use std::net::SocketAddr;
+
+use farbus_io::link::Clock;
+use farbus_model::BlockDevice;
+
+use super::Handle;
+use crate::importer::disk::{DiskMode, OpenedDisk, Way};
+use crate::importer::port::Cutter;
+use crate::importer::session::status::Standing;
+
+/// What does not change of a disk while it is shown.
+pub struct ShownDisk {
+    /// The disk's size, bytes.
+    pub size_bytes: u64,
+    /// How it is used.
+    pub mode: DiskMode,
+    /// Our end of the link, as the exporter sees its user; none in a session.
+    pub local_address: Option<SocketAddr>,
+    /// Its session, if it is in one.
+    pub session: Option<Standing>,
+    /// Takes it from its users without waiting for anything.
+    pub cutter: Cutter,
+    /// Whether another process can go on with it.
+    pub is_movable: bool,
+}
+
+impl ShownDisk {
+    /// Takes an opened disk apart: what is known of it, the device, whose moments that is told, and what to watch meanwhile.
+    pub fn of(disk: OpenedDisk) -> (Self, Box<dyn BlockDevice>, Clock, Way) {
+        let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
+        let is_movable = disk.is_movable();
+        let OpenedDisk { device, clock, way, cutter, standing: session } = disk;
+        (Self { size_bytes, mode, local_address, session, cutter, is_movable }, device, clock, way)
+    }
+
+    /// `handle`, in the disk's session.
+    pub fn steered_by(&self, handle: Handle) -> Handle {
+        handle.in_session(self.session.clone())
+    }
+
+    /// `, to be read`, if that is how it is used.
+    pub const fn mode_words(&self) -> &'static str {
+        match self.mode {
+            DiskMode::Exclusive => "",
+            DiskMode::Read => ", to be read",
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! A stream of another machine, frame by frame.
+
+use std::collections::VecDeque;
+use std::{fmt, io};
+
+use farbus_session::native::control::{Cause, Mode};
+use farbus_session::native::{RemoteStream, stream};
+
+use crate::importer::client::{Attribute, Client, ClientError, FailureReport, Target};
+use crate::importer::session::connection::{Linked, Quitter};
+
+pub use stream::{Description, Format, Frame, PixelFormat};
+
+/// Which frames a reader wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// All of them: he is the only reader, and the source waits for him.
+    #[default]
+    All,
+    /// The latest ones: others may read, too, and what he is too slow for is dropped at the source.
+    Latest,
+}
+
+/// A stream that is being read. It outlives its links; dropped, it is given back.
+pub struct Frames {
+    linked: Linked<RemoteStream>,
+    description: Description,
+    arrived: Vec<Frame>,
+    waiting: VecDeque<Frame>,
+}
+
+/// Opens a stream to be read.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn open_stream(client: &Client, target: &Target, wanted: Wanted) -> Result<Frames, ClientError> {
+    let mode = match wanted {
+        Wanted::All => Mode::Exclusive,
+        Wanted::Latest => Mode::Read,
+    };
+    let mut arrived = Vec::new();
+    let linked = client.stream(target, mode, &mut arrived)?;
+    let description = linked.remote().description().copied();
+    let description = description.ok_or_else(|| ClientError::Local("what was opened is not described".to_owned()))?;
+    Ok(Frames { linked, description, arrived, waiting: VecDeque::new() })
+}
+
+impl fmt::Debug for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frames").field("description", &self.description).finish_non_exhaustive()
+    }
+}
+
+impl Frames {
+    /// What they are.
+    pub fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// Ends whoever waits for the next, from any thread.
+    pub fn quitter(&self) -> Quitter {
+        self.linked.quitter()
+    }
+
+    /// The next frame, waited for; none once somebody quit.
+    ///
+    /// # Errors
+    /// Why there is none: *gone* when the source has ended.
+    pub fn next_frame(&mut self) -> Result<Option<Frame>, FailureReport> {
+        loop {
+            self.waiting.extend(self.arrived.drain(..));
+            if let Some(frame) = self.waiting.pop_front() {
+                return Ok(Some(frame));
+            }
+            if let Some(end) = self.linked.end() {
+                return if end.cause == Cause::Asked { Ok(None) } else { Err(FailureReport::of(end)) };
+            }
+            self.linked.wait(None).map_err(local)?;
+            self.linked.turn(&mut self.arrived);
+        }
+    }
+}
+
+fn local(error: io::Error) -> FailureReport {
+    FailureReport { attribute: Attribute::Local, message: error.to_string() }
+}
+
+impl Drop for Frames {
+    fn drop(&mut self) {
+        self.linked.close(&mut self.arrived);
+    }
+}

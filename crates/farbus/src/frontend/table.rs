@@ -1,0 +1,60 @@
+//! The table of front ends: a line for each.
+
+use std::str::FromStr;
+
+use super::auto::Auto;
+use super::front_end::{FrontEnd, Via};
+use super::fuse::Fuse;
+use super::kernel::{Kernel, Uas};
+use super::nbd::Nbd;
+use super::redir::Redir;
+
+/// All front ends, in the order in which they are listed to people.
+pub static FRONT_ENDS: &[&dyn FrontEnd] = &[&Kernel, &Uas, &Fuse, &Nbd, &Redir, &Auto];
+
+impl Via {
+    /// The one that is used unless somebody names another.
+    pub const AUTO: Self = Self(&Auto);
+    /// This machine's kernel, and nothing else.
+    pub const KERNEL: Self = Self(&Kernel);
+    /// `redir`: a virtual machine connects by usbredir.
+    pub const REDIR: Self = Self(&Redir);
+
+    /// The names of all, in words.
+    fn all() -> String {
+        listed(FRONT_ENDS.iter().map(|front_end| front_end.name().to_owned()).collect())
+    }
+
+    /// The names of those that show disks alone, in words; each as `write` writes it.
+    pub fn for_disks(write: impl Fn(&str) -> String) -> String {
+        let mut names: Vec<&str> =
+            FRONT_ENDS.iter().filter(|front_end| front_end.is_for_disks()).map(|front_end| front_end.name()).collect();
+        names.sort_unstable();
+        listed(names.into_iter().map(write).collect())
+    }
+}
+
+impl Default for Via {
+    fn default() -> Self {
+        Self::AUTO
+    }
+}
+
+impl FromStr for Via {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = FRONT_ENDS.iter().find(|front_end| front_end.name() == text);
+        let unknown = || format!("'{text}' is no way to appear: there are {}", Self::all());
+        found.map(|front_end| Self(*front_end)).ok_or_else(unknown)
+    }
+}
+
+/// `a, b and c`.
+fn listed(names: Vec<String>) -> String {
+    match names.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => String::new(),
+    }
+}

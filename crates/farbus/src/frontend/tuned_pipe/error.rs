@@ -1,0 +1,114 @@
+//! Why there is no pipe.
+
+use std::fmt;
+use std::io;
+
+use farbus_host::{PortError, RemoteError};
+use farbus_realtime::pipe::Refusal;
+use farbus_realtime::vcpu::Overload;
+
+use super::unfit::SetUpError;
+use crate::common::failure::Attribute;
+
+/// Why a pipe was not made. Those that there are keep what they were promised.
+#[derive(Debug)]
+pub enum PipeError {
+    /// The endpoint does not carry that quality of service.
+    Quality(Refusal),
+    /// No processor carries it by Equation 1.
+    Processor(Overload),
+    /// The processors carry it no more beside what other processes of this host have of them; in words.
+    Promised(String),
+    /// The period that follows from the buffers is none that a scheduler keeps.
+    Period {
+        /// Whose.
+        whose: &'static str,
+        /// It.
+        period_ns: u64,
+        /// The shortest.
+        min_ns: u64,
+        /// The longest.
+        max_ns: u64,
+    },
+    /// The device has no endpoint in that direction.
+    Direction,
+    /// It has fewer channels.
+    Channel {
+        /// Asked for.
+        asked: usize,
+        /// How many there are.
+        channels: usize,
+    },
+    /// The channel has a pipe in that direction.
+    Taken(usize),
+    /// The device is not what was expected.
+    Device(SetUpError),
+    /// It cannot be reached any more.
+    Lost(PortError),
+    /// The system has no more threads.
+    System(io::Error),
+}
+
+impl PipeError {
+    /// Whose trouble it is.
+    pub fn attribute(&self) -> Attribute {
+        match self {
+            Self::Quality(_) | Self::Processor(_) | Self::Promised(_) | Self::Period { .. } => Attribute::Refused,
+            Self::Taken(_) | Self::Direction | Self::Channel { .. } | Self::Device(SetUpError::Unfit(_)) => {
+                Attribute::Refused
+            }
+            Self::Device(SetUpError::Device(RemoteError::Port(error))) | Self::Lost(error) => match error {
+                PortError::Gone => Attribute::Gone,
+                PortError::World(_) => Attribute::Network,
+                PortError::Peer(_) | PortError::Idle => Attribute::Device,
+            },
+            Self::Device(_) => Attribute::Device,
+            Self::System(_) => Attribute::Local,
+        }
+    }
+}
+
+impl fmt::Display for PipeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Quality(refusal @ Refusal::Execution { .. }) => {
+                write!(f, "{refusal}\n  a larger buffer gives it more time")
+            }
+            Self::Quality(refusal) => refusal.fmt(f),
+            Self::Processor(overload) => {
+                write!(f, "{overload}\n  a larger buffer or a shorter execution time asks for less")
+            }
+            Self::Promised(why) => write!(
+                f,
+                "the processors are others' as well: {why}\n  'farbus status' shows who has them; a larger buffer or a shorter execution time asks for less"
+            ),
+            Self::Period { whose, period_ns, min_ns, max_ns } => {
+                write!(f, "{whose} would run each {period_ns} ns, and schedulers keep {min_ns} to {max_ns}\n  ")?;
+                let (more, what) = if period_ns < min_ns { ("larger", "longer") } else { ("smaller", "shorter") };
+                write!(f, "a {more} buffer makes it {what}")
+            }
+            Self::Direction => f.write_str("the device has no bulk endpoint in that direction"),
+            Self::Channel { asked, channels } => {
+                write!(f, "the device has no channel {asked}: there are {channels}, counted from 0")
+            }
+            Self::Taken(channel) => write!(f, "channel {channel} has a pipe in that direction already"),
+            Self::Device(error) => error.fmt(f),
+            Self::Lost(error) => error.fmt(f),
+            Self::System(error) => write!(f, "no thread for it: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for PipeError {}
+
+impl From<Refusal> for PipeError {
+    fn from(refusal: Refusal) -> Self {
+        Self::Quality(refusal)
+    }
+}
+
+impl From<Overload> for PipeError {
+    fn from(overload: Overload) -> Self {
+        Self::Processor(overload)
+    }
+}

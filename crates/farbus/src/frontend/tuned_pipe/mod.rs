@@ -1,0 +1,55 @@
+//! # Tuned pipes: a device's data by a deadline
+//!
+//! **This room is** the `tpipe` of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), section 5, on Linux: a function
+//! that runs once a period with a promised execution time, at one end of one channel of a device's endpoint, here or on another host. From
+//! a quality of service follow its budget and period (Little's law), whether the endpoint and a processor carry it (Equation 1), the
+//! buffers, and how late a message is at the worst (as Equations 9 and 10, for threads that look once a period). What was promised and what became of it is in its [`Report`].
+//!
+//! **It may touch** the scheduler, threads, the clock.
+//!
+//! **It never touches** a protocol's bytes: it drives a device by its requests, as a host does.
+//!
+//! **Enter at** [`tpipe`]; the journey of a message is `Receiver::turn` in `endpoint.rs`, then the loop in `pipe.rs`.
+//!
+//! **Why** everything runs by the clock and nobody wakes anybody: a thread that is woken is as late as who wakes it. Two periodic threads and
+//! a buffer between them have a bound that is the sum of theirs, and two locks held for a copy are all that they share
+//! ([`PiLock`](farbus_io::sys::pi_lock::PiLock): whoever has it runs as urgently as who waits).
+//!
+//! | of the paper | here |
+//! |---|---|
+//! | Main VCPU of a pipe | its thread under `SCHED_DEADLINE`, else `SCHED_FIFO`, else a warning |
+//! | I/O VCPU and receiving thread of an endpoint | one thread: what the kernel did before it belongs to no process |
+//! | VCPUs of one processor | [`Processors`]: all together, or each a cpuset of its own |
+
+pub mod can;
+mod codec;
+mod endpoint;
+mod error;
+mod inlet;
+pub mod job;
+mod opening;
+mod pipe;
+mod processors;
+mod ring;
+mod unfit;
+mod way;
+
+/// The scheduler and the clock, for threads beside pipes.
+pub use farbus_io::sys::scheduling;
+
+pub use crate::common::processor_leases::Beside;
+pub use codec::{Codec, Sorted, Whole};
+pub use endpoint::{
+    CHANNELS_MAX, Endpoint, Granted, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms,
+};
+pub use error::PipeError;
+pub use farbus_io::sys::pi_lock::PiLock;
+pub use farbus_realtime::pipe::{Quality, Refusal, Stage, worst_ns};
+pub use farbus_realtime::timetable::Jump;
+pub use farbus_realtime::vcpu::{Overload, Reserve};
+pub use inlet::Inlet;
+pub use opening::{delay_ns, here, there};
+pub use pipe::{End, Flow, Pipe, Report, Turn, tpipe};
+pub use processors::{Processors, Seat, Strictness};
+pub use unfit::SetUpError;
+pub use way::{Driven, InSession, Patient, Plain, Way};

@@ -1,0 +1,107 @@
+//! Taking a device for pipes: one of this process, or another host's.
+
+use farbus_host::{RemoteDevice, RemoteError};
+use farbus_io::link::Clock;
+use farbus_model::usb::request;
+use farbus_model::{Device, Direction, Setup, Speed, TransferType};
+use farbus_realtime::bandwidth;
+use farbus_realtime::pipe::Attributes;
+use farbus_realtime::{Speed as BusSpeed, TransferKind};
+
+use super::codec::Whole;
+use super::endpoint::Shape;
+use super::way::{Driven, InSession, Patient, Plain};
+use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
+
+/// Round trips by which a path is measured.
+const PROBES: usize = 32;
+/// A path that was measured may be slower later: by this factor at the most, as far as is promised.
+const MARGIN: u64 = 4;
+
+/// Of the device, two bytes (USB 2.0 §9.4.5).
+const GET_STATUS: Setup = Setup { request_type: 0x80, request: request::GET_STATUS, value: 0, index: 0, length: 2 };
+
+/// Takes a device that nobody else drives, enumerated and configured.
+///
+/// # Errors
+/// [`RemoteError`].
+pub fn here(device: impl Device + 'static) -> Result<RemoteDevice<Patient>, RemoteError> {
+    let speed = device.speed();
+    RemoteDevice::open(Patient::new(Box::new(Driven::new(device))), speed)
+}
+
+/// The same of another host's, over plain USB/IP or in a session, as [`Client::session`] says; and how fast it is.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn there(client: &Client, target: &Target) -> Result<(RemoteDevice<Patient>, Speed), ClientError> {
+    let (speed, descriptors, way): (_, _, Box<dyn super::Way>) = match client.session(target, GRACE_DISK)? {
+        Some(linked) => {
+            let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
+            (speed, descriptors, Box::new(InSession::new(linked)))
+        }
+        None => {
+            let (link, device) = client.enumerate(target)?;
+            let (speed, descriptors) = (device.speed(), device.descriptors().clone());
+            (speed, descriptors, Box::new(Plain::new(link, device)))
+        }
+    };
+    RemoteDevice::enumerated(Patient::new(way), speed, descriptors)
+        .map(|device| (device, speed))
+        .map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
+}
+
+/// What a path to a device takes, in nanoseconds: the longest of some round trips, with a margin. It is what was seen, and no promise of
+/// the network's.
+///
+/// # Errors
+/// [`RemoteError`].
+pub fn delay_ns(device: &mut RemoteDevice<Patient>) -> Result<u64, RemoteError> {
+    let clock = Clock::start();
+    let mut longest = 0;
+    for _ in 0..PROBES {
+        let from = clock.now();
+        device.control_in(GET_STATUS)?;
+        longest = longest.max((clock.now() - from).as_nanos() as u64);
+    }
+    Ok(longest.saturating_mul(MARGIN))
+}
+
+impl Shape {
+    /// The first bulk endpoints of a device, cut into messages of a size; it makes its source wait while nobody fetches.
+    pub fn bulk(device: &RemoteDevice<Patient>, speed: Speed, message_bytes: usize) -> Option<Self> {
+        let settings = &device.descriptors().configuration(device.configuration())?.settings;
+        let find = |direction| settings.iter().find_map(|setting| setting.find(TransferType::Bulk, direction));
+        let (input, output) = (find(Direction::In), find(Direction::Out));
+        let packet_bytes = u32::from(input.or(output)?.packet_bytes_max.max(1));
+        let bytes_per_s = bulk_bytes_per_s(speed);
+        Some(Self {
+            input: input.map(|endpoint| endpoint.address),
+            output: output.map(|endpoint| endpoint.address),
+            read_bytes: u32::try_from(message_bytes).ok()?.next_multiple_of(packet_bytes),
+            channels: 1,
+            codec: Box::new(Whole { message_bytes }),
+            begin: Vec::new(),
+            attributes: Attributes {
+                channels_max: 1,
+                throughput_bits_max: bytes_per_s * 8 / 1000,
+                latency_min_ns: 1_000_000,
+                buffer_bytes_min: message_bytes as u64,
+                buffer_bytes_max: 1 << 24,
+            },
+            room_in: None,
+            room_out: None,
+        })
+    }
+}
+
+/// What the specification's tables have for the largest packets.
+fn bulk_bytes_per_s(speed: Speed) -> u64 {
+    let of = match speed {
+        Speed::Low | Speed::Full => BusSpeed::Full,
+        Speed::High => BusSpeed::High,
+        Speed::Super | Speed::SuperPlus => BusSpeed::Super,
+    };
+    let table = bandwidth::table(of, TransferKind::Bulk).expect("these speeds have bulk transfers");
+    table.rows.iter().map(|row| row.bandwidth_bytes_per_s_max).max().unwrap_or(0)
+}

@@ -1,0 +1,315 @@
+//! Which processor carries which thread: Equation 1 for each, before the kernel is asked at all.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farbus_io::sys::cpuset::{CpusetError, Entrance, Exclusive};
+use farbus_io::sys::scheduling::{LockedMemory, Policy, Reservation};
+use farbus_realtime::vcpu::{Overload, Reserve, admit};
+
+use super::error::PipeError;
+use crate::common::processor_leases::Beside;
+
+/// All of a processor.
+const WHOLE: Reserve = Reserve { budget_ns: 1_000_000, period_ns: 1_000_000 };
+
+/// What a thread of a pipe is asked for, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strictness {
+    /// A deadline, else a priority, else nothing and a warning.
+    Deadline,
+    /// A priority, else nothing and a warning.
+    Fifo,
+    /// Nothing: to see what promises are good for.
+    None,
+}
+
+/// Processors, and what was promised on them. Threads of one set of processors are admitted together.
+#[derive(Clone)]
+pub struct Processors(Arc<Inner>);
+
+struct Inner {
+    strictness: Strictness,
+    places: Vec<Place>,
+    ledger: Mutex<Ledger>,
+    beside: Option<Box<dyn Beside>>,
+    /// Memory stays where it is while anybody has a promise; or why it does not.
+    memory: Result<LockedMemory, String>,
+}
+
+/// Where threads run.
+enum Place {
+    /// Wherever the kernel likes. Deadlines are kept by all processors together then: a set that one processor would carry (its sum is at
+    /// most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m - (m - 1) times its largest part
+    /// (Goossens, Funk and Baruah, 2003).
+    Anywhere,
+    /// On one processor that is nobody else's, for as long as it is kept.
+    Own { entrance: Entrance, _kept: Option<Exclusive> },
+}
+
+#[derive(Default)]
+struct Ledger {
+    next: u64,
+    /// Of each place, what was promised to whom.
+    seats: Vec<(usize, u64, Reserve)>,
+}
+
+/// A promise that counts until it is dropped.
+pub struct Seat {
+    processors: Processors,
+    place: usize,
+    id: u64,
+}
+
+impl Processors {
+    /// All processors, as the kernel divides them.
+    pub fn anywhere(strictness: Strictness) -> Self {
+        Self::over(vec![Place::Anywhere], strictness)
+    }
+
+    /// These processors and no others, each taken from everybody else.
+    ///
+    /// # Errors
+    /// [`CpusetError`]; those that were had already are given back.
+    pub fn exclusive(cpus: &[usize], strictness: Strictness) -> Result<Self, CpusetError> {
+        let take = |&cpu: &usize| {
+            let kept = Exclusive::take(cpu)?;
+            Ok(Place::Own { entrance: kept.entrance()?, _kept: Some(kept) })
+        };
+        let own = cpus.iter().map(take).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::over(own, strictness))
+    }
+
+    /// The same where another process has taken them, and keeps them.
+    pub fn kept_elsewhere(entrances: Vec<Entrance>, strictness: Strictness) -> Self {
+        let own = entrances.into_iter().map(|entrance| Place::Own { entrance, _kept: None });
+        Self::over(own.collect(), strictness)
+    }
+
+    /// The same where others promise time of them, too: of one of our own they have nothing, and of all together they have what we leave.
+    ///
+    /// # Errors
+    /// [`PipeError::Promised`] if they have promised what is our own.
+    pub fn beside(mut self, others: impl Beside) -> Result<Self, PipeError> {
+        let own = self.0.places.iter().filter(|place| place.own().is_some()).count();
+        if own > 0 {
+            others.admit(&vec![WHOLE; own]).map_err(PipeError::Promised)?;
+        }
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            inner.beside = Some(Box::new(others));
+        }
+        Ok(self)
+    }
+
+    fn over(places: Vec<Place>, strictness: Strictness) -> Self {
+        let memory = match strictness {
+            Strictness::None => Err("nobody asked for it".to_owned()),
+            _ => LockedMemory::take().map_err(|error| error.to_string()),
+        };
+        Self(Arc::new(Inner { strictness, places, ledger: Mutex::default(), beside: None, memory }))
+    }
+
+    /// Where threads run, for people.
+    pub fn described(&self) -> String {
+        let own: Vec<_> = self.0.places.iter().filter_map(Place::own).map(|own| own.cpu().to_string()).collect();
+        match own.as_slice() {
+            [] => "all processors together".to_owned(),
+            cpus => format!("processors {} alone", cpus.join(", ")),
+        }
+    }
+
+    /// Why memory may be paged out, if it may.
+    pub fn unlocked(&self) -> Option<&str> {
+        self.0.memory.as_ref().err().map(String::as_str)
+    }
+
+    /// Promises `reserve` on the first processor that carries it by Equation 1.
+    ///
+    /// # Errors
+    /// [`PipeError::Processor`] of the one that lacks least, [`PipeError::Promised`].
+    pub fn seat(&self, reserve: Reserve) -> Result<Seat, PipeError> {
+        let mut ledger = self.ledger();
+        let mut least = None;
+        for place in 0..self.0.places.len() {
+            match admit(&ledger.with(place, None, reserve), &[]) {
+                Ok(_) => {
+                    self.admit_beside(place, ledger.with(place, None, reserve))?;
+                    ledger.next += 1;
+                    let id = ledger.next;
+                    ledger.seats.push((place, id, reserve));
+                    return Ok(Seat { processors: self.clone(), place, id });
+                }
+                Err(overload) => {
+                    let missing = |overload: &Overload| match overload {
+                        Overload::Demand(load) => load.missing_ppb(),
+                        _ => u64::MAX,
+                    };
+                    if least.as_ref().is_none_or(|best| missing(&overload) < missing(best)) {
+                        least = Some(overload);
+                    }
+                }
+            }
+        }
+        Err(least.expect("there is a processor").into())
+    }
+
+    /// Of one's own they have nothing in any case.
+    fn admit_beside(&self, place: usize, all: Vec<Reserve>) -> Result<(), PipeError> {
+        match (&self.0.places[place], &self.0.beside) {
+            (Place::Anywhere, Some(beside)) => beside.admit(&all).map_err(PipeError::Promised),
+            _ => Ok(()),
+        }
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Processors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Processors({})", self.described())
+    }
+}
+
+impl Place {
+    fn own(&self) -> Option<&Entrance> {
+        match self {
+            Place::Anywhere => None,
+            Place::Own { entrance, .. } => Some(entrance),
+        }
+    }
+}
+
+impl Ledger {
+    /// What is promised at a place, with `reserve` besides or in the place of a seat's own.
+    fn with(&self, place: usize, instead_of: Option<u64>, reserve: Reserve) -> Vec<Reserve> {
+        let others = self.seats.iter().filter(|(at, id, _)| *at == place && Some(*id) != instead_of);
+        others.map(|(.., reserve)| *reserve).chain([reserve]).collect()
+    }
+}
+
+impl Seat {
+    /// It is promised this from now on.
+    ///
+    /// # Errors
+    /// [`PipeError`] as [`Processors::seat`]; it is promised what it was.
+    pub fn change(&self, reserve: Reserve) -> Result<(), PipeError> {
+        let mut ledger = self.processors.ledger();
+        let all = ledger.with(self.place, Some(self.id), reserve);
+        admit(&all, &[])?;
+        self.processors.admit_beside(self.place, all)?;
+        if let Some(seat) = ledger.seats.iter_mut().find(|(_, id, _)| *id == self.id) {
+            seat.2 = reserve;
+        }
+        Ok(())
+    }
+
+    /// The calling thread takes its place and asks the kernel for what was promised. What it did not get is in the second half.
+    pub fn sit(&self, reserve: Reserve) -> (Reservation, Vec<String>) {
+        let mut warnings = Vec::new();
+        if let Some(own) = self.processors.0.places[self.place].own()
+            && let Err(error) = own.enter()
+        {
+            warnings.push(error.to_string());
+        }
+        let reservation = Reservation::take(&self.wishes(reserve));
+        warnings.extend(said(&reservation));
+        (reservation, warnings)
+    }
+
+    /// The policies to ask for, best first.
+    pub fn wishes(&self, reserve: Reserve) -> Vec<Policy> {
+        let [budget, period] = [reserve.budget_ns, reserve.period_ns].map(Duration::from_nanos);
+        let fifo = Policy::Fifo { priority: priority_of(reserve.period_ns) };
+        match self.processors.0.strictness {
+            Strictness::Deadline => vec![Policy::Deadline { budget, period }, fifo],
+            Strictness::Fifo => vec![fifo],
+            Strictness::None => Vec::new(),
+        }
+    }
+}
+
+/// What was not granted, as a person reads it.
+pub fn said(reservation: &Reservation) -> Vec<String> {
+    let mut said: Vec<_> = reservation.denied().iter().map(ToString::to_string).collect();
+    if !said.is_empty() && reservation.policy() == Policy::Ordinary {
+        said.push("nothing is promised: it runs as every thread does".to_owned());
+    }
+    said
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut ledger = self.processors.ledger();
+        ledger.seats.retain(|(_, id, _)| *id != self.id);
+        let left = ledger.seats.iter().filter(|(at, ..)| *at == self.place).map(|(.., reserve)| *reserve).collect();
+        // Less is always admitted; who does not answer any more has nothing to be told.
+        let _ = self.processors.admit_beside(self.place, left);
+    }
+}
+
+/// Rate-monotonic, a step for each doubling of the period: below what the kernel's own threads have (50).
+fn priority_of(period_ns: u64) -> u8 {
+    49u8.saturating_sub(period_ns.max(1).ilog2() as u8).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reserve(budget_ns: u64, period_ns: u64) -> Reserve {
+        Reserve { budget_ns, period_ns }
+    }
+
+    #[test]
+    fn equation_1_decides_before_the_kernel_is_asked() {
+        let processors = Processors::anywhere(Strictness::None);
+        let first = processors.seat(reserve(40_000, 100_000)).unwrap();
+        let second = processors.seat(reserve(40_000, 100_000)).unwrap();
+        let beyond = processors.seat(reserve(1_000, 100_000));
+        let Err(PipeError::Processor(Overload::Demand(load))) = beyond else { panic!("beyond the bound") };
+        assert_eq!(load.demand_ppb, 810_000_000);
+        assert!(second.change(reserve(60_000, 100_000)).is_err());
+        drop(first);
+        second.change(reserve(60_000, 100_000)).unwrap();
+        assert!(processors.seat(reserve(22_000, 100_000)).is_ok());
+        assert!(matches!(processors.seat(reserve(2, 1)), Err(PipeError::Processor(Overload::Reserve(_)))));
+    }
+
+    /// What others leave, and what they were told last.
+    #[derive(Clone, Default)]
+    struct Others(Arc<Mutex<Vec<Reserve>>>);
+
+    impl Beside for Others {
+        fn admit(&self, all: &[Reserve]) -> Result<(), String> {
+            admit(&[all, &[reserve(30, 100)]].concat(), &[]).map_err(|overload| overload.to_string())?;
+            *self.0.lock().unwrap() = all.to_vec();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_others_have_promised_of_the_same_processors_is_not_promised_again() {
+        let others = Others::default();
+        let told = || others.0.lock().unwrap().clone();
+        let processors = Processors::anywhere(Strictness::None).beside(others.clone()).unwrap();
+        let first = processors.seat(reserve(30, 100)).unwrap();
+        let Err(PipeError::Promised(why)) = processors.seat(reserve(40, 100)) else { panic!("beyond what is left") };
+        assert!(why.contains("missing"), "{why}");
+        assert_eq!(told(), [reserve(30, 100)], "and who is refused has nothing");
+        let second = processors.seat(reserve(10, 100)).unwrap();
+        assert!(matches!(second.change(reserve(40, 100)), Err(PipeError::Promised(_))));
+        drop(first);
+        assert_eq!(told(), [reserve(10, 100)]);
+        second.change(reserve(40, 100)).unwrap();
+        assert_eq!(told(), [reserve(40, 100)]);
+    }
+
+    #[test]
+    fn shorter_periods_have_higher_priorities() {
+        let of = [100_000, 1_000_000, 10_000_000, u64::MAX].map(priority_of);
+        assert!(of.is_sorted_by(|a, b| a > b) && of[0] < 50 && of[3] == 1, "{of:?}");
+    }
+}

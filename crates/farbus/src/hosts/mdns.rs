@@ -1,0 +1,165 @@
+//! A process of its own that speaks multicast DNS: what it hears is anybody's word, so it has no rights at all.
+//!
+//! It is told a line of JSON at a time and answers each. It announces until it is told otherwise, or whoever started it is gone.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use farbus_io::discovery::{self, Announcement, Announcer, Kind};
+use farbus_io::sys::confine::{Needs, confine};
+use farbus_io::sys::passing::Passage;
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing::debug;
+
+use crate::hosts::reach::{self, Sought};
+
+/// The hidden verb that it is started with.
+const VERB: &str = "nearby";
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Question {
+    /// Announce these and nothing else.
+    Announce(Vec<Told>),
+    /// Where is this host?
+    Find(Sought),
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Answer {
+    Done,
+    Failed(String),
+    Found(Option<SocketAddr>),
+}
+
+/// An announcement, between the two processes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Told {
+    is_secure: bool,
+    port: u16,
+    addresses: Vec<IpAddr>,
+    fingerprint: Option<String>,
+}
+
+impl From<&Announcement> for Told {
+    fn from(announcement: &Announcement) -> Self {
+        Self {
+            is_secure: announcement.kind == Kind::Secure,
+            port: announcement.port,
+            addresses: announcement.addresses.clone(),
+            fingerprint: announcement.fingerprint.clone(),
+        }
+    }
+}
+
+impl From<Told> for Announcement {
+    fn from(told: Told) -> Self {
+        Self {
+            kind: if told.is_secure { Kind::Secure } else { Kind::Plain },
+            port: told.port,
+            addresses: told.addresses,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            fingerprint: told.fingerprint,
+        }
+    }
+}
+
+/// The way to that process.
+#[derive(Debug)]
+pub struct Nearby {
+    passage: Passage,
+}
+
+impl Nearby {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If there is no room for another process.
+    pub fn start() -> io::Result<Self> {
+        let (passage, theirs) = Passage::pair()?;
+        // Nobody waits for it: it ends after us.
+        Command::new("/proc/self/exe").arg(VERB).stdin(theirs).stdout(Stdio::null()).current_dir("/").spawn()?;
+        Ok(Self { passage })
+    }
+
+    /// Announces these and nothing else.
+    ///
+    /// # Errors
+    /// What is wrong, for a person.
+    pub fn announce(&self, wanted: &[Announcement]) -> io::Result<()> {
+        match self.ask(&Question::Announce(wanted.iter().map(Told::from).collect()))? {
+            Answer::Failed(why) => Err(io::Error::other(why)),
+            Answer::Done | Answer::Found(_) => Ok(()),
+        }
+    }
+
+    fn ask(&self, question: &Question) -> io::Result<Answer> {
+        self.passage.send(&serde_json::to_vec(question)?, None)?;
+        let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that announces has ended");
+        let parcel = self.passage.receive()?.ok_or_else(ended)?;
+        Ok(serde_json::from_slice(&parcel.bytes)?)
+    }
+}
+
+/// Where a host is that announces itself, asked by a process without rights.
+pub fn find(sought: &Sought) -> Option<SocketAddr> {
+    let answer = Nearby::start().and_then(|nearby| nearby.ask(&Question::Find(sought.clone())));
+    match answer {
+        Ok(Answer::Found(at)) => at,
+        Ok(other) => {
+            debug!(?other, ?sought, "not looked for nearby");
+            None
+        }
+        Err(error) => {
+            debug!(%error, ?sought, "not looked for nearby");
+            None
+        }
+    }
+}
+
+/// The process's whole life, with its passage as its standard input.
+///
+/// # Errors
+/// What the system says of the passage.
+pub fn run() -> io::Result<()> {
+    // Ctrl-C goes to everybody; this one ends when who started it has, and says farewell then.
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    let name = discovery::own_name();
+    let confinement = confine(&Needs { datagrams: true, ..Needs::default() }).map_err(io::Error::other)?;
+    debug!("{confinement}");
+    let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut announcer = None;
+    while let Some(parcel) = passage.receive()? {
+        let answer = match serde_json::from_slice(&parcel.bytes) {
+            Ok(Question::Announce(told)) => announce(&mut announcer, &name, told),
+            Ok(Question::Find(host)) => Answer::Found(reach::ask_around(&host)),
+            Err(error) => Answer::Failed(format!("not a question: {error}")),
+        };
+        match passage.send(&serde_json::to_vec(&answer)?, None) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            sent => sent?,
+        }
+    }
+    Ok(())
+}
+
+fn announce(announcer: &mut Option<Announcer>, name: &str, told: Vec<Told>) -> Answer {
+    if told.is_empty() {
+        *announcer = None;
+        return Answer::Done;
+    }
+    let wanted: Vec<Announcement> = told.into_iter().map(Announcement::from).collect();
+    let result = match announcer {
+        Some(announcer) => announcer.announce(&wanted),
+        none => Announcer::new(name, discovery::PORT).and_then(|announcer| none.insert(announcer).announce(&wanted)),
+    };
+    result.map_or_else(|error| Answer::Failed(error.to_string()), |()| Answer::Done)
+}

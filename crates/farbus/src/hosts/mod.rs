@@ -1,0 +1,8 @@
+//! Other hosts: which keys are trusted, how two hosts are paired, how one is found and reached, what paired hosts ask each other.
+
+pub mod known_host;
+pub mod mdns;
+pub mod pairing;
+pub mod questions;
+pub mod reach;
+pub mod trust;

@@ -1,0 +1,468 @@
+//! Two hosts come to know each other: one shows a code, the other is told it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Connection, Link, LinkError, Listener};
+use farbus_io::trust::limits::{CODE_TIME_MAX, CODES_A_PAIRING, EXCHANGE_TIME_MAX, TRIES_A_CODE};
+use farbus_io::trust::{
+    Accepts, Admission, Code, Event as Audited, Exchange, Fingerprint, HandshakeError, Outcome, Peer, Proof, Proofs,
+    Protocol, Secured, Side, StateError, name_from,
+};
+use farbus_model::Instant;
+use farbus_session::pairing::{Event, Pairing, Refusal, Role};
+use tracing::warn;
+
+use crate::common::failure::Attribute;
+use crate::common::host_address::SECURE_PORT;
+use crate::hosts::questions::send_all;
+use crate::hosts::reach::ANSWER_TIME_MAX;
+use crate::hosts::trust::{Trust, likely_address};
+
+/// A thread's stack while it pairs: signatures and curves in a debug build take the most.
+const STACK_BYTES: usize = 1 << 20;
+
+/// Why two hosts are not paired.
+#[derive(Debug)]
+pub enum PairError {
+    /// No link.
+    Link(LinkError),
+    /// No encrypted link.
+    Handshake(HandshakeError),
+    /// The link was lost, or the other side is silent.
+    Lost(io::Error),
+    /// The other side does not speak the protocol; a sentence.
+    Protocol(String),
+    /// The other side refuses.
+    Refused(Refusal),
+    /// The other side does not know the code: it is not the one that shows it.
+    NotProved,
+    /// It is this very host.
+    Self_,
+    /// Nobody came in time.
+    Expired,
+    /// Too many wrong guesses.
+    Guessed,
+    /// This host's own files, or its system.
+    Local(String),
+}
+
+impl PairError {
+    /// Whose trouble it is.
+    pub fn attribute(&self) -> Attribute {
+        match self {
+            PairError::Link(_) | PairError::Lost(_) | PairError::Handshake(HandshakeError::Lost(_)) => {
+                Attribute::Network
+            }
+            PairError::Expired => Attribute::Gone,
+            PairError::Local(_) => Attribute::Local,
+            _ => Attribute::Refused,
+        }
+    }
+}
+
+impl fmt::Display for PairError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PairError::Link(error) => {
+                write!(f, "{error}\n  does 'farbus pair' wait there, and does a firewall let its port through?")
+            }
+            PairError::Handshake(error) => error.fmt(f),
+            PairError::Lost(error) => write!(f, "the link was lost while pairing: {error}"),
+            PairError::Protocol(what) => write!(f, "the other side does not speak {}: {what}", Protocol::Pairing.name()),
+            PairError::Refused(Refusal::WrongCode) => {
+                f.write_str("the code is wrong, or somebody is between the two hosts\n  look at it again; each wrong try is counted there")
+            }
+            PairError::Refused(refusal) => {
+                write!(f, "{refusal}\n  there, 'farbus pair' shows a new one")
+            }
+            PairError::NotProved => f.write_str(
+                "the other side does not know the code: it is not the host that shows it\n  \
+                 nothing was paired; take a new code and check the address",
+            ),
+            PairError::Self_ => f.write_str("that is this very host: its key is the same"),
+            PairError::Expired => f.write_str("nobody has joined in time; the code is void\n  type 'farbus pair' again for a new one"),
+            PairError::Guessed => write!(
+                f,
+                "{} wrong codes were tried; somebody may be guessing, so nothing is waited for any more\n  \
+                 see the addresses above; type 'farbus pair' again when they are gone",
+                TRIES_A_CODE * CODES_A_PAIRING
+            ),
+            PairError::Local(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for PairError {}
+
+impl From<StateError> for PairError {
+    fn from(error: StateError) -> Self {
+        PairError::Local(error.to_string())
+    }
+}
+
+/// What a waiting host has to show its person.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// Type this on the other host.
+    Code(Code),
+    /// Somebody typed another.
+    WrongCode {
+        /// Whence.
+        from: SocketAddr,
+        /// How many more before the code is void.
+        tries_left: u32,
+    },
+}
+
+/// Joins the host that shows `code` at `address` (`HOST:PORT`), and notes it.
+///
+/// # Errors
+/// [`PairError`].
+pub fn join(
+    trust: &Trust,
+    address: &str,
+    code: &Code,
+    name: Option<&str>,
+    allow: &[String],
+) -> Result<Peer, PairError> {
+    let link = Link::connect(address, ANSWER_TIME_MAX).map_err(PairError::Link)?;
+    let terms = trust.terms(Accepts::Anybody, &[Protocol::Pairing]);
+    let Secured { link, peer, .. } = terms.connect(link).map_err(PairError::Handshake)?;
+    if peer == trust.fingerprint() {
+        return Err(PairError::Self_);
+    }
+    let exchange = Exchange::start(Side::Joins, code, trust.fingerprint(), peer);
+    let mut talk = Talk::new(&link, Pairing::new(Role::Joiner, trust.name(), exchange.share()))?;
+    let theirs = talk.greet(exchange, [Some(trust.name()), None])?;
+    match talk.next()? {
+        Event::Proved => {}
+        Event::NotProved => return Err(PairError::NotProved),
+        Event::Refused(refusal) => return Err(PairError::Refused(refusal)),
+        Event::Greeted { .. } => unreachable!("a host greets once"),
+    }
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    Ok(trust.note(name.unwrap_or(&theirs), peer, format!("{host}:{SECURE_PORT}"), allow)?)
+}
+
+/// Shows codes and waits at `listener` until a host has joined, and notes it.
+///
+/// # Errors
+/// [`PairError`].
+pub fn wait_for_host(
+    trust: &Trust,
+    listener: Listener,
+    name: Option<&str>,
+    allow: &[String],
+    mut show: impl FnMut(Progress),
+) -> Result<Peer, PairError> {
+    let local = |error: io::Error| PairError::Local(error.to_string());
+    let (news, to_us) = mpsc::channel();
+    let clock = Clock::start();
+    let desk = Arc::new(Desk {
+        trust: trust.clone(),
+        admission: Admission::default(),
+        clock,
+        state: Mutex::new(State::fresh(clock.now())),
+        news,
+    });
+    show(Progress::Code(desk.state().code.clone()));
+    let for_shutdown = listener.try_clone().map_err(local)?;
+    let for_thread = Arc::clone(&desk);
+    thread::Builder::new().name("pair".into()).spawn(move || for_thread.accept_all(&listener)).map_err(local)?;
+    let until = clock.now() + CODE_TIME_MAX;
+    let ended = loop {
+        match to_us.recv_timeout(until - clock.now()) {
+            Ok(News::Progress(progress)) => show(progress),
+            Ok(News::Joined { fingerprint, theirs, from }) => {
+                let name = name.unwrap_or(&theirs);
+                break Ok(trust.note(name, fingerprint, likely_address(from), allow)?);
+            }
+            Ok(News::Guessed) => break Err(PairError::Guessed),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break Err(PairError::Expired),
+        }
+    };
+    desk.state().is_over = true;
+    for_shutdown.shut_down();
+    ended
+}
+
+enum News {
+    Progress(Progress),
+    Joined { fingerprint: Fingerprint, theirs: String, from: SocketAddr },
+    Guessed,
+}
+
+/// Where a host waits with a code.
+struct Desk {
+    trust: Trust,
+    admission: Admission,
+    clock: Clock,
+    state: Mutex<State>,
+    news: Sender<News>,
+}
+
+struct State {
+    code: Code,
+    tries_left: u32,
+    codes_left: u32,
+    until: Instant,
+    /// Somebody has joined, or nobody may any more.
+    is_over: bool,
+    /// That was because of too many wrong codes.
+    was_guessed_at: bool,
+}
+
+impl State {
+    fn fresh(now: Instant) -> Self {
+        Self {
+            code: Code::generate(),
+            tries_left: TRIES_A_CODE,
+            codes_left: CODES_A_PAIRING - 1,
+            until: now + CODE_TIME_MAX,
+            is_over: false,
+            was_guessed_at: false,
+        }
+    }
+}
+
+impl Desk {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accept_all(self: &Arc<Self>, listener: &Listener) {
+        while !self.state().is_over {
+            match listener.accept() {
+                Ok(connection) => self.let_in(connection),
+                Err(_) if self.state().is_over => return,
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection");
+                    thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn let_in(self: &Arc<Self>, connection: Connection) {
+        let from = connection.from;
+        let ticket = match self.admission.enter(from.ip(), self.clock.now()) {
+            Ok(ticket) => ticket,
+            Err(refusal) => return warn!(%from, "turned away: {refusal}"),
+        };
+        match connection.link.try_clone() {
+            Ok(link) => ticket.on_cut(move || link.shut_down()),
+            Err(error) => return warn!(%from, %error, "turned away"),
+        }
+        let desk = Arc::clone(self);
+        let meet = move || {
+            let result = desk.meet(connection);
+            let proof = if result.is_ok() { Proof::Given } else { Proof::Failed };
+            ticket.leave(desk.clock.now(), proof);
+            if let Err(error) = result {
+                warn!(%from, "not paired: {error}");
+                let (address, why) = (from.to_string(), error.to_string());
+                desk.trust.record(&Audited {
+                    address: Some(&address),
+                    why: why.lines().next(),
+                    ..Audited::new("pair", Outcome::Refused)
+                });
+            }
+            // Last: whoever waits ends its process on it.
+            if desk.state().was_guessed_at {
+                let _ = desk.news.send(News::Guessed);
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("pair".into()).stack_size(STACK_BYTES).spawn(meet) {
+            warn!(%from, %error, "turned away");
+        }
+    }
+
+    fn meet(&self, connection: Connection) -> Result<(), PairError> {
+        let terms = self.trust.terms(Accepts::Anybody, &[Protocol::Pairing]);
+        let Secured { link, peer, .. } = terms.accept(connection.link).map_err(PairError::Handshake)?;
+        if peer == self.trust.fingerprint() {
+            return Err(PairError::Self_);
+        }
+        let code = self.state().code.clone();
+        let exchange = Exchange::start(Side::Waits, &code, peer, self.trust.fingerprint());
+        let mut talk = Talk::new(&link, Pairing::new(Role::Waiter, self.trust.name(), exchange.share()))?;
+        let theirs = talk.greet(exchange, [None, Some(self.trust.name())])?;
+        let is_right = match talk.next()? {
+            Event::Proved => true,
+            Event::NotProved => false,
+            Event::Refused(refusal) => return Err(PairError::Refused(refusal)),
+            Event::Greeted { .. } => unreachable!("a host greets once"),
+        };
+        match self.judge(&code, is_right, connection.from) {
+            Ok(()) => {
+                talk.pairing.confirm();
+                talk.flush()?;
+                link.finish_sending();
+                let joined = News::Joined { fingerprint: peer, theirs, from: connection.from };
+                // Whoever waits has the first of them; the state let only one through.
+                let _ = self.news.send(joined);
+                Ok(())
+            }
+            Err(refusal) => {
+                talk.pairing.refuse(refusal);
+                talk.flush()?;
+                link.finish_sending();
+                Err(PairError::Refused(refusal))
+            }
+        }
+    }
+
+    /// One proof at a time: whatever arrives together, a code is guessed at three times and taken once.
+    fn judge(&self, code: &Code, is_right: bool, from: SocketAddr) -> Result<(), Refusal> {
+        let mut state = self.state();
+        if state.is_over {
+            return Err(Refusal::Taken);
+        }
+        if state.code != *code || self.clock.now() >= state.until {
+            return Err(Refusal::Void);
+        }
+        if is_right {
+            state.is_over = true;
+            return Ok(());
+        }
+        state.tries_left -= 1;
+        let mut news = VecDeque::from([News::Progress(Progress::WrongCode { from, tries_left: state.tries_left })]);
+        if state.tries_left == 0 {
+            if state.codes_left == 0 {
+                state.is_over = true;
+                state.was_guessed_at = true;
+            } else {
+                state.codes_left -= 1;
+                state.tries_left = TRIES_A_CODE;
+                state.code = Code::generate();
+                news.push_back(News::Progress(Progress::Code(state.code.clone())));
+            }
+        }
+        for item in news {
+            let _ = self.news.send(item);
+        }
+        Err(Refusal::WrongCode)
+    }
+}
+
+/// A pairing on its link.
+struct Talk<'a> {
+    link: &'a Link,
+    pairing: Pairing,
+    clock: Clock,
+    until: Instant,
+}
+
+impl<'a> Talk<'a> {
+    fn new(link: &'a Link, pairing: Pairing) -> Result<Self, PairError> {
+        let clock = Clock::start();
+        Ok(Self { link, pairing, clock, until: clock.now() + EXCHANGE_TIME_MAX })
+    }
+
+    /// Exchanges greetings and computes the proofs over everything that both have seen; returns what the peer calls itself.
+    /// `names` are those of joiner and waiter, where they are ours.
+    fn greet(&mut self, exchange: Exchange, names: [Option<&str>; 2]) -> Result<String, PairError> {
+        let (name, share) = match self.next()? {
+            Event::Greeted { name, share } => (name, share),
+            Event::Refused(refusal) => return Err(PairError::Refused(refusal)),
+            Event::Proved | Event::NotProved => unreachable!("nothing is proved before greetings"),
+        };
+        let [joiner, waiter] = names.map(|ours| ours.unwrap_or(&name).as_bytes());
+        let exporter = self.link.ask_tls(|tls| tls.export_keying_material([0; 32], b"EXPORTER-farbus-pair", None));
+        let exporter = exporter.and_then(Result::ok);
+        let exporter = exporter.ok_or_else(|| PairError::Protocol("the link is not encrypted".into()))?;
+        let proofs = exchange.finish(&share, &[joiner, waiter, &exporter]);
+        let Proofs { ours, theirs } = proofs.ok_or_else(|| PairError::Protocol("its share is no share".into()))?;
+        let known_as = name_from(&name).map_err(|error| PairError::Protocol(error.to_string()))?;
+        self.pairing.prove(ours, theirs);
+        Ok(known_as)
+    }
+
+    /// What happens next.
+    fn next(&mut self) -> Result<Event, PairError> {
+        let mut piece = [0; 256];
+        loop {
+            let event = self.pairing.poll_event().map_err(|reject| PairError::Protocol(reject.to_string()))?;
+            self.flush()?;
+            if let Some(event) = event {
+                return Ok(event);
+            }
+            let left = self.until - self.clock.now();
+            if left.is_zero() {
+                return Err(PairError::Lost(io::ErrorKind::TimedOut.into()));
+            }
+            self.link.set_receive_timeout(Some(left)).map_err(PairError::Lost)?;
+            match self.link.receive(&mut piece).map_err(PairError::Lost)? {
+                0 => return Err(PairError::Protocol("it went away in the middle".into())),
+                count => {
+                    let taken = self.pairing.handle_received(&piece[..count]);
+                    taken.map_err(|reject| PairError::Protocol(reject.to_string()))?;
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), PairError> {
+        let said = self.pairing.poll_transmit().to_vec();
+        send_all(self.link, &said, EXCHANGE_TIME_MAX).map_err(PairError::Lost)?;
+        self.pairing.handle_transmitted(said.len());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_io::trust::Folder;
+
+    use super::*;
+
+    fn desk(name: &str) -> (Desk, mpsc::Receiver<News>) {
+        let folder = std::env::temp_dir().join(format!("farbus-desk-{}-{name}", std::process::id()));
+        let trust = Trust::at(Folder::at(&folder)).unwrap();
+        std::fs::remove_dir_all(folder).unwrap();
+        let (news, to_us) = mpsc::channel();
+        let clock = Clock::start();
+        let state = Mutex::new(State::fresh(clock.now()));
+        (Desk { trust, admission: Admission::default(), clock, state, news }, to_us)
+    }
+
+    fn from() -> SocketAddr {
+        "10.0.0.7:4242".parse().unwrap()
+    }
+
+    #[test]
+    fn an_expired_code_is_void_though_it_is_right() {
+        let (desk, _news) = desk("expired");
+        let code = desk.state().code.clone();
+        desk.state().until = desk.clock.now();
+        assert_eq!(desk.judge(&code, true, from()), Err(Refusal::Void));
+        assert!(!desk.state().is_over);
+    }
+
+    #[test]
+    fn guesses_that_arrive_together_are_counted_one_by_one() {
+        let (desk, news) = desk("together");
+        let first = desk.state().code.clone();
+        // Fifty hosts got their shares while the first code held, and answer at once.
+        let verdicts: Vec<_> = thread::scope(|scope| {
+            let guessers: Vec<_> =
+                (0..50).map(|_| scope.spawn(|| desk.judge(&first, false, from()).unwrap_err())).collect();
+            guessers.into_iter().map(|guesser| guesser.join().unwrap()).collect()
+        });
+        let count = |refusal| verdicts.iter().filter(|&&verdict| verdict == refusal).count();
+        assert_eq!((count(Refusal::WrongCode), count(Refusal::Void)), (3, 47));
+        assert_eq!(desk.judge(&first, true, from()), Err(Refusal::Void), "a void code is void for whoever has it");
+        let second = desk.state().code.clone();
+        assert_eq!(desk.judge(&second, true, from()), Ok(()));
+        assert_eq!(desk.judge(&second, true, from()), Err(Refusal::Taken), "one code, one host");
+        let codes = news.try_iter().filter(|item| matches!(item, News::Progress(Progress::Code(_)))).count();
+        assert_eq!(codes, 1, "a new one was shown");
+    }
+}

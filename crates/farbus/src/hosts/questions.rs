@@ -1,0 +1,152 @@
+//! What paired hosts ask each other about devices: `farbus-control/1`, a line of JSON each way, on an encrypted link.
+//!
+//! ```text
+//! {"ask":"list"}
+//! {"devices":[{"name":"disk","bus_id":"1-1","title":"…","speed":"high","ids":"1d6b:0104","state":"available"}]}
+//! {"ask":"explain","device":"disk","reason":"nightly backup"}
+//! "done"
+//! {"ask":"topology","said":"666275700101000002000000…"}
+//! {"topology":"666275700102000001000000…"}
+//! ```
+
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Interest, Link, wait};
+use serde::{Deserialize, Serialize};
+
+use crate::devices::status::DeviceStatus;
+
+/// The longest line: a list of 126 devices has about 40 KiB.
+const LINE_BYTES_MAX: usize = 256 << 10;
+
+/// What may be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "lowercase")]
+pub enum Question {
+    /// Which devices may I use, and who uses them now?
+    List,
+    /// How far I am with the links between us ([`farbus_realtime::topology::party`]), in hexadecimal digits. How far are you?
+    Topology {
+        /// All that I have to say.
+        said: String,
+    },
+    /// The device of mine that I use is needed for this.
+    Explain {
+        /// Name or bus id.
+        device: String,
+        /// A few words.
+        reason: String,
+    },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// These.
+    Devices(Vec<DeviceStatus>),
+    /// So far.
+    Topology(String),
+    /// It is done.
+    Done,
+    /// Nothing, and why.
+    Refused(String),
+}
+
+/// Lines on a link.
+pub struct Lines<'a> {
+    link: &'a Link,
+    time_max: Duration,
+    received: Vec<u8>,
+}
+
+impl<'a> Lines<'a> {
+    /// On `link`; the peer may take `time_max` for each.
+    ///
+    /// # Errors
+    /// If the socket refuses its timeout.
+    pub fn over(link: &'a Link, time_max: Duration) -> io::Result<Self> {
+        link.set_receive_timeout(Some(time_max))?;
+        Ok(Self { link, time_max, received: Vec::new() })
+    }
+
+    /// The next line; `None` when the peer has ended.
+    ///
+    /// # Errors
+    /// The link was lost, or the line does not end.
+    pub fn receive(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut piece = [0; 4096];
+        loop {
+            if let Some(end) = self.received.iter().position(|&byte| byte == b'\n') {
+                let rest = self.received.split_off(end + 1);
+                return Ok(Some(std::mem::replace(&mut self.received, rest)));
+            }
+            if self.received.len() > LINE_BYTES_MAX {
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "a line that does not end"));
+            }
+            match self.link.receive(&mut piece)? {
+                0 => return Ok(None),
+                count => self.received.extend_from_slice(&piece[..count]),
+            }
+        }
+    }
+
+    /// Sends a value as a line.
+    ///
+    /// # Errors
+    /// The link was lost, or the peer does not read.
+    pub fn send(&self, value: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(value).map_err(io::Error::other)?;
+        line.push(b'\n');
+        send_all(self.link, &line, self.time_max)
+    }
+}
+
+/// Sends all of it, within a time.
+///
+/// # Errors
+/// The link was lost, or `TimedOut`.
+pub fn send_all(link: &Link, bytes: &[u8], time_max: Duration) -> io::Result<()> {
+    let clock = Clock::start();
+    let until = clock.now() + time_max;
+    let mut rest = bytes;
+    loop {
+        if !rest.is_empty()
+            && let Some(sent) = link.try_send(&[IoSlice::new(rest)])?
+        {
+            rest = &rest[sent..];
+            continue;
+        }
+        if link.try_flush()? && rest.is_empty() {
+            return Ok(());
+        }
+        let now = clock.now();
+        if now >= until {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        // Room to write is what is waited for; what the peer says meanwhile stays in its socket.
+        wait(&mut [Interest::room(link.as_fd())], Some(until - now))?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_stable_json() {
+        assert_eq!(serde_json::to_string(&Question::List).unwrap(), r#"{"ask":"list"}"#);
+        let question = Question::Explain { device: "disk".into(), reason: "x".into() };
+        assert_eq!(serde_json::to_string(&question).unwrap(), r#"{"ask":"explain","device":"disk","reason":"x"}"#);
+        assert_eq!(
+            serde_json::to_string(&Question::Topology { said: "00".into() }).unwrap(),
+            r#"{"ask":"topology","said":"00"}"#
+        );
+        assert_eq!(serde_json::to_string(&Answer::Topology("00".into())).unwrap(), r#"{"topology":"00"}"#);
+        assert_eq!(serde_json::to_string(&Answer::Done).unwrap(), r#""done""#);
+        assert_eq!(serde_json::to_string(&Answer::Devices(Vec::new())).unwrap(), r#"{"devices":[]}"#);
+        assert_eq!(serde_json::from_str::<Question>(r#"{"ask":"list"}"#).unwrap(), Question::List);
+    }
+}

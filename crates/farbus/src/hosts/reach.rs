@@ -1,0 +1,203 @@
+//! The way to a host by its name: a paired one, one that a name service knows, or one that announces itself nearby.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use farbus_io::discovery::{self, Kind};
+use farbus_io::link::{Link, LinkError, dial_local};
+use serde::{Deserialize, Serialize};
+
+use crate::common::host_address::{DEFAULT_PORT, LOCAL};
+use crate::common::runtime_folder;
+use crate::common::socket_place::Place;
+use crate::hosts::known_host::KnownHost;
+
+/// How long an exporter may take to answer before it counts as unreachable.
+pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// How long a host that announces itself is looked for.
+const FIND_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// How long it is looked for where it was found before and is not remembered.
+const ELSEWHERE_TIME_MAX: Duration = Duration::from_secs(3);
+
+/// A host that is looked for nearby.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sought {
+    /// One that serves plain USB/IP, by its name.
+    Plain(String),
+    /// A paired one, by the fingerprint of its key.
+    Key(String),
+}
+
+/// What whoever asks for a paired host knows of where it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hints {
+    /// Where it proved its key to whoever asks: it is looked for there first.
+    pub proved: Option<SocketAddr>,
+    /// Where another host was found just now, or none that answered: it is not looked for there.
+    pub not: Vec<SocketAddr>,
+    /// Whether somebody is there who had no time to answer: then nobody else is asked where it is, which takes seconds.
+    pub is_there: bool,
+}
+
+/// Where somebody was found to connect to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// The address or socket that was connected to.
+    pub place: Place,
+    /// Whether a paired host is remembered elsewhere.
+    pub is_new: bool,
+}
+
+/// Connects to `host` (`HOST:PORT`, or `unix:PATH` on this machine), which is no paired one, where its name says; `nearby` finds the address
+/// of one that no name service knows.
+///
+/// # Errors
+/// [`LinkError`].
+pub fn dial(
+    host: &str,
+    time_max: Duration,
+    nearby: fn(&Sought) -> Option<SocketAddr>,
+) -> Result<(OwnedFd, Found), LinkError> {
+    if let Ok(Place::Socket(path)) = host.parse() {
+        let place = Place::Socket(path.clone());
+        return dial_socket(&path, time_max).map(|connection| (connection, Found { place, is_new: false }));
+    }
+    let instead = |error| {
+        let at = announced_at(host, nearby);
+        at.and_then(|at| Link::dial(&at.to_string(), time_max).ok()).ok_or(error)
+    };
+    let (connection, at) = Link::dial(host, time_max).or_else(instead)?;
+    Ok((connection, Found { place: Place::Address(at), is_new: false }))
+}
+
+/// Connects to a socket of this machine. In a folder where an owner's processes meet it has to be one of his, or root's; elsewhere
+/// whoever named the path knows whose it is.
+fn dial_socket(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
+    let failed = |source| LinkError { address: format!("{LOCAL}{}", path.display()), source };
+    match runtime_folder::holding(path).map_err(|error| failed(error.into()))? {
+        Some((folder, name)) => {
+            let connection = dial_local(&folder.at(&name), time_max).map_err(|error| failed(error.source))?;
+            folder.check_peer(&connection).map_err(failed)?;
+            Ok(connection)
+        }
+        None => dial_local(path, time_max),
+    }
+}
+
+/// Connects to where a paired host may be: where it proved its key to whoever asks, where it was seen last, where it announces itself now.
+/// Whether it is who it says is found out later, in its handshake: a false address leads nowhere.
+///
+/// # Errors
+/// [`LinkError`]: what was wrong where it was seen last.
+pub fn dial_known(
+    known: &KnownHost,
+    time_max: Duration,
+    hints: &Hints,
+    nearby: fn(&Sought) -> Option<SocketAddr>,
+) -> Result<(OwnedFd, Found), LinkError> {
+    let remembered = remembered(known);
+    let elsewhere = hints.proved.filter(|at| !remembered.as_ref().is_ok_and(|all| all.contains(at)));
+    let try_at = |at: SocketAddr, time_max: Duration| {
+        let (connection, at) = Link::dial(&at.to_string(), time_max)?;
+        Ok((connection, found(known, &remembered, at)))
+    };
+    let mut failure = None;
+    if let Some(at) = elsewhere.filter(|at| !hints.not.contains(at))
+        && let Ok(connected) = try_at(at, time_max.min(ELSEWHERE_TIME_MAX))
+    {
+        return Ok(connected);
+    }
+    match &remembered {
+        Ok(all) => {
+            // Where it proved its key before goes first.
+            let mut all: Vec<SocketAddr> = all.iter().copied().filter(|at| !hints.not.contains(at)).collect();
+            all.sort_by_key(|at| Some(*at) != hints.proved);
+            for at in all {
+                match try_at(at, time_max) {
+                    Ok(connected) => return Ok(connected),
+                    Err(error) => failure = Some(error),
+                }
+            }
+        }
+        Err(error) => failure = Some(failed(known, io::Error::new(error.kind(), error.to_string()))),
+    }
+    let announced = announced(known, hints, nearby).and_then(|at| try_at(at, time_max).ok());
+    announced.ok_or_else(|| failure.unwrap_or_else(|| failed(known, no_address())))
+}
+
+/// A socket for datagrams to a paired host, where that may be, and whether it is remembered elsewhere. The socket is bound to no address of
+/// this machine: one that changes is of no account. Whether anybody hears is found out later.
+///
+/// # Errors
+/// [`LinkError`].
+pub fn datagrams(
+    known: &KnownHost,
+    hints: &Hints,
+    nearby: fn(&Sought) -> Option<SocketAddr>,
+) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
+    let remembered = remembered(known);
+    let candidates = hints.proved.into_iter().chain(remembered.iter().flatten().copied());
+    let at = candidates.into_iter().find(|at| !hints.not.contains(at));
+    let at = at.or_else(|| announced(known, hints, nearby)).ok_or_else(|| failed(known, no_address()))?;
+    let any: IpAddr = if at.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0)).map_err(|error| failed(known, error))?;
+    let is_new = found(known, &remembered, at).is_new;
+    Ok((socket, at, is_new))
+}
+
+/// Where it announces itself now.
+fn announced(known: &KnownHost, hints: &Hints, nearby: fn(&Sought) -> Option<SocketAddr>) -> Option<SocketAddr> {
+    let may_ask = !hints.is_there;
+    may_ask
+        .then(|| nearby(&Sought::Key(known.fingerprint().to_string())))
+        .flatten()
+        .filter(|at| !hints.not.contains(at))
+}
+
+/// Where it was seen last.
+fn remembered(known: &KnownHost) -> io::Result<Vec<SocketAddr>> {
+    known.address().to_socket_addrs().map(Iterator::collect)
+}
+
+fn found(known: &KnownHost, remembered: &io::Result<Vec<SocketAddr>>, at: SocketAddr) -> Found {
+    let is_there = remembered.as_ref().is_ok_and(|all| all.contains(&at));
+    Found { place: Place::Address(at), is_new: !is_there || known.is_looked_for_elsewhere() }
+}
+
+fn failed(known: &KnownHost, source: io::Error) -> LinkError {
+    LinkError { address: known.address().to_owned(), source }
+}
+
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+}
+
+/// Where a host is that no name service knows. Its own port, unless another was asked for.
+fn announced_at(address: &str, nearby: fn(&Sought) -> Option<SocketAddr>) -> Option<SocketAddr> {
+    let (host, port) = address.rsplit_once(':')?;
+    let port: u16 = port.parse().ok()?;
+    if host.starts_with('[') || host.parse::<IpAddr>().is_ok() || address.to_socket_addrs().is_ok() {
+        return None;
+    }
+    let mut at = nearby(&Sought::Plain(host.to_owned()))?;
+    if port != DEFAULT_PORT {
+        at.set_port(port);
+    }
+    Some(at)
+}
+
+/// Where a host is that announces itself, asked by this process.
+pub fn ask_around(sought: &Sought) -> Option<SocketAddr> {
+    let found = match sought {
+        Sought::Plain(name) => discovery::find(Kind::Plain, name, FIND_TIME_MAX, discovery::PORT),
+        Sought::Key(fingerprint) => discovery::find_key(fingerprint, FIND_TIME_MAX, discovery::PORT),
+    };
+    found.ok()??.addresses.first().copied()
+}

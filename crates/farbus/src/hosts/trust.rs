@@ -1,0 +1,171 @@
+//! Who this host is, whom it knows, and what it does about that on a link.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use farbus_io::trust::{
+    Accepts, Audit, Event, Fingerprint, Folder, Identity, Outcome, Peer, Peers, Protocol, StateError, Terms, host_name,
+    limits, timestamp,
+};
+use tracing::error;
+
+use crate::common::host_address::SECURE_PORT;
+
+/// This host's key, and the hosts it is paired with. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Trust {
+    folder: Folder,
+    identity: Arc<Identity>,
+    audit: Arc<Audit>,
+    name: String,
+}
+
+/// What somebody does with a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Takes it, or is refused.
+    Attach,
+    /// Looks on while somebody else has it.
+    Observe,
+    /// Gives it back.
+    Detach,
+}
+
+impl Use {
+    /// The word for it in the audit log.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Use::Attach => "attach",
+            Use::Observe => "observe",
+            Use::Detach => "detach",
+        }
+    }
+}
+
+impl Trust {
+    /// That of the user who runs this process; the key is made at first need.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn open() -> Result<Self, StateError> {
+        Self::at(Folder::of_user()?)
+    }
+
+    /// Whether there is anything of it already.
+    pub fn is_there() -> bool {
+        Folder::of_user().is_ok_and(|folder| Identity::is_there(&folder))
+    }
+
+    /// That in a folder.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn at(folder: Folder) -> Result<Self, StateError> {
+        let identity = Arc::new(Identity::load_or_create(&folder)?);
+        let audit = Arc::new(Audit::new(folder.clone()));
+        Ok(Self { folder, identity, audit, name: host_name() })
+    }
+
+    /// Where it is kept.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
+    /// What this host calls itself.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This host's key.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.identity.fingerprint()
+    }
+
+    /// The hosts it is paired with, as of now.
+    ///
+    /// # Errors
+    /// [`StateError`]: then nobody is to be trusted.
+    pub fn peers(&self) -> Result<Peers, StateError> {
+        Peers::load(&self.folder)
+    }
+
+    /// The paired host with this key, as of now. Nobody, and a line in the log, if the file cannot be read.
+    pub fn peer(&self, fingerprint: &Fingerprint) -> Option<Peer> {
+        match self.peers() {
+            Ok(peers) => peers.of_key(fingerprint).cloned(),
+            Err(error) => {
+                error!(%error, "nobody is trusted while the list of paired hosts cannot be read");
+                None
+            }
+        }
+    }
+
+    /// Changes the list of paired hosts.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn change<T>(&self, change: impl FnOnce(&mut Peers) -> T) -> Result<T, StateError> {
+        Peers::change(&self.folder, change)
+    }
+
+    /// Notes a paired host under a name that no other has; says which. What it was allowed before it stays allowed.
+    ///
+    /// # Errors
+    /// [`StateError`].
+    pub fn note(
+        &self,
+        name: &str,
+        fingerprint: Fingerprint,
+        address: String,
+        allow: &[String],
+    ) -> Result<Peer, StateError> {
+        let noted = self.change(|peers| {
+            let numbered = (2..).map(|number| format!("{name}-{number}"));
+            let is_free = |name: &String| peers.find(name).is_none_or(|other| other.fingerprint == fingerprint);
+            let name = std::iter::once(name.to_owned()).chain(numbered).find(is_free).expect("numbers do not end");
+            let known = peers.of_key(&fingerprint);
+            let known = known.map(|known| (known.allow.clone(), known.reserve_high.clone(), known.bound.clone()));
+            let (mut grant, reserve_high, bound) = known.unwrap_or_default();
+            allow.iter().for_each(|device| grant.add(device));
+            let paired = timestamp(SystemTime::now());
+            let peer = Peer { name, fingerprint, address: Some(address), paired, allow: grant, reserve_high, bound };
+            peers.add(peer.clone()).map(|()| peer).expect("the name is free")
+        })?;
+        self.record(&Event {
+            peer: Some(&noted.name),
+            fingerprint: Some(fingerprint),
+            address: noted.address.as_deref(),
+            ..Event::new("pair", Outcome::Ok)
+        });
+        Ok(noted)
+    }
+
+    /// The audit log.
+    pub fn audit(&self) -> Arc<Audit> {
+        Arc::clone(&self.audit)
+    }
+
+    /// Writes a line of the audit log.
+    pub fn record(&self, event: &Event<'_>) {
+        self.audit.record(event);
+    }
+
+    /// The terms on which it meets others.
+    pub fn terms(&self, accepts: Accepts, protocols: &[Protocol]) -> Terms {
+        let identity = Arc::clone(&self.identity);
+        Terms { identity, accepts, protocols: protocols.to_vec(), limits: limits::HANDSHAKE }
+    }
+
+    /// The terms for whoever connects: paired hosts, asked afresh each time.
+    pub fn terms_for_guests(&self, protocols: &[Protocol]) -> Terms {
+        let for_gate = self.clone();
+        let is_paired = move |key: &Fingerprint| for_gate.peer(key).is_some();
+        self.terms(Accepts::Known(Arc::new(is_paired)), protocols)
+    }
+}
+
+/// Where a host that connected from `from` most likely listens.
+pub fn likely_address(from: SocketAddr) -> String {
+    SocketAddr::new(from.ip().to_canonical(), SECURE_PORT).to_string()
+}

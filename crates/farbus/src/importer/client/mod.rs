@@ -1,0 +1,83 @@
+//! Taking devices from other hosts.
+//!
+//! [`Client`] lists what a host offers and opens its devices; [`ClientConfig`] says how. The functions of this module do the same
+//! with the default options.
+//!
+//! ```no_run
+//! use farbus::client;
+//!
+//! let mut device = client::open(&"lab3/scope".parse()?)?;
+//! println!("{}", device.descriptors().title());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `config` | the options |
+//! | `target` | which device on which host |
+//! | `connector` | makes links, encrypted to paired hosts |
+//! | `offers` | asks a host what it offers |
+//! | `opening` | opens devices, in sessions or not: `Client` |
+//! | `usbip`, `handshake` | plain USB/IP |
+//! | `error` | what can go wrong, and what to do about it |
+
+mod config;
+mod connector;
+mod error;
+mod handshake;
+mod offers;
+mod opening;
+mod target;
+mod usbip;
+
+use farbus_host::RemoteDisk;
+use farbus_io::link::Link;
+use farbus_session::{DeviceRecord, RemoteDevice};
+
+pub use crate::common::failure::{Attribute, FailureReport};
+pub use crate::common::host_address::address_of;
+pub use crate::devices::class_words::name_of;
+pub use crate::devices::offer::Listed;
+pub use crate::hosts::reach::ANSWER_TIME_MAX;
+pub use crate::importer::local_error::HereError;
+pub use crate::importer::options::{ahead::Ahead as Prefetch, cache::Cache, transport::Over as Transport};
+pub use crate::importer::port::DevicePort;
+pub use config::{ClientConfig, GRACE, GRACE_DISK};
+pub(crate) use connector::local_address;
+pub use error::ClientError;
+pub(crate) use error::local;
+pub use opening::Client;
+pub use target::Target;
+
+/// The devices that a host (`HOST:PORT`) offers.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
+    Client::default().list(address)
+}
+
+/// Imports a device by plain USB/IP: its link, and what speaks USB/IP on it.
+///
+/// # Errors
+/// [`ClientError`].
+#[doc(hidden)]
+pub fn import(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+    Client::default().import(target)
+}
+
+/// Opens a USB device, reads its descriptors and selects its first configuration: it is ready for transfers.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn open(target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
+    Client::default().open(target)
+}
+
+/// Opens a USB disk and waits until its medium is ready.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn open_disk(target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
+    Client::default().open_disk(target)
+}

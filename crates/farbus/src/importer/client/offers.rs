@@ -1,0 +1,132 @@
+//! What a host offers and what it says about its devices.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use farbus_io::link::Link;
+use farbus_io::trust::Protocol;
+use farbus_model::Limits;
+use farbus_session::importer::Greeting;
+use farbus_session::registry::name_of;
+use farbus_session::{DeviceRecord, Handshake};
+
+use super::connector::Connector;
+use super::error::{ClientError, lost};
+use super::handshake::converse;
+use super::target::Target;
+use crate::common::failure::Attribute;
+use crate::devices::offer::Listed;
+use crate::hosts::questions::{Answer, Lines, Question};
+use crate::hosts::reach::ANSWER_TIME_MAX;
+
+/// How long a host may take to say what became of a device whose link has ended.
+const AFTERWARDS_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The records of the devices that a host offers, as USB/IP has them.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn records(connector: &Connector, address: &str, time_max: Duration) -> Result<Vec<DeviceRecord>, ClientError> {
+    let link = connector.connect(address, time_max)?;
+    let mut handshake = Handshake::list(Limits::DEFAULT);
+    match converse(&link, &mut handshake)? {
+        Greeting::Devices(devices) => Ok(devices),
+        Greeting::Imported(_) | Greeting::Refused(_) => unreachable!("a list was asked for"),
+    }
+}
+
+/// The devices that a host offers, as a list shows them: a paired host says more of them than USB/IP can.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn offers(connector: &Connector, address: &str, time_max: Duration) -> Result<Vec<Listed>, ClientError> {
+    match ask(connector, address, &Question::List, time_max)? {
+        Some(Answer::Devices(devices)) => Ok(devices.into_iter().map(Listed::from).collect()),
+        Some(Answer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
+        Some(Answer::Done | Answer::Topology(_)) | None => {
+            Ok(records(connector, address, time_max)?.iter().map(Listed::from).collect())
+        }
+    }
+}
+
+/// Tells an exporter what a device is used for: a paired host over its encrypted link, an exporter on this machine as its owner would.
+/// `user` is this end of the link that carries the device.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn explain(
+    connector: &Connector,
+    target: &Target,
+    reason: &str,
+    user: Option<SocketAddr>,
+) -> Result<(), ClientError> {
+    let question = Question::Explain { device: target.device.clone(), reason: reason.to_owned() };
+    if ask(connector, &target.address, &question, ANSWER_TIME_MAX)?.is_none()
+        && let Some(user) = user
+    {
+        let told = connector.hands().explain(&user.to_string(), reason);
+        told.map_err(|error| ClientError::Local(error.to_string()))?;
+    }
+    Ok(())
+}
+
+/// Asks a paired host one question; `None` if `address` names no paired host.
+fn ask(
+    connector: &Connector,
+    address: &str,
+    question: &Question,
+    time_max: Duration,
+) -> Result<Option<Answer>, ClientError> {
+    let Some(known) = connector.known(address)? else { return Ok(None) };
+    let link = connector.connect_encrypted(&known, Protocol::Control, time_max)?;
+    let lost = |source| lost(link.peer(), source);
+    let mut lines = Lines::over(&link, time_max).map_err(lost)?;
+    lines.send(question).map_err(lost)?;
+    let line = lines.receive().map_err(lost)?.ok_or_else(|| ClientError::Closed { address: known.described() })?;
+    let answer = serde_json::from_slice(&line);
+    answer.map(Some).map_err(|error| lost(io::Error::new(io::ErrorKind::InvalidData, error)))
+}
+
+/// A link on which a paired host answers many questions ([`Lines`]); `None` if `address` names no paired host.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn question_link(connector: &Connector, address: &str, time_max: Duration) -> Result<Option<Link>, ClientError> {
+    let Some(known) = connector.known(address)? else { return Ok(None) };
+    connector.connect_encrypted(&known, Protocol::Control, time_max).map(Some)
+}
+
+/// The record of the device that a target names by its name or its bus id.
+///
+/// # Errors
+/// [`ClientError::NoDevice`], which lists what there is; [`ClientError`].
+pub fn resolve(connector: &Connector, target: &Target) -> Result<DeviceRecord, ClientError> {
+    let mut devices = records(connector, &target.address, ANSWER_TIME_MAX)?;
+    match devices.iter().position(|record| is_meant(record, target)) {
+        Some(at) => Ok(devices.swap_remove(at)),
+        None => Err(ClientError::NoDevice { target: target.clone(), offered: names(&devices) }),
+    }
+}
+
+/// The names of the devices that a host offers; none if it does not say.
+pub fn names_offered(connector: &Connector, address: &str) -> Vec<String> {
+    names(&records(connector, address, ANSWER_TIME_MAX).unwrap_or_default())
+}
+
+/// Why the link of a device ended, as far as its host says: it is asked once more, briefly.
+pub fn why_lost(connector: &Connector, target: &Target) -> Attribute {
+    match records(connector, &target.address, AFTERWARDS_TIME_MAX) {
+        Ok(devices) if devices.iter().any(|record| is_meant(record, target)) => Attribute::Refused,
+        Ok(_) => Attribute::Gone,
+        Err(_) => Attribute::Network,
+    }
+}
+
+fn is_meant(record: &DeviceRecord, target: &Target) -> bool {
+    name_of(record) == target.device || record.bus_id == target.device
+}
+
+fn names(devices: &[DeviceRecord]) -> Vec<String> {
+    devices.iter().map(|record| name_of(record).to_owned()).collect()
+}

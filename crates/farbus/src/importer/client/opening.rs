@@ -1,0 +1,376 @@
+//! Opening devices: [`Client`].
+//!
+//! The journey of a device that is opened in a session is one function, `Client::request`: connect, begin the session, open the
+//! device, read the answer. Every kind of device takes it; they differ in what they ask for.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use farbus_host::storage::BULK_ONLY;
+use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
+use farbus_io::link::Link;
+use farbus_model::{BufferPool, Completions, Device};
+use farbus_session::native::{
+    Attached, Piped, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, control as native, stream::Frame, usb::Event,
+};
+use farbus_session::registry::in_use;
+use farbus_session::{DeviceRecord, OpStatus, RemoteDevice};
+
+use super::config::{ClientConfig, GRACE, GRACE_DISK};
+use super::connector::Connector;
+use super::error::{ClientError, local, lost, unreachable};
+use super::target::Target;
+use super::{offers, usbip};
+use crate::broker::Hands;
+use crate::common::failure::Attribute;
+use crate::common::host_address::LOCAL;
+use crate::devices::offer::Listed;
+use crate::hosts::reach::ANSWER_TIME_MAX;
+use crate::importer::port::DevicePort;
+use crate::importer::port::session::SessionPort;
+use crate::importer::port::usbip::RemotePort;
+use crate::importer::session::connection::{Linked, Redial};
+use crate::link::modules::through;
+
+/// A session carries one device here: the number of its attachment.
+const ATTACHMENT: u16 = 1;
+
+/// Takes devices from other hosts.
+///
+/// A client holds options and no link: each call connects. To a host's name that is paired every link is encrypted; to any other
+/// address it is plain.
+#[derive(Clone, Debug)]
+pub struct Client {
+    connector: Connector,
+    config: ClientConfig,
+}
+
+/// How an exporter answers the request to open a device in a session: the open device, or why it is refused.
+pub(crate) type Opened<A> = Result<Linked<A>, native::End>;
+
+impl Default for Client {
+    fn default() -> Self {
+        Self::new(ClientConfig::default())
+    }
+}
+
+impl Client {
+    /// A client with these options.
+    pub fn new(config: ClientConfig) -> Self {
+        Self::through(Hands::Own, config)
+    }
+
+    /// A client that connects, plugs in and mounts through `hands`, the rights of another process among them.
+    #[doc(hidden)]
+    pub fn through(hands: Hands, config: ClientConfig) -> Self {
+        Self { connector: Connector::new(hands, config.transport), config }
+    }
+
+    /// A client for a single host (`HOST:PORT`), which it looks up now; it reads no files later.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`] if the list of paired hosts cannot be read.
+    #[doc(hidden)]
+    pub fn for_host(address: &str, hands: Hands, config: ClientConfig) -> Result<Self, ClientError> {
+        Ok(Self { connector: Connector::for_host(address, hands, config.transport)?, config })
+    }
+
+    /// As [`Client::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key there, that
+    /// address is remembered.
+    ///
+    /// # Errors
+    /// [`ClientError::Local`] if it is not a paired host.
+    #[doc(hidden)]
+    pub fn for_host_at(address: &str, moved: &str, hands: Hands, config: ClientConfig) -> Result<Self, ClientError> {
+        Ok(Self { connector: Connector::for_host_at(address, moved, hands, config.transport)?, config })
+    }
+
+    /// The options with which this client opens devices.
+    pub fn config(&self) -> &ClientConfig {
+        &self.config
+    }
+
+    /// The rights that it acts with.
+    #[doc(hidden)]
+    pub fn hands(&self) -> &Hands {
+        self.connector.hands()
+    }
+
+    /// The devices that a host (`HOST:PORT`) offers, as USB/IP describes them. The host may take 10 s to answer.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn list(&self, address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
+        offers::records(&self.connector, address, ANSWER_TIME_MAX)
+    }
+
+    /// The devices that a host (`HOST:PORT`) offers. A paired host also says who uses each device, and since when. The host may take
+    /// `time_max` to answer.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn offers(&self, address: &str, time_max: Duration) -> Result<Vec<Listed>, ClientError> {
+        offers::offers(&self.connector, address, time_max)
+    }
+
+    /// Tells an exporter what its device is used for. `user` is this end of the link that carries the device; a paired host does not
+    /// need it. Plain USB/IP has no such message.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn explain(&self, target: &Target, reason: &str, user: Option<SocketAddr>) -> Result<(), ClientError> {
+        offers::explain(&self.connector, target, reason, user)
+    }
+
+    /// A link on which a paired host answers many questions; `None` if `address` names no paired host.
+    pub(crate) fn question_link(&self, address: &str, time_max: Duration) -> Result<Option<Link>, ClientError> {
+        offers::question_link(&self.connector, address, time_max)
+    }
+
+    /// Why the link of a device ended, as far as its host says: it is asked once more, for 1 s at most.
+    pub fn why_lost(&self, target: &Target) -> Attribute {
+        offers::why_lost(&self.connector, target)
+    }
+
+    /// Opens a USB device, reads its descriptors and selects its first configuration: it is ready for transfers.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open(&self, target: &Target) -> Result<farbus_host::RemoteDevice<DevicePort>, ClientError> {
+        let (speed, descriptors, port) = match self.session(target, GRACE_DISK)? {
+            Some(linked) => {
+                let (speed, descriptors) = (linked.speed(), linked.descriptors().clone());
+                (speed, descriptors, DevicePort::Session(SessionPort::new(linked)))
+            }
+            None => {
+                let (link, device) = self.enumerate(target)?;
+                let (speed, descriptors) = (device.speed(), device.descriptors().clone());
+                let port = RemotePort::new(link, device).map_err(local)?;
+                (speed, descriptors, DevicePort::Plain(Box::new(port)))
+            }
+        };
+        farbus_host::RemoteDevice::enumerated(port, speed, descriptors).map_err(|error| match error {
+            RemoteError::Port(error) => unreachable(target, error),
+            error => ClientError::Device { target: target.clone(), what: error.to_string() },
+        })
+    }
+
+    /// Opens a USB disk and waits until its medium is ready.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open_disk(&self, target: &Target) -> Result<RemoteDisk<DevicePort>, ClientError> {
+        let disk = self.open(target)?.into_disk(Options::default());
+        disk.map_err(|error| match error {
+            DiskError::Port(error) => unreachable(target, error),
+            error => ClientError::Device { target: target.clone(), what: error.to_string() },
+        })
+    }
+
+    /// Imports a device by plain USB/IP: its link, and what speaks USB/IP on it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn import(&self, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+        usbip::import(&self.connector, target)
+    }
+
+    /// Imports a device by plain USB/IP and reads its descriptors. It stays unconfigured, for another host to configure.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn enumerate(&self, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+        usbip::enumerate(&self.connector, target)
+    }
+
+    /// Opens a USB device in a session with a grace period as configured, else `usual`. `None` if there is to be no session; see
+    /// [`ClientConfig::grace`].
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn session(&self, target: &Target, usual: Duration) -> Result<Option<Linked<RemoteUsb>>, ClientError> {
+        let grace = self.grace_period(&target.address, usual)?;
+        if grace.is_zero() {
+            return Ok(None);
+        }
+        let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
+        let remote = match self.config.reservation.clone() {
+            Some(reservation) => RemoteUsb::reserving(ATTACHMENT, open, reservation),
+            None => RemoteUsb::new(ATTACHMENT, open),
+        };
+        let mut done = Completions::new(BufferPool::new(0));
+        let opened = self.request(target, remote, grace, &mut done)?;
+        self.accepted(target, opened).map(Some)
+    }
+
+    /// Opens a block device in a session.
+    ///
+    /// # Errors
+    /// [`ClientError`]; that the exporter refuses the device is none.
+    pub(crate) fn block(
+        &self,
+        target: &Target,
+        mode: native::Mode,
+        grace: Duration,
+    ) -> Result<Opened<RemoteBlock>, ClientError> {
+        let open = request_to_open(target, native::Class::BLOCK, mode);
+        let remote = match self.config.reservation.clone() {
+            Some(reservation) => RemoteBlock::reserving(ATTACHMENT, open, reservation),
+            None => RemoteBlock::new(ATTACHMENT, open),
+        };
+        self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))
+    }
+
+    /// Opens a USB device beside its user, to see what the device sends. What it sends before this returns is in `seen`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn observe(&self, target: &Target, seen: &mut Vec<Event>) -> Result<Linked<RemoteObserver>, ClientError> {
+        let open = request_to_open(target, native::Class::USB, native::Mode::Observe);
+        let remote = RemoteObserver::new(ATTACHMENT, open);
+        let opened = self.request(target, remote, self.config.grace.unwrap_or(GRACE), seen)?;
+        self.accepted(target, opened)
+    }
+
+    /// Opens a stream of frames: exclusively, and its exporter waits for this reader; else the latest frames, beside other readers.
+    /// Frames that come before this returns are in `frames`.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn stream(
+        &self,
+        target: &Target,
+        mode: native::Mode,
+        frames: &mut Vec<Frame>,
+    ) -> Result<Linked<RemoteStream>, ClientError> {
+        let open = request_to_open(target, native::Class::STREAM, mode);
+        let remote = match self.config.reservation.clone() {
+            Some(reservation) => RemoteStream::reserving(ATTACHMENT, open, reservation),
+            None => RemoteStream::new(ATTACHMENT, open),
+        };
+        let opened = self.request(target, remote, self.config.grace.unwrap_or(GRACE), frames)?;
+        self.accepted(target, opened)
+    }
+
+    /// Opens a USB device of which this host is the successor: it is there once its user hands it over, with migration state that
+    /// begins with `state_name`, and [`Attached::state`] says so.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn inherit(
+        &self,
+        target: &Target,
+        state_name: [u8; native::LUGGAGE_NAME_BYTES],
+        usual: Duration,
+    ) -> Result<Linked<RemoteUsb>, ClientError> {
+        let grace = self.successors_grace_period(target, usual)?;
+        let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
+        let remote = Piped::new(RemoteUsb::heir(ATTACHMENT, open, state_name), through(&self.config.modules));
+        let (dial, exporter) = self.connector.dial(&target.address)?;
+        Linked::begin(self.config.links, dial, remote, grace).map_err(|source| lost(&exporter, source))
+    }
+
+    /// Opens a block device of which this host is the successor. It may be read before it is handed over
+    /// ([`Standing::is_expected`](crate::importer::session::status::Standing::is_expected)).
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    #[doc(hidden)]
+    pub fn inherit_block(&self, target: &Target, usual: Duration) -> Result<Linked<RemoteBlock>, ClientError> {
+        let grace = self.successors_grace_period(target, usual)?;
+        let open = request_to_open(target, native::Class::BLOCK, native::Mode::Exclusive);
+        let remote = RemoteBlock::heir(ATTACHMENT, open);
+        let opened = self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))?;
+        self.accepted(target, opened)
+    }
+
+    /// What a session needs that was another process's: links, and what its device's data passes through.
+    pub(crate) fn redial(&self, target: &Target) -> Result<Redial, ClientError> {
+        Ok(Redial { dial: self.connector.redial(&target.address)?, through: through(&self.config.modules) })
+    }
+
+    /// Opens a device in a session: connect → begin the session → open the device → read the answer. What the device sends before
+    /// the answer is in `done`.
+    fn request<A: Attached>(
+        &self,
+        target: &Target,
+        remote: A,
+        grace: Duration,
+        done: &mut A::Done,
+    ) -> Result<Opened<A>, ClientError> {
+        // Connect. The session makes further links, and new ones for those it loses, in the same way.
+        let (dial, exporter) = self.connector.dial(&target.address)?;
+        // What the device's data passes through is part of the request.
+        let remote = Piped::new(remote, through(&self.config.modules));
+        // Begin the session, send the request and wait until the device is open or refused.
+        let links = self.config.links;
+        let linked = Linked::open_over(links, dial, remote, grace, done).map_err(|source| lost(&exporter, source))?;
+        // Read the answer.
+        Ok(match linked.end().cloned() {
+            None => Ok(linked),
+            Some(end) => Err(end),
+        })
+    }
+
+    fn accepted<A: Attached>(&self, target: &Target, opened: Opened<A>) -> Result<Linked<A>, ClientError> {
+        opened.map_err(|end| self.refusal(target, &end))
+    }
+
+    /// The error of a refusal. Who uses the device, or what there is instead, is asked of the exporter now.
+    pub(crate) fn refusal(&self, target: &Target, end: &native::End) -> ClientError {
+        let (target, what) = (target.clone(), end.message.clone());
+        match end.cause {
+            native::Cause::Busy => {
+                let user = offers::resolve(&self.connector, &target).ok().as_ref().and_then(in_use);
+                ClientError::Refused { target, status: OpStatus::Busy, user }
+            }
+            native::Cause::Gone => {
+                let offered = offers::names_offered(&self.connector, &target.address);
+                ClientError::NoDevice { target, offered }
+            }
+            native::Cause::Device => ClientError::Device { target, what },
+            native::Cause::Network => lost(&target.address, std::io::Error::other(what)),
+            native::Cause::Refused
+            | native::Cause::Stale
+            | native::Cause::Asked
+            | native::Cause::Class
+            | native::Cause::Module
+            | native::Cause::Reservation => ClientError::Untrusted { address: target.to_string(), what },
+        }
+    }
+
+    /// The grace period of a session with a host; zero means that there is to be no session.
+    pub(crate) fn grace_period(&self, address: &str, usual: Duration) -> Result<Duration, ClientError> {
+        // What listens at a socket of this machine is a farbus, as a paired host is.
+        let has_sessions = || Ok(address.starts_with(LOCAL) || self.connector.known(address)?.is_some());
+        self.config.grace_period(usual, has_sessions)
+    }
+
+    fn successors_grace_period(&self, target: &Target, usual: Duration) -> Result<Duration, ClientError> {
+        match self.grace_period(&target.address, usual)? {
+            Duration::ZERO => {
+                Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()))
+            }
+            grace => Ok(grace),
+        }
+    }
+
+    /// Whether a device is a Bulk-Only disk and nothing else, of a host with which there are sessions.
+    pub(crate) fn is_lone_disk(&self, target: &Target) -> Result<bool, ClientError> {
+        if self.grace_period(&target.address, GRACE_DISK)?.is_zero() {
+            return Ok(false);
+        }
+        // If the device is not listed, the attempt to open it says why.
+        Ok(offers::resolve(&self.connector, target).is_ok_and(|record| record.interfaces == [BULK_ONLY]))
+    }
+}
+
+fn request_to_open(target: &Target, class: native::Class, mode: native::Mode) -> native::Open {
+    native::Open { class, mode, epoch: 0, name: target.device.clone(), reason: String::new() }
+}

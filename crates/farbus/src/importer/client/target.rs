@@ -1,0 +1,54 @@
+//! Which device on which host.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::common::host_address::{LOCAL, address_of};
+
+/// A device on a host, written `HOST[:PORT]/DEVICE`, or at a socket of this machine, written `unix:PATH/DEVICE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// `HOST:PORT` or `unix:PATH`.
+    pub address: String,
+    /// The device's name or its bus id there.
+    pub device: String,
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A path has slashes of its own, a device's name has none.
+        let parts = if text.starts_with(LOCAL) { text.rsplit_once('/') } else { text.split_once('/') };
+        match parts {
+            Some((host, device)) if !host.is_empty() && host != LOCAL && !device.is_empty() => {
+                Ok(Self { address: address_of(host), device: device.to_owned() })
+            }
+            _ => Err(format!(
+                "'{text}' is not HOST[:PORT]/DEVICE, such as lab3/disk or 10.0.0.7:3240/1-1, nor unix:PATH/DEVICE"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_read_as_people_write_them() {
+        let read = |text: &str| text.parse::<Target>().map(|t| (t.address, t.device));
+        assert_eq!(read("lab3/disk"), Ok(("lab3:3240".into(), "disk".into())));
+        assert_eq!(read("10.0.0.7:99/1-1"), Ok(("10.0.0.7:99".into(), "1-1".into())));
+        assert_eq!(read("::1/zero"), Ok(("[::1]:3240".into(), "zero".into())));
+        assert_eq!(read("[::1]:5/zero"), Ok(("[::1]:5".into(), "zero".into())));
+        assert_eq!(read("unix:/run/x.sock/disk"), Ok(("unix:/run/x.sock".into(), "disk".into())));
+        assert!(read("lab3").is_err() && read("unix:/disk").is_err() && read("unix:disk").is_err());
+    }
+}

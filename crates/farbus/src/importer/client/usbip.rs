@@ -1,0 +1,85 @@
+//! Importing a device by plain USB/IP: one link carries it, and it is lost with that link.
+
+use farbus_host::{Enumerate, IdSource, Port, run};
+use farbus_io::link::Link;
+use farbus_model::{Device, Limits};
+use farbus_session::importer::Greeting;
+use farbus_session::registry::in_use;
+use farbus_session::{Handshake, OpStatus, RemoteDevice};
+
+use super::connector::Connector;
+use super::error::{ClientError, local, unreachable};
+use super::handshake::converse;
+use super::offers::resolve;
+use super::target::Target;
+use crate::hosts::reach::ANSWER_TIME_MAX;
+use crate::importer::port::usbip::RemotePort;
+
+/// Imports a device: its link, and what speaks USB/IP on it.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn import(connector: &Connector, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+    // Linux's usbipd leaves a device that is in use out of its list, and says so to whom asks for it by its bus id.
+    let (bus_id, unlisted) = match resolve(connector, target) {
+        Ok(record) => (record.bus_id, None),
+        Err(error @ ClientError::NoDevice { .. }) if may_be_bus_id(&target.device) => {
+            (target.device.clone(), Some(error))
+        }
+        Err(error) => return Err(error),
+    };
+    let link = connector.connect(&target.address, ANSWER_TIME_MAX)?;
+    let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
+    match (converse(&link, &mut handshake)?, unlisted) {
+        (Greeting::Imported(record), _) => Ok((link, handshake.into_device(record))),
+        // What there is instead helps more than that this is not there.
+        (Greeting::Refused(status), Some(unlisted)) if status != OpStatus::Busy && status != OpStatus::DeviceError => {
+            Err(unlisted)
+        }
+        (Greeting::Refused(status), _) => {
+            // USB/IP says that a device is in use, and a farbus's list says by whom.
+            let is_busy = status == OpStatus::Busy;
+            let user = is_busy.then(|| resolve(connector, target).ok().as_ref().and_then(in_use)).flatten();
+            Err(ClientError::Refused { target: target.clone(), status, user })
+        }
+        (Greeting::Devices(_), _) => unreachable!("an import was asked for"),
+    }
+}
+
+/// Imports a device and reads its descriptors. It stays unconfigured, for another host to configure.
+///
+/// # Errors
+/// [`ClientError`].
+pub fn enumerate(connector: &Connector, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+    let (link, device) = import(connector, target)?;
+    let speed = device.speed();
+    let mut port = RemotePort::new(link, device).map_err(local)?;
+    let mut driver = Enumerate::new(port.now(), IdSource::new(), speed);
+    let descriptors = run(&mut driver, &mut port).map_err(|error| unreachable(target, error))?;
+    let descriptors =
+        descriptors.map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })?;
+    let (link, mut device) = port.into_parts();
+    device.set_descriptors(descriptors);
+    link.set_receive_timeout(None).map_err(local)?;
+    Ok((link, device))
+}
+
+/// Whether an exporter other than farbus may call a device so: `1-1.4`, `usbip-vudc.0`, and never a name like `disk`.
+fn may_be_bus_id(device: &str) -> bool {
+    device.len() < 32 && device.contains('-') && device.ends_with(|last: char| last.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_looks_like_a_bus_id_is_asked_for_unlisted() {
+        for bus_id in ["1-1", "1-1.4", "usbip-vudc.0", "0-0-0"] {
+            assert!(may_be_bus_id(bus_id), "{bus_id}");
+        }
+        for name in ["disk", "disk2", "my-disk", "a-name-that-is-far-longer-than-31-1"] {
+            assert!(!may_be_bus_id(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What is offered here and elsewhere, without anybody being named: this machine's own shares, the hosts that it is paired with,
+//! and hosts nearby that announce themselves.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farbus_io::discovery::{self, Kind};
+use tracing::{debug, warn};
+
+use crate::common::control::{Answer, Question, ask_all};
+use crate::common::host_address::DEFAULT_PORT;
+use crate::common::socket_place::Place;
+use crate::devices::offer::Listed;
+use crate::hosts::trust::Trust;
+use crate::importer::client::{Attribute, Client, FailureReport};
+use crate::importer::discovery::local_shares;
+
+/// How long announcements are waited for: a host that has answered somebody else this moment may answer again a second
+/// later (RFC 6762 §6).
+const BROWSE_TIME: Duration = Duration::from_millis(1500);
+/// How long each host may take for its list.
+const LIST_TIME_MAX: Duration = Duration::from_secs(2);
+/// And all of them together: a host that says a byte now and then is not waited for.
+const LISTS_TIME_MAX: Duration = Duration::from_secs(4);
+
+/// A host, and what it offers.
+#[derive(Debug)]
+pub struct Neighbour {
+    /// What stands before the `/` in a target.
+    pub name: String,
+    /// Its devices, or why they are not known.
+    pub devices: Result<Vec<Listed>, FailureReport>,
+}
+
+/// Somebody to be asked.
+struct Candidate {
+    name: String,
+    /// `HOST:PORT`, or the name of a paired host.
+    asked: String,
+    /// One that counts only if it answers.
+    is_guess: bool,
+}
+
+/// Everybody who is there, this machine first, each asked for what it offers. A paired host is asked over its encrypted link, and
+/// over nothing else.
+pub fn all() -> Vec<Neighbour> {
+    let ours = own();
+    let paired = paired();
+    let mut hosts: Vec<Candidate> = ours.iter().map(|at| candidate(own_target(at), &at.as_host(), false)).collect();
+    let default = Place::Address(SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT)));
+    if !ours.contains(&default) {
+        hosts.push(candidate(own_target(&default), &default, true));
+    }
+    let found = discovery::browse(&[Kind::Plain], BROWSE_TIME, discovery::PORT);
+    let found = found.inspect_err(|error| debug!(%error, "nobody else is looked for")).unwrap_or_default();
+    hosts.extend(paired.iter().map(|name| candidate(name.clone(), name, false)));
+    for host in found.into_iter().filter(|host| !paired.contains(&host.name)) {
+        let Some(address) = host.addresses.first() else { continue };
+        let has_port = |own: &Place| matches!(own, Place::Address(own) if own.port() == address.port());
+        if !(ours.iter().any(has_port) && is_ours(*address)) {
+            hosts.push(candidate(host.name, address, false));
+        }
+    }
+    ask(hosts)
+}
+
+fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> Candidate {
+    Candidate { name, asked: asked.to_string(), is_guess }
+}
+
+/// The names of the hosts that this one is paired with.
+fn paired() -> Vec<String> {
+    if !Trust::is_there() {
+        return Vec::new();
+    }
+    let peers = Trust::open().and_then(|trust| trust.peers());
+    match peers {
+        Ok(peers) => peers.iter().map(|peer| peer.name.clone()).collect(),
+        Err(error) => {
+            warn!(%error, "paired hosts are not asked");
+            Vec::new()
+        }
+    }
+}
+
+/// Asks all at once.
+fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
+    let (answers, answered) = channel();
+    let until = Instant::now() + LISTS_TIME_MAX;
+    for (at, host) in hosts.iter().enumerate() {
+        let (answers, address) = (answers.clone(), host.asked.clone());
+        // Who hears the answer may have stopped waiting.
+        thread::spawn(move || answers.send((at, Client::default().offers(&address, LIST_TIME_MAX))));
+    }
+    drop(answers);
+    let silent = |host: &Candidate| FailureReport {
+        attribute: Attribute::Network,
+        message: format!("{} did not say in time what it offers", host.asked),
+    };
+    let mut results: Vec<_> = hosts.iter().map(|host| Err(silent(host))).collect();
+    while let Ok((at, result)) = answered.recv_timeout(until.saturating_duration_since(Instant::now())) {
+        results[at] =
+            result.map_err(|error| FailureReport { attribute: error.attribute(), message: error.to_string() });
+    }
+    let all = hosts.into_iter().zip(results).filter(|(host, result)| !host.is_guess || result.is_ok());
+    named_here(all.map(|(host, devices)| Neighbour { name: host.name, devices }).collect())
+}
+
+/// This machine's shares by the name that 'attach' takes, unless two of them have a device of one name.
+fn named_here(mut all: Vec<Neighbour>) -> Vec<Neighbour> {
+    let ours = |host: &&Neighbour| local_shares::is_ours(&host.name);
+    let devices = all.iter().filter(ours).filter_map(|host| host.devices.as_ref().ok()).flatten();
+    let repeated = local_shares::repeated(devices.map(|device| device.name.as_str()));
+    let has_own_names = |host: &Neighbour| {
+        host.devices.as_ref().is_ok_and(|devices| devices.iter().all(|device| !repeated.contains(&device.name)))
+    };
+    for host in all.iter_mut().filter(|host| local_shares::is_ours(&host.name)) {
+        if has_own_names(host) {
+            "localhost".clone_into(&mut host.name);
+        }
+    }
+    all
+}
+
+/// Where this user's own shares listen.
+fn own() -> Vec<Place> {
+    let Ok(answers) = ask_all(&Question::Status) else { return Vec::new() };
+    let addresses = answers.into_iter().filter_map(|(_, answer)| match answer {
+        Answer::Ok(process) if process["role"] != "attach" => process["address"].as_str()?.parse().ok(),
+        _ => None,
+    });
+    let reachable = |mut place: Place| {
+        if let Place::Address(address) = &mut place
+            && address.ip().is_unspecified()
+        {
+            address.set_ip([127, 0, 0, 1].into());
+        }
+        place
+    };
+    addresses.map(reachable).collect()
+}
+
+fn own_target(place: &Place) -> String {
+    match place {
+        Place::Address(address) if address.port() == DEFAULT_PORT => address.ip().to_string(),
+        place => place.as_host(),
+    }
+}
+
+/// Whether an address is this machine's: then something can be bound to it.
+fn is_ours(address: SocketAddr) -> bool {
+    UdpSocket::bind((address.ip(), 0)).is_ok()
+}

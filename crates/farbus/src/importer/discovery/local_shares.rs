@@ -1,0 +1,172 @@
+//! What is shared on this machine, found without anybody saying where: the sockets at which an owner's shares listen.
+//!
+//! `localhost`, or no host at all, means in this order:
+//!
+//! 1. this user's own shares, at `share-*.sock` in the runtime folder, whichever of them offers the device;
+//! 2. for root by way of `sudo`, those of the user who called it;
+//! 3. port 3240 of the loopback, if this user or root listens there.
+//!
+//! Other users' shares are not looked for: who wants one of them names its socket (`unix:PATH/DEVICE`) or a port.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use farbus_io::link::Link;
+use farbus_io::sys::tcp_owner::listener_owner;
+use tracing::debug;
+
+use crate::common::host_address::{LOCAL, address_of};
+use crate::common::runtime_folder::{self, RuntimeFolder};
+use crate::common::socket_place::Place;
+use crate::devices::offer::Listed;
+use crate::hosts::known_host::KnownHost;
+use crate::importer::client::{Client, ClientError, Target};
+use crate::importer::local_error::HereError;
+
+/// How a socket of a share is called.
+const NAME: (&str, &str) = ("share-", ".sock");
+/// How long each share may take for its list.
+const LIST_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long the loopback may take to say that nobody listens.
+const DIAL_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Where a share of this process listens unless somebody says otherwise.
+pub fn place_of_process() -> Place {
+    place(&std::process::id().to_string())
+}
+
+/// Where a daemon's plain listener is unless its configuration says otherwise.
+pub fn place_of_daemon() -> Place {
+    place("daemon")
+}
+
+fn place(word: &str) -> Place {
+    let (before, after) = NAME;
+    Place::Socket(runtime_folder::path().join(format!("{before}{word}{after}")))
+}
+
+/// `DEVICE` alone: on this machine.
+///
+/// # Errors
+/// A sentence for a person.
+pub fn target_from(text: &str) -> Result<Target, String> {
+    let is_name = !text.is_empty() && !text.contains(['/', ':']);
+    match is_name {
+        true => Ok(Target { address: address_of("localhost"), device: text.to_owned() }),
+        false => text.parse(),
+    }
+}
+
+/// Whether this address (`HOST:PORT`) is this machine, wherever it shares.
+fn is_here(address: &str) -> bool {
+    address == address_of("localhost")
+}
+
+/// Whether what somebody asks for is what is attached: it may have been found here.
+pub fn is_same(asked: &Target, attached: &Target) -> bool {
+    let was_found = || is_ours(&attached.address) && is_here(&asked.address);
+    asked == attached || (asked.device == attached.device && was_found())
+}
+
+/// Whether an address is a socket at which a share of this machine listens by itself.
+pub fn is_ours(address: &str) -> bool {
+    let path = address.strip_prefix(LOCAL).map(PathBuf::from);
+    path.is_some_and(|path| is_share(&path) && runtime_folder::is_among(&path))
+}
+
+fn is_share(path: &std::path::Path) -> bool {
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_name)
+}
+
+fn is_name(name: &str) -> bool {
+    name.strip_prefix(NAME.0).is_some_and(|rest| rest.ends_with(NAME.1))
+}
+
+/// The sockets of this user's shares, and of whoever became root by `sudo`; a process that was killed may have left one.
+///
+/// # Errors
+/// If the runtime folder is not safe, or cannot be read.
+fn places() -> io::Result<Vec<Place>> {
+    let of_sudo_user: Vec<RuntimeFolder> = runtime_folder::of_sudo_user().into_iter().collect();
+    let mut places = Vec::new();
+    for folder in runtime_folder::all()?.iter().chain(&of_sudo_user) {
+        let mut names: Vec<String> = folder.names()?.into_iter().filter(|name| is_name(name)).collect();
+        names.sort();
+        places.extend(names.into_iter().map(|name| Place::Socket(folder.path().join(name))));
+    }
+    Ok(places)
+}
+
+/// The target with the socket at which this machine shares it, if it is this machine that is meant.
+///
+/// # Errors
+/// [`ClientError`]: it is not there, or there are several; if the folder of the sockets is not safe.
+pub fn resolve(target: Target) -> Result<Target, ClientError> {
+    if !is_here(&target.address) || KnownHost::find(&target.address)?.is_some() {
+        return Ok(target);
+    }
+    let (mut offered, mut found) = (Vec::new(), Vec::new());
+    for (place, devices) in asked()? {
+        if devices.iter().any(|device| device.name == target.device || device.bus_id == target.device) {
+            found.push(place);
+        }
+        offered.extend(devices.into_iter().map(|device| device.name));
+    }
+    let device = target.device.clone();
+    match found.as_slice() {
+        [place] => Ok(Target { address: place.as_host(), device }),
+        [] => match Link::dial(&target.address, DIAL_TIME_MAX) {
+            // A usbipd, or a share that serves a port.
+            Ok((_, at)) => match listener_owner(at).filter(|user| ![0, runtime_folder::owner()].contains(user)) {
+                None => Ok(Target { address: at.to_string(), device }),
+                Some(user) => Err(ClientError::Here(HereError::Stranger { target: format!("{at}/{device}"), user })),
+            },
+            Err(_) => Err(ClientError::Here(HereError::Nowhere { device, offered })),
+        },
+        _ => Err(ClientError::Here(HereError::Several { device, places: found })),
+    }
+}
+
+/// What `localhost` offers, by its shares; none if it is not this machine that is meant, or no share has a socket of its own.
+///
+/// # Errors
+/// [`ClientError`]: if the folder of the sockets is not safe.
+pub fn offers(address: &str) -> Result<Vec<(Place, Vec<Listed>)>, ClientError> {
+    if !is_here(address) || KnownHost::find(address)?.is_some() {
+        return Ok(Vec::new());
+    }
+    asked()
+}
+
+fn asked() -> Result<Vec<(Place, Vec<Listed>)>, ClientError> {
+    let places = places().map_err(|error| ClientError::Local(error.to_string()))?;
+    let answer = |place: Place| match Client::default().offers(&place.as_host(), LIST_TIME_MAX) {
+        Ok(devices) => Some((place, devices)),
+        Err(error) => {
+            debug!(%place, %error, "does not say what it offers");
+            None
+        }
+    };
+    Ok(places.into_iter().filter_map(answer).collect())
+}
+
+/// Of these names those that more than one share has.
+pub fn repeated<'a>(names: impl IntoIterator<Item = &'a str>) -> std::collections::BTreeSet<String> {
+    let mut seen = std::collections::BTreeSet::new();
+    names.into_iter().filter(|name| !seen.insert(*name)).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_alone_is_on_this_machine() {
+        let read = |text: &str| target_from(text).map(|target| target.to_string());
+        assert_eq!(read("disk"), Ok("localhost:3240/disk".into()));
+        assert_eq!(read("1-1.4"), Ok("localhost:3240/1-1.4".into()));
+        assert_eq!(read("lab3/disk"), Ok("lab3:3240/disk".into()));
+        assert!(read("").is_err() && read("lab3:3240").is_err() && read("unix:x").is_err() && read("lab3/").is_err());
+    }
+}

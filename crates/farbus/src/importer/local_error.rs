@@ -1,0 +1,117 @@
+//! Why a device is not found on this machine, and what to type then.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::common::failure::Attribute;
+use crate::common::runtime_folder;
+use crate::common::socket_place::Place;
+
+/// Why a device is not found on this machine.
+#[derive(Debug)]
+pub enum HereError {
+    /// No share of this user's has it.
+    Nowhere {
+        /// The device that was asked for.
+        device: String,
+        /// What there is instead.
+        offered: Vec<String>,
+    },
+    /// No share of this user's has it, and who listens at the loopback's port is another user.
+    Stranger {
+        /// How it is asked for it all the same.
+        target: String,
+        /// The user's number.
+        user: u32,
+    },
+    /// Several have one of this name.
+    Several {
+        /// The device that was asked for.
+        device: String,
+        /// Where they are.
+        places: Vec<Place>,
+    },
+}
+
+impl HereError {
+    /// Whose trouble it is.
+    pub fn attribute(&self) -> Attribute {
+        match self {
+            Self::Nowhere { .. } => Attribute::Gone,
+            Self::Stranger { .. } => Attribute::Refused,
+            Self::Several { .. } => Attribute::Local,
+        }
+    }
+}
+
+impl fmt::Display for HereError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nowhere { device, offered } => {
+                write!(f, "no share of yours on this machine offers '{device}'")?;
+                if !offered.is_empty() {
+                    write!(f, ", but {}", offered.join(", "))?;
+                }
+                write!(f, "\n  {}", next(device))
+            }
+            Self::Stranger { target, user } => write!(
+                f,
+                "no share of yours on this machine offers it, and at the loopback's port user {user} listens\n  \
+                 if that one is meant: farbus attach {target}"
+            ),
+            Self::Several { device, places } => {
+                write!(f, "several shares on this machine offer '{device}': say which")?;
+                places.iter().try_for_each(|place| write!(f, "\n  farbus attach {}/{device}", place.as_host()))
+            }
+        }
+    }
+}
+
+impl std::error::Error for HereError {}
+
+/// What to type where nobody shares a device here.
+fn next(device: &str) -> String {
+    let root = match runtime_folder::owner() {
+        0 => "another user's is at 'unix:PATH/DEVICE', which 'farbus share' shows where it runs".to_owned(),
+        _ => format!(
+            "root's are root's alone: 'sudo farbus attach {device}', or root shares with --listen loopback --local-users NAME"
+        ),
+    };
+    format!("of another machine it is HOST/{device}; here 'farbus share' offers devices\n  {root}")
+}
+
+/// What helps where nobody answers at this address, or whoever does hangs up: if that is the loopback.
+pub fn hint(address: &str) -> Option<&'static str> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    let is_loopback = host == "localhost" || ip.is_ok_and(|ip| ip.to_canonical().is_loopback());
+    is_loopback.then_some(
+        "a share is at a socket of its owner's unless it says --listen loopback: 'farbus list localhost' looks there;\n  \
+         at a port of the loopback its owner and root are served, and others if it says --local-users NAME",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_loopback_is_explained() {
+        for own in ["localhost:3240", "127.0.0.1:99", "[::1]:3240"] {
+            assert!(hint(own).is_some(), "{own}");
+        }
+        for other in ["lab3:3240", "10.0.0.7:3240", "unix:/run/x.sock"] {
+            assert!(hint(other).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_type() {
+        let nowhere = HereError::Nowhere { device: "disk".into(), offered: vec!["zero".into()] };
+        let text = nowhere.to_string();
+        assert!(text.contains("offers 'disk', but zero") && text.contains("HOST/disk"), "{text}");
+        let places = vec![Place::Socket("/a.sock".into()), Place::Socket("/b.sock".into())];
+        let several = HereError::Several { device: "disk".into(), places };
+        assert!(several.to_string().contains("farbus attach unix:/b.sock/disk"), "{several}");
+    }
+}

@@ -1,0 +1,40 @@
+//! What is done about a device's distance.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Whether a far device is asked before its user asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Ahead {
+    /// As far as its class allows, and its distance makes it worth while.
+    #[default]
+    Auto,
+    /// Never: all that is asked of it is what its user asks.
+    Off,
+}
+
+impl Ahead {
+    /// Its word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Ahead::Auto => "auto",
+            Ahead::Off => "off",
+        }
+    }
+}
+
+impl fmt::Display for Ahead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Ahead {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [Ahead::Auto, Ahead::Off].into_iter().find(|ahead| ahead.as_str() == text);
+        known.ok_or_else(|| format!("'{text}' is no way to ask: there are auto and off"))
+    }
+}

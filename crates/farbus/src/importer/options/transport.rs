@@ -1,0 +1,40 @@
+//! Over what a paired host is reached.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Over what links of a session are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Over {
+    /// TLS over TCP.
+    #[default]
+    Tcp,
+    /// QUIC: for networks that lose much, or change their address.
+    Quic,
+}
+
+impl Over {
+    /// Its word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Over::Tcp => "tcp",
+            Over::Quic => "quic",
+        }
+    }
+}
+
+impl fmt::Display for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Over {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = [Over::Tcp, Over::Quic].into_iter().find(|over| over.as_str() == text);
+        known.ok_or_else(|| format!("'{text}' is no way to a host: there are tcp and quic"))
+    }
+}

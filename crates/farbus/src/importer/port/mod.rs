@@ -1,0 +1,90 @@
+//! The way to a remote device, whichever tongue is spoken on it.
+
+pub mod session;
+pub mod usbip;
+
+use std::io;
+use std::sync::Arc;
+
+use farbus_host::{Port, PortError};
+use farbus_model::{Done, Instant, Payload, Urb, UrbId};
+
+use crate::importer::port::session::SessionPort;
+use crate::importer::port::usbip::RemotePort;
+use crate::importer::session::connection::Linked;
+
+/// A port over plain USB/IP, or over a session.
+#[derive(Debug)]
+pub enum DevicePort {
+    /// One link, and no other after it.
+    Plain(Box<RemotePort>),
+    /// A session's.
+    Session(SessionPort),
+}
+
+/// Takes a device from its user without waiting for anything.
+#[derive(Clone)]
+pub struct Cutter(Arc<dyn Fn() + Send + Sync>);
+
+impl Cutter {
+    /// One that does this.
+    pub fn new(cut: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Arc::new(cut))
+    }
+
+    /// Whatever is asked of the device fails, now and from now on.
+    pub fn cut(&self) {
+        (self.0)();
+    }
+}
+
+impl DevicePort {
+    /// What takes the device from whoever drives it, from any thread.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn cutter(&self) -> io::Result<Cutter> {
+        Ok(match self {
+            DevicePort::Plain(port) => {
+                let link = port.link()?;
+                Cutter::new(move || link.shut_down())
+            }
+            DevicePort::Session(port) => {
+                let quitter = port.ask(Linked::quitter);
+                Cutter::new(move || quitter.quit())
+            }
+        })
+    }
+
+    fn port(&mut self) -> &mut dyn Port {
+        match self {
+            DevicePort::Plain(port) => &mut **port,
+            DevicePort::Session(port) => port,
+        }
+    }
+}
+
+impl Port for DevicePort {
+    fn submit(&mut self, urb: Urb) {
+        self.port().submit(urb);
+    }
+
+    fn cancel(&mut self, id: UrbId) {
+        self.port().cancel(id);
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+        self.port().wait(until)
+    }
+
+    fn now(&self) -> Instant {
+        match self {
+            DevicePort::Plain(port) => port.now(),
+            DevicePort::Session(port) => port.now(),
+        }
+    }
+
+    fn recycle(&mut self, payload: Payload) {
+        self.port().recycle(payload);
+    }
+}

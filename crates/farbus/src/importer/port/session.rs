@@ -1,0 +1,158 @@
+//! The way to a device behind a session, for a blocking caller.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use farbus_host::{Port, PortError};
+use farbus_io::link::Link;
+use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Payload, Urb, UrbId};
+use farbus_session::native::RemoteUsb;
+use farbus_session::native::control::End;
+
+use crate::importer::session::connection::Linked;
+
+/// A port over a session. Whoever drives the device has it nearly all the time; a watcher sees to it while nobody asks anything, so
+/// that a link which is lost then is replaced all the same.
+pub struct SessionPort {
+    inner: Arc<Mutex<Inner>>,
+    /// What was finished for this handle's user, who need not ask anybody for it.
+    done: Completions,
+}
+
+struct Inner {
+    linked: Linked<RemoteUsb>,
+    /// What was finished while a watcher saw to it: the user's, and before all that comes later.
+    seen: Completions,
+}
+
+impl Clone for SessionPort {
+    fn clone(&self) -> Self {
+        Self::over(Arc::clone(&self.inner))
+    }
+}
+
+/// What a watcher found.
+pub enum Seen {
+    /// Whoever drives the device is at it, and sees to it.
+    Busy,
+    /// There is this link, whose end is worth waiting for.
+    Linked(Link),
+    /// There is none, and another is on its way.
+    Unlinked,
+    /// It is over.
+    Ended(End),
+}
+
+impl fmt::Debug for SessionPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SessionPort")
+    }
+}
+
+impl SessionPort {
+    /// Over a device that is open.
+    pub fn new(linked: Linked<RemoteUsb>) -> Self {
+        Self::over(Arc::new(Mutex::new(Inner { linked, seen: completions() })))
+    }
+
+    fn over(inner: Arc<Mutex<Inner>>) -> Self {
+        Self { inner, done: completions() }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    /// The device, and where what it finishes goes.
+    fn parts(&mut self) -> (MutexGuard<'_, Inner>, &mut Completions) {
+        let mut inner = lock(&self.inner);
+        while let Some(seen) = inner.seen.pop() {
+            self.done.push(seen);
+        }
+        (inner, &mut self.done)
+    }
+
+    /// Asks something of the device.
+    pub fn ask<T>(&self, question: impl FnOnce(&Linked<RemoteUsb>) -> T) -> T {
+        question(&self.inner().linked)
+    }
+
+    /// A watcher's look, which waits for nobody.
+    pub fn look(&self) -> Seen {
+        let mut inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Seen::Busy,
+        };
+        let Inner { linked, seen } = &mut *inner;
+        linked.turn(seen);
+        match (linked.end(), linked.link()) {
+            (Some(end), _) => Seen::Ended(end.clone()),
+            (None, Ok(Some(link))) => Seen::Linked(link),
+            // Without a descriptor for it: as if it were lost; it is looked at again soon.
+            (None, Ok(None) | Err(_)) => Seen::Unlinked,
+        }
+    }
+
+    /// Gives the device back.
+    pub fn close(&self) {
+        let Inner { linked, seen } = &mut *self.inner();
+        linked.close(seen);
+        while seen.pop().is_some() {}
+    }
+}
+
+fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+    inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn completions() -> Completions {
+    Completions::new(BufferPool::new(Limits::DEFAULT.pool_bytes))
+}
+
+impl Port for SessionPort {
+    fn submit(&mut self, urb: Urb) {
+        let (mut inner, done) = self.parts();
+        let linked = &mut inner.linked;
+        linked.submit(linked.clock().now(), urb.launch(), done);
+    }
+
+    fn cancel(&mut self, id: UrbId) {
+        let (mut inner, done) = self.parts();
+        let linked = &mut inner.linked;
+        linked.cancel(linked.clock().now(), id, done);
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> Result<Option<Done>, PortError> {
+        if let Some(done) = self.done.pop() {
+            return Ok(Some(done));
+        }
+        let (mut inner, done) = self.parts();
+        let linked = &mut inner.linked;
+        loop {
+            if let Some(done) = done.pop() {
+                return Ok(Some(done));
+            }
+            if let Some(end) = linked.end() {
+                return Err(PortError::World(end.message.clone()));
+            }
+            if linked.remote().in_flight() == 0 && until.is_none() {
+                linked.turn(done);
+                return if done.is_empty() { Err(PortError::Idle) } else { Ok(done.pop()) };
+            }
+            linked.wait(until).map_err(|error| PortError::World(error.to_string()))?;
+            linked.turn(done);
+            if until.is_some_and(|until| linked.clock().now() >= until) {
+                return Ok(done.pop());
+            }
+        }
+    }
+
+    fn now(&self) -> Instant {
+        self.inner().linked.clock().now()
+    }
+
+    fn recycle(&mut self, payload: Payload) {
+        self.done.pool.recycle(payload);
+    }
+}

@@ -1,0 +1,169 @@
+//! Sessions over links that their user makes: without keys, without a house of devices.
+//!
+//! The product's sessions run between paired hosts, over TLS. This is the same protocol and the same pieces over whatever stream a
+//! program has: for measuring what they cost, and for two ends that are safe from others already. The importer's half is
+//! [`Linked`](crate::importer::session::connection::Linked); the exporter's is [`serve`], which, unlike the product's, ends with its link.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use farbus_session::native::hello::SessionId;
+use farbus_session::native::{ExporterSession, LaneLimits, Services};
+
+use crate::importer::session::connection::Dial;
+use crate::link::greeting;
+use crate::link::link_set::Cable;
+
+/// What says how late it is, and a connected byte channel.
+pub use farbus_io::link::{Clock, Link};
+/// Modules that are not code of farbus: processes, sandboxes.
+pub use farbus_io::module as runners;
+/// Modules, and what they lie in one behind the other.
+pub use farbus_modules as pipelines;
+/// Block devices, stores among them.
+pub use farbus_session::block as blocks;
+/// What travels in a session, and both its ends.
+pub use farbus_session::native;
+/// What a USB device is called.
+pub use farbus_session::{DeviceRecord, Registry};
+
+/// How long a greeting may take.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
+/// How long the importer may take to connect.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A link over a connection that somebody accepted.
+///
+/// # Errors
+/// If the socket refuses an option.
+pub fn link(stream: TcpStream) -> io::Result<Link> {
+    let peer = stream.peer_addr()?;
+    Link::over_tcp(stream.into(), peer)
+}
+
+/// Makes such links, as often as one is wanted.
+pub fn dial(address: String) -> Dial {
+    Box::new(move || Link::connect(&address, CONNECT_TIME_MAX).map_err(|error| error.source))
+}
+
+/// Serves one session, with what `services` opens, until its link ends. What they measure within a turn they measure with `clock`, too.
+///
+/// # Errors
+/// What the system says of the link; `InvalidData` if the importer broke the protocol.
+pub fn serve(link: &Link, clock: Clock, services: &mut impl Services) -> io::Result<()> {
+    let hello = greeting::hear_hello(link, GREETING_TIME_MAX)?;
+    let [id, incarnation] = [random(), random()];
+    let incarnation = u64::from_le_bytes(incarnation.first_chunk().copied().expect("sixteen bytes"));
+    let begun = ExporterSession::begin(&hello, SessionId(id), incarnation, Duration::ZERO, LaneLimits::DEFAULT);
+    let (mut session, welcome) = match begun {
+        Ok(begun) => begun,
+        Err(refusal) => return greeting::welcome(link, &refusal, GREETING_TIME_MAX),
+    };
+    greeting::welcome(link, &welcome, GREETING_TIME_MAX)?;
+    let served = serve_session(link.try_clone()?, clock, &mut session, services);
+    session.finish(clock.now());
+    served
+}
+
+fn random() -> [u8; 16] {
+    let mut bytes = [0; 16];
+    farbus_io::trust::fill_random(&mut bytes);
+    bytes
+}
+
+fn serve_session(
+    link: Link,
+    clock: Clock,
+    session: &mut ExporterSession,
+    services: &mut impl Services,
+) -> io::Result<()> {
+    let mut cable = Cable::new()?;
+    cable.put(link)?;
+    let mut attachments = 0;
+    loop {
+        let received = cable.receive(session.lane_mut())?;
+        let mut now = clock.now();
+        match received {
+            None => {}
+            Some(0) => return Ok(()),
+            Some(_) => {
+                let wrong = |reject| io::Error::new(io::ErrorKind::InvalidData, reject);
+                while session.advance(now, services).map_err(wrong)? {
+                    if !cable.is_blocked() {
+                        cable.send(session.lane_mut(), clock)?;
+                    }
+                    now = clock.now();
+                }
+            }
+        }
+        session.handle_ready(now);
+        if std::mem::replace(&mut attachments, session.attachments()) != session.attachments() {
+            cable.watch_anew()?;
+            session.readiness().try_for_each(|readiness| cable.watch_device(readiness))?;
+        }
+        cable.send(session.lane_mut(), clock)?;
+        if session.is_ended() {
+            return Ok(());
+        }
+        let span = session.poll_timeout().map(|at| at - clock.now());
+        let only_talk = session.only_talks();
+        cable.wait(session.lane_mut(), span, only_talk)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use blocks::{SparseMemory, StoreDevice};
+    use farbus_model::{BlockDevice, BlockId, BlockRequest, BufferPool, Completions, Instant};
+    use native::control::{Class, End, Mode, Open};
+    use native::{RemoteBlock, Served, ServedBlock};
+
+    use super::*;
+    use crate::importer::session::connection::Linked;
+
+    struct Disk;
+
+    impl Services for Disk {
+        fn open(&mut self, _now: Instant, number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+            let device = StoreDevice::new(SparseMemory::new(1 << 20, 1 << 20));
+            Ok((1, Box::new(ServedBlock::new(number, device, 1, |_, _| {}))))
+        }
+    }
+
+    #[test]
+    fn a_disk_is_written_and_read_over_a_socket() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let exporter = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            serve(&link(stream).unwrap(), Clock::start(), &mut Disk).unwrap();
+        });
+        let mut done = Completions::new(BufferPool::new(1 << 20));
+        let open =
+            Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() };
+        let remote = RemoteBlock::new(1, open);
+        let mut disk = Linked::open(dial(address), remote, Duration::from_secs(1), &mut done).unwrap();
+        let data: Vec<u8> = (0..200_000_u32).map(|at| at as u8).collect();
+        let write = BlockRequest::write(BlockId(1), 4096, data.clone().into());
+        let read = BlockRequest::read(BlockId(2), 4096, 200_000);
+        let mut answered = Vec::new();
+        for request in [write, read] {
+            let now = disk.clock().now();
+            disk.submit(now, request.launch(), &mut done);
+            disk.end_turn(now, &mut done);
+            while done.is_empty() {
+                disk.wait(None).unwrap();
+                disk.turn(&mut done);
+            }
+            answered.extend(done.pop());
+        }
+        assert_eq!((answered[0].result, answered[1].result), (Ok(()), Ok(())));
+        assert_eq!(answered.pop().unwrap().payload.into_vec(), data);
+        disk.close(&mut done);
+        exporter.join().unwrap();
+    }
+}

@@ -1,0 +1,773 @@
+//! A device of another host, behind a session: links come and go below it, and it stays.
+//!
+//! One thread owns it, whichever: a kernel's relay, a disk's driver. It waits on [`Linked::readiness`] and calls
+//! [`Linked::turn`]. New links are made by a thread beside it, because names and handshakes take their time.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::{Clock, Link, LinkEnd, Wake};
+use farbus_model::{BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Instant, Readiness};
+use farbus_session::native::control::{Cause, End};
+use farbus_session::native::hello::{Hello, Welcome};
+use farbus_session::native::reserve::{self, Standing as Reserved};
+use farbus_session::native::{
+    Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
+};
+use farbus_session::snapshot::{Reader, Writer};
+use tracing::{debug, info, warn};
+
+use crate::importer::session::status::Standing;
+use crate::link::greeting;
+use crate::link::link_set::Cable;
+
+/// How long a greeting may take.
+const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
+/// The first pause between two tries for a link; each is twice the one before.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The longest.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long a device may take to be given back when its user here is done.
+const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Kind of the snapshots of a block device.
+pub const BLOCK_KIND: u16 = 4;
+/// How far back a session may have lost its link before another process went on with it.
+const PAST_MAX: Duration = Duration::from_secs(600);
+
+/// Makes a link to the exporter. `PermissionDenied` is the exporter's no, and final; all else is tried again.
+pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
+
+/// What a session needs that another process had: links, and what its device goes through.
+pub struct Redial {
+    /// Makes links.
+    pub dial: Dial,
+    /// Its modules, if it has some.
+    pub through: Option<Through>,
+}
+
+/// A device of a session of its own.
+pub struct Linked<A: Attached> {
+    session: ImporterSession,
+    remote: Piped<A>,
+    cable: Cable,
+    dialer: Dialer,
+    readiness: Readiness,
+    clock: Clock,
+    host: String,
+    /// Links of the first lane that were made after its first.
+    relinks: u32,
+    quitter: Quitter,
+    standing: Standing,
+    /// Whether it was handed over.
+    is_bequeathed: bool,
+    /// Whether it was another process's, and has not begun here.
+    is_new_here: bool,
+    /// Further lanes for which a link is being made.
+    dialling: Vec<u16>,
+    /// How what is reserved for it stands, as it was told last.
+    reserved: Option<Reserved>,
+}
+
+impl<A: Attached> Linked<A> {
+    /// Begins a session over a first link, and waits until `remote` is open, or is not.
+    ///
+    /// # Errors
+    /// The link was lost, or the exporter will have no session.
+    pub fn open(dial: Dial, remote: impl Into<Piped<A>>, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
+        Self::open_over(1, dial, remote, grace, done)
+    }
+
+    /// The same over so many links, as far as its exporter grants them.
+    ///
+    /// # Errors
+    /// As [`Linked::open`].
+    pub fn open_over(
+        links: u16,
+        dial: Dial,
+        remote: impl Into<Piped<A>>,
+        grace: Duration,
+        done: &mut A::Done,
+    ) -> io::Result<Self> {
+        let mut linked = Self::begin(links, dial, remote, grace)?;
+        let until = linked.clock.now() + GREETING_TIME_MAX;
+        loop {
+            linked.turn(done);
+            if *linked.remote.state() != State::Opening {
+                return Ok(linked);
+            }
+            if linked.clock.now() >= until {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            linked.wait(Some(until))?;
+        }
+    }
+
+    /// Begins a session over a first link, and others if `links` are more than one; `remote` is open when it says so.
+    ///
+    /// # Errors
+    /// The link was lost, or the exporter will have no session.
+    pub fn begin(links: u16, mut dial: Dial, remote: impl Into<Piped<A>>, grace: Duration) -> io::Result<Self> {
+        let mut remote = remote.into();
+        let clock = Clock::start();
+        let mut incarnation = [0; 8];
+        farbus_io::trust::fill_random(&mut incarnation);
+        let mut session =
+            ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), grace, LaneLimits::DEFAULT);
+        // What goes through modules keeps one order, which is one lane's.
+        session = session.over_links(if remote.has_modules() { 1 } else { links });
+        let link = dial()?;
+        let host = link.peer().to_owned();
+        let welcome = greeting::greet(&link, &session.hello(), GREETING_TIME_MAX)?;
+        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        match session.handle_welcome(&welcome).map_err(|reject| wrong(reject.to_string()))? {
+            Progress::Linked => {}
+            other => return Err(wrong(format!("it begins no session: {other:?}"))),
+        }
+        session.their_incarnation().into_iter().for_each(|incarnation| remote.note_exporter(incarnation));
+        debug!(host, "session began");
+        let mut cable = Cable::new()?;
+        cable.put(link)?;
+        link_further(&mut session, &mut dial, &mut cable)?;
+        remote.use_lanes(session.usable_lanes());
+        let dialer = Dialer::start(dial)?;
+        cable.watch(&*dialer.wake)?;
+        let readiness = cable.readiness();
+        let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let standing = Standing::waking(Arc::clone(&dialer.wake), cable.shown().clone());
+        standing.note_expected(remote.is_expected());
+        if remote.goes_through("pause") {
+            standing.note_pausable();
+        }
+        let mut linked = Self {
+            session,
+            remote,
+            cable,
+            dialer,
+            readiness,
+            clock,
+            host,
+            relinks: 0,
+            quitter,
+            standing,
+            is_bequeathed: false,
+            is_new_here: false,
+            dialling: Vec::new(),
+            reserved: None,
+        };
+        linked.dial_further(Duration::ZERO);
+        Ok(linked)
+    }
+
+    /// The device itself.
+    pub fn remote(&self) -> &A {
+        self.remote.inner()
+    }
+
+    /// The same, to be asked something.
+    pub fn remote_mut(&mut self) -> &mut A {
+        self.remote.inner_mut()
+    }
+
+    /// Whether it can go on in another process: not all modules do.
+    pub fn is_movable(&self) -> bool {
+        self.remote.is_movable()
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Whether there is a link.
+    pub fn is_linked(&self) -> bool {
+        self.session.is_linked()
+    }
+
+    /// How many links there are now.
+    pub fn links(&self) -> usize {
+        usize::from(self.cable.link().is_some()) + self.cable.further().count()
+    }
+
+    /// Links of the first lane that were made after its first.
+    pub fn relinks(&self) -> u32 {
+        self.relinks
+    }
+
+    /// Another handle on the link, for a watcher; none while there is no link.
+    ///
+    /// # Errors
+    /// If the system has no more descriptors.
+    pub fn link(&self) -> io::Result<Option<Link>> {
+        self.cable.link().map(Link::try_clone).transpose()
+    }
+
+    /// What ends it, from any thread.
+    pub fn quitter(&self) -> Quitter {
+        self.quitter.clone()
+    }
+
+    /// What can be seen of it from any thread.
+    pub fn standing(&self) -> Standing {
+        self.standing.clone()
+    }
+
+    /// Why it is over, if it is.
+    pub fn end(&self) -> Option<&End> {
+        match self.remote.state() {
+            State::Ended(end) => Some(end),
+            State::Opening | State::Open => None,
+        }
+    }
+
+    /// Sends what waits, and waits until something may have happened, `until` then at most; [`Linked::turn`] comes next.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
+        self.send();
+        let at = [until, self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min();
+        let span = at.map(|at| at - self.clock.now());
+        self.cable.wait(self.session.lane_mut(), span, true)
+    }
+
+    /// When [`Linked::turn`] wants to be called, whatever else happens.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if self.end().is_some() {
+            return None;
+        }
+        if self.is_new_here {
+            return Some(Instant::ZERO);
+        }
+        // What an encrypted link has decrypted already makes no socket readable.
+        if self.cable.has_received() {
+            return Some(Instant::ZERO);
+        }
+        [self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// What to wait on.
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    /// Takes in what arrived, sends what can be sent, sees to the link.
+    pub fn turn(&mut self, done: &mut A::Done) {
+        if std::mem::take(&mut self.is_new_here) {
+            self.dialer.dial(self.session.hello(), Duration::ZERO);
+        }
+        self.take_new_link(done);
+        self.receive(done);
+        self.see_to_modules(done);
+        self.send();
+        if let Some(timed) = self.remote.poll_timed() {
+            self.standing.note_timed(timed);
+        }
+        if let Some(reserved) = self.remote.reserved() {
+            self.note_reserved(reserved);
+        }
+        if self.standing.is_expected() && !self.remote.is_expected() && self.end().is_none() {
+            info!(host = self.host, "the device was handed over to this host");
+            self.standing.note_expected(false);
+        }
+        if self.is_bequeathed && self.end().is_none() && !self.remote.is_moving() {
+            warn!(host = self.host, "nobody came for the device: it goes on here");
+            self.is_bequeathed = false;
+            self.standing.disinherit();
+        }
+        if let Some(heir) = self.standing.heir().filter(|_| self.end().is_none() && !self.is_bequeathed) {
+            self.hand_over_to(heir, done);
+        }
+        if self.end().is_none() && self.quitter.is_quit.load(Ordering::Acquire) {
+            self.remote.handle_over(Cause::Asked, "given up here", done);
+        }
+        // While it is linked there is no such moment, and no clock to be asked.
+        let is_over = self.session.poll_timeout().is_some() && self.session.is_over(self.clock.now());
+        if is_over && self.end().is_none() {
+            warn!(host = self.host, "no link in time: the device is given up");
+            self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
+        }
+        if let Some(end) = self.end() {
+            self.standing.note_end(end);
+        }
+    }
+
+    /// How what is reserved for it stands is told once.
+    fn note_reserved(&mut self, reserved: Reserved) {
+        if self.reserved.replace(reserved) == Some(reserved) {
+            return;
+        }
+        match reserved.state {
+            reserve::State::Suspended => {
+                warn!(host = self.host, lack = ?reserved.lack, missing = reserved.missing, "suspended by its exporter");
+            }
+            reserve::State::Admitted => {
+                info!(host = self.host, bound_ns = reserved.bound_ns, "admitted by its exporter")
+            }
+            reserve::State::Refused => {}
+        }
+        self.standing.note_reserved(reserved);
+    }
+
+    /// Modules have moments of their own.
+    fn see_to_modules(&mut self, done: &mut A::Done) {
+        if let Some(is_paused) = self.standing.take_pause() {
+            self.remote.pause(self.clock.now(), is_paused);
+        }
+        if let Some(due) = self.remote.poll_timeout() {
+            let now = self.clock.now();
+            if due <= now {
+                self.remote.handle_timeout(now, done);
+            }
+        }
+    }
+
+    /// As soon as nothing is under way.
+    fn hand_over_to(&mut self, heir: [u8; 32], done: &mut A::Done) {
+        self.remote.hold_still(self.clock.now(), done);
+        self.is_bequeathed = self.remote.is_still();
+        if self.is_bequeathed {
+            self.remote.bequeath(heir);
+        }
+        self.send();
+    }
+
+    /// Writes it down, for another process to go on with. This one may go on all the same, if the other does not.
+    pub fn save(&mut self, to: &mut Writer)
+    where
+        A: Movable,
+    {
+        to.bytes(self.host.as_bytes());
+        self.session.save(self.clock.now(), &mut self.remote, to);
+    }
+
+    /// As another process wrote it down: without a link, and without trying for one before its first turn here.
+    ///
+    /// # Errors
+    /// No session can have stood so, or the system has no more threads or descriptors.
+    pub fn restore(redial: Redial, from: &mut Reader<'_>) -> io::Result<Self>
+    where
+        A: Movable,
+    {
+        let wrong = |reject: farbus_session::Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
+        let clock = Clock::started_ago(PAST_MAX);
+        let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
+        let Redial { dial, through } = redial;
+        let dialer = Dialer::start(dial)?;
+        let cable = Cable::new()?;
+        cable.watch(&*dialer.wake)?;
+        let readiness = cable.readiness();
+        let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
+        let (session, mut remote): (_, Piped<A>) = restored;
+        if let Err(reject) = remote.resume(through) {
+            remote.hand_over();
+            return Err(wrong(reject));
+        }
+        let (relinks, is_bequeathed, is_new_here) = (0, false, true);
+        let standing = Standing::waking(Arc::clone(&dialer.wake), cable.shown().clone());
+        standing.note_link(false);
+        if remote.goes_through("pause") {
+            standing.note_pausable();
+        }
+        Ok(Self {
+            session,
+            remote,
+            cable,
+            dialer,
+            readiness,
+            clock,
+            host,
+            relinks,
+            quitter,
+            standing,
+            is_bequeathed,
+            is_new_here,
+            dialling: Vec::new(),
+            reserved: None,
+        })
+    }
+
+    /// Another process goes on with it: its link ends without a word, and what is in flight is answered there.
+    pub fn hand_over(mut self)
+    where
+        A: Movable,
+    {
+        self.remote.hand_over();
+    }
+
+    fn take_new_link(&mut self, done: &mut A::Done) {
+        if !self.dialer.wake.take() {
+            return;
+        }
+        while let Ok(dialled) = self.dialer.links.try_recv() {
+            let (link, welcome) = match dialled {
+                Ok(linked) => linked,
+                Err(refused) => {
+                    self.remote.handle_over(Cause::Refused, &refused, done);
+                    continue;
+                }
+            };
+            let number = welcome.standing.lane;
+            self.dialling.retain(|&other| other != number);
+            match self.session.handle_welcome(&welcome) {
+                Ok(Progress::Linked) if number != 0 => self.use_further(number, link),
+                Ok(Progress::Linked) => {
+                    self.use_link(link);
+                    self.note_exporter();
+                }
+                Ok(Progress::Renewed) => {
+                    warn!(host = self.host, "its exporter was started anew: the device is opened again");
+                    self.cable.cut_all();
+                    self.use_link(link);
+                    self.remote.handle_renewed(self.clock.now(), done);
+                    self.note_exporter();
+                }
+                Ok(Progress::Again) => self.dialer.dial(self.session.hello(), Duration::ZERO),
+                // It may be there later, if the session is.
+                Ok(Progress::Without) => self.dial_further(PAUSE_MAX),
+                Ok(Progress::Refused(outcome)) => {
+                    let message = format!("its exporter does not take us back: {outcome:?}");
+                    self.remote.handle_over(Cause::Refused, &message, done);
+                }
+                Err(reject) => {
+                    self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+                }
+            }
+        }
+    }
+
+    /// The device is compared if its exporter has lost what it knew.
+    fn note_exporter(&mut self) {
+        if let Some(incarnation) = self.session.their_incarnation() {
+            self.remote.note_exporter(incarnation);
+        }
+    }
+
+    fn use_link(&mut self, link: Link) {
+        self.relinks += 1;
+        if let Err(error) = self.cable.put(link) {
+            return self.lose(LinkEnd::of(&error), &error.to_string());
+        }
+        info!(host = self.host, "linked again");
+        self.standing.note_link(true);
+        self.remote.use_lanes(self.session.usable_lanes());
+        self.dial_further(Duration::ZERO);
+    }
+
+    fn use_further(&mut self, number: u16, link: Link) {
+        if let Err(error) = self.cable.put_further(number, link) {
+            return self.lose_further(number, &error.to_string());
+        }
+        info!(host = self.host, lane = number, "a further link is there");
+        self.remote.use_lanes(self.session.usable_lanes());
+    }
+
+    /// Further lanes that have no link are to get one.
+    fn dial_further(&mut self, pause: Duration) {
+        let wanting: Vec<u16> = self.session.wanting_links().filter(|number| !self.dialling.contains(number)).collect();
+        for number in wanting {
+            self.cable.shown().note_down(number);
+            self.dialling.push(number);
+            self.dialer.dial(self.session.hello_further(number), pause);
+        }
+    }
+
+    /// What it has waits for its next link; what is asked meanwhile goes on the others.
+    fn lose_further(&mut self, number: u16, why: &str) {
+        self.cable.cut_further(number);
+        self.session.handle_lane_lost(number, self.clock.now());
+        self.remote.use_lanes(self.session.usable_lanes());
+        if self.end().is_none() {
+            info!(host = self.host, lane = number, why, "a further link was lost; others go on");
+            self.dial_further(Duration::ZERO);
+        }
+    }
+
+    fn lose(&mut self, end: LinkEnd, why: &str) {
+        let was_linked = self.session.is_linked();
+        self.cable.cut();
+        self.session.handle_lost(self.clock.now());
+        self.remote.use_lanes(self.session.usable_lanes());
+        if self.end().is_none() && was_linked {
+            warn!(host = self.host, end = end.as_str(), why, "the link was lost; the device waits for another");
+            self.standing.note_link(false);
+            self.dialer.dial(self.session.hello(), Duration::ZERO);
+        }
+    }
+
+    fn receive(&mut self, done: &mut A::Done) {
+        match self.cable.receive(self.session.lane_mut()) {
+            Ok(None) => {}
+            Ok(Some(0)) => self.lose(LinkEnd::Closed, "its exporter closed it"),
+            Ok(Some(_)) => self.take_in(0, done),
+            Err(error) => self.lose(LinkEnd::of(&error), &error.to_string()),
+        }
+        for number in self.cable.further() {
+            let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
+            match self.cable.receive_further(number, lane) {
+                Ok(None) => {}
+                Ok(Some(0)) => self.lose_further(number, "its exporter closed it"),
+                Ok(Some(_)) => self.take_in(number, done),
+                Err(error) => self.lose_further(number, &error.to_string()),
+            }
+        }
+    }
+
+    fn take_in(&mut self, lane: u16, done: &mut A::Done) {
+        if let Err(reject) = self.hear(lane, done) {
+            warn!(host = self.host, %reject, "the exporter does not speak our protocol as it should");
+            self.remote.handle_over(Cause::Device, &reject.to_string(), done);
+        }
+    }
+
+    fn hear(&mut self, lane: u16, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
+        // What was received together arrived together.
+        let now = self.clock.now();
+        while let Some(arrived) = self.session.poll_arrived_on(lane)? {
+            self.remote.handle_arrived(now, arrived, done)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what waits, as far as the link takes it.
+    pub fn send(&mut self) {
+        let clock = self.clock;
+        self.remote.tell_time(|| clock.now());
+        while let Some(message) = self.remote.poll_message() {
+            self.session.send(message);
+        }
+        if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
+            self.lose(LinkEnd::of(&error), &error.to_string());
+        }
+        for number in self.cable.further() {
+            let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
+            if let Err(error) = self.cable.send_further(number, lane, self.clock) {
+                self.lose_further(number, &error.to_string());
+            }
+        }
+    }
+
+    /// Gives the device back, and waits a moment for its exporter to say so.
+    pub fn close(&mut self, done: &mut A::Done) {
+        if self.end().is_none() && self.session.is_linked() {
+            self.remote.close();
+            let until = self.clock.now() + FAREWELL_TIME_MAX;
+            self.turn(done);
+            while self.end().is_none() && self.session.is_linked() && self.clock.now() < until {
+                if self.wait(Some(until)).is_err() {
+                    break;
+                }
+                self.turn(done);
+            }
+        }
+        self.session.goodbye();
+        self.send();
+        if let Some(link) = self.cable.link() {
+            link.finish_sending();
+        }
+    }
+}
+
+/// Ends a session from any thread, whatever it waits for.
+#[derive(Clone, Debug)]
+pub struct Quitter {
+    is_quit: Arc<AtomicBool>,
+    wake: Arc<Wake>,
+}
+
+impl Quitter {
+    /// Its device is of no use to anybody any more.
+    pub fn quit(&self) {
+        self.is_quit.store(true, Ordering::Release);
+        self.wake.wake();
+    }
+}
+
+/// What came of dialling: a link on which the exporter has answered, or the exporter's word that it will not.
+type Dialled = Result<(Link, Welcome), String>;
+
+/// Links of further lanes, before the device is opened: its first requests find them. Those that cannot be had now come later.
+fn link_further(session: &mut ImporterSession, dial: &mut Dial, cable: &mut Cable) -> io::Result<()> {
+    for number in session.wanting_links().collect::<Vec<_>>() {
+        let Ok(link) = dial() else { return Ok(()) };
+        let Ok(welcome) = greeting::greet(&link, &session.hello_further(number), GREETING_TIME_MAX) else {
+            return Ok(());
+        };
+        match session.handle_welcome(&welcome) {
+            Ok(Progress::Linked) => cable.put_further(number, link)?,
+            // What is wrong with it is heard on the first.
+            _ => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
+/// The thread that makes links.
+struct Dialer {
+    wanted: Sender<(Hello, Duration)>,
+    links: Receiver<Dialled>,
+    wake: Arc<Wake>,
+}
+
+impl Dialer {
+    fn start(mut dial: Dial) -> io::Result<Self> {
+        let (wanted, asked) = mpsc::channel();
+        let (made, links) = mpsc::channel();
+        let wake = Arc::new(Wake::new()?);
+        let for_thread = Arc::clone(&wake);
+        thread::Builder::new().name("dial".into()).stack_size(512 << 10).spawn(move || {
+            let mut wanting = Vec::new();
+            while let Some(linked) = dial_until(&mut dial, &mut wanting, &asked) {
+                if made.send(linked).is_err() {
+                    return;
+                }
+                for_thread.wake();
+            }
+        })?;
+        Ok(Self { wanted, links, wake })
+    }
+
+    /// A link is wanted for the lane that this greeting names, after a pause.
+    fn dial(&self, hello: Hello, after: Duration) {
+        // Its thread lives as long as this.
+        let _ = self.wanted.send((hello, after));
+    }
+}
+
+/// A lane that wants a link.
+struct Wanting {
+    hello: Hello,
+    /// When it is tried next, and how long the pause after that is.
+    at: std::time::Instant,
+    pause: Duration,
+}
+
+/// Tries until there is a link on which the exporter has answered; none once nobody wants one any more.
+fn dial_until(dial: &mut Dial, wanting: &mut Vec<Wanting>, asked: &Receiver<(Hello, Duration)>) -> Option<Dialled> {
+    loop {
+        let next = (0..wanting.len()).min_by_key(|&at| wanting[at].at);
+        let heard = match next {
+            None => asked.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
+            Some(at) => asked.recv_timeout(wanting[at].at.saturating_duration_since(std::time::Instant::now())),
+        };
+        match (heard, next) {
+            (Ok((hello, after)), _) => {
+                wanting.retain(|other| other.hello.standing.lane != hello.standing.lane);
+                wanting.push(Wanting { hello, at: std::time::Instant::now() + after, pause: PAUSE });
+            }
+            (Err(mpsc::RecvTimeoutError::Timeout), Some(at)) => {
+                if let Some(dialled) = try_once(dial, &mut wanting[at]) {
+                    wanting.swap_remove(at);
+                    return Some(dialled);
+                }
+            }
+            (Err(_), _) => return None,
+        }
+    }
+}
+
+fn try_once(dial: &mut Dial, Wanting { hello, at, pause }: &mut Wanting) -> Option<Dialled> {
+    match dial() {
+        Ok(link) => match greeting::greet(&link, hello, GREETING_TIME_MAX) {
+            Ok(welcome) => return Some(Ok((link, welcome))),
+            // The exporter may have counted this link: the next is another one.
+            Err(_) => hello.standing.link += 1,
+        },
+        // What becomes of the session is the first lane's to hear.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && hello.standing.lane == 0 => {
+            return Some(Err(error.to_string()));
+        }
+        Err(_) => {}
+    }
+    *at = std::time::Instant::now() + *pause;
+    *pause = (*pause * 2).min(PAUSE_MAX);
+    None
+}
+
+impl DeviceLayer for Linked<RemoteUsb> {
+    type Inner = RemoteUsb;
+
+    fn inner(&self) -> &RemoteUsb {
+        self.remote.inner()
+    }
+
+    fn inner_mut(&mut self) -> &mut RemoteUsb {
+        self.remote.inner_mut()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Linked::poll_timeout(self)
+    }
+
+    fn handle_timeout(&mut self, _now: Instant, done: &mut Completions) {
+        self.turn(done);
+    }
+
+    fn end_turn(&mut self, _now: Instant, _done: &mut Completions) {
+        self.send();
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
+        self.turn(done);
+    }
+
+    fn command(&mut self, _now: Instant, command: &Command, _done: &mut Completions) -> Result<(), CommandError> {
+        // Its owner is elsewhere.
+        Err(CommandError::unknown(command))
+    }
+}
+
+impl BlockLayer for Linked<RemoteBlock> {
+    type Inner = RemoteBlock;
+
+    fn inner(&self) -> &RemoteBlock {
+        self.remote.inner()
+    }
+
+    fn inner_mut(&mut self) -> &mut RemoteBlock {
+        self.remote.inner_mut()
+    }
+
+    fn end_turn(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+        self.send();
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        Linked::poll_timeout(self)
+    }
+
+    fn handle_timeout(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        self.turn(done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        self.turn(done);
+    }
+
+    fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
+        // What is over ends here, and what goes through modules, and is begun anew.
+        let is_at_rest = !self.remote.inner().is_rewriting();
+        (self.end().is_none() && self.is_movable() && is_at_rest).then(|| {
+            let mut to = Writer::new(BLOCK_KIND);
+            Linked::save(self, &mut to);
+            to.into_bytes()
+        })
+    }
+
+    fn leave(&mut self) {
+        self.remote.hand_over();
+    }
+}

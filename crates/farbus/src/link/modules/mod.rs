@@ -1,0 +1,96 @@
+//! The modules of this process: what an attachment goes through, and what an exporter lets its importers ask for.
+
+pub mod program;
+mod recording;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use farbus_io::trust::fill_random;
+use farbus_modules::{Allowance, Asked, Catalogue, Files, Maker, Recipe, Refusal, Sink};
+use farbus_session::native::{Allowed, Through};
+
+use crate::link::modules::program::Program;
+use crate::link::modules::recording::Recording;
+
+/// The modules of this process, and those programs that these words name, started; the words then name them as all else.
+fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
+    let (mut catalogue, mut named) = (Catalogue::builtin(), Vec::new());
+    for asked in asked {
+        let mut asked = asked.clone();
+        if Program::is_meant(&asked) {
+            let program = Program::start(&asked.name)?;
+            asked.name = program.manifest().name.to_owned();
+            catalogue.add(Arc::new(program));
+        }
+        named.push(asked);
+    }
+    Ok((catalogue, named))
+}
+
+/// What these words ask for, with the files read that they name: before rights are given away.
+///
+/// # Errors
+/// [`Refusal`]: which module cannot be, and why.
+pub fn recipe(asked: &[Asked]) -> Result<Recipe, Refusal> {
+    let (catalogue, asked) = catalogue_for(asked)?;
+    Recipe::new(&catalogue, &asked, &mut OwnFiles)
+}
+
+/// What importers may ask for: all that need nothing of this host, and these.
+///
+/// # Errors
+/// [`Refusal`]: there is no such module, or it is told what it does not know.
+pub fn allowed(also: &[Asked]) -> Result<Arc<Allowed>, Refusal> {
+    let mut modules = Allowance::usual(&Catalogue::builtin());
+    let (catalogue, also) = catalogue_for(also)?;
+    for asked in also {
+        modules.allow(&catalogue, &asked, &mut OwnFiles)?;
+    }
+    Ok(Arc::new(Allowed { modules, random: Box::new(fill_random) }))
+}
+
+/// An attachment's way through a recipe; none through an empty one.
+pub fn through(recipe: &Recipe) -> Option<Through> {
+    let is_wanted = !recipe.is_empty();
+    is_wanted.then(|| Through { recipe: recipe.clone(), random: Box::new(fill_random) })
+}
+
+/// The files of this host.
+struct OwnFiles;
+
+impl Files for OwnFiles {
+    fn read(&mut self, path: &str, bytes_max: usize) -> Result<Vec<u8>, String> {
+        let mut bytes = Vec::new();
+        let unread = |error| format!("it cannot be read: {error}");
+        let file = File::open(path).map_err(unread)?;
+        file.take(bytes_max as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
+        match bytes.len() > bytes_max {
+            true => Err(format!("it has more than {} KiB", bytes_max >> 10)),
+            false => Ok(bytes),
+        }
+    }
+
+    fn create(&mut self, path: &str) -> Result<Arc<dyn Sink>, String> {
+        Ok(Arc::new(Recording::create(Path::new(path))?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_read_here_and_long_ones_are_none() {
+        let asked = |path: &str| vec![format!("seal:key-file={path}").parse::<Asked>().unwrap()];
+        let why = recipe(&asked("/nonexistent/key")).err().unwrap().to_string();
+        assert!(why.starts_with("module 'seal': key-file=/nonexistent/key: it cannot be read"), "{why}");
+        let why = recipe(&asked("/dev/zero")).err().unwrap().to_string();
+        assert!(why.ends_with("it has more than 64 KiB"), "{why}");
+        assert!(through(&Recipe::default()).is_none());
+        assert!(through(&recipe(&["null".parse().unwrap()]).unwrap()).is_some());
+        assert!(allowed(&["null".parse().unwrap()]).is_ok() && allowed(&["none".parse().unwrap()]).is_err());
+    }
+}

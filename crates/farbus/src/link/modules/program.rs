@@ -1,0 +1,178 @@
+//! Modules that are programs: started before rights are given away, in a process that has none, one use at a time; or read before, and run in a
+//! sandbox.
+
+#[cfg(feature = "wasm")]
+use std::fs::File;
+use std::io;
+#[cfg(feature = "wasm")]
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_io::module::{ModuleProcess, Use, Way, arrange, supervise};
+use farbus_io::sys::confine_program::{check_program, confine_for};
+use farbus_modules::module::{Class, Effects, Form, Manifest, Module, Parameter};
+use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, Place, Refusal, Settings};
+
+/// How long a program may take for one turn: far longer than one takes that works, and a driver waits 5 s and more.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The verbs of the two processes behind a module: the one that ends the other, and the one that becomes the program.
+pub const HOST_VERB: &str = "module-host";
+/// See [`HOST_VERB`].
+pub const PROGRAM_VERB: &str = "module-program";
+/// Where a program's language is looked for.
+const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
+
+/// What a program may be told.
+const PARAMETERS: &[Parameter] = &[Parameter {
+    name: "options",
+    form: Form::Text(256),
+    default: Some(""),
+    what: "what the program is told at both ends",
+    is_own: false,
+}];
+
+/// Begins a half; the error is a sentence.
+type Begin = Arc<dyn Fn(&Use<'_>) -> Result<Box<dyn Module>, String> + Send + Sync>;
+
+/// A program that somebody named as a module.
+pub struct Program {
+    manifest: &'static Manifest,
+    begin: Begin,
+}
+
+impl Program {
+    /// Whether these words mean a program: the path of one has a slash.
+    pub fn is_meant(asked: &Asked) -> bool {
+        asked.name.contains('/')
+    }
+
+    /// Starts it, or reads it. It is called like its file, without what is behind a dot: both ends call it the same. What is behind the dot
+    /// says how it is run: `.ring` shares memory, `.wasm` has a sandbox in this process, any other has pipes.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub fn start(path: &str) -> Result<Self, Refusal> {
+        let refused = |what: String| Refusal::new(path, Mismatch::Parameter(what));
+        let full = Path::new(path).canonicalize().map_err(|error| refused(error.to_string()))?;
+        let (begin, cost) = match full.extension().and_then(|extension| extension.to_str()) {
+            Some("wasm") => (sandboxed(&full), "two copies a message, and an interpreter's time for what it does"),
+            Some("ring") => (
+                started(&full, Way::Ring),
+                "two changes of process a message, and two copies; one if it changes no data",
+            ),
+            _ => (
+                started(&full, Way::Pipes),
+                "two changes of process a message, and four copies; two if it changes no data",
+            ),
+        };
+        let name = full.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        // As many as the command line names, for as long as the process lives.
+        let manifest = Box::leak(Box::new(Manifest {
+            name: Box::leak(name.into_boxed_str()),
+            version: 1,
+            summary: "a program of this host",
+            classes: &[Class::Usb, Class::Block, Class::Stream, Class::Private],
+            parameters: PARAMETERS,
+            effects: Effects { is_fault: false, is_movable: false },
+            cost,
+            manual: "",
+        }));
+        Ok(Self { manifest, begin: begin.map_err(refused)? })
+    }
+}
+
+fn started(program: &Path, way: Way) -> Result<Begin, String> {
+    check_program(program).map_err(|error| error.to_string())?;
+    let mut host = ourselves(HOST_VERB, program, way);
+    host.env_clear().env("PATH", PATH).current_dir("/").process_group(0);
+    let process = ModuleProcess::start(&mut host, way, PATIENCE).map_err(|error| error.to_string())?;
+    Ok(Arc::new(move |used| process.half(used)))
+}
+
+#[cfg(feature = "wasm")]
+fn sandboxed(code: &Path) -> Result<Begin, String> {
+    use farbus_io::module::{CODE_BYTES_MAX, Sandbox};
+    let mut bytes = Vec::new();
+    let read = File::open(code).and_then(|file| file.take(CODE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    let sandbox = Sandbox::new(&bytes, PATIENCE)?;
+    Ok(Arc::new(move |used| sandbox.half(used)))
+}
+
+#[cfg(not(feature = "wasm"))]
+fn sandboxed(_code: &Path) -> Result<Begin, String> {
+    Err("this farbus was built without a sandbox for WebAssembly (the feature 'wasm')".to_owned())
+}
+
+fn half(begin: &Begin, name: &str, settings: &Settings, place: &Place) -> Result<Box<dyn Module>, Refusal> {
+    let failed = place.failed.contiguous();
+    let used = Use { role: place.role, class: place.class, failed: &failed, options: settings.text("options") };
+    begin(&used).map_err(|why| Refusal::new(name, Mismatch::Halves(why)))
+}
+
+impl Maker for Program {
+    fn manifest(&self) -> &'static Manifest {
+        self.manifest
+    }
+
+    fn begin(&self, settings: &Settings, place: &Place, _random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal> {
+        let (begin, name) = (Arc::clone(&self.begin), self.manifest.name);
+        Ok(Box::new(Asking { begin, name, settings: settings.clone(), place: place.clone() }))
+    }
+
+    fn answer(
+        &self,
+        settings: &Settings,
+        place: &Place,
+        _opening: &[u8],
+        _random: Fill<'_>,
+    ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal> {
+        Ok((half(&self.begin, self.manifest.name, settings, place)?, Vec::new()))
+    }
+}
+
+struct Asking {
+    begin: Begin,
+    name: &'static str,
+    settings: Settings,
+    place: Place,
+}
+
+impl Begun for Asking {
+    fn opening(&self) -> &[u8] {
+        &[]
+    }
+
+    fn finish(&self, _answer: &[u8]) -> Result<Box<dyn Module>, Refusal> {
+        half(&self.begin, self.name, &self.settings, &self.place)
+    }
+}
+
+/// The process that ends a program when nobody holds it any more.
+///
+/// # Errors
+/// What the system says.
+pub fn host(program: &Path, way: Way) -> io::Result<i32> {
+    supervise(&mut ourselves(PROGRAM_VERB, program, way))
+}
+
+/// This program again, for one of the two processes behind a module.
+fn ourselves(verb: &str, program: &Path, way: Way) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg(verb).args((way == Way::Ring).then_some("--ring")).arg(program);
+    command
+}
+
+/// Becomes a program without rights.
+pub fn become_program(program: &Path, way: Way) -> io::Error {
+    let confined =
+        arrange(way).and_then(|()| confine_for(program).map_err(|error| io::Error::other(error.to_string())));
+    match confined {
+        Ok(()) => Command::new(program).exec(),
+        Err(error) => error,
+    }
+}

@@ -1,0 +1,107 @@
+//! Files that modules write: a thread of their own writes them, so that no data path waits for a disk.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::SystemTime;
+
+use farbus_io::store::create_output;
+use farbus_modules::Sink;
+
+/// What waits for the disk at most; beyond, it is not written.
+const WAITING_BYTES_MAX: usize = 16 << 20;
+const WAITING_BLOCKS_MAX: usize = 4096;
+
+/// A file that is written behind.
+pub struct Recording {
+    /// Opened while there were rights to do so; its thread takes it with the first block, when they are given away.
+    begun: Mutex<Result<SyncSender<Vec<u8>>, Option<File>>>,
+    waiting_bytes: Arc<AtomicUsize>,
+}
+
+impl Recording {
+    /// Makes the file anew, for its owner alone: what passes is nobody else's.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn create(path: &Path) -> Result<Self, String> {
+        let opened = create_output(path, 0o600);
+        let file = opened.map_err(|error| format!("it cannot be written: {error}"))?;
+        Ok(Self { begun: Mutex::new(Err(Some(file))), waiting_bytes: Arc::default() })
+    }
+}
+
+fn write_behind(mut file: File, waiting_bytes: Arc<AtomicUsize>) -> Option<SyncSender<Vec<u8>>> {
+    let (sender, blocks) = sync_channel::<Vec<u8>>(WAITING_BLOCKS_MAX);
+    let write = move || {
+        let mut is_good = true;
+        for block in blocks {
+            // After an error the rest would be out of place.
+            is_good = is_good && file.write_all(&block).is_ok();
+            waiting_bytes.fetch_sub(block.len(), Ordering::AcqRel);
+            if !is_good {
+                return;
+            }
+        }
+    };
+    thread::Builder::new().name("recording".into()).spawn(write).ok().map(|_| sender)
+}
+
+impl Sink for Recording {
+    fn put(&self, bytes: Vec<u8>) -> bool {
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(file) = &mut *begun
+            && let Some(file) = file.take()
+            && let Some(sender) = write_behind(file, Arc::clone(&self.waiting_bytes))
+        {
+            *begun = Ok(sender);
+        }
+        let Ok(sender) = &*begun else { return false };
+        let length = bytes.len();
+        if self.waiting_bytes.fetch_add(length, Ordering::AcqRel) + length <= WAITING_BYTES_MAX {
+            match sender.try_send(bytes) {
+                Ok(()) => return true,
+                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
+            }
+        }
+        self.waiting_bytes.fetch_sub(length, Ordering::AcqRel);
+        false
+    }
+
+    fn unix_ns(&self) -> u64 {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn what_is_put_is_written_in_its_order_and_what_cannot_be_is_said() {
+        let path = std::env::temp_dir().join(format!("farbus-recording-{}", std::process::id()));
+        let recording = Recording::create(&path).unwrap();
+        assert!(recording.put(b"one ".to_vec()) && recording.put(b"two".to_vec()));
+        assert!(!recording.put(vec![0; WAITING_BYTES_MAX + 1]), "more than may wait");
+        let until = Instant::now() + Duration::from_secs(20);
+        while std::fs::read(&path).unwrap() != b"one two" {
+            assert!(Instant::now() < until, "it is written in time");
+            thread::sleep(Duration::from_millis(5));
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(recording.unix_ns() > 1_700_000_000_000_000_000);
+        assert!(Recording::create(Path::new("/nonexistent/file")).err().unwrap().starts_with("it cannot be written"));
+        let full = Recording::create(Path::new("/dev/full")).unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while full.put(vec![1]) {
+            assert!(Instant::now() < until, "a full disk is noticed");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Where a paired host is looked for: what is remembered, and what that moves.
+
+use serde_json::Value;
+
+use super::cuts::{Cutter, share_through_a_cutter};
+use super::harness::{House, PATIENCE, wait_until};
+use super::trust::{Host, hosts, pair};
+
+/// Where `host` remembers the only host that it is paired with.
+fn remembered(host: &Host<'_>) -> Value {
+    host.json(&["peers", "--json"])[0]["address"].clone()
+}
+
+#[test]
+fn an_address_is_remembered_once_the_host_proved_its_key_there_and_not_before() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    let (_share, address) = lab3.share(&["zero"]);
+    let at_first = remembered(&desk);
+    // Nobody is there; somebody else is; and what the command line says counts for that command.
+    assert_eq!(desk.run(&["list", "lab3", "--address", "127.0.0.1:1"]).code, Some(5));
+    assert_eq!(remembered(&desk), at_first);
+    let mallory = Host { house: &house, name: "mallory" };
+    let (_other, elsewhere) = mallory.share(&["zero"]);
+    let outcome = desk.run(&["list", "lab3", "--address", &elsewhere]);
+    assert!(outcome.code == Some(3) && outcome.stderr.contains("not the host that was paired as"), "{outcome:?}");
+    assert_eq!(remembered(&desk), at_first);
+    desk.ok(&["list", "lab3", "--address", &address]);
+    assert_eq!(remembered(&desk), address);
+    let outcome = desk.run(&["list", "nobody", "--address", &address]);
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("is not a paired host"), "{outcome:?}");
+}
+
+#[test]
+fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_written_down() {
+    let house = House::new();
+    let image = house.image("image", 4 << 20);
+    let ([_lab3, desk], share, cutter) = share_through_a_cutter(&house, &format!("disk:{}", image.display()));
+    let through = cutter.address().to_string();
+    let socket = house.path("disk.sock");
+    let at = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--grace", "30"];
+    let attach = desk.start(&[&["attach", "lab3/disk", "--address", &through][..], &at].concat());
+    attach.wait_for_line("attached as ");
+    // The session wrote it down, by the half that may.
+    wait_until(PATIENCE, "it is remembered", || remembered(&desk) == through.as_str());
+
+    // A wrong address that a person tries moves nothing; a right one neither.
+    assert_eq!(desk.run(&["list", "lab3", "--address", "127.0.0.1:1"]).code, Some(5));
+    let direct = Cutter::before(cutter.home());
+    let elsewhere = direct.address().to_string();
+    desk.ok(&["list", "lab3", "--address", &elsewhere]);
+    assert_eq!(remembered(&desk), elsewhere.as_str());
+    let (before, others) = (cutter.links(), direct.links());
+    cutter.cut();
+    attach.assert_logged("linked again");
+    assert!(cutter.links() > before && direct.links() == others, "it goes on where it was");
+
+    // It is not there any more: the session goes where the host was seen since.
+    cutter.let_through(false);
+    cutter.cut();
+    let linked = || attach.log().matches("linked again").count();
+    wait_until(PATIENCE, "a link elsewhere", || linked() == 2);
+    assert!(direct.links() > others);
+    assert!(!share.log().contains("nobody came back"), "{}", share.log());
+}
+
+#[test]
+fn a_session_does_not_end_because_another_host_has_its_exporters_old_address() {
+    let house = House::new();
+    let image = house.image("image", 4 << 20);
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &format!("disk:{}", image.display()));
+    let through = cutter.address().to_string();
+    let socket = house.path("disk.sock");
+    let at = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--grace", "60"];
+    let attach = desk.start(&[&["attach", "lab3/disk", "--address", &through][..], &at].concat());
+    attach.wait_for_line("attached as ");
+    // For a while whoever connects there meets another farbus.
+    let mallory = Host { house: &house, name: "mallory" };
+    let (_other, elsewhere) = mallory.share(&["zero"]);
+    cutter.lead_to(elsewhere.parse().unwrap());
+    let before = cutter.links();
+    cutter.cut();
+    wait_until(PATIENCE, "it has met the other", || cutter.links() > before + 1);
+    cutter.lead_home();
+    attach.assert_logged("linked again");
+}

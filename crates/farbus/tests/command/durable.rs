@@ -1,0 +1,376 @@
+//! What is durable when a disk is let go of, and who hears that something was lost: real file systems on loop devices over FUSE, raw NBD
+//! clients, exporters that are killed and whose machine was started anew.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::harness::{House, PATIENCE, Running, has, has_fuse, has_program, in_own_process, wait_until};
+use super::trust::{Host, hosts, pair, three};
+
+const MIB: u64 = 1 << 20;
+
+fn have(programs: &[&str]) -> bool {
+    has("root", rustix::process::geteuid().is_root())
+        && programs.iter().all(|program| has(program, has_program(program)))
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// An ext4 file system on a loop device over a disk's file, mounted; whatever is left of it goes away with its test.
+struct Tree {
+    device: String,
+    at: PathBuf,
+}
+
+impl Tree {
+    fn over(house: &House, file: &Path) -> Self {
+        let device = run("losetup", &["--find", "--show", "--direct-io=on", file.to_str().unwrap()]);
+        run("mkfs.ext4", &["-q", "-F", &device]);
+        let at = house.path("tree");
+        fs::create_dir_all(&at).unwrap();
+        run("mount", &[&device, at.to_str().unwrap()]);
+        Self { device, at }
+    }
+
+    /// Writes a file that nobody has synced.
+    fn write(&self) -> Vec<u8> {
+        let bytes: Vec<u8> = (0..MIB as u32).map(|at| (at / 7) as u8).collect();
+        fs::write(self.at.join("file"), &bytes).unwrap();
+        bytes
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).output();
+        let _ = Command::new("losetup").args(["-d", &self.device]).output();
+    }
+}
+
+/// What a file system in an image has as this file.
+fn read_from(house: &House, image: &Path, name: &str) -> Vec<u8> {
+    let device = run("losetup", &["--find", "--show", "--read-only", image.to_str().unwrap()]);
+    let at = house.path("look");
+    fs::create_dir_all(&at).unwrap();
+    run("mount", &["-o", "ro,noload", &device, at.to_str().unwrap()]);
+    let bytes = fs::read(at.join(name)).unwrap_or_default();
+    run("umount", &[at.to_str().unwrap()]);
+    run("losetup", &["-d", &device]);
+    bytes
+}
+
+#[test]
+fn a_disk_with_a_mounted_file_system_stays_until_it_is_unmounted_and_then_nothing_is_lost() {
+    if !has_fuse() || !have(&["losetup", "mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let house = House::new();
+    let [lab3, desk, rack] = three(&house);
+    let image = house.image("image", 64 * MIB);
+    let mut share =
+        lab3.start(&["share", &format!("block:{}", image.display()), "--listen", "none", "--secure", "127.0.0.1:0"]);
+    let line = share.wait_for_line("for paired hosts");
+    let address = line.split_whitespace().nth(2).unwrap();
+    let at = house.path("at");
+    let mut attach =
+        desk.start(&["attach", "lab3/block", "--address", address, "--via", "fuse", "--at", at.to_str().unwrap()]);
+    attach.wait_for_line("attached as ");
+    let tree = Tree::over(&house, &at.join("disk.img"));
+    let written = tree.write();
+
+    for arguments in [&["migrate", "lab3/block", "--to", "rack"][..], &["detach"]] {
+        let refused = desk.run(arguments);
+        assert_eq!(refused.code, Some(3), "{refused:?}");
+        for part in ["in use", &tree.device, tree.at.to_str().unwrap(), "--unmount"] {
+            assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+        }
+    }
+    assert_eq!(fs::read(tree.at.join("file")).unwrap(), written, "it goes on");
+    let refused = lab3.run(&["release", "block"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("--force"), "{refused:?}");
+
+    // Somebody works in it: then it stays as well.
+    let busy = File::open(tree.at.join("file")).unwrap();
+    let refused = desk.run(&["migrate", "lab3/block", "--to", "rack", "--unmount"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("fuser"), "{refused:?}");
+    drop(busy);
+
+    desk.ok(&["migrate", "lab3/block", "--to", "rack", "--unmount"]);
+    let there = house.path("there");
+    let mut heir = rack.start(&[
+        "attach",
+        "lab3/block",
+        "--address",
+        address,
+        "--via",
+        "fuse",
+        "--at",
+        there.to_str().unwrap(),
+        "--wait=20",
+    ]);
+    heir.wait_for_line("attached as ");
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    let found = read_from(&house, &there.join("disk.img"), "file");
+    assert!(found == written, "{} bytes", found.len());
+    rack.ok(&["detach"]);
+    assert_eq!(heir.wait_for_end(PATIENCE), Some(0), "{}", heir.log());
+    share.signal(Signal::INT);
+    assert_eq!(share.wait_for_end(PATIENCE), Some(0));
+}
+
+#[test]
+fn sigterm_writes_out_a_mounted_file_system_and_exits_with_an_error_for_what_is_still_open() {
+    if !has_fuse() || !have(&["losetup", "mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", 64 * MIB);
+    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let (mut attach, file) = house.attach(&share.target("disk"), &house.path("at"));
+    let tree = Tree::over(&house, &file);
+    let written = tree.write();
+    attach.signal(Signal::TERM);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(6), "{}", attach.log());
+    assert!(attach.log().contains("something may be lost"), "{}", attach.log());
+    drop(tree);
+    drop(share);
+    let found = read_from(&house, &image, "file");
+    assert!(found == written, "{} bytes", found.len());
+}
+
+#[test]
+fn sigterm_of_a_disk_that_nobody_has_open_loses_nothing_and_exits_with_0() {
+    if !has_fuse() {
+        return;
+    }
+    let house = House::new();
+    let image = house.image("image", MIB);
+    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let (mut attach, file) = house.attach(&share.target("disk"), &house.path("at"));
+    OpenOptions::new().write(true).open(file).unwrap().write_all_at(&[7; 4096], 0).unwrap();
+    attach.signal(Signal::TERM);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    assert_eq!(fs::read(image).unwrap()[..4096], [7; 4096]);
+}
+
+/// An NBD client of the plainest kind.
+struct Nbd(UnixStream, u64);
+
+impl Nbd {
+    fn connect(socket: &Path) -> Self {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.read_exact(&mut [0; 18]).unwrap();
+        let mut greeting = 3u32.to_be_bytes().to_vec();
+        greeting.extend(b"IHAVEOPT");
+        greeting.extend([0, 0, 0, 1, 0, 0, 0, 0]);
+        stream.write_all(&greeting).unwrap();
+        stream.read_exact(&mut [0; 10]).unwrap();
+        Self(stream, 0)
+    }
+
+    /// Asks for something; the error that is answered, or 0. 1 writes, 3 flushes.
+    fn ask(&mut self, command: u16, offset: u64, payload: &[u8]) -> u32 {
+        self.1 += 1;
+        let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
+        bytes.extend([0, 0]);
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(self.1.to_be_bytes());
+        bytes.extend(offset.to_be_bytes());
+        bytes.extend((payload.len() as u32).to_be_bytes());
+        bytes.extend(payload);
+        self.0.write_all(&bytes).unwrap();
+        let mut reply = [0; 16];
+        self.0.read_exact(&mut reply).unwrap();
+        u32::from_be_bytes(reply[4..8].try_into().unwrap())
+    }
+
+    fn write(&mut self, offset: u64, payload: &[u8]) {
+        assert_eq!(self.ask(1, offset, payload), 0);
+    }
+
+    fn flush(&mut self) -> bool {
+        self.ask(3, 0, &[]) == 0
+    }
+}
+
+/// Shares as a process of a machine that was started for the `boot`th time, once [`may_start`] says so. It is begun before: a program that is
+/// begun later closes its copies of the files that are open here, and each `close` flushes.
+fn share_after_boot(host: &Host<'_>, boot: u32, arguments: &[&str]) -> Running {
+    let told = host.house.path(&format!("boot_id_{boot}"));
+    fs::write(&told, format!("{boot:08}-0000-4000-8000-000000000000\n")).unwrap();
+    let script = format!(
+        "while [ ! -e {} ]; do sleep 0.02; done; mount --bind {} /proc/sys/kernel/random/boot_id && exec {} \"$@\"",
+        start_of(host, boot).display(),
+        told.display(),
+        env!("CARGO_BIN_EXE_farbus")
+    );
+    let all = [&["-m", "sh", "-c", &script, "farbus", "share"], arguments].concat();
+    Running::start(host.equip(host.house.command_of(Path::new("unshare"), &all)))
+}
+
+fn start_of(host: &Host<'_>, boot: u32) -> PathBuf {
+    host.house.path(&format!("start_{boot}"))
+}
+
+fn may_start(host: &Host<'_>, boot: u32, share: &Running) -> String {
+    fs::write(start_of(host, boot), "").unwrap();
+    let line = share.wait_for_line("for paired hosts");
+    line.split_whitespace().nth(2).unwrap().to_owned()
+}
+
+#[test]
+fn what_a_killed_exporter_lost_is_written_again_or_told_once_to_each_file_and_client() {
+    if has_fuse() && have(&["unshare", "mount"]) {
+        let name = "durable::what_a_killed_exporter_lost_is_written_again_or_told_once_to_each_file_and_client";
+        in_own_process(name, kill_exporters_and_flush);
+    }
+}
+
+fn kill_exporters_and_flush() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "all"]);
+    let images = ["a", "b"].map(|name| house.image(name, 64 * MIB));
+    let whats = images.each_ref().map(|image| format!("block:{}", image.display()));
+    let mut share = share_after_boot(&lab3, 1, &[&whats[0], &whats[1], "--listen", "none", "--secure", "127.0.0.1:0"]);
+    let address = may_start(&lab3, 1, &share);
+    let mut later: Vec<Running> = [2, 3]
+        .map(|boot| share_after_boot(&lab3, boot, &[&whats[0], &whats[1], "--listen", "none", "--secure", &address]))
+        .into();
+    let (at, socket) = (house.path("at"), house.path("b.sock"));
+    let fuse = desk.start(&[
+        "attach",
+        "lab3/block",
+        "--address",
+        &address,
+        "--via",
+        "fuse",
+        "--at",
+        at.to_str().unwrap(),
+        "--grace",
+        "60",
+    ]);
+    fuse.wait_for_line("attached as ");
+    let nbd = desk.start(&[
+        "attach",
+        "lab3/block2",
+        "--address",
+        &address,
+        "--via",
+        "nbd",
+        "--socket",
+        socket.to_str().unwrap(),
+        "--grace",
+        "60",
+    ]);
+    nbd.wait_for_line("attached");
+    let open = || OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap();
+    let files = [open(), open()];
+    let mut clients = [Nbd::connect(&socket), Nbd::connect(&socket)];
+
+    // Boot 2: little is lost, and all of that is here. Boot 3: more than is kept.
+    for (boot, bytes) in [(2u32, MIB), (3, 12 * MIB)] {
+        let block = vec![boot as u8; 256 << 10];
+        for offset in (0..bytes).step_by(block.len()) {
+            files[0].write_all_at(&block, offset).unwrap();
+            clients[0].write(offset, &block);
+        }
+        share.kill();
+        share = later.remove(0);
+        may_start(&lab3, boot, &share);
+        let is_lost = boot == 3;
+        for round in 0..2 {
+            let is_told = is_lost && round == 0;
+            for (who, file) in files.iter().enumerate() {
+                assert_eq!(file.sync_all().is_err(), is_told, "file {who}, boot {boot}, round {round}");
+            }
+            for (who, client) in clients.iter_mut().enumerate() {
+                assert_eq!(client.flush(), !is_told, "client {who}, boot {boot}, round {round}");
+            }
+        }
+        if !is_lost {
+            for image in &images {
+                let stored = fs::read(image).unwrap();
+                assert!(stored[..bytes as usize].iter().all(|byte| *byte == boot as u8), "boot {boot}");
+            }
+        }
+    }
+
+    let refused = desk.run(&["detach", "lab3/block2"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("2 NBD clients are connected"), "{refused:?}");
+    drop(clients);
+    drop(files);
+    desk.ok(&["detach", "lab3/block2"]);
+    desk.ok(&["detach", "lab3/block"]);
+}
+
+#[test]
+fn migrating_a_disk_says_at_once_that_an_nbd_client_keeps_it_and_how_that_ends() {
+    let house = House::new();
+    let [lab3, desk, _rack] = three(&house);
+    let what = format!("block:{}", house.image("image", MIB).display());
+    let (_share, address) = lab3.share(&[&what]);
+    let socket = house.path("a.sock");
+    let words = ["attach", "lab3/block", "--address", &address, "--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let attach = desk.start(&words);
+    attach.wait_for_line("attached");
+    let mut client = Nbd::connect(&socket);
+    client.write(0, &[7; 512]);
+    let told = desk.ok(&["migrate", "lab3/block", "--to", "rack"]);
+    for part in
+        ["an NBD client is connected", "goes to rack once all have left", "end it", "20 s", "farbus resume lab3/block"]
+    {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    // What it does meanwhile waits, until its owner thinks better of it.
+    let waiting = thread::spawn(move || {
+        client.write(512, &[8; 512]);
+        client
+    });
+    thread::sleep(Duration::from_millis(200));
+    assert!(!waiting.is_finished());
+    desk.ok(&["resume", "lab3/block"]);
+    drop(waiting.join().unwrap());
+    desk.ok(&["detach"]);
+}
+
+#[test]
+fn a_disk_is_released_from_its_writer_with_force_alone() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "all"]);
+    let what = format!("block:{}", house.image("image", MIB).display());
+    let share = lab3.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"]);
+    let line = share.wait_for_line("for paired hosts");
+    let address = line.split_whitespace().nth(2).unwrap();
+    let socket = house.path("a.sock");
+    let words = ["attach", "lab3/block", "--address", address, "--via", "nbd", "--socket", socket.to_str().unwrap()];
+    let mut attach = desk.start(&words);
+    attach.wait_for_line("attached");
+    let refused = lab3.run(&["release", "block"]);
+    assert!(refused.code == Some(3) && refused.stderr.contains("release block --force"), "{refused:?}");
+    lab3.ok(&["release", "block", "--force"]);
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+
+    // One that only reads loses nothing.
+    let mut reader = desk.start(&[&words[..], &["--mode", "read"]].concat());
+    reader.wait_for_line("attached");
+    let is_used = || lab3.json(&["status", "--json"])[0]["devices"][0]["mode"] == "read";
+    wait_until(PATIENCE, "it is read", is_used);
+    lab3.ok(&["release", "block"]);
+    assert_eq!(reader.wait_for_end(PATIENCE), Some(3), "{}", reader.log());
+}

@@ -1,0 +1,223 @@
+//! A real importer of an exporter that is well-formed and unwilling: it reads nothing any more, answers what nobody
+//! asked, announces much, and says everything that there is to say, again and again. The importer's memory is bounded,
+//! and it ends with a reason.
+//!
+//! The exporter is a real one up to the moment when the device is attached; then whoever stands in between speaks for
+//! it.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::harness::{House, PATIENCE, Running, wait_until};
+use super::kills::{connect, load_over};
+use super::kinds::{Says, all_kinds, of_exporter};
+
+/// What an importer may be made to hold, beyond what it has: its credit, and what its programs have under way.
+const LIMIT_KIB: u64 = 96 << 10;
+/// How long the exporter speaks.
+const SPEAKS_FOR: Duration = Duration::from_millis(500);
+/// How long nothing passes before a link is taken to be at the end of a message.
+const QUIET: Duration = Duration::from_millis(150);
+/// Importers at a time.
+const BESIDE: usize = 3;
+
+/// Stands between an importer and a real exporter, and speaks for that one in the end.
+struct Evil {
+    address: SocketAddr,
+    inside: Arc<Inside>,
+}
+
+#[derive(Default)]
+struct Inside {
+    is_evil: AtomicBool,
+    /// Bytes that passed so far.
+    passed: AtomicU64,
+    /// The importer's connections.
+    links: Mutex<Vec<TcpStream>>,
+    /// Those to the real exporter.
+    onward: Mutex<Vec<TcpStream>>,
+}
+
+impl Inside {
+    /// Passes on what `from` says until it is evil: then nothing is read any more.
+    fn copy(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut bytes = [0; 16 << 10];
+        while !self.is_evil.load(Ordering::Acquire) {
+            let count = from.read(&mut bytes).unwrap_or(0);
+            let is_evil = self.is_evil.load(Ordering::Acquire);
+            if count == 0 {
+                let _ = to.shutdown(Shutdown::Both);
+                return;
+            }
+            if is_evil || to.write_all(&bytes[..count]).is_err() {
+                return;
+            }
+            self.passed.fetch_add(count as u64, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Evil {
+    fn before(exporter: &str) -> Self {
+        let (listener, to) = (TcpListener::bind("127.0.0.1:0").unwrap(), exporter.to_owned());
+        let (address, inside) = (listener.local_addr().unwrap(), Arc::<Inside>::default());
+        let for_thread = Arc::clone(&inside);
+        thread::spawn(move || {
+            for importer in listener.incoming().map_while(Result::ok) {
+                let inside = &for_thread;
+                if inside.is_evil.load(Ordering::Acquire) {
+                    continue;
+                }
+                let exporter = TcpStream::connect(&to).unwrap();
+                inside.links.lock().unwrap().push(importer.try_clone().unwrap());
+                inside.onward.lock().unwrap().push(exporter.try_clone().unwrap());
+                let both = [(importer.try_clone().unwrap(), exporter.try_clone().unwrap()), (exporter, importer)];
+                for (from, to) in both {
+                    let inside = Arc::clone(inside);
+                    thread::spawn(move || inside.copy(from, to));
+                }
+            }
+        });
+        Self { address, inside }
+    }
+
+    /// Waits until all that is under way has arrived; from then on nothing passes.
+    fn turn_evil(&self) {
+        let (mut passed, mut since) = (0, Instant::now());
+        while since.elapsed() < QUIET {
+            let now = self.inside.passed.load(Ordering::Acquire);
+            if now != passed {
+                (passed, since) = (now, Instant::now());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.inside.is_evil.store(true, Ordering::Release);
+    }
+
+    /// Says so much as the importer takes, in the exporter's name.
+    fn speak(&self, says: &mut Says) {
+        let links = self.inside.links.lock().unwrap();
+        let began = Instant::now();
+        for turn in 0.. {
+            let said = says(turn);
+            if said.is_empty() || began.elapsed() > SPEAKS_FOR {
+                break;
+            }
+            for mut link in links.iter() {
+                link.set_write_timeout(Some(SPEAKS_FOR)).unwrap();
+                // A connection of before is closed, and so is the last one if the importer has had enough.
+                let _ = link.write_all(&said);
+            }
+        }
+        thread::sleep(SPEAKS_FOR.saturating_sub(began.elapsed()));
+    }
+
+    fn hang_up(&self) {
+        for streams in [&self.inside.links, &self.inside.onward] {
+            streams.lock().unwrap().iter().for_each(|stream| drop(stream.shutdown(Shutdown::Both)));
+        }
+    }
+}
+
+/// Attaches a device, lets its exporter turn evil while programs use it, and holds the importer to its limits and to a
+/// reason.
+fn meet(house: &House, exporter: &str, device: &str, grace: &[&str], name: &str, mut says: Says) {
+    let evil = Evil::before(exporter);
+    let target = format!("{}/{device}", evil.address);
+    let socket = house.path(&format!("{device}.sock"));
+    let words = ["attach", &target, "--via", "nbd", "--socket", socket.to_str().unwrap(), "--wait=100"];
+    let mut attach = Running::start(house.command(&[&words[..], grace].concat()));
+    attach.wait_for_line("attached as ");
+    let clients = [connect(&socket), connect(&socket)];
+    evil.turn_evil();
+    let base = attach.peak_kib();
+    let clients = clients.map(load_over);
+    evil.speak(&mut says);
+    let peak = attach.peak_kib_if_running();
+    evil.hang_up();
+    let code = attach.wait_for_end(PATIENCE);
+    clients.into_iter().for_each(|client| client.join().unwrap());
+    let grown = peak.map(|peak| peak.saturating_sub(base));
+    let told = attach.log();
+    let reason = told.lines().find(|line| line.starts_with("farbus: ")).unwrap_or_default();
+    println!("{name}: {grown:?} KiB, ended with {code:?}: {}", &reason[..reason.len().min(140)]);
+    assert!(grown.is_none_or(|grown| grown < LIMIT_KIB), "{name}: grown by {grown:?} KiB");
+    assert!(matches!(code, Some(3..=6)) && !reason.is_empty(), "{name}: {code:?}\n{told}");
+}
+
+fn meet_all(grace: &[&str], all: Vec<(String, Box<dyn Fn() -> Says + Send>)>) {
+    let house = House::new();
+    let images: Vec<String> = (0..BESIDE)
+        .map(|number| format!("disk:{}", house.image(&format!("{number}.img"), 64 << 20).display()))
+        .collect();
+    let share = house.share(&images.iter().map(String::as_str).collect::<Vec<_>>());
+    let left = Mutex::new(all);
+    thread::scope(|s| {
+        for number in 0..BESIDE {
+            let (house, exporter, left) = (&house, share.address.as_str(), &left);
+            s.spawn(move || {
+                let device = if number == 0 { "disk".to_owned() } else { format!("disk{}", number + 1) };
+                loop {
+                    let next = left.lock().unwrap().pop();
+                    let Some((name, says)) = next else { break };
+                    meet(house, exporter, &device, grace, &name, says());
+                }
+            });
+        }
+    });
+    let listed = house.run(&["list", &share.address]);
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+    wait_until(PATIENCE, "its devices are free", || {
+        let status = house.json(&["status", "--json"]);
+        status[0]["devices"].as_array().unwrap().iter().all(|device| device["state"] == "available")
+    });
+}
+
+#[test]
+fn an_importer_of_a_session_bounds_what_an_evil_exporter_takes_and_ends_with_a_reason() {
+    let mut all: Vec<(String, Box<dyn Fn() -> Says + Send>)> = Vec::new();
+    for kind in all_kinds() {
+        for (at, (name, _)) in of_exporter(kind).into_iter().enumerate() {
+            let says = move || of_exporter(kind).swap_remove(at).1;
+            all.push((format!("{kind:?} {name}"), Box::new(says)));
+        }
+    }
+    all.push(("says and reads nothing".into(), Box::new(|| Box::new(|_| Vec::new()))));
+    meet_all(&["--grace", "1"], all);
+}
+
+/// USBIP_RET_SUBMIT (3) or USBIP_RET_UNLINK (4), as Linux's `usbip_protocol.rst` has them, without what follows.
+fn answer(command: u32, sequence: u32, length: u32) -> Vec<u8> {
+    let words = [command, sequence, 0, 0, 0, 0, length, 0, 0xffff_ffff, 0, 0, 0];
+    words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect()
+}
+
+#[test]
+fn so_does_an_importer_by_usbip() {
+    /// Far beyond what an importer has asked.
+    const NOBODY_ASKED: u32 = 1 << 30;
+    type Answers = fn(u32) -> Vec<u8>;
+    let all: [(&str, Answers); 6] = [
+        ("says and reads nothing", |_| Vec::new()),
+        ("answers what nobody asked", |turn| answer(3, NOBODY_ASKED + turn, 0)),
+        ("answers what nobody asked with 16 MiB", |turn| match turn {
+            0 => answer(3, NOBODY_ASKED, 16 << 20),
+            _ => vec![7; 1 << 20],
+        }),
+        ("answers with 4 GiB", |turn| if turn == 0 { answer(3, 1, u32::MAX) } else { vec![7; 1 << 20] }),
+        ("withdraws what nobody asked", |turn| answer(4, NOBODY_ASKED + turn, 0)),
+        ("answers what was asked and answered with 16 MiB", |turn| match turn {
+            0 => answer(3, 20, 16 << 20),
+            _ => vec![7; 1 << 20],
+        }),
+    ];
+    let all = all.into_iter().map(|(name, says)| {
+        let says: Box<dyn Fn() -> Says + Send> = Box::new(move || Box::new(says));
+        (name.to_owned(), says)
+    });
+    meet_all(&[], all.collect());
+}

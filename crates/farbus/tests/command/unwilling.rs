@@ -1,0 +1,377 @@
+//! Peers that are well-formed and unwilling, at real sockets: they go on asking and read nothing. What the process holds because of all of
+//! them, one after the other and some at once, is below what one peer may hold.
+//!
+//! What they say is made from the list of all kinds of frames (`crates/session/tests/unwilling/kinds.rs`).
+
+use std::convert::Infallible;
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use farbus::trust::Trust;
+use farbus_io::link::Link;
+use farbus_io::trust::{Accepts, Folder, Protocol};
+use farbus_session::native::hello::{Hello, Options, SessionId, Standing, Welcome};
+
+use super::harness::{House, PATIENCE, Running, wait_until};
+use super::hostile::Witness;
+use super::kinds::{Says, all_kinds, frame, of_importer, open};
+use super::trust::{Host, hosts, pair};
+
+/// What a peer that may use nothing may have a process hold.
+const STRANGER_KIB: u64 = 64 << 10;
+/// How long each asks.
+const ASKS_FOR: Duration = Duration::from_millis(300);
+/// How long a socket takes nothing before that counts as full.
+const FULL_AFTER: Duration = Duration::from_millis(60);
+
+/// What a peer says on its way to a process, until the socket takes no more.
+fn flood(mut send: impl FnMut(&[u8]) -> std::io::Result<Option<usize>>, mut says: impl FnMut(u32) -> Vec<u8>) {
+    let (began, mut moved, mut turn) = (Instant::now(), Instant::now(), 0);
+    while began.elapsed() < ASKS_FOR {
+        // Several at once, so that it is the other end that is busy.
+        let said: Vec<u8> = (turn..turn + 16).flat_map(&mut says).collect();
+        turn += 16;
+        let mut rest = &said[..];
+        while !rest.is_empty() {
+            match send(rest) {
+                Ok(Some(count)) => {
+                    rest = &rest[count..];
+                    moved = Instant::now();
+                }
+                Ok(None) if moved.elapsed() < FULL_AFTER && began.elapsed() < ASKS_FOR => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                // It is full, or the peer was cut off.
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+}
+
+fn flood_stream(stream: &TcpStream, says: impl FnMut(u32) -> Vec<u8>) {
+    stream.set_nonblocking(true).unwrap();
+    let send = |bytes: &[u8]| match (&mut &*stream).write(bytes) {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    };
+    flood(send, says);
+}
+
+fn flood_link(link: &Link, says: &mut Says) {
+    flood(|bytes| link.try_send(&[IoSlice::new(bytes)]), says);
+}
+
+/// A link on which a session has begun, or gets a further lane.
+fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), standing: Standing) -> Welcome {
+    let exchange = |said: &[u8], heard: &mut [u8]| {
+        exchange(said, heard);
+        Ok::<_, Infallible>(())
+    };
+    begin_if_let(exchange, standing).expect("an exchange that does not fail")
+}
+
+/// The same where the connection may be closed unread.
+fn begin_if_let<E>(
+    mut exchange: impl FnMut(&[u8], &mut [u8]) -> Result<(), E>,
+    standing: Standing,
+) -> Result<Welcome, E> {
+    let options = Options { grace_ms: Some(120_000), lanes: Some(8), ..Options::default() };
+    let mut welcome = vec![0; 40];
+    let hello = Hello::new(standing, options).encode();
+    exchange(&hello, &mut welcome)?;
+    loop {
+        if let Some((welcome, _)) = Welcome::decode(&welcome).unwrap() {
+            return Ok(welcome);
+        }
+        let mut more = [0];
+        exchange(&[], &mut more)?;
+        welcome.extend(more);
+    }
+}
+
+fn new_session(incarnation: u64) -> Standing {
+    Standing { session: SessionId::NONE, link: 1, incarnation, ..Standing::default() }
+}
+
+fn over_tcp(address: &str, standing: Standing) -> (TcpStream, Welcome) {
+    let stream = TcpStream::connect(address).unwrap();
+    let welcome = begin_over_tcp(&stream, standing).unwrap();
+    (stream, welcome)
+}
+
+fn begin_over_tcp(mut stream: &TcpStream, standing: Standing) -> io::Result<Welcome> {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let exchange = |said: &[u8], heard: &mut [u8]| {
+        stream.write_all(said)?;
+        stream.read_exact(heard)
+    };
+    begin_if_let(exchange, standing)
+}
+
+fn over_link(link: &Link, standing: Standing) -> Welcome {
+    link.set_receive_timeout(Some(PATIENCE)).unwrap();
+    begin(
+        |said, heard| {
+            if !said.is_empty() {
+                assert_eq!(link.try_send(&[IoSlice::new(said)]).unwrap(), Some(said.len()));
+                link.try_flush().unwrap();
+            }
+            let mut have = 0;
+            while have < heard.len() {
+                have += link.receive(&mut heard[have..]).unwrap();
+            }
+        },
+        standing,
+    )
+}
+
+fn assert_below(process: &Running, base_kib: u64, limit_kib: u64, what: &str) {
+    let grown = process.peak_grown_kib(base_kib);
+    println!("{what}: {grown} KiB");
+    assert!(grown < limit_kib, "{what}: grown by {grown} KiB\n{}", process.log());
+}
+
+#[test]
+fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_more() {
+    let house = House::new();
+    let share = house.share(&["zero,fill=mod63,verify", "zero"]);
+    let witness = Witness::on(&share);
+    witness.assert_unharmed();
+    let base = share.process.peak_kib();
+    let mut kept = Vec::new();
+    for kind in all_kinds() {
+        for (name, says) in of_importer(kind) {
+            let (stream, _) = over_tcp(&share.address, new_session(7));
+            flood_stream(&stream, says);
+            assert_below(&share.process, base, STRANGER_KIB, &format!("{kind:?} {name}"));
+            // Each stays for a while: what all of them have together counts.
+            kept.push(stream);
+            if kept.len() > 5 {
+                kept.remove(0);
+            }
+        }
+    }
+    drop(kept);
+    witness.end();
+}
+
+#[test]
+fn so_does_whoever_uses_all_lanes_of_a_session() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let base = share.process.peak_kib();
+    for kind in all_kinds() {
+        for (name, says) in of_importer(kind) {
+            let (first, welcome) = over_tcp(&share.address, new_session(7));
+            let session = welcome.standing.session;
+            let further = |lane| Standing { session, lane, link: 1, incarnation: 7, ..Standing::default() };
+            let further: Vec<_> = (1..8).map(|lane| over_tcp(&share.address, further(lane))).collect();
+            assert!(further.iter().all(|(_, welcome)| welcome.standing.session == session));
+            flood_stream(&first, says);
+            let pings = |turn: u32| frame(farbus_session::native::Kind::Ping, 0, 0, &u64::from(turn).to_le_bytes());
+            flood_stream(&further[0].0, pings);
+            assert_below(&share.process, base, STRANGER_KIB, &format!("{kind:?} {name}, eight lanes"));
+        }
+    }
+}
+
+fn secure_share<'h>(lab3: &Host<'h>) -> (Running, SocketAddr) {
+    let share = lab3.start(&["share", "zero", "--listen", "none", "--secure", "127.0.0.1:0"]);
+    let line = share.wait_for_line("for paired hosts");
+    let address = line.split_whitespace().nth(2).unwrap().parse().unwrap();
+    (share, address)
+}
+
+#[test]
+fn so_does_a_paired_host_that_may_use_nothing_over_tls_and_quic() {
+    let house = House::new();
+    let [lab3, desk] = hosts(&house);
+    pair(&lab3, &desk);
+    let (share, address) = secure_share(&lab3);
+    let trust = Trust::at(Folder::at(house.path("desk"))).unwrap();
+    let terms = trust.terms(Accepts::Anybody, &[Protocol::Session]);
+    let base = share.peak_kib();
+    for is_quic in [false, true] {
+        let mut kept = Vec::new();
+        for kind in all_kinds() {
+            for (name, mut says) in of_importer(kind) {
+                let secured = match is_quic {
+                    true => terms.connect_quic(UdpSocket::bind("127.0.0.1:0").unwrap(), address),
+                    false => terms.connect(Link::connect(&address.to_string(), PATIENCE).unwrap()),
+                };
+                let link = secured.unwrap().link;
+                over_link(&link, new_session(7));
+                flood_link(&link, &mut says);
+                assert_below(&share, base, STRANGER_KIB, &format!("{kind:?} {name}, QUIC {is_quic}"));
+                kept.push(link);
+                if kept.len() > 3 {
+                    kept.remove(0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_user_of_a_disk_that_reads_nothing_takes_what_its_credit_allows() {
+    let house = House::new();
+    let image = format!("disk:{}", house.image("far.img", 64 << 20).display());
+    let share = house.share(&[&image, "zero"]);
+    let base = share.process.peak_kib();
+    for kind in all_kinds() {
+        for (name, mut says) in of_importer(kind) {
+            let (stream, _) = over_tcp(&share.address, new_session(7));
+            let mut says = |turn: u32| match turn {
+                0 => {
+                    let opened = open("disk", farbus_session::native::control::Class::BLOCK);
+                    frame(farbus_session::native::Kind::Open, super::kinds::DISK, 0, &opened.encode())
+                }
+                turn => says(turn - 1),
+            };
+            flood_stream(&stream, &mut says);
+            // 32 MiB of data in flight, as much unacknowledged as a link may have, and the rest.
+            assert_below(&share.process, base, 64 << 10, &format!("{kind:?} {name}, a disk"));
+        }
+    }
+    let listed = house.run(&["list", &share.address]);
+    assert_eq!(listed.code, Some(0), "{listed:?}");
+}
+
+/// Everything that a USB/IP client may say.
+fn of_usbip_client() -> Vec<(&'static str, Says)> {
+    use farbus_session::Request;
+    let submit = |direction: u32, endpoint: u32, length: u32| {
+        move |turn: u32| {
+            let words = [1, turn + 2, 0x0001_0002, direction, endpoint, 0, length, 0, 0xffff_ffff, 0, 0, 0];
+            let out = if direction == 0 { length as usize } else { 0 };
+            words
+                .iter()
+                .flat_map(|word: &u32| word.to_be_bytes())
+                .chain(std::iter::repeat_n(0, out))
+                .collect::<Vec<u8>>()
+        }
+    };
+    let unlink = |turn: u32| {
+        let words = [2, turn + 2, 0x0001_0002, 0, 0, turn + 100_000, 0, 0, 0, 0, 0, 0];
+        words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect::<Vec<u8>>()
+    };
+    let mut all: Vec<(&'static str, Says)> = Vec::new();
+    // One more kind of request is one more case.
+    let listed = |request: &Request| match request {
+        Request::DeviceList | Request::Import(_) | Request::Submit(_) | Request::Unlink(_) => (),
+    };
+    listed(&Request::DeviceList);
+    all.push(("lists", Box::new(|_| vec![0x01, 0x11, 0x80, 0x05, 0, 0, 0, 0])));
+    all.push(("reads", Box::new(submit(1, 1, 1 << 20))));
+    all.push(("small reads", Box::new(submit(1, 1, 8))));
+    all.push(("writes", Box::new(submit(0, 1, 60_000))));
+    all.push(("unlinks of what is yet to come", Box::new(unlink)));
+    all
+}
+
+#[test]
+fn whoever_speaks_usbip_and_reads_nothing_takes_its_share() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let base = share.process.peak_kib();
+    for (name, says) in of_usbip_client() {
+        let stream = TcpStream::connect(&share.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        if name != "lists" {
+            let import = [&[0x01, 0x11, 0x80, 0x03, 0, 0, 0, 0][..], b"1-1", &[0; 29]].concat();
+            let mut answer = [0; 8];
+            let mut imported = stream.try_clone().unwrap();
+            wait_until(PATIENCE, "the device is ours", || {
+                imported = TcpStream::connect(&share.address).unwrap();
+                imported.write_all(&import).unwrap();
+                imported.read_exact(&mut answer).unwrap();
+                answer[4..] == [0; 4]
+            });
+            imported.read_exact(&mut [0; 312]).unwrap();
+            flood_stream(&imported, says);
+        } else {
+            flood_stream(&stream, says);
+        }
+        assert_below(&share.process, base, STRANGER_KIB, &format!("USB/IP {name}"));
+    }
+}
+
+#[test]
+fn who_asks_at_the_control_socket_or_at_the_pairing_port_and_reads_nothing_takes_next_to_nothing() {
+    let house = House::new();
+    let share = house.share(&["zero"]);
+    let run = house.path("run").join("farbus");
+    let socket = std::fs::read_dir(run)
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.extension().is_some_and(|end| end == "sock"));
+    let socket = socket.expect("a share answers somewhere");
+    let base = share.process.peak_kib();
+    let began = Instant::now();
+    let mut kept = Vec::new();
+    while began.elapsed() < Duration::from_secs(2) && kept.len() < 200 {
+        let Ok(mut stream) = UnixStream::connect(&socket) else { break };
+        stream.set_write_timeout(Some(FULL_AFTER)).unwrap();
+        let _ = stream.write_all(&b"{\"ask\":\"status\"}\n".repeat(2000));
+        kept.push(stream);
+    }
+    assert_below(&share.process, base, 8 << 10, "control");
+    let [lab3, _] = hosts(&house);
+    let waiting = lab3.start(&["pair", "--listen", "127.0.0.1:0", "--json"]);
+    let (address, _) = super::trust::next_code(&waiting);
+    let base = waiting.peak_kib();
+    for _ in 0..6 {
+        let stream = TcpStream::connect(&address).unwrap();
+        flood_stream(&stream, |_| vec![0x16; 4096]);
+    }
+    assert_below(&waiting, base, 8 << 10, "pairing");
+}
+
+/// The next frame's kind and body.
+fn next_frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
+    let mut head = [0; 8];
+    stream.read_exact(&mut head).unwrap();
+    let mut body = vec![0; usize::from(u16::from_le_bytes([head[6], head[7]]))];
+    stream.read_exact(&mut body).unwrap();
+    (head[0], body)
+}
+
+#[test]
+fn two_hundred_devices_are_two_hundred_connections_of_one_peer_and_one_too_many_is_told_so() {
+    let house = House::new();
+    let what = vec!["zero"; 240];
+    let share = house.share(&what);
+    let mut open_sessions = Vec::new();
+    let mut reason = None;
+    for n in 0..240_u32 {
+        let mut stream = TcpStream::connect(&share.address).unwrap();
+        let Ok(welcome) = begin_over_tcp(&stream, new_session(u64::from(n) + 1)) else {
+            wait_until(PATIENCE, "it is said why", || share.process.log().contains("the connection was turned away"));
+            break;
+        };
+        if welcome.outcome == farbus_session::native::hello::Outcome::Refused {
+            break;
+        }
+        let bus_id = format!("{}-{}", 1 + n / 126, 1 + n % 126);
+        let opened = open(&bus_id, farbus_session::native::control::Class::USB);
+        stream.write_all(&frame(farbus_session::native::Kind::Open, 1, 0, &opened.encode())).unwrap();
+        let mut answer = next_frame(&mut stream);
+        if answer.0 == farbus_session::native::Kind::Identity.code() {
+            answer = next_frame(&mut stream);
+        }
+        if answer.0 != farbus_session::native::Kind::Opened.code() {
+            reason = Some(String::from_utf8_lossy(&answer.1).into_owned());
+            break;
+        }
+        open_sessions.push(stream);
+    }
+    println!("{} devices, then {reason:?}", open_sessions.len());
+    assert!(open_sessions.len() >= 150, "{} {reason:?}", open_sessions.len());
+    if let Some(reason) = reason {
+        assert!(reason.contains("memory") || reason.contains("as many connections as are left"), "{reason}");
+    }
+}

@@ -1,0 +1,328 @@
+//! The contract of a front end, held against every one in the table that this machine can run.
+//!
+//! A new front end is tested here by being entered in [`FRONT_ENDS`]. Those of a kernel without `vhci_hcd` are left out, and named: the
+//! rig runs them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use farbus::attach::{Attachment, Ended, FRONT_ENDS, FrontEnd, Handle, Migration, Need, Refused, Request, Status, Via};
+use farbus::client::{Client, ClientConfig, Target};
+use farbus::internals::Hands;
+use farbus::internals::open_users::Act;
+use farbus::internals::parting::Saved;
+use farbus::internals::socket_place::Place;
+use farbus::share::Share;
+use farbus_gadgets::storage::{Options, Storage};
+use farbus_io::frontend::fuse::DiskMount;
+use farbus_io::trust::Fingerprint;
+use farbus_model::Device;
+use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, StoreDevice, View};
+use farbus_session::registry::BlockFace;
+
+const SIZE: u64 = 1 << 20;
+/// How long a device outlives its link in these tests: longer than any of them.
+const GRACE: Duration = Duration::from_secs(100);
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long nobody waits for a device whose exporter has gone.
+const PROMPT: Duration = Duration::from_secs(20);
+
+/// A disk that is shared, and a folder for what its front ends show.
+struct House {
+    share: Share,
+    target: Target,
+    folder: PathBuf,
+}
+
+fn usb_disk() -> Box<dyn Device> {
+    let store = Box::new(farbus_model::block::MemoryStore::new(vec![0; SIZE as usize]));
+    Box::new(Storage::device(store, Options::default()).unwrap())
+}
+
+impl House {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("farbus-front-ends-{}-{number}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let share = Share::default();
+        let medium = Arc::new(MemoryMedium::new(SparseMemory::new(SIZE, SIZE)));
+        let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
+        let face = BlockFace { export, renew: Box::new(|| Ok(usb_disk())) };
+        share.add_block("disk", usb_disk(), face).unwrap();
+        let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        Self { share, target: Target { address: address.to_string(), device: "disk".into() }, folder }
+    }
+
+    fn request(&self, front_end: &'static dyn FrontEnd) -> Request {
+        let via: Via = front_end.name().parse().unwrap();
+        let place = front_end.protocol().map(|_| Place::Socket(self.folder.join("programs.sock")));
+        Request { at: Some(self.folder.join("mounted")), place, ..Request::new(self.target.clone(), via) }
+    }
+
+    fn client(&self, grace: Duration) -> Client {
+        Client::new(ClientConfig { grace: Some(grace), ..ClientConfig::default() })
+    }
+
+    /// Takes the disk; whoever had it before may have given it back this moment.
+    fn take(&self, client: &Client, request: &Request) -> Box<dyn Attachment> {
+        let front_end = request.via.front_end(request, client.hands());
+        let mut prepared = front_end.prepare(client, request).unwrap();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match front_end.take(client, request, &mut prepared) {
+                Ok(attachment) => return attachment,
+                Err(error) if Instant::now() >= until => panic!("{}: {error}", front_end.name()),
+                Err(_) => thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+}
+
+impl Drop for House {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// An attachment that runs on a thread of its own.
+struct Running {
+    status: Status,
+    handle: Handle,
+    thread: JoinHandle<Ended>,
+}
+
+impl Running {
+    fn begin(attachment: Box<dyn Attachment>) -> Self {
+        let (status, handle) = (attachment.status(), attachment.handle());
+        Self { status, handle, thread: thread::spawn(move || attachment.run()) }
+    }
+
+    /// How it ended, within this time.
+    fn ended(self, time_max: Duration) -> Ended {
+        let until = Instant::now() + time_max;
+        while !self.thread.is_finished() {
+            assert!(Instant::now() < until, "it has not ended after {time_max:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.thread.join().unwrap()
+    }
+}
+
+/// What this machine has for `front_end`, or why it is left out.
+fn obstacle(front_end: &dyn FrontEnd, house: &House, request: &Request) -> Option<String> {
+    let chosen = request.via.front_end(request, &Hands::Own);
+    let obstacle = |need: &Need| match need {
+        Need::Kernel => Hands::Own.may_plug().err().map(|error| error.to_string()),
+        Need::Mount(_) => {
+            let device = StoreDevice::new(farbus_model::block::MemoryStore::new(vec![0; 512]));
+            DiskMount::mount(&house.folder.join("try"), "disk", device).err().map(|error| error.to_string())
+        }
+        Need::Listen(_) => None,
+    };
+    let found = chosen.needs(request).iter().find_map(obstacle);
+    found.inspect(|why| println!("{}: left out: {why}", front_end.name()))
+}
+
+/// Does this with each front end that this machine can run, in a house of its own; says how many there were.
+fn for_each(claim: impl Fn(&House, &Request)) -> usize {
+    let mut count = 0;
+    for front_end in FRONT_ENDS {
+        let house = House::new();
+        let request = house.request(*front_end);
+        if obstacle(*front_end, &house, &request).is_none() {
+            println!("{}", front_end.name());
+            claim(&house, &request);
+            count += 1;
+        }
+    }
+    count
+}
+
+/// At least those that need nothing of a kernel.
+const ALWAYS: usize = 2;
+
+#[test]
+fn front_ends_have_names_of_their_own_by_which_they_are_found() {
+    for front_end in FRONT_ENDS {
+        let via: Via = front_end.name().parse().unwrap();
+        assert_eq!(via.named().name(), front_end.name());
+        assert!(!front_end.summary().is_empty());
+    }
+    let unknown = "magic".parse::<Via>().unwrap_err();
+    assert!(FRONT_ENDS.iter().all(|front_end| unknown.contains(front_end.name())), "{unknown}");
+    assert_eq!(Via::for_disks(str::to_owned), "fuse, nbd and uas");
+}
+
+#[test]
+fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
+    let count = for_each(|house, request| {
+        let client = house.client(GRACE);
+        for _ in 0..2 {
+            let running = Running::begin(house.take(&client, request));
+            let Status { at, how, introduction, .. } = &running.status;
+            assert!(!at.is_empty() && !how.is_empty());
+            assert!(introduction.line.contains(at) && introduction.line.contains(&request.target.to_string()));
+            assert!(running.handle.session().is_some_and(|session| session.end().is_none()));
+            assert_eq!(running.handle.may(Act::Detach), Ok(()), "nobody uses it");
+            running.handle.end();
+            running.handle.end();
+            assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+        }
+        let is_free = || house.share.status().iter().all(|device| device.user.is_none());
+        let until = Instant::now() + PATIENCE;
+        while !is_free() {
+            assert!(Instant::now() < until, "the device was not given back");
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(count >= ALWAYS);
+}
+
+#[test]
+fn one_that_is_told_to_end_before_it_runs_ends_when_it_runs() {
+    for_each(|house, request| {
+        let attachment = house.take(&house.client(GRACE), request);
+        attachment.handle().end();
+        assert!(matches!(Running::begin(attachment).ended(PATIENCE), Ended::Asked));
+    });
+}
+
+#[test]
+fn a_cut_attachment_does_not_wait_for_an_exporter_that_has_gone() {
+    for_each(|house, request| {
+        let running = Running::begin(house.take(&house.client(GRACE), request));
+        house.share.stop();
+        running.handle.cut();
+        running.ended(PROMPT);
+    });
+}
+
+#[test]
+fn one_whose_device_is_taken_back_ends_by_itself_and_says_why() {
+    for_each(|house, request| {
+        let client = house.client(GRACE);
+        let running = Running::begin(house.take(&client, request));
+        house.share.take_back("disk", Some("the test needs it"), Duration::ZERO).unwrap();
+        let ended = running.ended(PATIENCE);
+        let failure = ended.failure(&client, &request.target);
+        let failure = failure.unwrap_or_else(|| panic!("{ended:?} is a failure"));
+        assert!(failure.to_string().contains("the device was unplugged here"), "{failure}");
+    });
+}
+
+#[test]
+fn what_a_device_without_a_session_cannot_do_is_refused() {
+    for_each(|house, request| {
+        let running = Running::begin(house.take(&house.client(Duration::ZERO), request));
+        let Running { handle, .. } = &running;
+        assert!(handle.session().is_none());
+        assert!(handle.migrate(Fingerprint::from_bytes([7; 32])).is_err());
+        assert_eq!(handle.pause(true), Err(Refused::NoModules));
+        assert!(!handle.can_save());
+        assert_eq!(handle.save().err(), Some(Refused::NotSaved));
+        assert!(handle.hold().is_err() && handle.resume().is_err(), "nobody uses it who could be held");
+        handle.end();
+        assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+    });
+}
+
+#[test]
+fn a_device_that_nobody_uses_is_promised_to_its_successor_at_once() {
+    for_each(|house, request| {
+        let running = Running::begin(house.take(&house.client(GRACE), request));
+        let migration = running.handle.migrate(Fingerprint::from_bytes([7; 32]));
+        assert!(matches!(migration, Ok(Migration::AtOnce | Migration::WhenQuiet)), "{migration:?}");
+        assert!(running.handle.migrate(Fingerprint::from_bytes([8; 32])).is_err(), "it is promised already");
+        running.handle.cut();
+        running.ended(PROMPT);
+    });
+}
+
+/// Takes what an attachment saved out of the answer that says whether it goes on elsewhere.
+fn saved(of: &mut Saved) -> Saved {
+    std::mem::replace(of, Saved { snapshot: Vec::new(), descriptors: Vec::new() })
+}
+
+#[test]
+fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
+    for_each(|house, request| {
+        let client = house.client(GRACE);
+        let front_end = request.via.front_end(request, client.hands());
+        if front_end.needs(request).iter().any(|need| matches!(need, Need::Mount(_))) {
+            // Tests of the command have a daemon, whose other half keeps it.
+            println!("{}: left out: a mount goes on with a daemon alone", front_end.name());
+            return;
+        }
+        let running = Running::begin(house.take(&client, request));
+        let at = running.status.at.clone();
+        let mut parted = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
+        let restored = front_end.restore(&client, request, &[], saved(&mut parted.saved)).unwrap();
+        parted.go();
+        assert!(matches!(running.ended(PATIENCE), Ended::HandedOver));
+        let running = Running::begin(restored.go_on(&Hands::Own).unwrap());
+        assert_eq!(running.status.at, at);
+        assert!(running.handle.can_save(), "and once more");
+        running.handle.end();
+        assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+    });
+}
+
+#[test]
+fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
+    for_each(|house, request| {
+        let client = house.client(GRACE);
+        let front_end = request.via.front_end(request, client.hands());
+        let running = Running::begin(house.take(&client, request));
+        let mut parted = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
+        front_end.restore(&client, request, &[], saved(&mut parted.saved)).unwrap().leave();
+        drop(parted);
+        let again = running.handle.save().unwrap().wait(PATIENCE).expect("it runs, and answers again");
+        drop(again);
+        running.handle.end();
+        assert!(matches!(running.ended(PATIENCE), Ended::Asked));
+    });
+}
+
+#[test]
+fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
+    for_each(|house, request| {
+        let client = house.client(GRACE);
+        let front_end = request.via.front_end(request, client.hands());
+        for snapshot in [Vec::new(), b"no snapshot".to_vec(), vec![0xff; 4096]] {
+            let saved = Saved { snapshot, descriptors: Vec::new() };
+            assert!(front_end.restore(&client, request, &[], saved).is_err());
+        }
+    });
+}
+
+#[test]
+fn what_was_prepared_stays_for_another_try_while_the_device_is_in_use() {
+    for_each(|house, request| {
+        let client = house.client(GRACE);
+        let front_end = request.via.front_end(request, client.hands());
+        let user = house.client(Duration::ZERO).open_disk(&request.target).unwrap();
+        let mut prepared = front_end.prepare(&client, request).unwrap();
+        for _ in 0..2 {
+            assert!(front_end.take(&client, request, &mut prepared).is_err(), "one user at a time");
+            if let Some(path) = request.place.as_ref().and_then(Place::path) {
+                assert!(path.exists(), "whoever connects waits");
+            }
+        }
+        drop(user);
+        let until = Instant::now() + PATIENCE;
+        let attachment = loop {
+            match front_end.take(&client, request, &mut prepared) {
+                Ok(attachment) => break attachment,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+            thread::sleep(Duration::from_millis(20));
+        };
+        attachment.handle().end();
+        assert!(matches!(attachment.run(), Ended::Asked));
+    });
+}

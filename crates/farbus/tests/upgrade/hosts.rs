@@ -1,0 +1,157 @@
+//! Hosts that run one release or the other, on this machine.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::harness::{House, Outcome, PATIENCE, Running, finish};
+
+/// Which program a host runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// The release before this version.
+    Previous,
+    /// What is being tested.
+    This,
+}
+
+pub use Release::{Previous, This};
+
+/// Exporter and importer.
+pub const DIRECTIONS: [(Release, Release); 2] = [(Previous, This), (This, Previous)];
+
+/// Whether there is a program of the previous release; says loudly if not.
+pub fn has_previous() -> bool {
+    let is_there = std::env::var_os("FARBUS_PREVIOUS").is_some();
+    if !is_there {
+        // Not by a macro: what those print is kept back where a test passes.
+        let _ = writeln!(
+            std::io::stderr(),
+            "SKIPPED, FARBUS_PREVIOUS names no program of the previous release (cargo xtask test --only upgrade): {}",
+            std::thread::current().name().unwrap_or("a test")
+        );
+    }
+    is_there
+}
+
+impl Release {
+    /// The path of the release's program.
+    pub fn program(self) -> PathBuf {
+        match self {
+            Previous => std::env::var_os("FARBUS_PREVIOUS").expect("looked at before").into(),
+            This => env!("CARGO_BIN_EXE_farbus").into(),
+        }
+    }
+}
+
+/// One of several hosts in a house: a key, a state folder and a runtime folder of its own.
+#[derive(Clone)]
+pub struct Host<'h> {
+    pub house: &'h House,
+    pub name: &'static str,
+    pub program: PathBuf,
+}
+
+impl<'h> Host<'h> {
+    pub fn new(house: &'h House, name: &'static str, release: Release) -> Self {
+        let runtime = house.path(&format!("run-{name}"));
+        fs::create_dir_all(&runtime).unwrap();
+        fs::set_permissions(&runtime, fs::Permissions::from_mode(0o700)).unwrap();
+        Self { house, name, program: release.program() }
+    }
+
+    /// The same host, after another release was installed.
+    pub fn with(&self, release: Release) -> Self {
+        Self { program: release.program(), ..self.clone() }
+    }
+
+    /// The same host, whose program is at this path.
+    pub fn at(&self, program: &Path) -> Self {
+        Self { program: program.to_owned(), ..self.clone() }
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.house.command_of(&self.program, arguments);
+        command.env("FARBUS_STATE", self.house.path(self.name)).env("FARBUS_NAME", self.name);
+        command.env("XDG_RUNTIME_DIR", self.house.path(&format!("run-{}", self.name)));
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Outcome {
+        finish(self.command(arguments), PATIENCE)
+    }
+
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let outcome = self.run(arguments);
+        assert_eq!(outcome.code, Some(0), "{} {arguments:?}: {outcome:?}", self.program.display());
+        outcome.stdout
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.ok(arguments);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    pub fn start(&self, arguments: &[&str]) -> Running {
+        Running::start(self.command(arguments))
+    }
+
+    /// Starts `farbus share WHAT…` for anybody on this machine; says where.
+    pub fn share(&self, what: &[&str]) -> (Running, String) {
+        let process = self.start(&[&["share"], what, &["--listen", "127.0.0.1:0"]].concat());
+        let address = address_in(&process.wait_for_line("listening on "));
+        (process, address)
+    }
+
+    /// Starts `farbus share WHAT…` for paired hosts alone, there; says where.
+    pub fn share_secure(&self, what: &[&str], at: &str) -> (Running, String) {
+        let process = self.start(&[&["share"], what, &["--listen", "none", "--secure", at]].concat());
+        let address = address_in(&process.wait_for_line("for paired hosts"));
+        (process, address)
+    }
+}
+
+/// The address in a line that says "listening on ADDRESS".
+pub fn address_in(line: &str) -> String {
+    line.split_whitespace().nth(2).unwrap().to_owned()
+}
+
+/// Pairs two hosts, each by its own program.
+pub fn pair(waits: &Host<'_>, joins: &Host<'_>) {
+    let mut waiting = waits.start(&["pair", "--listen", "127.0.0.1:0", "--json"]);
+    let said: Value = serde_json::from_str(&waiting.wait_for_line("\"code\"")).unwrap();
+    joins.ok(&["pair", said["address"].as_str().unwrap(), said["code"].as_str().unwrap()]);
+    assert_eq!(waiting.wait_for_end(PATIENCE), Some(0), "{}", waiting.log());
+}
+
+/// Asks a process to end, which has to do so well.
+pub fn end(mut process: Running) {
+    process.signal(Signal::INT);
+    assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
+}
+
+/// Bytes of which no block is like another of it or of another round.
+pub fn noise(round: u64, count: usize) -> Vec<u8> {
+    let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Runs fio over an NBD server or a file, which has to find every byte as it wrote it.
+pub fn run_fio(house: &House, arguments: &[&str]) {
+    let work = "--name=upgrade --rw=randwrite --size=2m --iodepth=8 --fsync=50 --blockalign=512 --bsrange=512-64k \
+                --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";
+    let arguments: Vec<&str> = arguments.iter().copied().chain(work.split_whitespace()).collect();
+    let outcome = finish(house.command_of(Path::new("fio"), &arguments), PATIENCE);
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+}

@@ -1,0 +1,140 @@
+//! Who has a mounted disk's file open, and which losses each was told of.
+
+use std::collections::BTreeMap;
+
+use farbus_model::{LossCursor, Losses, StoreError};
+use serde::{Deserialize, Serialize};
+
+/// What a flush is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Ask {
+    /// `fsync` by this handle, which is told of each loss once.
+    Sync(u64),
+    /// `close` of one of its descriptors: many programs do not look at how that ends, so it does not count as told.
+    Close(u64),
+    /// The last descriptor was closed. The kernel tells nobody how that ended.
+    Release(u64),
+}
+
+/// The handles of a disk's file, by the number that the kernel has of each.
+#[derive(Debug)]
+pub(super) struct Handles {
+    losses: Losses,
+    open: BTreeMap<u64, LossCursor>,
+    next: u64,
+}
+
+impl Default for Handles {
+    fn default() -> Self {
+        // 0 is what an earlier release called every one.
+        Self { losses: Losses::default(), open: BTreeMap::new(), next: 1 }
+    }
+}
+
+impl Handles {
+    /// How many there are.
+    pub fn open(&self) -> usize {
+        self.open.len()
+    }
+
+    /// A program opens the file: the number of its handle.
+    pub fn open_next(&mut self) -> u64 {
+        let handle = self.next;
+        self.next += 1;
+        self.open.insert(handle, self.losses.cursor());
+        handle
+    }
+
+    /// A flush failed: what was written before may be lost.
+    pub fn lose(&mut self, error: StoreError) {
+        self.losses.record(error);
+    }
+
+    /// What whoever asked for a flush is told that ended so; a failed one is [recorded](Handles::lose) before.
+    pub fn hear(&mut self, ask: Ask, flushed: Result<(), StoreError>) -> Result<(), StoreError> {
+        let (Ask::Sync(handle) | Ask::Close(handle) | Ask::Release(handle)) = ask;
+        if matches!(ask, Ask::Release(_)) {
+            self.open.remove(&handle);
+            return flushed;
+        }
+        // One that an earlier release opened is known from when it is first heard of.
+        let cursor = self.open.entry(handle).or_insert_with(|| self.losses.cursor());
+        match ask {
+            Ask::Sync(_) => self.losses.tell(cursor).and(flushed),
+            Ask::Close(_) | Ask::Release(_) => self.losses.untold(*cursor).map_or(flushed, Err),
+        }
+    }
+
+    /// Fails if there was a loss that nobody was told of.
+    pub fn told_to_nobody(&self) -> Result<(), StoreError> {
+        self.losses.told_to_nobody().map_or(Ok(()), Err)
+    }
+
+    /// For another process.
+    pub fn save(&self) -> SavedHandles {
+        SavedHandles {
+            losses: self.losses.count(),
+            last: self.losses.last().map(StoreError::code),
+            is_told: self.losses.told_to_nobody().is_none(),
+            open: self.open.iter().map(|(&handle, cursor)| (handle, cursor.told())).collect(),
+            next: self.next,
+        }
+    }
+
+    /// As another process saved them.
+    pub fn restore(saved: &SavedHandles) -> Self {
+        let last = saved.last.map(|code| StoreError::of_code(code).unwrap_or(StoreError::Medium));
+        let highest = saved.open.last_key_value().map_or(0, |(&handle, _)| handle);
+        Self {
+            losses: Losses::restore(saved.losses, last, saved.is_told),
+            open: saved.open.iter().map(|(&handle, &told)| (handle, LossCursor::restore(told))).collect(),
+            next: saved.next.max(highest.saturating_add(1)),
+        }
+    }
+}
+
+/// As [`Handles`] are written down.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct SavedHandles {
+    pub losses: u64,
+    pub last: Option<u8>,
+    pub is_told: bool,
+    pub open: BTreeMap<u64, u64>,
+    pub next: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_and_close_do_not_take_a_loss_from_another_handle() {
+        for first in [Ask::Release(1), Ask::Close(1), Ask::Sync(1)] {
+            let mut handles = Handles::default();
+            assert_eq!([handles.open_next(), handles.open_next()], [1, 2]);
+            handles.lose(StoreError::Lost);
+            assert_eq!(handles.hear(first, Err(StoreError::Lost)), Err(StoreError::Lost));
+            assert_eq!(handles.hear(Ask::Sync(2), Ok(())), Err(StoreError::Lost), "{first:?}");
+            assert_eq!(handles.hear(Ask::Sync(2), Ok(())), Ok(()), "once");
+            assert_eq!(handles.open(), if first == Ask::Release(1) { 1 } else { 2 });
+        }
+    }
+
+    #[test]
+    fn handles_saved_by_another_process_hear_what_they_were_not_told() {
+        let mut handles = Handles::default();
+        (0..2).for_each(|_| _ = handles.open_next());
+        handles.lose(StoreError::Medium);
+        assert!(handles.hear(Ask::Sync(1), Err(StoreError::Medium)).is_err());
+        let text = serde_json::to_string(&handles.save()).unwrap();
+        let mut handles = Handles::restore(&serde_json::from_str(&text).unwrap());
+        assert_eq!((handles.open(), handles.next), (2, 3));
+        assert_eq!(handles.hear(Ask::Sync(1), Ok(())), Ok(()));
+        assert_eq!(handles.hear(Ask::Sync(2), Ok(())), Err(StoreError::Medium));
+        // What a release without handles saved.
+        let mut handles = Handles::restore(&SavedHandles::default());
+        assert_eq!((handles.hear(Ask::Sync(0), Ok(())), handles.open_next()), (Ok(()), 1));
+    }
+}

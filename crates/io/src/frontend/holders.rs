@@ -1,0 +1,252 @@
+//! Who holds a disk of this machine: programs that have its file open, loop devices over it, file systems mounted from those.
+//!
+//! All of it is looked up in `/proc` and `/sys`, for a message to a person and to unmount on request; it is not what decides whether
+//! a disk is in use. A program in another process namespace, or of another user, may hold it and not be found.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::UnmountFlags;
+
+use crate::sys::loop_device;
+
+/// One who holds a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// A program that has its file open.
+    Process {
+        /// The process's number.
+        pid: u32,
+        /// What it is called.
+        name: String,
+    },
+    /// A block device over it: a loop device, or a disk of the kernel's.
+    Device {
+        /// The loop device's node, such as `/dev/loop0`.
+        device: PathBuf,
+        /// Where its file systems are mounted, those of its partitions among them, in the order in which they were.
+        mounts: Vec<PathBuf>,
+    },
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Holder::Process { pid, name } => write!(f, "process {pid} ({name}) has its file open"),
+            Holder::Device { device, mounts } => {
+                write!(f, "{}", device.display())?;
+                mounts.iter().try_for_each(|mount| write!(f, ", mounted at {}", mount.display()))
+            }
+        }
+    }
+}
+
+/// Why a disk's holders do not let go of it.
+#[derive(Debug)]
+pub enum ReleaseError {
+    /// What was written to the file system that is mounted there could not be written to the disk.
+    Sync(PathBuf, io::Error),
+    /// The file system that is mounted there stays.
+    Unmount(PathBuf, io::Error),
+    /// This block device does not let go of the disk.
+    Device(PathBuf, io::Error),
+}
+
+impl fmt::Display for ReleaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReleaseError::Sync(mount, error) => {
+                write!(f, "what was written at {} could not be made durable: {error}", mount.display())
+            }
+            ReleaseError::Unmount(mount, error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                write!(f, "{0} is in use\n  who uses it: fuser -vm {0}", mount.display())
+            }
+            ReleaseError::Unmount(mount, error) => write!(f, "{} stays mounted: {error}", mount.display()),
+            ReleaseError::Device(device, error) => write!(f, "{} is not released: {error}", device.display()),
+        }
+    }
+}
+
+impl std::error::Error for ReleaseError {}
+
+/// Who holds the disk that is this file.
+pub fn of_file(file: &Path) -> Vec<Holder> {
+    let devices =
+        loops_over(file).into_iter().map(|name| Holder::Device { mounts: mounts_of(&name), device: node(&name) });
+    devices.chain(processes_with(file)).collect()
+}
+
+/// Who holds the disks of the device on this port of `vhci-hcd`.
+pub fn of_port(port: u32) -> Vec<Holder> {
+    let disks = disks_on_port(port).into_iter();
+    let holder = |name: String| Holder::Device { mounts: mounts_of(&name), device: node(&name) };
+    disks.map(holder).filter(|holder| matches!(holder, Holder::Device { mounts, .. } if !mounts.is_empty())).collect()
+}
+
+/// Writes out and unmounts every file system on these block devices, and lets loop devices go of their files. Programs stay as they
+/// are. Needs the rights to unmount.
+///
+/// # Errors
+/// [`ReleaseError`]: what was done until then stays done.
+pub fn release(holders: &[Holder]) -> Result<(), ReleaseError> {
+    for holder in holders {
+        let Holder::Device { device, mounts } = holder else { continue };
+        // What was mounted last may lie in what was mounted first.
+        for mount in mounts.iter().rev() {
+            let opened = rustix::fs::open(mount, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+            let synced = opened.and_then(|folder| rustix::fs::syncfs(&folder));
+            synced.map_err(|errno| ReleaseError::Sync(mount.clone(), errno.into()))?;
+            let unmounted = rustix::mount::unmount(mount, UnmountFlags::NOFOLLOW);
+            unmounted.map_err(|errno| ReleaseError::Unmount(mount.clone(), errno.into()))?;
+        }
+        let failed = |error: io::Error| ReleaseError::Device(device.clone(), error);
+        let opened = fs::File::open(device).map_err(failed)?;
+        opened.sync_all().map_err(failed)?;
+        if name_of(device).starts_with("loop") {
+            loop_device::release(&opened).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn node(name: &str) -> PathBuf {
+    Path::new("/dev").join(name)
+}
+
+fn name_of(device: &Path) -> &str {
+    device.file_name().and_then(|name| name.to_str()).unwrap_or_default()
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let all = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = all.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// Loop devices by name.
+fn loops_over(file: &Path) -> Vec<String> {
+    let is_over = |name: &String| {
+        let told = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).unwrap_or_default();
+        let told = String::from_utf8_lossy(&told);
+        Path::new(told.trim_end_matches('\n')) == file
+    };
+    entries(Path::new("/sys/block")).into_iter().filter(|name| name.starts_with("loop")).filter(is_over).collect()
+}
+
+/// Where file systems of a block device and its partitions are mounted, in order.
+fn mounts_of(name: &str) -> Vec<PathBuf> {
+    let folder = Path::new("/sys/block").join(name);
+    let number = |folder: PathBuf| fs::read_to_string(folder.join("dev")).ok().map(|dev| dev.trim().to_owned());
+    let parts = entries(&folder).into_iter().filter(|part| part.starts_with(name)).map(|part| folder.join(part));
+    let numbers: Vec<String> = [folder.clone()].into_iter().chain(parts).filter_map(number).collect();
+    mounts_in(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &numbers)
+}
+
+/// The same from the text of `mountinfo` (proc(5)), of devices with these numbers.
+fn mounts_in(text: &str, numbers: &[String]) -> Vec<PathBuf> {
+    let mount = |line: &str| {
+        let mut fields = line.split(' ').skip(2);
+        let (number, _root, at) = (fields.next()?, fields.next()?, fields.next()?);
+        numbers.iter().any(|known| known == number).then(|| PathBuf::from(unescape(at)))
+    };
+    text.lines().filter_map(mount).collect()
+}
+
+/// A path as `mountinfo` has it: blanks and the like are three octal digits.
+fn unescape(text: &str) -> std::ffi::OsString {
+    use std::os::unix::ffi::OsStringExt;
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((&first, others)) = rest.split_first() {
+        let octal = others.get(..3).filter(|_| first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &others[3..];
+            }
+            None => {
+                bytes.push(first);
+                rest = others;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(bytes)
+}
+
+fn processes_with(file: &Path) -> Vec<Holder> {
+    let mut found = Vec::new();
+    for pid in entries(Path::new("/proc")).into_iter().filter_map(|name| name.parse::<u32>().ok()) {
+        let folder = PathBuf::from(format!("/proc/{pid}"));
+        let has = |fd: &String| fs::read_link(folder.join("fd").join(fd)).is_ok_and(|to| to == file);
+        if entries(&folder.join("fd")).iter().any(has) {
+            let name = fs::read_to_string(folder.join("comm")).unwrap_or_default().trim().to_owned();
+            found.push(Holder::Process { pid, name });
+        }
+    }
+    found
+}
+
+/// Block devices by name of what is plugged into this port of any of `vhci-hcd`'s controllers.
+fn disks_on_port(port: u32) -> Vec<String> {
+    let platform = Path::new("/sys/devices/platform");
+    let controllers = entries(platform).into_iter().filter(|name| name.starts_with("vhci_hcd"));
+    let status = controllers.flat_map(|name| {
+        let folder = platform.join(name);
+        let files = entries(&folder).into_iter().filter(|file| file.starts_with("status"));
+        files.map(move |file| fs::read_to_string(folder.join(file)).unwrap_or_default()).collect::<Vec<_>>()
+    });
+    let Some(bus_id) = status.collect::<Vec<_>>().iter().find_map(|text| bus_id_in(text, port)) else {
+        return Vec::new();
+    };
+    let is_its = |name: &String| {
+        let place = fs::canonicalize(Path::new("/sys/block").join(name)).unwrap_or_default();
+        place.iter().any(|part| part.to_str() == Some(&bus_id))
+    };
+    entries(Path::new("/sys/block")).into_iter().filter(is_its).collect()
+}
+
+/// The last column of the line of this port in vhci-hcd's `status`, if something is plugged in there.
+fn bus_id_in(text: &str, port: u32) -> Option<String> {
+    text.lines().skip(1).find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_it = fields.get(1)?.parse::<u32>() == Ok(port);
+        fields.last().filter(|bus_id| is_it && **bus_id != "0-0").map(|bus_id| (*bus_id).to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounts_of_a_device_are_found_by_its_number_and_paths_are_unescaped() {
+        let text = "36 35 7:3 / /mnt/a\\040b rw,noatime shared:1 - ext4 /dev/loop3 rw\n\
+                    37 35 7:30 / /mnt/other rw - ext4 /dev/loop30 rw\n\
+                    38 36 7:3 /sub /mnt/a\\040b/sub rw - ext4 /dev/loop3 rw\n\nshort\n";
+        let mounts = mounts_in(text, &["7:3".into()]);
+        assert_eq!(mounts, [PathBuf::from("/mnt/a b"), PathBuf::from("/mnt/a b/sub")]);
+        assert!(mounts_in(text, &["7:4".into()]).is_empty());
+        assert_eq!(unescape("a\\1"), "a\\1");
+    }
+
+    #[test]
+    fn the_bus_id_on_a_port_is_read_from_vhci_status() {
+        let text = "hub port sta spd dev      sockfd local_busid\nhs  0000 004 000 00000000 000000 0-0\n\
+                    hs  0001 006 003 00010002 000005 3-2\n";
+        assert_eq!((bus_id_in(text, 1), bus_id_in(text, 0), bus_id_in(text, 7)), (Some("3-2".into()), None, None));
+    }
+
+    #[test]
+    fn a_program_that_has_the_file_open_is_named() {
+        let path = std::env::temp_dir().join(format!("farbus-holders-{}", std::process::id()));
+        let file = fs::File::create(&path).unwrap();
+        let is_us = |holder: &Holder| matches!(holder, Holder::Process { pid, .. } if *pid == std::process::id());
+        assert!(of_file(&path).iter().any(is_us));
+        drop(file);
+        assert_eq!(of_file(&path), []);
+        fs::remove_file(path).unwrap();
+    }
+}

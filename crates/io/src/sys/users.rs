@@ -1,0 +1,32 @@
+//! The users of this machine, by name.
+
+use std::fs;
+use std::io;
+
+/// The number of the user of this name, as `/etc/passwd` has it; `None` if it has none. Users of a directory service are not there.
+///
+/// # Errors
+/// If that file cannot be read.
+pub fn user_number(name: &str) -> io::Result<Option<u32>> {
+    Ok(number_in(&fs::read_to_string("/etc/passwd")?, name))
+}
+
+fn number_in(passwd: &str, name: &str) -> Option<u32> {
+    let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
+    line.split(':').nth(2)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_found_by_its_whole_name() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\n+::::\nann:x:1000:1000::/home/ann:/bin/sh\nbad:x:y:1::/:\n";
+        assert_eq!(number_in(passwd, "root"), Some(0));
+        assert_eq!(number_in(passwd, "ann"), Some(1000));
+        for nobody in ["an", "x", "bad", "none"] {
+            assert_eq!(number_in(passwd, nobody), None, "{nobody}");
+        }
+    }
+}

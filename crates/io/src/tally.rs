@@ -1,0 +1,195 @@
+//! Counting what comes too often to be written down each time: the first few of a kind are, the rest become one number.
+//!
+//! Pure: time is an argument. A kind's *window* begins with the first that is noted, and lasts [`WINDOW`]. Within it so many are let through
+//! as the caller says; those beyond are counted, and [`Tally::poll_due`] gives their number when the window is over. The number of kinds is
+//! bounded: beyond [`KINDS_MAX`] all others are one kind.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use farbus_model::Instant;
+
+/// How long what is alike is counted together: a person who reads a log thinks in minutes.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// Kinds that are told apart. A stranger may come from as many addresses as it has; each kind costs some 200 bytes.
+pub const KINDS_MAX: usize = 1024;
+
+/// What to do with one that was noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Write it down.
+    Write,
+    /// It is counted.
+    Counted,
+}
+
+/// How many of a kind were counted and not written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary<K> {
+    /// The kind of event.
+    pub kind: K,
+    /// How many events of that kind were not written down.
+    pub count: u64,
+    /// Over how long.
+    pub span: Duration,
+}
+
+/// Counts, by kind.
+#[derive(Debug)]
+pub struct Tally<K> {
+    window: Duration,
+    kinds: BTreeMap<K, Window>,
+    /// When the next number is due.
+    due: Option<Instant>,
+    /// When kinds that are over were removed last, to make room.
+    swept: Instant,
+}
+
+#[derive(Debug)]
+struct Window {
+    began: Instant,
+    written: u32,
+    counted: u64,
+}
+
+impl<K> Default for Tally<K> {
+    fn default() -> Self {
+        Self::over(WINDOW)
+    }
+}
+
+impl<K> Tally<K> {
+    /// With windows of this length.
+    pub fn over(window: Duration) -> Self {
+        Self { window, kinds: BTreeMap::new(), due: None, swept: Instant::ZERO }
+    }
+}
+
+impl<K: Ord + Clone> Tally<K> {
+    /// One of this kind is there, of which `written_max` may be written down in a window. `other` is what it counts as if there are too many
+    /// kinds.
+    pub fn note(&mut self, kind: &K, other: &K, written_max: u32, now: Instant) -> Verdict {
+        let is_new = !self.kinds.contains_key(kind);
+        // Not at each of a flood.
+        if is_new && self.kinds.len() >= KINDS_MAX && now >= self.swept + self.window / 16 {
+            let window = self.window;
+            self.swept = now;
+            self.kinds.retain(|_, of_kind| of_kind.counted > 0 || now < of_kind.began + window);
+        }
+        let kind = if is_new && self.kinds.len() >= KINDS_MAX { other } else { kind };
+        if !self.kinds.contains_key(kind) {
+            self.kinds.insert(kind.clone(), Window { began: now, written: 0, counted: 0 });
+        }
+        let of_kind = self.kinds.get_mut(kind).expect("it was inserted");
+        if of_kind.counted == 0 && now >= of_kind.began + self.window {
+            (of_kind.began, of_kind.written) = (now, 0);
+        }
+        if of_kind.written < written_max && of_kind.counted == 0 {
+            of_kind.written += 1;
+            return Verdict::Write;
+        }
+        of_kind.counted += 1;
+        let due = of_kind.began + self.window;
+        self.due = Some(self.due.map_or(due, |other| other.min(due)));
+        Verdict::Counted
+    }
+
+    /// When the next number is due, if any is.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Takes a number whose window is over.
+    pub fn poll_due(&mut self, now: Instant) -> Option<Summary<K>> {
+        self.due.filter(|due| now >= *due)?;
+        let is_due = |of_kind: &Window| of_kind.counted > 0 && now >= of_kind.began + self.window;
+        let kind = self.kinds.iter().find(|(_, of_kind)| is_due(of_kind)).map(|(kind, _)| kind.clone())?;
+        self.take(kind, now)
+    }
+
+    /// Takes a number, however long its window lasts yet: nobody counts any more.
+    pub fn poll_last(&mut self, now: Instant) -> Option<Summary<K>> {
+        let kind = self.kinds.iter().find(|(_, of_kind)| of_kind.counted > 0).map(|(kind, _)| kind.clone())?;
+        self.take(kind, now)
+    }
+
+    fn take(&mut self, kind: K, now: Instant) -> Option<Summary<K>> {
+        let Window { began, counted, .. } = self.kinds.remove(&kind)?;
+        let counting = self.kinds.values().filter(|of_kind| of_kind.counted > 0);
+        self.due = counting.map(|of_kind| of_kind.began + self.window).min();
+        Some(Summary { kind, count: counted, span: now - began })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_nanos((1_000_000 + ms) * 1_000_000)
+    }
+
+    #[test]
+    fn every_one_of_a_flood_is_either_written_or_counted() {
+        let mut tally = Tally::default();
+        let (mut written, mut counted) = (0, 0);
+        // 100,000 in 200 s.
+        for n in 0..100_000 {
+            let now = at(2 * n);
+            while let Some(Summary { kind: "flood", count, span }) = tally.poll_due(now) {
+                assert!(span >= WINDOW && span < WINDOW + Duration::from_secs(1), "{span:?}");
+                counted += count;
+            }
+            written += u64::from(tally.note(&"flood", &"others", 10, now) == Verdict::Write);
+        }
+        assert_eq!(tally.poll_due(at(200_000)), None, "the last window is not over");
+        counted += tally.poll_last(at(200_000)).unwrap().count;
+        assert_eq!((written, counted), (40, 100_000 - 40));
+        assert_eq!((tally.poll_last(at(200_000)), tally.poll_timeout()), (None, None));
+    }
+
+    #[test]
+    fn what_comes_seldom_is_always_written_and_no_kind_hides_another() {
+        let mut tally = Tally::default();
+        for n in 0..1000 {
+            assert_eq!(tally.note(&"seldom", &"others", 10, at(7000 * n)), Verdict::Write, "{n}");
+            for _ in 0..20 {
+                tally.note(&"often", &"others", 10, at(7000 * n));
+            }
+            while tally.poll_due(at(7000 * n)).is_some() {}
+        }
+    }
+
+    #[test]
+    fn a_number_is_due_when_its_window_is_over_and_not_before() {
+        let mut tally = Tally::default();
+        assert_eq!(tally.poll_timeout(), None);
+        for n in 0..3 {
+            tally.note(&"kind", &"others", 2, at(n));
+        }
+        assert_eq!(tally.poll_timeout(), Some(at(0) + WINDOW));
+        assert_eq!(tally.poll_due(at(59_999)), None);
+        // One that comes late is still of this window, until its number was taken.
+        assert_eq!(tally.note(&"kind", &"others", 2, at(60_500)), Verdict::Counted);
+        assert_eq!(tally.poll_due(at(61_000)).map(|summary| summary.count), Some(2));
+        assert_eq!(tally.note(&"kind", &"others", 2, at(61_000)), Verdict::Write);
+    }
+
+    #[test]
+    fn kinds_without_number_are_bounded_and_none_is_lost() {
+        let mut tally = Tally::default();
+        let (mut written, mut counted) = (0, 0);
+        for n in 1..=10_000u32 {
+            written += u64::from(tally.note(&n, &0, 1, at(1)) == Verdict::Write);
+        }
+        assert_eq!(tally.kinds.len(), KINDS_MAX + 1);
+        while let Some(summary) = tally.poll_last(at(2)) {
+            assert_eq!(summary.kind, 0);
+            counted += summary.count;
+        }
+        assert_eq!(written + counted, 10_000);
+        // Those whose windows are over make room.
+        assert_eq!(tally.note(&20_000, &0, 1, at(70_000)), Verdict::Write);
+        assert_eq!(tally.kinds.len(), 1);
+    }
+}

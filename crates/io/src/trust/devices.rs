@@ -1,0 +1,390 @@
+//! The devices that this host has offered: the id of each, beside the evidence by which it is found again.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use farbus_model::Identity;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::folder::{Folder, StateError};
+use super::limits;
+use super::random::fill_random;
+
+const DEVICES_FILE: &str = "devices.json";
+/// Hexadecimal digits of an id.
+const DIGITS: usize = 32;
+/// The shortest beginning of an id that stands for it, digits.
+pub const PREFIX_DIGITS_MIN: usize = 6;
+
+/// The id of a device, as files and people write it: 32 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(u128);
+
+impl DeviceId {
+    /// A new one, which no other device has.
+    pub fn random() -> Self {
+        let mut bytes = [0; 16];
+        fill_random(&mut bytes);
+        Self(u128::from_le_bytes(bytes).max(1))
+    }
+
+    /// That of an identity.
+    pub fn of(identity: Identity) -> Self {
+        Self(identity.id)
+    }
+
+    /// The number itself.
+    pub fn number(self) -> u128 {
+        self.0
+    }
+
+    /// Its beginning, for tables.
+    pub fn short(self) -> String {
+        self.to_string()[..12].to_owned()
+    }
+
+    /// Whether `text` is this id, or its beginning ([`PREFIX_DIGITS_MIN`] digits at least).
+    pub fn begins_with(self, text: &str) -> bool {
+        text.len() >= PREFIX_DIGITS_MIN && self.to_string().starts_with(&text.to_ascii_lowercase())
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for DeviceId {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_hex = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = u128::from_str_radix(text, 16).ok().filter(|number| is_hex && *number != 0);
+        number.map(Self).ok_or_else(|| format!("'{text}' is no device's id: that has {DIGITS} hexadecimal digits"))
+    }
+}
+
+impl Serialize for DeviceId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A device that was offered. Fields that a later version has added are kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownDevice {
+    /// The device's id.
+    pub id: DeviceId,
+    /// How many media it has had before this one.
+    pub generation: u64,
+    /// The evidence of its medium; none if the medium was retired: nothing is this device then, until its owner says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub medium: Option<String>,
+    /// Which part of the medium it is, and how it is used; empty: all of it, to read and write.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub view: String,
+    /// What it was called last.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Whether its owner gave it that name; otherwise farbus did.
+    #[serde(default)]
+    pub is_named: bool,
+    /// When it was last offered, RFC 3339.
+    pub seen: String,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl KnownDevice {
+    /// A device that is offered for the first time.
+    pub fn new(medium: &str, view: &str, seen: String) -> Self {
+        Self {
+            id: DeviceId::random(),
+            generation: 0,
+            medium: Some(medium.to_owned()),
+            view: view.to_owned(),
+            name: String::new(),
+            is_named: false,
+            seen,
+            rest: Map::new(),
+        }
+    }
+
+    /// Returns the id and generation as one.
+    pub fn identity(&self) -> Identity {
+        Identity { id: self.id.0, generation: self.generation }
+    }
+}
+
+/// All of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Devices {
+    #[serde(default)]
+    devices: Vec<KnownDevice>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+impl Devices {
+    /// Those in `folder`; none if nothing was ever offered.
+    ///
+    /// # Errors
+    /// [`StateError`]: the file cannot be read, others may change it, or it is not what it should be. Nothing is to be taken for a device
+    /// that was offered before.
+    pub fn load(folder: &Folder) -> Result<Self, StateError> {
+        let Some(bytes) = folder.read(DEVICES_FILE, limits::DEVICES_BYTES_MAX, true)? else {
+            return Ok(Self::default());
+        };
+        let all: Self = serde_json::from_slice(&bytes)
+            .map_err(|error| folder.trouble(DEVICES_FILE, &Damaged(error.to_string())))?;
+        match all.has_doubles() {
+            true => Err(folder.trouble(DEVICES_FILE, &Damaged("two devices have one id, or one medium".into()))),
+            false => Ok(all),
+        }
+    }
+
+    /// Changes those in `folder`, alone among all processes.
+    ///
+    /// # Errors
+    /// [`StateError`]; nothing is changed then.
+    pub fn change<T>(folder: &Folder, change: impl FnOnce(&mut Self) -> T) -> Result<T, StateError> {
+        let _lock = folder.lock()?;
+        let before = Self::load(folder)?;
+        let mut after = before.clone();
+        let result = change(&mut after);
+        if after != before {
+            let mut text = serde_json::to_vec_pretty(&after).map_err(|error| folder.trouble(DEVICES_FILE, &error))?;
+            text.push(b'\n');
+            folder.write(DEVICES_FILE, &text)?;
+        }
+        Ok(result)
+    }
+
+    fn has_doubles(&self) -> bool {
+        let (mut ids, mut media) = (BTreeSet::new(), BTreeSet::new());
+        let is_double = |device: &KnownDevice| {
+            let medium = device.medium.as_ref().map(|medium| (medium.clone(), device.view.clone()));
+            !ids.insert(device.id) || medium.is_some_and(|medium| !media.insert(medium))
+        };
+        self.devices.iter().any(is_double)
+    }
+
+    /// By its evidence.
+    pub fn find(&self, medium: &str, view: &str) -> Option<&KnownDevice> {
+        self.devices.iter().find(|device| device.medium.as_deref() == Some(medium) && device.view == view)
+    }
+
+    /// By its id.
+    pub fn of_id(&self, id: DeviceId) -> Option<&KnownDevice> {
+        self.devices.iter().find(|device| device.id == id)
+    }
+
+    /// By its id, to change it.
+    pub fn of_id_mut(&mut self, id: DeviceId) -> Option<&mut KnownDevice> {
+        self.devices.iter_mut().find(|device| device.id == id)
+    }
+
+    /// In the order of their coming.
+    pub fn iter(&self) -> impl Iterator<Item = &KnownDevice> {
+        self.devices.iter()
+    }
+
+    /// Adds a device. Where there are [`limits::DEVICES_MAX`], one without a medium is forgotten, or the one that was not offered for the
+    /// longest time.
+    pub fn add(&mut self, device: KnownDevice) -> Identity {
+        let identity = device.identity();
+        if self.devices.len() >= limits::DEVICES_MAX {
+            let oldest = |device: &(usize, &KnownDevice)| (device.1.medium.is_some(), device.1.seen.clone());
+            if let Some((at, _)) = self.devices.iter().enumerate().min_by_key(oldest) {
+                self.devices.remove(at);
+            }
+        }
+        self.devices.push(device);
+        identity
+    }
+
+    /// From now on the device with this id is `medium`, which is no other device any more; its generation is `generation`. Says whether
+    /// there is such a device.
+    pub fn give(&mut self, id: DeviceId, generation: u64, medium: &str, view: &str) -> bool {
+        if self.of_id(id).is_none() {
+            return false;
+        }
+        for device in &mut self.devices {
+            if device.id == id {
+                device.generation = generation;
+                (device.medium, device.view) = (Some(medium.to_owned()), view.to_owned());
+            } else if device.medium.as_deref() == Some(medium) && device.view == view {
+                device.medium = None;
+            }
+        }
+        true
+    }
+
+    /// Nothing that is on `medium` is a device of before any more, whatever part of it.
+    pub fn retire(&mut self, medium: &str) {
+        let on_it = self.devices.iter_mut().filter(|device| device.medium.as_deref() == Some(medium));
+        on_it.for_each(|device| device.medium = None);
+    }
+}
+
+/// The file is not what farbus wrote: what is wrong, and what to type.
+struct Damaged(String);
+
+impl fmt::Display for Damaged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let next = "put a backup of it in its place, or move it away: then every device has a new identity";
+        write!(f, "it is damaged: {}\n  {next} (farbus identity adopt)", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    struct Scratch(Folder);
+
+    impl Scratch {
+        fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let name = format!("farbus-devices-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            Self(Folder::at(std::env::temp_dir().join(name)))
+        }
+
+        fn write(&self, text: &str) {
+            self.0.make().unwrap();
+            let path = self.0.file(DEVICES_FILE);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+
+        fn add(&self, medium: &str, view: &str) -> DeviceId {
+            let device = KnownDevice::new(medium, view, "2026".into());
+            DeviceId::of(Devices::change(&self.0, |all| all.add(device)).unwrap())
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(self.0.path());
+        }
+    }
+
+    #[test]
+    fn a_device_is_found_again_by_its_medium_and_its_part_of_it_and_by_nothing_else() {
+        let scratch = Scratch::new();
+        assert_eq!(Devices::load(&scratch.0).unwrap(), Devices::default());
+        let (whole, part) = (scratch.add("file a", ""), scratch.add("file a", "ro"));
+        let all = Devices::load(&scratch.0).unwrap();
+        let found = |medium: &str, view: &str| all.find(medium, view).map(|device| device.id);
+        assert_eq!((found("file a", ""), found("file a", "ro"), found("file b", "")), (Some(whole), Some(part), None));
+        assert_eq!(all.of_id(whole).unwrap().identity().generation, 0);
+        let mode = fs::metadata(scratch.0.file(DEVICES_FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_medium_is_one_device_whoever_had_it_before() {
+        let scratch = Scratch::new();
+        let (a, b) = (scratch.add("file a", ""), scratch.add("file b", ""));
+        let part = scratch.add("file a", "ro");
+        Devices::change(&scratch.0, |all| {
+            assert!(all.give(a, 1, "file b", ""));
+            all.retire("file a");
+            assert!(!all.give(DeviceId::random(), 1, "file c", ""));
+        })
+        .unwrap();
+        let all = Devices::load(&scratch.0).unwrap();
+        let known = all.find("file b", "").unwrap();
+        assert_eq!((known.id, known.generation), (a, 1));
+        assert_eq!((all.find("file a", ""), all.find("file a", "ro")), (None, None));
+        assert_eq!((&all.of_id(b).unwrap().medium, &all.of_id(part).unwrap().medium), (&None, &None));
+    }
+
+    #[test]
+    fn fields_of_a_later_version_are_kept() {
+        let scratch = Scratch::new();
+        let id = DeviceId::random();
+        scratch.write(&format!(
+            "{{\"devices\":[{{\"id\":\"{id}\",\"generation\":3,\"seen\":\"2026\",\"later\":[1]}}],\"also\":{{}}}}"
+        ));
+        scratch.add("file a", "");
+        let text = fs::read_to_string(scratch.0.file(DEVICES_FILE)).unwrap();
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&value["devices"][0]["later"], &value["also"]), (&serde_json::json!([1]), &serde_json::json!({})));
+        assert_eq!(value["devices"][0]["generation"], 3);
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_and_left_as_it_is() {
+        let scratch = Scratch::new();
+        let id = DeviceId::random();
+        let entry = |id: &str, medium: &str| {
+            format!("{{\"id\":\"{id}\",\"generation\":0,\"seen\":\"2026\",\"medium\":\"{medium}\"}}")
+        };
+        let (one, other) = (id.to_string(), DeviceId::random().to_string());
+        for text in [
+            "",
+            "{",
+            "[]",
+            "{\"devices\":[{\"id\":\"0\"}]}",
+            &format!("{{\"devices\":[{}]}}", entry(&"0".repeat(32), "a")),
+            &format!("{{\"devices\":[{},{}]}}", entry(&one, "a"), entry(&one, "b")),
+            &format!("{{\"devices\":[{},{}]}}", entry(&one, "a"), entry(&other, "a")),
+        ] {
+            scratch.write(text);
+            let error = Devices::change(&scratch.0, |all| all.retire("a")).unwrap_err();
+            assert!(error.what.contains("damaged"), "{error}");
+            assert_eq!(fs::read_to_string(scratch.0.file(DEVICES_FILE)).unwrap(), text);
+        }
+        scratch.write(&format!("{{\"devices\":[{}]}}", entry(&one, "a")));
+        fs::set_permissions(scratch.0.file(DEVICES_FILE), fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(Devices::load(&scratch.0).unwrap_err().what.contains("chmod 600"));
+    }
+
+    #[test]
+    fn the_list_is_bounded_and_what_was_not_offered_for_long_goes_first() {
+        let mut all = Devices::default();
+        let device = |at: usize| KnownDevice::new(&format!("file {at}"), "", format!("{at:08}"));
+        (0..limits::DEVICES_MAX).for_each(|at| {
+            let _ = all.add(device(at + 1));
+        });
+        all.retire("file 7");
+        all.add(device(10_000));
+        assert_eq!(all.iter().count(), limits::DEVICES_MAX);
+        assert!(all.iter().all(|device| device.medium.is_some()) && all.find("file 1", "").is_some());
+        all.add(device(10_001));
+        assert_eq!((all.find("file 1", ""), all.iter().count()), (None, limits::DEVICES_MAX));
+    }
+
+    #[test]
+    fn an_id_is_read_as_it_is_written_and_a_beginning_stands_for_it() {
+        let id: DeviceId = "0123456789abcdef0011223344556677".parse().unwrap();
+        assert_eq!(
+            (id.to_string().as_str(), id.short().as_str()),
+            ("0123456789abcdef0011223344556677", "0123456789ab")
+        );
+        assert!(id.begins_with("012345") && id.begins_with("0123456789ABCDEF0011223344556677"));
+        assert!(!id.begins_with("01234") && !id.begins_with("012346") && !id.begins_with(""));
+        for wrong in ["", "0123", &"0".repeat(32), &"g".repeat(32), &format!("+{}", "1".repeat(31))] {
+            assert!(wrong.parse::<DeviceId>().is_err(), "{wrong}");
+        }
+    }
+}

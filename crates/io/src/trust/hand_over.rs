@@ -1,0 +1,142 @@
+//! Giving root's state folder to the user that hears strangers.
+//!
+//! In releases before, that user was root, without capabilities, where root owned the folder. It never is any more, so the folder has to change
+//! hands once: by the process that is still root, before it gives its rights away. Everything is done by descriptor, and a release
+//! that came before goes on with such a folder as it does with one of the user `farbus`.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, FileType, fchown, statat};
+
+use super::folder::{Folder, StateError};
+use super::state_folder::{Access, StateFolder};
+use crate::sys::accounts::{Account, confined_user};
+
+/// Folders that root's state folder may have in it and still be farbus's own: its journals, and what a file system begins with.
+const SUBFOLDERS: [&str; 2] = ["swaps", "lost+found"];
+
+impl Folder {
+    /// Keeps the folder open for a process that is about to give its rights away, and gives root's own to the user that it becomes. Its
+    /// descriptor says who that is.
+    ///
+    /// # Errors
+    /// [`StateError`]: root's folder holds what is not farbus's, or the system refuses.
+    pub fn hand_over(&self) -> Result<Arc<OwnedFd>, StateError> {
+        let folder = self.opened_or_made()?;
+        let is_roots = rustix::process::geteuid().is_root() && folder.owner().0.is_root();
+        let folder = if is_roots { self.give(&folder, confined_user())? } else { folder };
+        Ok(self.keep(folder).descriptor())
+    }
+
+    fn give(&self, folder: &StateFolder, (name, account): (String, Account)) -> Result<StateFolder, StateError> {
+        // Other processes of root's do not make files here meanwhile.
+        let lock = self.lock()?;
+        let names = folder.names()?;
+        let is_foreign = |entry: &&String| {
+            let about = statat(folder.descriptor(), entry.as_str(), AtFlags::SYMLINK_NOFOLLOW);
+            let is_folder = about.is_ok_and(|about| FileType::from_raw_mode(about.st_mode) == FileType::Directory);
+            entry.starts_with('.') || (is_folder && !SUBFOLDERS.contains(&entry.as_str()))
+        };
+        if let Some(foreign) = names.iter().find(is_foreign) {
+            let what = format!(
+                "the folder is root's and holds {foreign}, which is not farbus's: farbus hears strangers as {name} and not as root, and \
+                 would have to give the folder to that user\n  set FARBUS_STATE to a folder of farbus's own, or type: chown -R {}:{} FOLDER",
+                account.0.as_raw(),
+                account.1.as_raw()
+            );
+            return Err(self.trouble("", &what));
+        }
+        let hand = |file: &File, entry: &str| {
+            fchown(file, Some(account.0), Some(account.1)).map_err(|errno| {
+                let (user, group, path) = (account.0.as_raw(), account.1.as_raw(), self.path().display());
+                let what = format!(
+                    "it cannot be given to {name}, who hears strangers: {errno}\n  type: chown -R {user}:{group} {path}"
+                );
+                self.trouble(entry, &what)
+            })
+        };
+        for entry in names.iter().filter(|entry| !SUBFOLDERS.contains(&entry.as_str())) {
+            // What is no file of root's alone is refused whenever it is used, and stays whose it is.
+            if let Ok(Some(file)) = folder.file(entry, Access::Read) {
+                hand(&file, entry)?;
+            }
+        }
+        hand(&lock, "lock")?;
+        fchown(folder.descriptor(), Some(account.0), Some(account.1)).map_err(|errno| self.trouble("", &errno))?;
+        Ok(folder.given_to(account))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trust::{Audit, Event, Identity, Outcome, Peers};
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::path::PathBuf;
+
+    fn scratch(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("farbus-hand-over-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn folder_of_roots_goes_to_a_user_who_is_not_root_and_goes_on_working() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let path = scratch("whole");
+        let (state, victim) = (path.join("state"), path.join("victim"));
+        fs::write(&victim, "root's own").unwrap();
+        let before = Folder::at(&state);
+        fs::create_dir(&state).unwrap();
+        let key = Identity::load_or_create(&before).unwrap().fingerprint();
+        Audit::new(before).record(&Event::new("attach", Outcome::Ok));
+        fs::create_dir(state.join("swaps")).unwrap();
+        fs::write(state.join("swaps/00000001.journal"), "{}").unwrap();
+        fs::hard_link(&victim, state.join("hard.json")).unwrap();
+        symlink(&victim, state.join("soft.json")).unwrap();
+
+        let folder = Folder::at(&state);
+        let owner = rustix::fs::fstat(folder.hand_over().unwrap()).unwrap().st_uid;
+        assert_ne!(owner, 0);
+        for name in ["", "key.pem", "audit.log", "lock"] {
+            let about = fs::metadata(state.join(name)).unwrap();
+            assert_eq!(about.uid(), owner, "{name}");
+            assert!(about.is_dir() || about.mode() & 0o077 == 0, "{name}");
+        }
+        // Journals stay root's, who writes them.
+        assert_eq!(fs::metadata(state.join("swaps")).unwrap().uid(), 0);
+        assert_eq!(fs::metadata(&victim).unwrap().uid(), 0, "what only a link of it was there stays root's");
+        for folder in [&folder, &Folder::at(&state)] {
+            assert_eq!(Identity::load(folder).unwrap().unwrap().fingerprint(), key);
+            Peers::change(folder, |_| ()).unwrap();
+            let swaps = folder.opened().unwrap().unwrap().subfolder("swaps").unwrap().unwrap();
+            assert!(swaps.file("00000001.journal", Access::ReadWrite).unwrap().is_some());
+        }
+        // A second time there is nothing to do.
+        assert_eq!(rustix::fs::fstat(Folder::at(&state).hand_over().unwrap()).unwrap().st_uid, owner);
+        fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn folder_that_holds_other_things_of_roots_is_not_given_away() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let path = scratch("foreign");
+        for foreign in [".bashrc", "etc"] {
+            fs::create_dir(path.join(foreign)).unwrap();
+            let why = Folder::at(&path).hand_over().unwrap_err().to_string();
+            assert!(why.contains(foreign) && why.contains("FARBUS_STATE"), "{why}");
+            assert!(fs::read_dir(&path).unwrap().flatten().all(|entry| entry.metadata().unwrap().uid() == 0));
+            assert_eq!(fs::metadata(&path).unwrap().uid(), 0);
+            fs::remove_dir(path.join(foreign)).unwrap();
+        }
+        fs::remove_dir_all(path).unwrap();
+    }
+}

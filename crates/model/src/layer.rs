@@ -1,0 +1,421 @@
+//! Layers over a device: what a layer does not answer itself, the device below answers.
+//!
+//! A layer implements [`BlockLayer`] or [`DeviceLayer`] and becomes a [`BlockDevice`] or a [`Device`] by that. Every method of these traits
+//! passes the call on to the inner device, so a layer overrides only what it changes, and can lose nothing by leaving something out. A layer
+//! that has state of its own overrides what is asked about state ([`BlockDevice::state`], [`BlockDevice::save`], [`Device::save`] …).
+//!
+//! A layer has each method twice, by its own trait and by the device's. A file that calls methods of a layer, or of a boxed device, imports one of
+//! the two alone, and names the other by its path.
+//!
+//! `crates/session/tests/layers.rs` runs one contract against all layers: each method reaches the inner device, unless the test's table says that
+//! the layer answers it.
+
+use crate::block_device::{BlockDevice, BlockDone, BlockInFlight, BlockInfo};
+use crate::descriptor::{Descriptors, Selection};
+use crate::device::{Command, CommandError, Completions, Device, Readiness};
+use crate::tally::Tally;
+use crate::time::Instant;
+use crate::urb::{InFlight, UrbId};
+use crate::usb::Speed;
+
+/// A layer over a block device. Each method is the one of [`BlockDevice`] with the same name; by default it passes through.
+pub trait BlockLayer: Send {
+    /// The device below.
+    type Inner: BlockDevice + ?Sized;
+
+    /// The device below.
+    fn inner(&self) -> &Self::Inner;
+
+    /// The device below.
+    fn inner_mut(&mut self) -> &mut Self::Inner;
+
+    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer that wants to see the
+    /// answers overrides it.
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions<BlockDone>,
+        act: impl FnOnce(&mut Self::Inner, &mut Completions<BlockDone>) -> R,
+    ) -> R {
+        let _ = now;
+        act(self.inner_mut(), done)
+    }
+
+    /// See [`BlockDevice::info`].
+    fn info(&self) -> &BlockInfo {
+        self.inner().info()
+    }
+
+    /// See [`BlockDevice::submit`].
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.with_inner(now, done, |inner, done| inner.submit(now, request, done));
+    }
+
+    /// See [`BlockDevice::poll_timeout`].
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.inner().poll_timeout()
+    }
+
+    /// See [`BlockDevice::handle_timeout`].
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with_inner(now, done, |inner, done| inner.handle_timeout(now, done));
+    }
+
+    /// See [`BlockDevice::end_turn`].
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with_inner(now, done, |inner, done| inner.end_turn(now, done));
+    }
+
+    /// See [`BlockDevice::readiness`].
+    fn readiness(&self) -> Option<&Readiness> {
+        self.inner().readiness()
+    }
+
+    /// See [`BlockDevice::handle_ready`].
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        self.with_inner(now, done, |inner, done| inner.handle_ready(now, done));
+    }
+
+    /// See [`BlockDevice::is_gone`].
+    fn is_gone(&self) -> bool {
+        self.inner().is_gone()
+    }
+
+    /// See [`BlockDevice::command`].
+    ///
+    /// # Errors
+    /// [`CommandError`] when the device does not know the command or refuses it.
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        done: &mut Completions<BlockDone>,
+    ) -> Result<(), CommandError> {
+        self.with_inner(now, done, |inner, done| inner.command(now, command, done))
+    }
+
+    /// See [`BlockDevice::epoch`].
+    fn epoch(&self) -> Option<u64> {
+        self.inner().epoch()
+    }
+
+    /// See [`BlockDevice::is_ready`].
+    fn is_ready(&self) -> bool {
+        self.inner().is_ready()
+    }
+
+    /// See [`BlockDevice::why_gone`].
+    fn why_gone(&self) -> Option<String> {
+        self.inner().why_gone()
+    }
+
+    /// See [`BlockDevice::state`].
+    fn state(&self) -> Option<Vec<u8>> {
+        self.inner().state()
+    }
+
+    /// See [`BlockDevice::go_on_from`].
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        self.inner_mut().go_on_from(state)
+    }
+
+    /// See [`BlockDevice::save`].
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.inner_mut().save(now)
+    }
+
+    /// See [`BlockDevice::leave`].
+    fn leave(&mut self) {
+        self.inner_mut().leave();
+    }
+}
+
+// What is added to the trait is forwarded here, too: clippy refuses this without it.
+#[deny(clippy::missing_trait_methods)]
+impl<L: BlockLayer> BlockDevice for L {
+    fn info(&self) -> &BlockInfo {
+        BlockLayer::info(self)
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        BlockLayer::submit(self, now, request, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        BlockLayer::poll_timeout(self)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        BlockLayer::handle_timeout(self, now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        BlockLayer::end_turn(self, now, done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        BlockLayer::readiness(self)
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
+        BlockLayer::handle_ready(self, now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        BlockLayer::is_gone(self)
+    }
+
+    fn command(
+        &mut self,
+        now: Instant,
+        command: &Command,
+        done: &mut Completions<BlockDone>,
+    ) -> Result<(), CommandError> {
+        BlockLayer::command(self, now, command, done)
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        BlockLayer::epoch(self)
+    }
+
+    fn is_ready(&self) -> bool {
+        BlockLayer::is_ready(self)
+    }
+
+    fn why_gone(&self) -> Option<String> {
+        BlockLayer::why_gone(self)
+    }
+
+    fn state(&self) -> Option<Vec<u8>> {
+        BlockLayer::state(self)
+    }
+
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        BlockLayer::go_on_from(self, state)
+    }
+
+    fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
+        BlockLayer::save(self, now)
+    }
+
+    fn leave(&mut self) {
+        BlockLayer::leave(self);
+    }
+}
+
+impl<T: BlockDevice + ?Sized> BlockLayer for Box<T> {
+    type Inner = T;
+
+    fn inner(&self) -> &T {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut T {
+        self
+    }
+}
+
+/// A layer over a USB device. Each method is the one of [`Device`] with the same name; by default it passes through.
+pub trait DeviceLayer: Send {
+    /// The device below.
+    type Inner: Device + ?Sized;
+
+    /// The device below.
+    fn inner(&self) -> &Self::Inner;
+
+    /// The device below.
+    fn inner_mut(&mut self) -> &mut Self::Inner;
+
+    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer that wants to see the
+    /// answers overrides it.
+    fn with_inner<R>(
+        &mut self,
+        now: Instant,
+        done: &mut Completions,
+        act: impl FnOnce(&mut Self::Inner, &mut Completions) -> R,
+    ) -> R {
+        let _ = now;
+        act(self.inner_mut(), done)
+    }
+
+    /// See [`Device::descriptors`].
+    fn descriptors(&self) -> &Descriptors {
+        self.inner().descriptors()
+    }
+
+    /// See [`Device::speed`].
+    fn speed(&self) -> Speed {
+        self.inner().speed()
+    }
+
+    /// See [`Device::selection`].
+    fn selection(&self) -> &Selection {
+        self.inner().selection()
+    }
+
+    /// See [`Device::submit`].
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        self.with_inner(now, done, |inner, done| inner.submit(now, urb, done));
+    }
+
+    /// See [`Device::cancel`].
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        self.with_inner(now, done, |inner, done| inner.cancel(now, id, done));
+    }
+
+    /// See [`Device::reset`].
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.with_inner(now, done, |inner, done| inner.reset(now, done));
+    }
+
+    /// See [`Device::poll_timeout`].
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.inner().poll_timeout()
+    }
+
+    /// See [`Device::handle_timeout`].
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        self.with_inner(now, done, |inner, done| inner.handle_timeout(now, done));
+    }
+
+    /// See [`Device::end_turn`].
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        self.with_inner(now, done, |inner, done| inner.end_turn(now, done));
+    }
+
+    /// See [`Device::readiness`].
+    fn readiness(&self) -> Option<&Readiness> {
+        self.inner().readiness()
+    }
+
+    /// See [`Device::handle_ready`].
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        self.with_inner(now, done, |inner, done| inner.handle_ready(now, done));
+    }
+
+    /// See [`Device::is_gone`].
+    fn is_gone(&self) -> bool {
+        self.inner().is_gone()
+    }
+
+    /// See [`Device::verbs`].
+    fn verbs(&self) -> &'static [&'static str] {
+        self.inner().verbs()
+    }
+
+    /// See [`Device::command`].
+    ///
+    /// # Errors
+    /// [`CommandError`] when the device does not know the command or refuses it.
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        self.with_inner(now, done, |inner, done| inner.command(now, command, done))
+    }
+
+    /// See [`Device::tally`].
+    fn tally(&self) -> Option<Tally> {
+        self.inner().tally()
+    }
+
+    /// See [`Device::save`].
+    fn save(&self) -> Option<Vec<u8>> {
+        self.inner().save()
+    }
+
+    /// See [`Device::restore`].
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        self.inner_mut().restore(selection, state)
+    }
+
+    /// See [`Device::leave`].
+    fn leave(&mut self) {
+        self.inner_mut().leave();
+    }
+}
+
+// What is added to the trait is forwarded here, too: clippy refuses this without it.
+#[deny(clippy::missing_trait_methods)]
+impl<L: DeviceLayer> Device for L {
+    fn descriptors(&self) -> &Descriptors {
+        DeviceLayer::descriptors(self)
+    }
+
+    fn speed(&self) -> Speed {
+        DeviceLayer::speed(self)
+    }
+
+    fn selection(&self) -> &Selection {
+        DeviceLayer::selection(self)
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        DeviceLayer::submit(self, now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        DeviceLayer::cancel(self, now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        DeviceLayer::reset(self, now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        DeviceLayer::poll_timeout(self)
+    }
+
+    fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
+        DeviceLayer::handle_timeout(self, now, done);
+    }
+
+    fn end_turn(&mut self, now: Instant, done: &mut Completions) {
+        DeviceLayer::end_turn(self, now, done);
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        DeviceLayer::readiness(self)
+    }
+
+    fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
+        DeviceLayer::handle_ready(self, now, done);
+    }
+
+    fn is_gone(&self) -> bool {
+        DeviceLayer::is_gone(self)
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        DeviceLayer::verbs(self)
+    }
+
+    fn command(&mut self, now: Instant, command: &Command, done: &mut Completions) -> Result<(), CommandError> {
+        DeviceLayer::command(self, now, command, done)
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        DeviceLayer::tally(self)
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        DeviceLayer::save(self)
+    }
+
+    fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
+        DeviceLayer::restore(self, selection, state)
+    }
+
+    fn leave(&mut self) {
+        DeviceLayer::leave(self);
+    }
+}
+
+impl<T: Device + ?Sized> DeviceLayer for Box<T> {
+    type Inner = T;
+
+    fn inner(&self) -> &T {
+        self
+    }
+
+    fn inner_mut(&mut self) -> &mut T {
+        self
+    }
+}

@@ -1,0 +1,203 @@
+//! Who is told that written data was lost: Linux's errseq rule (`lib/errseq.c`) for the users of one block device.
+//!
+//! A *loss* is written data that was answered and will not become durable: a flush failed. A device reports it once, to
+//! whoever flushes first. Several may rely on that data: programs that have a file open, clients that have connections. So whoever
+//! owns the device keeps one [`Losses`] and a [`LossCursor`] for each of them:
+//!
+//! | what happens | what follows |
+//! |---|---|
+//! | any flush fails, whoever asked for it | the loss is [recorded](Losses::record) |
+//! | a user flushes (`fsync`, NBD flush) | it [is told](Losses::tell) of every loss since its last flush, once |
+//! | nobody waits for the result (a background flush, FUSE's RELEASE) | nobody counts as told |
+//! | a user may hear it, but may as well not look (FUSE's FLUSH: `close`) | it hears it ([`Losses::untold`]) and does not count as told |
+//! | a user comes while nobody was told of the last loss | it is told of that, too: the one who wrote may have left |
+
+use crate::block::StoreError;
+
+/// The losses of one block device, counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    count: u64,
+    /// Why the last one happened.
+    last: Option<StoreError>,
+    /// Whether somebody was told of the last one.
+    is_told: bool,
+}
+
+/// How many losses one user of a device was told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LossCursor(u64);
+
+impl Losses {
+    /// As another process saw them: so many losses, the last one for this reason, and whether somebody was told of it.
+    pub fn restore(count: u64, last: Option<StoreError>, is_told: bool) -> Self {
+        Self { count, last, is_told }
+    }
+
+    /// A flush failed for this reason.
+    pub fn record(&mut self, error: StoreError) {
+        self.count += 1;
+        (self.last, self.is_told) = (Some(error), false);
+    }
+
+    /// The cursor of a user that comes now.
+    pub fn cursor(&self) -> LossCursor {
+        LossCursor(if self.is_told { self.count } else { self.count.saturating_sub(1) })
+    }
+
+    /// What the user with this cursor was not told yet. It does not count as told.
+    pub fn untold(&self, cursor: LossCursor) -> Option<StoreError> {
+        self.last.filter(|_| cursor.0 < self.count)
+    }
+
+    /// Tells the user with this cursor: each loss is told to it once.
+    ///
+    /// # Errors
+    /// Why data was lost since it was told last.
+    pub fn tell(&mut self, cursor: &mut LossCursor) -> Result<(), StoreError> {
+        let untold = self.untold(*cursor);
+        self.is_told |= untold.is_some();
+        cursor.0 = self.count;
+        untold.map_or(Ok(()), Err)
+    }
+
+    /// The last loss, if nobody was told of it.
+    pub fn told_to_nobody(&self) -> Option<StoreError> {
+        self.last.filter(|_| !self.is_told)
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Why the last one happened.
+    pub fn last(&self) -> Option<StoreError> {
+        self.last
+    }
+}
+
+impl LossCursor {
+    /// As another process saw it.
+    pub const fn restore(told: u64) -> Self {
+        Self(told)
+    }
+
+    /// Of how many losses its user was told.
+    pub const fn told(self) -> u64 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What happens to two users of a device; the third comes late.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Event {
+        Loss,
+        Flush(usize),
+        /// A flush of nobody's, which finds the loss first.
+        Background,
+        Close(usize),
+        Comes,
+    }
+
+    const EVENTS: [Event; 7] = [
+        Event::Loss,
+        Event::Flush(0),
+        Event::Flush(1),
+        Event::Flush(2),
+        Event::Background,
+        Event::Close(0),
+        Event::Comes,
+    ];
+
+    /// A device that reports a loss to the first flush after it, and its users, beside what each has to hear.
+    #[derive(Default)]
+    struct World {
+        device_lost: bool,
+        losses: Losses,
+        cursors: [Option<LossCursor>; 3],
+        /// Losses that each user relies on and has not heard of.
+        owed: [bool; 3],
+        /// A loss that nobody heard of yet.
+        unheard: bool,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let mut world = Self::default();
+            world.cursors[..2].fill(Some(world.losses.cursor()));
+            world
+        }
+
+        /// Asks the device for a flush, and records what it says.
+        fn flush_device(&mut self) {
+            if std::mem::take(&mut self.device_lost) {
+                self.losses.record(StoreError::Lost);
+            }
+        }
+
+        fn happens(&mut self, event: Event, story: &[Event]) {
+            match event {
+                Event::Loss => {
+                    self.device_lost = true;
+                    (0..3).filter(|&at| self.cursors[at].is_some()).for_each(|at| self.owed[at] = true);
+                    self.unheard = true;
+                }
+                Event::Background => self.flush_device(),
+                Event::Comes => {
+                    if self.cursors[2].is_none() {
+                        // Whoever comes is shown what nobody heard of; of a loss that no flush has found yet this holds, too.
+                        self.cursors[2] = Some(self.losses.cursor());
+                        self.owed[2] = self.unheard;
+                    }
+                }
+                Event::Close(at) => {
+                    self.flush_device();
+                    let Some(cursor) = self.cursors[at] else { return };
+                    assert_eq!(self.losses.untold(cursor).is_some(), self.owed[at], "close of {at} in {story:?}");
+                }
+                Event::Flush(at) => {
+                    self.flush_device();
+                    let Some(cursor) = &mut self.cursors[at] else { return };
+                    let heard = self.losses.tell(cursor);
+                    assert_eq!(heard.is_err(), self.owed[at], "flush of {at} in {story:?}");
+                    self.unheard &= !std::mem::take(&mut self.owed[at]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_user_hears_of_each_loss_once_in_every_order_of_six_events() {
+        let mut stories = 0;
+        for number in 0..EVENTS.len().pow(6) {
+            let digits = (0..6).scan(number, |rest, _| {
+                let digit = *rest % EVENTS.len();
+                *rest /= EVENTS.len();
+                Some(EVENTS[digit])
+            });
+            let story: Vec<Event> = digits.collect();
+            let mut world = World::new();
+            story.iter().for_each(|&event| world.happens(event, &story));
+            stories += 1;
+        }
+        assert_eq!(stories, 117_649);
+    }
+
+    #[test]
+    fn saved_losses_and_cursors_tell_what_was_not_told_before() {
+        let mut losses = Losses::default();
+        let (mut told, untold) = (losses.cursor(), losses.cursor());
+        losses.record(StoreError::Medium);
+        assert_eq!(losses.tell(&mut told), Err(StoreError::Medium));
+        let mut losses = Losses::restore(losses.count(), losses.last(), losses.told_to_nobody().is_none());
+        let [mut told, mut untold] = [told, untold].map(|cursor| LossCursor::restore(cursor.told()));
+        assert_eq!((losses.tell(&mut told), losses.tell(&mut untold)), (Ok(()), Err(StoreError::Medium)));
+        assert_eq!(losses.tell(&mut untold), Ok(()));
+        assert_eq!(losses.told_to_nobody(), None);
+    }
+}

@@ -1,0 +1,75 @@
+//! What an exporter compares, and tells its importer, of the devices that attachments use.
+
+use farbus_model::Identity;
+use farbus_wire::native::control::{End, Open};
+use farbus_wire::native::identity::Statement;
+use farbus_wire::native::{Arrived, Kind, Message};
+
+use super::session::{ATTACHMENTS_MAX, ExporterSession, Services, in_turn};
+use crate::Reject;
+use crate::native::known_device::compare;
+
+impl ExporterSession {
+    /// The importer names the device that it is to be given.
+    pub(super) fn hear_identity(&mut self, number: u16, arrived: &Arrived) -> Result<(), Reject> {
+        let expected = match Statement::decode(&arrived.body.contiguous())? {
+            None => return Ok(()),
+            Some(Statement::Expected(expected)) => expected,
+            Some(Statement::Is(_)) => {
+                return Err(Reject::new("identity", 0, "an importer expects a device, and does not say which it is"));
+            }
+        };
+        let is_used = number == 0 || self.is_attached(number) || self.handovers.successors.contains_key(&number);
+        if is_used || self.identities.expected.len() >= ATTACHMENTS_MAX {
+            return Err(Reject::new("attachment", number.into(), "an expectation is for a device that is opened next"));
+        }
+        self.identities.expected.insert(number, expected);
+        Ok(())
+    }
+
+    /// Compares the device that an heir is to get with the one that it was shown, if any. Returns whether that device is here.
+    ///
+    /// # Errors
+    /// [`End`]: another device is here under its name.
+    pub(super) fn compare_for_heir(&self, number: u16, open: &Open, services: &mut impl Services) -> Result<bool, End> {
+        match (self.identities.expected(number), services.identity(open)) {
+            (None, _) => Ok(true),
+            (Some(_), None) => Ok(false),
+            (Some(expected), actual) => compare(&open.name, expected, actual).map(|()| true),
+        }
+    }
+
+    /// Tells the importer which device this attachment uses, if that is known.
+    pub(super) fn say_identity(&mut self, number: u16) {
+        if let Some(identity) = self.identities.of(number) {
+            let part = Statement::Is(identity).encode().into();
+            self.lanes.send(in_turn(Message::control(Kind::Identity, number, 0, part)));
+        }
+    }
+
+    /// Which device this attachment uses; `None` if there is no such attachment, or its device has no identity.
+    pub fn identity(&self, number: u16) -> Option<Identity> {
+        self.identities.of(number)
+    }
+
+    /// Tells importers what has changed: a swap raised the generation of the device that they use, or its identity became known.
+    pub fn tell_identities(&mut self, services: &mut impl Services) {
+        let attached = self.attachments.iter().filter(|(_, attached)| attached.unsaid.is_none());
+        let shown = self.handovers.successors.iter().filter(|(_, heir)| heir.shown.is_some());
+        let attached = attached.map(|(&number, attached)| (number, &attached.open));
+        let all = attached.chain(shown.map(|(&number, heir)| (number, &heir.inherit.open)));
+        let news = all.filter_map(|(number, open)| {
+            let now = services.identity(open)?;
+            let is_news = match self.identities.of(number) {
+                None => true,
+                // Another id is another device's, or its owner's later word: the importer hears of it when it opens the device again.
+                Some(known) => now.id == known.id && now.generation > known.generation,
+            };
+            is_news.then_some((number, now))
+        });
+        for (number, now) in news.collect::<Vec<_>>() {
+            self.identities.note(number, Some(now));
+            self.say_identity(number);
+        }
+    }
+}

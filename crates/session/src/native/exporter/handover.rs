@@ -1,0 +1,194 @@
+//! How a device goes from one importer to its successor: who waits for it, what it may see meanwhile, and what happens if nobody comes.
+
+use farbus_model::Instant;
+use farbus_model::budget::ASKED_MAX;
+use farbus_wire::native::control::{Cause, End, HANDED_OVER, Inherit, Opened};
+use farbus_wire::native::{Arrived, Kind};
+
+use super::handovers::Successor;
+use super::session::{Attached, ExporterSession, Inherited, Recalled, Served, Services};
+use crate::Reject;
+
+/// The lease of a successor that sees the device before it is its own.
+const NOT_YET: u64 = 0;
+impl ExporterSession {
+    pub(super) fn open_for_heir(
+        &mut self,
+        now: Instant,
+        number: u16,
+        arrived: &Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let inherit = Inherit::decode(&arrived.body.contiguous())?;
+        if !self.may_begin(number)? {
+            return Ok(());
+        }
+        if let Err(end) = self.compare_for_heir(number, &inherit.open, services) {
+            self.say_end(Kind::Refused, number, &end);
+            return Ok(());
+        }
+        if self.handovers.successors.len() >= ASKED_MAX {
+            let message = format!("a session waits for {ASKED_MAX} devices at most");
+            self.say_end(Kind::Refused, number, &End { cause: Cause::Refused, message });
+            return Ok(());
+        }
+        self.handovers.successors.insert(number, Successor { inherit, shown: None, left: None });
+        self.look_for_legacies(now, services);
+        // What goes through modules is seen once it is his.
+        let has_modules = self.offers.contains_key(&number);
+        let Some(heir) = self.handovers.successors.get_mut(&number).filter(|_| !has_modules) else { return Ok(()) };
+        match services.show(now, number, &heir.inherit) {
+            None => {}
+            Some(Ok(served)) => {
+                let opened = Opened { epoch: NOT_YET, credit: served.credit(), info: served.description() };
+                self.identities.note(number, services.identity(&heir.inherit.open));
+                heir.shown = Some(served);
+                self.say_identity(number);
+                self.say_at_length(Kind::Opened, number, opened.encode());
+            }
+            Some(Err(end)) => {
+                self.handovers.successors.remove(&number);
+                self.say_end(Kind::Refused, number, &end);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever is not to inherit any more sees no more of it either. Says whether he was.
+    pub(super) fn disinherit(&mut self, now: Instant, number: u16) -> bool {
+        let Some(heir) = self.handovers.successors.remove(&number) else { return false };
+        if let Some(shown) = heir.shown {
+            shown.finish(now);
+        }
+        true
+    }
+
+    /// Something may have been handed over to somebody: who waits for a device here is given it.
+    pub fn look_for_legacies(&mut self, now: Instant, services: &mut impl Services) {
+        let waiting = std::mem::take(&mut self.handovers.successors);
+        for (number, heir) in waiting {
+            // What he asked of what he sees is answered first; and that before he is given what is shown here again.
+            let is_busy = heir.left.is_some() || heir.shown.as_ref().is_some_and(|shown| !shown.is_at_rest());
+            let inherited = match self.compare_for_heir(number, &heir.inherit.open, services) {
+                Err(end) => Some(Err(end)),
+                Ok(is_here) if is_busy || !is_here => None,
+                Ok(_) => services.inherit(now, number, &heir.inherit),
+            };
+            let Some(inherited) = inherited else {
+                self.handovers.successors.insert(number, heir);
+                continue;
+            };
+            if let Some(shown) = heir.shown {
+                shown.finish(now);
+            }
+            match inherited {
+                Ok(Inherited { lease, served, luggage }) => {
+                    if !luggage.is_empty() {
+                        self.say_at_length(Kind::Luggage, number, luggage);
+                    }
+                    let open = heir.inherit.open;
+                    self.identities.note(number, services.identity(&open));
+                    self.agree_and_say_opened(now, number, Attached::new(open, lease, served));
+                }
+                Err(end) => self.say_end(Kind::Refused, number, &end),
+            }
+        }
+    }
+
+    /// What was handed over is out of its importer's hands.
+    pub fn let_go(&mut self, number: u16, end: &End) {
+        if self.handovers.moving.remove(&number).is_some() {
+            self.say_end(Kind::Closed, number, end);
+        }
+    }
+
+    /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
+    pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
+        match self.handovers.moving.remove(&number) {
+            Some(open) => self.agree_and_say_opened(now, number, Attached::new(open, lease, served)),
+            None => served.finish(now),
+        }
+    }
+
+    /// What was handed over and not fetched comes back for as long as another process takes to go on: it waits there, or here again.
+    pub fn recall(&mut self, now: Instant, services: &mut impl Services) {
+        let moving = std::mem::take(&mut self.handovers.moving);
+        for (number, open) in moving {
+            match services.recall(now, number, &open) {
+                Some(Recalled { lease, served, bequest }) => {
+                    self.attachments
+                        .insert(number, Attached { bequest: Some(bequest), ..Attached::new(open, lease, served) });
+                }
+                None => drop(self.handovers.moving.insert(number, open)),
+            }
+        }
+    }
+
+    /// What was recalled waits for its heir again.
+    pub(super) fn hand_over_again(&mut self, now: Instant) {
+        let is_recalled = |(_, attached): &(&u16, &mut Attached)| attached.bequest.is_some();
+        let recalled: Vec<u16> = self.attachments.iter_mut().filter(is_recalled).map(|(&number, _)| number).collect();
+        for number in recalled {
+            let Some(Attached { open, served, bequest: Some(bequest), .. }) = self.attachments.remove(&number) else {
+                continue;
+            };
+            if served.hand_over(now, bequest) {
+                self.handovers.moving.insert(number, open);
+            } else {
+                let message = HANDED_OVER.to_owned();
+                self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message });
+            }
+        }
+    }
+
+    /// Shows successors again what another process showed them. Says whether there is nobody left to whom that was not possible yet: because
+    /// its device is *gone*, which may pass by.
+    pub fn show_again(&mut self, now: Instant, services: &mut impl Services) -> bool {
+        let mut refused = Vec::new();
+        for (&number, heir) in &mut self.handovers.successors {
+            let Some(state) = &heir.left else { continue };
+            let actual = services.identity(&heir.inherit.open);
+            if self.identities.compare(number, &heir.inherit.open, actual).is_err() {
+                // The device that it was shown may be on its way.
+                continue;
+            }
+            let wrong = |reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") };
+            match services.show(now, number, &heir.inherit) {
+                Some(Ok(mut served)) => match served.restore(now, &mut state.reader()) {
+                    Ok(()) => (heir.shown, heir.left) = (Some(served), None),
+                    Err(reject) => {
+                        served.finish(now);
+                        refused.push((number, wrong(reject)));
+                    }
+                },
+                Some(Err(end)) if end.cause == Cause::Gone => {}
+                Some(Err(end)) => refused.push((number, end)),
+                None => {
+                    let message = "it is not shown before it is handed over any more".to_owned();
+                    refused.push((number, End { cause: Cause::Refused, message }));
+                }
+            }
+        }
+        for (number, end) in refused {
+            self.close(now, number, &end);
+        }
+        self.handovers.successors.values().all(|heir| heir.left.is_none())
+    }
+
+    /// Ends the attachments of successors whose device has not come back with the other process, and says why.
+    pub fn give_up_heirs(&mut self, now: Instant, end: &End) {
+        let late: Vec<u16> = self
+            .handovers
+            .successors
+            .iter()
+            .filter(|(_, heir)| heir.left.is_some())
+            .map(|(&number, _)| number)
+            .collect();
+        late.into_iter().for_each(|number| self.close(now, number, end));
+    }
+
+    /// Whether it waits for a device to be handed over.
+    pub fn has_heirs(&self) -> bool {
+        !self.handovers.successors.is_empty()
+    }
+}

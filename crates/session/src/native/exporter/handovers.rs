@@ -1,0 +1,91 @@
+//! Devices of a session that are on their way to a successor, and attachments of it that wait for a device as its successor.
+
+use std::collections::BTreeMap;
+
+use farbus_wire::native::control::{Inherit, Open};
+
+use crate::Reject;
+use crate::native::served::Served;
+use crate::snapshot::{Reader, SavedPart, Writer};
+
+/// Handovers of a session, by attachment.
+#[derive(Default)]
+pub(super) struct Handovers {
+    /// Attachments whose device waits for its successor: it may come back.
+    pub moving: BTreeMap<u16, Open>,
+    /// Attachments that are to be given a device.
+    pub successors: BTreeMap<u16, Successor>,
+}
+
+/// An attachment that waits for a device that another importer is to hand over.
+pub(super) struct Successor {
+    pub inherit: Inherit,
+    /// What it may see of the device meanwhile.
+    pub shown: Option<Box<dyn Served>>,
+    /// What another process wrote down of that, which is yet to be shown here.
+    pub left: Option<SavedPart>,
+}
+
+impl Handovers {
+    /// Devices on their way, and successors that wait.
+    pub fn len(&self) -> usize {
+        self.moving.len() + self.successors.len()
+    }
+
+    /// Whether the attachment's device is on its way, or shown to it.
+    pub fn has(&self, number: u16) -> bool {
+        self.moving.contains_key(&number) || self.successors.get(&number).is_some_and(|heir| heir.shown.is_some())
+    }
+
+    /// How many attachments have one that is on its way, or shown to them.
+    pub fn count(&self) -> usize {
+        self.moving.len() + self.shown().count()
+    }
+
+    /// What is shown to successors.
+    pub fn shown(&self) -> impl Iterator<Item = &dyn Served> {
+        self.successors.values().filter_map(|successor| successor.shown.as_deref())
+    }
+
+    /// The same, by attachment, to let it do something.
+    pub fn shown_mut(&mut self) -> impl Iterator<Item = (u16, &mut Box<dyn Served>)> {
+        self.successors.iter_mut().filter_map(|(&number, successor)| Some((number, successor.shown.as_mut()?)))
+    }
+
+    /// The same, of this attachment.
+    pub fn shown_to(&mut self, number: u16) -> Option<&mut Box<dyn Served>> {
+        self.successors.get_mut(&number)?.shown.as_mut()
+    }
+
+    /// Writes down who waits. What is on its way is with its importer again by then.
+    pub fn save(&self, to: &mut Writer) {
+        to.count(self.successors.len());
+        for (&number, successor) in &self.successors {
+            to.u16(number);
+            to.bytes(&successor.inherit.encode());
+            let mut state = Writer::part();
+            let is_shown = successor.shown.as_ref().is_some_and(|shown| shown.save(&mut state).is_ok());
+            to.flag(is_shown);
+            if is_shown {
+                to.bytes(&state.into_bytes());
+            }
+        }
+    }
+
+    /// As another process wrote it down; `is_used` says which numbers attachments have.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(from: &mut Reader<'_>, is_used: impl Fn(u16) -> bool) -> Result<Self, Reject> {
+        let mut handovers = Self::default();
+        for _ in 0..from.count("heirs", 2)? {
+            let (number, inherit) = (from.u16("heir")?, Inherit::decode(from.bytes("inherit")?)?);
+            let left = if from.flag("shown")? { Some(from.part("state")?) } else { None };
+            let is_new = number > 0 && !is_used(number);
+            if !is_new || handovers.successors.insert(number, Successor { inherit, shown: None, left }).is_some() {
+                return Err(Reject::new("heir", number.into(), "each has a number of its own, from 1"));
+            }
+        }
+        Ok(handovers)
+    }
+}

@@ -1,0 +1,84 @@
+//! Which devices a session's attachments use: what importers expect, and what they were told.
+
+use std::collections::BTreeMap;
+
+use farbus_model::Identity;
+use farbus_wire::native::control::{End, Open};
+
+use crate::Reject;
+use crate::native::known_device::{compare, put_identity, take_identity};
+use crate::snapshot::{Reader, Writer};
+
+/// Identities of a session's devices, by attachment.
+#[derive(Debug, Default)]
+pub(super) struct Identities {
+    /// The importer named them before it asked for the device.
+    pub(super) expected: BTreeMap<u16, Identity>,
+    /// Devices that are open, handed over, or shown to an heir.
+    known: BTreeMap<u16, Identity>,
+}
+
+impl Identities {
+    /// The attachment is over.
+    pub fn forget(&mut self, number: u16) {
+        self.expected.remove(&number);
+        self.known.remove(&number);
+    }
+
+    /// Which device the attachment uses.
+    pub fn of(&self, number: u16) -> Option<Identity> {
+        self.known.get(&number).copied()
+    }
+
+    /// The device that the attachment's importer had, by its own word or by what is known here.
+    pub fn expected(&self, number: u16) -> Option<Identity> {
+        self.expected.get(&number).or(self.known.get(&number)).copied()
+    }
+
+    /// The attachment uses this device.
+    pub fn note(&mut self, number: u16, identity: Option<Identity>) {
+        self.expected.remove(&number);
+        match identity {
+            Some(identity) => drop(self.known.insert(number, identity)),
+            None => drop(self.known.remove(&number)),
+        }
+    }
+
+    /// Compares the device that `open` names with the one that the attachment's importer had, if it said so.
+    ///
+    /// # Errors
+    /// [`End`]: it is another one.
+    pub fn compare(&self, number: u16, open: &Open, actual: Option<Identity>) -> Result<(), End> {
+        self.expected(number).map_or(Ok(()), |expected| compare(&open.name, expected, actual))
+    }
+
+    /// Writes it down.
+    pub fn save(&self, to: &mut Writer) {
+        for all in [&self.expected, &self.known] {
+            to.count(all.len());
+            for (&number, &identity) in all {
+                to.u16(number);
+                put_identity(Some(identity), to);
+            }
+        }
+    }
+
+    /// As it was written down; empty from a snapshot of version 12.
+    ///
+    /// # Errors
+    /// [`Reject`].
+    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let mut identities = Self::default();
+        if from.version() < 13 {
+            return Ok(identities);
+        }
+        for all in [&mut identities.expected, &mut identities.known] {
+            for _ in 0..from.count("identities", 26)? {
+                let (number, identity) = (from.u16("attachment")?, take_identity(from)?);
+                let missing = || Reject::new("identity", number.into(), "an attachment that is listed has one");
+                all.insert(number, identity.ok_or_else(missing)?);
+            }
+        }
+        Ok(identities)
+    }
+}

@@ -1,0 +1,100 @@
+//! How a device is opened: what is reserved first, what is compared, and what the importer hears.
+
+use farbus_model::Instant;
+use farbus_wire::native::control::{End, Open};
+use farbus_wire::native::reserve::{self, Lack, State, Word};
+use farbus_wire::native::{Arrived, Kind, Message};
+
+use super::session::{Attached, ExporterSession, Served, Services, in_turn};
+use crate::Reject;
+
+impl ExporterSession {
+    pub(super) fn open(
+        &mut self,
+        now: Instant,
+        number: u16,
+        arrived: &Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let open = Open::decode(&arrived.body.contiguous())?;
+        // What is reserved depends on the path, which is measured first.
+        if self.may_begin(number)? && !self.reserving.keep(number, &open)? {
+            self.open_now(now, number, open, services);
+        }
+        Ok(())
+    }
+
+    fn open_now(&mut self, now: Instant, number: u16, open: Open, services: &mut impl Services) {
+        // Another device than the importer had is not touched.
+        if let Err(end) = self.identities.compare(number, &open, services.identity(&open)) {
+            self.reserving.forget(number);
+            return self.say_end(Kind::Refused, number, &end);
+        }
+        let mut had = Ok(None);
+        if let Some(asking) = self.reserving.take(number) {
+            let reserved = services.reserve(&open, &asking.reservation, asking.path);
+            let standing = reserved.as_ref().map_or_else(|(standing, _)| *standing, |standing| *standing);
+            let is_too_slow = standing.state == State::Refused && matches!(standing.lack, Lack::Rate | Lack::Delay);
+            if is_too_slow && self.reserving.measure_again(now, number, asking, &open, &mut self.lanes) {
+                return;
+            }
+            self.say_standing(number, standing);
+            had = reserved.map(Some).map_err(|(_, end)| end);
+        }
+        // A device that would not be used is not taken from anybody.
+        let is_reserved = matches!(had, Ok(Some(_)));
+        let agreed = had.and_then(|_| self.agree(number, &open));
+        let opened = agreed.and_then(|agreed| Ok((agreed, self.open_compared(now, number, &open, services)?)));
+        match opened {
+            Ok((agreed, (lease, served))) => self.say_opened(number, Attached::new(open, lease, served), agreed),
+            Err(end) => {
+                if is_reserved {
+                    services.unreserve(&open);
+                }
+                self.say_end(Kind::Refused, number, &end);
+            }
+        }
+    }
+
+    /// Opens a device. The name may have come to stand for another one since it was compared: it is compared again.
+    fn open_compared(
+        &mut self,
+        now: Instant,
+        number: u16,
+        open: &Open,
+        services: &mut impl Services,
+    ) -> Result<(u64, Box<dyn Served>), End> {
+        let (lease, served) = match self.identities.expected(number) {
+            Some(expected) => services.open_again(now, number, open, expected)?,
+            None => services.open(now, number, open)?,
+        };
+        let actual = services.identity(open);
+        if let Err(end) = self.identities.compare(number, open, actual) {
+            served.finish(now);
+            return Err(end);
+        }
+        self.identities.note(number, actual);
+        Ok((lease, served))
+    }
+
+    pub(super) fn hear_reservation(
+        &mut self,
+        now: Instant,
+        number: u16,
+        arrived: &Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let is_used = self.is_attached(number) || self.handovers.successors.contains_key(&number);
+        let heard = self.reserving.hear(now, number, is_used, &arrived.body.contiguous(), &mut self.lanes)?;
+        if let Some(open) = heard {
+            self.open_now(now, number, open, services);
+        }
+        Ok(())
+    }
+
+    /// Tells an importer how what is reserved for its device stands.
+    pub fn say_standing(&mut self, number: u16, standing: reserve::Standing) {
+        let part = Word::Standing(standing).encode().into();
+        self.lanes.send(in_turn(Message::control(Kind::Reserve, number, 0, part)));
+    }
+}

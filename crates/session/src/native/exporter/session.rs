@@ -1,0 +1,740 @@
+//! The exporter's end of a session: its lanes and links, what is attached, and how it goes on in another process.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_model::limits::LANES_MAX;
+use farbus_model::module::{Offer, Role};
+use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
+use farbus_modules::Pipeline;
+use farbus_wire::native::control::{Cause, End, Mode, Open, Opened};
+use farbus_wire::native::frame::Head;
+use farbus_wire::native::hello::VERSION;
+use farbus_wire::native::modules::{decode_offers, encode_answers, encode_offers};
+use farbus_wire::native::{
+    Arrived, Flow, Hello, Kind, Lane, LaneLimits, Lanes, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
+    Welcome,
+};
+
+use super::backlog::Backlog;
+use super::handovers::Handovers;
+use super::identities::Identities;
+use crate::Reject;
+use crate::native::absence::Absence;
+use crate::native::pipe::{Saved, place_of};
+use crate::native::piped_served::PipedServed;
+use crate::native::reserving::Reserving;
+pub use crate::native::served::{Bequest, Recalled, Served, Unmovable};
+pub use crate::native::services::{Allowed, Inherited, Left, Services};
+use crate::snapshot::{Reader, SavedPart, Writer};
+
+/// Attachments of one session: as many devices as the largest lab has on one host, doubled.
+pub(super) const ATTACHMENTS_MAX: usize = 512;
+/// Data moved, either way, that is worth a system call to say so, if it is of small requests: the importer works on the answers while the
+/// rest is made, and they are still in the cache.
+const ENOUGH_BYTES_MIN: usize = 64 << 10;
+/// The same of large ones, of which it is so many otherwise.
+const ENOUGH_REQUESTS: usize = 12;
+/// See [`ENOUGH_REQUESTS`].
+const ENOUGH_BYTES_MAX: usize = 1 << 20;
+
+/// The exporter's end: its lanes, the state of the links below them, and what is attached.
+pub struct ExporterSession {
+    pub(super) lanes: Lanes,
+    /// How many there may be.
+    pub(super) lanes_granted: u16,
+    pub(super) limits: LaneLimits,
+    pub(super) session: SessionId,
+    /// The number of the first lane's last link.
+    pub(super) link: u64,
+    /// The importer's.
+    pub(super) their_incarnation: u64,
+    pub(super) incarnation: u64,
+    /// Of the importer: that the first lane has no link.
+    pub(super) absence: Absence,
+    pub(super) attachments: BTreeMap<u16, Attached>,
+    pub(super) handovers: Handovers,
+    /// What waits because answers are not taken.
+    pub(super) backlog: Backlog,
+    pub(super) is_ended: bool,
+    pub(super) pool: BufferPool,
+    pub(super) modules: Option<Arc<Allowed>>,
+    /// What attachments go through, by number: asked for before they are opened.
+    pub(super) offers: BTreeMap<u16, Vec<Offer>>,
+    /// What is reserved for attachments that are opened next.
+    pub(super) reserving: Reserving,
+    /// Which devices attachments use.
+    pub(super) identities: Identities,
+}
+
+/// Halves of modules, and what they answer to their other halves.
+pub(super) type Agreed = (Pipeline, Vec<Vec<u8>>);
+
+/// A device that is served, and how it was asked for.
+pub(super) struct Attached {
+    pub(super) open: Open,
+    pub(super) lease: u64,
+    pub(super) served: Box<dyn Served>,
+    /// It was handed over, and came back for as long as another process takes to go on.
+    pub(super) bequest: Option<Bequest>,
+    /// It is yet to be got to know: its importer has not been told that it is open; and what it goes through then.
+    pub(super) unsaid: Option<Unsaid>,
+}
+
+pub(super) struct Unsaid(Option<Agreed>);
+
+impl Attached {
+    pub(super) fn new(open: Open, lease: u64, served: Box<dyn Served>) -> Self {
+        Self { open, lease, served, bequest: None, unsaid: None }
+    }
+}
+
+impl ExporterSession {
+    /// A session that begins with this greeting, and what to answer. `session` is random; `grace_max` is the longest that a
+    /// session outlives its link here.
+    ///
+    /// # Errors
+    /// [`Welcome`]: what to answer instead, if none can begin.
+    pub fn begin(
+        hello: &Hello,
+        session: SessionId,
+        incarnation: u64,
+        grace_max: Duration,
+        limits: LaneLimits,
+    ) -> Result<(Self, Welcome), Welcome> {
+        if !(hello.version_min..=hello.version_max).contains(&VERSION) {
+            return Err(refusal(hello, incarnation, Outcome::Version));
+        }
+        if hello.standing.session != SessionId::NONE {
+            return Err(refusal(hello, incarnation, Outcome::Unknown));
+        }
+        if hello.standing.lane != 0 {
+            return Err(refusal(hello, incarnation, Outcome::Refused));
+        }
+        let wished = hello.options.grace_ms.map_or(grace_max, |ms| Duration::from_millis(ms.into()));
+        let mut begun = Self {
+            lanes: Lanes::new(limits),
+            lanes_granted: hello.options.lanes.unwrap_or(1).clamp(1, LANES_MAX.into()) as u16,
+            limits,
+            session,
+            link: hello.standing.link,
+            their_incarnation: hello.standing.incarnation,
+            incarnation,
+            absence: Absence::none(wished.min(grace_max)),
+            attachments: BTreeMap::new(),
+            handovers: Handovers::default(),
+            backlog: Backlog::default(),
+            is_ended: false,
+            pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+            modules: None,
+            offers: BTreeMap::new(),
+            reserving: Reserving::default(),
+            identities: Identities::default(),
+        };
+        begun
+            .lanes
+            .first_mut()
+            .handle_linked(0, &mut begun.pool)
+            .expect("a new lane has sent nothing, and nothing arrived");
+        begun.note_credit();
+        let welcome = begun.welcome(Outcome::Begun, 0);
+        Ok((begun, welcome))
+    }
+
+    /// The importer may ask for these modules; without it for none.
+    pub fn allow(&mut self, modules: Arc<Allowed>) {
+        self.modules = Some(modules);
+    }
+
+    /// The importer of this session has a new link; what to answer there. Unless it says [`Outcome::Resumed`] the link is none
+    /// of ours, and the session goes on as it was.
+    pub fn resume(&mut self, hello: &Hello) -> Welcome {
+        let theirs = hello.standing;
+        let is_same = theirs.session == self.session
+            && theirs.incarnation == self.their_incarnation
+            && theirs.lane < self.lanes_granted;
+        let link = match theirs.lane {
+            0 => self.link,
+            number => self.lanes.further_mut(number).map_or(0, |further| further.link),
+        };
+        if !is_same || theirs.link <= link || self.is_ended {
+            // Whoever has a later link has the session: a straggler does not get it back.
+            return refusal(hello, self.incarnation, Outcome::Refused);
+        }
+        // What it has cannot be checked before the old link is let go of; if it is not ours, neither has the session.
+        let lane = if theirs.lane == 0 {
+            self.link = theirs.link;
+            self.lanes.first_mut()
+        } else {
+            let is_new = self.lanes.further_mut(theirs.lane).is_none();
+            if is_new && !self.may_hold(256 << 10) {
+                return refusal(hello, self.incarnation, Outcome::Refused);
+            }
+            let further = self.lanes.further_or_new(theirs.lane, self.limits);
+            (further.link, further.has_begun) = (theirs.link, true);
+            &mut further.lane
+        };
+        match lane.handle_linked(theirs.received, &mut self.pool) {
+            Ok(()) => {
+                self.note_credit();
+                if theirs.lane == 0 {
+                    self.absence.end();
+                }
+                self.welcome(Outcome::Resumed, theirs.lane)
+            }
+            Err(_) => {
+                self.is_ended = true;
+                refusal(hello, self.incarnation, Outcome::Refused)
+            }
+        }
+    }
+
+    fn welcome(&self, outcome: Outcome, lane: u16) -> Welcome {
+        let further = self.lanes.further().iter().find(|further| further.number == lane);
+        let (link, received) = further
+            .map_or((self.link, self.lanes.first().received()), |further| (further.link, further.lane.received()));
+        let standing = Standing { session: self.session, lane, link, received, incarnation: self.incarnation };
+        let grace_ms = Some(u32::try_from(self.absence.grace().as_millis()).unwrap_or(u32::MAX));
+        // Who never heard of several is told nothing of them.
+        let lanes = (self.lanes_granted > 1).then_some(self.lanes_granted.into());
+        let options = Options { grace_ms, lanes, ..Options::default() };
+        Welcome { version: VERSION, outcome, standing, options }
+    }
+
+    /// Its name.
+    pub fn id(&self) -> SessionId {
+        self.session
+    }
+
+    /// The link is lost: its other end is waited for as long as was granted.
+    pub fn handle_lost(&mut self, now: Instant) {
+        self.lanes.first_mut().handle_lost();
+        self.give_memory_back();
+        self.absence.begin(now);
+    }
+
+    /// The link of this lane is lost, or was ended. How long a further one is waited for is the importer's to say: as long as the first is
+    /// there, so is he.
+    pub fn handle_lane_lost(&mut self, number: u16, now: Instant) {
+        match number {
+            0 => self.handle_lost(now),
+            _ => self.lanes.get_mut(number).into_iter().for_each(Lane::handle_lost),
+        }
+    }
+
+    /// The link was ended by its other end, without a word: the importer is gone, or comes back at once (U13: a device is free
+    /// within 5 s after its user was killed).
+    pub fn handle_closed(&mut self, now: Instant) {
+        self.lanes.first_mut().handle_lost();
+        self.give_memory_back();
+        self.absence.begin_by_itself(now);
+    }
+
+    /// Whether the first lane has a link.
+    pub fn is_linked(&self) -> bool {
+        !self.absence.is_on()
+    }
+
+    /// Whether a device may be taken from its importer: it hears of it, or shows nothing any more that it has fetched.
+    pub fn may_close(&self, now: Instant) -> bool {
+        self.absence.is_harmless(now)
+    }
+
+    /// Whether this attachment is there, its device waiting for its heir or shown to it included.
+    pub fn is_attached(&self, number: u16) -> bool {
+        self.attachments.contains_key(&number) || self.handovers.has(number)
+    }
+
+    /// The owner asks something of an attached device.
+    ///
+    /// # Errors
+    /// [`CommandError`] when the device does not know it or refuses.
+    pub fn command(&mut self, now: Instant, number: u16, command: &Command) -> Result<(), CommandError> {
+        match self.attachments.get_mut(&number) {
+            Some(attached) => attached.served.command(now, command, &mut self.lanes),
+            None => Err(CommandError("the device is not attached any more".into())),
+        }
+    }
+
+    /// Whether the importer said that it is done, or cannot come back.
+    pub fn is_ended(&self) -> bool {
+        self.is_ended
+    }
+
+    /// Whether the grace is over.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.absence.is_over(now)
+    }
+
+    /// When something wants to happen: the grace ends, or a device has its moment.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.all_served().filter_map(|served| served.poll_timeout()).chain(self.absence.poll_timeout()).min()
+    }
+
+    /// What to wait on besides the link.
+    pub fn readiness(&self) -> impl Iterator<Item = &Readiness> {
+        self.all_served().filter_map(|served| served.readiness())
+    }
+
+    /// How many attachments there are, in the sense of [`ExporterSession::is_attached`].
+    pub fn attachments(&self) -> usize {
+        self.attachments.len() + self.handovers.count()
+    }
+
+    /// How the devices that are attached were asked for.
+    pub fn opened(&self) -> impl Iterator<Item = &Open> {
+        self.attachments.values().map(|attached| &attached.open)
+    }
+
+    /// What is served, or shown to an heir.
+    pub(super) fn all_served(&self) -> impl Iterator<Item = &dyn Served> {
+        let attached = self.attachments.values().map(|attached| &*attached.served);
+        attached.chain(self.handovers.shown())
+    }
+
+    /// Lets all of it do something, and say it.
+    fn each_served(&mut self, mut act: impl FnMut(u16, &mut dyn Served, &mut Lanes)) {
+        let attached = self.attachments.iter_mut().map(|(&number, attached)| (number, &mut attached.served));
+        for (number, served) in attached.chain(self.handovers.shown_mut()) {
+            with_pool(served, &mut self.pool, |served| act(number, served, &mut self.lanes));
+        }
+    }
+
+    /// Does what arrived, until there is enough to be sent: whether there may be more to do, once that is on its way.
+    ///
+    /// # Errors
+    /// [`Reject`]: the importer broke the protocol; the session is over.
+    pub fn advance(&mut self, now: Instant, services: &mut impl Services) -> Result<bool, Reject> {
+        self.do_what_waited(now, services)?;
+        if self.advance_lane(now, 0, services)? {
+            return Ok(true);
+        }
+        for at in 0..self.lanes.further().len() {
+            let number = self.lanes.further()[at].number;
+            if self.advance_lane(now, number, services)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn advance_lane(&mut self, now: Instant, lane: u16, services: &mut impl Services) -> Result<bool, Reject> {
+        let mut moved = 0;
+        while let Some(arrived) = self.lanes.poll_arrived(lane, &mut self.pool)? {
+            let before = self.lanes.waiting_bytes();
+            let asked = arrived.body.len();
+            self.handle_arrived(now, lane, arrived, services)?;
+            let by_this = asked + self.lanes.waiting_bytes() - before;
+            moved += by_this;
+            if moved >= (ENOUGH_REQUESTS * by_this).clamp(ENOUGH_BYTES_MIN, ENOUGH_BYTES_MAX) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn handle_arrived(
+        &mut self,
+        now: Instant,
+        lane: u16,
+        arrived: Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let Some(arrived) = self.admit(arrived)? else { return Ok(()) };
+        let Head { kind, attachment, .. } = arrived.head;
+        match kind {
+            Kind::Data if lane == 0 && self.backlog.is_closing(attachment) => self.hear_close(now, attachment, arrived),
+            Kind::Request | Kind::Data | Kind::Cancel | Kind::Grant | Kind::Aside => {
+                let served = match self.attachments.get_mut(&attachment) {
+                    Some(attached) => Some(&mut attached.served),
+                    None => self.handovers.shown_to(attachment),
+                };
+                // What was on its way while we closed the attachment is for nobody.
+                let Some(served) = served else { return Ok(()) };
+                with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lanes))?;
+                let asked = served.asked_bytes();
+                self.note_asked(asked)
+            }
+            Kind::Modules | Kind::Reserve | Kind::Open | Kind::Inherit => self.handle_control(now, arrived, services),
+            Kind::Identity => self.hear_identity(attachment, &arrived),
+            Kind::Close => self.hear_close(now, attachment, arrived),
+            Kind::Goodbye => {
+                self.is_ended = true;
+                Ok(())
+            }
+            _ => Err(Reject::new("kind", kind.code().into(), "an importer does not say that")),
+        }
+    }
+
+    pub(super) fn handle_control(
+        &mut self,
+        now: Instant,
+        arrived: Arrived,
+        services: &mut impl Services,
+    ) -> Result<(), Reject> {
+        let Head { kind, attachment, .. } = arrived.head;
+        match kind {
+            Kind::Modules => self.hear_offers(attachment, &arrived),
+            Kind::Reserve => self.hear_reservation(now, attachment, &arrived, services),
+            Kind::Open => self.open(now, attachment, &arrived, services),
+            _ => self.open_for_heir(now, attachment, &arrived, services),
+        }
+    }
+
+    fn hear_offers(&mut self, number: u16, arrived: &Arrived) -> Result<(), Reject> {
+        let offers = decode_offers(&arrived.body.contiguous())?;
+        let is_used = number == 0 || self.is_attached(number) || self.handovers.successors.contains_key(&number);
+        if is_used || self.offers.len() >= ATTACHMENTS_MAX || self.offers.contains_key(&number) {
+            return Err(Reject::new("attachment", number.into(), "modules are for a device that is opened next"));
+        }
+        self.keep_offers(number, offers)
+    }
+
+    /// The modules that this attachment is to go through, if any.
+    pub(super) fn agree(&self, number: u16, open: &Open) -> Result<Option<Agreed>, End> {
+        let Some(offers) = self.offers.get(&number) else { return Ok(None) };
+        let refused = |message: String| End { cause: Cause::Module, message };
+        let Some(Allowed { modules, random }) = self.modules.as_deref() else {
+            return Err(refused("nothing goes through modules here".to_owned()));
+        };
+        if open.mode == Mode::Observe {
+            return Err(refused("what is only looked at goes through no modules".to_owned()));
+        }
+        let place = place_of(Role::Exporter, open.class);
+        let agreed = modules.answer(offers, &place, &mut |bytes| random(bytes));
+        agreed.map(Some).map_err(|refusal| refused(refusal.to_string()))
+    }
+
+    /// Whether an attachment of this number may begin.
+    pub(super) fn may_begin(&mut self, number: u16) -> Result<bool, Reject> {
+        if number == 0 || self.is_attached(number) || self.handovers.successors.contains_key(&number) {
+            return Err(Reject::new("attachment", number.into(), "a new one has a number that is not in use, from 1"));
+        }
+        let has_room = self.attachments.len() + self.handovers.len() < ATTACHMENTS_MAX;
+        if !has_room {
+            let message = format!("a session has {ATTACHMENTS_MAX} attachments at most");
+            self.say_end(Kind::Refused, number, &End { cause: Cause::Refused, message });
+        }
+        Ok(has_room)
+    }
+
+    pub(super) fn agree_and_say_opened(&mut self, now: Instant, number: u16, attached: Attached) {
+        match self.agree(number, &attached.open) {
+            Ok(agreed) => self.say_opened(number, attached, agreed),
+            Err(end) => {
+                attached.served.finish(now);
+                self.say_end(Kind::Closed, number, &end);
+            }
+        }
+    }
+
+    pub(super) fn say_opened(&mut self, number: u16, mut attached: Attached, agreed: Option<Agreed>) {
+        if !attached.served.is_ready() {
+            attached.unsaid = Some(Unsaid(agreed));
+            self.attachments.insert(number, attached);
+            return;
+        }
+        if let Some((pipeline, answers)) = agreed {
+            attached.served = Box::new(PipedServed::new(number, attached.served, pipeline));
+            self.lanes.send(in_turn(Message::control(Kind::Modules, number, 0, encode_answers(&answers).into())));
+        }
+        self.say_identity(number);
+        let Attached { lease, served, .. } = &attached;
+        let opened = Opened { epoch: *lease, credit: served.credit(), info: served.description() };
+        self.attachments.insert(number, attached);
+        self.note_credit();
+        self.say_at_length(Kind::Opened, number, opened.encode());
+    }
+
+    pub(super) fn say_at_length(&mut self, kind: Kind, number: u16, bytes: Vec<u8>) {
+        let (head, part, payload) = (Head::new(kind, number, 0), Part::empty(), bytes.into());
+        let flow = Flow(u32::from(number) << 8);
+        self.lanes.send(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
+    }
+
+    pub(super) fn say_end(&mut self, kind: Kind, attachment: u16, end: &End) {
+        self.offers.remove(&attachment);
+        self.identities.forget(attachment);
+        self.backlog.forget(attachment);
+        self.note_credit();
+        self.lanes.send(Message::control(kind, attachment, 0, end.encode().into()));
+    }
+
+    /// Devices are looked after: whose moment has come, who is ready, who is gone.
+    pub fn handle_ready(&mut self, now: Instant) {
+        self.absence.handle_timeout(now);
+        let mut ended = Vec::new();
+        self.each_served(|number, served, lanes| {
+            served.handle_ready(now, lanes);
+            ended.extend(served.poll_end().map(|end| (number, end)));
+        });
+        for (number, end) in ended {
+            self.close(now, number, &end);
+        }
+        self.say_who_is_ready();
+    }
+
+    fn say_who_is_ready(&mut self) {
+        let is_ready = |attached: &Attached| attached.unsaid.is_some() && attached.served.is_ready();
+        let ready: Vec<u16> =
+            self.attachments.iter().filter(|(_, attached)| is_ready(attached)).map(|(&number, _)| number).collect();
+        for number in ready {
+            let Some(mut attached) = self.attachments.remove(&number) else { continue };
+            let agreed = attached.unsaid.take().and_then(|Unsaid(agreed)| agreed);
+            self.say_opened(number, attached, agreed);
+        }
+    }
+
+    /// Takes an attachment away: its device is unplugged, or somebody else may have it now.
+    pub fn close(&mut self, now: Instant, number: u16, end: &End) {
+        match self.attachments.remove(&number) {
+            Some(Attached { served, unsaid, .. }) => {
+                served.finish(now);
+                let kind = if unsaid.is_some() { Kind::Refused } else { Kind::Closed };
+                self.say_end(kind, number, end);
+            }
+            None if self.disinherit(now, number) => self.say_end(Kind::Closed, number, end),
+            None => {}
+        }
+    }
+
+    /// What bytes of the first lane's link go into and come from; call [`ExporterSession::advance`] when some arrived.
+    pub fn lane_mut(&mut self) -> &mut Lane {
+        self.lanes.first_mut()
+    }
+
+    /// The same of all lanes.
+    pub fn lanes_mut(&mut self) -> &mut Lanes {
+        &mut self.lanes
+    }
+
+    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for, and none is on its
+    /// way to somebody, of which somebody else tells.
+    pub fn only_talks(&self) -> bool {
+        self.handovers.successors.is_empty()
+            && self.handovers.moving.is_empty()
+            && self.all_served().all(<dyn Served>::is_idle)
+    }
+
+    /// The session is over: every device is given back.
+    pub fn finish(self, now: Instant) {
+        self.into_served().for_each(|served| served.finish(now));
+    }
+
+    fn into_served(self) -> impl Iterator<Item = Box<dyn Served>> {
+        let attached = self.attachments.into_values().map(|attached| attached.served);
+        attached.chain(self.handovers.successors.into_values().filter_map(|successor| successor.shown))
+    }
+}
+
+impl ExporterSession {
+    /// Another process is to go on: what would wait for ever is taken back from the devices.
+    pub fn come_to_rest(&mut self, now: Instant) {
+        self.each_served(|_, served, lanes| served.come_to_rest(now, lanes));
+    }
+
+    /// Whether no device has anything of the importer's, and none is on its way to an heir.
+    pub fn is_at_rest(&self) -> bool {
+        self.handovers.moving.is_empty() && self.backlog.is_at_rest() && self.all_served().all(<dyn Served>::is_at_rest)
+    }
+
+    /// Writes it down, at rest and with nothing heard since: for another process, whose devices are called what `name_of` says
+    /// of an attachment. This one may go on all the same, if the other does not.
+    ///
+    /// # Panics
+    /// If it is not at rest.
+    pub fn save(&mut self, now: Instant, mut name_of: impl FnMut(u16, &str) -> String, to: &mut Writer) {
+        assert!(self.is_at_rest(), "what a device has is nobody else's to end");
+        self.refuse_what_waits();
+        to.raw(&self.session.0);
+        for number in [self.link, self.their_incarnation, self.incarnation] {
+            to.u64(number);
+        }
+        self.absence.save(now, to);
+        to.u16(self.lanes_granted);
+        self.lanes.save(now, 0, to);
+        to.count(self.attachments.len());
+        for (&number, Attached { open, lease, served, bequest, .. }) in &self.attachments {
+            to.u16(number);
+            to.bytes(&Open { name: name_of(number, &open.name), ..open.clone() }.encode());
+            to.u64(*lease);
+            let (mut state, mut modules) = (Writer::part(), Writer::part());
+            let is_movable = served.save(&mut state).and_then(|()| served.save_modules(&mut modules)).is_ok();
+            to.flag(is_movable);
+            if is_movable {
+                to.bytes(&state.into_bytes());
+                to.bytes(&modules.into_bytes());
+            }
+            to.flag(bequest.is_some());
+            if let Some(Bequest { heir, luggage, left }) = bequest {
+                to.raw(heir);
+                to.bytes(luggage);
+                to.u64(u64::try_from(left.unwrap_or_default().as_millis()).unwrap_or(u64::MAX));
+            }
+        }
+        self.handovers.save(to);
+        to.count(self.offers.len());
+        for (&number, offers) in &self.offers {
+            to.u16(number);
+            to.bytes(&encode_offers(offers));
+        }
+        self.reserving.save(to);
+        self.identities.save(to);
+    }
+
+    /// A session without a link that goes on where another was saved, and what it served: [`ExporterSession::serve`] does so again, or
+    /// [`ExporterSession::give_up`] says why not.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, Vec<Left>), Reject> {
+        let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
+        let (link, their_incarnation) = (from.u64("link")?, from.u64("incarnation")?);
+        let incarnation = from.u64("incarnation")?;
+        let absence = Absence::restore(now, from)?;
+        let lanes_granted = from.u16("lanes granted")?;
+        if !(1..=LANES_MAX).contains(&lanes_granted) {
+            return Err(Reject::new("lanes granted", lanes_granted.into(), "a session has 1 to 8"));
+        }
+        let lanes = Lanes::restore(limits, None, from)?;
+        let mut all: Vec<Left> = Vec::new();
+        for _ in 0..from.count("attachments", 2)? {
+            let number = from.u16("attachment")?;
+            if number == 0 || all.iter().any(|left| left.number == number) {
+                return Err(Reject::new("attachment", number.into(), "each has a number of its own, from 1"));
+            }
+            let (open, lease) = (Open::decode(from.bytes("open")?)?, from.u64("lease")?);
+            let (mut state, mut modules) = (None, SavedPart::default());
+            if from.flag("movable")? {
+                state = Some(from.part("state")?);
+                modules = from.part("modules")?;
+            }
+            let bequest = if from.flag("handed over")? { Some(Bequest::restore(from)?) } else { None };
+            all.push(Left { number, open, lease, identity: None, state, modules, bequest });
+        }
+        let handovers = Handovers::restore(from, |number| all.iter().any(|left| left.number == number))?;
+        let mut offers = BTreeMap::new();
+        for _ in 0..from.count("offers", 2)? {
+            let number = from.u16("offers")?;
+            offers.insert(number, decode_offers(from.bytes("offers")?)?);
+        }
+        let reserving = Reserving::restore(from)?;
+        let identities = Identities::restore(from)?;
+        all.iter_mut().for_each(|left| left.identity = identities.of(left.number));
+        if session == SessionId::NONE || all.len() + handovers.len() > ATTACHMENTS_MAX || offers.len() > ATTACHMENTS_MAX
+        {
+            return Err(Reject::new(
+                "attachments",
+                all.len() as u64,
+                "a session has a name, and 512 attachments at most",
+            ));
+        }
+        let session = Self {
+            lanes,
+            lanes_granted,
+            limits,
+            session,
+            link,
+            their_incarnation,
+            incarnation,
+            absence,
+            attachments: BTreeMap::new(),
+            handovers,
+            backlog: Backlog::default(),
+            is_ended: false,
+            pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
+            modules: None,
+            offers,
+            reserving,
+            identities,
+        };
+        Ok((session, all))
+    }
+
+    /// Serves what another process served, whose device is here again as it was there. What it went through it goes through again, or
+    /// it ends.
+    pub fn serve(&mut self, now: Instant, left: Left, served: Box<dyn Served>) {
+        let Left { number, open, lease, bequest, modules, .. } = left;
+        let mut served = match self.behind_modules(number, &open, &modules, served) {
+            Ok(served) => served,
+            Err((served, reject)) => {
+                served.finish(now);
+                let message = format!("what it goes through cannot go on: {reject}");
+                return self.say_end(Kind::Closed, number, &End { cause: Cause::Gone, message });
+            }
+        };
+        with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lanes));
+        self.attachments.insert(number, Attached { bequest, ..Attached::new(open, lease, served) });
+        self.note_credit();
+        self.hand_over_again(now);
+    }
+
+    /// With the modules that another process wrote down.
+    fn behind_modules(
+        &self,
+        number: u16,
+        open: &Open,
+        modules: &SavedPart,
+        served: Box<dyn Served>,
+    ) -> Result<Box<dyn Served>, (Box<dyn Served>, Reject)> {
+        if modules.is_empty() {
+            return Ok(served);
+        }
+        let read = || {
+            let wrong = |rule| Reject::new("modules", number.into(), rule);
+            let mut from = modules.reader();
+            let saved = Saved::restore(&mut from)?;
+            from.end("modules")?;
+            // Made as if they had been asked for anew; what the two halves agreed on once is in their states.
+            let agreed = self.agree(number, open).map_err(|_| wrong("they are allowed here"))?;
+            let (mut pipeline, _) = agreed.ok_or(wrong("they were asked for"))?;
+            let is_restored = pipeline.restore(saved.states());
+            is_restored.then_some((pipeline, saved)).ok_or(wrong("they can have stood so"))
+        };
+        match read() {
+            Ok((pipeline, saved)) => Ok(Box::new(PipedServed::resumed(number, served, pipeline, saved))),
+            Err(reject) => Err((served, reject)),
+        }
+    }
+
+    /// Says why something is not served any more that another process served.
+    pub fn give_up(&mut self, number: u16, end: &End) {
+        self.say_end(Kind::Closed, number, end);
+    }
+
+    /// The other process does not go on, this one does.
+    pub fn go_on(&mut self, now: Instant) {
+        self.each_served(|_, served, lanes| served.go_on(now, lanes));
+        self.hand_over_again(now);
+    }
+
+    /// Another process goes on: devices are let go of as they are.
+    pub fn leave(self, now: Instant) {
+        self.into_served().for_each(|served| served.leave(now));
+    }
+}
+
+/// What is said of one attachment before it is opened is heard before that: both wait in one flow.
+pub(super) fn in_turn(message: Message) -> Message {
+    Message { flow: Flow(u32::from(message.head.attachment) << 8), ..message }
+}
+
+/// Lends a device the session's buffers for as long as it acts.
+fn with_pool<T>(served: &mut Box<dyn Served>, pool: &mut BufferPool, act: impl FnOnce(&mut dyn Served) -> T) -> T {
+    let mut lend = |served: &mut dyn Served| {
+        if let Some(own) = served.pool_mut() {
+            std::mem::swap(own, pool);
+        }
+    };
+    lend(&mut **served);
+    let acted = act(&mut **served);
+    lend(&mut **served);
+    acted
+}
+
+/// A welcome that is none.
+pub fn refusal(hello: &Hello, incarnation: u64, outcome: Outcome) -> Welcome {
+    let standing = Standing { received: 0, incarnation, ..hello.standing };
+    Welcome { version: VERSION, outcome, standing, options: Options::default() }
+}

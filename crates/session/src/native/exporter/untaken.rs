@@ -1,0 +1,273 @@
+//! What an exporter does for an importer that does not take its answers.
+//!
+//! | what arrives | while few answers wait for the link | while many do | beyond that |
+//! |---|---|---|---|
+//! | open, inherit, reserve, modules | is done | waits, in its order, until answers were taken | the session is cut off |
+//! | a request to a device | is done | the same, as far as its credit goes: what was not taken counts | the session is cut off |
+//! | a withdrawal, a close, a grant, a word to a module | is done | is done | the session is cut off |
+//! | an acknowledgement, a ping | is done | is done | a later answer replaces an earlier one |
+//!
+//! A credit comes back to an importer with its reply, so whoever keeps to it never has more waiting for it than that. What is held beyond
+//! the devices' credits is taken from the importer's account ([`farbus_model::budget`]).
+
+use farbus_model::budget::{
+    ANSWERS_BYTES_MAX, Allowance, OFFERS_BYTES_MAX, PROMPT_ANSWERS_BYTES_MAX, SESSION_BYTES, UNACKNOWLEDGED_BYTES_MIN,
+    WAITING_REQUESTS_BYTES_MAX, attachment_bytes,
+};
+use farbus_model::limits::URB_BYTES_MAX;
+use farbus_model::module::Offer;
+use farbus_model::{BufferPool, Instant};
+use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, LUGGAGE_BYTES_MAX};
+use farbus_wire::native::{Arrived, Head, Kind};
+
+use super::backlog::cost;
+use super::session::{Attached, ExporterSession};
+use crate::Reject;
+use crate::native::served::{Bequest, Served};
+use crate::native::services::Services;
+
+/// What a device that was asked for takes: two texts, and what is reserved for it.
+const ASKED_BYTES: usize = 3 << 10;
+/// The receive buffer of a lane.
+const LANE_BYTES: usize = 256 << 10;
+/// The most that one request may exceed a credit by, if it is alone, and what modules add.
+const LONE_BYTES_MAX: usize = URB_BYTES_MAX as usize + (64 << 10);
+
+fn offer_bytes(offer: &Offer) -> usize {
+    size_of::<Offer>() + offer.name.len() + offer.parameters.len() + offer.opening.len()
+}
+
+impl ExporterSession {
+    /// What it holds beyond its devices' credits is taken from an account from now on; whether the least of it could be.
+    #[must_use]
+    pub fn draw_on(&mut self, allowance: Allowance) -> bool {
+        self.backlog.allowance = allowance;
+        self.backlog.allowance.covers(SESSION_BYTES)
+    }
+
+    /// What it holds, beside what its devices' credits allow, bytes.
+    pub fn held_bytes(&self) -> usize {
+        let asked: usize = self.all_served().map(<dyn Served>::asked_bytes).sum();
+        let paid_for = attachment_bytes(self.backlog.answers_bytes_max);
+        let beyond = (self.lanes.held_bytes() + asked).saturating_sub(paid_for);
+        let lanes = (1 + self.lanes.further().len()) * LANE_BYTES;
+        let waited_for = (self.handovers.successors.len() + self.reserving.len()) * ASKED_BYTES;
+        lanes + beyond + waited_for + self.offers_bytes() + self.backlog.bytes()
+    }
+
+    fn offers_bytes(&self) -> usize {
+        self.offers.values().flatten().map(offer_bytes).sum()
+    }
+
+    /// Whether it may hold so much more.
+    pub(super) fn may_hold(&mut self, bytes: usize) -> bool {
+        let all = self.held_bytes() + bytes;
+        self.backlog.allowance.covers(all.max(SESSION_BYTES))
+    }
+
+    /// What is attached has changed: so much may wait for its importer.
+    pub(super) fn note_credit(&mut self) {
+        let of_each = || self.all_served().map(<dyn Served>::answers_bytes_max);
+        let (answers, lone) = (of_each().sum(), of_each().map(|bytes| bytes.max(LONE_BYTES_MAX)).sum());
+        (self.backlog.answers_bytes_max, self.backlog.lone_bytes_max) = (answers, lone);
+        let most = self.limits.unacknowledged_bytes_max;
+        let each = answers.min(most) / usize::from(self.lanes_granted);
+        self.lanes.set_unacknowledged_bytes_max(each.max(UNACKNOWLEDGED_BYTES_MIN).min(most));
+        let held = self.held_bytes();
+        self.backlog.allowance.settle(held.max(SESSION_BYTES));
+    }
+
+    /// What arrived, if it may be done now; what has to wait does.
+    #[inline]
+    pub(super) fn admit(&mut self, arrived: Arrived) -> Result<Option<Arrived>, Reject> {
+        let untaken = self.lanes.untaken_bytes();
+        match untaken <= ANSWERS_BYTES_MAX && self.backlog.held.is_empty() {
+            true => Ok(Some(arrived)),
+            false => self.admit_among_many(arrived, untaken),
+        }
+    }
+
+    fn admit_among_many(&mut self, arrived: Arrived, untaken: usize) -> Result<Option<Arrived>, Reject> {
+        match arrived.head.kind {
+            Kind::Open | Kind::Inherit | Kind::Reserve | Kind::Modules => {
+                let may_go = self.backlog.held.is_empty() && self.has_room_for_more();
+                return if may_go { Ok(Some(arrived)) } else { self.hold(arrived).map(|()| None) };
+            }
+            Kind::Request => {
+                let asked: usize = self.all_served().map(<dyn Served>::asked_bytes).sum();
+                let most = self.backlog.lone_bytes_max + ANSWERS_BYTES_MAX + PROMPT_ANSWERS_BYTES_MAX;
+                if untaken + asked > most {
+                    let rule = "no more is asked than the credit allows, which an answer gives back once it is taken";
+                    return Err(Reject::new("credit", (untaken + asked) as u64, rule));
+                }
+            }
+            _ => {}
+        }
+        if untaken > self.backlog.lone_bytes_max + ANSWERS_BYTES_MAX + 2 * PROMPT_ANSWERS_BYTES_MAX {
+            return Err(Reject::new("answers", untaken as u64, "whoever goes on asking takes its answers"));
+        }
+        if !self.may_hold(0) {
+            return Err(Reject::new(
+                "answers",
+                untaken as u64,
+                "what is not taken fits the memory that a peer has here",
+            ));
+        }
+        Ok(Some(arrived))
+    }
+
+    /// A request was given to a device: one that exceeds its credit, alone, is paid for.
+    pub(super) fn note_asked(&mut self, asked: usize) -> Result<(), Reject> {
+        if asked > self.backlog.answers_bytes_max && !self.may_hold(0) {
+            return Err(Reject::new(
+                "credit",
+                asked as u64,
+                "what exceeds a credit fits the memory that a peer has here",
+            ));
+        }
+        Ok(())
+    }
+
+    fn has_room_for_more(&mut self) -> bool {
+        self.has_room() && self.may_hold(0)
+    }
+
+    /// Whether few answers wait for the link, beside those that the devices' credits allow.
+    fn has_room(&self) -> bool {
+        self.lanes.untaken_bytes() <= self.backlog.answers_bytes_max + ANSWERS_BYTES_MAX
+    }
+
+    fn hold(&mut self, mut arrived: Arrived) -> Result<(), Reject> {
+        let bytes = self.backlog.held_bytes + cost(&arrived);
+        if bytes > WAITING_REQUESTS_BYTES_MAX {
+            return Err(Reject::new("answers", bytes as u64, "whoever asks for more takes the answers before"));
+        }
+        arrived.body.own();
+        self.backlog.held_bytes = bytes;
+        self.backlog.held.push_back(arrived);
+        Ok(())
+    }
+
+    /// Whether there is something to be done that waited until answers were taken, and they were: [`ExporterSession::advance`] does it.
+    pub fn has_waiting_work(&self) -> bool {
+        let has_control = self.reserving.has_trains() || (!self.backlog.held.is_empty() && !self.backlog.is_starved);
+        (has_control && self.has_room()) || self.has_room_to_show()
+    }
+
+    /// Whether a device that shows something by itself may go on with that.
+    fn has_room_to_show(&self) -> bool {
+        self.all_served().filter_map(<dyn Served>::room_wanted).any(|most| self.lanes.untaken_bytes() <= most)
+    }
+
+    /// Does what waited until answers were taken, as far as there is room now.
+    pub(super) fn do_what_waited(&mut self, now: Instant, services: &mut impl Services) -> Result<(), Reject> {
+        // Others of its peer may have let go of something.
+        self.backlog.is_starved = false;
+        if !self.has_waiting_work() {
+            return Ok(());
+        }
+        if self.has_room_to_show() {
+            self.handle_ready(now);
+        }
+        while !self.backlog.held.is_empty() && self.has_room() {
+            if !self.may_hold(0) {
+                self.backlog.is_starved = true;
+                break;
+            }
+            let Some(arrived) = self.backlog.held.pop_front() else { break };
+            self.backlog.held_bytes -= cost(&arrived);
+            self.handle_control(now, arrived, services)?;
+        }
+        if self.has_room() {
+            self.reserving.send_train(&mut self.lanes);
+        }
+        let held = self.held_bytes();
+        self.backlog.allowance.settle(held.max(SESSION_BYTES));
+        Ok(())
+    }
+
+    /// Another process goes on: what waits is refused rather than written down.
+    pub(super) fn refuse_what_waits(&mut self) {
+        while self.reserving.has_trains() {
+            self.reserving.send_train(&mut self.lanes);
+        }
+        self.backlog.held_bytes = 0;
+        for Arrived { head: Head { kind, attachment, .. }, .. } in std::mem::take(&mut self.backlog.held) {
+            if matches!(kind, Kind::Open | Kind::Inherit) {
+                let message = "the exporter goes on as another process: ask again".to_owned();
+                self.say_end(Kind::Refused, attachment, &End { cause: Cause::Refused, message });
+            }
+        }
+    }
+
+    pub(super) fn keep_offers(&mut self, number: u16, offers: Vec<Offer>) -> Result<(), Reject> {
+        let bytes = self.offers_bytes() + offers.iter().map(offer_bytes).sum::<usize>();
+        if bytes > OFFERS_BYTES_MAX {
+            return Err(Reject::new("modules", bytes as u64, "the modules of a session's devices take 64 KiB at most"));
+        }
+        self.offers.insert(number, offers);
+        Ok(())
+    }
+
+    pub(super) fn hear_close(&mut self, now: Instant, number: u16, arrived: Arrived) -> Result<(), Reject> {
+        if !self.attachments.contains_key(&number) {
+            // What comes along with it is for nobody, and not kept.
+            let was_asked = self.backlog.forget(number);
+            let is_waiting = self.reserving.forget(number) || was_asked;
+            if self.disinherit(now, number) || self.handovers.moving.remove(&number).is_some() || is_waiting {
+                self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message: String::new() });
+            }
+            return Ok(());
+        }
+        let Some(body) = self.take_in_close(number, arrived)? else { return Ok(()) };
+        let Close { heir, luggage } = Close::decode(&body)?;
+        self.reserving.forget(number);
+        let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else { return Ok(()) };
+        let message = match heir {
+            None => {
+                served.finish(now);
+                String::new()
+            }
+            Some(heir) if served.hand_over(now, Bequest { heir, luggage, left: None }) => {
+                self.handovers.moving.insert(number, open);
+                self.note_credit();
+                return Ok(());
+            }
+            Some(_) => HANDED_OVER.to_owned(),
+        };
+        self.say_end(Kind::Closed, number, &End { cause: Cause::Asked, message });
+        Ok(())
+    }
+
+    /// The whole of a close, once it is here.
+    fn take_in_close(&mut self, number: u16, arrived: Arrived) -> Result<Option<Vec<u8>>, Reject> {
+        let mut all = self.backlog.closing.remove(&number).unwrap_or_default();
+        let bytes = all.len() + arrived.body.len();
+        if bytes > LUGGAGE_BYTES_MAX + 32 {
+            return Err(Reject::new("luggage", bytes as u64, "luggage has 16 MiB at most"));
+        }
+        if !self.may_hold(2 * bytes) || all.try_reserve(arrived.body.len()).is_err() {
+            return Err(Reject::new("luggage", bytes as u64, "luggage fits the memory that a peer has here"));
+        }
+        arrived.body.runs().for_each(|run| all.extend_from_slice(run));
+        if arrived.head.flags.more {
+            self.backlog.closing.insert(number, all);
+            return Ok(None);
+        }
+        Ok(Some(all))
+    }
+
+    /// The link of a lane has ended: what the next one does not need goes.
+    pub(super) fn give_memory_back(&mut self) {
+        self.pool = BufferPool::new(self.limits.unacknowledged_bytes_max / 4);
+        let held = self.held_bytes();
+        self.backlog.allowance.settle(held.max(SESSION_BYTES));
+    }
+
+    /// Whether nothing is lost if its importer, who has no link, has to begin another: nothing is attached, asked for, or waited for.
+    pub fn is_needed_by_nobody(&self) -> bool {
+        let is_empty =
+            self.attachments.is_empty() && self.handovers.moving.is_empty() && self.handovers.successors.is_empty();
+        is_empty && self.reserving.len() == 0 && self.offers.is_empty() && self.backlog.held.is_empty()
+    }
+}

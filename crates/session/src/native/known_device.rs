@@ -1,0 +1,291 @@
+//! Whether a device that is opened again is the one that was used before.
+//!
+//! A name can stand for another device after its exporter was started anew, so both ends compare identities: the exporter before it opens
+//! the device ([`exporter`](super::exporter)), the importer before it sends a request ([`KnownDevice`]).
+//!
+//! | the importer had | the exporter says, after it forgot the session | the importer |
+//! |---|---|---|
+//! | id *a*, generation *n* | id *a*, generation *n* or a later one by swaps alone | goes on |
+//! | id *a*, generation *n* | id *a*, a later one: its owner adopted another medium | ends: *gone* |
+//! | id *a*, generation *n* | id *a*, an earlier generation | ends: *stale*, that medium was retired by a swap |
+//! | id *a* | another id | ends: *gone* |
+//! | id *a* | nothing | ends: *gone* |
+//! | no identity: the exporter was of an older version | anything, from the same process | goes on |
+//! | no identity | anything, from another process | ends: *gone*, because nothing proves which device it is |
+//!
+//! A session that goes on (outcome *the session goes on*) opens nothing again. Then an identity is only told when it is news: a higher
+//! generation is remembered, another id ends the attachment.
+
+use farbus_model::Identity;
+use farbus_model::identity::IDENTITY_BYTES;
+use farbus_wire::native::control::{Cause, End};
+use farbus_wire::native::identity::Statement;
+
+use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// Compares the device that `name` stands for with the one that is expected.
+///
+/// # Errors
+/// [`End`]: it is another device (*gone*), or an earlier medium of the same one (*stale*). Its message names both.
+pub fn compare(name: &str, expected: Identity, actual: Option<Identity>) -> Result<(), End> {
+    let end = |cause, message| Err(End { cause, message });
+    match actual {
+        None => end(Cause::Gone, format!("nothing proves that '{name}' is still device {expected}: attach it anew")),
+        Some(actual) if actual.id != expected.id => {
+            end(Cause::Gone, format!("'{name}' is another device now: it was {expected} and is {actual}"))
+        }
+        Some(actual) if actual.generation < expected.generation => {
+            let what = "is an earlier medium of its device, which a swap has retired";
+            end(Cause::Stale, format!("'{name}' {what}: it was {expected} and is {actual}"))
+        }
+        Some(actual) if !actual.continues(expected) => {
+            let what = "is on another medium now, as its owner said";
+            end(Cause::Gone, format!("'{name}' {what}: it was {expected} and is {actual}: attach it anew"))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+/// What an importer's attachment knows of its device.
+#[derive(Clone, Debug, Default)]
+pub struct KnownDevice {
+    /// The device that was opened; `None`: never opened, or its exporter told none.
+    identity: Option<Identity>,
+    /// The exporter forgot the session, and the device is yet to be opened again.
+    is_asked_again: bool,
+    /// What the exporter told since the device was asked for again.
+    told: Option<Identity>,
+    /// The incarnation of the exporter that is linked now.
+    exporter: Option<u64>,
+    /// The incarnation of the exporter that knew the device last.
+    known_at: Option<u64>,
+}
+
+impl KnownDevice {
+    /// The identity of the device that is used; `None` if its exporter told none.
+    pub fn identity(&self) -> Option<Identity> {
+        self.identity
+    }
+
+    /// A link was made to the exporter's process with this incarnation: said after [`KnownDevice::forgotten`] if it forgot the session.
+    pub fn note_exporter(&mut self, incarnation: u64) {
+        self.exporter = Some(incarnation);
+        if !self.is_asked_again {
+            self.known_at = self.exporter;
+        }
+    }
+
+    /// The exporter forgot the session. `was_open`: the device had been opened before.
+    pub fn forgotten(&mut self, was_open: bool) {
+        self.is_asked_again |= was_open;
+        self.exporter = None;
+    }
+
+    /// What to say before the device is asked for.
+    pub fn expectation(&mut self) -> Option<Statement> {
+        self.told = None;
+        self.identity.map(Statement::Expected)
+    }
+
+    /// The exporter says which device `name` is. Returns why the attachment ends, if that is another than before.
+    ///
+    /// # Errors
+    /// [`Reject`]: the exporter broke the protocol.
+    pub fn hear(&mut self, name: &str, bytes: &[u8]) -> Result<Option<End>, Reject> {
+        let told = match Statement::decode(bytes)? {
+            None => return Ok(None),
+            Some(Statement::Is(told)) => told,
+            Some(Statement::Expected(_)) => {
+                return Err(Reject::new("identity", 1, "an exporter says which device it is, and expects none"));
+            }
+        };
+        if let Some(known) = self.identity
+            && let Err(end) = compare(name, known, Some(told))
+        {
+            return Ok(Some(end));
+        }
+        match self.is_asked_again {
+            true => self.told = Some(told),
+            false => self.identity = Some(told),
+        }
+        Ok(None)
+    }
+
+    /// The device was opened, for the first time or again.
+    ///
+    /// # Errors
+    /// [`End`]: nothing proves that it is the device it was before.
+    pub fn opened(&mut self, name: &str) -> Result<(), End> {
+        if std::mem::take(&mut self.is_asked_again) {
+            let is_same_process = self.known_at.is_some() && self.known_at == self.exporter;
+            match self.identity {
+                Some(known) => compare(name, known, self.told)?,
+                None if is_same_process => {}
+                None => {
+                    let message = format!(
+                        "nothing proves that '{name}' is the device it was: its exporter was started anew, and was of a \
+                         version that does not tell devices apart: attach it anew"
+                    );
+                    return Err(End { cause: Cause::Gone, message });
+                }
+            }
+            self.identity = self.told.or(self.identity);
+        }
+        self.known_at = self.exporter;
+        Ok(())
+    }
+
+    /// Writes it down for another process.
+    pub fn save(&self, to: &mut Writer) {
+        to.flag(self.is_asked_again);
+        put_identity(self.identity, to);
+        put_identity(self.told, to);
+        to.flag(self.known_at.is_some());
+        if let Some(incarnation) = self.known_at {
+            to.u64(incarnation);
+        }
+    }
+
+    /// As another process wrote it down; nothing is known of a snapshot of version 12, which has no identities.
+    ///
+    /// # Errors
+    /// [`Reject`]: it is none.
+    pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        if from.version() < 13 {
+            return Ok(Self::default());
+        }
+        let is_asked_again = from.flag("asked again")?;
+        let (identity, told) = (take_identity(from)?, take_identity(from)?);
+        let known_at = if from.flag("exporter known")? { Some(from.u64("exporter's incarnation")?) } else { None };
+        Ok(Self { identity, is_asked_again, told, exporter: None, known_at })
+    }
+}
+
+/// Writes an identity down, or that there is none.
+pub(super) fn put_identity(identity: Option<Identity>, to: &mut Writer) {
+    to.raw(&identity.map_or([0; IDENTITY_BYTES], Identity::to_bytes));
+}
+
+/// As [`put_identity`] wrote it.
+///
+/// # Errors
+/// [`Reject`].
+pub(super) fn take_identity(from: &mut Reader<'_>) -> Result<Option<Identity>, Reject> {
+    let bytes: [u8; IDENTITY_BYTES] = from.take(IDENTITY_BYTES, "identity")?.try_into().expect("as many");
+    match Identity::from_bytes(bytes) {
+        None if bytes != [0; IDENTITY_BYTES] => Err(Reject::new("identity", 0, "an id is not zero")),
+        identity => Ok(identity),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Identity = Identity { id: 1, generation: 3 };
+    const B: Identity = Identity { id: 2, generation: 3 };
+
+    fn known(identity: Option<Identity>) -> KnownDevice {
+        let mut device = KnownDevice::default();
+        assert_eq!(device.expectation(), None);
+        device.note_exporter(7);
+        if let Some(identity) = identity {
+            assert_eq!(device.hear("disk", &Statement::Is(identity).encode()), Ok(None));
+        }
+        assert_eq!(device.opened("disk"), Ok(()));
+        device
+    }
+
+    /// The exporter forgot the session, is a process of this incarnation, and tells this: what becomes of the attachment.
+    fn again(mut device: KnownDevice, exporter: u64, told: Option<Identity>) -> Result<Option<Identity>, Cause> {
+        device.forgotten(true);
+        device.note_exporter(exporter);
+        assert_eq!(device.expectation(), device.identity().map(Statement::Expected));
+        if let Some(told) = told
+            && let Some(end) = device.hear("disk", &Statement::Is(told).encode()).unwrap()
+        {
+            return Err(end.cause);
+        }
+        device.opened("disk").map(|()| device.identity()).map_err(|end| end.cause)
+    }
+
+    #[test]
+    fn the_table_of_what_is_compared_holds() {
+        let later = Identity { generation: 4, ..A };
+        let earlier = Identity { generation: 2, ..A };
+        for exporter in [7, 8] {
+            assert_eq!(again(known(Some(A)), exporter, Some(A)), Ok(Some(A)));
+            assert_eq!(again(known(Some(A)), exporter, Some(later)), Ok(Some(later)));
+            assert_eq!(again(known(Some(A)), exporter, Some(earlier)), Err(Cause::Stale));
+            assert_eq!(again(known(Some(A)), exporter, Some(A.adopted())), Err(Cause::Gone));
+            assert_eq!(again(known(Some(A)), exporter, Some(B)), Err(Cause::Gone));
+            assert_eq!(again(known(Some(A)), exporter, None), Err(Cause::Gone));
+        }
+        assert_eq!(again(known(None), 7, None), Ok(None));
+        assert_eq!(again(known(None), 7, Some(A)), Ok(Some(A)));
+        assert_eq!(again(known(None), 8, None), Err(Cause::Gone));
+        assert_eq!(again(known(None), 8, Some(A)), Err(Cause::Gone));
+    }
+
+    #[test]
+    fn a_device_that_was_never_open_may_be_any() {
+        let mut device = KnownDevice::default();
+        device.note_exporter(7);
+        device.forgotten(false);
+        device.note_exporter(8);
+        assert_eq!(device.hear("disk", &Statement::Is(B).encode()), Ok(None));
+        assert_eq!((device.opened("disk"), device.identity()), (Ok(()), Some(B)));
+    }
+
+    #[test]
+    fn an_exporter_that_forgets_twice_is_compared_with_the_one_that_knew_the_device() {
+        let mut device = known(None);
+        for exporter in [8, 7] {
+            device.forgotten(true);
+            device.note_exporter(exporter);
+        }
+        assert_eq!(device.opened("disk"), Ok(()), "the process that knew it is there again");
+        let mut device = known(None);
+        for exporter in [8, 8] {
+            device.forgotten(true);
+            device.note_exporter(exporter);
+        }
+        assert_eq!(device.opened("disk").unwrap_err().cause, Cause::Gone);
+    }
+
+    #[test]
+    fn a_generation_that_is_told_while_the_device_is_open_is_remembered() {
+        let mut device = known(Some(A));
+        let later = Identity { generation: 9, ..A };
+        assert_eq!(device.hear("disk", &Statement::Is(later).encode()), Ok(None));
+        assert_eq!(device.identity(), Some(later));
+        assert_eq!(again(device.clone(), 8, Some(A)), Err(Cause::Stale), "the medium from before the swap");
+        let end = device.hear("disk", &Statement::Is(B).encode()).unwrap().unwrap();
+        assert!(end.message.contains(&later.to_string()) && end.message.contains(&B.to_string()), "{end:?}");
+        assert!(device.hear("disk", &Statement::Expected(A).encode()).is_err());
+    }
+
+    #[test]
+    fn another_process_knows_what_this_one_knew() {
+        let saved = |device: &KnownDevice, version: u16| {
+            let mut to = Writer::new(5);
+            device.save(&mut to);
+            let mut bytes = to.into_bytes();
+            bytes[8..10].copy_from_slice(&version.to_le_bytes());
+            let mut from = crate::snapshot::open(&bytes, 5).unwrap();
+            let mut device = KnownDevice::restore(&mut from).unwrap();
+            device.note_exporter(7);
+            device
+        };
+        let mut half_way = known(Some(A));
+        half_way.forgotten(true);
+        assert_eq!(half_way.hear("disk", &Statement::Is(A).encode()), Ok(None));
+        assert_eq!(saved(&half_way, 13).opened("disk"), Ok(()), "it was told, and not opened yet");
+        assert_eq!(again(saved(&known(Some(A)), 13), 8, Some(B)), Err(Cause::Gone));
+        assert_eq!(again(saved(&known(Some(A)), 13), 8, Some(A)), Ok(Some(A)));
+        assert_eq!(again(saved(&known(None), 13), 8, Some(A)), Err(Cause::Gone));
+        assert_eq!(again(saved(&known(None), 13), 7, None), Ok(None));
+        assert_eq!(again(saved(&known(Some(A)), 12), 8, Some(A)), Err(Cause::Gone), "version 12 has no identities");
+    }
+}

@@ -1,0 +1,174 @@
+//! A device that is opened again under its name, and is another one: what every class's importing end does then.
+
+use farbus_model::{
+    BlockDevice, BlockId, BlockInfo, BlockRequest, BufferPool, Completions, Device, EpAddr, Identity, Instant, Speed,
+    Status, Urb, UrbId,
+};
+use farbus_session::native::control::{Cause, Class, Credit, End, Mode, Open, Opened};
+use farbus_session::native::identity::Statement;
+use farbus_session::native::{
+    Arrived, Attached, Head, Kind, Message, RemoteBlock, RemoteObserver, RemoteStream, RemoteUsb, State,
+};
+use farbus_wire::native::{block, stream, usb};
+
+const NOW: Instant = Instant::ZERO;
+const HAD: Identity = Identity { id: 0xaaaa, generation: 5 };
+const OTHER: Identity = Identity { id: 0xbbbb, generation: 5 };
+/// The exporter's process that knew the device, and one that was started anew.
+const BEFORE: u64 = 1;
+const AFTER: u64 = 2;
+
+fn open(class: Class, mode: Mode) -> Open {
+    Open { class, mode, epoch: 0, name: "stick".into(), reason: String::new() }
+}
+
+/// Twins have the same descriptors, and differ by their serial numbers, which no descriptor holds.
+fn usb_description() -> Vec<u8> {
+    usb::Description {
+        bus_id: "1-1".into(),
+        bus: 1,
+        device: 2,
+        speed: Speed::High,
+        descriptor: [0x12, 1, 0, 2, 0, 0, 0, 0x40, 0x09, 0x12, 1, 0, 0, 1, 0, 0, 3, 1],
+        configuration: 1,
+        alternates: Vec::new(),
+        configurations: vec![vec![9, 2, 0x12, 0, 1, 1, 0, 0x80, 0x32, 9, 4, 0, 0, 0, 0xff, 0, 0, 0]],
+    }
+    .encode()
+}
+
+fn block_description() -> Vec<u8> {
+    let info = BlockInfo {
+        size_bytes: 1 << 20,
+        block_bytes: 512,
+        preferred_bytes: 4096,
+        request_bytes_max: 1 << 20,
+        is_read_only: false,
+        trims: false,
+    };
+    block::Description { info, durability: 1 }.encode()
+}
+
+fn hear<A: Attached>(remote: &mut A, done: &mut A::Done, kind: Kind, body: Vec<u8>) {
+    remote.handle_arrived(NOW, Arrived { head: Head::new(kind, 1, 0), body: body.into() }, done).unwrap();
+}
+
+fn tell<A: Attached>(remote: &mut A, done: &mut A::Done, identity: Option<Identity>, info: &[u8]) {
+    if let Some(identity) = identity {
+        hear(remote, done, Kind::Identity, Statement::Is(identity).encode());
+    }
+    let opened = Opened { epoch: 9, credit: Credit { requests: 8, bytes: 1 << 20 }, info: info.to_vec() };
+    hear(remote, done, Kind::Opened, opened.encode());
+}
+
+fn said<A: Attached>(remote: &mut A) -> Vec<Message> {
+    std::iter::from_fn(|| remote.poll_message()).collect()
+}
+
+/// It is opened as `before`, its exporter is started anew and opens it as `now`: how it ended, and what it said from then on.
+fn opened_again<A: Attached>(
+    mut remote: A,
+    mut done: A::Done,
+    [before, now]: [Option<Identity>; 2],
+    info: &[u8],
+    ask: impl FnOnce(&mut A, &mut A::Done),
+) -> (Option<End>, Vec<Message>) {
+    remote.note_exporter(BEFORE);
+    tell(&mut remote, &mut done, before, info);
+    assert_eq!(remote.state(), &State::Open);
+    ask(&mut remote, &mut done);
+    said(&mut remote);
+    remote.handle_renewed(NOW, &mut done);
+    remote.note_exporter(AFTER);
+    let asked = said(&mut remote);
+    let expected = asked.iter().find(|message| message.head.kind == Kind::Identity);
+    let expected = expected.map(|message| Statement::decode(&message.part).unwrap());
+    assert_eq!(expected, before.map(|before| Some(Statement::Expected(before))), "the exporter may compare, too");
+    tell(&mut remote, &mut done, now, info);
+    let end = if let State::Ended(end) = remote.state() { Some(end.clone()) } else { None };
+    let rest = said(&mut remote);
+    // Whatever the exporter says of it now is for nobody.
+    hear(&mut remote, &mut done, Kind::Closed, End { cause: Cause::Asked, message: String::new() }.encode());
+    let later = if let State::Ended(end) = remote.state() { Some(end.clone()) } else { None };
+    if end.is_some() {
+        assert_eq!(end, later);
+    }
+    (end, rest)
+}
+
+fn assert_refused((end, said): (Option<End>, Vec<Message>), cause: Cause, told: Option<Identity>) {
+    let end = end.expect("it is refused");
+    assert_eq!(end.cause, cause, "{end:?}");
+    let named = [Some(HAD), told].into_iter().flatten().all(|identity| end.message.contains(&identity.to_string()));
+    assert!(named && end.message.contains("'stick'"), "both are named: {end:?}");
+    let kinds: Vec<Kind> = said.iter().map(|message| message.head.kind).collect();
+    assert_eq!(kinds, [Kind::Close], "nothing is asked of the other device, and it is given back");
+}
+
+fn every_class(told: Option<Identity>) -> [(Option<End>, Vec<Message>); 4] {
+    let both = [Some(HAD), told];
+    let write = |remote: &mut RemoteBlock, done: &mut _| {
+        let request = BlockRequest::write(BlockId(1), 0, vec![1; 512].into());
+        BlockDevice::submit(remote, NOW, request.launch(), done);
+    };
+    let ask = |remote: &mut RemoteUsb, done: &mut _| {
+        let urb = Urb::data_in(UrbId(1), EpAddr::CONTROL, 0).launch();
+        Device::submit(remote, NOW, urb, done);
+    };
+    let frames = stream::Description { format: stream::Format::Bytes, frame_bytes_max: 64 }.encode();
+    let completions = || Completions::new(BufferPool::new(0));
+    let (usb, block) = (usb_description(), block_description());
+    let remote = RemoteUsb::new(1, open(Class::USB, Mode::Exclusive));
+    let usb_end = opened_again(remote, completions(), both, &usb, ask);
+    let remote = RemoteBlock::new(1, open(Class::BLOCK, Mode::Exclusive));
+    let block_end = opened_again(remote, Completions::new(BufferPool::new(0)), both, &block, write);
+    let remote = RemoteStream::new(1, open(Class::STREAM, Mode::Read));
+    let stream_end = opened_again(remote, Vec::new(), both, &frames, |_, _| {});
+    let remote = RemoteObserver::new(1, open(Class::USB, Mode::Observe));
+    let observer_end = opened_again(remote, Vec::new(), both, &usb, |_, _| {});
+    [usb_end, block_end, stream_end, observer_end]
+}
+
+#[test]
+fn a_device_of_every_class_that_is_another_one_is_given_back_untouched() {
+    for outcome in every_class(Some(OTHER)) {
+        assert_refused(outcome, Cause::Gone, Some(OTHER));
+    }
+}
+
+#[test]
+fn an_earlier_medium_of_the_same_device_is_refused_as_stale() {
+    let retired = Identity { generation: 4, ..HAD };
+    for outcome in every_class(Some(retired)) {
+        assert_refused(outcome, Cause::Stale, Some(retired));
+    }
+}
+
+#[test]
+fn an_exporter_that_does_not_say_any_more_which_device_it_is_is_not_trusted() {
+    for outcome in every_class(None) {
+        assert_refused(outcome, Cause::Gone, None);
+    }
+}
+
+#[test]
+fn the_same_device_goes_on_and_so_does_one_whose_medium_was_exchanged_meanwhile() {
+    for told in [HAD, Identity { generation: 6, ..HAD }] {
+        for (end, _) in every_class(Some(told)) {
+            assert_eq!(end, None);
+        }
+    }
+}
+
+#[test]
+fn an_open_device_that_turns_out_to_be_another_one_ends_and_what_was_asked_fails() {
+    let mut done = Completions::new(BufferPool::new(0));
+    let mut remote = RemoteUsb::new(1, open(Class::USB, Mode::Exclusive));
+    tell(&mut remote, &mut done, Some(HAD), &usb_description());
+    Device::submit(&mut remote, NOW, Urb::data_in(UrbId(1), EpAddr::CONTROL, 0).launch(), &mut done);
+    hear(&mut remote, &mut done, Kind::Identity, Statement::Is(Identity { generation: 6, ..HAD }).encode());
+    assert_eq!((remote.state(), remote.identity().unwrap().generation), (&State::Open, 6), "its medium was exchanged");
+    hear(&mut remote, &mut done, Kind::Identity, Statement::Is(OTHER).encode());
+    assert!(matches!(remote.state(), State::Ended(End { cause: Cause::Gone, .. })));
+    assert_eq!(done.pop().map(|done| done.status), Some(Status::Gone));
+}

@@ -1,0 +1,389 @@
+//! The contract of layers over a device: each method reaches the device below and brings back what that says, unless the layer answers it
+//! itself, which the table of that layer says.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use farbus_model::block::MemoryStore;
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockRequest, BufferPool, Command, CommandError,
+    Completions, Descriptors, Device, InFlight, Instant, Payload, Readiness, Selection, Setup, Speed, Tally, Urb,
+    UrbId,
+};
+use farbus_session::block::{Ahead, AnyByte, Behind, Range, ReadOnly, Scratch, Traced};
+use farbus_session::far::{Far, Plan};
+use farbus_session::isochronous::Isochronous;
+use farbus_session::observe::Audience;
+use farbus_session::reserve::{Gate, Gated};
+use farbus_session::twin::Twinned;
+
+mod world;
+
+use world::{Manners, Scripted};
+
+const NOW: Instant = Instant::from_nanos(100);
+
+/// Which methods of the device below were called.
+#[derive(Clone, Default)]
+struct Calls(Arc<Mutex<Vec<&'static str>>>);
+
+impl Calls {
+    fn note(&self, method: &'static str) {
+        self.0.lock().unwrap().push(method);
+    }
+
+    fn take(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+/// Says of everything what no default says, and notes what was asked.
+struct Probe {
+    calls: Calls,
+    info: BlockInfo,
+    usb: Scripted,
+    readiness: Readiness,
+}
+
+impl Probe {
+    fn new(calls: Calls) -> Self {
+        let info = BlockInfo {
+            size_bytes: 1 << 20,
+            block_bytes: 512,
+            preferred_bytes: 8192,
+            request_bytes_max: 64 << 10,
+            is_read_only: false,
+            trims: true,
+        };
+        Self { calls, info, usb: Scripted::new(Manners::default()), readiness: Readiness::new(7) }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl BlockDevice for Probe {
+    fn info(&self) -> &BlockInfo {
+        self.calls.note("info");
+        &self.info
+    }
+
+    fn submit(&mut self, _now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        self.calls.note("submit");
+        let data = Payload::from(vec![5; request.length as usize]);
+        done.push(request.answer(data));
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.calls.note("poll_timeout");
+        Some(Instant::from_nanos(77))
+    }
+
+    fn handle_timeout(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+        self.calls.note("handle_timeout");
+    }
+
+    fn end_turn(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+        self.calls.note("end_turn");
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.calls.note("readiness");
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _now: Instant, _done: &mut Completions<BlockDone>) {
+        self.calls.note("handle_ready");
+    }
+
+    fn is_gone(&self) -> bool {
+        self.calls.note("is_gone");
+        true
+    }
+
+    fn command(&mut self, _: Instant, _: &Command, _: &mut Completions<BlockDone>) -> Result<(), CommandError> {
+        self.calls.note("command");
+        Ok(())
+    }
+
+    fn epoch(&self) -> Option<u64> {
+        self.calls.note("epoch");
+        Some(9)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.calls.note("is_ready");
+        false
+    }
+
+    fn why_gone(&self) -> Option<String> {
+        self.calls.note("why_gone");
+        Some("pulled".to_owned())
+    }
+
+    fn state(&self) -> Option<Vec<u8>> {
+        self.calls.note("state");
+        Some(vec![1, 2])
+    }
+
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        self.calls.note("go_on_from");
+        state == [1, 2]
+    }
+
+    fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
+        self.calls.note("save");
+        Some(vec![3])
+    }
+
+    fn leave(&mut self) {
+        self.calls.note("leave");
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl Device for Probe {
+    fn descriptors(&self) -> &Descriptors {
+        self.calls.note("descriptors");
+        self.usb.descriptors()
+    }
+
+    fn speed(&self) -> Speed {
+        self.calls.note("speed");
+        Speed::SuperPlus
+    }
+
+    fn selection(&self) -> &Selection {
+        self.calls.note("selection");
+        self.usb.selection()
+    }
+
+    fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
+        self.calls.note("submit");
+        self.usb.submit(now, urb, done);
+    }
+
+    fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) {
+        self.calls.note("cancel");
+        self.usb.cancel(now, id, done);
+    }
+
+    fn reset(&mut self, now: Instant, done: &mut Completions) {
+        self.calls.note("reset");
+        self.usb.reset(now, done);
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.calls.note("poll_timeout");
+        Some(Instant::from_nanos(77))
+    }
+
+    fn handle_timeout(&mut self, _now: Instant, _done: &mut Completions) {
+        self.calls.note("handle_timeout");
+    }
+
+    fn end_turn(&mut self, _now: Instant, _done: &mut Completions) {
+        self.calls.note("end_turn");
+    }
+
+    fn readiness(&self) -> Option<&Readiness> {
+        self.calls.note("readiness");
+        Some(&self.readiness)
+    }
+
+    fn handle_ready(&mut self, _now: Instant, _done: &mut Completions) {
+        self.calls.note("handle_ready");
+    }
+
+    fn is_gone(&self) -> bool {
+        self.calls.note("is_gone");
+        true
+    }
+
+    fn verbs(&self) -> &'static [&'static str] {
+        self.calls.note("verbs");
+        &["type"]
+    }
+
+    fn command(&mut self, _now: Instant, _command: &Command, _done: &mut Completions) -> Result<(), CommandError> {
+        self.calls.note("command");
+        Ok(())
+    }
+
+    fn tally(&self) -> Option<Tally> {
+        self.calls.note("tally");
+        Some(Tally::new(&["typed"]))
+    }
+
+    fn save(&self) -> Option<Vec<u8>> {
+        self.calls.note("save");
+        Some(vec![1, 2])
+    }
+
+    fn restore(&mut self, _selection: &Selection, state: &[u8]) -> bool {
+        self.calls.note("restore");
+        state == [1, 2]
+    }
+
+    fn leave(&mut self) {
+        self.calls.note("leave");
+    }
+}
+
+/// A method, and what it says and finishes, in words.
+type Call<D, A> = (&'static str, fn(&mut D, &mut Completions<A>) -> String);
+
+const BLOCK_CALLS: [Call<dyn BlockDevice, BlockDone>; 16] = [
+    ("info", |device, _| format!("{:?}", device.info())),
+    ("submit", |device, done| {
+        device.submit(NOW, BlockRequest::read(BlockId(5), 4096, 512).launch(), done);
+        let answer = done.pop().expect("it is answered at once");
+        format!("{:?} {} {:?} {:?}", answer.id, answer.offset, answer.result, answer.payload.contiguous())
+    }),
+    ("poll_timeout", |device, _| format!("{:?}", device.poll_timeout())),
+    ("handle_timeout", |device, done| format!("{:?}", device.handle_timeout(NOW, done))),
+    ("end_turn", |device, done| format!("{:?}", device.end_turn(NOW, done))),
+    ("readiness", |device, _| format!("{:?}", device.readiness().and_then(Readiness::inside::<i32>))),
+    ("handle_ready", |device, done| format!("{:?}", device.handle_ready(NOW, done))),
+    ("is_gone", |device, _| format!("{:?}", device.is_gone())),
+    ("command", |device, done| format!("{:?}", device.command(NOW, &Command::Eject, done))),
+    ("epoch", |device, _| format!("{:?}", device.epoch())),
+    ("is_ready", |device, _| format!("{:?}", device.is_ready())),
+    ("why_gone", |device, _| format!("{:?}", device.why_gone())),
+    ("state", |device, _| format!("{:?}", device.state())),
+    ("go_on_from", |device, _| format!("{:?}", device.go_on_from(&[1, 2]))),
+    ("save", |device, _| format!("{:?}", device.save(NOW))),
+    ("leave", |device, _| format!("{:?}", device.leave())),
+];
+
+const DEVICE_CALLS: [Call<dyn Device, farbus_model::Done>; 18] = [
+    ("descriptors", |device, _| format!("{:?}", device.descriptors())),
+    ("speed", |device, _| format!("{:?}", device.speed())),
+    ("selection", |device, _| format!("{:?}", device.selection())),
+    ("submit", |device, done| {
+        let setup = Setup::set_configuration(1);
+        device.submit(NOW, Urb::control(UrbId(5), setup, Payload::Empty).launch(), done);
+        done.pop().map(|answer| format!("{answer:?}")).unwrap_or_default()
+    }),
+    ("cancel", |device, done| format!("{:?}", device.cancel(NOW, UrbId(9), done))),
+    ("poll_timeout", |device, _| format!("{:?}", device.poll_timeout())),
+    ("handle_timeout", |device, done| format!("{:?}", device.handle_timeout(NOW, done))),
+    ("end_turn", |device, done| format!("{:?}", device.end_turn(NOW, done))),
+    ("readiness", |device, _| format!("{:?}", device.readiness().and_then(Readiness::inside::<i32>))),
+    ("handle_ready", |device, done| format!("{:?}", device.handle_ready(NOW, done))),
+    ("is_gone", |device, _| format!("{:?}", device.is_gone())),
+    ("verbs", |device, _| format!("{:?}", device.verbs())),
+    ("command", |device, done| format!("{:?}", device.command(NOW, &Command::Eject, done))),
+    ("tally", |device, _| format!("{:?}", device.tally())),
+    ("save", |device, _| format!("{:?}", device.save())),
+    ("restore", |device, _| format!("{:?}", device.restore(&Selection::default(), &[1, 2]))),
+    ("reset", |device, done| format!("{:?}", device.reset(NOW, done))),
+    ("leave", |device, _| format!("{:?}", device.leave())),
+];
+
+/// A layer over the probe, and the methods that it answers itself.
+struct Layer<D: ?Sized> {
+    name: &'static str,
+    make: fn(Probe) -> Box<D>,
+    answers: &'static [&'static str],
+}
+
+fn scratch(probe: Probe) -> Box<dyn BlockDevice> {
+    Box::new(Scratch::new(probe, MemoryStore::new(vec![0; 64 << 10])))
+}
+
+const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 8] = [
+    Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
+    // A part of it: smaller.
+    Layer { name: "Range", make: |probe| Box::new(Range::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
+    Layer { name: "ReadOnly", make: |probe| Box::new(ReadOnly::new(probe)), answers: &["info"] },
+    Layer { name: "Traced", make: |probe| Box::new(Traced::new(probe, 8)), answers: &[] },
+    // Its changes are nowhere else.
+    Layer { name: "Scratch", make: scratch, answers: &["info", "state", "go_on_from", "save"] },
+    // These three write down the requests that they hold beside what the device says.
+    Layer { name: "AnyByte", make: |probe| Box::new(AnyByte::new(probe)), answers: &["info", "save"] },
+    Layer { name: "Ahead", make: |probe| Box::new(Ahead::new(probe)), answers: &["save"] },
+    Layer { name: "Behind", make: |probe| Box::new(Behind::new(probe)), answers: &["save"] },
+];
+
+fn observed(probe: Probe) -> Box<dyn Device> {
+    let Ok(observed) = farbus_session::observe::Observed::new(probe, Audience::default()) else { unreachable!() };
+    Box::new(observed)
+}
+
+fn gated(probe: Probe) -> Box<dyn Device> {
+    Box::new(Gated::new(Box::new(probe), Gate::default(), Vec::new()).0)
+}
+
+const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
+    Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
+    // Whoever has a session's device writes these two down, and hands them the device there.
+    Layer { name: "Far", make: |probe| Box::new(Far::new(probe, Plan::within(8))), answers: &["save", "restore"] },
+    Layer { name: "Isochronous", make: |probe| Box::new(Isochronous::new(probe, true)), answers: &["save", "restore"] },
+    Layer { name: "Observed", make: observed, answers: &[] },
+    Layer { name: "Gated", make: gated, answers: &[] },
+    // It says of itself what the first device said, and writes down what that was told.
+    Layer {
+        name: "Twinned",
+        make: |probe| Box::new(Twinned::new(Box::new(probe))),
+        answers: &["descriptors", "save", "restore"],
+    },
+];
+
+/// Layers of other crates, each over one type of the same crate that only a link brings: they override what the link needs, or the end.
+const ELSEWHERE: [&str; 3] = ["Linked", "SessionDisk", "FarDevice"];
+
+fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {
+    for (method, call) in calls {
+        let run = |make: fn(Probe) -> Box<D>| {
+            let noted = Calls::default();
+            let mut device = make(Probe::new(noted.clone()));
+            noted.take();
+            let said = call(&mut *device, &mut Completions::new(BufferPool::new(0)));
+            (noted.take().contains(method), said)
+        };
+        let (is_reached, said) = run(layer.make);
+        let passes = is_reached && said == run(bare).1;
+        let is_own = layer.answers.contains(method);
+        assert_eq!(passes, !is_own, "{}::{method} reached the device below: {is_reached}; it said {said}", layer.name);
+    }
+}
+
+#[test]
+fn what_a_block_layer_does_not_answer_the_device_below_answers() {
+    BLOCK_LAYERS.iter().for_each(|layer| keeps_the_contract(layer, &BLOCK_CALLS, |probe| Box::new(probe)));
+}
+
+#[test]
+fn what_a_device_layer_does_not_answer_the_device_below_answers() {
+    DEVICE_LAYERS.iter().for_each(|layer| keeps_the_contract(layer, &DEVICE_CALLS, |probe| Box::new(probe)));
+}
+
+#[test]
+fn every_layer_is_in_the_table() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut sources: Vec<PathBuf> = std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path()).collect();
+    sources.iter_mut().for_each(|path| path.push("src"));
+    let mut found = Vec::new();
+    while let Some(path) = sources.pop() {
+        if path.is_dir() {
+            sources.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            for (kind, name) in ["BlockLayer for ", "DeviceLayer for "].into_iter().flat_map(|kind| {
+                text.lines()
+                    .filter(|line| line.starts_with("impl"))
+                    .filter_map(move |line| Some((kind, line.split_once(kind)?.1)))
+            }) {
+                let name: String = name.chars().take_while(|c| c.is_alphanumeric()).collect();
+                found.push((kind, name));
+            }
+        }
+    }
+    assert!(found.len() >= BLOCK_LAYERS.len() + DEVICE_LAYERS.len(), "{found:?}");
+    for (kind, name) in found {
+        let is_tested = match kind {
+            "BlockLayer for " => BLOCK_LAYERS.iter().any(|layer| layer.name == name),
+            _ => DEVICE_LAYERS.iter().any(|layer| layer.name == name),
+        };
+        assert!(is_tested || ELSEWHERE.contains(&name.as_str()), "{name} is a layer without a row");
+    }
+}

@@ -1,0 +1,523 @@
+//! A shelf of disks in that world: an exporter that was started anew shares them in another order, or another disk under a name.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions,
+    Identity, Instant, Payload,
+};
+use farbus_session::leases::{DeviceKey, Leases, Worth};
+use farbus_session::native::known_device::compare;
+use farbus_session::native::{Attached, Inherited, Movable, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_session::snapshot::{Reader, Writer};
+use farbus_session::{Reject, native};
+use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
+use farbus_wire::native::{Arrived, Kind, LaneSet, Message};
+
+use crate::random::Random;
+use crate::world::{LINKS, World};
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 16;
+const INFO: BlockInfo = BlockInfo {
+    size_bytes: BLOCK * BLOCKS,
+    block_bytes: BLOCK as u32,
+    preferred_bytes: BLOCK as u32,
+    request_bytes_max: 64 << 10,
+    is_read_only: false,
+    trims: false,
+};
+const DISKS: usize = 3;
+
+/// Which of the two ends compare identities.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Peers {
+    Both,
+    OldExporter,
+    OldImporter,
+    BothOld,
+}
+
+/// A disk of the exporter's, whatever it is called.
+struct Disk {
+    number: u8,
+    identity: Identity,
+    is_taken: bool,
+    /// Writes that were meant for another disk.
+    strays: u32,
+}
+
+/// A disk that is used: requests wait until its driver looks.
+struct UsedDisk {
+    disk: Arc<Mutex<Disk>>,
+    queue: Vec<BlockInFlight>,
+}
+
+impl BlockDevice for UsedDisk {
+    fn info(&self) -> &BlockInfo {
+        &INFO
+    }
+
+    fn submit(&mut self, _now: Instant, mut request: BlockInFlight, _done: &mut Completions<BlockDone>) {
+        request.own_payload();
+        self.queue.push(request);
+    }
+
+    fn handle_ready(&mut self, _now: Instant, done: &mut Completions<BlockDone>) {
+        for mut request in self.queue.drain(..) {
+            let answer = match request.op {
+                BlockOp::Read => vec![self.disk.lock().unwrap().number; request.length as usize].into(),
+                BlockOp::Write => {
+                    let bytes = request.take_payload().into_vec();
+                    let mut disk = self.disk.lock().unwrap();
+                    disk.strays += u32::from(bytes.iter().any(|&meant_for| meant_for != disk.number));
+                    Payload::Empty
+                }
+                _ => Payload::Empty,
+            };
+            done.push(request.answer(answer));
+        }
+    }
+
+    /// Empty: another process opens it again.
+    fn state(&self) -> Option<Vec<u8>> {
+        Some(Vec::new())
+    }
+
+    fn go_on_from(&mut self, state: &[u8]) -> bool {
+        state.is_empty()
+    }
+}
+
+impl Drop for UsedDisk {
+    fn drop(&mut self) {
+        for request in self.queue.drain(..) {
+            let _ = request.recall();
+        }
+    }
+}
+
+/// The exporter's disks, in the order in which they are shared: *disk0* is the first.
+struct Shelf {
+    disks: Vec<Arc<Mutex<Disk>>>,
+    leases: Leases<()>,
+    processes: u64,
+    has_identities: bool,
+    ids: u128,
+}
+
+impl Shelf {
+    fn disk(&mut self, name: &str) -> Arc<Mutex<Disk>> {
+        let at: usize = name.strip_prefix("disk").and_then(|number| number.parse().ok()).expect("there is one");
+        Arc::clone(&self.disks[at])
+    }
+
+    fn key(&mut self, name: &str) -> DeviceKey {
+        let identity = self.disk(name).lock().unwrap().identity;
+        DeviceKey::of(name, self.has_identities.then_some(identity))
+    }
+
+    fn serve(&mut self, number: u16, name: &str) -> ServedBlock<UsedDisk> {
+        let disk = self.disk(name);
+        assert!(!std::mem::replace(&mut disk.lock().unwrap().is_taken, true), "it has one user");
+        let used = UsedDisk { disk, queue: Vec::new() };
+        ServedBlock::new(number, used, 1, |used: UsedDisk, _| used.disk.lock().unwrap().is_taken = false)
+    }
+
+    fn serve_again(&mut self, now: Instant, left: &native::Left) -> Result<Box<dyn Served>, End> {
+        if let Some(expected) = left.identity {
+            compare(&left.open.name, expected, self.identity(&left.open))?;
+        }
+        let key = self.key(&left.open.name);
+        self.leases.keep(&key, left.lease);
+        let state = left.state.as_ref().expect("a disk can go on");
+        let mut served = self.serve(left.number, &left.open.name);
+        served.restore(now, &mut state.reader()).unwrap();
+        Ok(Box::new(served))
+    }
+
+    /// Another process shares the disks: in another order, or another disk than before, or an earlier medium of one.
+    fn start_anew(&mut self, random: &mut Random) {
+        self.processes += 1;
+        self.leases = Leases::after(1_900_000_000_000 + 1000 * self.processes);
+        self.disks.iter().for_each(|disk| disk.lock().unwrap().is_taken = false);
+        self.rearrange(random);
+    }
+
+    fn rearrange(&mut self, random: &mut Random) {
+        match random.below(6) {
+            0 | 1 => self.disks.swap(0, 1),
+            2 => self.disks.rotate_left(1),
+            3 => {
+                self.ids += 1;
+                let at = random.below(DISKS as u64) as usize;
+                let mut disk = self.disks[at].lock().unwrap();
+                (disk.number, disk.identity) = (self.ids as u8, Identity { id: self.ids << 64, generation: 0 });
+            }
+            4 => {
+                let at = random.below(DISKS as u64) as usize;
+                let mut disk = self.disks[at].lock().unwrap();
+                disk.identity.generation = disk.identity.generation.saturating_sub(1);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Services for Shelf {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        self.open_if(number, open, false)
+    }
+
+    fn open_again(
+        &mut self,
+        _now: Instant,
+        number: u16,
+        open: &Open,
+        _identity: Identity,
+    ) -> Result<(u64, Box<dyn Served>), End> {
+        self.open_if(number, open, true)
+    }
+
+    fn identity(&mut self, open: &Open) -> Option<Identity> {
+        let identity = self.disk(&open.name).lock().unwrap().identity;
+        self.has_identities.then_some(identity)
+    }
+}
+
+impl Shelf {
+    fn open_if(&mut self, number: u16, open: &Open, is_compared: bool) -> Result<(u64, Box<dyn Served>), End> {
+        let end = |cause, message: &str| Err(End { cause, message: message.to_owned() });
+        let key = self.key(&open.name);
+        // An older exporter knows no leases of other devices.
+        match self.leases.worth(&key, None, open.epoch, is_compared || !self.has_identities) {
+            Worth::Stale => return end(Cause::Stale, "somebody had it"),
+            Worth::Other => return end(Cause::Gone, "another device"),
+            Worth::Nothing | Worth::NotHis | Worth::Inherits(()) => {}
+        }
+        if self.disk(&open.name).lock().unwrap().is_taken {
+            return end(Cause::Busy, "somebody has it");
+        }
+        Ok((self.leases.give(&key), Box::new(self.serve(number, &open.name))))
+    }
+}
+
+/// The importer's end; an older one hears and says nothing of identities, and takes every exporter for the one it knew.
+struct Seat {
+    attachment: u16,
+    remote: RemoteBlock,
+    is_old: bool,
+}
+
+impl Attached for Seat {
+    type Done = Completions<BlockDone>;
+
+    fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
+        let is_for_others = arrived.head.attachment != self.attachment;
+        match is_for_others || (self.is_old && arrived.head.kind == Kind::Identity) {
+            true => Ok(()),
+            false => self.remote.handle_arrived(now, arrived, done),
+        }
+    }
+
+    fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done) {
+        self.remote.handle_renewed(now, done);
+    }
+
+    fn note_exporter(&mut self, incarnation: u64) {
+        self.remote.note_exporter(if self.is_old { 7 } else { incarnation });
+    }
+
+    fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
+        self.remote.handle_over(cause, message, done);
+    }
+
+    fn poll_message(&mut self) -> Option<Message> {
+        let message = self.remote.poll_message()?;
+        if self.is_old && message.head.kind == Kind::Identity { self.remote.poll_message() } else { Some(message) }
+    }
+
+    fn state(&self) -> &State {
+        Attached::state(&self.remote)
+    }
+
+    fn use_lanes(&mut self, usable: LaneSet) {
+        self.remote.use_lanes(usable);
+    }
+
+    fn close(&mut self) {
+        self.remote.close();
+    }
+}
+
+impl Movable for Seat {
+    fn save(&self, to: &mut Writer) {
+        to.flag(self.is_old);
+        to.u16(self.attachment);
+        self.remote.save(to);
+    }
+
+    fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let (is_old, attachment) = (from.flag("old")?, from.u16("attachment")?);
+        Ok(Self { attachment, remote: RemoteBlock::restore(from)?, is_old })
+    }
+
+    fn hand_over(&mut self) {
+        self.remote.hand_over();
+    }
+}
+
+pub struct ShelfWorld {
+    world: World<Seat>,
+    shelf: Shelf,
+    peers: Peers,
+    done: Completions<BlockDone>,
+    /// The attachment, and the disk that it uses, since its first opening.
+    attachment: u16,
+    mine: Option<u8>,
+    asked: BTreeMap<u64, BlockOp>,
+    next_id: u64,
+    answered: u32,
+    ended: u32,
+}
+
+impl ShelfWorld {
+    pub fn new(random: &mut Random, peers: Peers) -> Self {
+        let disk = |number: u8| {
+            let identity = Identity { id: u128::from(number) << 64, generation: 0 };
+            Arc::new(Mutex::new(Disk { number, identity, is_taken: false, strays: 0 }))
+        };
+        let shelf = Shelf {
+            disks: (1..=DISKS as u8).map(disk).collect(),
+            leases: Leases::after(1_900_000_000_000),
+            processes: 0,
+            has_identities: matches!(peers, Peers::Both | Peers::OldImporter),
+            ids: DISKS as u128,
+        };
+        let world = World::over_links(seat(1, peers), random.pick(&LINKS));
+        let done = Completions::new(BufferPool::new(0));
+        Self {
+            world,
+            shelf,
+            peers,
+            done,
+            attachment: 1,
+            mine: None,
+            asked: BTreeMap::new(),
+            next_id: 1,
+            answered: 0,
+            ended: 0,
+        }
+    }
+
+    /// Writes that landed in another disk than they were meant for.
+    pub fn strays(&self) -> u32 {
+        self.shelf.disks.iter().map(|disk| disk.lock().unwrap().strays).sum()
+    }
+
+    pub fn step(&mut self, random: &mut Random) {
+        self.world.now = self.world.now + Duration::from_micros(random.below(1000));
+        match random.below(40) {
+            0..=7 => self.ask(random),
+            8 if random.once_in(4) => self.world.cut_some(random),
+            9 if random.once_in(4) => {
+                self.world.crash();
+                self.shelf.start_anew(random);
+            }
+            10..=13 if !self.world.is_all_linked() => {
+                self.world.link(random, &mut self.done);
+            }
+            14 if random.once_in(4) => {
+                let shelf = &mut self.shelf;
+                if random.once_in(3) {
+                    shelf.leases = Leases::after(1_900_000_000_000 + 1000 * shelf.processes + 500);
+                }
+                // The devices are another process's now, perhaps in another order: but not if it gives up. One without identities cannot
+                // compare them, and its importers hear nothing of it.
+                let (is_meant, order) = (!random.once_in(4), random.next());
+                let mut has_begun = !shelf.has_identities;
+                self.world.exporter_moves_on(is_meant, |now, left| {
+                    if !std::mem::replace(&mut has_begun, true) {
+                        shelf.rearrange(&mut Random::new(order));
+                    }
+                    shelf.serve_again(now, left)
+                });
+                self.tell();
+            }
+            15 if random.once_in(4) && *Attached::state(&self.world.remote) == State::Open => {
+                self.world.move_on(!random.once_in(4));
+            }
+            16 if random.once_in(4) => {
+                let at = random.below(DISKS as u64) as usize;
+                self.shelf.disks[at].lock().unwrap().identity.generation += 1;
+                self.tell();
+            }
+            17..=24 => {
+                if let Some(session) = &mut self.world.exporter {
+                    session.handle_ready(self.world.now);
+                }
+            }
+            _ => self.world.shuffle(random, &mut self.shelf, &mut self.done),
+        }
+        self.check();
+    }
+
+    fn tell(&mut self) {
+        if let Some(session) = &mut self.world.exporter {
+            session.tell_identities(&mut self.shelf);
+        }
+    }
+
+    fn ask(&mut self, random: &mut Random) {
+        let Some(mine) = self.mine.filter(|_| self.asked.len() < 32) else { return };
+        let (id, at) = (self.next_id, BLOCK * random.below(BLOCKS));
+        self.next_id += 1;
+        let request = match random.below(4) {
+            0 => BlockRequest::read(BlockId(id), at, BLOCK as u32),
+            1 => BlockRequest::flush(BlockId(id)),
+            _ => BlockRequest::write(BlockId(id), at, vec![mine; BLOCK as usize].into()),
+        };
+        self.asked.insert(id, request.op);
+        self.world.remote.remote.submit(self.world.now, request.launch(), &mut self.done);
+    }
+
+    fn check(&mut self) {
+        while let Some(done) = self.done.pop() {
+            let op = self.asked.remove(&done.id.0).expect("each is answered once");
+            assert_eq!(done.op, op);
+            if done.result.is_ok() && op == BlockOp::Read && self.peers != Peers::BothOld {
+                let mine = self.mine.expect("it was asked of an open disk");
+                assert!(done.payload.into_vec().iter().all(|&byte| byte == mine), "what is read is this disk's");
+            }
+            self.answered += 1;
+        }
+        if self.peers != Peers::BothOld {
+            assert_eq!(self.strays(), 0, "no write lands in another disk");
+        }
+        let remote = &self.world.remote.remote;
+        match Attached::state(remote) {
+            State::Opening => {}
+            State::Open => {
+                let session = self.world.exporter.as_ref();
+                if let (None, Some(session)) = (self.mine, session)
+                    && session.is_attached(self.attachment)
+                {
+                    self.mine = Some(self.shelf.disk("disk0").lock().unwrap().number);
+                }
+                let theirs = session.and_then(|session| session.identity(self.attachment));
+                if let (Some(ours), Some(theirs)) = (remote.identity(), theirs) {
+                    assert_eq!(ours.id, theirs.id, "both ends know the same device");
+                    assert!(ours.generation <= theirs.generation, "no earlier medium is used: {ours} {theirs}");
+                }
+            }
+            State::Ended(end) => {
+                assert!(matches!(end.cause, Cause::Gone | Cause::Stale | Cause::Busy), "{end:?}");
+                self.attach_anew();
+            }
+        }
+    }
+
+    /// The attachment is over: its user begins another one, with whatever the name stands for now.
+    fn attach_anew(&mut self) {
+        self.ended += 1;
+        assert!(self.asked.is_empty(), "what was asked was answered");
+        while let Some(message) = self.world.remote.poll_message() {
+            self.world.importer.send(message);
+        }
+        self.attachment += 1;
+        self.mine = None;
+        self.world.remote = seat(self.attachment, self.peers);
+        self.world.remote.use_lanes(self.world.importer.usable_lanes());
+        if let Some(incarnation) = self.world.importer.their_incarnation() {
+            self.world.remote.note_exporter(incarnation);
+        }
+    }
+
+    /// Nothing bad happens any more: everything is answered. How much that was, and how often another disk was refused.
+    pub fn settle(&mut self, random: &mut Random) -> (u32, u32) {
+        for _ in 0..50 {
+            if !self.world.is_all_linked() {
+                self.world.link(random, &mut self.done);
+            }
+            self.world.exchange(&mut self.shelf, &mut self.done);
+            self.check();
+        }
+        assert!(self.asked.is_empty(), "everything is answered");
+        (self.answered, self.ended)
+    }
+}
+
+fn seat(attachment: u16, peers: Peers) -> Seat {
+    let (name, reason) = ("disk0".into(), String::new());
+    let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
+    let is_old = matches!(peers, Peers::OldImporter | Peers::BothOld);
+    Seat { attachment, remote: RemoteBlock::new(attachment, open), is_old }
+}
+
+/// A disk that is to be handed over, and what its name stands for now.
+struct Lent {
+    identity: Identity,
+    is_handed_over: bool,
+}
+
+impl Services for Lent {
+    fn open(&mut self, _now: Instant, _number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        unreachable!("an heir inherits")
+    }
+
+    fn identity(&mut self, _open: &Open) -> Option<Identity> {
+        Some(self.identity)
+    }
+
+    fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
+        let served = Box::new(used(number, 1));
+        self.is_handed_over.then_some(Ok(Inherited { lease: 9, served, luggage: Vec::new() }))
+    }
+
+    fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
+        Some(Ok(Box::new(used(number, 1))))
+    }
+}
+
+fn used(attachment: u16, number: u8) -> ServedBlock<UsedDisk> {
+    let disk = Disk { number, identity: Identity { id: 1, generation: 0 }, is_taken: false, strays: 0 };
+    let used = UsedDisk { disk: Arc::new(Mutex::new(disk)), queue: Vec::new() };
+    ServedBlock::new(attachment, used, 1, |_, _| {})
+}
+
+#[test]
+fn an_heir_is_not_given_another_disk_than_it_was_shown() {
+    let (first, second) = (Identity { id: 1, generation: 0 }, Identity { id: 2, generation: 0 });
+    for (now, is_given) in [(first, true), (second, false)] {
+        let (random, mut done) = (&mut Random::new(1), Completions::new(BufferPool::new(0)));
+        let (name, reason) = ("disk0".into(), String::new());
+        let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
+        let mut world = World::new(RemoteBlock::heir(1, open));
+        let mut lent = Lent { identity: first, is_handed_over: false };
+        while !world.is_linked() {
+            world.link(random, &mut done);
+        }
+        world.exchange(&mut lent, &mut done);
+        assert_eq!((Attached::state(&world.remote), world.remote.identity()), (&State::Open, Some(first)), "it reads");
+        world.crash();
+        lent.identity = now;
+        while !world.is_linked() {
+            world.link(random, &mut done);
+        }
+        world.exchange(&mut lent, &mut done);
+        lent.is_handed_over = true;
+        if let Some(session) = &mut world.exporter {
+            session.look_for_legacies(world.now, &mut lent);
+        }
+        world.exchange(&mut lent, &mut done);
+        match (is_given, Attached::state(&world.remote)) {
+            (true, State::Open) => assert!(!Attached::is_expected(&world.remote), "it is his"),
+            (false, State::Ended(End { cause: Cause::Gone, message })) => {
+                assert!(message.contains("another device"), "{message}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Snapshots that releases of farbus wrote, kept as files: whatever a release can read, it reads as that release wrote it.
+//!
+//! `snapshots/VERSION/NAME-NUMBER.PART` is one. A version is recorded once, with the code that is released with it:
+//!
+//! ```text
+//! FARBUS_RECORD_SNAPSHOTS=1 FARBUS_SEEDS=30 cargo test --package farbus-session --test native --test isochronous --test reserve
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use farbus_session::snapshot::{VERSION, VERSION_MIN};
+
+/// How many are kept of a name.
+const EACH: u32 = 2;
+/// Sizes of those that are kept: not empty, and small enough for a repository.
+const BYTES: std::ops::Range<usize> = 100..6000;
+/// The same of sound that is kept for a device.
+const SOUND_BYTES: std::ops::Range<usize> = 100..40_000;
+
+/// How many there were in this run, by name.
+static RECORDED: Mutex<BTreeMap<String, u32>> = Mutex::new(BTreeMap::new());
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots")
+}
+
+/// Keeps a snapshot of this version, if that is what the tests are run for: every eighth, not only those of a world's beginning.
+pub fn note(name: &str, parts: &[&[u8]]) {
+    note_some(name, parts, &BYTES, 8);
+}
+
+/// The same of sound, of which there are fewer and larger ones.
+#[allow(dead_code, reason = "not every test has sound")]
+pub fn note_sound(name: &str, bytes: &[u8]) {
+    note_some(name, &[bytes], &SOUND_BYTES, 1);
+}
+
+fn note_some(name: &str, parts: &[&[u8]], bytes: &std::ops::Range<usize>, every: u32) {
+    let size = parts.iter().map(|part| part.len()).sum();
+    if std::env::var_os("FARBUS_RECORD_SNAPSHOTS").is_none() || !bytes.contains(&size) {
+        return;
+    }
+    let mut recorded = RECORDED.lock().unwrap();
+    let number = recorded.entry(name.to_owned()).or_default();
+    *number += 1;
+    if !number.is_multiple_of(every) || *number > every * EACH {
+        return;
+    }
+    let folder = folder().join(VERSION.to_string());
+    fs::create_dir_all(&folder).unwrap();
+    for (at, part) in parts.iter().enumerate() {
+        fs::write(folder.join(format!("{name}-{}.{at}", *number / every)), part).unwrap();
+    }
+}
+
+/// The snapshots of this name of every version that is read: a title, and its parts.
+pub fn all(name: &str) -> Vec<(String, Vec<Vec<u8>>)> {
+    let mut all = Vec::new();
+    for version in VERSION_MIN..=VERSION {
+        for number in 1..=EACH {
+            let file = |part: usize| folder().join(version.to_string()).join(format!("{name}-{number}.{part}"));
+            let parts: Vec<Vec<u8>> = (0..).map_while(|part| fs::read(file(part)).ok()).collect();
+            if !parts.is_empty() {
+                all.push((format!("{name}-{number} of version {version}"), parts));
+            }
+        }
+    }
+    assert!(all.iter().any(|(title, _)| title.ends_with(&VERSION_MIN.to_string())), "no {name} of the release before");
+    all
+}

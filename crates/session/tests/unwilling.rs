@@ -1,0 +1,391 @@
+//! Peers that are well-formed and unwilling: they go on asking, and take no answers, or never say that they have them.
+//!
+//! The cases are made from the list of all kinds of frames: a kind that is added without a case does not compile. Each is tried against an
+//! exporter, of a peer that may use nothing and of one that uses a disk, a USB device and something to look at, and against an importer.
+//! Held against it: what either end says that it holds, and the memory of this process.
+
+#[path = "unwilling/kinds.rs"]
+mod kinds;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farbus_gadgets::zero::{Fill, SourceSink};
+use farbus_model::block::MemoryStore;
+use farbus_model::budget::{Account, Allowance, Budget};
+use farbus_model::{
+    BlockDevice, BlockDone, BlockId, BlockRequest, BufferPool, Completions, Device, Instant, Limits, Payload,
+    Readiness, Setup, Speed, StoreDevice, TransferType, Urb, UrbId,
+};
+use farbus_session::DeviceRecord;
+use farbus_session::native::control::Credit;
+use farbus_session::native::control::{Cause, Class, End, Inherit, Mode, Open, Opened};
+use farbus_session::native::hello::{Options, SessionId, Standing};
+use farbus_session::native::served_observer::Shown;
+use farbus_session::native::usb;
+use farbus_session::native::{
+    Attached, ExporterSession, Head, ImporterSession, Kind, Lane, LaneLimits, Part, RemoteBlock, RemoteObserver,
+    RemoteUsb, Served, ServedBlock, ServedObserver, ServedUsb, Services, hello,
+};
+
+use kinds::{DISK, SHOW, Says, USB, all_kinds, frame, of_exporter, of_importer, open, reservation};
+
+const MIB: usize = 1 << 20;
+const NOW: Instant = Instant::from_nanos(1_000_000_000);
+const GRACE: Duration = Duration::from_secs(20);
+/// What a peer sends in one case at most.
+const SENT_BYTES_MAX: usize = 8 * MIB;
+/// The same in turns.
+const TURNS_MAX: u32 = 2_000;
+
+/// Something to look at, of which there is always more.
+struct Endless;
+
+impl Shown for Endless {
+    fn take(&mut self) -> Option<(Part, Payload)> {
+        Some((Part::empty(), vec![7; 64 << 10].into()))
+    }
+
+    fn grant_max(&self) -> u32 {
+        4096
+    }
+
+    fn waiting_bytes_max(&self) -> usize {
+        MIB
+    }
+
+    fn is_movable(&self) -> bool {
+        false
+    }
+
+    fn over(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// What an exporter has.
+struct Offered {
+    has_devices: bool,
+}
+
+impl Services for Offered {
+    fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
+        let missing =
+            || End { cause: Cause::Gone, message: format!("no device called '{}' is shared here", open.name) };
+        if !self.has_devices {
+            return Err(missing());
+        }
+        let served: Box<dyn Served> = match &*open.name {
+            "disk" => {
+                let device = StoreDevice::new(MemoryStore::new(vec![0; 4 * MIB]));
+                Box::new(ServedBlock::new(number, device, 0, |_, _| ()).with_credit(CREDIT_BYTES))
+            }
+            "zero" => {
+                let device = Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)) as Box<dyn Device>;
+                let limits = Limits { payload_bytes_max: CREDIT_BYTES, ..Limits::DEFAULT };
+                Box::new(ServedUsb::new(number, device, record(), limits, |_, _| ()))
+            }
+            "show" => {
+                let readiness = Readiness::new(Arc::new(()));
+                Box::new(ServedObserver::new(number, Box::new(Endless), readiness, || (), Vec::new(), |_| ()))
+            }
+            _ => return Err(missing()),
+        };
+        Ok((1, served))
+    }
+
+    /// Whoever waits for a device does so for ever.
+    fn inherit(
+        &mut self,
+        _now: Instant,
+        _number: u16,
+        _inherit: &Inherit,
+    ) -> Option<Result<farbus_session::native::Inherited, End>> {
+        None
+    }
+}
+
+fn record() -> DeviceRecord {
+    DeviceRecord {
+        path: "/farbus/1-1".into(),
+        bus_id: "1-1".into(),
+        bus: 1,
+        device: 2,
+        speed: Speed::High,
+        vendor: 1,
+        product: 1,
+        device_bcd: 0,
+        class: [0; 3],
+        configuration: 0,
+        configurations: 1,
+        interfaces: Vec::new(),
+        interface_count: 0,
+    }
+}
+
+/// What becomes of the answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taken {
+    /// Nothing: the socket is full.
+    Never,
+    /// All, and it is never said that it arrived.
+    Unthanked,
+}
+
+fn receive(lane: &mut Lane, rest: &mut &[u8]) {
+    let space = lane.receive_space();
+    let count = space.len().min(rest.len());
+    space[..count].copy_from_slice(&rest[..count]);
+    lane.handle_received(count);
+    *rest = &rest[count..];
+}
+
+/// What may be in flight on each device.
+const CREDIT_BYTES: usize = 8 * MIB;
+
+/// As whoever owns a link does: what is to be sent is made ready, whether or not it can be.
+fn send(lane: &mut Lane, taken: Taken) {
+    while lane.has_transmit() {
+        let count: usize = lane.poll_transmit(NOW).iter().map(|run| run.len()).sum();
+        match taken {
+            Taken::Never => return,
+            Taken::Unthanked => lane.handle_transmitted(count),
+        }
+    }
+}
+
+/// Memory of this process that is in use, bytes.
+fn memory() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: usize = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
+    pages * 4096
+}
+
+fn session(has_devices: bool, account: Option<&Arc<Account>>) -> (ExporterSession, Offered) {
+    let hello = hello::Hello::new(Standing { link: 1, incarnation: 1, ..Standing::default() }, Options::default());
+    let (mut session, _) = ExporterSession::begin(&hello, SessionId([1; 16]), 1, GRACE, LaneLimits::DEFAULT).unwrap();
+    if let Some(account) = account {
+        assert!(session.draw_on(Allowance::of(Arc::clone(account))));
+    }
+    let mut offered = Offered { has_devices };
+    if has_devices {
+        let all = [(DISK, "disk", Class::BLOCK), (USB, "zero", Class::USB), (SHOW, "show", Class::USB)];
+        let mut said: Vec<u8> = all
+            .iter()
+            .flat_map(|(number, name, class)| frame(Kind::Open, *number, 0, &open(name, *class).encode()))
+            .collect();
+        let configure = Urb::control(UrbId(8191), Setup::set_configuration(1), Payload::Empty);
+        said.extend(frame(Kind::Request, USB, 8191, &usb::request_part(&configure, TransferType::Control)));
+        let mut rest = &said[..];
+        while !rest.is_empty() {
+            receive(session.lane_mut(), &mut rest);
+            while session.advance(NOW, &mut offered).unwrap() {}
+        }
+        assert_eq!(session.attachments(), 3);
+        send(session.lane_mut(), Taken::Unthanked);
+    }
+    (session, offered)
+}
+
+/// One case against an exporter: the most that it said it holds, and what it said in the end, if it has cut the peer off.
+fn attack(
+    says: &mut Says,
+    taken: Taken,
+    session: &mut ExporterSession,
+    offered: &mut Offered,
+) -> (usize, Option<String>) {
+    let (mut most, mut sent) = (0, 0);
+    for turn in 0..TURNS_MAX {
+        let said = says(turn);
+        sent += said.len();
+        let mut rest = &said[..];
+        while !rest.is_empty() {
+            receive(session.lane_mut(), &mut rest);
+            loop {
+                match session.advance(NOW, offered) {
+                    Ok(true) => send(session.lane_mut(), taken),
+                    Ok(false) => break,
+                    Err(reject) => return (most, Some(reject.to_string())),
+                }
+            }
+        }
+        session.handle_ready(NOW);
+        send(session.lane_mut(), taken);
+        most = most.max(session.lanes_mut().held_bytes()).max(session.held_bytes());
+        if session.is_ended() || sent > SENT_BYTES_MAX {
+            break;
+        }
+    }
+    (most, None)
+}
+
+/// An importer and its device, which has asked for much.
+trait Victim {
+    fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::Reject>;
+
+    /// Nothing is answered any more.
+    fn give_up(&mut self);
+}
+
+struct Using<A: Attached>(A, A::Done);
+
+impl<A: Attached> Victim for Using<A> {
+    fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::Reject> {
+        while let Some(arrived) = session.poll_arrived()? {
+            self.0.handle_arrived(NOW, arrived, &mut self.1)?;
+        }
+        while let Some(message) = self.0.poll_message() {
+            session.send(message);
+        }
+        Ok(())
+    }
+
+    fn give_up(&mut self) {
+        self.0.handle_over(Cause::Network, "given up", &mut self.1);
+    }
+}
+
+fn victims() -> Vec<(&'static str, Box<dyn Victim>)> {
+    let info = farbus_session::native::block::Description {
+        info: *StoreDevice::new(MemoryStore::new(vec![0; MIB])).info(),
+        durability: 0,
+    };
+    let opened = Opened { epoch: 1, credit: Credit { requests: 64, bytes: 32 << 20 }, info: info.encode() };
+    let mut reading = RemoteBlock::new(1, open("disk", Class::BLOCK));
+    let head = Head::new(Kind::Opened, 1, 0);
+    let mut done: Completions<BlockDone> = Completions::new(BufferPool::new(0));
+    reading
+        .handle_arrived(NOW, farbus_session::native::Arrived { head, body: opened.encode().into() }, &mut done)
+        .unwrap();
+    reading.submit(NOW, BlockRequest::read(BlockId(1), 0, 1 << 20).launch(), &mut done);
+    let fresh: Completions<BlockDone> = Completions::new(BufferPool::new(0));
+    let usb = || Completions::new(BufferPool::new(0));
+    let reserving = RemoteUsb::reserving(1, open("zero", Class::USB), reservation());
+    let heir = RemoteUsb::heir(1, open("zero", Class::USB), [0; 8]);
+    let observer = RemoteObserver::new(1, Open { mode: Mode::Observe, ..open("zero", Class::USB) });
+    vec![
+        ("a disk that is read", Box::new(Using(reading, done))),
+        ("a disk that is opened", Box::new(Using(RemoteBlock::new(1, open("disk", Class::BLOCK)), fresh))),
+        ("a USB device", Box::new(Using(RemoteUsb::new(1, open("zero", Class::USB)), usb()))),
+        ("a USB device that is reserved", Box::new(Using(reserving, usb()))),
+        ("a USB device that is inherited", Box::new(Using(heir, usb()))),
+        ("what is observed", Box::new(Using(observer, Vec::new()))),
+    ]
+}
+
+#[test]
+fn whatever_a_peer_says_and_does_not_read_takes_no_more_than_its_share() {
+    // What requests leave behind in buffers that are used again, and the allocator's.
+    let base = memory();
+    for has_devices in [false, true] {
+        // With three devices: what their credits allow, or one request each that exceeds them, and what is unacknowledged.
+        let limit = if has_devices { 80 * MIB } else { 7 * MIB };
+        for (taken, is_counted) in [(Taken::Never, true), (Taken::Unthanked, true), (Taken::Never, false)] {
+            if has_devices && !is_counted {
+                continue;
+            }
+            for kind in all_kinds() {
+                for (name, mut says) in of_importer(kind) {
+                    let process = Account::of_process(Budget::DEFAULT);
+                    let peer = Account::of_peer(&process);
+                    let (mut session, mut offered) = session(has_devices, is_counted.then_some(&peer));
+                    let (most, end) = attack(&mut says, taken, &mut session, &mut offered);
+                    let grown = memory().saturating_sub(base);
+                    println!(
+                        "{kind:?} {name}, devices {has_devices}, {taken:?}: {} KiB, grown {} MiB, {end:?}",
+                        most >> 10,
+                        grown >> 20
+                    );
+                    assert!(most < limit, "{kind:?} {name}: {most} bytes held");
+                    assert!(
+                        grown < 64 * MIB + if has_devices { limit } else { 0 },
+                        "{kind:?} {name}: grown by {grown} bytes"
+                    );
+                    session.finish(NOW);
+                    assert_eq!(peer.used(), 0, "{kind:?} {name}: all was given back");
+                }
+            }
+        }
+    }
+    for kind in all_kinds() {
+        for at in 0..of_exporter(kind).len() {
+            for (victim, mut using) in victims() {
+                let (name, mut says) = of_exporter(kind).swap_remove(at);
+                let mut session = ImporterSession::new(NOW, 7, GRACE, LaneLimits::DEFAULT);
+                let hello = session.hello();
+                let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 1, GRACE, LaneLimits::DEFAULT).unwrap();
+                session.handle_welcome(&begun.1).unwrap();
+                let (mut most, mut sent, mut end) = (0, 0, None);
+                for turn in 0..TURNS_MAX {
+                    let said = says(turn);
+                    sent += said.len();
+                    let mut rest = &said[..];
+                    while !rest.is_empty() && end.is_none() {
+                        receive(session.lane_mut(), &mut rest);
+                        end = using.hear(&mut session).err().map(|reject| reject.to_string());
+                    }
+                    send(session.lane_mut(), Taken::Never);
+                    most = most.max(session.lanes_mut().held_bytes());
+                    if end.is_some() || sent > SENT_BYTES_MAX {
+                        break;
+                    }
+                }
+                using.give_up();
+                let grown = memory().saturating_sub(base);
+                println!("{kind:?} {name} to {victim}: {most} bytes, grown {} MiB, {end:?}", grown >> 20);
+                assert!(most < MIB, "{kind:?} {name} to {victim}: {most} bytes wait");
+                assert!(grown < 96 * MIB, "{kind:?} {name} to {victim}: grown by {grown} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_whose_memory_is_used_up_by_others_is_told_so_and_others_go_on() {
+    let process = Account::of_process(Budget { stranger_bytes: MIB, ..Budget::DEFAULT });
+    let (peer, other) = (Account::of_peer(&process), Account::of_peer(&process));
+    let (mut first, _) = session(false, Some(&peer));
+    let (second, _) = session(false, Some(&peer));
+    let mut third = session(false, None).0;
+    assert!(!third.draw_on(Allowance::of(Arc::clone(&peer))), "two sessions take all");
+    assert!(session(false, Some(&other)).0.held_bytes() > 0);
+    let mut offered = Offered { has_devices: false };
+    let mut all = of_importer(Kind::Open);
+    let (most, end) = attack(&mut all[0].1, Taken::Never, &mut first, &mut offered);
+    assert!(most < MIB && end.is_some_and(|end| end.contains("answers")), "{most}");
+    second.finish(NOW);
+    drop((first, third));
+    assert_eq!((peer.used(), other.used()), (0, 0));
+}
+
+#[test]
+fn what_waited_is_answered_in_its_order_once_answers_are_taken() {
+    let (mut session, mut offered) = session(true, None);
+    let opens: Vec<u8> = (0..100)
+        .flat_map(|n| {
+            let open = Open { reason: String::new(), ..open(&"x".repeat(900), Class::BLOCK) };
+            frame(Kind::Open, 100 + n, 0, &open.encode())
+        })
+        .collect();
+    let mut rest = &opens[..];
+    let mut answered: Vec<u8> = Vec::new();
+    while !rest.is_empty() {
+        receive(session.lane_mut(), &mut rest);
+        while session.advance(NOW, &mut offered).unwrap() {}
+    }
+    while session.lane_mut().has_transmit() || session.has_waiting_work() {
+        let runs: Vec<u8> = session.lane_mut().poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
+        session.lane_mut().handle_transmitted(runs.len());
+        answered.extend(runs);
+        while session.advance(NOW, &mut offered).unwrap() {}
+    }
+    let (mut at, mut numbers) = (0, Vec::new());
+    while at < answered.len() {
+        let head = Head::from_bytes(*answered[at..].first_chunk().unwrap()).unwrap();
+        if head.kind == Kind::Refused {
+            numbers.push(head.attachment);
+        }
+        at += 8 + usize::from(head.length);
+    }
+    assert_eq!(numbers, (100..200).collect::<Vec<u16>>());
+}

@@ -1,0 +1,231 @@
+//! What a peer may say, made from the list of all kinds of frames: well-formed, and again and again.
+//!
+//! Shared by the tests of the state machines and those of real processes.
+
+use farbus_model::module::Offer;
+use farbus_model::{BlockId, BlockRequest, EpAddr, Identity, TransferType, Urb, UrbId};
+use farbus_session::native::control::{Cause, Class, Credit, End, Inherit, Mode, Open, Opened};
+use farbus_session::native::identity::Statement;
+use farbus_session::native::modules::encode_offers;
+use farbus_session::native::reserve::{Claim, Reservation, Word};
+use farbus_session::native::{Head, Kind, block, usb};
+
+/// The attachments of a peer that uses something.
+pub const DISK: u16 = 1;
+pub const USB: u16 = 2;
+pub const SHOW: u16 = 3;
+/// One that there is not.
+const NOTHING: u16 = 9;
+/// The identity that peers of these tests name.
+pub const IDENTITY: Identity = Identity { id: 7, generation: 0 };
+
+/// What a peer says in its `turn`th turn.
+pub type Says = Box<dyn FnMut(u32) -> Vec<u8>>;
+
+pub fn frame(kind: Kind, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
+    flagged(kind, false, attachment, tag, body)
+}
+
+pub fn flagged(kind: Kind, more: bool, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
+    let mut head = Head::new(kind, attachment, tag);
+    (head.flags.more, head.length) = (more, body.len() as u16);
+    [&head.to_bytes()[..], body].concat()
+}
+
+pub fn says(name: &'static str, says: impl FnMut(u32) -> Vec<u8> + 'static) -> (&'static str, Says) {
+    (name, Box::new(says))
+}
+
+/// A number of an attachment that is not in use.
+pub fn fresh(turn: u32) -> u16 {
+    (turn % 60_000) as u16 + 100
+}
+
+pub fn open(name: &str, class: Class) -> Open {
+    Open { class, mode: Mode::Exclusive, epoch: 0, name: name.into(), reason: "r".repeat(1000) }
+}
+
+pub fn reservation() -> Reservation {
+    let claims = (0..16).map(|endpoint| Claim { endpoint, bytes: 1000, period: 8 }).collect();
+    Reservation { claims, ..Reservation::default() }
+}
+
+fn disk_request(tag: u16, is_read: bool, length: u32) -> Vec<u8> {
+    let id = BlockId(tag.into());
+    let request = match is_read {
+        true => BlockRequest::read(id, 0, length),
+        false => BlockRequest::write(id, 0, vec![7; length as usize].into()),
+    };
+    block::request_part(&request).to_vec()
+}
+
+fn usb_request(tag: u16, length: u32) -> Vec<u8> {
+    let urb = Urb::data_in(UrbId(tag.into()), EpAddr::from_byte(0x81), length);
+    usb::request_part(&urb, TransferType::Bulk).to_vec()
+}
+
+/// All that an importer may say of a kind, and what it may not.
+pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
+    let plain = move |body: Vec<u8>| says("plain", move |turn| frame(kind, NOTHING, turn as u16, &body));
+    match kind {
+        Kind::Ping => vec![says("pings", move |turn| frame(kind, 0, 0, &u64::from(turn).to_le_bytes()).repeat(64))],
+        Kind::Pong => vec![says("pongs", move |_| frame(kind, 0, 0, &[7; 8]).repeat(64))],
+        Kind::Ack => vec![says("of nothing", move |_| frame(kind, 0, 0, &[]).repeat(64))],
+        Kind::Goodbye => vec![plain(Vec::new())],
+        Kind::Open => vec![
+            says("of what is not there", move |turn| {
+                frame(kind, fresh(turn), 0, &open("nosuch", Class::BLOCK).encode())
+            }),
+            says("and close", move |turn| {
+                let body = open("disk", Class::BLOCK).encode();
+                [frame(kind, fresh(turn), 0, &body), frame(Kind::Close, fresh(turn), 0, &[])].concat()
+            }),
+        ],
+        Kind::Opened | Kind::Refused | Kind::Closed | Kind::Luggage | Kind::Reply | Kind::Event => {
+            vec![plain(vec![0; 1000])]
+        }
+        Kind::Close => vec![
+            says("of what is not there, with more", move |turn| flagged(kind, true, fresh(turn), 0, &[1; 60_000])),
+            says("of what is not there", move |turn| frame(kind, fresh(turn), 0, &[])),
+            says("of a device, with more", move |turn| {
+                flagged(if turn == 0 { kind } else { Kind::Data }, true, DISK, 0, &[1; 60_000])
+            }),
+            says("of a device, in no pieces", move |turn| {
+                flagged(if turn == 0 { kind } else { Kind::Data }, true, DISK, 0, &[]).repeat(64)
+            }),
+        ],
+        Kind::Grant => vec![
+            says("of what is shown", move |turn| {
+                frame(kind, SHOW, 0, &(if turn == 0 { 4096_u32 } else { 0 }).to_le_bytes())
+            }),
+            says("of a device", move |_| frame(kind, DISK, 0, &1_u32.to_le_bytes())),
+        ],
+        Kind::Inherit => vec![says("of what is not there", move |turn| {
+            let inherit = Inherit { luggage: [0; 8], open: open("nosuch", Class::USB) };
+            let offers = encode_offers(&[]);
+            [frame(Kind::Modules, fresh(turn), 0, &offers), frame(kind, fresh(turn), 0, &inherit.encode())].concat()
+        })],
+        Kind::Identity => vec![
+            says("of devices that are never opened", move |turn| {
+                frame(kind, fresh(turn), 0, &Statement::Expected(IDENTITY).encode())
+            }),
+            says("of one device, again and again", move |_| {
+                frame(kind, NOTHING, 0, &Statement::Expected(IDENTITY).encode()).repeat(64)
+            }),
+            says("of a later word", move |turn| frame(kind, fresh(turn), 0, &[9; 1000])),
+        ],
+        Kind::Modules => vec![says("of devices that are never opened", move |turn| {
+            let (name, parameters) = ("m".repeat(1000), "p".repeat(1000));
+            let offer = Offer { name, version: 1, parameters, opening: vec![7; 1000] };
+            frame(kind, fresh(turn), 0, &encode_offers(&vec![offer; 8]))
+        })],
+        Kind::Request => vec![
+            says("reads of a disk", move |turn| frame(kind, DISK, turn as u16 % 8192, &disk_request(1, true, 1 << 20))),
+            says("small reads of a disk", move |turn| {
+                frame(kind, DISK, turn as u16 % 8192, &disk_request(1, true, 512)).repeat(1)
+            }),
+            says("reads of a USB device", move |turn| frame(kind, USB, turn as u16 % 8192, &usb_request(1, 1 << 16))),
+            says("of nothing", move |turn| frame(kind, NOTHING, turn as u16, &[0; 60_000])),
+        ],
+        Kind::Data => vec![
+            says("of nothing", move |_| flagged(kind, true, NOTHING, 0, &[0; 60_000])),
+            says("of a write, a byte at a time", move |turn| {
+                let first = flagged(Kind::Request, true, DISK, 5, &disk_request(5, false, 1 << 20));
+                let rest = flagged(kind, true, DISK, 5, &[7]).repeat(512);
+                if turn == 0 { first } else { rest }
+            }),
+            says("of a write, none at a time", move |turn| {
+                let first = flagged(Kind::Request, true, DISK, 5, &disk_request(5, false, 1 << 20));
+                if turn == 0 { first } else { flagged(kind, true, DISK, 5, &[]).repeat(512) }
+            }),
+            says("of writes, little between much that is for nobody", move |turn| {
+                let tag = (turn / 16) as u16;
+                let garbage = frame(Kind::Later(200), 0, 0, &[9; 60_000]).repeat(4);
+                let part = flagged(kind, true, DISK, tag, &[7; 4096]);
+                let first = flagged(Kind::Request, true, DISK, tag, &disk_request(tag, false, 100 << 10));
+                [if turn % 16 == 0 { first } else { part }, garbage].concat()
+            }),
+        ],
+        Kind::Cancel => vec![says("of what is not in flight", move |turn| {
+            (0..64).flat_map(|n| frame(kind, USB, (turn * 64 + n) as u16 % 8192, &[])).collect()
+        })],
+        Kind::Aside => vec![says("to a disk", move |_| frame(kind, DISK, 1, &[0; 10_000]))],
+        Kind::Reserve => vec![
+            says("asked for, measured and closed", move |turn| {
+                let ask = frame(kind, fresh(turn), 0, &Word::Ask(reservation()).encode());
+                let echo = frame(kind, fresh(turn), 0, &Word::Echo.encode());
+                [ask, echo, frame(Kind::Close, fresh(turn), 0, &[])].concat()
+            }),
+            says("asked for", move |turn| frame(kind, fresh(turn), 0, &Word::Ask(reservation()).encode())),
+            says("asked for, measured and opened", move |turn| {
+                let said = [Word::Ask(reservation()), Word::Echo, Word::Measured(1)];
+                let mut all: Vec<u8> =
+                    said.iter().flat_map(|word| frame(kind, fresh(turn), 0, &word.encode())).collect();
+                all.extend(frame(Kind::Open, fresh(turn), 0, &open("nosuch", Class::USB).encode()));
+                all
+            }),
+        ],
+        Kind::Later(_) => vec![says("not known", move |_| frame(kind, 0, 0, &[0; 60_000]))],
+    }
+}
+
+/// All that an exporter may say of a kind, and what it may not, towards whoever uses a device of its.
+pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
+    let plain = move |body: Vec<u8>| says("plain", move |turn| frame(kind, 1, turn as u16, &body));
+    let none_at_a_time = move |first: Vec<u8>| {
+        says("in no pieces", move |turn| {
+            let pieces = flagged(Kind::Data, true, 1, 0, &[]).repeat(512);
+            if turn == 0 { flagged(kind, true, 1, 0, &first) } else { pieces }
+        })
+    };
+    let a_byte_at_a_time = move |first: Vec<u8>| {
+        says("a byte at a time", move |turn| {
+            let pieces = flagged(Kind::Data, true, 1, 0, &[7]).repeat(512);
+            if turn == 0 { flagged(kind, true, 1, 0, &first) } else { pieces }
+        })
+    };
+    let end = |cause| End { cause, message: "m".repeat(1000) }.encode();
+    match kind {
+        Kind::Ping => vec![says("pings", move |turn| frame(kind, 0, 0, &u64::from(turn).to_le_bytes()).repeat(64))],
+        Kind::Pong => vec![says("pongs", move |_| frame(kind, 0, 0, &[7; 8]).repeat(64))],
+        Kind::Ack => vec![says("of nothing", move |_| frame(kind, 0, 0, &[]).repeat(64))],
+        Kind::Goodbye | Kind::Open | Kind::Close | Kind::Grant | Kind::Inherit | Kind::Modules | Kind::Request => {
+            vec![plain(vec![0; 1000])]
+        }
+        Kind::Opened => vec![
+            plain(Opened { epoch: 1, credit: Credit { requests: 1, bytes: 1 }, info: vec![0; 50_000] }.encode()),
+            none_at_a_time(vec![1]),
+            a_byte_at_a_time(vec![1]),
+            says("begun again and again", move |_| flagged(kind, true, 1, 0, &[]).repeat(512)),
+        ],
+        Kind::Refused | Kind::Closed => vec![plain(end(Cause::Refused))],
+        Kind::Luggage => vec![
+            plain(vec![0; 60_000]),
+            says("a byte at a time", move |_| flagged(kind, true, 1, 0, &[7]).repeat(512)),
+            says("in no pieces", move |_| flagged(kind, true, 1, 0, &[]).repeat(512)),
+        ],
+        Kind::Reply => vec![plain(vec![0; 1000]), none_at_a_time(Vec::new()), a_byte_at_a_time(Vec::new())],
+        Kind::Data => vec![plain(vec![0; 60_000])],
+        Kind::Cancel => vec![plain(Vec::new())],
+        Kind::Event => vec![plain(vec![0; 60_000]), none_at_a_time(Vec::new()), a_byte_at_a_time(Vec::new())],
+        Kind::Aside => vec![plain(vec![0; 10_000])],
+        Kind::Identity => vec![
+            says("of a device", move |_| frame(kind, 1, 0, &Statement::Is(IDENTITY).encode()).repeat(64)),
+            says("of others in turn", move |turn| {
+                let identity = Identity { id: u128::from(turn) + 1, generation: 0 };
+                frame(kind, 1, 0, &Statement::Is(identity).encode())
+            }),
+            says("of a later word", move |_| frame(kind, 1, 0, &[9; 1000])),
+        ],
+        Kind::Reserve => vec![
+            says("echoes", move |_| frame(kind, 1, 0, &Word::Echo.encode()).repeat(64)),
+            says("trains", move |_| frame(kind, 1, 0, &Word::Train { place: 0, cars: 1 }.encode()).repeat(64)),
+        ],
+        Kind::Later(_) => vec![says("not known", move |_| frame(kind, 0, 0, &[0; 60_000]))],
+    }
+}
+
+/// All kinds that there are, and one that there may be.
+pub fn all_kinds() -> impl Iterator<Item = Kind> {
+    Kind::ALL.into_iter().chain([Kind::Later(200)])
+}

@@ -1,0 +1,76 @@
+//! Which device an attachment uses: the exporter says it before [`opened`](super::control::Opened), the importer before it asks again.
+//!
+//! ```text
+//!   0 word 1   1 id 16   17 generation 8
+//! ```
+//!
+//! | word | from | meaning |
+//! |---|---|---|
+//! | 0 | exporter | the device that is opened next, or is open, has this identity |
+//! | 1 | importer | the device that is asked for next has to have this identity |
+//!
+//! A peer that does not know the kind passes it over, and one that does not know the word passes the word over.
+
+use farbus_model::Identity;
+use farbus_model::identity::IDENTITY_BYTES;
+
+use crate::reject::Reject;
+
+/// What is said of a device's identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statement {
+    /// Exporter: the device that is opened next, or is open, has this identity.
+    Is(Identity),
+    /// Importer: the device that is asked for next has to have this identity.
+    Expected(Identity),
+}
+
+const IS: u8 = 0;
+const EXPECTED: u8 = 1;
+
+impl Statement {
+    /// As it travels.
+    pub fn encode(self) -> Vec<u8> {
+        let (word, identity) = match self {
+            Statement::Is(identity) => (IS, identity),
+            Statement::Expected(identity) => (EXPECTED, identity),
+        };
+        [&[word][..], &identity.to_bytes()].concat()
+    }
+
+    /// As it travelled; `None`: a word of a later version.
+    ///
+    /// # Errors
+    /// [`Reject`]: there is no word, or it is known and no identity follows it.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Self>, Reject> {
+        let rule = "it is a word, an id that is not zero, and a generation";
+        let wrong = || Reject::new("identity", bytes.len() as u64, rule);
+        let (&word, rest) = bytes.split_first().ok_or_else(wrong)?;
+        if word > EXPECTED {
+            return Ok(None);
+        }
+        let identity: [u8; IDENTITY_BYTES] = rest.try_into().map_err(|_| wrong())?;
+        let identity = Identity::from_bytes(identity).ok_or_else(wrong)?;
+        Ok(Some(if word == IS { Statement::Is(identity) } else { Statement::Expected(identity) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements_are_read_back_and_unknown_words_are_passed_over() {
+        let identity = Identity { id: 7 << 90, generation: 3 };
+        for statement in [Statement::Is(identity), Statement::Expected(identity)] {
+            let bytes = statement.encode();
+            assert_eq!(Statement::decode(&bytes), Ok(Some(statement)));
+            for end in 0..bytes.len() {
+                assert_eq!(Statement::decode(&bytes[..end]).unwrap_err().field, "identity", "{end} bytes");
+            }
+            assert!(Statement::decode(&[&bytes[..], &[0]].concat()).is_err(), "a byte too many");
+        }
+        assert_eq!(Statement::decode(&[2, 1, 2, 3]), Ok(None));
+        assert!(Statement::decode(&[0; 25]).is_err(), "an id of zeros");
+    }
+}

@@ -1,0 +1,32 @@
+//! What was synced is there, whatever is cut or killed: the kernel's own front end. FUSE and NBD have the same in the
+//! tests of the command (`crates/farbus/tests/command/cuts_and_kills.rs`).
+
+use super::case::Case;
+use super::storage;
+use crate::Result;
+use crate::lab::{Boot, Client, Lab};
+use std::time::Duration;
+
+pub(super) const CASES: &[Case] = &[Case {
+    name: "nothing-lost-uas",
+    purpose: "fio writes and verifies a disk attached `--via uas` while its link is cut, its exporter and its importer are killed: \
+              nothing that was synced is lost",
+    run: cuts_and_kills,
+}];
+
+/// A cut, a killed exporter and a killed importer in each pass.
+fn cuts_and_kills(lab: &Lab) -> Result<String> {
+    lab.farbus()?;
+    let modules = [storage::MODULES, &[storage::UAS_MODULE]].concat();
+    let boot = Boot {
+        script: include_str!("../../guest/nothing-lost.sh"),
+        modules: &modules,
+        client: Client::Farbus,
+        variables: &[("TIMES", lab.times().to_string())],
+        programs: &["fio"],
+        patience: Duration::from_secs(240 + 120 * u64::from(lab.times())),
+        ..Boot::default()
+    };
+    let report = lab.boot(&boot)?.finish()?;
+    Ok(storage::note(&report.output))
+}

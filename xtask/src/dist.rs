@@ -1,0 +1,124 @@
+//! `cargo xtask dist`: the release program as it is shipped, and its debug information in a file of its own.
+//!
+//! `target/dist/farbus` has neither symbols nor debug information. It names `farbus.debug` and that file's checksum (`.gnu_debuglink`), so that
+//! a panic's backtrace and a debugger have names and lines where that file lies beside the program, in `.debug` beside it, or below
+//! `/usr/lib/debug`.
+
+use crate::cargo::{self, cargo};
+use crate::workspace;
+use clap::Args;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The product's program.
+const PROGRAM: &str = "farbus";
+
+#[derive(Args)]
+#[command(after_help = "Examples:
+  cargo xtask dist                     target/dist/farbus and target/dist/farbus.debug
+  RUST_BACKTRACE=1 target/dist/farbus  names and lines come from farbus.debug, if it lies beside")]
+pub struct Arguments {}
+
+pub fn run(_: &Arguments) -> Result<(), String> {
+    let program = program()?;
+    for file in [program.clone(), debug_file(&program)] {
+        let bytes = std::fs::metadata(&file).map_err(|error| format!("cannot read {}: {error}", file.display()))?.len();
+        println!("{:>12} bytes  {}", bytes, file.strip_prefix(workspace::root()).unwrap_or(&file).display());
+    }
+    Ok(())
+}
+
+/// Builds the release program if it is not built; where it is, symbols and debug information included.
+pub fn unstripped() -> Result<PathBuf, String> {
+    let built = cargo::executables(cargo(&["build", "--release", "--package", "farbus", "--bin", PROGRAM]))?;
+    cargo::program(&built, PROGRAM)
+}
+
+/// The program as it is shipped, built if need be.
+pub fn program() -> Result<PathBuf, String> {
+    let built = unstripped()?;
+    let target = built.parent().and_then(Path::parent).ok_or("cargo built a program outside of a target folder")?;
+    let folder = target.join("dist");
+    let program = folder.join(PROGRAM);
+    let time = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let is_there = time(&program) > time(&built) && debug_file(&program).is_file();
+    if !is_there {
+        split(&built, &folder)?;
+    }
+    Ok(program)
+}
+
+/// Where the debug information of a program lies.
+fn debug_file(program: &Path) -> PathBuf {
+    let mut name = program.file_name().unwrap_or_default().to_owned();
+    name.push(".debug");
+    program.with_file_name(name)
+}
+
+/// Puts a program without its debug information, and that information, into a folder.
+fn split(built: &Path, folder: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    let name = built.file_name().ok_or("a program has a name")?;
+    let (program, fresh) = (folder.join(name), folder.join(".new"));
+    let debug = debug_file(&program);
+    // The link names the file by its last part, and holds its checksum.
+    let mut link = std::ffi::OsString::from("--add-gnu-debuglink=");
+    link.push(debug.file_name().unwrap_or_default());
+    let objcopy = || {
+        let mut command = Command::new("objcopy");
+        command.current_dir(folder).stdin(Stdio::null());
+        command
+    };
+    let mut keep = objcopy();
+    keep.arg("--only-keep-debug").arg(built).arg(&debug);
+    cargo::run(keep)?;
+    let mut strip = objcopy();
+    strip.arg("--strip-all").arg(link).arg(built).arg(&fresh);
+    cargo::run(strip)?;
+    // It may be running.
+    std::fs::rename(&fresh, &program).map_err(|error| format!("cannot write {}: {error}", program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PANICS: &str = "#[inline(never)]\nfn inner(x: usize) { assert!(x > 9, \"small\"); }\nfn main() {\n    inner(std::env::args().count());\n    println!();\n}\n";
+
+    /// Builds `source`, splits it in `folder`, and returns where the program is.
+    fn shipped(folder: &Path, source: &str) -> PathBuf {
+        std::fs::create_dir_all(folder).unwrap();
+        std::fs::write(folder.join("panics.rs"), source).unwrap();
+        let mut command = Command::new("rustc");
+        command
+            .args(["--edition=2024", "-Cdebuginfo=line-tables-only", "-o", "panics", "panics.rs"])
+            .current_dir(folder);
+        assert!(command.status().unwrap().success());
+        split(&folder.join("panics"), &folder.join("dist")).unwrap();
+        folder.join("dist/panics")
+    }
+
+    fn backtrace(program: &Path) -> String {
+        let output = Command::new(program).env("RUST_BACKTRACE", "1").output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    #[test]
+    fn a_backtrace_has_lines_where_the_debug_file_lies_beside_the_program() {
+        let folder = std::env::temp_dir().join(format!("xtask-dist-{}", std::process::id()));
+        let program = shipped(&folder, PANICS);
+        let debug = debug_file(&program);
+        let (with, is_smaller) = (backtrace(&program), {
+            let bytes = |path: &Path| std::fs::metadata(path).unwrap().len();
+            bytes(&program) < bytes(&folder.join("panics")) / 2
+        });
+        std::fs::remove_file(&debug).unwrap();
+        let without = backtrace(&program);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(with.contains("panics.rs:4") && with.contains("panics::main"), "{with}");
+        assert!(!without.contains("panics.rs:4"), "{without}");
+        assert!(is_smaller);
+        assert!(debug.ends_with("dist/panics.debug"));
+    }
+}

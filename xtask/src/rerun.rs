@@ -1,0 +1,207 @@
+//! Runs all tests. Tests that failed run once more, one at a time, as a diagnosis; the run stays failed whatever comes of that.
+//!
+//! Whether a test passes alone tells its author where to look: one that does depends on what runs beside it, or on time; one that does not
+//! is broken by itself. Tests that were skipped are counted, and where the machine is to have everything there is a maximum.
+
+use crate::cargo::{self, cargo};
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, ExitStatus};
+
+/// With more failed tests than this, the defect is not in a test: nothing is run again.
+const DIAGNOSED_MAX: usize = 10;
+
+/// Tests that may be skipped on a machine that is to have everything: those of the previous release, which the step `upgrade` runs.
+pub const SKIPPED_MAX: usize = 16;
+
+/// What a run of `cargo test` reported.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Report {
+    /// Full names of the tests that failed.
+    failed: Vec<String>,
+    /// Test binaries that ran to their end and had failed tests.
+    failed_targets: usize,
+    /// Test binaries that failed, as cargo counts them. A binary that was killed has no list of failed tests.
+    counted_targets: usize,
+    /// Lines that tell of a skipped test.
+    skipped: Vec<String>,
+    is_in_list: bool,
+}
+
+impl Report {
+    fn read(&mut self, line: &str) {
+        if line == "failures:" {
+            self.is_in_list = true;
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            self.is_in_list = false;
+            self.failed_targets += usize::from(result.starts_with("FAILED"));
+        } else if self.is_in_list
+            && let Some(name) = line.strip_prefix("    ")
+        {
+            self.failed.push(name.trim_end().to_owned());
+        } else if !line.is_empty() {
+            // The first list holds what the failed tests printed, not their names.
+            self.is_in_list = false;
+        }
+        // Between "test NAME ..." and its result, if nothing else is printed at the same time.
+        self.skipped.extend(line.find("SKIPPED").map(|at| line[at..].to_owned()));
+        let counted = line.strip_prefix("error: ").and_then(|rest| rest.split_once(" target"));
+        if let Some((count, rest)) = counted
+            && rest.trim_start_matches('s').starts_with(" failed")
+        {
+            self.counted_targets = count.trim_matches('`').parse().unwrap_or(usize::MAX);
+        }
+    }
+
+    /// Whether every failure is a test with a name, and there are few of them.
+    fn can_be_diagnosed(&self) -> bool {
+        !self.failed.is_empty() && self.failed_targets == self.counted_targets && self.failed.len() <= DIAGNOSED_MAX
+    }
+
+    fn skipped_list(&self) -> String {
+        self.skipped.iter().map(|line| format!("\n  {line}")).collect()
+    }
+
+    /// # Errors
+    /// More tests were skipped than may be.
+    fn check_skipped(&self, skipped_max: Option<usize>) -> Result<(), String> {
+        let (count, allowed) = (self.skipped.len(), skipped_max.unwrap_or(usize::MAX));
+        if count > allowed { Err(format!("{count} tests were skipped, at most {allowed} may be")) } else { Ok(()) }
+    }
+
+    /// One line for each test of `self` that failed, by what became of it when it ran alone.
+    fn diagnosis(&self, alone: &Report) -> String {
+        let describe = |name: &String| {
+            let result = match alone.failed.contains(name) {
+                true => "fails alone, too",
+                false => "passes alone: it depends on time, or on what runs beside it",
+            };
+            format!("  {name}: {result}")
+        };
+        self.failed.iter().map(describe).collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// Runs all tests with these variables set. `skipped_max`: how many may be skipped, if there is a maximum.
+///
+/// # Errors
+/// Names the tests that failed, whether they pass alone or not; or says that too many were skipped.
+pub fn run(variables: &[(&str, &str)], skipped_max: Option<usize>) -> Result<(), String> {
+    let tests = |arguments: &[&str]| {
+        let mut command = cargo(&["test", "--workspace", "--no-fail-fast"]);
+        command.args(arguments).envs(variables.iter().copied());
+        command
+    };
+    let (status, report) = listen(tests(&[]))?;
+    println!("\n{} tests were skipped{}", report.skipped.len(), report.skipped_list());
+    if status.success() {
+        return report.check_skipped(skipped_max);
+    }
+    if report.can_be_diagnosed() {
+        println!("\nthe run has failed; for a diagnosis, each failed test alone:");
+        let mut arguments = vec!["--", "--exact", "--test-threads=1"];
+        arguments.extend(report.failed.iter().map(String::as_str));
+        match listen(tests(&arguments)) {
+            Ok((_, alone)) => println!("\nDIAGNOSIS\n{}", report.diagnosis(&alone)),
+            Err(error) => println!("\nno diagnosis: {error}"),
+        }
+    }
+    Err(format!("cargo test failed ({status}): {}", listed(&report.failed)))
+}
+
+fn listed(names: &[String]) -> String {
+    if names.is_empty() { "no test is named; see above".to_owned() } else { names.join(", ") }
+}
+
+/// Runs a command to its end, passes its output on and reads the report in it.
+fn listen(mut command: Command) -> Result<(ExitStatus, Report), String> {
+    println!("$ {}", cargo::display(&command));
+    let failure = |error| format!("cannot read the output of cargo test: {error}");
+    let (ours, theirs) = std::io::pipe().map_err(failure)?;
+    command.stdout(theirs.try_clone().map_err(failure)?).stderr(theirs);
+    let mut child = command.spawn().map_err(failure)?;
+    // The command holds the writing end; the loop below ends only when nobody does.
+    drop(command);
+    let mut report = Report::default();
+    for line in BufReader::new(ours).split(b'\n') {
+        let line = String::from_utf8_lossy(&line.map_err(failure)?).into_owned();
+        println!("{line}");
+        report.read(&line);
+    }
+    Ok((child.wait().map_err(failure)?, report))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(text: &str) -> Report {
+        let mut report = Report::default();
+        text.lines().for_each(|line| report.read(line));
+        report
+    }
+
+    const TWO_FAILED: &str = "
+     Running tests/command/main.rs (target/debug/deps/command-1)
+test a::b ... FAILED
+test a::c ... ok
+
+failures:
+
+---- a::b stdout ----
+    indented words of its own
+thread 'a::b' panicked at x.rs:1:1:
+
+failures:
+    a::b
+    a::d
+
+test result: FAILED. 230 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
+
+error: test failed, to rerun pass `-p farbus --test command`
+test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s
+error: 1 target failed:
+    `-p farbus --test command`
+";
+
+    #[test]
+    fn failed_tests_are_known_by_name() {
+        let report = report(TWO_FAILED);
+        assert_eq!(report.failed, ["a::b", "a::d"]);
+        assert!(report.can_be_diagnosed());
+    }
+
+    #[test]
+    fn a_killed_binary_and_a_failed_build_are_not_run_again() {
+        let killed = TWO_FAILED.replace("error: 1 target failed", "error: 2 targets failed");
+        assert!(!report(&killed).can_be_diagnosed());
+        assert!(!report("error: could not compile `farbus`\n").can_be_diagnosed());
+    }
+
+    #[test]
+    fn skipped_tests_are_counted_and_held_against_a_maximum() {
+        let report = report(
+            "SKIPPED, this machine has no fio: a::b\ntest a::c ... SKIPPED: tshark is missing\ntest a::d ... ok\n",
+        );
+        assert_eq!(report.skipped, ["SKIPPED, this machine has no fio: a::b", "SKIPPED: tshark is missing"]);
+        assert_eq!((report.check_skipped(None), report.check_skipped(Some(2))), (Ok(()), Ok(())));
+        assert_eq!(report.check_skipped(Some(1)), Err("2 tests were skipped, at most 1 may be".into()));
+    }
+
+    #[test]
+    fn more_failures_than_can_be_diagnosed_are_not_run_again() {
+        let more: String = (0..DIAGNOSED_MAX).map(|number| format!("    a::more{number}\n")).collect();
+        let many = TWO_FAILED.replace("    a::d\n", &more);
+        assert_eq!(report(&many).failed.len(), DIAGNOSED_MAX + 1);
+        assert!(!report(&many).can_be_diagnosed());
+    }
+
+    #[test]
+    fn a_diagnosis_tells_tests_that_pass_alone_from_those_that_do_not() {
+        let alone = report("failures:\n    a::d\n");
+        let diagnosis = report(TWO_FAILED).diagnosis(&alone);
+        assert!(
+            diagnosis.contains("a::b: passes alone") && diagnosis.contains("a::d: fails alone, too"),
+            "{diagnosis}"
+        );
+    }
+}
