@@ -1,5 +1,5 @@
-//! Frames of raw pixels from a source to a sink, through pipelines and over a link: the networked device driver of the paper on
-//! transformation modules (2013), with both its ends in this process.
+//! Frames of raw pixels from a source to a sink, through pipelines and over a link: the networked device driver of the
+//! paper on transformation modules (2013), with both its ends in this process.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -46,8 +46,8 @@ impl Way {
         Ok(Self { to, from: far })
     }
 
-    /// Carries `count` frames; seconds from one to the next at the sink, in the mean. With `waits`, each frame begins when the one before it
-    /// has been shown; without, the source is as early as the link lets it.
+    /// Carries `count` frames; seconds from one to the next at the sink, in the mean. With `waits`, each frame begins
+    /// when the one before it has been shown; without, the source is as early as the link lets it.
     pub fn carry(&mut self, ends: &mut [Pipeline; 2], bytes: usize, count: usize, waits: bool) -> Result<f64> {
         let [exporter, importer] = ends;
         let frame: Arc<[u8]> = (0..bytes).map(|at| at as u8).collect();

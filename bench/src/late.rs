@@ -1,4 +1,5 @@
-//! A way to a server that takes its time: every byte arrives so long after it was sent, in its order, and as many as there are may be on it.
+//! A way to a server that takes its time: every byte arrives so long after it was sent, in its order, and as many as
+//! there are may be on it.
 
 use std::{
     io::{Read, Write},

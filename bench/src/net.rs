@@ -1,5 +1,6 @@
-//! A network of its own: this machine at one end of a link of known speed, and behind a router at the other two hosts, each in a
-//! namespace. What one of them sends too much is lost at the router, and does not make its sender wait: as it is with strangers.
+//! A network of its own: this machine at one end of a link of known speed, and behind a router at the other two hosts,
+//! each in a namespace. What one of them sends too much is lost at the router, and does not make its sender wait: as it
+//! is with strangers.
 
 use std::{
     net::Ipv4Addr,
@@ -77,7 +78,8 @@ impl Net {
     }
 }
 
-/// Two hosts, this machine and one in a namespace, with a long way between them that loses packets; all goes when dropped.
+/// Two hosts, this machine and one in a namespace, with a long way between them that loses packets; all goes when
+/// dropped.
 pub struct LossyNet {
     server: String,
 }

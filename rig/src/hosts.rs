@@ -1,4 +1,5 @@
-//! Several hosts on this machine: each a farbus with a key, a state and a runtime folder of its own, paired as their users would.
+//! Several hosts on this machine: each a farbus with a key, a state and a runtime folder of its own, paired as their
+//! users would.
 
 use crate::farbus::{Attached, end, follow};
 use crate::{Error, Result, tool};

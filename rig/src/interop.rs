@@ -1,8 +1,9 @@
 //! Who met whom: the client and the exporter of each case, and the table that `docs/interop.md` shows of them.
 //!
 //! A case says it by its name, so that a new one needs no line here: what comes first names the exporter (`usbfs-…` is
-//! `farbus share usb:`), what comes last the client (`…-stock` is the distribution's `usbip`). Those whose names say less stand in
-//! [`OTHERS`], and those in which nobody meets farbus in [`ALONE`]; a test insists that every case is found.
+//! `farbus share usb:`), what comes last the client (`…-stock` is the distribution's `usbip`). Those whose names say
+//! less stand in [`OTHERS`], and those in which nobody meets farbus in [`ALONE`]; a test insists that every case is
+//! found.
 
 use crate::cases::{self, Case};
 use crate::record::Record;

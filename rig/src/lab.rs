@@ -78,7 +78,8 @@ pub struct Boot<'a> {
     pub role: &'a str,
     /// What its network card is plugged into.
     pub network: Network,
-    /// Whether its kernel takes the processor from itself, as it does everywhere but where that brings a bug of its own to light.
+    /// Whether its kernel takes the processor from itself, as it does everywhere but where that brings a bug of its own
+    /// to light.
     pub is_preemptible: bool,
     /// Which time passes in it.
     pub time: Time,

@@ -58,8 +58,9 @@ pub enum Time {
     /// The host's.
     #[default]
     Host,
-    /// Its own: two nanoseconds an instruction, and none in which nothing happens. What is measured there does not depend on what else the
-    /// host does, as long as nothing in the machine waits for the host: no word of the case's, no file behind a disk.
+    /// Its own: two nanoseconds an instruction, and none in which nothing happens. What is measured there does not
+    /// depend on what else the host does, as long as nothing in the machine waits for the host: no word of the case's,
+    /// no file behind a disk.
     Counted,
 }
 
@@ -164,8 +165,8 @@ impl Guest {
         monitor::execute(&self.monitor, command, arguments)
     }
 
-    /// Moves the machine to another that waits at this address, live; returns when it runs there and no more here. For how long it ran
-    /// on neither is what QEMU says of it.
+    /// Moves the machine to another that waits at this address, live; returns when it runs there and no more here. For
+    /// how long it ran on neither is what QEMU says of it.
     pub fn migrate(&self, to: &str, within: Duration) -> Result<Duration> {
         self.execute("migrate", &serde_json::json!({ "uri": to }))?;
         self.await_migration(within, || Ok(()))

@@ -37,7 +37,8 @@ enum Command {
         /// Where consoles and outputs go [default: rig/logs in the cargo target folder].
         #[arg(long)]
         log_dir: Option<PathBuf>,
-        /// Cases at a time, of those that do not want the processors to themselves [default: as many as there are processors, 4 at most].
+        /// Cases at a time, of those that do not want the processors to themselves [default: as many as there are
+        /// processors, 4 at most].
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
         jobs: Option<u32>,
         /// Do not count a skipped case against the run.

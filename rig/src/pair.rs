@@ -1,7 +1,7 @@
 //! Two machines: one has the devices and shares them, the other uses them.
 //!
-//! A boot costs more than most proofs, so one pair serves many: each device is a step of its own, with its own figure when it
-//! holds and its own words when it does not, and a step that fails leaves the next ones their chance.
+//! A boot costs more than most proofs, so one pair serves many: each device is a step of its own, with its own figure
+//! when it holds and its own words when it does not, and a step that fails leaves the next ones their chance.
 
 use crate::lab::{Boot, Lab};
 use crate::machine::{Guest, Network};
@@ -34,7 +34,8 @@ impl Pair {
         let cable = lab.scratch("cable");
         let network = Network::CableFrom(cable.clone());
         let mut exporter = lab.boot(&Boot { role: "exporter", network, ..exporter })?;
-        // Half a second after it started; should it have died, the other's complaint about the cable is not the one to read.
+        // Half a second after it started; should it have died, the other's complaint about the cable is not the one to
+        // read.
         let start = Instant::now();
         while !cable.exists() && start.elapsed() < CABLE_WITHIN {
             std::thread::sleep(Duration::from_millis(20));

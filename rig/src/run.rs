@@ -32,7 +32,8 @@ impl std::fmt::Display for Score {
     }
 }
 
-/// The cases that the names choose, all for none, without those that `except` names. A name that ends in `*` chooses all that begin so.
+/// The cases that the names choose, all for none, without those that `except` names. A name that ends in `*` chooses
+/// all that begin so.
 ///
 /// # Errors
 /// A name fits no case, or none is left.
@@ -50,9 +51,10 @@ pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>>
     if chosen.is_empty() { Err(Error::Expectation("all cases are left out".into())) } else { Ok(chosen) }
 }
 
-/// Runs the cases, one line each as it ends: up to `jobs` at a time, and then, one by one, those that want the processors to themselves.
-/// One that failed beside another is among these: running side by side saves time, and decides nothing. Of many cases, one that failed alone is
-/// tried again too, at the end: a machine that others share is never quite alone.
+/// Runs the cases, one line each as it ends: up to `jobs` at a time, and then, one by one, those that want the
+/// processors to themselves. One that failed beside another is among these: running side by side saves time, and
+/// decides nothing. Of many cases, one that failed alone is tried again too, at the end: a machine that others share is
+/// never quite alone.
 pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
     let (alone, together): (VecDeque<_>, VecDeque<_>) =
         cases.iter().copied().partition(|case| jobs == 1 || cases::runs_alone(case));

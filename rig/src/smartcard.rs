@@ -1,6 +1,7 @@
 //! A smart card for QEMU's reader, at the other end of `ccid-card-passthru`'s line.
 //!
-//! Protocol: libcacard's `vscard_common.h`: a header of type, reader and length, each 32 bits, big endian, then the data.
+//! Protocol: libcacard's `vscard_common.h`: a header of type, reader and length, each 32 bits, big endian, then the
+//! data.
 
 use crate::{Error, Result};
 use std::io::{Read, Write};

@@ -9,10 +9,10 @@
 //! | `render` | writes an item as the lines of the listing |
 //! | `text` | code as it is written, on one line |
 //!
-//! The listing is made from the sources and not by rustdoc, whose machine-readable output needs a nightly compiler. It shows types as
-//! they are written, with `use` not resolved, and what a macro defines as the macro's call. What is `#[doc(hidden)]` is not part of
-//! the API, nor is what only the command has (`feature = "cli"`). Lines are in the order of their paths, so that moving code
-//! changes nothing.
+//! The listing is made from the sources and not by rustdoc, whose machine-readable output needs a nightly compiler. It
+//! shows types as they are written, with `use` not resolved, and what a macro defines as the macro's call. What is
+//! `#[doc(hidden)]` is not part of the API, nor is what only the command has (`feature = "cli"`). Lines are in the
+//! order of their paths, so that moving code changes nothing.
 
 mod impls;
 mod names;
@@ -26,7 +26,8 @@ use clap::Args;
 use sources::Sources;
 use std::path::Path;
 
-/// Libraries whose API is listed, by the folder their `api.txt` is in. The first is what users depend on; it passes the others on whole.
+/// Libraries whose API is listed, by the folder their `api.txt` is in. The first is what users depend on; it passes the
+/// others on whole.
 const LISTED: [&str; 4] = ["farbus", "model", "host", "gadgets"];
 
 #[derive(Args)]

@@ -1,7 +1,7 @@
 //! Running cargo, and asking it what there is.
 //!
-//! What a command prints goes straight to the terminal or the log, closing lines of `cargo test` included. No command is
-//! given a standard input: CI has none, and nothing here may wait for an answer.
+//! What a command prints goes straight to the terminal or the log, closing lines of `cargo test` included. No command
+//! is given a standard input: CI has none, and nothing here may wait for an answer.
 
 use crate::workspace;
 use serde::Deserialize;

@@ -1,7 +1,7 @@
 //! Which files changed, and since when.
 //!
-//! `check` asks what the work at hand changed. The gate asks a stricter question: what changed since a state that is known to have passed it.
-//! Where that is not known, everything counts as changed.
+//! `check` asks what the work at hand changed. The gate asks a stricter question: what changed since a state that is
+//! known to have passed it. Where that is not known, everything counts as changed.
 
 use crate::git;
 use std::collections::BTreeSet;
@@ -11,7 +11,8 @@ use std::path::Path;
 pub const BASE_VARIABLE: &str = "FARBUS_GATE_BASE";
 /// Where landed commits are: the first of these that exists.
 const MAINS: [&str; 2] = ["origin/main", "main"];
-/// On the main branch itself nothing says how many commits landed together. Those of so many seconds before the newest one count as one landing.
+/// On the main branch itself nothing says how many commits landed together. Those of so many seconds before the newest
+/// one count as one landing.
 const LANDING_S: i64 = 12 * 3600;
 
 /// What changed.
@@ -32,7 +33,8 @@ pub struct Since {
     pub files: BTreeSet<String>,
 }
 
-/// What the work at hand changed: since `since`, or since this branch left the main one; on the main branch, what is not committed.
+/// What the work at hand changed: since `since`, or since this branch left the main one; on the main branch, what is
+/// not committed.
 ///
 /// # Errors
 /// `since` is no commit here, or git cannot list files.

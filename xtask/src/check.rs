@@ -1,7 +1,9 @@
-//! `cargo xtask check`: the inner loop. Format, clippy, tidy, and the fast tests of what changed; with a warm build under three minutes.
+//! `cargo xtask check`: the inner loop. Format, clippy, tidy, and the fast tests of what changed; with a warm build
+//! under three minutes.
 //!
-//! A changed file belongs to a package; that package and all that depend on it are tested. Fast are the tests inside a library or program, and
-//! the integration tests of pure packages but those that `gate.toml` calls slow. Everything else is listed at the end with the line to type.
+//! A changed file belongs to a package; that package and all that depend on it are tested. Fast are the tests inside a
+//! library or program, and the integration tests of pure packages but those that `gate.toml` calls slow. Everything
+//! else is listed at the end with the line to type.
 
 use crate::cargo::{self, Executable, cargo};
 use crate::packages::{self, Package};

@@ -1,7 +1,7 @@
 //! `cargo xtask deny`: what dependencies may be (`deny.toml`).
 //!
-//! The file is that of `cargo deny`. Where that program is installed it checks too; it cannot be had everywhere, so the same rules are held here
-//! against `cargo metadata`:
+//! The file is that of `cargo deny`. Where that program is installed it checks too; it cannot be had everywhere, so the
+//! same rules are held here against `cargo metadata`:
 //!
 //! * every licence is allowed,
 //! * no crate is there in two versions, but those that `skip` gives a reason for,

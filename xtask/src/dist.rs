@@ -1,8 +1,8 @@
 //! `cargo xtask dist`: the release program as it is shipped, and its debug information in a file of its own.
 //!
-//! `target/dist/farbus` has neither symbols nor debug information. It names `farbus.debug` and that file's checksum (`.gnu_debuglink`), so that
-//! a panic's backtrace and a debugger have names and lines where that file lies beside the program, in `.debug` beside it, or below
-//! `/usr/lib/debug`.
+//! `target/dist/farbus` has neither symbols nor debug information. It names `farbus.debug` and that file's checksum
+//! (`.gnu_debuglink`), so that a panic's backtrace and a debugger have names and lines where that file lies beside the
+//! program, in `.debug` beside it, or below `/usr/lib/debug`.
 
 use crate::cargo::{self, cargo};
 use crate::workspace;

@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: every decoder and state machine under random bytes and operations.
 //!
-//! A fuzz target is a test named `fuzz_…` in any crate. It reads from `FARBUS_FUZZ_SECONDS` how long to go on; without it, in
-//! a plain `cargo test`, it stops after a moment. As many targets run at a time as there are processors, so that each has its time.
+//! A fuzz target is a test named `fuzz_…` in any crate. It reads from `FARBUS_FUZZ_SECONDS` how long to go on; without
+//! it, in a plain `cargo test`, it stops after a moment. As many targets run at a time as there are processors, so that
+//! each has its time.
 
 use crate::cargo::{self, cargo};
 use clap::Args;

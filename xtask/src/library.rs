@@ -1,4 +1,5 @@
-//! What holds for farbus as a library: without its `cli` feature it compiles, and builds nothing that only the command uses.
+//! What holds for farbus as a library: without its `cli` feature it compiles, and builds nothing that only the command
+//! uses.
 
 use crate::cargo::{self, cargo};
 use crate::workspace;

@@ -6,7 +6,8 @@
 //!
 //! Enter at [`Command`], one file a subcommand; `test` is the README's second command and all that CI runs.
 //!
-//! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one language.
+//! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one
+//! language.
 
 mod api;
 mod bench;

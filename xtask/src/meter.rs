@@ -1,7 +1,8 @@
 //! Counts what this process and its children print.
 //!
-//! A log that is too long to be read hides what it says: 23 MB of one warning once did. The meter puts pipes in the place of standard output
-//! and standard error and passes on what comes. On a terminal it does nothing: colours and progress stay as they are.
+//! A log that is too long to be read hides what it says: 23 MB of one warning once did. The meter puts pipes in the
+//! place of standard output and standard error and passes on what comes. On a terminal it does nothing: colours and
+//! progress stay as they are.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -47,7 +47,8 @@ fn parse(json: &[u8], root: &Path) -> Result<Vec<Package>, String> {
     metadata.packages.into_iter().map(read).collect()
 }
 
-/// Packages that a change of these files can break: those that they lie in, those that read them, and all that depend on one of these.
+/// Packages that a change of these files can break: those that they lie in, those that read them, and all that depend
+/// on one of these.
 ///
 /// `reads` says whether a package mentions a file that lies in none, a document for instance.
 pub fn affected(

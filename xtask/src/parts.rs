@@ -1,7 +1,7 @@
 //! Which parts of the gate run, and why: `gate.toml` against the files that changed.
 //!
-//! A part that is left out is a risk that somebody has to know of: each decision is printed when it is made, and what was left out is listed
-//! at the end with the line that runs it.
+//! A part that is left out is a risk that somebody has to know of: each decision is printed when it is made, and what
+//! was left out is listed at the end with the line that runs it.
 
 use crate::changes::Changes;
 use crate::workspace;

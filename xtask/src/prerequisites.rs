@@ -1,7 +1,7 @@
 //! What a machine needs before the steps can run: Debian packages and two components of the toolchain.
 //!
-//! Missing packages are installed when that was asked for and can be done (as root, with `--install` or in CI, which sets
-//! `CI=true`); otherwise the run ends before its first step with the line to type.
+//! Missing packages are installed when that was asked for and can be done (as root, with `--install` or in CI, which
+//! sets `CI=true`); otherwise the run ends before its first step with the line to type.
 
 use crate::cargo;
 use std::collections::BTreeSet;
@@ -21,7 +21,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "libc6-dev", steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo"] },
     // Splits the release program into itself and its debug information.
     Package { name: "binutils", steps: &["rig", "demo"] },
-    // Brings the previous release out of the history. (Which parts of the gate run is asked of it too; without it all do.)
+    // Brings the previous release out of the history. (Which parts of the gate run is asked of it too; without it all
+    // do.)
     Package { name: "git", steps: &["upgrade"] },
     // Images with file systems in them, and mounting what farbus shows.
     Package { name: "e2fsprogs", steps: &["test", "examples", "machine", "rig", "demo"] },

@@ -1,7 +1,9 @@
-//! Runs all tests. Tests that failed run once more, one at a time, as a diagnosis; the run stays failed whatever comes of that.
+//! Runs all tests. Tests that failed run once more, one at a time, as a diagnosis; the run stays failed whatever comes
+//! of that.
 //!
-//! Whether a test passes alone tells its author where to look: one that does depends on what runs beside it, or on time; one that does not
-//! is broken by itself. Tests that were skipped are counted, and where the machine is to have everything there is a maximum.
+//! Whether a test passes alone tells its author where to look: one that does depends on what runs beside it, or on
+//! time; one that does not is broken by itself. Tests that were skipped are counted, and where the machine is to have
+//! everything there is a maximum.
 
 use crate::cargo::{self, cargo};
 use std::io::{BufRead as _, BufReader};
@@ -10,7 +12,8 @@ use std::process::{Command, ExitStatus};
 /// With more failed tests than this, the defect is not in a test: nothing is run again.
 const DIAGNOSED_MAX: usize = 10;
 
-/// Tests that may be skipped on a machine that is to have everything: those of the previous release, which the step `upgrade` runs.
+/// Tests that may be skipped on a machine that is to have everything: those of the previous release, which the step
+/// `upgrade` runs.
 pub const SKIPPED_MAX: usize = 16;
 
 /// What a run of `cargo test` reported.

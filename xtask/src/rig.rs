@@ -50,7 +50,8 @@ fn run_rig(arguments: &[&str]) -> Result<(), String> {
     cargo::run(command)
 }
 
-/// The rig itself waits for its machines: it needs no optimized build, and shares that of the tests, whose features are those of all packages.
+/// The rig itself waits for its machines: it needs no optimized build, and shares that of the tests, whose features are
+/// those of all packages.
 fn rig() -> Result<Command, String> {
     let built = cargo::executables(cargo(&["build", "--workspace", "--bin", RIG]))?;
     let mut command = Command::new(cargo::program(&built, RIG)?);

@@ -1,7 +1,7 @@
 //! `cargo xtask size`: what the release program consists of, by section and by crate.
 //!
-//! Sections come from `readelf`, functions and data from `nm`. After link-time optimization a function that was inlined counts for the crate
-//! that it was inlined into, and a generic function for the crate that defined it.
+//! Sections come from `readelf`, functions and data from `nm`. After link-time optimization a function that was inlined
+//! counts for the crate that it was inlined into, and a generic function for the crate that defined it.
 
 use crate::{cargo, dist};
 use clap::Args;
@@ -122,7 +122,8 @@ struct Symbol {
     bytes: u64,
 }
 
-/// `  [ 1] .interp  PROGBITS  00000000000002e0 0002e0 00001c 00   A  0   0  1`. Sections that take no space in the file are left out.
+/// ` [ 1] .interp PROGBITS 00000000000002e0 0002e0 00001c 00 A 0 0 1`. Sections that take no space in the file are left
+/// out.
 fn parse_sections(printed: &str) -> Vec<(String, u64)> {
     let parse = |line: &str| {
         let (number, rest) = line.trim_start().strip_prefix('[')?.split_once(']')?;
@@ -156,7 +157,8 @@ fn parse_symbols(printed: &str) -> Vec<Symbol> {
     at.into_values().collect()
 }
 
-/// The crate in a demangled name: `<a::B as c::D>::e` is of `a`, `<u8 as c::D>::e` of `c`, `core::ptr::drop_in_place<a::B>` of `a`.
+/// The crate in a demangled name: `<a::B as c::D>::e` is of `a`, `<u8 as c::D>::e` of `c`,
+/// `core::ptr::drop_in_place<a::B>` of `a`.
 fn crate_of(name: &str) -> String {
     if !name.contains("::") {
         let foreign = FOREIGN.iter().find(|(start, _)| name.starts_with(start));

@@ -1,5 +1,6 @@
-//! `cargo xtask soak`: what time can break, again and again: fuzzing, made-up worlds, cut links, killed processes, this machine's mounts, the
-//! previous release, and the kernels' own stress test ten times a round. It leaves out nothing that the gate may leave out.
+//! `cargo xtask soak`: what time can break, again and again: fuzzing, made-up worlds, cut links, killed processes, this
+//! machine's mounts, the previous release, and the kernels' own stress test ten times a round. It leaves out nothing
+//! that the gate may leave out.
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
@@ -20,8 +21,8 @@ pub struct Arguments {
     skip_rig: bool,
 }
 
-/// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a power cut at each of its
-/// writes.
+/// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a
+/// power cut at each of its writes.
 const WORLDS: [(&str, &str, &str); 6] = [
     ("farbus-session", "native", "20000"),
     ("farbus-session", "twin", "20000"),
@@ -43,7 +44,8 @@ const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 const TOPOLOGIES: (&str, &str) = ("FARBUS_TOPOLOGIES", "100");
 /// How long a stream is carried over a long way, in real time: whatever it loses is counted.
 const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
-/// Benchmarks of what is promised in real time: tuned pipes, streams that matter, a link that others fill. No test asserts these figures.
+/// Benchmarks of what is promised in real time: tuned pipes, streams that matter, a link that others fill. No test
+/// asserts these figures.
 const PACE: [&str; 3] = ["pipes", "mixed", "congestion"];
 /// Passes of the repeating rig cases in one round.
 const RIG_TIMES: u32 = 10;

@@ -1,6 +1,7 @@
 //! Running steps in order: a banner before each, its time behind it, a table at the end, and nothing after a failure.
 //!
-//! What a step left out is listed at the end, each with the line that runs it. A step that prints more than it may fails.
+//! What a step left out is listed at the end, each with the line that runs it. A step that prints more than it may
+//! fails.
 
 use crate::meter::Meter;
 use std::collections::BTreeMap;

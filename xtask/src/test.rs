@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything that must pass, in order. This is the gate.
 //!
-//! What is slow and rarely changes is left out when nothing that it tests changed (`gate.toml`); what was left out is listed at the end.
+//! What is slow and rarely changes is left out when nothing that it tests changed (`gate.toml`); what was left out is
+//! listed at the end.
 
 use crate::cargo::{self, cargo};
 use crate::changes;
@@ -75,7 +76,8 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     steps::run_all(steps_of(&chosen, &plan), steps::Log { bytes_max: gate.log, left_out })
 }
 
-/// Every test is run once: with `machine`, those that need this machine's abilities may not pass without them in `test`.
+/// Every test is run once: with `machine`, those that need this machine's abilities may not pass without them in
+/// `test`.
 fn steps_of(chosen: &[&'static str], plan: &Plan) -> Vec<Step> {
     let is_within = |name: &&str| *name == "machine" && chosen.contains(&"test");
     let with_machine = chosen.contains(&"machine");
@@ -143,7 +145,8 @@ fn step(name: &'static str) -> Step {
     }
 }
 
-/// Runs each example to its end. They are built together: alone, each would have its dependencies built again with fewer features.
+/// Runs each example to its end. They are built together: alone, each would have its dependencies built again with
+/// fewer features.
 fn run_examples() -> Result<(), String> {
     let built = cargo::executables(cargo(&["build", "--workspace", "--examples"]))?;
     let examples: Vec<_> = built.iter().filter(|built| built.kind == "example").collect();
@@ -158,8 +161,8 @@ fn run_examples() -> Result<(), String> {
     Ok(())
 }
 
-/// Tests that need root, FUSE or loop devices say so and pass where there are none; with this variable at 1 they fail there.
-/// A test target that reads it is one of this step's.
+/// Tests that need root, FUSE or loop devices say so and pass where there are none; with this variable at 1 they fail
+/// there. A test target that reads it is one of this step's.
 const REQUIRE_VARIABLE: &str = "FARBUS_REQUIRE_RIG";
 
 pub fn run_machine_tests() -> Result<(), String> {

@@ -1,7 +1,8 @@
 //! `cargo xtask tidy`: the house's rules, held against the code.
 //!
-//! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`Tree`] in memory, so
-//! that its tests are small trees in which it must speak up. What the rules are set to stands in `ARCHITECTURE.toml`.
+//! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`Tree`] in memory,
+//! so that its tests are small trees in which it must speak up. What the rules are set to stands in
+//! `ARCHITECTURE.toml`.
 //!
 //! | rule | what it refuses |
 //! |---|---|
@@ -46,7 +47,8 @@ use std::collections::BTreeSet;
 use tree::Tree;
 use violation::Violation;
 
-/// Reads the workspace and prints every violation; an error says how many there were, or that the public API is not as it is listed.
+/// Reads the workspace and prints every violation; an error says how many there were, or that the public API is not as
+/// it is listed.
 pub fn run() -> Result<(), String> {
     let tree = Tree::read(&workspace::root()).map_err(|trouble| format!("cannot read the workspace: {trouble}"))?;
     let violations = check(&tree)?;

@@ -1,9 +1,9 @@
 //! The release before this one, built once and kept, and the tests of this tree against it.
 //!
-//! `xtask/previous.toml` names the release. Its sources come out of this repository's history (`git archive`) and are built with
-//! their own lock file in a target folder of their own: cargo tells two checkouts of one workspace apart by modification times only,
-//! so in a shared folder it would take the libraries of the one for those of the other. What stays is the program,
-//! `target/previous/farbus-COMMIT`.
+//! `xtask/previous.toml` names the release. Its sources come out of this repository's history (`git archive`) and are
+//! built with their own lock file in a target folder of their own: cargo tells two checkouts of one workspace apart by
+//! modification times only, so in a shared folder it would take the libraries of the one for those of the other. What
+//! stays is the program, `target/previous/farbus-COMMIT`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,8 @@ struct Previous {
     commit: String,
 }
 
-/// Runs the tests of the upgrade, with these variables; skips them, loudly, where the history lacks the previous release.
+/// Runs the tests of the upgrade, with these variables; skips them, loudly, where the history lacks the previous
+/// release.
 pub fn run(variables: &[(&str, &str)]) -> Result<Done, String> {
     let root = workspace::root();
     let text = fs::read_to_string(root.join(NAMED)).map_err(|trouble| format!("cannot read {NAMED}: {trouble}"))?;

@@ -1,8 +1,8 @@
 //! A block device of another host through a session, both ends this library, against NBD servers of others.
 //!
-//! All answer from memory over loopback TCP. The NBD servers are asked by the load generator, which takes replies apart and
-//! throws them away; ours by the library's importer, which keeps what it asked until it is answered and hands out each
-//! reply's bytes: what a program gets that uses either.
+//! All answer from memory over loopback TCP. The NBD servers are asked by the load generator, which takes replies apart
+//! and throws them away; ours by the library's importer, which keeps what it asked until it is answered and hands out
+//! each reply's bytes: what a program gets that uses either.
 
 use anyhow::{Result, anyhow, bail};
 use farbus::{client::Target as FarbusTarget, model::BlockStore};
@@ -151,7 +151,8 @@ pub fn run_proxy(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// More and more requests on one connection, and more and more importers of one shared disk (Netbus, Figure 5 and section 7.4).
+/// More and more requests on one connection, and more and more importers of one shared disk (Netbus, Figure 5 and
+/// section 7.4).
 pub fn run_parallel(lab: &Lab) -> Result<Vec<Finding>> {
     only_farbus(lab)?;
     let server = lab.peer(Kind::Session)?;

@@ -1,7 +1,7 @@
 //! A disk, an interrupt endpoint and control transfers over a link that others fill more and more (Netbus, Figure 8).
 //!
-//! The exporter is a host behind a router and a shaped link; from another host there a flow of UDP, which gives way to nobody, takes 0
-//! to 95 % of it. Nothing may fail or time out, and what is small and urgent goes on.
+//! The exporter is a host behind a router and a shaped link; from another host there a flow of UDP, which gives way to
+//! nobody, takes 0 to 95 % of it. Nothing may fail or time out, and what is small and urgent goes on.
 
 use std::{net::UdpSocket, thread, time::Duration};
 

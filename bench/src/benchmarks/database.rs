@@ -1,7 +1,8 @@
-//! A database at work on a disk that moves: its transactions over time, and what happened when (Netbus, Figures 10 and 11).
+//! A database at work on a disk that moves: its transactions over time, and what happened when (Netbus, Figures 10 and
+//! 11).
 //!
-//! SQLite commits as fast as it can on a disk that a farbus shares and another shows as a file; every line that it prints is a
-//! transaction that is durable. None may fail, and what the last disk holds is whole.
+//! SQLite commits as fast as it can on a disk that a farbus shares and another shows as a file; every line that it
+//! prints is a transaction that is durable. None may fail, and what the last disk holds is whole.
 
 use std::{
     fs,
@@ -26,8 +27,8 @@ const SLICE: Duration = Duration::from_millis(200);
 /// How long a process may take to say what is waited for.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// Opens the disk that a line names. A row of 2000 bytes in, an old one out, durable: then a line. Another line closes it for the next;
-/// the end of all lines is the end, with a look at the whole.
+/// Opens the disk that a line names. A row of 2000 bytes in, an old one out, durable: then a line. Another line closes
+/// it for the next; the end of all lines is the end, with a look at the whole.
 const LOAD: &str = r#"
 import os, select, sqlite3, sys
 count = 0

@@ -1,8 +1,9 @@
-//! A raw device, as the 2008 paper measured one (Table 2): 20 MB in requests of 4 KB, one after the other, read and written, no file system. A row for
-//! each path to a disk in memory, from a gadget in this process to hosts 1 ms and 10 ms away; the paper's controllers beside.
+//! A raw device, as the 2008 paper measured one (Table 2): 20 MB in requests of 4 KB, one after the other, read and
+//! written, no file system. A row for each path to a disk in memory, from a gadget in this process to hosts 1 ms and 10
+//! ms away; the paper's controllers beside.
 //!
-//! Nothing is kept here or asked ahead: every request goes the whole way. What an unmodified kernel gets through vhci is the rig's case
-//! `device-raw`, because few machines that measure have that driver.
+//! Nothing is kept here or asked ahead: every request goes the whole way. What an unmodified kernel gets through vhci
+//! is the rig's case `device-raw`, because few machines that measure have that driver.
 
 use std::{
     net::SocketAddr,
@@ -32,8 +33,8 @@ use crate::{
 
 pub const NAME: &str = "device";
 
-/// Table 2 of Y. Hu, "Real Embedded USB Host Performance" (2008): host controller, raw reading and raw writing, KB/s. A flash stick of its time, a
-/// Celeron of 300 MHz; the first and the last are high speed, the others full speed.
+/// Table 2 of Y. Hu, "Real Embedded USB Host Performance" (2008): host controller, raw reading and raw writing, KB/s. A
+/// flash stick of its time, a Celeron of 300 MHz; the first and the last are high speed, the others full speed.
 const PAPER: [(&str, u32, u32); 6] = [
     ("EHCI (NEC)", 12_684, 8_320),
     ("OHCI (NEC)", 891, 832),

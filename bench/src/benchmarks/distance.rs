@@ -1,6 +1,8 @@
-//! A disk that is far away, asked for one thing after the other: what of its speed the distance leaves, with what is kept of it here.
+//! A disk that is far away, asked for one thing after the other: what of its speed the distance leaves, with what is
+//! kept of it here.
 //!
-//! The distance is the module `delay`, half of a round trip each way, so that nothing else of the machine changes with it.
+//! The distance is the module `delay`, half of a round trip each way, so that nothing else of the machine changes with
+//! it.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! A database's transactions over time, while its disk goes to another host and the database with it, to another file there, and both
-//! come back (Netbus, Figures 10 and 11).
+//! A database's transactions over time, while its disk goes to another host and the database with it, to another file
+//! there, and both come back (Netbus, Figures 10 and 11).
 //!
-//! Three hosts on this machine, paired: one has the disk, two use it in turns. The database lets go of its disk between two
-//! transactions, as an application does that moves: what is seen is all that it cannot do meanwhile.
+//! Three hosts on this machine, paired: one has the disk, two use it in turns. The database lets go of its disk between
+//! two transactions, as an application does that moves: what is seen is all that it cannot do meanwhile.
 
 use std::{
     path::PathBuf,

@@ -1,9 +1,9 @@
-//! The model of the 2005 paper on USB/IP (section 4.1), measured again: a URB of s bytes takes `a s + RTT` (its Figures 9 to 11), and one each x ms
-//! needs a queue deeper than `RTT/x + 1` (its Equation 2, Figures 13 to 15).
+//! The model of the 2005 paper on USB/IP (section 4.1), measured again: a URB of s bytes takes `a s + RTT` (its Figures
+//! 9 to 11), and one each x ms needs a queue deeper than `RTT/x + 1` (its Equation 2, Figures 13 to 15).
 //!
-//! As there, the driver is the load generator, the device a source, and both ends speak plain USB/IP; the distance is a relay that lets every byte
-//! wait. The paper's periodic endpoint is isochronous, 8 packets of 125 us a URB; here it is an interrupt endpoint of 1 ms, of which the paper says the
-//! same.
+//! As there, the driver is the load generator, the device a source, and both ends speak plain USB/IP; the distance is a
+//! relay that lets every byte wait. The paper's periodic endpoint is isochronous, 8 packets of 125 us a URB; here it is
+//! an interrupt endpoint of 1 ms, of which the paper says the same.
 
 use std::time::Duration;
 

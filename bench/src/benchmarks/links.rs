@@ -1,5 +1,6 @@
-//! What several links bring on a path that is long and loses something: a block disk over 1, 2, 4 and 8 TCP links of one session, 50 ms away, at
-//! no loss, 0.1 % and 1 %, from the kernel's own emulation of such a network (netem), between two namespaces.
+//! What several links bring on a path that is long and loses something: a block disk over 1, 2, 4 and 8 TCP links of
+//! one session, 50 ms away, at no loss, 0.1 % and 1 %, from the kernel's own emulation of such a network (netem),
+//! between two namespaces.
 
 use std::time::Duration;
 

@@ -1,7 +1,9 @@
-//! Streams of mixed criticality over a link that is narrowed and widened again (requirement R2): one matters, three give way in order.
+//! Streams of mixed criticality over a link that is narrowed and widened again (requirement R2): one matters, three
+//! give way in order.
 //!
-//! The exporter is a host behind a router and a shaped link. Each stream is a full-speed source's isochronous endpoint, 256 bytes a
-//! millisecond; all share one bus. What each brings is counted over time, and what its user is told is noted beside it.
+//! The exporter is a host behind a router and a shaped link. Each stream is a full-speed source's isochronous endpoint,
+//! 256 bytes a millisecond; all share one bus. What each brings is counted over time, and what its user is told is
+//! noted beside it.
 
 use std::{
     collections::VecDeque,
@@ -159,7 +161,7 @@ fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicB
         // Whoever waits for it hears that it is not admitted.
         Err(error) => return eprintln!("{error}"),
     };
-    let standing = linked.standing();
+    let status = linked.status();
     let mut port = SessionPort::new(linked);
     port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
     if !matches!(port.wait(None), Ok(Some(_))) {
@@ -176,7 +178,7 @@ fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicB
             asked.push_back(id);
             id += 1;
         }
-        let is_admitted = standing.reserved().map(|reserved| format!("{:?}", reserved.state) == "Admitted");
+        let is_admitted = status.reserved().map(|reserved| format!("{:?}", reserved.state) == "Admitted");
         if let Some(now) = is_admitted.filter(|_| is_admitted != was_admitted) {
             look(shown).told.push((began.elapsed().as_secs_f64(), now));
             was_admitted = is_admitted;

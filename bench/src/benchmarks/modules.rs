@@ -1,8 +1,10 @@
-//! What a pair of modules costs, by the way that it is run: the experiment of the paper on transformation modules (2013, section V, Figure 2).
+//! What a pair of modules costs, by the way that it is run: the experiment of the paper on transformation modules
+//! (2013, section V, Figure 2).
 //!
-//! The paper's figure is the mean time from frame to frame at the application, while its video card sends as fast as its network (80 to
-//! 106 Mb/s) lets it: whatever modules do while the link is busy costs nothing there. So that is what is held against its figures, on a link of
-//! 100 Mb/s; and beside it what a pair costs a frame that waits for the one before it, which nothing hides.
+//! The paper's figure is the mean time from frame to frame at the application, while its video card sends as fast as
+//! its network (80 to 106 Mb/s) lets it: whatever modules do while the link is busy costs nothing there. So that is
+//! what is held against its figures, on a link of 100 Mb/s; and beside it what a pair costs a frame that waits for the
+//! one before it, which nothing hides.
 
 use std::{collections::BTreeMap, path::Path, process::Command, time::Duration};
 
@@ -30,13 +32,15 @@ pub const NAME: &str = "modules";
 const LINK_BITS_PER_S: u64 = 100_000_000;
 /// Sides of the paper's frames, in pixels of three bytes.
 const SIDES: [usize; 7] = [100, 200, 300, 400, 500, 600, 700];
-/// Those over which a pair's cost is taken as a slope, and between how many pairs. An attachment has eight at most; here they are chained.
+/// Those over which a pair's cost is taken as a slope, and between how many pairs. An attachment has eight at most;
+/// here they are chained.
 const SLOPE_SIDES: [usize; 3] = [100, 400, 700];
 const SLOPE_PAIRS: [usize; 4] = [1, 4, 16, 64];
 /// Those of the paper's figure.
 const PAPER_PAIRS: [usize; 2] = [1, 8];
 const REPEATS: usize = 30;
-/// How long one turn of a repeat goes on about, and the fewest frames of one: from the first to the second is a time from frame to frame.
+/// How long one turn of a repeat goes on about, and the fewest frames of one: from the first to the second is a time
+/// from frame to frame.
 const SPAN: Duration = Duration::from_millis(60);
 const FRAMES_MIN: usize = 2;
 /// What an unshaped link is taken for when frames are counted out.

@@ -1,4 +1,5 @@
-//! The same transfers to the same device by our own protocol and by USB/IP, each through this library's importer and exporter.
+//! The same transfers to the same device by our own protocol and by USB/IP, each through this library's importer and
+//! exporter.
 
 use anyhow::{Result, anyhow, bail};
 use farbus::{client::Client, internals::port::usbip::RemotePort};

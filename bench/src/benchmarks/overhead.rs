@@ -1,7 +1,7 @@
 //! What our own protocol adds to the data: computed, frame by frame, for the shapes that Netbus gives (section 7.1).
 //!
-//! The paper counts 56 bytes of network headers a packet, and a packet for each block, for each request and for an isochronous
-//! schedule. Our schedule rides in its request.
+//! The paper counts 56 bytes of network headers a packet, and a packet for each block, for each request and for an
+//! isochronous schedule. Our schedule rides in its request.
 
 use anyhow::{Result, anyhow, ensure};
 use farbus::{

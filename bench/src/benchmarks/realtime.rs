@@ -1,6 +1,6 @@
-//! The experiments of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), in simulation: Tables 4, 6
-//! and 9, Figures 10 and 12 to 16, the paper's figures beside these. `crates/sim` says what is assumed; the rows say where and
-//! why they differ.
+//! The experiments of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), in simulation: Tables
+//! 4, 6 and 9, Figures 10 and 12 to 16, the paper's figures beside these. `crates/sim` says what is assumed; the rows
+//! say where and why they differ.
 
 use std::time::Instant;
 

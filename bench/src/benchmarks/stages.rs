@@ -1,4 +1,5 @@
-//! Where the time of one request goes (Netbus, Tables 1 and 2), by what the exporter says of its own part: no clocks are compared.
+//! Where the time of one request goes (Netbus, Tables 1 and 2), by what the exporter says of its own part: no clocks
+//! are compared.
 
 use anyhow::{Result, bail};
 

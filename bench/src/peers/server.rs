@@ -130,7 +130,8 @@ impl Server {
         Self::start(command, "farbus nbd", "", placement)
     }
 
-    /// `farbus attach` of a disk that `exporter` shares, served by NBD: as far away as `round_trip`, with this much kept here.
+    /// `farbus attach` of a disk that `exporter` shares, served by NBD: as far away as `round_trip`, with this much
+    /// kept here.
     pub fn farbus_attached(
         program: &Path,
         exporter: &Self,

@@ -1,8 +1,9 @@
-//! farbus's own protocol over plain TCP, both ends of it farbus's library: an exporter of a disk in memory, of the same as a USB disk that
-//! it drives itself, and of a source/sink device, an importer that drives them, and one that shows the disk by NBD.
+//! farbus's own protocol over plain TCP, both ends of it farbus's library: an exporter of a disk in memory, of the same
+//! as a USB disk that it drives itself, and of a source/sink device, an importer that drives them, and one that shows
+//! the disk by NBD.
 //!
-//! The product speaks it between paired hosts, over TLS; [`farbus::internals::bare`] is the same sessions with the same calls
-//! over a bare socket, which is what the peers that they are held against speak over too.
+//! The product speaks it between paired hosts, over TLS; [`farbus::internals::bare`] is the same sessions with the same
+//! calls over a bare socket, which is what the peers that they are held against speak over too.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -85,11 +86,11 @@ pub fn serve(listener: &TcpListener) -> Result<()> {
 /// Shows the disk of the exporter at `address` by NBD, as `farbus attach --via nbd` does.
 pub fn serve_proxy(address: &str) -> Result<()> {
     let (disk, _) = open_disk(address)?;
-    let entrance = Place::Address(ANY_LOOPBACK_PORT).listen()?;
-    println!("listening on {}", entrance.place()?);
+    let listener = Place::Address(ANY_LOOPBACK_PORT).listen()?;
+    println!("listening on {}", listener.place()?);
     let device = Box::new(disk);
     let offer = Offer { name: String::new(), description: "a disk".into(), device, zeroes_fast: false };
-    let ended = NbdServer::new(entrance, vec![offer], None)?.run();
+    let ended = NbdServer::new(listener, vec![offer], None)?.run();
     Err(anyhow!("the proxy ended: {ended:?}"))
 }
 
@@ -291,7 +292,7 @@ impl Disk {
             let done = self.ask(request).with_context(|| format!("{verb:?}"))?;
             let whole_us = began.elapsed().as_nanos() as f64 / 1000.0;
             self.done.pool.recycle(done.payload);
-            if let Some(timed) = self.linked.standing().take_timed() {
+            if let Some(timed) = self.linked.status().take_timed() {
                 let us = |ns: u64| ns as f64 / 1000.0;
                 let (bus_us, network_us, back_us) = (us(timed.bus_ns()), us(timed.network_ns()), us(timed.device_ns()));
                 stages.push(Stages { front_us: whole_us - us(timed.total_ns), bus_us, network_us, back_us });

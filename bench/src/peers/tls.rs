@@ -1,4 +1,5 @@
-//! The limit for encrypted bytes: one stream of rustls as its documentation shows it, and two farbus hosts to hold against it.
+//! The limit for encrypted bytes: one stream of rustls as its documentation shows it, and two farbus hosts to hold
+//! against it.
 
 use std::{
     fs,

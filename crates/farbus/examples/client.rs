@@ -1,6 +1,7 @@
 //! A client of a remote device: control requests, and how fast bulk data passes.
 //!
-//! Name a source/sink device that somebody shares (`farbus share zero` on HOST: `HOST/zero`); without one it shares its own.
+//! Name a source/sink device that somebody shares (`farbus share zero` on HOST: `HOST/zero`); without one it shares its
+//! own.
 
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! A remote disk as a library sees it: bytes to read and write, without a kernel and without a mount.
 //!
-//! Name a disk that somebody shares (`farbus share disk:IMAGE` on HOST: `HOST/disk`), and its first sector is read; without
-//! one it shares a disk in memory, and writes to that too.
+//! Name a disk that somebody shares (`farbus share disk:IMAGE` on HOST: `HOST/disk`), and its first sector is read;
+//! without one it shares a disk in memory, and writes to that too.
 
 use farbus::gadgets::storage::{Options, Storage};
 use farbus::model::BlockStore;

@@ -1,7 +1,7 @@
 //! A gadget of your own: a thermometer with a lamp.
 //!
-//! The thirty lines below make it a USB device that any host can use, Linux's kernel among them; `main` shares it, and then
-//! is such a host itself.
+//! The thirty lines below make it a USB device that any host can use, Linux's kernel among them; `main` shares it, and
+//! then is such a host itself.
 
 use std::time::Duration;
 

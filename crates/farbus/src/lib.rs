@@ -1,7 +1,7 @@
 //! # farbus: any machine's devices on any other machine
 //!
-//! An exporter offers devices to other hosts, an importer uses them there as if they were plugged in. This library is both ends; the
-//! `farbus` command is made of it.
+//! An exporter offers devices to other hosts, an importer uses them there as if they were plugged in. This library is
+//! both ends; the `farbus` command is made of it.
 //!
 //! | to … | use |
 //! |---|---|
@@ -31,23 +31,23 @@
 //!
 //! # Features
 //!
-//! - `cli` (on by default): the `farbus` command. A program that uses the library alone turns it off, and with it the crates that only
-//!   the command needs: `farbus = { …, default-features = false }`.
+//! - `cli` (on by default): the `farbus` command. A program that uses the library alone turns it off, and with it the
+//!   crates that only the command needs: `farbus = { …, default-features = false }`.
 //! - `wasm` (on by default): modules that are WebAssembly programs.
 //!
 //! Everything public is listed in `crates/farbus/api.txt`; `cargo xtask tidy` fails when a change is not in it.
 //!
 //! # Inside
 //!
-//! **This room is** where pure crates get sockets, threads, files and clocks: both ends of a link, the front ends, the daemon and the
-//! command.
+//! **This room is** where pure crates get sockets, threads, files and clocks: both ends of a link, the front ends, the
+//! daemon and the command.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
 //!
 //! **It never touches** a protocol's bytes or a device's inside: `session` and `wire` know them.
 //!
-//! **Enter at** `exporter/session/engine.rs` (one thread serves one link and its device) and at `importer/client/opening.rs` (how a device
-//! is opened).
+//! **Enter at** `exporter/session/engine.rs` (one thread serves one link and its device) and at
+//! `importer/client/opening.rs` (how a device is opened).
 //!
 //! **Why** a library with a thin command on top: what the command can do, a program can do.
 
@@ -67,7 +67,7 @@ mod hosts;
 mod importer;
 mod link;
 
-use farbus_io::parting;
+use farbus_io::saving;
 
 pub use farbus_gadgets as gadgets;
 pub use farbus_host as host;
@@ -122,20 +122,20 @@ pub mod modules {
 
 /// What is reserved for a device: time on its bus and on the way to it.
 pub mod reservation {
-    pub use crate::devices::reservation::{ReservationStatus, Wish, together};
+    pub use crate::devices::reservation::{ReservationRequest, ReservationStatus, together};
     pub use farbus_session::reserve::{Claim, Criticality, Reservation};
 }
 
 /// What farbus's own tests, benchmarks and command need beyond the public API. It changes without notice.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::broker::Hands;
+    pub use crate::broker::SystemAccess;
     pub use crate::common::{control, socket_place};
     pub use crate::devices::media_journal;
-    pub use crate::frontend::{Ender, hold, nbd, open_users};
+    pub use crate::frontend::{StopSignal, hold, nbd, open_users};
     pub use crate::importer::session::{bare, connection};
     pub use crate::importer::{disk, port};
-    pub use farbus_io::parting;
+    pub use farbus_io::saving;
 
     /// The `farbus` command.
     #[cfg(feature = "cli")]

@@ -1,7 +1,7 @@
 //! The contract of a front end, held against every one in the table that this machine can run.
 //!
-//! A new front end is tested here by being entered in [`FRONT_ENDS`]. Those of a kernel without `vhci_hcd` are left out, and named: the
-//! rig runs them.
+//! A new front end is tested here by being entered in [`FRONT_ENDS`]. Those of a kernel without `vhci_hcd` are left
+//! out, and named: the rig runs them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use farbus::attach::{Attachment, Ended, FRONT_ENDS, FrontEnd, Handle, Migration,
 use farbus::client::{Client, ClientConfig, Target};
 use farbus::internals::Hands;
 use farbus::internals::open_users::Act;
-use farbus::internals::parting::Saved;
+use farbus::internals::saving::Saved;
 use farbus::internals::socket_place::Place;
 use farbus::share::Share;
 use farbus_gadgets::storage::{Options, Storage};
@@ -22,7 +22,7 @@ use farbus_io::frontend::fuse::DiskMount;
 use farbus_io::trust::Fingerprint;
 use farbus_model::Device;
 use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, StoreDevice, View};
-use farbus_session::registry::BlockFace;
+use farbus_session::registry::BlockClass;
 
 const SIZE: u64 = 1 << 20;
 /// How long a device outlives its link in these tests: longer than any of them.
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PROMPT: Duration = Duration::from_secs(20);
 
 /// A disk that is shared, and a folder for what its front ends show.
-struct House {
+struct Harness {
     share: Share,
     target: Target,
     folder: PathBuf,
@@ -43,7 +43,7 @@ fn usb_disk() -> Box<dyn Device> {
     Box::new(Storage::device(store, Options::default()).unwrap())
 }
 
-impl House {
+impl Harness {
     fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -52,8 +52,8 @@ impl House {
         let share = Share::default();
         let medium = Arc::new(MemoryMedium::new(SparseMemory::new(SIZE, SIZE)));
         let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
-        let face = BlockFace { export, renew: Box::new(|| Ok(usb_disk())) };
-        share.add_block("disk", usb_disk(), face).unwrap();
+        let class = BlockClass { export, renew: Box::new(|| Ok(usb_disk())) };
+        share.add_block("disk", usb_disk(), class).unwrap();
         let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
         Self { share, target: Target { address: address.to_string(), device: "disk".into() }, folder }
     }
@@ -83,7 +83,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for Harness {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
@@ -114,13 +114,13 @@ impl Running {
 }
 
 /// What this machine has for `front_end`, or why it is left out.
-fn obstacle(front_end: &dyn FrontEnd, house: &House, request: &Request) -> Option<String> {
+fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> Option<String> {
     let chosen = request.via.front_end(request, &Hands::Own);
     let obstacle = |need: &Need| match need {
         Need::Kernel => Hands::Own.may_plug().err().map(|error| error.to_string()),
         Need::Mount(_) => {
             let device = StoreDevice::new(farbus_model::block::MemoryStore::new(vec![0; 512]));
-            DiskMount::mount(&house.folder.join("try"), "disk", device).err().map(|error| error.to_string())
+            DiskMount::mount(&harness.folder.join("try"), "disk", device).err().map(|error| error.to_string())
         }
         Need::Listen(_) => None,
     };
@@ -129,14 +129,14 @@ fn obstacle(front_end: &dyn FrontEnd, house: &House, request: &Request) -> Optio
 }
 
 /// Does this with each front end that this machine can run, in a house of its own; says how many there were.
-fn for_each(claim: impl Fn(&House, &Request)) -> usize {
+fn for_each(claim: impl Fn(&Harness, &Request)) -> usize {
     let mut count = 0;
     for front_end in FRONT_ENDS {
-        let house = House::new();
-        let request = house.request(*front_end);
-        if obstacle(*front_end, &house, &request).is_none() {
+        let harness = Harness::new();
+        let request = harness.request(*front_end);
+        if obstacle(*front_end, &harness, &request).is_none() {
             println!("{}", front_end.name());
-            claim(&house, &request);
+            claim(&harness, &request);
             count += 1;
         }
     }
@@ -160,10 +160,10 @@ fn front_ends_have_names_of_their_own_by_which_they_are_found() {
 
 #[test]
 fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
-    let count = for_each(|house, request| {
-        let client = house.client(GRACE);
+    let count = for_each(|harness, request| {
+        let client = harness.client(GRACE);
         for _ in 0..2 {
-            let running = Running::begin(house.take(&client, request));
+            let running = Running::begin(harness.take(&client, request));
             let Status { at, how, introduction, .. } = &running.status;
             assert!(!at.is_empty() && !how.is_empty());
             assert!(introduction.line.contains(at) && introduction.line.contains(&request.target.to_string()));
@@ -173,7 +173,7 @@ fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
             running.handle.end();
             assert!(matches!(running.ended(PATIENCE), Ended::Asked));
         }
-        let is_free = || house.share.status().iter().all(|device| device.user.is_none());
+        let is_free = || harness.share.status().iter().all(|device| device.user.is_none());
         let until = Instant::now() + PATIENCE;
         while !is_free() {
             assert!(Instant::now() < until, "the device was not given back");
@@ -185,8 +185,8 @@ fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
 
 #[test]
 fn one_that_is_told_to_end_before_it_runs_ends_when_it_runs() {
-    for_each(|house, request| {
-        let attachment = house.take(&house.client(GRACE), request);
+    for_each(|harness, request| {
+        let attachment = harness.take(&harness.client(GRACE), request);
         attachment.handle().end();
         assert!(matches!(Running::begin(attachment).ended(PATIENCE), Ended::Asked));
     });
@@ -194,9 +194,9 @@ fn one_that_is_told_to_end_before_it_runs_ends_when_it_runs() {
 
 #[test]
 fn a_cut_attachment_does_not_wait_for_an_exporter_that_has_gone() {
-    for_each(|house, request| {
-        let running = Running::begin(house.take(&house.client(GRACE), request));
-        house.share.stop();
+    for_each(|harness, request| {
+        let running = Running::begin(harness.take(&harness.client(GRACE), request));
+        harness.share.stop();
         running.handle.cut();
         running.ended(PROMPT);
     });
@@ -204,10 +204,10 @@ fn a_cut_attachment_does_not_wait_for_an_exporter_that_has_gone() {
 
 #[test]
 fn one_whose_device_is_taken_back_ends_by_itself_and_says_why() {
-    for_each(|house, request| {
-        let client = house.client(GRACE);
-        let running = Running::begin(house.take(&client, request));
-        house.share.take_back("disk", Some("the test needs it"), Duration::ZERO).unwrap();
+    for_each(|harness, request| {
+        let client = harness.client(GRACE);
+        let running = Running::begin(harness.take(&client, request));
+        harness.share.take_back("disk", Some("the test needs it"), Duration::ZERO).unwrap();
         let ended = running.ended(PATIENCE);
         let failure = ended.failure(&client, &request.target);
         let failure = failure.unwrap_or_else(|| panic!("{ended:?} is a failure"));
@@ -217,8 +217,8 @@ fn one_whose_device_is_taken_back_ends_by_itself_and_says_why() {
 
 #[test]
 fn what_a_device_without_a_session_cannot_do_is_refused() {
-    for_each(|house, request| {
-        let running = Running::begin(house.take(&house.client(Duration::ZERO), request));
+    for_each(|harness, request| {
+        let running = Running::begin(harness.take(&harness.client(Duration::ZERO), request));
         let Running { handle, .. } = &running;
         assert!(handle.session().is_none());
         assert!(handle.migrate(Fingerprint::from_bytes([7; 32])).is_err());
@@ -233,8 +233,8 @@ fn what_a_device_without_a_session_cannot_do_is_refused() {
 
 #[test]
 fn a_device_that_nobody_uses_is_promised_to_its_successor_at_once() {
-    for_each(|house, request| {
-        let running = Running::begin(house.take(&house.client(GRACE), request));
+    for_each(|harness, request| {
+        let running = Running::begin(harness.take(&harness.client(GRACE), request));
         let migration = running.handle.migrate(Fingerprint::from_bytes([7; 32]));
         assert!(matches!(migration, Ok(Migration::AtOnce | Migration::WhenQuiet)), "{migration:?}");
         assert!(running.handle.migrate(Fingerprint::from_bytes([8; 32])).is_err(), "it is promised already");
@@ -250,15 +250,15 @@ fn saved(of: &mut Saved) -> Saved {
 
 #[test]
 fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
-    for_each(|house, request| {
-        let client = house.client(GRACE);
+    for_each(|harness, request| {
+        let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
         if front_end.needs(request).iter().any(|need| matches!(need, Need::Mount(_))) {
             // Tests of the command have a daemon, whose other half keeps it.
             println!("{}: left out: a mount goes on with a daemon alone", front_end.name());
             return;
         }
-        let running = Running::begin(house.take(&client, request));
+        let running = Running::begin(harness.take(&client, request));
         let at = running.status.at.clone();
         let mut parted = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
         let restored = front_end.restore(&client, request, &[], saved(&mut parted.saved)).unwrap();
@@ -274,10 +274,10 @@ fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
 
 #[test]
 fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
-    for_each(|house, request| {
-        let client = house.client(GRACE);
+    for_each(|harness, request| {
+        let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
-        let running = Running::begin(house.take(&client, request));
+        let running = Running::begin(harness.take(&client, request));
         let mut parted = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
         front_end.restore(&client, request, &[], saved(&mut parted.saved)).unwrap().leave();
         drop(parted);
@@ -290,8 +290,8 @@ fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
 
 #[test]
 fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
-    for_each(|house, request| {
-        let client = house.client(GRACE);
+    for_each(|harness, request| {
+        let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
         for snapshot in [Vec::new(), b"no snapshot".to_vec(), vec![0xff; 4096]] {
             let saved = Saved { snapshot, descriptors: Vec::new() };
@@ -302,10 +302,10 @@ fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
 
 #[test]
 fn what_was_prepared_stays_for_another_try_while_the_device_is_in_use() {
-    for_each(|house, request| {
-        let client = house.client(GRACE);
+    for_each(|harness, request| {
+        let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
-        let user = house.client(Duration::ZERO).open_disk(&request.target).unwrap();
+        let user = harness.client(Duration::ZERO).open_disk(&request.target).unwrap();
         let mut prepared = front_end.prepare(&client, request).unwrap();
         for _ in 0..2 {
             assert!(front_end.take(&client, request, &mut prepared).is_err(), "one user at a time");

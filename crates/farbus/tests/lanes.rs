@@ -15,7 +15,7 @@ use farbus_model::{
 use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, View};
 use farbus_session::native::control::{Class, Mode, Open};
 use farbus_session::native::{Attached, RemoteBlock, RemoteUsb};
-use farbus_session::registry::BlockFace;
+use farbus_session::registry::BlockClass;
 
 const GRACE: Duration = Duration::from_secs(60);
 const LINKS: u16 = 3;
@@ -133,7 +133,7 @@ fn a_disk_goes_on_over_the_other_links_whichever_is_lost() {
     let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
     let make = || SourceSink::device(Speed::High, Fill::Zeros, false);
     let renew = move || Ok(Box::new(make()) as Box<dyn Device>);
-    share.add_block("disk", Box::new(make()), BlockFace { export, renew: Box::new(renew) }).unwrap();
+    share.add_block("disk", Box::new(make()), BlockClass { export, renew: Box::new(renew) }).unwrap();
     let mut done = Completions::new(BufferPool::new(0));
     let linked = opened(road.dial(&share), ("disk", Class::BLOCK), RemoteBlock::new, &mut done);
     let mut disk = Disk { linked, done, answered: 0 };

@@ -1,4 +1,5 @@
-//! A device is handed over from one importer to the next: as it is, to nobody else, and whoever had it before is fenced off.
+//! A device is handed over from one importer to the next: as it is, to nobody else, and whoever had it before is fenced
+//! off.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use farbus_model::{
 use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, View};
 use farbus_session::native::control::{Cause, Class, Mode, Open};
 use farbus_session::native::{Attached, RemoteBlock, RemoteUsb, State};
-use farbus_session::registry::BlockFace;
+use farbus_session::registry::BlockClass;
 
 const GRACE: Duration = Duration::from_secs(60);
 
@@ -32,8 +33,8 @@ impl Exporter {
         let medium = Arc::new(MemoryMedium::new(SparseMemory::new(1 << 20, 1 << 20)));
         let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
         let renew = || Ok(Box::new(Keyboard::device()) as Box<dyn Device>);
-        let face = BlockFace { export, renew: Box::new(renew) };
-        share.add_block("disk", Box::new(Keyboard::device()), face).unwrap();
+        let class = BlockClass { export, renew: Box::new(renew) };
+        share.add_block("disk", Box::new(Keyboard::device()), class).unwrap();
         let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
         Self { share, address }
     }
@@ -82,9 +83,9 @@ fn settle<A: Attached>(linked: &mut Linked<A>, done: &mut A::Done) {
 /// Asks until it is had: what was said on one link may be heard after what is said on the next.
 fn had<T>(mut open: impl FnMut() -> T, refused: impl Fn(&T) -> Option<Cause>) -> T {
     loop {
-        let heir = open();
-        match refused(&heir) {
-            None => return heir,
+        let successor = open();
+        match refused(&successor) {
+            None => return successor,
             Some(cause) => assert_eq!(cause, Cause::Busy),
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -150,35 +151,35 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
     let lease = first.linked.remote().lease();
     assert_ne!(lease, 0);
 
-    first.linked.remote_mut().bequeath([0; 32]);
+    first.linked.remote_mut().migrate([0; 32]);
     first.linked.turn(&mut first.done);
     let status = &exporter.share.status()[0];
-    assert_eq!(status.state, "in use", "it is kept for its heir");
+    assert_eq!(status.state, "in use", "it is kept for its successor");
     assert_eq!(cause(&exporter.keyboard(0).linked), Some(Cause::Busy), "and for nobody else");
 
-    let mut heir = had(|| exporter.keyboard(lease), |heir| cause(&heir.linked));
+    let mut successor = had(|| exporter.keyboard(lease), |successor| cause(&successor.linked));
     settle(&mut first.linked, &mut first.done);
     assert_eq!(first.linked.end().map(|end| end.message.as_str()), Some("handed over"));
-    assert_eq!(heir.linked.selection().configuration(), 1, "it was not reset");
-    assert_eq!(heir.key(), 5, "what was typed and not read is read by its heir");
-    assert!(heir.linked.remote().lease() > lease);
+    assert_eq!(successor.linked.selection().configuration(), 1, "it was not reset");
+    assert_eq!(successor.key(), 5, "what was typed and not read is read by its successor");
+    assert!(successor.linked.remote().lease() > lease);
     assert_eq!(cause(&exporter.keyboard(lease).linked), Some(Cause::Stale), "whoever had it is fenced off");
     let history = &exporter.share.status()[0].history;
     assert_eq!(history[0].ended, "handed over");
 
-    // Its owner takes back even what waits for an heir.
-    heir.linked.remote_mut().bequeath([0; 32]);
-    heir.linked.turn(&mut heir.done);
+    // Its owner takes back even what waits for a successor.
+    successor.linked.remote_mut().migrate([0; 32]);
+    successor.linked.turn(&mut successor.done);
     exporter.share.take_back("keyboard", None, Duration::ZERO).unwrap();
-    settle(&mut heir.linked, &mut heir.done);
-    assert_eq!(cause(&heir.linked), Some(Cause::Refused));
+    settle(&mut successor.linked, &mut successor.done);
+    assert_eq!(cause(&successor.linked), Some(Cause::Refused));
     assert_eq!(exporter.share.status()[0].state, "available");
 }
 
 #[test]
 fn a_device_nobody_comes_for_goes_on_where_it_was() {
     let exporter = Exporter::new();
-    exporter.share.wait_for_heirs(Duration::from_millis(300));
+    exporter.share.wait_for_successors(Duration::from_millis(300));
     let mut typist = exporter.keyboard(0);
     let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
     assert_eq!(typist.ask(|id| Urb::control(id, set_configuration, Payload::Empty)).0, Status::Ok);
@@ -190,18 +191,18 @@ fn a_device_nobody_comes_for_goes_on_where_it_was() {
         let now = typist.linked.clock().now();
         typist.linked.submit(now, read.launch(), &mut typist.done);
         typist.linked.turn(&mut typist.done);
-        typist.linked.standing().bequeath([7; 32]).unwrap();
-        assert_eq!(typist.linked.standing().bequeath([8; 32]), Err("it is being handed over already"));
-        scribe.linked.standing().bequeath([7; 32]).unwrap();
+        typist.linked.report().migrate([7; 32]).unwrap();
+        assert_eq!(typist.linked.report().migrate([8; 32]), Err("it is being handed over already"));
+        scribe.linked.report().migrate([7; 32]).unwrap();
         // What is asked meanwhile waits.
         scribe.ask(BlockRequest::write(BlockId(1), 0, Payload::from(vec![round as u8; 512])));
         assert_eq!(scribe.ask(BlockRequest::read(BlockId(2), 0, 512)), vec![round as u8; 512]);
-        while typist.linked.standing().bequeath([0; 32]).is_err() {
+        while typist.linked.report().migrate([0; 32]).is_err() {
             typist.linked.wait(None).unwrap();
             typist.linked.turn(&mut typist.done);
         }
         // Handed over again at once: and back again.
-        while typist.linked.remote().is_moving() || !typist.linked.standing().is_ours() {
+        while typist.linked.remote().is_moving() || !typist.linked.report().is_ours() {
             typist.linked.wait(None).unwrap();
             typist.linked.turn(&mut typist.done);
         }
@@ -223,24 +224,24 @@ fn a_device_nobody_comes_for_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_disk_goes_to_its_heir_with_all_that_was_written() {
+fn a_disk_goes_to_its_successor_with_all_that_was_written() {
     let exporter = Exporter::new();
     let mut first = exporter.disk(0);
     first.ask(BlockRequest::write(BlockId(1), 4096, Payload::from(b"written".to_vec())));
     let lease = first.linked.remote().lease();
-    first.linked.remote_mut().bequeath([0; 32]);
+    first.linked.remote_mut().migrate([0; 32]);
     first.linked.turn(&mut first.done);
     assert_eq!(cause(&exporter.disk(0).linked), Some(Cause::Busy));
-    let mut heir = had(|| exporter.disk(lease), |heir| cause(&heir.linked));
+    let mut successor = had(|| exporter.disk(lease), |successor| cause(&successor.linked));
     settle(&mut first.linked, &mut first.done);
-    assert_eq!(heir.ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
+    assert_eq!(successor.ask(BlockRequest::read(BlockId(1), 4096, 7)), b"written");
     assert_eq!(cause(&exporter.disk(lease).linked), Some(Cause::Stale));
     // Back again.
-    let lease = heir.linked.remote().lease();
-    heir.linked.remote_mut().bequeath([0; 32]);
-    heir.linked.turn(&mut heir.done);
+    let lease = successor.linked.remote().lease();
+    successor.linked.remote_mut().migrate([0; 32]);
+    successor.linked.turn(&mut successor.done);
     assert_eq!(
-        had(|| exporter.disk(lease), |heir| cause(&heir.linked)).ask(BlockRequest::read(BlockId(1), 4096, 7)),
+        had(|| exporter.disk(lease), |successor| cause(&successor.linked)).ask(BlockRequest::read(BlockId(1), 4096, 7)),
         b"written"
     );
 }

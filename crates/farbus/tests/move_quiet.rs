@@ -1,8 +1,10 @@
-//! How long is a disk quiet whose user goes from one host to another, with a queue of fixed depth pending at a store that takes its time?
+//! How long is a disk quiet whose user goes from one host to another, with a queue of fixed depth pending at a store
+//! that takes its time?
 //!
-//! An exporter and two paired importers, each with an NBD server of ours, on the loopback; the load is 32 writes of 4 KiB at a store that takes
-//! 1 ms for each. *Quiet* is from the order to hold the disk still to the first answer where it went; held against what draining the same
-//! queue takes without going anywhere, in the same run, and one round trip. In release mode the figures are worth something:
+//! An exporter and two paired importers, each with an NBD server of ours, on the loopback; the load is 32 writes of 4
+//! KiB at a store that takes 1 ms for each. *Quiet* is from the order to hold the disk still to the first answer where
+//! it went; held against what draining the same queue takes without going anywhere, in the same run, and one round
+//! trip. In release mode the figures are worth something:
 //! `cargo test --release -p farbus --test move_quiet -- --nocapture`.
 
 use std::io::{Read, Write};
@@ -14,11 +16,11 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use farbus::attach::Ended;
-use farbus::internals::Ender;
+use farbus::internals::StopSignal;
 use farbus::internals::connection::Linked;
 use farbus::internals::hold::{Gate, Granted};
 use farbus::internals::nbd::{NbdServer, Offer};
-use farbus::internals::socket_place::Entrance;
+use farbus::internals::socket_place::SocketListener;
 use farbus::share::Share;
 use farbus::trust::Trust;
 use farbus_gadgets::keyboard::Keyboard;
@@ -28,7 +30,7 @@ use farbus_model::{BlockStore, BufferPool, Completions, Device, Medium, StoreErr
 use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, View};
 use farbus_session::native::RemoteBlock;
 use farbus_session::native::control::{Class, Mode, Open};
-use farbus_session::registry::BlockFace;
+use farbus_session::registry::BlockClass;
 
 const PENDING: u64 = 32;
 const BLOCK: usize = 4096;
@@ -40,7 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAPER: Duration = Duration::from_millis(7);
 /// What is asked: so many times what draining takes, and one round trip.
 const TIMES_MAX: f64 = 1.5;
-/// What a busy machine may add to half of the moves without failing the test. Whoever waited for a timeout in each would need more.
+/// What a busy machine may add to half of the moves without failing the test. Whoever waited for a timeout in each
+/// would need more.
 const SLACK: Duration = Duration::from_secs(2);
 
 /// A disk whose writes take their time, one after the other.
@@ -121,8 +124,8 @@ fn pair(here: &Trust, there: &Trust, name: &str) {
 /// A host of the disk's user: its NBD server, and what it is to its owner.
 struct Host {
     socket: PathBuf,
-    gate: Gate,
-    ender: Ender,
+    hold_handle: Gate,
+    stop: StopSignal,
     thread: JoinHandle<Ended>,
 }
 
@@ -131,7 +134,7 @@ impl Host {
     fn start(home: &Home, number: usize, address: &str, trust: &Trust, exporter: &Trust, inherits: bool) -> Self {
         let (name, reason) = ("disk".to_owned(), String::new());
         let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
-        let remote = if inherits { RemoteBlock::heir(1, open) } else { RemoteBlock::new(1, open) };
+        let remote = if inherits { RemoteBlock::successor(1, open) } else { RemoteBlock::new(1, open) };
         let (address, trust, theirs) = (address.to_owned(), trust.clone(), exporter.fingerprint());
         let dial = move || {
             let link = Link::connect(&address, PATIENCE).map_err(|error| io::Error::other(error.to_string()))?;
@@ -141,14 +144,14 @@ impl Host {
         let mut done = Completions::new(BufferPool::new(0));
         let linked = Linked::open(Box::new(dial), remote, Duration::from_secs(20), &mut done).unwrap();
         assert!(linked.end().is_none(), "{:?}", linked.end());
-        let (standing, clock) = (linked.standing(), linked.clock());
+        let (report, clock) = (linked.report(), linked.clock());
         let socket = home.0.join(format!("{number}.sock"));
-        let entrance = Entrance::Local(LocalListener::bind(&socket).unwrap());
+        let listener = SocketListener::Local(LocalListener::bind(&socket).unwrap());
         let (name, description, zeroes_fast) = (String::new(), String::new(), false);
         let offer = Offer { name, description, device: Box::new(linked), zeroes_fast };
-        let server = NbdServer::new(entrance, vec![offer], None).unwrap().with_clock(clock).movable(standing).unwrap();
-        let (gate, ender) = (server.gate().unwrap(), server.ender());
-        Self { socket, gate, ender, thread: thread::spawn(move || server.run()) }
+        let server = NbdServer::new(listener, vec![offer], None).unwrap().with_clock(clock).movable(report).unwrap();
+        let (hold_handle, stop) = (server.hold_handle().unwrap(), server.stop());
+        Self { socket, hold_handle, stop, thread: thread::spawn(move || server.run()) }
     }
 
     fn client(&self) -> NbdClient {
@@ -227,27 +230,27 @@ fn timed<T>(act: impl FnOnce() -> T) -> (T, Duration) {
     (value, since.elapsed())
 }
 
-fn go(here: &Host, client: NbdClient, there: &Host, heir: [u8; 32]) -> (NbdClient, Move) {
-    let (mut client, mut at_heir) = (client, there.client());
+fn go(here: &Host, client: NbdClient, there: &Host, successor: [u8; 32]) -> (NbdClient, Move) {
+    let (mut client, mut at_successor) = (client, there.client());
     let round_trip = median((0..21).map(|_| timed(|| client.read(1)).1));
     client.load();
-    let (granted, drained) = timed(|| here.gate.hold());
+    let (granted, drained) = timed(|| here.hold_handle.hold());
     assert_eq!(granted, Ok(Granted::ToUser));
     client.hear_all();
-    here.gate.go_on().unwrap();
+    here.hold_handle.go_on().unwrap();
     client.load();
     let since = Instant::now();
-    assert_eq!(here.gate.hand_over(heir), Ok(Granted::ToUser));
+    assert_eq!(here.hold_handle.hand_over(successor), Ok(Granted::ToUser));
     let held = since.elapsed();
     client.hear_all();
     drop(client);
-    at_heir.write(PENDING);
-    assert_eq!(at_heir.hear(), PENDING);
+    at_successor.write(PENDING);
+    assert_eq!(at_successor.hear(), PENDING);
     let quiet = since.elapsed();
     for cookie in 0..=PENDING {
-        assert_eq!(at_heir.read(cookie), vec![cookie as u8; BLOCK], "what was written is there");
+        assert_eq!(at_successor.read(cookie), vec![cookie as u8; BLOCK], "what was written is there");
     }
-    (at_heir, Move { drained, round_trip, held, quiet })
+    (at_successor, Move { drained, round_trip, held, quiet })
 }
 
 fn exporter() -> Share {
@@ -255,8 +258,8 @@ fn exporter() -> Share {
     let medium = Arc::new(Slow(MemoryMedium::new(SparseMemory::new(SIZE, SIZE))));
     let export = Arc::new(BlockExport::new(medium, View::default(), 1).unwrap());
     let renew = || Ok(Box::new(Keyboard::device()) as Box<dyn Device>);
-    let face = BlockFace { export, renew: Box::new(renew) };
-    share.add_block("disk", Box::new(Keyboard::device()), face).unwrap();
+    let class = BlockClass { export, renew: Box::new(renew) };
+    share.add_block("disk", Box::new(Keyboard::device()), class).unwrap();
     share
 }
 
@@ -273,16 +276,16 @@ fn a_disk_that_goes_to_another_host_has_all_that_was_written_and_waits_for_no_ti
     let mut client = here.client();
     let mut moves = Vec::new();
     for number in 1..=MOVES {
-        let heir = if number % 2 == 1 { &rack } else { &desk };
-        let there = Host::start(&home, number, &address, heir, &lab3, true);
-        let (goes_on, moved) = go(&here, client, &there, *heir.fingerprint().as_bytes());
+        let successor = if number % 2 == 1 { &rack } else { &desk };
+        let there = Host::start(&home, number, &address, successor, &lab3, true);
+        let (goes_on, moved) = go(&here, client, &there, *successor.fingerprint().as_bytes());
         let gone = std::mem::replace(&mut here, there);
         assert!(!matches!(gone.thread.join().unwrap(), Ended::Broken(_)));
         client = goes_on;
         moves.push(moved);
     }
     drop(client);
-    here.ender.end();
+    here.stop.end();
     here.thread.join().unwrap();
     let of = |what: fn(&Move) -> Duration| median(moves.iter().map(what));
     let (drained, round_trip) = (of(|moved| moved.drained), of(|moved| moved.round_trip));

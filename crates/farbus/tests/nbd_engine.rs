@@ -9,9 +9,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant as Moment};
 
 use farbus::attach::Ended;
-use farbus::internals::Ender;
+use farbus::internals::StopSignal;
 use farbus::internals::nbd::{ClientBudget, NbdServer, Offer};
-use farbus::internals::socket_place::Entrance;
+use farbus::internals::socket_place::SocketListener;
 use farbus::model::block::MemoryStore;
 use farbus::model::limits::NBD_CONNECTIONS_MAX;
 use farbus::model::{
@@ -105,7 +105,7 @@ struct Served {
     path: PathBuf,
     reins: Arc<Reins>,
     wake: Arc<Wake>,
-    ender: Ender,
+    stop: StopSignal,
     thread: JoinHandle<Ended>,
 }
 
@@ -125,11 +125,11 @@ impl Served {
         };
         let offer =
             Offer { name: "slow".into(), description: String::new(), device: Box::new(device), zeroes_fast: false };
-        let entrance = Entrance::Local(LocalListener::bind(&path).unwrap());
-        let server = NbdServer::new(entrance, vec![offer], None).unwrap().with_handshake_time(HANDSHAKE);
-        let ender = server.ender();
+        let listener = SocketListener::Local(LocalListener::bind(&path).unwrap());
+        let server = NbdServer::new(listener, vec![offer], None).unwrap().with_handshake_time(HANDSHAKE);
+        let stop = server.stop();
         let thread = thread::spawn(move || server.run());
-        Self { path, reins, wake, ender, thread }
+        Self { path, reins, wake, stop, thread }
     }
 
     fn open(&self) {
@@ -197,7 +197,7 @@ fn answers_find_their_askers_in_whatever_order_they_come() {
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2]);
     }
-    served.ender.end();
+    served.stop.end();
     assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
 }
 
@@ -215,7 +215,7 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
     let mut data = [0; 4];
     stays.read_exact(&mut data).unwrap();
     assert_eq!(data, [2; 4]);
-    served.ender.end();
+    served.stop.end();
     assert!(matches!(served.thread.join().unwrap(), Ended::Asked));
     assert!(!served.path.exists());
 }
@@ -239,7 +239,7 @@ fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
         client.read_to_end(&mut rest).unwrap();
         assert_eq!(rest, [1; 8], "and then it ends");
     }
-    served.ender.end();
+    served.stop.end();
     served.thread.join().unwrap();
 }
 
@@ -251,7 +251,7 @@ fn when_it_ends_what_was_asked_is_answered_and_all_is_made_durable() {
     bytes.extend(b"hello");
     client.write_all(&bytes).unwrap();
     served.wait_for_held(1);
-    served.ender.end();
+    served.stop.end();
     thread::sleep(Duration::from_millis(50));
     assert!(!served.thread.is_finished(), "it waits for the device");
     served.open();
@@ -275,7 +275,7 @@ fn one_client_too_many_waits_until_another_leaves() {
     drop(clients.remove(5));
     late.set_read_timeout(Some(PATIENCE)).unwrap();
     late.read_exact(&mut greeting).unwrap();
-    served.ender.end();
+    served.stop.end();
     served.thread.join().unwrap();
 }
 
@@ -292,7 +292,7 @@ fn whoever_chooses_nothing_is_cut_off_and_whoever_did_may_be_silent() {
     assert_eq!((heard.len(), since.elapsed() > HANDSHAKE / 2), (18, true), "greeted, waited for, cut off");
     client.write_all(&request(3, 1, 0, 0)).unwrap();
     assert_eq!(reply(&mut client), 1);
-    served.ender.end();
+    served.stop.end();
     served.thread.join().unwrap();
 }
 
@@ -321,8 +321,8 @@ fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting()
         device: Box::new(Plodding(Arc::clone(&count))),
         zeroes_fast: false,
     };
-    let server = NbdServer::new(Entrance::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
-    let ender = server.ender();
+    let server = NbdServer::new(SocketListener::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
+    let stop = server.stop();
     let thread = thread::spawn(move || server.run());
     let connect = || {
         let mut stream = UnixStream::connect(&path).unwrap();
@@ -341,7 +341,7 @@ fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting()
     assert_eq!(reply(&mut little), 7);
     let before = count.load(Ordering::Acquire);
     assert!(before < 500, "{before} of 1000 came first");
-    ender.end();
+    stop.end();
     assert!(matches!(thread.join().unwrap(), Ended::Asked));
     let all = count.load(Ordering::Acquire);
     assert!(all < 1000, "nor whoever ends it: {all} were carried out");
@@ -352,8 +352,8 @@ fn who_sends_ahead_of_a_slow_device_is_not_taken_for_gone() {
     let path = std::env::temp_dir().join(format!("farbus-nbd-ahead-{}.sock", std::process::id()));
     let device = Box::new(Plodding(Arc::default()));
     let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
-    let server = NbdServer::new(Entrance::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
-    let ender = server.ender();
+    let server = NbdServer::new(SocketListener::Local(LocalListener::bind(&path).unwrap()), vec![offer], None).unwrap();
+    let stop = server.stop();
     let thread = thread::spawn(move || server.run());
     let mut stream = UnixStream::connect(&path).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -370,7 +370,7 @@ fn who_sends_ahead_of_a_slow_device_is_not_taken_for_gone() {
     let answered: Vec<u64> = (0..120).map(|_| reply(&mut stream)).collect();
     assert!(answered.into_iter().eq(0..120), "all, in order: the device answers at once");
     sender.join().unwrap();
-    ender.end();
+    stop.end();
     assert!(matches!(thread.join().unwrap(), Ended::Asked));
 }
 
@@ -387,7 +387,7 @@ fn a_medium_that_goes_ends_the_server() {
 /// A server of 64 MiB in memory whose clients draw on this budget.
 struct Plain {
     path: PathBuf,
-    ender: Ender,
+    stop: StopSignal,
     thread: JoinHandle<Ended>,
 }
 
@@ -398,11 +398,11 @@ impl Plain {
         let path = std::env::temp_dir().join(format!("farbus-nbd-plain-{}-{number}.sock", std::process::id()));
         let device = Box::new(StoreDevice::new(MemoryStore::new(vec![7; 64 << 20])));
         let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
-        let entrance = Entrance::Local(LocalListener::bind(&path).unwrap());
-        let server = NbdServer::new(entrance, vec![offer], None).unwrap().with_budget(budget.clone());
-        let ender = server.ender();
+        let listener = SocketListener::Local(LocalListener::bind(&path).unwrap());
+        let server = NbdServer::new(listener, vec![offer], None).unwrap().with_budget(budget.clone());
+        let stop = server.stop();
         let thread = thread::spawn(move || server.run());
-        Self { path, ender, thread }
+        Self { path, stop, thread }
     }
 
     fn client(&self) -> UnixStream {
@@ -422,7 +422,7 @@ impl Plain {
     }
 
     fn end(self) {
-        self.ender.end();
+        self.stop.end();
         assert!(matches!(self.thread.join().unwrap(), Ended::Asked));
     }
 }

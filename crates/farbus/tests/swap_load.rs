@@ -1,9 +1,10 @@
-//! A disk that is swapped under a load of random writes with 30 of them pending, as in the paper's section 7.7: is the copy the original,
-//! and how much do the 30 notice?
+//! A disk that is swapped under a load of random writes with 30 of them pending, as in the paper's section 7.7: is the
+//! copy the original, and how much do the 30 notice?
 //!
-//! Two figures are held against what draining the same 30 takes, at the same depth and size, in the same run: the *quiet time*, as the paper
-//! has it, is the longest time around the switch in which none of the pending requests is answered; the *longest wait* is that of a single
-//! request. The paper's requests waited 15 ms with 30 pending, and 3 ms with few.
+//! Two figures are held against what draining the same 30 takes, at the same depth and size, in the same run: the
+//! *quiet time*, as the paper has it, is the longest time around the switch in which none of the pending requests is
+//! answered; the *longest wait* is that of a single request. The paper's requests waited 15 ms with 30 pending, and 3
+//! ms with few.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -27,9 +28,11 @@ const BLOCK: u64 = 4096;
 const PAPER: Duration = Duration::from_millis(15);
 /// Whoever waits so long may as well wait for ever.
 const HANGS: Duration = Duration::from_secs(60);
-/// What is asked: the quiet time is at most so many times what draining takes. It is printed; on a machine that stalls it says nothing.
+/// What is asked: the quiet time is at most so many times what draining takes. It is printed; on a machine that stalls
+/// it says nothing.
 const TIMES_MAX: f64 = 1.5;
-/// What a busy machine may add to the best of all swaps without failing a test. Whoever waited for a timeout would need more.
+/// What a busy machine may add to the best of all swaps without failing a test. Whoever waited for a timeout would need
+/// more.
 const SLACK: Duration = Duration::from_secs(2);
 /// Between two fills of the queue: it is a disk that is busy, not one that is beyond what it can do.
 const PAUSE: Duration = Duration::from_millis(2);
@@ -81,7 +84,8 @@ impl Journal for Notes {
     }
 }
 
-/// A disk that serves one request at a time, and each takes its time: that of an old disk, or of a busy store elsewhere.
+/// A disk that serves one request at a time, and each takes its time: that of an old disk, or of a busy store
+/// elsewhere.
 struct Slow {
     medium: Arc<dyn Medium>,
     queue: Arc<Queue>,
@@ -178,7 +182,8 @@ struct Answer {
 struct Load {
     answers: Mutex<Vec<Answer>>,
     is_over: AtomicBool,
-    /// A request that is answered is followed by another one at once; else the queue becomes empty, and is filled after a pause.
+    /// A request that is answered is followed by another one at once; else the queue becomes empty, and is filled after
+    /// a pause.
     is_pressing: AtomicBool,
 }
 
@@ -326,7 +331,8 @@ fn drain(load: &Load) -> Duration {
     drained(&answers)
 }
 
-/// What was noticed of a swap, and how long draining takes where the requests were before it, or after it if that is longer.
+/// What was noticed of a swap, and how long draining takes where the requests were before it, or after it if that is
+/// longer.
 struct Seen {
     noticed: Noticed,
     drain: Duration,
@@ -376,7 +382,8 @@ fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(us
     seen
 }
 
-/// Holds the best of all against the target, and fails if that waited for a timeout: a busy machine may have disturbed the others.
+/// Holds the best of all against the target, and fails if that waited for a timeout: a busy machine may have disturbed
+/// the others.
 fn judge(seen: &[Seen]) {
     let best = seen.iter().min_by(|a, b| a.times().total_cmp(&b.times())).expect("there were swaps");
     let verdict = if best.times() <= TIMES_MAX { "PASS" } else { "MISS" };
@@ -397,7 +404,8 @@ fn thirty_pending_requests_wait_for_no_timeout_at_a_switch() {
     judge(&swaps(memory, "memory", 256 << 20, 4, |_| false));
 }
 
-/// On a disk's file system whoever writes waits whenever somebody makes something durable, as a swap does before it switches.
+/// On a disk's file system whoever writes waits whenever somebody makes something durable, as a swap does before it
+/// switches.
 #[test]
 fn a_disk_of_a_gibibyte_is_swapped_under_load_and_the_copy_is_the_original() {
     let seen = swaps(&std::env::temp_dir(), "files", 1 << 30, 2, |_| false);
@@ -406,7 +414,8 @@ fn a_disk_of_a_gibibyte_is_swapped_under_load_and_the_copy_is_the_original() {
     assert!(longest < HANGS, "quiet for {longest:?}");
 }
 
-/// Whoever writes has the pace of the destination a moment before it is the device, and of the source until a moment after.
+/// Whoever writes has the pace of the destination a moment before it is the device, and of the source until a moment
+/// after.
 #[test]
 fn a_slow_disk_slows_whoever_writes_and_holds_nobody() {
     judge(&swaps(&std::env::temp_dir(), "a slow disk", 8 << 20, 2, |number| number == 1));

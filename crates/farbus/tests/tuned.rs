@@ -1,7 +1,8 @@
 //! Tuned pipes on the running system: what is promised, what is refused, and that whatever is lost is known.
 //!
-//! These tests hold on a machine that stalls: one that stops cannot keep a promise, and then it is known what was lost. That promises are
-//! kept is measured (`farbus bench pipes`), and computed where time is made up (`sim/tests/processor.rs`, `sim/tests/experiments.rs`).
+//! These tests hold on a machine that stalls: one that stops cannot keep a promise, and then it is known what was lost.
+//! That promises are kept is measured (`farbus bench pipes`), and computed where time is made up
+//! (`sim/tests/processor.rs`, `sim/tests/experiments.rs`).
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -95,7 +96,8 @@ fn five_channels_come_through_five_pipes_and_whatever_is_lost_is_known() {
         tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
     };
     let pipes: Vec<_> = (0..5).map(open).collect();
-    // Half of the time in which the adapter's room fills, 64 frames of 6,006 a second, while the processor stands still for the rest of it.
+    // Half of the time in which the adapter's room fills, 64 frames of 6,006 a second, while the processor stands still
+    // for the rest of it.
     assert_eq!(endpoint.period_ns(), (64 * SECOND_NS / TABLE_7.iter().sum::<u64>() - STILL_NS_MAX) / 2);
     wait_until("a second's frames come of each", || {
         pipes.iter().zip(TABLE_7).all(|(pipe, per_s)| pipe.report().messages >= per_s)

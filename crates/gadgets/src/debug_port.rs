@@ -1,4 +1,5 @@
-//! The debug capability of a USB 3 host controller (xHCI 1.2 §7.6), by which a host is a device of another: a link without a bridge. R3.
+//! The debug capability of a USB 3 host controller (xHCI 1.2 §7.6), by which a host is a device of another: a link
+//! without a bridge. R3.
 //!
 //! | rule | here |
 //! |---|---|
@@ -77,7 +78,8 @@ impl DebugPort {
         Cable(Arc::clone(&self.socket))
     }
 
-    /// It is there to be enumerated from now on. `near` wakes who writes and reads here, `far` who serves the device there.
+    /// It is there to be enumerated from now on. `near` wakes who writes and reads here, `far` who serves the device
+    /// there.
     ///
     /// # Errors
     /// [`Enabled`].

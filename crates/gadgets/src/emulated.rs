@@ -78,7 +78,8 @@ pub trait Function: Send {
         let _ = cx;
     }
 
-    /// Everything that was to be asked for now has been ([`Device::end_turn`]). Says whether it can do what it could not before.
+    /// Everything that was to be asked for now has been ([`Device::end_turn`]). Says whether it can do what it could
+    /// not before.
     fn end_turn(&mut self, cx: &mut Context<'_>) -> bool {
         let _ = cx;
         false
@@ -241,7 +242,8 @@ impl<F: Function> Emulated<F> {
         self.halts
     }
 
-    /// It is as it was in another process, its function likewise: with this active, these endpoints halted, and these requests waiting.
+    /// It is as it was in another process, its function likewise: with this active, these endpoints halted, and these
+    /// requests waiting.
     ///
     /// # Errors
     /// Why none can have stood so; it is what it was.

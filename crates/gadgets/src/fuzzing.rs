@@ -1,6 +1,7 @@
 //! What the fuzz targets of this crate share: for how long they run, and from which seed.
 //!
-//! `FARBUS_FUZZ_SECONDS` says how long a target runs. `FARBUS_FUZZ_SEED` says from which seed; the same seed gives the same inputs.
+//! `FARBUS_FUZZ_SECONDS` says how long a target runs. `FARBUS_FUZZ_SEED` says from which seed; the same seed gives the
+//! same inputs.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -8,7 +8,8 @@
 //! | a writer that finds no room | says that it waits | its request waits, until its bell |
 //! | a reader that is written down for another process | lets nothing more onto the lane until it takes something again | the same |
 //!
-//! A lane is held for the moment in which something is put on it or taken off, and for nothing else: neither thread waits for the other.
+//! A lane is held for the moment in which something is put on it or taken off, and for nothing else: neither thread
+//! waits for the other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -98,7 +99,8 @@ impl Writer {
 }
 
 impl Reader {
-    /// Takes the next transfer off the lane, at whose far end `far` hangs; without one, the reader's bell rings when there is.
+    /// Takes the next transfer off the lane, at whose far end `far` hangs; without one, the reader's bell rings when
+    /// there is.
     pub fn take(&self, far: &Bell) -> Option<Vec<u8>> {
         let mut inside = look(&self.0);
         let was_held = std::mem::take(&mut inside.is_held);

@@ -1,7 +1,7 @@
 //! A serial line with a loopback plug: what is sent comes back (CDC PSTN 1.2, abstract control model).
 //!
-//! The plug joins sent to received data, and DTR to DSR and DCD. The line is as fast as its bus, whatever rate it is told; what is not
-//! fetched makes it stop taking more, so no byte is ever lost between its two ends.
+//! The plug joins sent to received data, and DTR to DSR and DCD. The line is as fast as its bus, whatever rate it is
+//! told; what is not fetched makes it stop taking more, so no byte is ever lost between its two ends.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -30,7 +30,8 @@ const DTR: u16 = 1;
 const CARRIER: u8 = 0b11;
 /// 9600 baud, 8 data bits, no parity, one stop bit (§6.3.11): the rate 4, stop bits 1, parity 1, data bits 1.
 const CODING: [u8; 7] = [0x80, 0x25, 0, 0, 0, 0, 8];
-/// CDC 1.2 §5.2.3 and PSTN 1.2 §5.3: header, call management (none), abstract control (line coding), union of interfaces 0 and 1.
+/// CDC 1.2 §5.2.3 and PSTN 1.2 §5.3: header, call management (none), abstract control (line coding), union of
+/// interfaces 0 and 1.
 const FUNCTIONAL: [u8; 19] = [5, 0x24, 0, 0x20, 1, 5, 0x24, 1, 0, 1, 4, 0x24, 2, 2, 5, 0x24, 6, 0, 1];
 
 /// A serial line.

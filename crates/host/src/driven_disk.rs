@@ -12,7 +12,8 @@ use crate::enumerate::Configure;
 use crate::limits::BLOCK_BYTES;
 use crate::storage::{Answer, Disk, DiskError, Options, Target};
 
-/// The most bytes of one request: eight or more commands at high speed, one at SuperSpeed. Whoever asks for more makes pieces of it.
+/// The most bytes of one request: eight or more commands at high speed, one at SuperSpeed. Whoever asks for more makes
+/// pieces of it.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// What it serves best, whatever its sectors: flash has pages of this size or more, and so have those who ask.
 const PREFERRED_BYTES: u32 = 4096;
@@ -21,12 +22,13 @@ const PREFERRED_BYTES: u32 = 4096;
 const ONE_OF_SEVERAL: &str =
     "it has several units, of which one would be had; as a USB device (--via kernel) all of them are";
 
-/// A Bulk-Only disk and its driver, used as a block device (requirement U9: command, data and status do not cross the distance one by
-/// one; a request does, whole, and many may be on their way though the disk takes one command at a time).
+/// A Bulk-Only disk and its driver, used as a block device (requirement U9: command, data and status do not cross the
+/// distance one by one; a request does, whole, and many may be on their way though the disk takes one command at a
+/// time).
 ///
-/// It is got to know first: configured, asked what it is and how large. Until it [is ready](BlockDevice::is_ready) requests wait and
-/// [`BlockDevice::info`] says nothing true; one that does not become ready [is gone](BlockDevice::is_gone), and
-/// [says why](BlockDevice::why_gone).
+/// It is got to know first: configured, asked what it is and how large. Until it [is ready](BlockDevice::is_ready)
+/// requests wait and [`BlockDevice::info`] says nothing true; one that does not become ready [is
+/// gone](BlockDevice::is_gone), and [says why](BlockDevice::why_gone).
 ///
 /// | what happens | what comes of it |
 /// |---|---|
@@ -113,8 +115,8 @@ impl<D: Device> DrivenDisk<D> {
         &mut self.device
     }
 
-    /// The device, which may be used anew: nothing of ours is with it. What was written and not flushed is as durable as the device
-    /// makes it by itself; one of code is told to.
+    /// The device, which may be used anew: nothing of ours is with it. What was written and not flushed is as durable
+    /// as the device makes it by itself; one of code is told to.
     pub fn into_device(mut self, now: Instant, done: &mut Completions<BlockDone>) -> D {
         if !self.is_left {
             self.device.reset(now, &mut self.below);

@@ -38,11 +38,11 @@ struct Flying {
     setup: Setup,
     length: u32,
     until: Option<Instant>,
-    fate: Fate,
+    outcome: Outcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Fate {
+enum Outcome {
     /// Nothing was done about it.
     Open,
     /// Its time passed.
@@ -98,7 +98,7 @@ impl Transfers {
             setup: urb.setup,
             length: urb.length,
             until: timeout.map(|timeout| now + timeout),
-            fate: Fate::Open,
+            outcome: Outcome::Open,
         });
         self.urbs.push_back(urb);
         id
@@ -106,16 +106,16 @@ impl Transfers {
 
     /// Wants a request back. Does nothing if it has come back already or was withdrawn before.
     pub fn withdraw(&mut self, now: Instant, id: UrbId) {
-        if let Some(at) = self.flying.iter().position(|flying| flying.id == id && flying.fate == Fate::Open) {
-            self.recall(now, at, Fate::Withdrawn);
+        if let Some(at) = self.flying.iter().position(|flying| flying.id == id && flying.outcome == Outcome::Open) {
+            self.recall(now, at, Outcome::Withdrawn);
         }
     }
 
     /// Wants everything back.
     pub fn withdraw_all(&mut self, now: Instant) {
         for at in (0..self.flying.len()).rev() {
-            if self.flying[at].fate == Fate::Open {
-                self.recall(now, at, Fate::Withdrawn);
+            if self.flying[at].outcome == Outcome::Open {
+                self.recall(now, at, Outcome::Withdrawn);
             }
         }
     }
@@ -142,16 +142,16 @@ impl Transfers {
     }
 
     /// Withdraws the request at `at`; one that has not even left comes back at once.
-    fn recall(&mut self, now: Instant, at: usize, fate: Fate) {
+    fn recall(&mut self, now: Instant, at: usize, outcome: Outcome) {
         let flying = &mut self.flying[at];
         if let Some(queued) = self.urbs.iter().position(|urb| urb.id == flying.id) {
             self.urbs.remove(queued);
-            let status = if fate == Fate::Expired { Status::TimedOut } else { Status::Cancelled };
+            let status = if outcome == Outcome::Expired { Status::TimedOut } else { Status::Cancelled };
             let flying = self.flying.swap_remove(at);
             return self.done.push_back(flying.into_done(status));
         }
         self.cancels.push_back(flying.id);
-        flying.fate = fate;
+        flying.outcome = outcome;
         flying.until = Some(now + WITHDRAWAL_TIMEOUT);
     }
 }
@@ -172,7 +172,7 @@ impl Driver for Transfers {
         let flying = self.flying.swap_remove(at);
         // A withdrawal that was not handed on yet has nothing left to withdraw.
         self.cancels.retain(|id| *id != done.id);
-        if flying.fate == Fate::Expired && done.status == Status::Cancelled {
+        if flying.outcome == Outcome::Expired && done.status == Status::Cancelled {
             done.status = Status::TimedOut;
         }
         self.done.push_back(done);
@@ -188,8 +188,8 @@ impl Driver for Transfers {
             if flying.until.is_none_or(|until| now < until) {
                 continue;
             }
-            if flying.fate == Fate::Open {
-                self.recall(now, at, Fate::Expired);
+            if flying.outcome == Outcome::Open {
+                self.recall(now, at, Outcome::Expired);
             } else {
                 let flying = self.flying.swap_remove(at);
                 self.unanswered += 1;

@@ -1,8 +1,8 @@
 //! # The only room with an outside
 //!
-//! **This room is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block devices,
-//! [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices from this machine, [`trust`]
-//! knows keys and whose they are, [`sys`] speaks to the kernel.
+//! **This room is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block
+//! devices, [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices from this
+//! machine, [`trust`] knows keys and whose they are, [`sys`] speaks to the kernel.
 //!
 //! **It may touch** the world: files, sockets, mounts, threads, the kernel's switches.
 //!
@@ -19,7 +19,7 @@ pub mod evidence;
 pub mod frontend;
 pub mod link;
 pub mod module;
-pub mod parting;
+pub mod saving;
 pub mod service;
 pub mod store;
 pub mod sys;

@@ -13,8 +13,8 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// As the environment says; without a manager everything said is said to nobody. Whoever gives rights away later still reaches
-    /// the manager.
+    /// As the environment says; without a manager everything said is said to nobody. Whoever gives rights away later
+    /// still reaches the manager.
     ///
     /// # Errors
     /// If it names a socket that cannot be meant or is not there, or the system has no more descriptors.

@@ -1,8 +1,8 @@
 //! Counting what comes too often to be written down each time: the first few of a kind are, the rest become one number.
 //!
-//! Pure: time is an argument. A kind's *window* begins with the first that is noted, and lasts [`WINDOW`]. Within it so many are let through
-//! as the caller says; those beyond are counted, and [`Tally::poll_due`] gives their number when the window is over. The number of kinds is
-//! bounded: beyond [`KINDS_MAX`] all others are one kind.
+//! Pure: time is an argument. A kind's *window* begins with the first that is noted, and lasts [`WINDOW`]. Within it so
+//! many are let through as the caller says; those beyond are counted, and [`Tally::poll_due`] gives their number when
+//! the window is over. The number of kinds is bounded: beyond [`KINDS_MAX`] all others are one kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -66,8 +66,8 @@ impl<K> Tally<K> {
 }
 
 impl<K: Ord + Clone> Tally<K> {
-    /// One of this kind is there, of which `written_max` may be written down in a window. `other` is what it counts as if there are too many
-    /// kinds.
+    /// One of this kind is there, of which `written_max` may be written down in a window. `other` is what it counts as
+    /// if there are too many kinds.
     pub fn note(&mut self, kind: &K, other: &K, written_max: u32, now: Instant) -> Verdict {
         let is_new = !self.kinds.contains_key(kind);
         // Not at each of a flood.

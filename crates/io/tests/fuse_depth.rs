@@ -1,5 +1,5 @@
-//! A mounted disk whose device answers late: how many requests reach it at once, in which order they may end, and what becomes of
-//! them when it is lost.
+//! A mounted disk whose device answers late: how many requests reach it at once, in which order they may end, and what
+//! becomes of them when it is lost.
 //!
 //! Needs root and FUSE. Without them every test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
@@ -25,7 +25,8 @@ use rustix::io::Errno;
 
 const MIB: usize = 1 << 20;
 
-/// Answers when it is due: so long after it was asked, the last one first of those that are due together, or when it is told to.
+/// Answers when it is due: so long after it was asked, the last one first of those that are due together, or when it is
+/// told to.
 struct Late {
     device: StoreDevice<MemoryStore>,
     delay: Duration,

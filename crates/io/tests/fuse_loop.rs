@@ -80,8 +80,8 @@ fn trimming_the_file_system_gives_the_images_space_back() {
     rustix::fs::sync();
     let full = allocated();
     fs::remove_file(tree.0.join("big")).unwrap();
-    // ext4 frees the blocks of a deleted file in its journal's commit, but just after it has told those who wait for that
-    // commit: who trims at once may be too early.
+    // ext4 frees the blocks of a deleted file in its journal's commit, but just after it has told those who wait for
+    // that commit: who trims at once may be too early.
     let trimmed = || {
         rustix::fs::sync();
         run("fstrim", &[&text(&tree.0)]);

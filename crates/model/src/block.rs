@@ -47,8 +47,8 @@ pub trait BlockStore: Send {
         true
     }
 
-    /// Nobody needs what is in the range: its space is given back where that costs no writing, and what it reads as until it is written
-    /// again is the store's affair.
+    /// Nobody needs what is in the range: its space is given back where that costs no writing, and what it reads as
+    /// until it is written again is the store's affair.
     ///
     /// # Errors
     /// [`StoreError`] when the medium fails.
@@ -95,8 +95,8 @@ impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
     }
 }
 
-/// A store that several have open at once, each by a handle of its own: what one wrote, the others read. Who may write is for
-/// whoever hands them out to say.
+/// A store that several have open at once, each by a handle of its own: what one wrote, the others read. Who may write
+/// is for whoever hands them out to say.
 pub trait Medium: Send + Sync {
     /// One more handle.
     ///

@@ -1,4 +1,5 @@
-//! The contract of a block device that is asked without waiting for it: many requests at a time, each answered exactly once.
+//! The contract of a block device that is asked without waiting for it: many requests at a time, each answered exactly
+//! once.
 //!
 //! [`BlockStore`](crate::BlockStore) is the other one, for a medium that answers before its call returns. A request has the same three
 //! shapes here as a URB has ([`crate::urb`]): [`BlockRequest`], [`BlockInFlight`], [`BlockDone`].
@@ -13,9 +14,10 @@ use crate::time::Instant;
 
 /// A block device: one over a store, one on another machine (requirement N4).
 ///
-/// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`]. Every request given to
-/// [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any order. Requests that are
-/// in flight together may be carried out in any order too: whoever needs one done before another waits for its answer.
+/// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`]. Every request given
+/// to [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any order. Requests
+/// that are in flight together may be carried out in any order too: whoever needs one done before another waits for its
+/// answer.
 pub trait BlockDevice: Send {
     /// What it is; constant while it is attached.
     fn info(&self) -> &BlockInfo;
@@ -70,8 +72,8 @@ pub trait BlockDevice: Send {
         Err(CommandError::unknown(command))
     }
 
-    /// How long what is read of it stays true unless whoever asks changes it: as long as this is the same. None: not at all, for others
-    /// may change it, as they may unless a device knows better.
+    /// How long what is read of it stays true unless whoever asks changes it: as long as this is the same. None: not at
+    /// all, for others may change it, as they may unless a device knows better.
     fn epoch(&self) -> Option<u64> {
         None
     }
@@ -86,27 +88,28 @@ pub trait BlockDevice: Send {
         None
     }
 
-    /// What another process needs to go on with what is behind it, while it holds no request; as [`Device::save`](crate::Device::save).
-    /// None: no other process can. Empty: the other process only opens it again.
+    /// What another process needs to go on with what is behind it, while it holds no request; as
+    /// [`Device::save`](crate::Device::save). None: no other process can. Empty: the other process only opens it again.
     fn state(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// A device that is new here is the one whose [`BlockDevice::state`] this was in another process. Says whether it can be.
+    /// A device that is new here is the one whose [`BlockDevice::state`] this was in another process. Says whether it
+    /// can be.
     fn go_on_from(&mut self, state: &[u8]) -> bool {
         let _ = state;
         false
     }
 
-    /// What another process needs to go on with it, the requests that it holds among that: nobody asks anything of it meanwhile, and
-    /// it may go on here all the same. None: no other process can.
+    /// What another process needs to go on with it, the requests that it holds among that: nobody asks anything of it
+    /// meanwhile, and it may go on here all the same. None: no other process can.
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         let _ = now;
         None
     }
 
-    /// Another process goes on with what [`BlockDevice::save`] said: the requests that it holds are answered there, and what is behind
-    /// it is left as it is, in the end too.
+    /// Another process goes on with what [`BlockDevice::save`] said: the requests that it holds are answered there, and
+    /// what is behind it is left as it is, in the end too.
     fn leave(&mut self) {}
 }
 
@@ -128,8 +131,8 @@ pub struct BlockInfo {
 }
 
 impl BlockInfo {
-    /// Whether a request is one that this device may be given: its range lies inside, on block boundaries, its data matches
-    /// its length, and it changes nothing that is read-only.
+    /// Whether a request is one that this device may be given: its range lies inside, on block boundaries, its data
+    /// matches its length, and it changes nothing that is read-only.
     ///
     /// # Errors
     /// [`StoreError::Invalid`] or [`StoreError::ReadOnly`]: what to answer it with.
@@ -168,8 +171,8 @@ pub enum BlockOp {
     Discard,
     /// The range reads as zeros from now on; its space is kept.
     WriteZeroes,
-    /// Nobody needs what is in the range. What it reads as until it is written again is the device's affair; one that cannot make use of that
-    /// does nothing, and writes no zeros.
+    /// Nobody needs what is in the range. What it reads as until it is written again is the device's affair; one that
+    /// cannot make use of that does nothing, and writes no zeros.
     Trim,
 }
 

@@ -1,9 +1,10 @@
 //! How much memory a peer may make this process hold, added up in one place.
 //!
-//! A peer is a paired host, by its key, or whoever comes from one address. All its connections, links and sessions draw on one [`Account`];
-//! all accounts draw on the process's. Memory is taken in large pieces when a connection begins, when a device is opened, or when a
-//! connection has outgrown what it took ([`Allowance`]), and comes back when the connection or the device is let go of. Between these
-//! moments a connection compares numbers of its own, and touches no memory that others touch.
+//! A peer is a paired host, by its key, or whoever comes from one address. All its connections, links and sessions draw
+//! on one [`Account`]; all accounts draw on the process's. Memory is taken in large pieces when a connection begins,
+//! when a device is opened, or when a connection has outgrown what it took ([`Allowance`]), and comes back when the
+//! connection or the device is let go of. Between these moments a connection compares numbers of its own, and touches
+//! no memory that others touch.
 //!
 //! | who | may hold | of which each part is in |
 //! |---|---|---|
@@ -32,7 +33,8 @@ impl Budget {
     /// The default: four peers may use all that they may; what is left is for those that use little.
     pub const DEFAULT: Budget = Budget { stranger_bytes: 64 << 20, peer_bytes: 256 << 20, process_bytes: 1 << 30 };
 
-    /// The same with so much for a peer that uses devices; all peers together have four times that, if it is more than the default.
+    /// The same with so much for a peer that uses devices; all peers together have four times that, if it is more than
+    /// the default.
     #[must_use]
     pub const fn with_peer_bytes(self, bytes: usize) -> Self {
         let process_bytes =
@@ -51,12 +53,14 @@ impl Default for Budget {
     }
 }
 
-/// Answers to requests that open, reserve and inherit, as far as the link has not taken them; beyond, such requests wait.
+/// Answers to requests that open, reserve and inherit, as far as the link has not taken them; beyond, such requests
+/// wait.
 pub const ANSWERS_BYTES_MAX: usize = 64 << 10;
-/// What a session holds of such requests that wait; beyond, the peer is cut off. An importer of ours has two such requests on their way.
+/// What a session holds of such requests that wait; beyond, the peer is cut off. An importer of ours has two such
+/// requests on their way.
 pub const WAITING_REQUESTS_BYTES_MAX: usize = 64 << 10;
-/// Answers that never wait (to a withdrawal, to a close), as far as the link has not taken them; beyond, the peer is cut off. An importer
-/// withdraws each of 4096 requests once.
+/// Answers that never wait (to a withdrawal, to a close), as far as the link has not taken them; beyond, the peer is
+/// cut off. An importer withdraws each of 4096 requests once.
 pub const PROMPT_ANSWERS_BYTES_MAX: usize = 2 << 20;
 /// What was sent and not acknowledged, of a session that uses no device: an importer acknowledges after 512 KiB.
 pub const UNACKNOWLEDGED_BYTES_MIN: usize = 1 << 20;
@@ -97,8 +101,8 @@ pub const fn sum(parts: &[(&str, usize)]) -> usize {
     all
 }
 
-/// What a peer may have in flight on one device more, bytes: a fair part of what it may hold where it could use `devices`, more as long as
-/// it uses little of it. `left` is what the peer may still take.
+/// What a peer may have in flight on one device more, bytes: a fair part of what it may hold where it could use
+/// `devices`, more as long as it uses little of it. `left` is what the peer may still take.
 pub fn credit_bytes(budget: &Budget, left: usize, devices: usize) -> usize {
     let session_bytes = CONNECTION_BYTES + SESSION_BYTES + 2 * STEP_BYTES;
     let fair = (budget.peer_bytes / devices.max(1)).saturating_sub(session_bytes) / 2;
@@ -166,8 +170,8 @@ impl Account {
         Ok(Taken { account: Arc::clone(self), bytes, is_device: false })
     }
 
-    /// The same for a device: the peer is one that uses devices until the answer is dropped. Says how much may be in flight on it, where the
-    /// peer could use `devices` in all.
+    /// The same for a device: the peer is one that uses devices until the answer is dropped. Says how much may be in
+    /// flight on it, where the peer could use `devices` in all.
     ///
     /// # Errors
     /// [`Exhausted`].

@@ -42,7 +42,8 @@ struct EndpointDefinition {
     class_descriptors: Vec<u8>,
 }
 
-/// Whose clock an isochronous endpoint keeps (USB 2.0 §5.12.4.1); the value is bits 3..2 of `bmAttributes` (table 9-13).
+/// Whose clock an isochronous endpoint keeps (USB 2.0 §5.12.4.1); the value is bits 3..2 of `bmAttributes` (table
+/// 9-13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Synchronization {
@@ -199,8 +200,8 @@ impl InterfaceDefinition {
         self
     }
 
-    /// Says that this interface and those after it, `count` in all, are one function of its class (interface association, USB 2.0
-    /// ECN): what a host needs to be told of a device that has another function besides.
+    /// Says that this interface and those after it, `count` in all, are one function of its class (interface
+    /// association, USB 2.0 ECN): what a host needs to be told of a device that has another function besides.
     #[must_use]
     pub fn associated(mut self, count: u8) -> Self {
         self.associated = count;
@@ -253,8 +254,8 @@ impl InterfaceDefinition {
         self
     }
 
-    /// Says more of the endpoint that was declared last: whose clock it keeps, if it is isochronous; the bytes that its class adds
-    /// to the standard descriptor (audio 1.0 adds two); class-specific descriptors that follow it.
+    /// Says more of the endpoint that was declared last: whose clock it keeps, if it is isochronous; the bytes that its
+    /// class adds to the standard descriptor (audio 1.0 adds two); class-specific descriptors that follow it.
     ///
     /// # Panics
     /// If there is no endpoint yet: an author's mistake.

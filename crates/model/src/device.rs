@@ -17,7 +17,8 @@ use crate::usb::Speed;
 ///
 /// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`].
 /// Every request given to [`Device::submit`] comes back there exactly once, during that call or any
-/// later one. One endpoint's requests (one stream's, where it has streams) complete in the order in which they were submitted.
+/// later one. One endpoint's requests (one stream's, where it has streams) complete in the order in which they were
+/// submitted.
 ///
 /// | the race | what comes back |
 /// |---|---|
@@ -100,14 +101,14 @@ pub trait Device: Send {
         None
     }
 
-    /// What another process needs besides [`Device::selection`] to go on with what is behind this; asked while it has no request.
-    /// None: no other process can.
+    /// What another process needs besides [`Device::selection`] to go on with what is behind this; asked while it has
+    /// no request. None: no other process can.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// A device that is new here is the one that another process saved, with this active. Says whether it can be; one that cannot
-    /// is what it was.
+    /// A device that is new here is the one that another process saved, with this active. Says whether it can be; one
+    /// that cannot is what it was.
     fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
         let _ = (selection, state);
         false
@@ -156,7 +157,8 @@ pub enum Command {
     Insert,
     /// Make everything durable that was acknowledged; sent before a device is withdrawn.
     Sync,
-    /// Let another device like this one take its place. Accepted, it goes on by itself: [`Twin::tell`] says what became of it.
+    /// Let another device like this one take its place. Accepted, it goes on by itself: [`Twin::tell`] says what became
+    /// of it.
     Swap(Twin),
 }
 
@@ -186,7 +188,8 @@ impl fmt::Display for CommandError {
 
 impl std::error::Error for CommandError {}
 
-/// A device that is to take another's place while that one is in use (requirement N12), and who is told what becomes of it.
+/// A device that is to take another's place while that one is in use (requirement N12), and who is told what becomes of
+/// it.
 #[derive(Clone)]
 pub struct Twin(Arc<Inside>);
 
@@ -300,7 +303,8 @@ impl<D> Completions<D> {
         self.queue.len()
     }
 
-    /// Those that wait to be read, oldest first, but for so many: what a layer over a device looks at, and leaves for the asker.
+    /// Those that wait to be read, oldest first, but for so many: what a layer over a device looks at, and leaves for
+    /// the asker.
     pub fn after(&self, count: usize) -> impl Iterator<Item = &D> {
         self.queue.range(count.min(self.queue.len())..)
     }

@@ -7,14 +7,15 @@ pub const IDENTITY_BYTES: usize = 24;
 
 /// The identity of an exported device: a random 128-bit id, and a generation that a hot-swap raises.
 ///
-/// An exporter keeps the id in its state folder beside evidence of the device (a file's file system and handle, a USB device's serial
-/// number). Two devices never share an id. A name, a bus id or an address is not an identity: another device may have it later.
+/// An exporter keeps the id in its state folder beside evidence of the device (a file's file system and handle, a USB
+/// device's serial number). Two devices never share an id. A name, a bus id or an address is not an identity: another
+/// device may have it later.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// The device's id. It is random; all zeros is not a valid id.
     pub id: u128,
-    /// Counts the media that the device has had: the lower 32 bits the swaps, which copy the content; the upper 32 bits how often its
-    /// owner said that another medium is this device, whatever that holds. Begins at 0.
+    /// Counts the media that the device has had: the lower 32 bits the swaps, which copy the content; the upper 32 bits
+    /// how often its owner said that another medium is this device, whatever that holds. Begins at 0.
     pub generation: u64,
 }
 
@@ -27,8 +28,8 @@ impl Identity {
         Self { generation: (self.generation / ADOPTION + 1) * ADOPTION, ..self }
     }
 
-    /// Whether this medium goes on with the content of the device `before`, as far as the two identities tell: it is the same medium, or
-    /// swaps have copied it.
+    /// Whether this medium goes on with the content of the device `before`, as far as the two identities tell: it is
+    /// the same medium, or swaps have copied it.
     pub fn continues(self, before: Self) -> bool {
         let is_copied = self.generation / ADOPTION == before.generation / ADOPTION;
         self.id == before.id && is_copied && self.generation >= before.generation
@@ -58,7 +59,8 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A generation as people see it: the number of swaps, and in front of it, with a dot, the number of adoptions if there was any.
+/// A generation as people see it: the number of swaps, and in front of it, with a dot, the number of adoptions if there
+/// was any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediumNumber(pub u64);
 

@@ -1,14 +1,15 @@
 //! Layers over a device: what a layer does not answer itself, the device below answers.
 //!
-//! A layer implements [`BlockLayer`] or [`DeviceLayer`] and becomes a [`BlockDevice`] or a [`Device`] by that. Every method of these traits
-//! passes the call on to the inner device, so a layer overrides only what it changes, and can lose nothing by leaving something out. A layer
-//! that has state of its own overrides what is asked about state ([`BlockDevice::state`], [`BlockDevice::save`], [`Device::save`] …).
+//! A layer implements [`BlockLayer`] or [`DeviceLayer`] and becomes a [`BlockDevice`] or a [`Device`] by that. Every
+//! method of these traits passes the call on to the inner device, so a layer overrides only what it changes, and can
+//! lose nothing by leaving something out. A layer that has state of its own overrides what is asked about state
+//! ([`BlockDevice::state`], [`BlockDevice::save`], [`Device::save`] …).
 //!
-//! A layer has each method twice, by its own trait and by the device's. A file that calls methods of a layer, or of a boxed device, imports one of
-//! the two alone, and names the other by its path.
+//! A layer has each method twice, by its own trait and by the device's. A file that calls methods of a layer, or of a
+//! boxed device, imports one of the two alone, and names the other by its path.
 //!
-//! `crates/session/tests/layers.rs` runs one contract against all layers: each method reaches the inner device, unless the test's table says that
-//! the layer answers it.
+//! `crates/session/tests/layers.rs` runs one contract against all layers: each method reaches the inner device, unless
+//! the test's table says that the layer answers it.
 
 use crate::block_device::{BlockDevice, BlockDone, BlockInFlight, BlockInfo};
 use crate::descriptor::{Descriptors, Selection};
@@ -18,7 +19,8 @@ use crate::time::Instant;
 use crate::urb::{InFlight, UrbId};
 use crate::usb::Speed;
 
-/// A layer over a block device. Each method is the one of [`BlockDevice`] with the same name; by default it passes through.
+/// A layer over a block device. Each method is the one of [`BlockDevice`] with the same name; by default it passes
+/// through.
 pub trait BlockLayer: Send {
     /// The device below.
     type Inner: BlockDevice + ?Sized;
@@ -29,8 +31,8 @@ pub trait BlockLayer: Send {
     /// The device below.
     fn inner_mut(&mut self) -> &mut Self::Inner;
 
-    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer that wants to see the
-    /// answers overrides it.
+    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer
+    /// that wants to see the answers overrides it.
     fn with_inner<R>(
         &mut self,
         now: Instant,
@@ -226,8 +228,8 @@ pub trait DeviceLayer: Send {
     /// The device below.
     fn inner_mut(&mut self) -> &mut Self::Inner;
 
-    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer that wants to see the
-    /// answers overrides it.
+    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer
+    /// that wants to see the answers overrides it.
     fn with_inner<R>(
         &mut self,
         now: Instant,

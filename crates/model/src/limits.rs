@@ -9,47 +9,49 @@ pub const ISO_PACKETS_MAX: u32 = 1024;
 /// Sixteen MiB is what the largest known client (a scanner driver's bulk read) asks for, doubled.
 pub const URB_BYTES_MAX: u32 = 16 << 20;
 
-/// Isochronous or bulk URBs that a usbredir guest may have one stream keep in flight, and packets in each: what `usbredirserver`
-/// allows, and all that QEMU asks for.
+/// Isochronous or bulk URBs that a usbredir guest may have one stream keep in flight, and packets in each: what
+/// `usbredirserver` allows, and all that QEMU asks for.
 pub const STREAM_URBS_MAX: u8 = 16;
 /// Packets in each of them.
 pub const STREAM_PACKETS_PER_URB_MAX: u8 = 32;
 /// Interrupt packets received ahead of a usbredir guest: those of a mouse in a quarter of a second, and never lost.
 pub const INTERRUPTS_AHEAD_MAX: usize = 256;
 
-/// Transfers of one endpoint that are received ahead of its user, with the device or here: a serial line's of 64 bytes each at
-/// 3 Mbit/s, in 0.16 s.
+/// Transfers of one endpoint that are received ahead of its user, with the device or here: a serial line's of 64 bytes
+/// each at 3 Mbit/s, in 0.16 s.
 pub const AHEAD_URBS_MAX: usize = 1024;
 /// Bytes of them: a network adapter's at 80 Mbit/s in 0.1 s.
 pub const AHEAD_BYTES_MAX: usize = 1 << 20;
 
-/// How long what was fetched ahead of a disk is true, by the importer's clock that goes on while the machine sleeps. So long an exporter gives
-/// nobody a device whose importer it has lost: longer than a client on a bad network takes to read the next 128 KiB, shorter than a person
-/// waits for a device.
+/// How long what was fetched ahead of a disk is true, by the importer's clock that goes on while the machine sleeps. So
+/// long an exporter gives nobody a device whose importer it has lost: longer than a client on a bad network takes to
+/// read the next 128 KiB, shorter than a person waits for a device.
 pub const FETCHED_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// Memory that a kernel lends for one real device's transfers. Linux counts it against the 16 MiB that it lends to all
 /// (`usbfs_memory_mb`), as long as it is mapped: enough for what a disk has in flight, and other devices have room too.
-pub const LENT_BYTES_MAX: usize = 4 << 20;
+pub const BORROWED_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of one read or write of a store, so that its answer needs no more memory than a URB's.
 pub const BLOCK_REQUEST_BYTES_MAX: u32 = URB_BYTES_MAX;
-/// Ranges that a scratch view remembers to read as zeros; a file system that is discarded piece by piece makes far fewer.
+/// Ranges that a scratch view remembers to read as zeros; a file system that is discarded piece by piece makes far
+/// fewer.
 pub const SCRATCH_ZEROED_MAX: usize = 1 << 16;
 
-/// The pieces of a disk in which a swap notes what has changed, bytes: a page, because with larger ones a load of small random
-/// writes dirties faster than anybody copies. A disk of more than 128 GiB has larger pieces.
+/// The pieces of a disk in which a swap notes what has changed, bytes: a page, because with larger ones a load of small
+/// random writes dirties faster than anybody copies. A disk of more than 128 GiB has larger pieces.
 pub const SWAP_GRANULE_BYTES_MIN: u64 = 4 << 10;
 /// How many there are at most: 4 MiB of bits.
 pub const SWAP_GRANULES_MAX: u64 = 32 << 20;
-/// Bytes that a swap copies at a time: enough for a disk's full speed, and soon enough done for whoever wants to stop it.
+/// Bytes that a swap copies at a time: enough for a disk's full speed, and soon enough done for whoever wants to stop
+/// it.
 pub const SWAP_RUN_BYTES_MAX: u64 = 256 << 10;
 
 /// Bytes of one NBD read or write: what the specification lets a client ask for that was told nothing else ("Block size
 /// constraints": 2^25).
 pub const NBD_REQUEST_BYTES_MAX: u32 = 32 << 20;
-/// Bytes of an NBD request that are asked of the device at a time, so that a long one is on its way while it still arrives: eight
-/// times the largest that programs ask for by default.
+/// Bytes of an NBD request that are asked of the device at a time, so that a long one is on its way while it still
+/// arrives: eight times the largest that programs ask for by default.
 pub const NBD_PIECE_BYTES_MAX: u32 = 2 << 20;
 /// NBD requests of one connection that owe an answer; beyond, it is not read. Linux's client keeps 128, nbdcopy 64.
 pub const NBD_REQUESTS_MAX: usize = 256;
@@ -85,12 +87,12 @@ pub const FRAMES_MAX: u32 = 64;
 
 /// Bytes of one FUSE read or write: what Linux allows (`fs.fuse.max_pages_limit`, 256 pages).
 pub const FUSE_REQUEST_BYTES_MAX: u32 = 1 << 20;
-/// FUSE requests that a device has at a time; beyond, the kernel's next ones stay with the kernel. As many as it may have on their
-/// way without a program waiting for each, and a loop device keeps half of them busy.
+/// FUSE requests that a device has at a time; beyond, the kernel's next ones stay with the kernel. As many as it may
+/// have on their way without a program waiting for each, and a loop device keeps half of them busy.
 pub const FUSE_REQUESTS_MAX: usize = 64;
 
-/// Lanes of one session, each with a link of its own: beyond, one more brings little where one has brought an eighth. A tag has three
-/// bits for them.
+/// Lanes of one session, each with a link of its own: beyond, one more brings little where one has brought an eighth. A
+/// tag has three bits for them.
 pub const LANES_MAX: u16 = 8;
 
 /// Bytes of data in flight on one device of a session, where there is enough for it: 32 requests of 1 MiB.
@@ -113,13 +115,13 @@ pub struct Limits {
     pub reply_header_bytes_max: usize,
     /// Receive buffer: large enough that 32 requests of 4 KiB arrive in one read.
     pub receive_bytes: usize,
-    /// A payload no longer than this is copied out of the receive buffer, one that is longer is lent from it. An NBD connection copies
-    /// only what came nearly alone.
+    /// A payload no longer than this is copied out of the receive buffer, one that is longer is lent from it. An NBD
+    /// connection copies only what came nearly alone.
     pub copied_bytes_max: usize,
     /// Idle buffers kept for reuse.
     pub pool_bytes: usize,
-    /// What an encrypted link keeps by itself: received and not decrypted, decrypted and not taken, encrypted and not sent.
-    /// A bare link keeps nothing.
+    /// What an encrypted link keeps by itself: received and not decrypted, decrypted and not taken, encrypted and not
+    /// sent. A bare link keeps nothing.
     pub link_bytes: usize,
 }
 
@@ -136,8 +138,8 @@ impl Limits {
         link_bytes: 512 << 10,
     };
 
-    /// Where what is received is passed on in a session, which keeps it until 256 KiB are acknowledged: few enough payloads are lent to leave
-    /// receive buffers to be used again.
+    /// Where what is received is passed on in a session, which keeps it until 256 KiB are acknowledged: few enough
+    /// payloads are lent to leave receive buffers to be used again.
     pub const RELAYED: Limits = Limits { copied_bytes_max: 64 << 10, ..Limits::DEFAULT };
 
     /// The most memory a session's payloads can take: every holder, line by line.
@@ -149,13 +151,14 @@ impl Limits {
             // Idle buffers.
             + self.pool_bytes
             // Mapped and idle.
-            + LENT_BYTES_MAX
+            + BORROWED_BYTES_MAX
             // TLS.
             + self.link_bytes
     }
 }
 
-/// Receive buffers that are kept for reuse where what is received is passed on as it lies: 32 requests of 128 KiB, twice, in buffers of 256 KiB.
+/// Receive buffers that are kept for reuse where what is received is passed on as it lies: 32 requests of 128 KiB,
+/// twice, in buffers of 256 KiB.
 pub const RECEIVE_BUFFERS_KEPT_MAX: usize = 32;
 
 /// The most memory that the payloads of one NBD connection can take.

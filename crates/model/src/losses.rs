@@ -1,8 +1,8 @@
 //! Who is told that written data was lost: Linux's errseq rule (`lib/errseq.c`) for the users of one block device.
 //!
 //! A *loss* is written data that was answered and will not become durable: a flush failed. A device reports it once, to
-//! whoever flushes first. Several may rely on that data: programs that have a file open, clients that have connections. So whoever
-//! owns the device keeps one [`Losses`] and a [`LossCursor`] for each of them:
+//! whoever flushes first. Several may rely on that data: programs that have a file open, clients that have connections.
+//! So whoever owns the device keeps one [`Losses`] and a [`LossCursor`] for each of them:
 //!
 //! | what happens | what follows |
 //! |---|---|
@@ -150,7 +150,8 @@ mod tests {
                 Event::Background => self.flush_device(),
                 Event::Comes => {
                     if self.cursors[2].is_none() {
-                        // Whoever comes is shown what nobody heard of; of a loss that no flush has found yet this holds, too.
+                        // Whoever comes is shown what nobody heard of; of a loss that no flush has found yet this
+                        // holds, too.
                         self.cursors[2] = Some(self.losses.cursor());
                         self.owed[2] = self.unheard;
                     }

@@ -1,7 +1,8 @@
-//! What travels between an importer and an exporter, seen from between them: a transformation module is one half of a pair that changes it
-//! on one side and changes it back on the other (requirements I1, I2).
+//! What travels between an importer and an exporter, seen from between them: a transformation module is one half of a
+//! pair that changes it on one side and changes it back on the other (requirements I1, I2).
 //!
-//! The same contract above and below: what one half gives to the link the other half is given by it, so pairs lie within pairs.
+//! The same contract above and below: what one half gives to the link the other half is given by it, so pairs lie
+//! within pairs.
 //!
 //! ```text
 //!    importer ── half ── half ══════ half ── half ── exporter
@@ -25,7 +26,8 @@ use crate::time::Instant;
 pub const PAIRS_MAX: usize = 8;
 /// Bytes of one message between the halves of a pair.
 pub const ASIDE_BYTES_MAX: usize = 16 << 10;
-/// Bytes by which all modules together may make a message longer: 8 seals of some 40 bytes, and compression that did not help.
+/// Bytes by which all modules together may make a message longer: 8 seals of some 40 bytes, and compression that did
+/// not help.
 pub const GROWTH_BYTES_MAX: usize = 4 << 10;
 
 /// What a message is.

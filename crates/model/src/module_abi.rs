@@ -1,5 +1,5 @@
-//! What a module that is not code of its host hears and says: frames, one after the other (requirement I3). `docs/modules.md` says the
-//! same to whoever writes one.
+//! What a module that is not code of its host hears and says: frames, one after the other (requirement I3).
+//! `docs/modules.md` says the same to whoever writes one.
 //!
 //! ```text
 //!   every frame   0 what 1   1 …        little-endian
@@ -11,10 +11,12 @@
 //!   passed  6     a message without a payload: that of the message which this answers goes on with it, unsaid (since version 2)
 //! ```
 //!
-//! On pipes each has its length before it, 4 bytes that do not count themselves; elsewhere whatever points at it says how long it is.
+//! On pipes each has its length before it, 4 bytes that do not count themselves; elsewhere whatever points at it says
+//! how long it is.
 //!
-//! The host says *start* once and again for every new use, then *message* and *time*; the module answers each with any number of
-//! *messages*, and *done* (or *fail*) in the end. *Passed* stands for one message, once: a module that changes no data says none.
+//! The host says *start* once and again for every new use, then *message* and *time*; the module answers each with any
+//! number of *messages*, and *done* (or *fail*) in the end. *Passed* stands for one message, once: a module that
+//! changes no data says none.
 
 use crate::module::{Class, Kind, Message, Role, Side};
 use crate::payload::Payload;

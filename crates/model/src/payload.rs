@@ -16,7 +16,7 @@ pub enum Payload {
     /// A window on a buffer that others look at too: what a link received, not copied out.
     Shared(Shared),
     /// Memory of somebody else's who lent it until nobody looks at it any more: what a kernel or a device has filled.
-    Lent(Lent),
+    Borrowed(Borrowed),
     /// A fixed pattern, repeated: costs no memory whatever its length.
     Pattern(Pattern),
     /// Several windows, one behind the other: what arrived in several frames.
@@ -31,21 +31,21 @@ pub struct Shared {
     len: usize,
 }
 
-/// The beginning of memory that somebody lent. Opaque here: whoever lent it knows what it is made of, and that nobody writes
-/// to it while this is held.
+/// The beginning of memory that somebody lent. Opaque here: whoever lent it knows what it is made of, and that nobody
+/// writes to it while this is held.
 #[derive(Clone)]
-pub struct Lent {
+pub struct Borrowed {
     memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
     len: usize,
 }
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for Borrowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lent").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
-impl Lent {
+impl Borrowed {
     fn bytes(&self) -> &[u8] {
         &(*self.memory).as_ref()[..self.len]
     }
@@ -83,7 +83,7 @@ impl Payload {
     /// If there are fewer.
     pub fn lent(memory: Arc<dyn AsRef<[u8]> + Send + Sync>, len: usize) -> Self {
         assert!(len <= (*memory).as_ref().len(), "a payload lies in its memory");
-        if len == 0 { Payload::Empty } else { Payload::Lent(Lent { memory, len }) }
+        if len == 0 { Payload::Empty } else { Payload::Borrowed(Borrowed { memory, len }) }
     }
 
     /// `len` bytes of `unit` repeated.
@@ -134,7 +134,7 @@ impl Payload {
             Payload::Empty => 0,
             Payload::Bytes(bytes) => bytes.len(),
             Payload::Shared(shared) => shared.len,
-            Payload::Lent(lent) => lent.len,
+            Payload::Borrowed(lent) => lent.len,
             Payload::Pattern(pattern) => pattern.len,
             Payload::Parts(parts) => parts.iter().map(|part| part.len).sum(),
         }
@@ -151,7 +151,7 @@ impl Payload {
             Payload::Empty => {}
             Payload::Bytes(bytes) => bytes.truncate(len),
             Payload::Shared(shared) => shared.len = shared.len.min(len),
-            Payload::Lent(lent) => lent.len = lent.len.min(len),
+            Payload::Borrowed(lent) => lent.len = lent.len.min(len),
             Payload::Pattern(pattern) => pattern.len = pattern.len.min(len),
             Payload::Parts(parts) => {
                 let mut left = len;
@@ -187,7 +187,7 @@ impl Payload {
             Payload::Empty => return None,
             Payload::Bytes(bytes) => bytes,
             Payload::Shared(window) => window.bytes(),
-            Payload::Lent(lent) => lent.bytes(),
+            Payload::Borrowed(lent) => lent.bytes(),
             Payload::Pattern(pattern) => {
                 let left = pattern.len.checked_sub(index * pattern.unit.len())?;
                 return Some(&pattern.unit[..pattern.unit.len().min(left)]).filter(|run| !run.is_empty());
@@ -203,7 +203,7 @@ impl Payload {
             Payload::Empty => Cow::Borrowed(&[]),
             Payload::Bytes(bytes) => Cow::Borrowed(bytes),
             Payload::Shared(window) => Cow::Borrowed(window.bytes()),
-            Payload::Lent(lent) => Cow::Borrowed(lent.bytes()),
+            Payload::Borrowed(lent) => Cow::Borrowed(lent.bytes()),
             Payload::Pattern(p) if p.len <= p.unit.len() => Cow::Borrowed(&p.unit[..p.len]),
             Payload::Pattern(_) | Payload::Parts(_) => Cow::Owned(self.runs().collect::<Vec<_>>().concat()),
         }
@@ -230,12 +230,13 @@ impl Payload {
 
     /// Copies a window's bytes, or lent ones, into a buffer of their own; other kinds stay as they are.
     pub fn own(&mut self) {
-        if let Payload::Shared(_) | Payload::Lent(_) | Payload::Parts(_) = self {
+        if let Payload::Shared(_) | Payload::Borrowed(_) | Payload::Parts(_) = self {
             *self = Payload::Bytes(self.contiguous().into_owned());
         }
     }
 
-    /// Makes a clone cheap: bytes of its own become memory that clones share. Not copied; what is shared goes back to no pool.
+    /// Makes a clone cheap: bytes of its own become memory that clones share. Not copied; what is shared goes back to
+    /// no pool.
     pub fn share(&mut self) {
         if let Payload::Bytes(bytes) = self {
             let bytes = std::mem::take(bytes);
@@ -289,8 +290,8 @@ impl Payload {
     }
 }
 
-/// A payload that arrives piece by piece. Large pieces stay where they are; small ones are copied behind each other, so that whoever cuts a
-/// message into ever so many pieces takes no more memory with it than its bytes.
+/// A payload that arrives piece by piece. Large pieces stay where they are; small ones are copied behind each other, so
+/// that whoever cuts a message into ever so many pieces takes no more memory with it than its bytes.
 #[derive(Debug, Default)]
 pub struct Pieces {
     whole: Payload,

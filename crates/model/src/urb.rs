@@ -67,7 +67,8 @@ pub struct Urb {
     pub start_frame: u32,
     /// The polling interval that the asker states, in (micro)frames; 0 for control and bulk.
     pub interval: u32,
-    /// Bulk at an endpoint that was given streams (USB 3.2 §4.4.6.4): which, from 1; 0 elsewhere. USB/IP has no word for it.
+    /// Bulk at an endpoint that was given streams (USB 3.2 §4.4.6.4): which, from 1; 0 elsewhere. USB/IP has no word
+    /// for it.
     pub stream: u16,
     /// Wishes.
     pub flags: UrbFlags,
@@ -253,7 +254,8 @@ pub struct Done {
     pub start_frame: u32,
     /// Isochronous: packets that failed.
     pub error_count: u32,
-    /// How long the device had it, if it is elsewhere and that was measured there: from when it had all of it to its end.
+    /// How long the device had it, if it is elsewhere and that was measured there: from when it had all of it to its
+    /// end.
     pub residence: Option<Duration>,
 }
 

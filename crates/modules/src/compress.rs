@@ -14,7 +14,8 @@ pub trait Codec: Send {
     /// The bytes, compressed, if that is possible.
     fn compress(&mut self, bytes: &[u8]) -> Option<Vec<u8>>;
 
-    /// What was compressed to these bytes, which has exactly this length; none if it has another, or they are no compressed ones.
+    /// What was compressed to these bytes, which has exactly this length; none if it has another, or they are no
+    /// compressed ones.
     fn expand(&mut self, bytes: &[u8], length: usize) -> Option<Vec<u8>>;
 }
 

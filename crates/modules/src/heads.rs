@@ -1,4 +1,5 @@
-//! What modules that know a class read in its heads (`docs/protocol.md`). What cannot be read is no mistake: a half above may have changed it.
+//! What modules that know a class read in its heads (`docs/protocol.md`). What cannot be read is no mistake: a half
+//! above may have changed it.
 
 use farbus_model::Payload;
 

@@ -1,4 +1,5 @@
-//! Halves that let what goes to the link leave later: what [`crate::delay`], [`crate::jitter`] and [`crate::rate`] have in common.
+//! Halves that let what goes to the link leave later: what [`crate::delay`], [`crate::jitter`] and [`crate::rate`] have
+//! in common.
 
 use std::collections::VecDeque;
 

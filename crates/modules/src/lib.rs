@@ -1,8 +1,8 @@
 //! # The transformation modules: pairs that change what passes, and change it back
 //!
-//! **This room is** the modules that ship with farbus, a folder each with its code and its manual, and how pipelines of them are asked for,
-//! agreed on and run (requirements I1, I2, N14). A [`Recipe`] is what the importer wants, an [`Allowance`] what the exporter's owner
-//! lets it have; each becomes a [`Pipeline`], and the two undo each other.
+//! **This room is** the modules that ship with farbus, a folder each with its code and its manual, and how pipelines of
+//! them are asked for, agreed on and run (requirements I1, I2, N14). A [`Recipe`] is what the importer wants, an
+//! [`Allowance`] what the exporter's owner lets it have; each becomes a [`Pipeline`], and the two undo each other.
 //!
 //! **It may touch** nothing: bytes, moments and randomness are handed in.
 //!

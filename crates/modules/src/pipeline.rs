@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use farbus_model::Instant;
 use farbus_model::module::{ASIDE_BYTES_MAX, Failure, GROWTH_BYTES_MAX, Kind, Message, Module, Side, Trouble, Turn};
 
-/// Halves of one end, from the device's or user's side to the link. The other end has their other halves in the same places, so what the
-/// last one here did the last one there undoes first.
+/// Halves of one end, from the device's or user's side to the link. The other end has their other halves in the same
+/// places, so what the last one here did the last one there undoes first.
 pub struct Pipeline {
     halves: Vec<(String, Box<dyn Module>)>,
     /// What is on its way between them: to which place, from where.
@@ -25,7 +25,8 @@ impl Pipeline {
         self.halves.iter().map(|(name, _)| name.as_str())
     }
 
-    /// A message comes from above or below, and goes through all of them. Messages of one kind and way keep their order.
+    /// A message comes from above or below, and goes through all of them. Messages of one kind and way keep their
+    /// order.
     pub fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
         let Some(last) = self.halves.len().checked_sub(1) else { return out.pass(from, message) };
         match (from, message.kind) {

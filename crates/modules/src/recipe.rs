@@ -1,4 +1,5 @@
-//! How two ends agree on a pipeline: the importer offers its halves, the exporter answers with the others, or says which does not fit.
+//! How two ends agree on a pipeline: the importer offers its halves, the exporter answers with the others, or says
+//! which does not fit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -137,7 +138,8 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// All that need nothing of their own host: they run inside the process, see nothing but what passes, and cost only who asked.
+    /// All that need nothing of their own host: they run inside the process, see nothing but what passes, and cost only
+    /// who asked.
     pub fn usual(catalogue: &Catalogue) -> Self {
         let entries = catalogue.makers().iter().filter_map(|maker| {
             let untold = Asked { name: maker.manifest().name.to_owned(), parameters: Vec::new() };

@@ -76,8 +76,8 @@ impl Settings {
         Self::understand(manifest, &asked.parameters, files, |_| true)
     }
 
-    /// What the other end says to it (`name=value`, with commas between), and what its own host says: [`Settings::of`] that was
-    /// only given what does not travel.
+    /// What the other end says to it (`name=value`, with commas between), and what its own host says: [`Settings::of`]
+    /// that was only given what does not travel.
     ///
     /// # Errors
     /// [`Refusal`].

@@ -1,9 +1,10 @@
 //! What the bus carries: a table for each transfer type at each speed, in the manner of the USB 2.0 specification's
 //! chapter 5, and the same for mass storage.
 //!
-//! A table answers one question: if a (micro)frame held nothing but transfers of this kind and size, how many would fit,
-//! and what would they carry? From low to high speed the specification prints the answers (Tables 5-1 to 5-10) and this
-//! module arrives at them from the overheads in `usb2`; at SuperSpeed it prints none, and `usb3` says what is assumed.
+//! A table answers one question: if a (micro)frame held nothing but transfers of this kind and size, how many would
+//! fit, and what would they carry? From low to high speed the specification prints the answers (Tables 5-1 to 5-10) and
+//! this module arrives at them from the overheads in `usb2`; at SuperSpeed it prints none, and `usb3` says what is
+//! assumed.
 
 mod bulk_only;
 mod table;

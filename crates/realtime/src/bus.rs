@@ -46,8 +46,8 @@ pub struct Interval {
     pub duration_us: u32,
     /// Byte-times in it, rounded down as the specification does: a low-speed frame has 187.5 and counts 187.
     pub raw_bytes: u32,
-    /// Byte-times of it that transfers may use. Up to high speed that is all of it (the tables of the specification leave
-    /// the start-of-frame packet out); at SuperSpeed the link's own housekeeping is taken off.
+    /// Byte-times of it that transfers may use. Up to high speed that is all of it (the tables of the specification
+    /// leave the start-of-frame packet out); at SuperSpeed the link's own housekeeping is taken off.
     pub usable_bytes: u32,
 }
 
@@ -65,8 +65,8 @@ impl Speed {
         }
     }
 
-    /// Bits on the wire for one byte. Up to high speed a byte is eight bits (NRZI; stuffed bits depend on the data and no
-    /// table counts them); at SuperSpeed 8b/10b makes ten of them (USB 3.2 6.3.1).
+    /// Bits on the wire for one byte. Up to high speed a byte is eight bits (NRZI; stuffed bits depend on the data and
+    /// no table counts them); at SuperSpeed 8b/10b makes ten of them (USB 3.2 6.3.1).
     pub const fn bits_per_byte(self) -> u64 {
         match self {
             Speed::Low | Speed::Full | Speed::High => 8,
@@ -112,8 +112,8 @@ impl Interval {
 
 const MICROSECONDS_PER_S: u64 = 1_000_000;
 
-/// A SuperSpeed transmitter sends a SKP ordered set of two symbols every 354 symbols on average, so that the receiver can
-/// make up for the difference between two clocks (USB 3.2 6.4.3, Gen 1).
+/// A SuperSpeed transmitter sends a SKP ordered set of two symbols every 354 symbols on average, so that the receiver
+/// can make up for the difference between two clocks (USB 3.2 6.4.3, Gen 1).
 const SKIP_SET_BYTES: u32 = 2;
 const SKIP_SET_EVERY_BYTES: u32 = 354;
 

@@ -1,7 +1,7 @@
 //! This room is the bus as numbers: what a USB bus can carry, worked out from the constants of the specification.
-//! That is the bandwidth tables of every transfer type at every speed and what Bulk-Only mass storage adds to them, how long a
-//! packet takes at the worst, which endpoint gets which interval of the bus, which virtual CPUs a processor carries and what a path
-//! promises end to end, and how hosts are joined by USB.
+//! That is the bandwidth tables of every transfer type at every speed and what Bulk-Only mass storage adds to them, how
+//! long a packet takes at the worst, which endpoint gets which interval of the bus, which virtual CPUs a processor
+//! carries and what a path promises end to end, and how hosts are joined by USB.
 //!
 //! It may touch numbers, and nothing else: every function is pure, takes plain values and returns plain data.
 //!
@@ -14,16 +14,17 @@
 //! at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`timetable::Timetable`] for when a pipe runs,
 //! at [`topology::plan`] for hosts that are joined by USB.
 //!
-//! Why so: admission and planning must be decidable before a device exists, on any machine, and must come out the same in
-//! a test, in the simulator and in the daemon. Numbers that depend on nothing do. No table entry is typed in: each is
-//! derived from the overheads that the specification states, and `tests/` holds them against what was published.
+//! Why so: admission and planning must be decidable before a device exists, on any machine, and must come out the same
+//! in a test, in the simulator and in the daemon. Numbers that depend on nothing do. No table entry is typed in: each
+//! is derived from the overheads that the specification states, and `tests/` holds them against what was published.
 //!
 //! # What `farbus plan bandwidth` should print
 //!
-//! One block a table, in the order of [`Speed::ALL`] and, within a speed, of [`TransferKind::ALL`]; numbers right-aligned
-//! with two spaces between columns; no rounding beyond what the rows already carry (a share of `0` reads `<1%`). A line of
-//! title, one that says how long the interval is, one that says where the overhead comes from, the heads, the rows, the bare
-//! bus as `max`, then the notes, broken where a screen ends. The full-speed bulk block, to the letter:
+//! One block a table, in the order of [`Speed::ALL`] and, within a speed, of [`TransferKind::ALL`]; numbers
+//! right-aligned with two spaces between columns; no rounding beyond what the rows already carry (a share of `0` reads
+//! `<1%`). A line of title, one that says how long the interval is, one that says where the overhead comes from, the
+//! heads, the rows, the bare bus as `max`, then the notes, broken where a screen ends. The full-speed bulk block, to
+//! the letter:
 //!
 //! ```text
 //! Full speed, bulk (USB 2.0 5.8.4, Table 5-9)

@@ -1,5 +1,5 @@
-//! Tuned pipes as numbers: budget and period from a quality of service by Little's law (R5), and the end-to-end bound of a
-//! path (Equations 9 and 10 of West, Golchin and Njavro, 2023), over one host or several (R6).
+//! Tuned pipes as numbers: budget and period from a quality of service by Little's law (R5), and the end-to-end bound
+//! of a path (Equations 9 and 10 of West, Golchin and Njavro, 2023), over one host or several (R6).
 
 use std::fmt;
 
@@ -159,14 +159,14 @@ impl Stage {
     }
 }
 
-/// The longest that data take over all of `stages`, one host or many: the sum (Equations 9 and 10), as each of them keeps
-/// its own promise whatever the others do.
+/// The longest that data take over all of `stages`, one host or many: the sum (Equations 9 and 10), as each of them
+/// keeps its own promise whatever the others do.
 pub fn worst_ns(stages: &[Stage]) -> u64 {
     stages.iter().map(Stage::worst_ns).fold(0, u64::saturating_add)
 }
 
-/// Equation 9: the way of a message through a bottom half (which inherits the receiver's period), the receiving thread and
-/// the user's thread.
+/// Equation 9: the way of a message through a bottom half (which inherits the receiver's period), the receiving thread
+/// and the user's thread.
 pub fn input_stages(transfer: Stage, receiver_period_ns: u64, user_period_ns: u64) -> [Stage; 4] {
     let server = |period_ns| Stage::Server { period_ns };
     [transfer, server(receiver_period_ns), server(receiver_period_ns), server(user_period_ns)]

@@ -1,12 +1,12 @@
-//! Which endpoint gets which interval of the bus: admission with mixed criticality, Algorithms 1 to 3 of West, Golchin and
-//! Njavro (2023), in three modes ([`Mode`]).
+//! Which endpoint gets which interval of the bus: admission with mixed criticality, Algorithms 1 to 3 of West, Golchin
+//! and Njavro (2023), in three modes ([`Mode`]).
 //!
 //! Asynchronous endpoints (`A`: control and bulk) get a reservation `t_A` of every interval, periodic ones of high
 //! criticality (`H`) a place each or the whole set is refused, those of low criticality (`L`) a place if one is left.
 //! An *interval* is a microframe, at full and low speed a frame.
 //!
-//! A request released at the start of an interval is done after the bound that is stated. One that comes in the middle of
-//! an interval waits for the next first: add one interval.
+//! A request released at the start of an interval is done after the bound that is stated. One that comes in the middle
+//! of an interval waits for the next first: add one interval.
 
 mod bins;
 mod request;
@@ -60,8 +60,8 @@ pub fn plan(requests: &[Request], options: Options) -> Result<Plan, Refusal> {
     Ok(draft.into_plan())
 }
 
-/// A schedule for `requests` in the place of `previous`: who asks for the same as before keeps its place. Low criticality
-/// gives way to high; only where high criticality has no place otherwise are places moved.
+/// A schedule for `requests` in the place of `previous`: who asks for the same as before keeps its place. Low
+/// criticality gives way to high; only where high criticality has no place otherwise are places moved.
 pub fn replan(previous: &Plan, requests: &[Request], options: Options) -> Result<(Plan, Change), Refusal> {
     let mut draft = Draft::of(requests, options)?;
     let kept = |request: &Request| {

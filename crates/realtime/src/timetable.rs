@@ -39,7 +39,8 @@ pub enum Jump {
     },
 }
 
-/// Who is later than this, and than [`LATE_PERIODS_MAX`] of its periods, was not kept from running: its machine slept, or its clock was set.
+/// Who is later than this, and than [`LATE_PERIODS_MAX`] of its periods, was not kept from running: its machine slept,
+/// or its clock was set.
 pub const LATE_NS_MAX: u64 = 2_000_000_000;
 /// The same in periods.
 pub const LATE_PERIODS_MAX: u64 = 16;

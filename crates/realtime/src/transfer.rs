@@ -1,5 +1,6 @@
 //! How long a transfer occupies the bus: packets, quanta and passes. Equations 2 to 4 of West, Golchin and Njavro,
-//! "Real-Time USB Networking and Device I/O" (2023), with the constants of USB 2.0 5.11.3 for the speeds the paper leaves out.
+//! "Real-Time USB Networking and Device I/O" (2023), with the constants of USB 2.0 5.11.3 for the speeds the paper
+//! leaves out.
 //!
 //! Times are whole picoseconds: every constant of both sources is one exactly, so nothing here is rounded.
 
@@ -61,8 +62,8 @@ pub enum ShapeError {
 }
 
 impl Shape {
-    /// An endpoint whose packets have at most `packet_bytes`, `burst` + 1 of them a burst (`n`) and `mult` + 1 bursts an
-    /// interval (`m`): both are counted from zero, as descriptors and the paper do.
+    /// An endpoint whose packets have at most `packet_bytes`, `burst` + 1 of them a burst (`n`) and `mult` + 1 bursts
+    /// an interval (`m`): both are counted from zero, as descriptors and the paper do.
     pub const fn new(
         speed: Speed,
         kind: TransferKind,
@@ -157,8 +158,8 @@ pub const fn interval_ps(speed: Speed) -> u64 {
     speed.interval().duration_us as u64 * PS_PER_US
 }
 
-/// What of each interval periodic transfers may not take, in picoseconds: 10 % of a frame, 20 % of a high-speed microframe
-/// (USB 2.0 5.5.4), 10 % of a SuperSpeed bus interval (USB 3.2 8.12.4).
+/// What of each interval periodic transfers may not take, in picoseconds: 10 % of a frame, 20 % of a high-speed
+/// microframe (USB 2.0 5.5.4), 10 % of a SuperSpeed bus interval (USB 3.2 8.12.4).
 pub const fn asynchronous_share_ps(speed: Speed) -> u64 {
     match speed {
         Speed::Low | Speed::Full | Speed::Super => interval_ps(speed) / 10,
@@ -185,7 +186,8 @@ const fn overhead(speed: Speed, kind: TransferKind, direction: Direction) -> Ove
     let is_isochronous = matches!(kind, TransferKind::Isochronous);
     let is_in = matches!(direction, Direction::In);
     let (protocol_ps, bit_ps) = match speed {
-        // Section 3.1 of the paper: 32 bytes out and 16 in for isochronous transfers, else 48 and 36; it counts both ways.
+        // Section 3.1 of the paper: 32 bytes out and 16 in for isochronous transfers, else 48 and 36; it counts both
+        // ways.
         Speed::Super => ((if is_isochronous { 32 + 16 } else { 48 + 36 }) * 8 * 200, 200),
         // USB 2.0 5.11.3, whose constants these are from here on.
         Speed::High => ((if is_isochronous { 38 } else { 55 }) * 8 * 2083, 2083),

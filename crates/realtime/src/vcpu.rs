@@ -2,8 +2,8 @@
 //! (Equation 1 of West, Golchin and Njavro, 2023). R4.
 //!
 //! A task runs on a [`SporadicServer`] (Main VCPU), a bottom half on a [`InheritingServer`] (I/O VCPU). Priorities are
-//! rate-monotonic: the shorter period goes first. The servers read no clock: the caller says when something happened, in
-//! nanoseconds of one monotonic clock, never backwards.
+//! rate-monotonic: the shorter period goes first. The servers read no clock: the caller says when something happened,
+//! in nanoseconds of one monotonic clock, never backwards.
 
 mod admission;
 mod inheriting;

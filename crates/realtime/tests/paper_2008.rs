@@ -3,8 +3,9 @@
 use farbus_realtime::bandwidth::{bulk_only, bulk_only_table, table};
 use farbus_realtime::{Speed, TransferKind};
 
-/// Payload, bandwidth, share, transfers, remaining, useful; kilobytes a second as the paper has them. Its 351 in the last
-/// column of the 4-byte row is a misprint (88 x 4 = 352, and its own bandwidth column says so); its payload "KB" are bytes.
+/// Payload, bandwidth, share, transfers, remaining, useful; kilobytes a second as the paper has them. Its 351 in the
+/// last column of the 4-byte row is a misprint (88 x 4 = 352, and its own bandwidth column says so); its payload "KB"
+/// are bytes.
 const TABLE_1: [(u32, u64, u32, u32, u32, u32); 7] = [
     (1, 107, 1, 107, 2, 107),
     (2, 200, 1, 100, 0, 200),

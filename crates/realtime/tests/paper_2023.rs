@@ -1,8 +1,9 @@
-//! The worked figures of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023): section 6.1 with its
-//! Tables 2 and 5, in exact arithmetic. R1, R2.
+//! The worked figures of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023): section 6.1 with
+//! its Tables 2 and 5, in exact arithmetic. R1, R2.
 //!
-//! The paper rounds its own way: 33,792 bytes a microframe are 2162.688 Mb/s (it prints 2,162), four times 32.768 are 131.072
-//! (it adds up its rounded 33s: 132), and 8,192 bytes a microframe are 524.288, four of them 2097.152 (it prints 520, 2,080).
+//! The paper rounds its own way: 33,792 bytes a microframe are 2162.688 Mb/s (it prints 2,162), four times 32.768 are
+//! 131.072 (it adds up its rounded 33s: 132), and 8,192 bytes a microframe are 524.288, four of them 2097.152 (it
+//! prints 520, 2,080).
 
 use farbus_realtime::schedule::{Criticality, Mode, Options, Plan, Refusal, Request, plan, replan};
 use farbus_realtime::transfer::{Direction, Shape};
@@ -58,7 +59,8 @@ fn table_2_has_the_latencies_of_the_paper() {
 fn the_printed_algorithms_refuse_the_cameras_that_the_paper_runs() {
     for (budget_bytes, period, _, _) in TABLE_2 {
         let refusal = planned(&table_2(budget_bytes, period), PRINTED).unwrap_err();
-        // Two quanta of 45.43 % in one microframe leave 9.1 %: t_A may still be 10 % (Equation 7), and the bins then lack it.
+        // Two quanta of 45.43 % in one microframe leave 9.1 %: t_A may still be 10 % (Equation 7), and the bins then
+        // lack it.
         assert!(matches!(refusal, Refusal::High { id: 2, missing_ps, is_proven: true } if missing_ps > 0), "{refusal}");
         let sound = planned(&table_2(budget_bytes, period), Mode::Sound).unwrap();
         let second = sound.placement(2).unwrap();

@@ -1,7 +1,7 @@
 //! The tables of the USB 2.0 specification, as it prints them, against ours.
 //!
-//! Each line is: payload, bandwidth a second, share of the (micro)frame in percent, transfers, bytes remaining, useful bytes
-//! a (micro)frame. Where the print is wrong by its own arithmetic the line holds the right number and says so.
+//! Each line is: payload, bandwidth a second, share of the (micro)frame in percent, transfers, bytes remaining, useful
+//! bytes a (micro)frame. Where the print is wrong by its own arithmetic the line holds the right number and says so.
 
 use farbus_realtime::bandwidth::{Table, table};
 use farbus_realtime::{IntervalKind, Speed, TransferKind};

@@ -1,8 +1,8 @@
 //! A device that is neither USB nor a disk: a thermometer, in a class of its own.
 //!
-//! A class is two things: its exporting end ([`Served`]) and its importing end ([`Attached`]). Everything else, that it is opened
-//! and closed, that nothing is lost when a link is, is the session's. Here both ends of one are in this process, and the link
-//! between them is cut while readings are on their way.
+//! A class is two things: its exporting end ([`Served`]) and its importing end ([`Attached`]). Everything else, that it
+//! is opened and closed, that nothing is lost when a link is, is the session's. Here both ends of one are in this
+//! process, and the link between them is cut while readings are on their way.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ const EVERY: Duration = Duration::from_millis(100);
 /// Readings that are asked for at a time.
 const GRANTED: u32 = 4;
 
-/// The exporting end. Description: thousandths of a degree that one step is, 4 bytes. Request: nothing; reply: the temperature, 4
-/// bytes. Event: a reading, 4 bytes, as many as were granted.
+/// The exporting end. Description: thousandths of a degree that one step is, 4 bytes. Request: nothing; reply: the
+/// temperature, 4 bytes. Event: a reading, 4 bytes, as many as were granted.
 struct Thermometer {
     attachment: u16,
     millidegrees: i32,
@@ -216,7 +216,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Everything that is to be said is said and heard; with `most` only so many bytes of it reach the importer. How many did last.
+/// Everything that is to be said is said and heard; with `most` only so many bytes of it reach the importer. How many
+/// did last.
 fn exchange(
     now: Instant,
     importer: &mut ImporterSession,

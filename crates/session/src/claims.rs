@@ -1,8 +1,8 @@
 //! Who holds a device, who waits for it, who had it: exclusive use (U13), or many readers (N6), with a memory.
 //!
-//! Plain USB/IP knows no queue: a device in use is *busy*, and that is all its answer can say. Whoever wants to wait asks
-//! again. So a refused claim is remembered, and a host that has asked twice and goes on asking is waiting: when the
-//! device comes free it is kept for those who waited longest, as long as they still ask.
+//! Plain USB/IP knows no queue: a device in use is *busy*, and that is all its answer can say. Whoever wants to wait
+//! asks again. So a refused claim is remembered, and a host that has asked twice and goes on asking is waiting: when
+//! the device comes free it is kept for those who waited longest, as long as they still ask.
 //!
 //! | who asks | the device is | answer |
 //! |---|---|---|
@@ -261,8 +261,8 @@ impl Waiting {
     }
 }
 
-/// The host of a peer's address; anything without a port is its own. A paired host goes by its name, which stands before
-/// its address in brackets.
+/// The host of a peer's address; anything without a port is its own. A paired host goes by its name, which stands
+/// before its address in brackets.
 pub fn host_of(who: &str) -> &str {
     if let Some((name, _)) = who.split_once(" (") {
         return name;

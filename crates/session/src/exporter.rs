@@ -156,8 +156,8 @@ impl<D: Device> Exporter<D> {
         }
     }
 
-    /// What it holds is taken from an account from now on: a request for which there is nothing left is refused, as one beyond its limits
-    /// is. Says whether the least of it could be taken.
+    /// What it holds is taken from an account from now on: a request for which there is nothing left is refused, as one
+    /// beyond its limits is. Says whether the least of it could be taken.
     #[must_use]
     pub fn draw_on(&mut self, allowance: Allowance) -> bool {
         self.allowance = allowance;
@@ -292,8 +292,8 @@ impl<D: Device> Exporter<D> {
 
     /// vhci resets its port without telling anybody. What follows is telling: nobody but a host
     /// that has just reset a device asks for 8 or 64 bytes of its descriptor (hub_port_init in
-    /// Linux); tools ask for 18. And a reset leaves no other request to the device itself behind: one of several that are
-    /// queued is somebody who tries things out (`testusb` test 10), and a reset would cost it the others.
+    /// Linux); tools ask for 18. And a reset leaves no other request to the device itself behind: one of several that
+    /// are queued is somebody who tries things out (`testusb` test 10), and a reset would cost it the others.
     fn shows_port_reset(&self, urb: &Urb) -> bool {
         let setup = urb.setup;
         urb.endpoint.is_control()
@@ -481,8 +481,8 @@ fn control_contradicts(urb: &Urb) -> bool {
 const DEVICE_ID_FIRST: u64 = 1 << 63;
 
 impl<D: Device> Exporter<D> {
-    /// Writes down the connection and what it is owed; the device is written down by whoever knows what it is. The exporter may go
-    /// on all the same, if the other process does not.
+    /// Writes down the connection and what it is owed; the device is written down by whoever knows what it is. The
+    /// exporter may go on all the same, if the other process does not.
     ///
     /// # Panics
     /// If it has no device yet.
@@ -503,8 +503,8 @@ impl<D: Device> Exporter<D> {
         [urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost].into_iter().for_each(|number| to.u64(number));
     }
 
-    /// An exporter that goes on where another was saved, over its device, which holds these requests. Gives the device back with why
-    /// not: it owes answers that nobody will hear.
+    /// An exporter that goes on where another was saved, over its device, which holds these requests. Gives the device
+    /// back with why not: it owes answers that nobody will hear.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.
@@ -579,7 +579,8 @@ impl<D: Device> Exporter<D> {
         Ok(())
     }
 
-    /// Another process goes on with it: the connection is let go of without a word. Its device, to be let go of likewise.
+    /// Another process goes on with it: the connection is let go of without a word. Its device, to be let go of
+    /// likewise.
     pub fn hand_over(self) -> Option<D> {
         self.device
     }

@@ -1,22 +1,23 @@
 //! Who has a device next: leases, numbered so that whoever comes late is told so (requirement N9: migration).
 //!
-//! Every use of a device has a *lease*, a number that is higher than that of any use before, on this exporter and, by the clock, on those
-//! that it was before a restart. Whoever hands a device over names an *heir* by its key: the device is not reset, keeps its claim,
-//! and waits for the heir, who is known by it (or, without one, by the lease that it inherits); or for its former user, who comes back with his
-//! lease if the heir does not come.
+//! Every use of a device has a *lease*, a number that is higher than that of any use before, on this exporter and, by
+//! the clock, on those that it was before a restart. Whoever hands a device over names an *successor* by its key: the
+//! device is not reset, keeps its claim, and waits for the successor, who is known by it (or, without one, by the lease
+//! that it inherits); or for its former user, who comes back with his lease if the successor does not come.
 //!
 //! | who opens with lease *n* | and | gets |
 //! |---|---|---|
-//! | the heir, or who handed it over | it waits under *n* | the device as it is, a later lease |
-//! | the heir by his key | it waits, and he names none | the same |
+//! | the successor, or who handed it over | it waits under *n* | the device as it is, a later lease |
+//! | the successor by his key | it waits, and he names none | the same |
 //! | anybody else | it waits under *n* | *busy* |
 //! | anybody | a later lease was given | *stale*: he is fenced off |
 //! | anybody | no later one was, and it was a lease of this device | what anybody gets, with a later lease |
 //! | anybody | it was a lease of another device, or nothing says of which | *other*: unless he has named the device's identity |
 //!
-//! Leases are kept by identity, so it does not matter in which order devices are shared after a restart. A lease says itself of which device
-//! it is: its low bits are a mark, derived from the device's id. So an importer that names no identities, because it is of an older version,
-//! does not get another device after its exporter was started anew (one in a million would).
+//! Leases are kept by identity, so it does not matter in which order devices are shared after a restart. A lease says
+//! itself of which device it is: its low bits are a mark, derived from the device's id. So an importer that names no
+//! identities, because it is of an older version, does not get another device after its exporter was started anew (one
+//! in a million would).
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,8 @@ use farbus_model::{Identity, Instant};
 /// A key; none for whoever came without one.
 pub type Key = Option<[u8; 32]>;
 
-/// Bits of a lease that are its device's mark. Milliseconds of the day have 42 bits until the year 2109, the rest counts leases.
+/// Bits of a lease that are its device's mark. Milliseconds of the day have 42 bits until the year 2109, the rest
+/// counts leases.
 const MARK_BITS: u32 = 20;
 const MARK: u64 = (1 << MARK_BITS) - 1;
 
@@ -58,7 +60,7 @@ impl DeviceKey {
 #[derive(Debug)]
 struct Waits<T> {
     lease: u64,
-    heir: Key,
+    successor: Key,
     from: Key,
     until: Instant,
     what: T,
@@ -92,7 +94,8 @@ pub enum Worth<T> {
 }
 
 impl<T> Leases<T> {
-    /// None was given; the first will be later than `now_ms` of any clock that all exporters of a device share (of the day).
+    /// None was given; the first will be later than `now_ms` of any clock that all exporters of a device share (of the
+    /// day).
     pub fn after(now_ms: u64) -> Self {
         let begun = now_ms.min(u64::MAX >> (MARK_BITS + 1));
         Self { last: begun, begun, given: BTreeMap::new(), waiting: BTreeMap::new() }
@@ -112,16 +115,16 @@ impl<T> Leases<T> {
         self.given.insert(device.clone(), lease);
     }
 
-    /// The user of `device` hands it over, by the lease he has, to `heir`, who has until then to come. What waited there
-    /// before is given back: there is none unless somebody has a bug.
-    pub fn hand_over(&mut self, device: &DeviceKey, from: Key, heir: Key, until: Instant, what: T) -> Option<T> {
+    /// The user of `device` hands it over, by the lease he has, to `successor`, who has until then to come. What waited
+    /// there before is given back: there is none unless somebody has a bug.
+    pub fn hand_over(&mut self, device: &DeviceKey, from: Key, successor: Key, until: Instant, what: T) -> Option<T> {
         let lease = self.given.get(device).copied().unwrap_or(self.last);
-        let waits = Waits { lease, heir, from, until, what };
+        let waits = Waits { lease, successor, from, until, what };
         self.waiting.insert(device.clone(), waits).map(|before| before.what)
     }
 
-    /// What the lease `named` (0: none) is worth to `who`, who asks for `device` now. `is_compared`: he has named the device's identity,
-    /// and it is that one.
+    /// What the lease `named` (0: none) is worth to `who`, who asks for `device` now. `is_compared`: he has named the
+    /// device's identity, and it is that one.
     pub fn worth(&mut self, device: &DeviceKey, who: Key, named: u64, is_compared: bool) -> Worth<T> {
         if self.legacy_of(device, who, named).is_some() {
             let waits = self.waiting.remove(device).expect("looked at just now");
@@ -141,7 +144,8 @@ impl<T> Leases<T> {
         }
     }
 
-    /// Whether the lease is of this device, as far as it says so itself. A device without identity is known while this process lives.
+    /// Whether the lease is of this device, as far as it says so itself. A device without identity is known while this
+    /// process lives.
     fn is_of(&self, device: &DeviceKey, lease: u64) -> bool {
         let mark = device.mark();
         lease & MARK == mark && (mark != 0 || lease >> MARK_BITS > self.begun)
@@ -150,9 +154,10 @@ impl<T> Leases<T> {
     /// What waits of `device` for `who` with the lease `named` (0: none), for whoever wants to look before he takes it.
     pub fn legacy_of(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
         let waits = self.waiting.get(device)?;
-        let is_known = who.is_some() && who == waits.heir;
+        let is_known = who.is_some() && who == waits.successor;
         let has_lease = named == waits.lease;
-        let is_his = (is_known && (has_lease || named == 0)) || (has_lease && (who == waits.heir || who == waits.from));
+        let is_his =
+            (is_known && (has_lease || named == 0)) || (has_lease && (who == waits.successor || who == waits.from));
         is_his.then_some(&waits.what)
     }
 
@@ -168,9 +173,10 @@ impl<T> Leases<T> {
         self.waiting.remove(device).map(|waits| waits.what)
     }
 
-    /// What waits of `device` for as long as another process takes to go on: the lease under which it was handed over, to whom, until when.
+    /// What waits of `device` for as long as another process takes to go on: the lease under which it was handed over,
+    /// to whom, until when.
     pub fn recall(&mut self, device: &DeviceKey) -> Option<(u64, Key, Instant, T)> {
-        self.waiting.remove(device).map(|waits| (waits.lease, waits.heir, waits.until, waits.what))
+        self.waiting.remove(device).map(|waits| (waits.lease, waits.successor, waits.until, waits.what))
     }
 
     /// Everything that waits: sharing ends.
@@ -202,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_heir_has_it_and_whoever_had_it_before_is_fenced_off() {
+    fn the_successor_has_it_and_whoever_had_it_before_is_fenced_off() {
         let mut leases = Leases::after(1000);
         let first = leases.give(&device("disk"));
         assert_eq!(
@@ -233,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn an_heir_is_known_by_his_key() {
+    fn a_successor_is_known_by_his_key() {
         let mut leases = Leases::after(0);
         leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
@@ -252,7 +258,7 @@ mod tests {
         let mut leases = Leases::after(0);
         let lease = leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
-        assert_eq!(leases.worth(&device("disk"), A, lease, false), Worth::Inherits("it"), "the heir did not come");
+        assert_eq!(leases.worth(&device("disk"), A, lease, false), Worth::Inherits("it"), "the successor did not come");
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
         leases.give(&device("tape"));
         leases.hand_over(&device("tape"), None, None, at_s(20), "tape");
@@ -264,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recalled_waits_for_the_same_heir_under_the_same_lease() {
+    fn what_is_recalled_waits_for_the_same_successor_under_the_same_lease() {
         let mut leases = Leases::after(0);
         let lease = leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");

@@ -1,12 +1,12 @@
 //! # The brain: who offers, who holds, and how a request passes between them
 //!
 //! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
-//! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the view of it
-//! that is his; [`RemoteDevice`] makes an outgoing connection look like one;
-//! [`Registry`] knows what is offered; [`isochronous`] carries a far one's streams; [`claims`] who holds a device, waits for it, had it; [`leases`] who has it next; [`observe`] who looks on; [`stream`] who
-//! watches a source's frames; [`far`] what hides a device's distance; [`twin`] which
-//! of two devices that are alike it is; [`rules`] which
-//! real devices are to be shared at all.
+//! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the
+//! view of it that is his; [`RemoteDevice`] makes an outgoing connection look like one; [`Registry`] knows what is
+//! offered; [`isochronous`] carries a far one's streams; [`claims`] who holds a device, waits for it, had it;
+//! [`leases`] who has it next; [`observe`] who looks on; [`stream`] who watches a source's frames; [`far`] what hides a
+//! device's distance; [`twin`] which of two devices that are alike it is; [`rules`] which real devices are to be shared
+//! at all.
 //!
 //! **It may touch** nothing: bytes and moments are handed in, what is to be sent is asked for.
 //!

@@ -1,8 +1,9 @@
 //! Who looks on: copies of what a device sends to its user, for others (requirement N6: sharing).
 //!
-//! An [`Observed`] device is the device, and shows what interrupt and isochronous endpoints bring in to its [`Audience`]. Whoever
-//! is in it has a [`Seat`]: a bounded queue, filled by the thread of the device's user and emptied by his own. A seat whose owner
-//! is slow misses events, and is told how many; the device's user never waits. With nobody there, an answer passes by one look at a number.
+//! An [`Observed`] device is the device, and shows what interrupt and isochronous endpoints bring in to its
+//! [`Audience`]. Whoever is in it has a [`Observer`]: a bounded queue, filled by the thread of the device's user and
+//! emptied by his own. A seat whose owner is slow misses events, and is told how many; the device's user never waits.
+//! With nobody there, an answer passes by one look at a number.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +20,7 @@ pub struct Audience(Arc<Hall>);
 
 #[derive(Default)]
 struct Hall {
-    seats: Mutex<Vec<Arc<Place>>>,
+    observers: Mutex<Vec<Arc<Place>>>,
     /// As many as there are, for those who only want to know whether there are any.
     count: AtomicUsize,
     is_closed: AtomicBool,
@@ -38,7 +39,7 @@ struct Waiting {
 }
 
 /// A place in an audience; it is given up by dropping it.
-pub struct Seat {
+pub struct Observer {
     hall: Arc<Hall>,
     place: Arc<Place>,
 }
@@ -54,23 +55,23 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Audience {
-    /// Takes a seat; `wake` is called, by any thread, when there is something to see and there was nothing before. `None`: all
-    /// [`OBSERVERS_MAX`] are taken.
-    pub fn sit(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Seat> {
-        let mut seats = locked(&self.0.seats);
-        if seats.len() >= OBSERVERS_MAX {
+    /// Takes a seat; `wake` is called, by any thread, when there is something to see and there was nothing before.
+    /// `None`: all [`OBSERVERS_MAX`] are taken.
+    pub fn sit(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Observer> {
+        let mut observers = locked(&self.0.observers);
+        if observers.len() >= OBSERVERS_MAX {
             return None;
         }
         let place = Arc::new(Place { waiting: Mutex::default(), wake: Box::new(wake) });
-        seats.push(Arc::clone(&place));
-        self.0.count.store(seats.len(), Ordering::Release);
-        Some(Seat { hall: Arc::clone(&self.0), place })
+        observers.push(Arc::clone(&place));
+        self.0.count.store(observers.len(), Ordering::Release);
+        Some(Observer { hall: Arc::clone(&self.0), place })
     }
 
     /// The device is shared no more: everybody is told.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
-        for place in locked(&self.0.seats).iter() {
+        for place in locked(&self.0.observers).iter() {
             (place.wake)();
         }
     }
@@ -98,7 +99,7 @@ impl Audience {
             packets: done.iso.iter().map(|packet| (packet.actual, packet.status)).collect(),
             data: done.payload.clone(),
         };
-        for place in locked(&self.0.seats).iter() {
+        for place in locked(&self.0.observers).iter() {
             place.show(event.clone());
         }
     }
@@ -123,7 +124,7 @@ impl Place {
     }
 }
 
-impl Seat {
+impl Observer {
     /// What was shown longest ago.
     pub fn take(&self) -> Option<Event> {
         let mut waiting = locked(&self.place.waiting);
@@ -138,11 +139,11 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Observer {
     fn drop(&mut self) {
-        let mut seats = locked(&self.hall.seats);
-        seats.retain(|place| !Arc::ptr_eq(place, &self.place));
-        self.hall.count.store(seats.len(), Ordering::Release);
+        let mut observers = locked(&self.hall.observers);
+        observers.retain(|place| !Arc::ptr_eq(place, &self.place));
+        self.hall.count.store(observers.len(), Ordering::Release);
     }
 }
 

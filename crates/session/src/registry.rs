@@ -18,7 +18,8 @@ use crate::stream::Stage;
 #[derive(Default)]
 pub struct Registry {
     exports: Vec<Export>,
-    /// Numbers given so far, by name: a device that comes back under its name has its number again, and no other gets it.
+    /// Numbers given so far, by name: a device that comes back under its name has its number again, and no other gets
+    /// it.
     numbers: BTreeMap<String, u32>,
     /// The first number that was never given.
     fresh: u32,
@@ -28,12 +29,12 @@ struct Export {
     name: String,
     title: String,
     record: DeviceRecord,
-    /// Its face as a USB device; `None` while somebody holds that.
+    /// Its class as a USB device; `None` while somebody holds that.
     device: Option<Box<dyn Device>>,
-    /// Its face as a block device.
-    block: Option<BlockFace>,
-    /// Its face as a stream of frames.
-    stream: Option<StreamFace>,
+    /// Its class as a block device.
+    block: Option<BlockClass>,
+    /// Its class as a stream of frames.
+    stream: Option<StreamClass>,
     /// Who may look on, and at what; none where nothing is shown.
     show: Option<Show>,
     tally: Option<Tally>,
@@ -43,18 +44,18 @@ struct Export {
     is_leaving: bool,
 }
 
-/// Makes the USB face of a block device, as new.
+/// Makes the USB class of a block device, as new.
 pub type Renew = Box<dyn Fn() -> Result<Box<dyn Device>, String> + Send>;
 
-/// A block device, beside its face as a USB disk.
-pub struct BlockFace {
+/// A block device, beside its class as a USB disk.
+pub struct BlockClass {
     /// What its users open.
     pub export: Arc<BlockExport>,
-    /// Makes the other face; asked for when a user of it had changes of his own.
+    /// Makes the other class; asked for when a user of it had changes of his own.
     pub renew: Renew,
 }
 
-impl fmt::Debug for BlockFace {
+impl fmt::Debug for BlockClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.export.fmt(f)
     }
@@ -71,11 +72,11 @@ pub struct ClaimedBlock {
     pub mode: Mode,
 }
 
-/// A source of frames, beside its face as a USB device. It is over for its readers when it is withdrawn.
+/// A source of frames, beside its class as a USB device. It is over for its readers when it is withdrawn.
 #[derive(Debug)]
-pub struct StreamFace(pub Stage);
+pub struct StreamClass(pub Stage);
 
-impl Drop for StreamFace {
+impl Drop for StreamClass {
     fn drop(&mut self) {
         self.0.close();
     }
@@ -102,12 +103,12 @@ pub struct Observable {
     pub description: Vec<u8>,
 }
 
-/// Why a device is not had by the face that was asked for.
+/// Why a device is not had by the class that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaceRefusal {
+pub enum ClassRefusal {
     /// There is none of that name.
     NoDevice,
-    /// It has no such face.
+    /// It has no such class.
     Class,
     /// Somebody holds it, or comes first.
     Busy,
@@ -173,12 +174,12 @@ impl Registry {
     }
 
     /// The same of a device that is a block device, too.
-    pub fn add_block(&mut self, kind: &str, device: Box<dyn Device>, block: BlockFace) -> Option<&DeviceRecord> {
+    pub fn add_block(&mut self, kind: &str, device: Box<dyn Device>, block: BlockClass) -> Option<&DeviceRecord> {
         self.add_with(kind, device, Some(block), None)
     }
 
     /// The same of a device that is a stream of frames, too.
-    pub fn add_stream(&mut self, kind: &str, device: Box<dyn Device>, stream: StreamFace) -> Option<&DeviceRecord> {
+    pub fn add_stream(&mut self, kind: &str, device: Box<dyn Device>, stream: StreamClass) -> Option<&DeviceRecord> {
         self.add_with(kind, device, None, Some(stream))
     }
 
@@ -186,8 +187,8 @@ impl Registry {
         &mut self,
         kind: &str,
         device: Box<dyn Device>,
-        block: Option<BlockFace>,
-        stream: Option<StreamFace>,
+        block: Option<BlockClass>,
+        stream: Option<StreamClass>,
     ) -> Option<&DeviceRecord> {
         if self.exports.len() >= DEVICES_MAX {
             return None;
@@ -238,8 +239,8 @@ impl Registry {
         self.exports.last().map(|export| &export.record)
     }
 
-    /// The number that this name had before, or a fresh one as long as there are any: a peer that remembers a device that was
-    /// withdrawn finds that one or nothing.
+    /// The number that this name had before, or a fresh one as long as there are any: a peer that remembers a device
+    /// that was withdrawn finds that one or nothing.
     fn number_of(&mut self, name: &str) -> u32 {
         if let Some(&at) = self.numbers.get(name) {
             return at;
@@ -339,36 +340,36 @@ impl Registry {
     /// Takes a block device for `who`, who wants to use it as `asked`.
     ///
     /// # Errors
-    /// [`FaceRefusal`].
+    /// [`ClassRefusal`].
     pub fn claim_block(
         &mut self,
         bus_id: &str,
         who: &str,
         asked: control::Mode,
         now: Instant,
-    ) -> Result<ClaimedBlock, FaceRefusal> {
-        let face = |export: &Export| {
+    ) -> Result<ClaimedBlock, ClassRefusal> {
+        let class = |export: &Export| {
             let block = export.block.as_ref()?;
             Some((Arc::clone(&block.export), block.export.mode(asked)))
         };
-        let (record, export, mode) = self.claim_by(bus_id, who, now, face)?;
+        let (record, export, mode) = self.claim_by(bus_id, who, now, class)?;
         Ok(ClaimedBlock { record, export, mode })
     }
 
     /// Takes a stream for `who`: exclusively, to get all of it, or beside others who read.
     ///
     /// # Errors
-    /// [`FaceRefusal`].
+    /// [`ClassRefusal`].
     pub fn claim_stream(
         &mut self,
         bus_id: &str,
         who: &str,
         asked: control::Mode,
         now: Instant,
-    ) -> Result<(Stage, Mode), FaceRefusal> {
+    ) -> Result<(Stage, Mode), ClassRefusal> {
         let mode = if asked == control::Mode::Exclusive { Mode::Exclusive } else { Mode::Read };
-        let face = |export: &Export| Some((export.stream.as_ref()?.0.clone(), mode));
-        self.claim_by(bus_id, who, now, face).map(|(_, stage, mode)| (stage, mode))
+        let class = |export: &Export| Some((export.stream.as_ref()?.0.clone(), mode));
+        self.claim_by(bus_id, who, now, class).map(|(_, stage, mode)| (stage, mode))
     }
 
     /// Takes a device by one of its faces, if it has that.
@@ -377,24 +378,26 @@ impl Registry {
         bus_id: &str,
         who: &str,
         now: Instant,
-        face: impl FnOnce(&Export) -> Option<(T, Mode)>,
-    ) -> Result<(DeviceRecord, T, Mode), FaceRefusal> {
-        let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(FaceRefusal::NoDevice)?;
-        let (what, mode) = face(export).ok_or(FaceRefusal::Class)?;
+        class: impl FnOnce(&Export) -> Option<(T, Mode)>,
+    ) -> Result<(DeviceRecord, T, Mode), ClassRefusal> {
+        let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(ClassRefusal::NoDevice)?;
+        let (what, mode) = class(export).ok_or(ClassRefusal::Class)?;
         export.claims.claim(who, mode, now).map_err(|refusal| match refusal {
-            Refusal::Held | Refusal::Waited | Refusal::KeptOut => FaceRefusal::Busy,
+            Refusal::Held | Refusal::Waited | Refusal::KeptOut => ClassRefusal::Busy,
         })?;
         Ok((export.record.clone(), what, mode))
     }
 
-    /// What is needed to look on at a device, whoever uses it; `None` if there is none of that name, or it shows nothing.
+    /// What is needed to look on at a device, whoever uses it; `None` if there is none of that name, or it shows
+    /// nothing.
     pub fn observe(&self, bus_id: &str) -> Option<Observable> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
         let Show { audience, description } = export.show.as_ref()?;
         Some(Observable { audience: audience.clone(), description: description.clone() })
     }
 
-    /// `who` uses a device no more, and gives back what it took of it: the USB device. One that is leaving goes with its last user.
+    /// `who` uses a device no more, and gives back what it took of it: the USB device. One that is leaving goes with
+    /// its last user.
     ///
     /// # Panics
     /// If it was not claimed: only its claimer has it to give.
@@ -410,8 +413,8 @@ impl Registry {
         }
     }
 
-    /// Takes a device off the lists, at once if nobody uses it and else with the end of its use, which is the caller's to
-    /// bring about. Says whether it is gone; `None` if there is none.
+    /// Takes a device off the lists, at once if nobody uses it and else with the end of its use, which is the caller's
+    /// to bring about. Says whether it is gone; `None` if there is none.
     pub fn retire(&mut self, bus_id: &str) -> Option<bool> {
         let export = self.export_mut(bus_id)?;
         export.is_leaving = true;

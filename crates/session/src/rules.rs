@@ -1,8 +1,8 @@
 //! Which of a machine's real devices are shared: rules over what a device says of itself and where it is plugged in.
 //!
-//! Rules are asked in order and the first that matches decides; a device that none matches is not shared. A hub, or a device
-//! that the machine is operated with (keyboard, mouse), is matched only by a rule that *asks* for it: by its class, or by
-//! vendor and product together. A root hub is never shared.
+//! Rules are asked in order and the first that matches decides; a device that none matches is not shared. A hub, or a
+//! device that the machine is operated with (keyboard, mouse), is matched only by a rule that *asks* for it: by its
+//! class, or by vendor and product together. A root hub is never shared.
 
 use std::fmt;
 use std::str::FromStr;

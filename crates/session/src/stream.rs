@@ -1,4 +1,5 @@
-//! Where a source shows its frames, and who watches: each reader has a seat, and chose what becomes of frames that he is too slow for.
+//! Where a source shows its frames, and who watches: each reader has a seat, and chose what becomes of frames that he
+//! is too slow for.
 //!
 //! | policy | a reader who is slow |
 //! |---|---|
@@ -35,7 +36,7 @@ pub struct Stage(Arc<Hall>);
 
 struct Hall {
     description: Description,
-    seats: Mutex<Vec<Arc<Place>>>,
+    subscribers: Mutex<Vec<Arc<Place>>>,
     is_closed: AtomicBool,
     /// Called when there may be room, or a reader, that there was not before.
     wake_source: Box<dyn Fn() + Send + Sync>,
@@ -49,7 +50,7 @@ struct Place {
 }
 
 /// A reader's place; it is given up by dropping it.
-pub struct Seat {
+pub struct Subscriber {
     hall: Arc<Hall>,
     place: Arc<Place>,
 }
@@ -65,11 +66,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Stage {
-    /// Nobody watches yet. `wake_source` is called, by any thread, when a reader comes, goes or has room again, and in the end.
+    /// Nobody watches yet. `wake_source` is called, by any thread, when a reader comes, goes or has room again, and in
+    /// the end.
     pub fn new(description: Description, wake_source: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(Hall {
             description,
-            seats: Mutex::default(),
+            subscribers: Mutex::default(),
             is_closed: AtomicBool::new(false),
             wake_source: Box::new(wake_source),
             tally: Tally::new(COUNTS),
@@ -88,7 +90,7 @@ impl Stage {
 
     /// Whether somebody watches.
     pub fn is_watched(&self) -> bool {
-        !locked(&self.0.seats).is_empty()
+        !locked(&self.0.subscribers).is_empty()
     }
 
     /// Shows everybody the next frame.
@@ -97,15 +99,15 @@ impl Stage {
     /// The frame, if a reader who wants all has no room yet: to be shown again when the source is woken.
     pub fn show(&self, mut frame: Frame) -> Result<(), Frame> {
         let room = self.0.description.window() as usize;
-        let seats = locked(&self.0.seats);
+        let subscribers = locked(&self.0.subscribers);
         let is_full = |place: &Arc<Place>| place.policy == Policy::All && locked(&place.frames).len() >= room;
-        if seats.iter().any(is_full) {
+        if subscribers.iter().any(is_full) {
             return Err(frame);
         }
         // From here on a copy costs nothing but its place.
         frame.data.share();
         self.0.tally.count(MADE, 1);
-        for place in seats.iter() {
+        for place in subscribers.iter() {
             let mut frames = locked(&place.frames);
             if place.policy == Policy::Latest {
                 self.0.tally.count(DROPPED, frames.len() as u64);
@@ -118,25 +120,26 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes a seat; `wake` is called, by any thread, when there is something to see. `None`: all are taken, or it is over.
-    pub fn sit(&self, policy: Policy, wake: impl Fn() + Send + Sync + 'static) -> Option<Seat> {
+    /// Takes a seat; `wake` is called, by any thread, when there is something to see. `None`: all are taken, or it is
+    /// over.
+    pub fn sit(&self, policy: Policy, wake: impl Fn() + Send + Sync + 'static) -> Option<Subscriber> {
         let place = {
-            let mut seats = locked(&self.0.seats);
-            if seats.len() >= OBSERVERS_MAX || self.is_closed() {
+            let mut subscribers = locked(&self.0.subscribers);
+            if subscribers.len() >= OBSERVERS_MAX || self.is_closed() {
                 return None;
             }
             let place = Arc::new(Place { policy, frames: Mutex::default(), wake: Box::new(wake) });
-            seats.push(Arc::clone(&place));
+            subscribers.push(Arc::clone(&place));
             place
         };
         (self.0.wake_source)();
-        Some(Seat { hall: Arc::clone(&self.0), place })
+        Some(Subscriber { hall: Arc::clone(&self.0), place })
     }
 
     /// There is no source any more, or it is shared no more: everybody is told.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
-        for place in locked(&self.0.seats).iter() {
+        for place in locked(&self.0.subscribers).iter() {
             (place.wake)();
         }
         (self.0.wake_source)();
@@ -148,7 +151,7 @@ impl Stage {
     }
 }
 
-impl Seat {
+impl Subscriber {
     /// The frame that was shown longest ago of those that are here.
     pub fn take(&self) -> Option<Frame> {
         let frame = locked(&self.place.frames).pop_front()?;
@@ -175,9 +178,9 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Subscriber {
     fn drop(&mut self) {
-        locked(&self.hall.seats).retain(|place| !Arc::ptr_eq(place, &self.place));
+        locked(&self.hall.subscribers).retain(|place| !Arc::ptr_eq(place, &self.place));
         (self.hall.wake_source)();
     }
 }
@@ -230,12 +233,17 @@ mod tests {
     #[test]
     fn what_is_there_is_read_after_the_end_and_seats_are_limited() {
         let (stage, _) = stage();
-        let seats: Vec<Seat> = (0..OBSERVERS_MAX).map(|_| stage.sit(Policy::Latest, || ()).unwrap()).collect();
+        let subscribers: Vec<Subscriber> =
+            (0..OBSERVERS_MAX).map(|_| stage.sit(Policy::Latest, || ()).unwrap()).collect();
         assert!(stage.sit(Policy::All, || ()).is_none());
         stage.show(frame(1)).unwrap();
         stage.close();
-        assert!(seats.iter().all(|seat| !seat.is_over() && seat.take().is_some() && seat.is_over()));
-        drop(seats);
+        assert!(
+            subscribers
+                .iter()
+                .all(|subscriber| !subscriber.is_over() && subscriber.take().is_some() && subscriber.is_over())
+        );
+        drop(subscribers);
         assert!(stage.sit(Policy::All, || ()).is_none() && !stage.is_watched());
     }
 }

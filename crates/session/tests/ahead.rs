@@ -1,4 +1,5 @@
-//! Reads that are answered from what was fetched ahead: never older than the last change that was answered, and one round trip for many.
+//! Reads that are answered from what was fetched ahead: never older than the last change that was answered, and one
+//! round trip for many.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -1,4 +1,5 @@
-//! Writes that are answered before they have arrived: how many, in which order they arrive, and what becomes of one that fails.
+//! Writes that are answered before they have arrived: how many, in which order they arrive, and what becomes of one
+//! that fails.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -228,7 +229,8 @@ fn nothing_is_fetched_of_what_others_may_change() {
     assert_eq!(sequence(&mut user, 0), 0, "somebody else writes");
     user.far.look().epoch = Some(1);
     assert!(sequence(&mut user, 8) > 0);
-    // It was opened anew, and somebody else may have had it meanwhile; a read that waits for what was fetched is asked for again.
+    // It was opened anew, and somebody else may have had it meanwhile; a read that waits for what was fetched is asked
+    // for again.
     user.read(1000);
     user.far.look().epoch = Some(2);
     user.device.handle_ready(Instant::ZERO, &mut user.done);

@@ -1,5 +1,5 @@
-//! What becomes of writes that were answered and not flushed when the exporter's machine has lost them: they are written again as far
-//! as they are here, and the next flush says that others are lost.
+//! What becomes of writes that were answered and not flushed when the exporter's machine has lost them: they are
+//! written again as far as they are here, and the next flush says that others are lost.
 
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Identity, Instant,
@@ -200,7 +200,7 @@ fn nothing_is_repeated_after_the_disk_was_given_to_a_successor() {
     user.write(0);
     user.answer_all();
     user.remote.hold_still(NOW, &mut user.done);
-    user.remote.bequeath([7; 32]);
+    user.remote.migrate([7; 32]);
     user.machine_restarts(2);
     assert!(user.said().is_empty());
     assert_eq!(user.flush(), Err(StoreError::Lost), "it may be lost");

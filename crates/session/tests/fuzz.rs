@@ -1,8 +1,8 @@
-//! An exporter under operations that nobody planned: over a source and sink, a keyboard and a device whose completions are part
-//! of the operations; alone, in front of another exporter, and in front of one that lies.
+//! An exporter under operations that nobody planned: over a source and sink, a keyboard and a device whose completions
+//! are part of the operations; alone, in front of another exporter, and in front of one that lies.
 //!
-//! Beside not panicking: the client's checker holds at every reply, what waits stays within the limits, everything is answered
-//! in the end, and the device comes back with nothing in flight.
+//! Beside not panicking: the client's checker holds at every reply, what waits stays within the limits, everything is
+//! answered in the end, and the device comes back with nothing in flight.
 
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
@@ -16,7 +16,7 @@ use farbus_model::{Command, Device, EpAddr, Limits, Speed, Status};
 use farbus_session::{Fault, OnReset};
 use fuzzing::{Input, fuzz};
 use world::peer::{self, Packet, RetSubmit, Submit, setup, word};
-use world::{Desk, Manners, Relay, Scripted, relay};
+use world::{Loopback, Manners, Relay, Scripted, relay};
 
 /// Small enough that every limit is met.
 const LIMITS: Limits = Limits {
@@ -60,22 +60,23 @@ impl Client {
         self.seqnum
     }
 
-    fn submit<D: Device + 'static>(&mut self, desk: &mut Desk<D>, input: &mut Input<'_>) {
+    fn submit<D: Device + 'static>(&mut self, loopback: &mut Loopback<D>, input: &mut Input<'_>) {
         let seqnum = self.take_seqnum(input);
         let mut submit = self.any_submit(seqnum, input);
         let is_iso = self.has_iso && submit.ep == 3;
         if !is_iso {
-            // Garbage where the endpoint is known not to be isochronous; where there is none it would be a count of packets.
+            // Garbage where the endpoint is known not to be isochronous; where there is none it would be a count of
+            // packets.
             let is_there = submit.ep == 0 || (submit.ep == 1 && submit.is_in()) || (self.has_iso && submit.ep <= 2);
             submit.number_of_packets = input.pick(&[0, u32::MAX, if is_there { 7 } else { 0 }]);
         }
         // Now and then the unlink overtakes, as Linux's does.
         if input.once_in(16) {
             let unlink = self.take_seqnum(input);
-            desk.checker.unlink_asked(unlink, seqnum);
+            loopback.checker.unlink_asked(unlink, seqnum);
             self.sent.extend(peer::unlink(unlink, seqnum));
         }
-        desk.checker.asked(&submit, is_iso);
+        loopback.checker.asked(&submit, is_iso);
         self.sent.extend(submit.bytes());
         self.submitted.push(seqnum);
     }
@@ -116,20 +117,20 @@ impl Client {
         }
     }
 
-    fn unlink<D: Device + 'static>(&mut self, desk: &mut Desk<D>, input: &mut Input<'_>) {
+    fn unlink<D: Device + 'static>(&mut self, loopback: &mut Loopback<D>, input: &mut Input<'_>) {
         let back = input.below(6) as usize;
         let recent = self.submitted.iter().rev().nth(back).copied();
         // Or one that another port of the hub had.
         let victim = recent.unwrap_or(0);
         let seqnum = self.take_seqnum(input);
-        desk.checker.unlink_asked(seqnum, victim);
+        loopback.checker.unlink_asked(seqnum, victim);
         self.sent.extend(peer::unlink(seqnum, victim));
     }
 
     /// Some of what was sent arrives.
-    fn arrive<D: Device + 'static>(&mut self, desk: &mut Desk<D>, most: usize) -> Result<(), Fault> {
+    fn arrive<D: Device + 'static>(&mut self, loopback: &mut Loopback<D>, most: usize) -> Result<(), Fault> {
         let bytes: Vec<u8> = self.sent.drain(..most.min(self.sent.len())).collect();
-        desk.receive(&bytes)
+        loopback.receive(&bytes)
     }
 }
 
@@ -137,56 +138,56 @@ fn some_bytes(input: &mut Input<'_>) -> usize {
     input.pick(&[1, 10, 47, 48, 49, 200, 3000, usize::MAX])
 }
 
-fn waiting_bytes<D: Device>(desk: &Desk<D>) -> usize {
-    desk.exporter.poll_transmit().iter().map(|run| run.len()).sum()
+fn waiting_bytes<D: Device>(loopback: &Loopback<D>) -> usize {
+    loopback.exporter.poll_transmit().iter().map(|run| run.len()).sum()
 }
 
 /// Plays operations until the input ends; `act` is what the device's owner or its nature does.
 fn play<D: Device + 'static>(
-    mut desk: Desk<D>,
+    mut loopback: Loopback<D>,
     has_iso: bool,
     input: &mut Input<'_>,
-    act: impl Fn(&mut Desk<D>, &mut Input<'_>),
-    still_moves: impl Fn(&mut Desk<D>) -> bool,
+    act: impl Fn(&mut Loopback<D>, &mut Input<'_>),
+    still_moves: impl Fn(&mut Loopback<D>) -> bool,
 ) {
     let mut client = Client::new(has_iso);
     while !input.is_empty() {
         let arrived = match input.below(8) {
             0 | 1 => {
-                client.submit(&mut desk, input);
+                client.submit(&mut loopback, input);
                 Ok(())
             }
             2 => {
-                client.unlink(&mut desk, input);
+                client.unlink(&mut loopback, input);
                 Ok(())
             }
-            3 => client.arrive(&mut desk, some_bytes(input)),
-            4 => client.arrive(&mut desk, usize::MAX),
+            3 => client.arrive(&mut loopback, some_bytes(input)),
+            4 => client.arrive(&mut loopback, usize::MAX),
             5 => {
-                desk.read_some(some_bytes(input));
-                desk.advance()
+                loopback.read_some(some_bytes(input));
+                loopback.advance()
             }
             6 => {
-                desk.pass(Duration::from_micros(u64::from(input.below(2000))));
+                loopback.pass(Duration::from_micros(u64::from(input.below(2000))));
                 Ok(())
             }
             _ => {
-                act(&mut desk, input);
+                act(&mut loopback, input);
                 Ok(())
             }
         };
-        assert!(waiting_bytes(&desk) <= WAITING_BYTES_MAX, "{} bytes wait", waiting_bytes(&desk));
+        assert!(waiting_bytes(&loopback) <= WAITING_BYTES_MAX, "{} bytes wait", waiting_bytes(&loopback));
         if arrived == Err(Fault::NeverReads) {
-            desk.end();
+            loopback.end();
             return;
         }
         arrived.expect("a client within the rules");
     }
     if input_says_go(&client) {
-        client.arrive(&mut desk, usize::MAX).expect("a client within the rules");
-        settle(&mut desk, still_moves);
+        client.arrive(&mut loopback, usize::MAX).expect("a client within the rules");
+        settle(&mut loopback, still_moves);
     }
-    desk.end();
+    loopback.end();
 }
 
 /// Half of the clients go away in the middle of things.
@@ -194,23 +195,23 @@ fn input_says_go(client: &Client) -> bool {
     client.seqnum.is_multiple_of(2)
 }
 
-/// Reading and time go on until nothing moves; then everything is answered but what waits for a device's owner, and that is
-/// withdrawn.
-fn settle<D: Device + 'static>(desk: &mut Desk<D>, still_moves: impl Fn(&mut Desk<D>) -> bool) {
+/// Reading and time go on until nothing moves; then everything is answered but what waits for a device's owner, and
+/// that is withdrawn.
+fn settle<D: Device + 'static>(loopback: &mut Loopback<D>, still_moves: impl Fn(&mut Loopback<D>) -> bool) {
     loop {
-        let replies = desk.read().len();
-        desk.pass(Duration::from_millis(300));
-        if replies == 0 && !still_moves(desk) && waiting_bytes(desk) == 0 {
+        let replies = loopback.read().len();
+        loopback.pass(Duration::from_millis(300));
+        if replies == 0 && !still_moves(loopback) && waiting_bytes(loopback) == 0 {
             break;
         }
     }
-    for (at, victim) in desk.checker.open().into_iter().enumerate() {
-        desk.unlink(0x4000_0000 + at as u32, victim);
+    for (at, victim) in loopback.checker.open().into_iter().enumerate() {
+        loopback.unlink(0x4000_0000 + at as u32, victim);
     }
     // An unlink of what was never submitted is answered with the next submit.
-    desk.submit(&Submit::control(0x5000_0000, setup::GET_CONFIGURATION));
-    while !desk.read().is_empty() || still_moves(desk) {}
-    desk.checker.assert_settled();
+    loopback.submit(&Submit::control(0x5000_0000, setup::GET_CONFIGURATION));
+    while !loopback.read().is_empty() || still_moves(loopback) {}
+    loopback.checker.assert_settled();
 }
 
 #[test]
@@ -218,20 +219,20 @@ fn fuzz_exporter_over_source_and_sink() {
     target("fuzz_exporter_over_source_and_sink", |input| {
         let speed = input.pick(&[Speed::High, Speed::Full, Speed::Super]);
         let device = SourceSink::device(speed, Fill::Zeros, input.once_in(2));
-        let desk = Desk::configured(device, LIMITS);
-        play(desk, true, input, |_, _| {}, |_| false);
+        let loopback = Loopback::configured(device, LIMITS);
+        play(loopback, true, input, |_, _| {}, |_| false);
     });
 }
 
 #[test]
 fn fuzz_exporter_over_keyboard() {
     target("fuzz_exporter_over_keyboard", |input| {
-        let desk = Desk::configured(Keyboard::device(), LIMITS);
-        let type_some = |desk: &mut Desk<_>, input: &mut Input<'_>| {
+        let loopback = Loopback::configured(Keyboard::device(), LIMITS);
+        let type_some = |loopback: &mut Loopback<_>, input: &mut Input<'_>| {
             let text = "aB3 ".repeat(input.below(4) as usize);
-            desk.exporter.command(desk.now, &Command::Type(text)).expect("there is room for so little");
+            loopback.exporter.command(loopback.now, &Command::Type(text)).expect("there is room for so little");
         };
-        play(desk, false, input, type_some, |_| false);
+        play(loopback, false, input, type_some, |_| false);
     });
 }
 
@@ -239,15 +240,15 @@ fn fuzz_exporter_over_keyboard() {
 fn fuzz_exporter_over_late_device() {
     target("fuzz_exporter_over_late_device", |input| {
         let manners = Manners { cancels_late: input.once_in(2), answers_control_late: input.once_in(2) };
-        let mut desk = Desk::imported(Scripted::new(manners), LIMITS);
-        desk.submit(&Submit::control(u32::MAX, setup::set_configuration(1)));
-        desk.device(|device, done| device.complete(EpAddr::CONTROL, done));
-        desk.read();
-        let act = |desk: &mut Desk<Scripted>, input: &mut Input<'_>| {
-            let room = desk.device(|device, _| device.room());
+        let mut loopback = Loopback::imported(Scripted::new(manners), LIMITS);
+        loopback.submit(&Submit::control(u32::MAX, setup::set_configuration(1)));
+        loopback.device(|device, done| device.complete(EpAddr::CONTROL, done));
+        loopback.read();
+        let act = |loopback: &mut Loopback<Scripted>, input: &mut Input<'_>| {
+            let room = loopback.device(|device, _| device.room());
             assert!(room <= LIMITS.payload_bytes_max + TRANSFER_BYTES_MAX as usize, "{room} bytes may come at once");
             let endpoint = EpAddr::from_byte(input.pick(&ENDPOINTS));
-            desk.device(|device, done| match input.below(4) {
+            loopback.device(|device, done| match input.below(4) {
                 0 => device.let_go(done),
                 1 if !endpoint.is_control() => {
                     device.fail(endpoint, input.pick(&[Status::Stall, Status::Protocol, Status::Gone]), done)
@@ -255,7 +256,7 @@ fn fuzz_exporter_over_late_device() {
                 _ => device.complete(endpoint, done),
             });
         };
-        play(desk, true, input, act, |desk| desk.device(move_anything));
+        play(loopback, true, input, act, |loopback| loopback.device(move_anything));
     });
 }
 
@@ -308,7 +309,7 @@ fn fuzz_exporter_before_exporter() {
 fn fuzz_exporter_that_lies() {
     target("fuzz_exporter_that_lies", |input| {
         let device = Scripted::new(Manners::default());
-        let mut near = Desk::imported_by(world::remote(&device, LIMITS), LIMITS, OnReset::PassOn);
+        let mut near = Loopback::imported_by(world::remote(&device, LIMITS), LIMITS, OnReset::PassOn);
         near.checker.is_unordered = true;
         let mut liar = Liar::default();
         near.submit(&Submit::control(1, setup::set_configuration(1)));
@@ -350,7 +351,7 @@ struct Liar {
 }
 
 impl Liar {
-    fn listen(&mut self, near: &mut Desk<farbus_session::RemoteDevice>) {
+    fn listen(&mut self, near: &mut Loopback<farbus_session::RemoteDevice>) {
         let said = near.device(|remote, done| {
             let bytes: Vec<u8> = remote.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
             remote.handle_transmitted(bytes.len(), done);

@@ -65,7 +65,8 @@ fn said<A: Attached>(remote: &mut A) -> Vec<Message> {
     std::iter::from_fn(|| remote.poll_message()).collect()
 }
 
-/// It is opened as `before`, its exporter is started anew and opens it as `now`: how it ended, and what it said from then on.
+/// It is opened as `before`, its exporter is started anew and opens it as `now`: how it ended, and what it said from
+/// then on.
 fn opened_again<A: Attached>(
     mut remote: A,
     mut done: A::Done,

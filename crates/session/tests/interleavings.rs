@@ -11,7 +11,7 @@ mod world;
 
 use farbus_model::{Device, EpAddr, Limits};
 use world::peer::{self, Submit, setup};
-use world::{Desk, Manners, Relay, Scripted};
+use world::{Loopback, Manners, Relay, Scripted};
 
 /// One reply waiting holds every further request back: the link's state is one of the events.
 const LIMITS: Limits = Limits { receive_bytes: 512, reply_bytes_backlog: 1, ..Limits::DEFAULT };
@@ -183,25 +183,25 @@ impl Asked {
     }
 
     /// The requests that were withdrawn before they were submitted: that they come is certain.
-    fn submit_overtaken<D: Device + 'static>(&mut self, plan: &Plan, desk: &mut Desk<D>) {
+    fn submit_overtaken<D: Device + 'static>(&mut self, plan: &Plan, loopback: &mut Loopback<D>) {
         while self.submits < plan.submits.len() && self.unlinks[self.submits] > 0 {
-            self.play(Event::Submit(self.submits), plan, desk);
+            self.play(Event::Submit(self.submits), plan, loopback);
         }
     }
 
     /// Lets the client do it; `false` if it is not the client's to do.
-    fn play<D: Device + 'static>(&mut self, event: Event, plan: &Plan, desk: &mut Desk<D>) -> bool {
+    fn play<D: Device + 'static>(&mut self, event: Event, plan: &Plan, loopback: &mut Loopback<D>) -> bool {
         match event {
             Event::Submit(n) => {
-                desk.submit(&plan.submits[n]);
+                loopback.submit(&plan.submits[n]);
                 self.submits += 1;
             }
             Event::Unlink(n, time) => {
-                desk.unlink(Plan::seqnum(n) + 1 + time, Plan::seqnum(n));
+                loopback.unlink(Plan::seqnum(n) + 1 + time, Plan::seqnum(n));
                 self.unlinks[n] += 1;
             }
             Event::ResetSign => {
-                desk.submit(&Submit::control(RESET_SIGN, setup::GET_DEVICE_8));
+                loopback.submit(&Submit::control(RESET_SIGN, setup::GET_DEVICE_8));
                 self.reset_sign = true;
             }
             _ => return false,
@@ -213,17 +213,17 @@ impl Asked {
 /// A client and an exporter face to face.
 struct FaceToFace<'a> {
     plan: &'a Plan,
-    desk: Desk<Scripted>,
+    loopback: Loopback<Scripted>,
     asked: Asked,
 }
 
 impl<'a> FaceToFace<'a> {
     fn new(plan: &'a Plan, manners: Manners) -> Self {
-        let mut desk = Desk::imported(Scripted::new(manners), LIMITS);
-        desk.submit(&Submit::control(u32::MAX, setup::set_configuration(1)));
-        desk.device(|device, done| device.complete(EpAddr::CONTROL, done));
-        desk.read();
-        Self { plan, desk, asked: Asked::new(plan) }
+        let mut loopback = Loopback::imported(Scripted::new(manners), LIMITS);
+        loopback.submit(&Submit::control(u32::MAX, setup::set_configuration(1)));
+        loopback.device(|device, done| device.complete(EpAddr::CONTROL, done));
+        loopback.read();
+        Self { plan, loopback, asked: Asked::new(plan) }
     }
 }
 
@@ -237,32 +237,33 @@ impl World for FaceToFace<'_> {
 
     fn play(&mut self, event: Event) -> bool {
         match event {
-            Event::Complete(endpoint) => self.desk.device(|device, done| device.complete(endpoint, done)),
-            Event::LetGo => self.desk.device(|device, done| device.let_go(done)),
-            Event::Read => !self.desk.read().is_empty(),
-            event => self.asked.play(event, self.plan, &mut self.desk),
+            Event::Complete(endpoint) => self.loopback.device(|device, done| device.complete(endpoint, done)),
+            Event::LetGo => self.loopback.device(|device, done| device.let_go(done)),
+            Event::Read => !self.loopback.read().is_empty(),
+            event => self.asked.play(event, self.plan, &mut self.loopback),
         }
     }
 
     fn disconnect(self) {
-        let (device, _) = self.desk.end();
+        let (device, _) = self.loopback.end();
         assert_eq!((device.holds(), device.given), (0, device.taken), "the device comes back with nothing in flight");
         assert_eq!(device.selection().configuration(), 0, "ready for the next client");
     }
 
     fn settle(mut self) {
-        self.asked.submit_overtaken(self.plan, &mut self.desk);
-        settle_desk(&mut self.desk);
-        self.desk.checker.assert_settled();
+        self.asked.submit_overtaken(self.plan, &mut self.loopback);
+        settle_desk(&mut self.loopback);
+        self.loopback.checker.assert_settled();
         self.disconnect();
     }
 }
 
 /// Everything that is withdrawn comes back, then everything that is not.
-fn settle_desk(desk: &mut Desk<Scripted>) {
+fn settle_desk(loopback: &mut Loopback<Scripted>) {
     loop {
-        let moved =
-            !desk.read().is_empty() | desk.device(|device, done| device.let_go(done)) | desk.device(complete_any);
+        let moved = !loopback.read().is_empty()
+            | loopback.device(|device, done| device.let_go(done))
+            | loopback.device(complete_any);
         if !moved {
             return;
         }

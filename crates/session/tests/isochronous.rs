@@ -1,7 +1,7 @@
 //! Sound over a made-up way: a sound card that is far, whose clock is off, behind a link that shakes and is cut.
 //!
-//! Held against it: every request is answered once and in order, at the device's pace; what is played and recorded is the tone, whole,
-//! but for what was counted. `FARBUS_SECONDS` says how long a stream lasts (default 60).
+//! Held against it: every request is answered once and in order, at the device's pace; what is played and recorded is
+//! the tone, whole, but for what was counted. `FARBUS_SECONDS` says how long a stream lasts (default 60).
 
 #[path = "isochronous/distant.rs"]
 mod distant;
@@ -262,7 +262,8 @@ fn shaking(drift_ppm: i64) -> Way {
 
 #[test]
 fn a_way_that_shakes_both_ways_conceals_nothing() {
-    // With these, streams of eight packets a request were late in their first seconds, when their buffers were measured where requests end.
+    // With these, streams of eight packets a request were late in their first seconds, when their buffers were measured
+    // where requests end.
     for seed in [3, 23, 25, 47, 61, 87] {
         for packets in [1, 8] {
             let mut driver = Driver::new(shaking(30), seed, MICROPHONE, packets);

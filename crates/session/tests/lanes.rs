@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farbus_model::{Instant, Payload};
 use farbus_session::native::control::{End, Open};
-use farbus_session::native::hello::{Hello, Options, Outcome, SessionId, Standing, Welcome};
+use farbus_session::native::hello::{Hello, LanePosition, Options, Outcome, SessionId, Welcome};
 use farbus_session::native::{
     ExporterSession, ImporterSession, Kind, LaneLimits, LaneSet, Message, Part, Progress, Served, Services,
 };
@@ -57,8 +57,8 @@ fn who_knows_of_one_lane_has_one_and_is_told_of_no_other() {
         options
     });
     assert_eq!(wanting(&importer), []);
-    let standing = Standing { session: SessionId([1; 16]), lane: 1, link: 1, received: 0, incarnation: 7 };
-    let welcome = exporter.resume(&Hello::new(standing, Options::default()));
+    let position = LanePosition { session: SessionId([1; 16]), lane: 1, link: 1, received: 0, incarnation: 7 };
+    let welcome = exporter.resume(&Hello::new(position, Options::default()));
     assert_eq!(welcome.outcome, Outcome::Refused, "one was granted");
     assert!(!exporter.is_ended() && exporter.is_linked());
     let (importer, _) = begun(200, |options| options);
@@ -95,7 +95,7 @@ fn a_further_lane_begins_is_lost_alone_and_ends_the_session_only_if_it_stays_awa
 fn a_lane_that_is_not_to_be_had_is_gone_without() {
     let (mut importer, _) = begun(3, |options| options);
     let answer =
-        |outcome, hello: &Hello| Welcome { version: 1, outcome, standing: hello.standing, options: Options::default() };
+        |outcome, hello: &Hello| Welcome { version: 1, outcome, position: hello.position, options: Options::default() };
     let hello = importer.hello_further(1);
     assert_eq!(importer.handle_welcome(&answer(Outcome::Unknown, &hello)), Ok(Progress::Without));
     assert_eq!(wanting(&importer), [1, 2], "the first hears what became of the session");
@@ -104,7 +104,7 @@ fn a_lane_that_is_not_to_be_had_is_gone_without() {
     assert_eq!(wanting(&importer), []);
     // An answer to a session of before.
     let mut late = answer(Outcome::Resumed, &hello);
-    late.standing.session = SessionId([9; 16]);
+    late.position.session = SessionId([9; 16]);
     assert_eq!(importer.handle_welcome(&late), Ok(Progress::Without));
 }
 

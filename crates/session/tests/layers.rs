@@ -1,5 +1,5 @@
-//! The contract of layers over a device: each method reaches the device below and brings back what that says, unless the layer answers it
-//! itself, which the table of that layer says.
+//! The contract of layers over a device: each method reaches the device below and brings back what that says, unless
+//! the layer answers it itself, which the table of that layer says.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use farbus_session::block::{Ahead, AnyByte, Behind, Range, ReadOnly, Scratch, Tr
 use farbus_session::far::{Far, Plan};
 use farbus_session::isochronous::Isochronous;
 use farbus_session::observe::Audience;
-use farbus_session::reserve::{Gate, Gated};
+use farbus_session::reserve::{SuspendableDevice, Suspension};
 use farbus_session::twin::Twinned;
 
 mod world;
@@ -309,8 +309,8 @@ fn observed(probe: Probe) -> Box<dyn Device> {
     Box::new(observed)
 }
 
-fn gated(probe: Probe) -> Box<dyn Device> {
-    Box::new(Gated::new(Box::new(probe), Gate::default(), Vec::new()).0)
+fn suspendable(probe: Probe) -> Box<dyn Device> {
+    Box::new(SuspendableDevice::new(Box::new(probe), Suspension::default(), Vec::new()).0)
 }
 
 const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
@@ -319,7 +319,7 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     Layer { name: "Far", make: |probe| Box::new(Far::new(probe, Plan::within(8))), answers: &["save", "restore"] },
     Layer { name: "Isochronous", make: |probe| Box::new(Isochronous::new(probe, true)), answers: &["save", "restore"] },
     Layer { name: "Observed", make: observed, answers: &[] },
-    Layer { name: "Gated", make: gated, answers: &[] },
+    Layer { name: "Gated", make: suspendable, answers: &[] },
     // It says of itself what the first device said, and writes down what that was told.
     Layer {
         name: "Twinned",
@@ -328,7 +328,8 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     },
 ];
 
-/// Layers of other crates, each over one type of the same crate that only a link brings: they override what the link needs, or the end.
+/// Layers of other crates, each over one type of the same crate that only a link brings: they override what the link
+/// needs, or the end.
 const ELSEWHERE: [&str; 3] = ["Linked", "SessionDisk", "FarDevice"];
 
 fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {

@@ -1,9 +1,10 @@
-//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, or are replaced by another process, importers
-//! that are restarted, peers that are slow.
+//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, or are replaced by another
+//! process, importers that are restarted, peers that are slow.
 //!
-//! A seed is a world. Held against it: every request is answered exactly once, what is read is what was written, what a flush
-//! promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the session), and a straggler does
-//! not get a session back. `FARBUS_SEEDS` says how many worlds (default 300), `FARBUS_SEED` plays one again.
+//! A seed is a world. Held against it: every request is answered exactly once, what is read is what was written, what a
+//! flush promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the
+//! session), and a straggler does not get a session back. `FARBUS_SEEDS` says how many worlds (default 300),
+//! `FARBUS_SEED` plays one again.
 
 #[path = "native/another.rs"]
 mod another;
@@ -102,17 +103,17 @@ fn several_readers_read_nothing_old_whoever_wrote_between_and_whatever_size_the_
 }
 
 #[test]
-fn an_heir_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
-    every_seed("the heir", |random| {
+fn a_successor_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
+    every_seed("the successor", |random| {
         // Some wait in vain for most of their time.
-        lived!(disk::DiskWorld::of_an_heir(random), 400, random).max(15)
+        lived!(disk::DiskWorld::of_a_successor(random), 400, random).max(15)
     });
 }
 
 #[test]
-fn an_heir_with_a_cache_reads_nothing_old_and_writes_nothing_early() {
-    every_seed("the heir with a cache", |random| {
-        lived!(disk::DiskWorld::of_an_heir_with_a_cache(random), 400, random).max(15)
+fn a_successor_with_a_cache_reads_nothing_old_and_writes_nothing_early() {
+    every_seed("the successor with a cache", |random| {
+        lived!(disk::DiskWorld::of_a_successor_with_a_cache(random), 400, random).max(15)
     });
 }
 
@@ -133,8 +134,8 @@ fn a_disk_keeps_its_promises_through_modules() {
 fn a_usb_device_answers_once_through_modules() {
     every_seed("the USB device through modules", |random| {
         let modules::Modules { through, allowed } = modules::Modules::any(random);
-        let seat = |remote| Piped::new(remote, Some(through));
-        lived!(usb::UsbWorld::new(random, Some(allowed), seat), 400, random)
+        let observer = |remote| Piped::new(remote, Some(through));
+        lived!(usb::UsbWorld::new(random, Some(allowed), observer), 400, random)
     });
 }
 

@@ -64,7 +64,7 @@ fn everybody_sees_what_the_user_gets_and_nothing_else() {
     let audience = used.observable().audience;
     used.press("x");
     let wakes = Arc::new(AtomicUsize::new(0));
-    let seats = [(); 2].map(|()| {
+    let observers = [(); 2].map(|()| {
         let wakes = Arc::clone(&wakes);
         let wake = move || {
             wakes.fetch_add(1, Ordering::Relaxed);
@@ -73,39 +73,39 @@ fn everybody_sees_what_the_user_gets_and_nothing_else() {
     });
     used.press("a");
     assert_eq!(wakes.load(Ordering::Relaxed), 2, "once each: the second report found somebody awake");
-    for seat in &seats {
-        let event = seat.take().unwrap();
+    for observer in &observers {
+        let event = observer.take().unwrap();
         assert_eq!((event.endpoint.as_byte(), event.kind, event.missed), (REPORTS, TransferType::Interrupt, 0));
         assert_eq!(event.data.contiguous().as_ref(), [0, 0, 4, 0, 0, 0, 0, 0]);
-        assert_eq!(seat.take().unwrap().data.contiguous().as_ref(), [0; 8]);
-        assert!(seat.take().is_none(), "what came before is not shown");
+        assert_eq!(observer.take().unwrap().data.contiguous().as_ref(), [0; 8]);
+        assert!(observer.take().is_none(), "what came before is not shown");
     }
-    drop(seats);
+    drop(observers);
     assert!(audience.is_empty());
 }
 
 #[test]
 fn who_is_slow_misses_some_and_is_told_how_many() {
     let mut used = Used::new();
-    let seat = used.observable().audience.sit(|| ()).unwrap();
+    let observer = used.observable().audience.sit(|| ()).unwrap();
     for _ in 0..OBSERVED_EVENTS_MAX {
         used.press("a");
     }
-    let seen = std::iter::from_fn(|| seat.take()).count();
+    let seen = std::iter::from_fn(|| observer.take()).count();
     assert_eq!(seen, OBSERVED_EVENTS_MAX);
     used.press("b");
-    assert_eq!(seat.take().unwrap().missed as usize, OBSERVED_EVENTS_MAX);
-    assert_eq!(seat.take().unwrap().missed, 0);
+    assert_eq!(observer.take().unwrap().missed as usize, OBSERVED_EVENTS_MAX);
+    assert_eq!(observer.take().unwrap().missed, 0);
 }
 
 #[test]
 fn seats_are_limited_and_a_device_that_leaves_takes_its_audience_along() {
     let mut used = Used::new();
     let audience = used.observable().audience;
-    let seats: Vec<_> = (0..OBSERVERS_MAX).map(|_| audience.sit(|| ()).unwrap()).collect();
+    let observers: Vec<_> = (0..OBSERVERS_MAX).map(|_| audience.sit(|| ()).unwrap()).collect();
     assert!(audience.sit(|| ()).is_none());
-    assert!(seats.iter().all(|seat| !seat.is_over()));
+    assert!(observers.iter().all(|observer| !observer.is_over()));
     used.registry.withdraw(&used.bus_id);
-    assert!(seats.iter().all(|seat| seat.is_over()));
+    assert!(observers.iter().all(|observer| observer.is_over()));
     assert!(used.registry.observe(&used.bus_id).is_none());
 }

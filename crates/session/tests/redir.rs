@@ -1,4 +1,5 @@
-//! A usbredir guest in front of a device: what it is told, exactly once and in order, whatever the device and the guest do.
+//! A usbredir guest in front of a device: what it is told, exactly once and in order, whatever the device and the guest
+//! do.
 
 mod world;
 
@@ -606,7 +607,8 @@ fn calm_down(table: &mut Table<Scripted>) {
 
 const MOVED: [(u64, u32); 8] = [(1, 101), (2, 101), (3, 101), (0, 103), (6, 8), (4, 101), (5, 101), (0, 14)];
 
-/// What a live migration asks of us: the guest finds each answer once where it goes, and the device has seen nothing of it.
+/// What a live migration asks of us: the guest finds each answer once where it goes, and the device has seen nothing of
+/// it.
 #[test]
 fn a_guest_that_moves_has_its_answers_where_it_goes() {
     let mut table = under_way();
@@ -675,8 +677,8 @@ enum Step {
     Read,
 }
 
-/// Every order of submitting an id twice, cancelling it, and the device's two ways to answer: as QEMU tells answers apart, each
-/// submit gets its own, once.
+/// Every order of submitting an id twice, cancelling it, and the device's two ways to answer: as QEMU tells answers
+/// apart, each submit gets its own, once.
 #[test]
 fn in_every_order_each_submit_has_one_answer() {
     let orders: u32 = [false, true].iter().map(|&cancels_late| explore(&mut Vec::new(), cancels_late)).sum();
@@ -705,7 +707,8 @@ fn explore(steps: &mut Vec<Step>, cancels_late: bool) -> u32 {
 fn play(steps: &[Step], cancels_late: bool) -> bool {
     let mut table = Table::scripted(Manners { cancels_late, ..Manners::default() });
     table.read();
-    // The guest's view: submits without an answer, oldest first, and whether each was cancelled; lengths tell them apart.
+    // The guest's view: submits without an answer, oldest first, and whether each was cancelled; lengths tell them
+    // apart.
     let mut open: Vec<(u32, bool)> = Vec::new();
     let mut submitted = 0;
     let hear = |open: &mut Vec<(u32, bool)>, told: Vec<Packet>| {

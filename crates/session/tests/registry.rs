@@ -9,7 +9,7 @@ use farbus_model::{Device, Instant, Speed};
 use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, View};
 use farbus_session::claims::Mode;
 use farbus_session::native::control;
-use farbus_session::registry::{BlockFace, FaceRefusal, InUse, in_use, name_of};
+use farbus_session::registry::{BlockClass, ClassRefusal, InUse, in_use, name_of};
 use farbus_session::{Claimed, Ending, OpStatus, Registry};
 
 const WHO: &str = "192.0.2.1:5555";
@@ -104,10 +104,10 @@ fn a_holder_is_explained_and_taken_back_by_its_address() {
     assert_eq!((past.holder.reason.as_deref(), past.remark.as_deref()), (Some("a backup"), Some("mine")));
 }
 
-fn disk(view: View) -> (Box<dyn Device>, BlockFace) {
+fn disk(view: View) -> (Box<dyn Device>, BlockClass) {
     let medium = Arc::new(MemoryMedium::new(SparseMemory::new(1 << 20, 1 << 20)));
     let export = Arc::new(BlockExport::new(medium, view, 1).unwrap());
-    (zero(), BlockFace { export, renew: Box::new(|| Ok(zero())) })
+    (zero(), BlockClass { export, renew: Box::new(|| Ok(zero())) })
 }
 
 #[test]
@@ -120,14 +120,14 @@ fn a_block_device_has_many_readers_or_one_writer_whichever_face_they_see() {
     };
     assert_eq!(ask(&mut registry, "a", control::Mode::Read), Ok(Mode::Read));
     assert_eq!(ask(&mut registry, "b", control::Mode::Read), Ok(Mode::Read));
-    assert_eq!(ask(&mut registry, "c", control::Mode::Exclusive), Err(FaceRefusal::Busy));
-    assert_eq!(registry.claim(&bus_id, "d", Instant::ZERO).map(|_| ()).unwrap_err(), OpStatus::Busy, "the USB face");
+    assert_eq!(ask(&mut registry, "c", control::Mode::Exclusive), Err(ClassRefusal::Busy));
+    assert_eq!(registry.claim(&bus_id, "d", Instant::ZERO).map(|_| ()).unwrap_err(), OpStatus::Busy, "the USB class");
     assert!(registry.idle_device(&bus_id).is_none());
     for who in ["a", "b"] {
         registry.release(&bus_id, who, None, Ending::Detached, Instant::ZERO);
     }
     let claimed = registry.claim(&bus_id, "d", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
-    assert_eq!(ask(&mut registry, "a", control::Mode::Read), Err(FaceRefusal::Busy));
+    assert_eq!(ask(&mut registry, "a", control::Mode::Read), Err(ClassRefusal::Busy));
     registry.release(&bus_id, "d", Some(claimed.device), Ending::Detached, Instant::ZERO);
     assert_eq!(ask(&mut registry, "c", control::Mode::Exclusive), Ok(Mode::Exclusive));
     assert_eq!(registry.retire(&bus_id), Some(false));
@@ -145,7 +145,7 @@ fn users_with_changes_of_their_own_are_in_nobody_s_way() {
     let block = registry.claim_block(&bus_id, "a", asked, Instant::ZERO).unwrap();
     assert_eq!(block.mode, Mode::Scratch);
     let usb = registry.claim(&bus_id, "b", Instant::ZERO).map_err(|status| status.to_string()).unwrap();
-    assert_eq!(registry.claim(&bus_id, "c", Instant::ZERO).map(|_| ()).unwrap_err(), OpStatus::Busy, "one USB face");
+    assert_eq!(registry.claim(&bus_id, "c", Instant::ZERO).map(|_| ()).unwrap_err(), OpStatus::Busy, "one USB class");
     registry.release(&bus_id, "b", Some(usb.device), Ending::Detached, Instant::ZERO);
     assert_eq!(registry.entries().next().unwrap().claims.holders().len(), 1);
 }
@@ -157,6 +157,6 @@ fn a_usb_device_is_no_block_device() {
     let refused = |registry: &mut Registry, bus_id: &str| {
         registry.claim_block(bus_id, WHO, control::Mode::Read, Instant::ZERO).map(|_| ()).unwrap_err()
     };
-    assert_eq!(refused(&mut registry, &bus_id), FaceRefusal::Class);
-    assert_eq!(refused(&mut registry, "9-9"), FaceRefusal::NoDevice);
+    assert_eq!(refused(&mut registry, &bus_id), ClassRefusal::Class);
+    assert_eq!(refused(&mut registry, "9-9"), ClassRefusal::NoDevice);
 }

@@ -1,14 +1,16 @@
-//! The last release against the current one, in both roles: sessions of every release, byte by byte as they were on the wire, in
-//! `release/VERSION/*.session`.
+//! The last release against the current one, in both roles: sessions of every release, byte by byte as they were on the
+//! wire, in `release/VERSION/*.session`.
 //!
-//! - **Its client, our exporter**: what it said is said to the current exporter, whose answers are compared with those it had then.
-//! - **Its exporter, our importer**: the current importer does what the client did and hears what it heard; it has to say the same
-//!   bytes and understand the same answers.
+//! - **Its client, our exporter**: what it said is said to the current exporter, whose answers are compared with those
+//!   it had then.
+//! - **Its exporter, our importer**: the current importer does what the client did and hears what it heard; it has to
+//!   say the same bytes and understand the same answers.
 //!
-//! A new release writes its own folder: set the version in the workspace, run `UPDATE_RELEASE=1 cargo test -p farbus-session
-//! --test release` and commit what appears. The folders of earlier releases are never written again: what they hold is what is in
-//! use out there. Against the release of the current version every byte of an answer counts; against an earlier one descriptors and
-//! names may differ, because a device may have learned something.
+//! A new release writes its own folder: set the version in the workspace, run
+//! `UPDATE_RELEASE=1 cargo test -p farbus-session --test release` and commit what appears. The folders of earlier
+//! releases are never written again: what they hold is what is in use out there. Against the release of the current
+//! version every byte of an answer counts; against an earlier one descriptors and names may differ, because a device
+//! may have learned something.
 
 mod world;
 
@@ -22,7 +24,7 @@ use farbus_session::{Handshake, RemoteDevice};
 use world::peer::{ECONNRESET, Packet, word};
 use world::talk::{self, LIMITS, flat};
 use world::transcript::{Transcript, Turn, Who};
-use world::{Desk, relay};
+use world::{Loopback, relay};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -116,23 +118,24 @@ fn a_release_s_client_is_served_by_the_current_exporter() {
 
 /// Says to the current exporter what the client said, when it said it.
 fn against_current_exporter(then: &Transcript) -> Transcript {
-    let mut desk = Desk::connected(talk::zero(), LIMITS);
+    let mut loopback = Loopback::connected(talk::zero(), LIMITS);
     let mut now = Transcript::default();
     for turn in &then.turns {
         let at = Instant::from_nanos(turn.at_ns);
-        desk.pass(at - desk.now);
+        loopback.pass(at - loopback.now);
         if turn.who == Who::Client {
             now.said(Who::Client, turn.at_ns, &turn.bytes);
-            desk.receive(&turn.bytes).expect("a released client breaks no rule");
+            loopback.receive(&turn.bytes).expect("a released client breaks no rule");
         } else {
-            now.said(Who::Server, turn.at_ns, &desk.read_bytes(usize::MAX));
+            now.said(Who::Server, turn.at_ns, &loopback.read_bytes(usize::MAX));
         }
     }
-    now.said(Who::Server, desk.now.as_nanos(), &desk.read_bytes(usize::MAX));
+    now.said(Who::Server, loopback.now.as_nanos(), &loopback.read_bytes(usize::MAX));
     now
 }
 
-/// What a client depends on: which requests are answered how, and the data that is not the device's description of itself.
+/// What a client depends on: which requests are answered how, and the data that is not the device's description of
+/// itself.
 fn essence(transcript: &Transcript) -> Vec<String> {
     let mut descriptor_reads = Vec::new();
     let mut essence = Vec::new();

@@ -1,5 +1,5 @@
-//! What is reserved for devices: who is admitted, who gives way, what is missing; and a thousand hosts on which all of that happens at
-//! random.
+//! What is reserved for devices: who is admitted, who gives way, what is missing; and a thousand hosts on which all of
+//! that happens at random.
 
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_model::{Device, Speed};
@@ -8,7 +8,7 @@ use farbus_realtime::transfer::interval_ps;
 use farbus_realtime::vcpu::Reserve;
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{
-    Asked, Carrier, Claim, Cost, Criticality, Lack, Ledger, News, Refusal, Reservation, Standing, State,
+    Asked, Carrier, Claim, Cost, Criticality, Lack, Ledger, News, Refusal, Reservation, ReservationReport, State,
 };
 use farbus_session::snapshot::{self, Writer};
 
@@ -32,11 +32,11 @@ fn ask(ledger: &mut Ledger, device: &str, carrier: &Carrier, reservation: Reserv
 }
 
 fn state(ledger: &Ledger, device: &str) -> State {
-    ledger.standing(device).expect("it has a reservation").state
+    ledger.report(device).expect("it has a reservation").state
 }
 
 fn states(ledger: &Ledger) -> Vec<(&str, State)> {
-    ledger.lines().map(|line| (line.device, line.standing.state)).collect()
+    ledger.lines().map(|line| (line.device, line.report.state)).collect()
 }
 
 #[test]
@@ -73,16 +73,16 @@ fn low_criticality_gives_way_to_high_in_the_order_of_its_coming_and_comes_back()
     let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::Full));
     for device in ["a", "b", "c", "d"] {
         let news = ask(&mut ledger, device, &carrier, stream(Criticality::Low, 256, 1)).unwrap();
-        assert_eq!((news.len(), news[0].standing.state), (1, State::Admitted));
+        assert_eq!((news.len(), news[0].report.state), (1, State::Admitted));
     }
     let places = ledger.plan("bus").unwrap().placements().to_vec();
     let refused = ask(&mut ledger, "e", &carrier, stream(Criticality::Low, 256, 1)).unwrap_err();
     let (lack, missing_ps) = refused.lack();
     assert!(lack == Lack::Bus && missing_ps > 0, "{refused}");
     let news = ask(&mut ledger, "high", &carrier, stream(Criticality::High, 256, 1)).unwrap();
-    let by_name = |name: &str| news.iter().find(|news| news.device == name).map(|news| news.standing);
-    assert_eq!(by_name("high").map(|standing| standing.state), Some(State::Admitted));
-    let Some(Standing { state: State::Suspended, lack: Lack::Bus, missing, .. }) = by_name("d") else {
+    let by_name = |name: &str| news.iter().find(|news| news.device == name).map(|news| news.report);
+    assert_eq!(by_name("high").map(|report| report.state), Some(State::Admitted));
+    let Some(ReservationReport { state: State::Suspended, lack: Lack::Bus, missing, .. }) = by_name("d") else {
         panic!("the last to come gives way: {news:?}")
     };
     assert_eq!(missing, missing_ps);
@@ -111,11 +111,11 @@ fn a_path_that_is_narrowed_costs_low_criticality_alone() {
     for device in ["a", "b", "c"] {
         ask(&mut ledger, device, &carrier, stream(Criticality::Low, 1024, 8)).unwrap();
     }
-    let one = ledger.standing("high").unwrap().path_bits_per_s;
+    let one = ledger.report("high").unwrap().path_bits_per_s;
     assert!((8_192_000..9_000_000).contains(&one), "{one}");
     let narrow = |streams: u64| Path { bits_per_s: one * streams * 100 / 90 + 100, ..wide };
     let news = ledger.note_path("desk", narrow(2));
-    let gone: Vec<_> = news.iter().map(|news| (news.device.as_str(), news.standing.lack)).collect();
+    let gone: Vec<_> = news.iter().map(|news| (news.device.as_str(), news.report.lack)).collect();
     assert_eq!(gone, [("b", Lack::Rate), ("c", Lack::Rate)]);
     ledger.note_path("desk", Path { bits_per_s: one / 2, ..wide });
     assert_eq!(state(&ledger, "high"), State::Admitted, "never displaced");
@@ -137,7 +137,7 @@ fn what_comes_too_late_is_refused_with_what_is_missing() {
     };
     assert_eq!(bound_ns - missing_ns, 6_000_000);
     ask(&mut ledger, "zero", &carrier, within(bound_ns)).unwrap();
-    assert_eq!(ledger.standing("zero").unwrap().bound_ns, bound_ns);
+    assert_eq!(ledger.report("zero").unwrap().bound_ns, bound_ns);
     assert!(ask(&mut ledger, "zero", &carrier, within(bound_ns - 1)).is_err());
     assert_eq!(state(&ledger, "zero"), State::Admitted, "who asks for more than there is keeps what he had");
 }
@@ -160,9 +160,9 @@ fn what_is_on_no_bus_has_its_path_and_a_processor_reserved() {
     // 16 MB/s do not go through 36 Mb/s; 2 do, any period does, and a bus has nothing to do with it.
     assert_eq!(why(&mut ledger, 0, 2000, 1).0, Lack::Rate);
     ask(&mut ledger, "disk", &disk, asked(0, 6000, 24, Criticality::Low)).unwrap();
-    let standing = ledger.standing("disk").unwrap();
-    assert_eq!((standing.state, standing.bus_ppm, standing.path_bits_per_s), (State::Admitted, 0, 16_574_333));
-    assert!(standing.bound_ns > 1_200_000, "{}: 6000 bytes take 1.2 ms of the path", standing.bound_ns);
+    let report = ledger.report("disk").unwrap();
+    assert_eq!((report.state, report.bus_ppm, report.path_bits_per_s), (State::Admitted, 0, 16_574_333));
+    assert!(report.bound_ns > 1_200_000, "{}: 6000 bytes take 1.2 ms of the path", report.bound_ns);
     ask(&mut ledger, "frames", &disk, asked(0, 2000, 8, Criticality::Low)).unwrap();
     ask(&mut ledger, "zero", &carrier("bus", Speed::High), stream(Criticality::High, 1024, 8)).unwrap();
     assert_eq!([state(&ledger, "disk"), state(&ledger, "frames")], [State::Admitted, State::Suspended]);
@@ -181,7 +181,7 @@ fn what_is_reserved_moves_where_there_is_room_for_it() {
         panic!("the way to the rack carries one of them")
     };
     assert!(missing_bits_per_s > 5_000_000, "{missing_bits_per_s}");
-    let paths: Vec<_> = ledger.lines().map(|line| (line.path, line.standing.state)).collect();
+    let paths: Vec<_> = ledger.lines().map(|line| (line.path, line.report.state)).collect();
     assert_eq!(paths, [(Some("rack"), State::Admitted), (Some("desk"), State::Admitted)], "it stays");
     // One of high criticality that moves has no older right than those who are there.
     ask(&mut ledger, "other", &carrier, stream(Criticality::High, 1024, 8)).unwrap();
@@ -190,10 +190,10 @@ fn what_is_reserved_moves_where_there_is_room_for_it() {
     assert!(ledger.move_to("low", "rack").unwrap().is_empty(), "it runs on there");
     let news = ledger.move_to("other", "rack").unwrap();
     assert_eq!(
-        news.iter().map(|news| (news.device.as_str(), news.standing.lack)).collect::<Vec<_>>(),
+        news.iter().map(|news| (news.device.as_str(), news.report.lack)).collect::<Vec<_>>(),
         [("low", Lack::Rate)]
     );
-    assert!(ledger.move_to("low", "desk").unwrap().iter().all(|news| news.standing.state == State::Admitted));
+    assert!(ledger.move_to("low", "desk").unwrap().iter().all(|news| news.report.state == State::Admitted));
     assert_eq!(ledger.move_to("nothing", "desk"), Ok(Vec::new()));
 }
 
@@ -205,7 +205,7 @@ fn a_processor_that_pipes_have_taken_carries_no_more() {
     ledger.processors_mut().leave("session of low");
     ledger.processors_mut().enter("pipe", reserve).unwrap();
     let news = ledger.settle_again();
-    assert_eq!(news.iter().map(|news| news.standing.lack).collect::<Vec<_>>(), [Lack::Processor]);
+    assert_eq!(news.iter().map(|news| news.report.lack).collect::<Vec<_>>(), [Lack::Processor]);
     let refused = ask(&mut ledger, "high", &carrier, stream(Criticality::High, 1024, 8)).unwrap_err();
     assert!(matches!(refused, Refusal::Processor { missing_ppb: 1.. }), "{refused}");
     ledger.processors_mut().leave("pipe");
@@ -241,7 +241,7 @@ fn check(ledger: &mut Ledger, buses: &[&str], paths: &[&str]) {
     for path in paths {
         let low = |line: &farbus_session::reserve::ledger::Line<'_>| {
             line.path == Some(path)
-                && line.standing.state == State::Admitted
+                && line.report.state == State::Admitted
                 && line.reservation.criticality == Criticality::Low
         };
         if let Some(measured) = ledger.path(path).filter(|measured| measured.bits_per_s > 0)
@@ -253,8 +253,8 @@ fn check(ledger: &mut Ledger, buses: &[&str], paths: &[&str]) {
     assert!(ledger.settle_again().is_empty(), "nothing is left to be settled: whoever can be resumed was");
     for line in ledger.lines() {
         let is_high = line.reservation.criticality == Criticality::High;
-        assert!(!is_high || line.standing.state == State::Admitted, "high criticality is never displaced");
-        assert_ne!(line.standing.state, State::Refused);
+        assert!(!is_high || line.report.state == State::Admitted, "high criticality is never displaced");
+        assert_ne!(line.report.state, State::Refused);
     }
 }
 
@@ -343,7 +343,7 @@ fn a_thousand_hosts_keep_what_they_promised() {
                 }
             };
             for news in &news {
-                match news.standing.state {
+                match news.report.state {
                     State::Suspended => {
                         suspended += 1;
                         assert!(!before.contains(&news.device) || news.device == *device, "high gives way to nobody");

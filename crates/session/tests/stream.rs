@@ -77,9 +77,9 @@ fn a_reader_takes_what_was_granted_and_described_and_nothing_else() {
 fn a_grant_has_its_measure() {
     let serve = || {
         let stage = Stage::new(description(), || ());
-        let seat = stage.sit(Policy::All, || ()).unwrap();
+        let subscriber = stage.sit(Policy::All, || ()).unwrap();
         let readiness = Readiness::new(Arc::new(()));
-        let served = ServedObserver::new(1, Box::new(seat), readiness, || (), description().encode(), |_| ());
+        let served = ServedObserver::new(1, Box::new(subscriber), readiness, || (), description().encode(), |_| ());
         let mut lanes = Lanes::new(LaneLimits::DEFAULT);
         lanes.first_mut().handle_linked(0, &mut BufferPool::new(0)).unwrap();
         (stage, served, lanes)

@@ -285,8 +285,8 @@ fn a_request_that_hangs_is_waited_for_and_then_the_swap_is_given_up() {
     assert_eq!(bytes, [9; 512]);
 }
 
-/// Once the journal says that the destination is the device, what the source did not take is not copied any more: what is written there next
-/// has to reach both.
+/// Once the journal says that the destination is the device, what the source did not take is not copied any more: what
+/// is written there next has to reach both.
 #[test]
 fn what_is_written_where_the_source_failed_after_the_decision_is_not_lost() {
     struct Writing(Arc<AtomicBool>, Box<dyn BlockStore>);

@@ -1,5 +1,6 @@
-//! What Wireshark's NBD dissector makes of our server: every request and reply found, none malformed. It knows replies without
-//! structure only, as Linux's own client asks for them, knows reading and writing only, and finds the protocol by its magic once the handshake is over.
+//! What Wireshark's NBD dissector makes of our server: every request and reply found, none malformed. It knows replies
+//! without structure only, as Linux's own client asks for them, knows reading and writing only, and finds the protocol
+//! by its magic once the handshake is over.
 
 mod world;
 

@@ -1,5 +1,6 @@
-//! Devices that are exchanged for their twins while they are used: made-up worlds in which a serial line is read and written, set and
-//! withdrawn from, while the adapter at its end is another one again and again. Every request ends once, every byte arrives once.
+//! Devices that are exchanged for their twins while they are used: made-up worlds in which a serial line is read and
+//! written, set and withdrawn from, while the adapter at its end is another one again and again. Every request ends
+//! once, every byte arrives once.
 
 #[path = "native/random.rs"]
 mod random;
@@ -487,7 +488,8 @@ fn a_reset_makes_the_switch_at_once_and_answers_everything() {
     assert_eq!(play.status_of(asked), Some(Status::Ok));
 }
 
-/// Worlds from seeds: whatever happens around an exchange, each byte arrives once and in order, and what was set is set.
+/// Worlds from seeds: whatever happens around an exchange, each byte arrives once and in order, and what was set is
+/// set.
 #[test]
 fn whatever_happens_meanwhile_every_request_ends_once_and_every_byte_arrives_once() {
     let seeds = std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);

@@ -1,8 +1,9 @@
 //! Peers that are well-formed and unwilling: they go on asking, and take no answers, or never say that they have them.
 //!
-//! The cases are made from the list of all kinds of frames: a kind that is added without a case does not compile. Each is tried against an
-//! exporter, of a peer that may use nothing and of one that uses a disk, a USB device and something to look at, and against an importer.
-//! Held against it: what either end says that it holds, and the memory of this process.
+//! The cases are made from the list of all kinds of frames: a kind that is added without a case does not compile. Each
+//! is tried against an exporter, of a peer that may use nothing and of one that uses a disk, a USB device and something
+//! to look at, and against an importer. Held against it: what either end says that it holds, and the memory of this
+//! process.
 
 #[path = "unwilling/kinds.rs"]
 mod kinds;
@@ -20,7 +21,7 @@ use farbus_model::{
 use farbus_session::DeviceRecord;
 use farbus_session::native::control::Credit;
 use farbus_session::native::control::{Cause, Class, End, Inherit, Mode, Open, Opened};
-use farbus_session::native::hello::{Options, SessionId, Standing};
+use farbus_session::native::hello::{LanePosition, Options, SessionId};
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::usb;
 use farbus_session::native::{
@@ -162,7 +163,8 @@ fn memory() -> usize {
 }
 
 fn session(has_devices: bool, account: Option<&Arc<Account>>) -> (ExporterSession, Offered) {
-    let hello = hello::Hello::new(Standing { link: 1, incarnation: 1, ..Standing::default() }, Options::default());
+    let hello =
+        hello::Hello::new(LanePosition { link: 1, incarnation: 1, ..LanePosition::default() }, Options::default());
     let (mut session, _) = ExporterSession::begin(&hello, SessionId([1; 16]), 1, GRACE, LaneLimits::DEFAULT).unwrap();
     if let Some(account) = account {
         assert!(session.draw_on(Allowance::of(Arc::clone(account))));
@@ -187,7 +189,8 @@ fn session(has_devices: bool, account: Option<&Arc<Account>>) -> (ExporterSessio
     (session, offered)
 }
 
-/// One case against an exporter: the most that it said it holds, and what it said in the end, if it has cut the peer off.
+/// One case against an exporter: the most that it said it holds, and what it said in the end, if it has cut the peer
+/// off.
 fn attack(
     says: &mut Says,
     taken: Taken,
@@ -261,14 +264,14 @@ fn victims() -> Vec<(&'static str, Box<dyn Victim>)> {
     let fresh: Completions<BlockDone> = Completions::new(BufferPool::new(0));
     let usb = || Completions::new(BufferPool::new(0));
     let reserving = RemoteUsb::reserving(1, open("zero", Class::USB), reservation());
-    let heir = RemoteUsb::heir(1, open("zero", Class::USB), [0; 8]);
+    let successor = RemoteUsb::successor(1, open("zero", Class::USB), [0; 8]);
     let observer = RemoteObserver::new(1, Open { mode: Mode::Observe, ..open("zero", Class::USB) });
     vec![
         ("a disk that is read", Box::new(Using(reading, done))),
         ("a disk that is opened", Box::new(Using(RemoteBlock::new(1, open("disk", Class::BLOCK)), fresh))),
         ("a USB device", Box::new(Using(RemoteUsb::new(1, open("zero", Class::USB)), usb()))),
         ("a USB device that is reserved", Box::new(Using(reserving, usb()))),
-        ("a USB device that is inherited", Box::new(Using(heir, usb()))),
+        ("a USB device that is inherited", Box::new(Using(successor, usb()))),
         ("what is observed", Box::new(Using(observer, Vec::new()))),
     ]
 }
@@ -278,7 +281,8 @@ fn whatever_a_peer_says_and_does_not_read_takes_no_more_than_its_share() {
     // What requests leave behind in buffers that are used again, and the allocator's.
     let base = memory();
     for has_devices in [false, true] {
-        // With three devices: what their credits allow, or one request each that exceeds them, and what is unacknowledged.
+        // With three devices: what their credits allow, or one request each that exceeds them, and what is
+        // unacknowledged.
         let limit = if has_devices { 80 * MIB } else { 7 * MIB };
         for (taken, is_counted) in [(Taken::Never, true), (Taken::Unthanked, true), (Taken::Never, false)] {
             if has_devices && !is_counted {

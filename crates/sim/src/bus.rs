@@ -1,6 +1,7 @@
 //! A host controller and one of its bus instances: which packets each interval carries. R2.
 //!
-//! It serves what [`schedule::plan`](farbus_realtime::schedule::plan) admitted, as the plan says, and counts what misses.
+//! It serves what [`schedule::plan`](farbus_realtime::schedule::plan) admitted, as the plan says, and counts what
+//! misses.
 
 use std::collections::VecDeque;
 
@@ -92,8 +93,8 @@ struct Waiting {
 }
 
 impl Controller {
-    /// A bus that serves what `plan` admitted. Its packets are up to `variation_permille` thousandths shorter than the worst, as
-    /// `random` wants.
+    /// A bus that serves what `plan` admitted. Its packets are up to `variation_permille` thousandths shorter than the
+    /// worst, as `random` wants.
     pub fn new(plan: &Plan, variation_permille: u32, random: Random) -> Self {
         let interval_ps = interval_ps(plan.speed());
         let periodic_ps_max = interval_ps - asynchronous_share_ps(plan.speed());
@@ -113,8 +114,8 @@ impl Controller {
         controller
     }
 
-    /// Serves `plan` from now on. Endpoints that it has already keep what they have to send; whoever has no place is not served.
-    /// Periods begin at multiples of themselves, so a plan is exchanged at a multiple of its cycle.
+    /// Serves `plan` from now on. Endpoints that it has already keep what they have to send; whoever has no place is
+    /// not served. Periods begin at multiples of themselves, so a plan is exchanged at a multiple of its cycle.
     pub fn adopt(&mut self, plan: &Plan) {
         let (old_periodic, mut old_rings) = (std::mem::take(&mut self.periodic), std::mem::take(&mut self.rings));
         for request in plan.requests() {
@@ -142,7 +143,8 @@ impl Controller {
         self.interval_ps / 1000
     }
 
-    /// Hands over a request of asynchronous endpoint `id`. Answers no when there is no such endpoint, or too much waits there.
+    /// Hands over a request of asynchronous endpoint `id`. Answers no when there is no such endpoint, or too much waits
+    /// there.
     pub fn submit(&mut self, id: u32, bytes: u32, tag: u64) -> bool {
         let since = self.now;
         let Some(ring) = self.rings.iter_mut().find(|ring| ring.id == id) else { return false };

@@ -51,8 +51,8 @@ impl Format {
 }
 
 impl Traffic {
-    /// Frames that take `percent` of a channel of `bits_per_s`. With a stuffed bit after every six, 69 % of 500 kb/s are the
-    /// 2,738 standard frames a second that the paper's oscilloscope saw.
+    /// Frames that take `percent` of a channel of `bits_per_s`. With a stuffed bit after every six, 69 % of 500 kb/s
+    /// are the 2,738 standard frames a second that the paper's oscilloscope saw.
     pub const fn share(bits_per_s: u64, percent: u64, format: Format) -> Self {
         let period_ns = format.bits() * 7 * 100 * 1_000_000_000 / (6 * bits_per_s * percent);
         Self::In { least_ns: period_ns, most_ns: period_ns }
@@ -76,8 +76,8 @@ impl Traffic {
     }
 }
 
-/// The device. What comes in shares its buffer; when that is full the oldest message is overwritten. What goes out has as much
-/// of a buffer of its own, in equal parts.
+/// The device. What comes in shares its buffer; when that is full the oldest message is overwritten. What goes out has
+/// as much of a buffer of its own, in equal parts.
 #[derive(Clone, Debug)]
 pub struct Device {
     received: VecDeque<usize>,

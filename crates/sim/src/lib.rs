@@ -1,24 +1,25 @@
-//! This room is a made-up world from a seed: host controllers that move packets microframe by microframe, processors that run
-//! virtual CPUs and the bottom halves of interrupts as Quest does and as Linux does, CAN channels behind a device with a small
-//! buffer, and hosts that reach each other through a router. On them the experiments of West, Golchin and Njavro, "Real-Time
-//! USB Networking and Device I/O" (2023), are run again.
+//! This room is a made-up world from a seed: host controllers that move packets microframe by microframe, processors
+//! that run virtual CPUs and the bottom halves of interrupts as Quest does and as Linux does, CAN channels behind a
+//! device with a small buffer, and hosts that reach each other through a router. On them the experiments of West,
+//! Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), are run again.
 //!
-//! It may touch a seed, and `farbus-realtime`: what that room admits is what is run here, its servers are the ones that run.
+//! It may touch a seed, and `farbus-realtime`: what that room admits is what is run here, its servers are the ones that
+//! run.
 //!
-//! It never touches clocks, threads, sockets, or text for people: a world is a function of its settings and its seed, and answers
-//! with figures; `bench` puts them beside the paper's.
+//! It never touches clocks, threads, sockets, or text for people: a world is a function of its settings and its seed,
+//! and answers with figures; `bench` puts them beside the paper's.
 //!
 //! Enter at [`bus::Controller`] for a bus, [`processor::Processor`] for a processor, [`experiments`] for the paper's.
 //!
-//! Why so: a promise of the planner can be held against a bus only if there is one to break it, and an hour of a real one takes
-//! an hour. Here packets may be as short, requests as ill-timed and interrupts as many as the seed wants, and a failure comes back
-//! when its seed does.
+//! Why so: a promise of the planner can be held against a bus only if there is one to break it, and an hour of a real
+//! one takes an hour. Here packets may be as short, requests as ill-timed and interrupts as many as the seed wants, and
+//! a failure comes back when its seed does.
 //!
 //! # What is assumed
 //!
-//! - A controller serves the periodic endpoints of an interval first, up to the share that the specification gives them, then the
-//!   asynchronous ones in turns, a burst each; a packet that might not end within the interval waits for the next one, and the
-//!   burst goes on there.
+//! - A controller serves the periodic endpoints of an interval first, up to the share that the specification gives
+//!   them, then the asynchronous ones in turns, a burst each; a packet that might not end within the interval waits for
+//!   the next one, and the burst goes on there.
 //! - A request that is handed over during an interval is seen at the start of the next.
 //! - A packet takes its worst time, or less as the seed wants.
 //! - Switching between threads costs nothing; what an interrupt's top half costs is taken from whoever runs.

@@ -1,7 +1,7 @@
 //! Hosts that are joined by debug ports come up, each when and as fast as the seed wants. R3.
 //!
-//! To enable and to enumerate takes time, and so does noticing a port. An enumeration takes every port that is there, wired to
-//! the host and nobody's when it ends, wanted or not.
+//! To enable and to enumerate takes time, and so does noticing a port. An enumeration takes every port that is there,
+//! wired to the host and nobody's when it ends, wanted or not.
 
 use farbus_realtime::topology::Topology;
 use farbus_realtime::topology::bring_up::{Act, BringUp};

@@ -1,7 +1,8 @@
-//! One processor, and who runs on it when: as Quest has it ([`Processor::quest`]) and as Linux has it ([`Processor::linux`]). R4.
+//! One processor, and who runs on it when: as Quest has it ([`Processor::quest`]) and as Linux has it
+//! ([`Processor::linux`]). R4.
 //!
-//! The world gives tasks work, and lets time pass up to the next thing that it knows of; the processor answers with what was
-//! finished before.
+//! The world gives tasks work, and lets time pass up to the next thing that it knows of; the processor answers with
+//! what was finished before.
 
 mod linux;
 mod quest;
@@ -38,8 +39,8 @@ enum Policy {
 }
 
 impl Processor {
-    /// Main VCPUs are sporadic servers, bottom halves run on I/O VCPUs that inherit the period of the task they work for;
-    /// priorities are rate-monotonic. Whoever has no reserve runs when nobody else does.
+    /// Main VCPUs are sporadic servers, bottom halves run on I/O VCPUs that inherit the period of the task they work
+    /// for; priorities are rate-monotonic. Whoever has no reserve runs when nobody else does.
     pub fn quest(roles: &[Role]) -> Self {
         Self::new(roles, Policy::Quest(Quest::new(roles)))
     }

@@ -1,5 +1,5 @@
-//! Hosts, each a thread that knows its plan, its own debug port and its cables, bring a network up over real sockets, each step when it
-//! pleases. R3. `FARBUS_BRING_UPS` says how often each network is (default 25).
+//! Hosts, each a thread that knows its plan, its own debug port and its cables, bring a network up over real sockets,
+//! each step when it pleases. R3. `FARBUS_BRING_UPS` says how often each network is (default 25).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -103,10 +103,10 @@ fn hosts(topology: &Topology, seed: u64) -> Vec<Host> {
     let cables: Vec<_> = ports.iter().map(DebugPort::cable).collect();
     let (mut links, heard): (Vec<BTreeMap<u32, TcpStream>>, Vec<_>) =
         (0..count).map(|_| (BTreeMap::new(), channel())).unzip();
-    let entrance = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     for (a, b) in topology.debug_links() {
-        let one = TcpStream::connect(entrance.local_addr().unwrap()).unwrap();
-        let (other, _) = entrance.accept().unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
         for (me, from, link) in [(a, b, one), (b, a, other)] {
             link.set_nodelay(true).unwrap();
             let (mut ear, tell) = (link.try_clone().unwrap(), heard[me as usize].0.clone());

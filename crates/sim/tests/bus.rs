@@ -1,5 +1,6 @@
-//! What the planner admits is held against a bus that moves packets: sets of endpoints, requests at the worst moments, packets
-//! shorter than the worst. R2. `FARBUS_SEEDS` says how many sets (default 10,000), `FARBUS_SEED` plays one again.
+//! What the planner admits is held against a bus that moves packets: sets of endpoints, requests at the worst moments,
+//! packets shorter than the worst. R2. `FARBUS_SEEDS` says how many sets (default 10,000), `FARBUS_SEED` plays one
+//! again.
 
 use farbus_realtime::schedule::{Criticality, Mode, Options, Plan, Request, plan, replan};
 use farbus_realtime::transfer::{Direction, Shape};
@@ -60,8 +61,9 @@ fn admitted_set(random: &mut Random) -> Plan {
     }
 }
 
-/// Runs `plan` with one asynchronous endpoint asking for its budget, in the worst place of the round, while the others always
-/// have something to send. Answers with the longest that it took and the periods of periodic endpoints that were missed.
+/// Runs `plan` with one asynchronous endpoint asking for its budget, in the worst place of the round, while the others
+/// always have something to send. Answers with the longest that it took and the periods of periodic endpoints that were
+/// missed.
 fn run(plan: &Plan, victim: &Request, variation_permille: u32, random: &mut Random) -> (u64, u64) {
     let mut bus = Controller::new(plan, variation_permille, Random::new(random.bits()));
     for other in plan.asynchronous().iter().filter(|bound| bound.id != victim.id) {
@@ -116,8 +118,8 @@ fn what_sound_admits_never_misses() {
     assert!(nearest * 10 > runs, "a bound that is never met says little: {nearest} of {runs}");
 }
 
-/// 723 packets in 103 microframes: for Equation 6 12.5 us of each are the time of 7.03 packets, 724 in all. What the periodic
-/// endpoints leave holds seven whole ones, 721 in all.
+/// 723 packets in 103 microframes: for Equation 6 12.5 us of each are the time of 7.03 packets, 724 in all. What the
+/// periodic endpoints leave holds seven whole ones, 721 in all.
 #[test]
 fn as_printed_admits_a_set_that_misses() {
     let mut requests = vec![bulk(1, Speed::Super, 1024, 0, 1024 * 723, 103)];

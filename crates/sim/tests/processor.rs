@@ -34,8 +34,9 @@ fn set_at_the_edge(random: &mut Random) -> (Vec<Reserve>, Vec<u32>) {
     (mains(most.unwrap_or(1)), io_ppm)
 }
 
-/// Every task has a job of its whole budget each period, from a start of its own; the bottom halves have more to do than they
-/// may, or now and then a burst, each for any of the tasks. Answers with how many jobs were done, and how many of them late.
+/// Every task has a job of its whole budget each period, from a start of its own; the bottom halves have more to do
+/// than they may, or now and then a burst, each for any of the tasks. Answers with how many jobs were done, and how
+/// many of them late.
 fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
     let mut roles: Vec<_> = mains.iter().map(|&reserve| Role::Reserved(reserve)).collect();
     for &utilization_ppm in io_ppm {
@@ -101,7 +102,8 @@ fn one_task_may_have_the_whole_processor_and_two_may_not_have_more_than_it() {
     assert!(late(&others) > 0);
 }
 
-/// A bottom half of Quest has its share and no more; one of Linux has all there is, until it is too much, and then nothing.
+/// A bottom half of Quest has its share and no more; one of Linux has all there is, until it is too much, and then
+/// nothing.
 #[test]
 fn a_storm_of_interrupts_stops_tasks_on_linux_and_bottom_halves_on_quest() {
     let roles = [

@@ -29,7 +29,7 @@ pub(crate) struct Incoming {
     left_bytes: usize,
     /// How many of them are kept that nobody looks at.
     left_max: usize,
-    /// Windows hold [`LENT_BYTES_MAX`] of chunks: the next payloads are copied.
+    /// Windows hold [`BORROWED_BYTES_MAX`] of chunks: the next payloads are copied.
     is_crowded: bool,
     /// Payloads up to this size are copied rather than lent.
     copied_max: usize,
@@ -49,12 +49,13 @@ const KEPT_GROWTH_MAX: usize = 16;
 const COPIED_BYTES_MAX: usize = 1 << 20;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
-/// Bytes of chunks that windows hold, however little of each they show: the largest credit. Whoever sends a little data and much that nobody
-/// keeps would otherwise have a chunk held with each.
-const LENT_BYTES_MAX: usize = CREDIT_BYTES_MAX;
+/// Bytes of chunks that windows hold, however little of each they show: the largest credit. Whoever sends a little data
+/// and much that nobody keeps would otherwise have a chunk held with each.
+const BORROWED_BYTES_MAX: usize = CREDIT_BYTES_MAX;
 
 impl Incoming {
-    /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived. It takes memory when something is to be received.
+    /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived. It takes memory when something
+    /// is to be received.
     pub fn new(capacity: usize) -> Self {
         let (chunk, left_max) = (Arc::default(), CHUNKS_LEFT_MAX);
         Self {
@@ -73,7 +74,8 @@ impl Incoming {
         }
     }
 
-    /// Receives many frames at once, whatever the one at the front needs: for frames that are always small against the buffer.
+    /// Receives many frames at once, whatever the one at the front needs: for frames that are always small against the
+    /// buffer.
     pub fn ahead(mut self, frame_bytes_max: usize) -> Self {
         self.ahead = Some(frame_bytes_max);
         self.keeping_many()
@@ -257,7 +259,7 @@ impl Incoming {
             is_kept
         });
         self.left_bytes = left_bytes;
-        self.is_crowded = lent_bytes >= LENT_BYTES_MAX;
+        self.is_crowded = lent_bytes >= BORROWED_BYTES_MAX;
     }
 }
 
@@ -488,7 +490,7 @@ mod tests {
             incoming.consume(60 << 10);
         }
         let held: usize = incoming.left.iter().map(|chunk| chunk.len()).sum();
-        assert!(held <= LENT_BYTES_MAX + (1 << 20), "{held}");
+        assert!(held <= BORROWED_BYTES_MAX + (1 << 20), "{held}");
         assert!(kept.iter().all(|(n, payload)| payload.contiguous().as_ref() == [*n; 8]));
         kept.clear();
         push(&mut incoming, &[1; 60 << 10]);

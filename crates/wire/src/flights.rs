@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Requests in flight, ascending by number. Numbers are given out ascending and mostly answered in order, so that both ends of
-/// the queue are where things happen; nothing is allocated for a request once the queue is as long as it gets.
+/// Requests in flight, ascending by number. Numbers are given out ascending and mostly answered in order, so that both
+/// ends of the queue are where things happen; nothing is allocated for a request once the queue is as long as it gets.
 pub(crate) struct Flights<T> {
     queue: VecDeque<(u32, T)>,
 }

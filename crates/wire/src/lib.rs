@@ -1,10 +1,10 @@
 //! # The tongues, as sans-IO state machines
 //!
 //! **This room is** where bytes become typed messages and back, and where the state of a
-//! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, [`native`], our own, [`nbd`], by
-//! which programs and kernels use a block device, [`usbredir`], which QEMU's `usb-redir` device speaks, and [`pairing`], by which
-//! two hosts that share a short code come to know each other's keys. [`snapshot`] is how the state of a connection goes on in
-//! another process.
+//! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, [`native`], our
+//! own, [`nbd`], by which programs and kernels use a block device, [`usbredir`], which QEMU's `usb-redir` device
+//! speaks, and [`pairing`], by which two hosts that share a short code come to know each other's keys. [`snapshot`] is
+//! how the state of a connection goes on in another process.
 //!
 //! **It may touch** the bytes it is handed.
 //!

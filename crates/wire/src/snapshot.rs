@@ -4,13 +4,14 @@
 //!   0 "farbus\r\0"   8 version   10 kind   12 …
 //! ```
 //!
-//! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a snapshot is as
-//! large as what it brings back. Whoever wrote it heard strangers, so it is read as suspiciously as a stranger's bytes: each part
-//! is held against the others, and what cannot have been is a [`Reject`].
+//! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a
+//! snapshot is as large as what it brings back. Whoever wrote it heard strangers, so it is read as suspiciously as a
+//! stranger's bytes: each part is held against the others, and what cannot have been is a [`Reject`].
 //!
-//! **Versions.** A process writes version [`VERSION`] and reads that and [`VERSION_MIN`], the version of the release before: a
-//! daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`Reject`]: sessions and attachments then
-//! begin anew. A field of version N is read only if [`Reader::version`] says N or more, and has a stated value otherwise:
+//! **Versions.** A process writes version [`VERSION`] and reads that and [`VERSION_MIN`], the version of the release
+//! before: a daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`Reject`]:
+//! sessions and attachments then begin anew. A field of version N is read only if [`Reader::version`] says N or more,
+//! and has a stated value otherwise:
 //!
 //! ```text
 //! let identity = if from.version() >= 13 { Some(from.take(16, "identity")?) } else { None };
@@ -31,8 +32,8 @@ use crate::reject::Reject;
 pub const VERSION: u16 = 13;
 /// The oldest version read: what the previous release wrote.
 pub const VERSION_MIN: u16 = 12;
-/// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's unacknowledged
-/// bytes), four times.
+/// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's
+/// unacknowledged bytes), four times.
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
 
 /// What may be asked of a block device, by its number here.
@@ -222,7 +223,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// As [`Writer::count`] wrote it: of things that have `bytes_min` bytes each, so that no more are read than there are.
+    /// As [`Writer::count`] wrote it: of things that have `bytes_min` bytes each, so that no more are read than there
+    /// are.
     ///
     /// # Errors
     /// [`Reject`].

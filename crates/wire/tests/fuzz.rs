@@ -1,7 +1,7 @@
 //! Every decoder and both connections under bytes that nobody meant.
 //!
-//! Beside not panicking: what is understood does not depend on how the bytes were cut, requests come back exactly once, and
-//! nothing is reserved that has not arrived.
+//! Beside not panicking: what is understood does not depend on how the bytes were cut, requests come back exactly once,
+//! and nothing is reserved that has not arrived.
 
 mod fuzzing;
 mod peer;

@@ -1,8 +1,8 @@
 //! Golden vectors: what every message looks like on the wire, field by field, in `golden/*.hex`.
 //!
-//! The files come first and the code follows: they are written from the kernel's document (some are its own captures), hold no
-//! matter what the encoder says, and outlive it. In them `#` begins a comment, `"text"/32` is a text in a field of 32 bytes, closed
-//! with zeros, and the rest is hexadecimal.
+//! The files come first and the code follows: they are written from the kernel's document (some are its own captures),
+//! hold no matter what the encoder says, and outlive it. In them `#` begins a comment, `"text"/32` is a text in a field
+//! of 32 bytes, closed with zeros, and the rest is hexadecimal.
 
 mod peer;
 
@@ -59,7 +59,8 @@ impl Message {
         }
     }
 
-    /// Reads `bytes`. What the wire does not say (whether an answer belongs to an IN or an isochronous request) is `like`'s.
+    /// Reads `bytes`. What the wire does not say (whether an answer belongs to an IN or an isochronous request) is
+    /// `like`'s.
     fn decode(bytes: &[u8], like: &Message) -> Message {
         match like {
             Message::List | Message::Devices(_) | Message::Import(_) | Message::Imported(_) => {

@@ -1,6 +1,7 @@
 //! Two ends of a lane under cuts, delays and bytes that nobody meant.
 //!
-//! Whatever is cut where: each message arrives once, whole, in its flow's order, and neither end keeps what is acknowledged.
+//! Whatever is cut where: each message arrives once, whole, in its flow's order, and neither end keeps what is
+//! acknowledged.
 
 mod fuzzing;
 

@@ -1,8 +1,8 @@
-//! Golden vectors of our own protocol: what every message looks like, in `golden_native/*.hex`, and in `docs/protocol.md`, which shows
-//! these files as they are.
+//! Golden vectors of our own protocol: what every message looks like, in `golden_native/*.hex`, and in
+//! `docs/protocol.md`, which shows these files as they are.
 //!
-//! The files are written by hand from the tables of that document and hold whatever the encoder says. In them `#` begins a comment,
-//! `"text"` is the bytes of a text, `55*4096` a byte repeated, and the rest is hexadecimal.
+//! The files are written by hand from the tables of that document and hold whatever the encoder says. In them `#`
+//! begins a comment, `"text"` is the bytes of a text, `55*4096` a byte repeated, and the rest is hexadecimal.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,14 +19,12 @@ use farbus_wire::native::identity::Statement;
 use farbus_wire::native::modules::{
     decode_answers, decode_offers, encode_answers, encode_offers, put_head, split_head,
 };
-use farbus_wire::native::reserve::{
-    CAR_BYTES, Claim, Criticality, Lack, Reservation, Standing as Reserved, State, Word,
-};
+use farbus_wire::native::reserve::{CAR_BYTES, Claim, Criticality, Lack, Reservation, ReservationReport, State, Word};
 use farbus_wire::native::stream::{self, Format, Frame, PixelFormat};
 use farbus_wire::native::usb::{self, Request};
 use farbus_wire::native::{
-    Arrived, Flow, Head, Hello, Kind, Lane, LaneLimits, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
-    Welcome,
+    Arrived, Flow, Head, Hello, Kind, Lane, LaneLimits, LanePosition, Message, Options, Outcome, Part, SessionId,
+    Urgency, Welcome,
 };
 
 const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
@@ -70,7 +68,7 @@ enum Said {
     Reserve(Word),
     Identity(Statement),
     /// What nobody on the way looks at.
-    Luggage(&'static [u8]),
+    MigrationState(&'static [u8]),
     Opened(u16, Opened, Description),
     End(Kind, End),
     Grant(u32),
@@ -132,7 +130,9 @@ impl Said {
                 put_head(&mut part, &Payload::from(*head), &payload);
                 message(*kind, DISK, *tag, part, payload)
             }
-            Said::Luggage(luggage) => Message::control(Kind::Luggage, STICK, 0, luggage.to_vec().into()),
+            Said::MigrationState(migration_state) => {
+                Message::control(Kind::MigrationState, STICK, 0, migration_state.to_vec().into())
+            }
             Said::Opened(attachment, opened, _) => {
                 Message::control(Kind::Opened, *attachment, 0, opened.encode().into())
             }
@@ -223,7 +223,7 @@ impl Said {
                 assert_eq!(Statement::decode(&body), Ok(Some(*statement)));
                 refused_short(&body, |bytes| Statement::decode(bytes).is_err());
             }
-            Said::Luggage(luggage) => assert_eq!(body, *luggage),
+            Said::MigrationState(migration_state) => assert_eq!(body, *migration_state),
             Said::Opened(_, opened, device) => {
                 assert_eq!(Opened::decode(&body).as_ref(), Ok(opened));
                 match device {
@@ -394,25 +394,22 @@ fn vectors() -> Vec<(&'static str, Said)> {
 }
 
 fn greetings() -> Vec<(&'static str, Said)> {
-    let standing = Standing { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..Standing::default() };
+    let report = LanePosition { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..LanePosition::default() };
     let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), lanes: None };
     let session = SessionId(std::array::from_fn(|at| 0xa0 + at as u8));
-    let theirs = Standing { session, lane: 0, link: 3, received: 42, incarnation: 0xfedc_ba98_7654_3210 };
+    let theirs = LanePosition { session, lane: 0, link: 3, received: 42, incarnation: 0xfedc_ba98_7654_3210 };
     let granted = Options { unacknowledged_bytes_max: None, ..options };
     let several = Options { lanes: Some(3), ..granted };
-    let further = Standing { session, lane: 1, ..standing };
-    let their_further = Standing { incarnation: theirs.incarnation, ..further };
+    let further = LanePosition { session, lane: 1, ..report };
+    let their_further = LanePosition { incarnation: theirs.incarnation, ..further };
     vec![
-        ("hello", Said::Hello(Hello::new(standing, options))),
-        (
-            "welcome",
-            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, standing: theirs, options: granted }),
-        ),
-        ("hello_lanes", Said::Hello(Hello::new(standing, several))),
+        ("hello", Said::Hello(Hello::new(report, options))),
+        ("welcome", Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, report: theirs, options: granted })),
+        ("hello_lanes", Said::Hello(Hello::new(report, several))),
         ("hello_further", Said::Hello(Hello::new(further, Options::default()))),
         (
             "welcome_further",
-            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, standing: their_further, options: several }),
+            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, report: their_further, options: several }),
         ),
         ("ping", Said::Number(Kind::Ping, 0x1122_3344_5566_7788)),
         ("pong", Said::Number(Kind::Pong, 0x1122_3344_5566_7788)),
@@ -446,7 +443,7 @@ fn controls() -> Vec<(&'static str, Said)> {
     let opened = |epoch, requests, bytes, info| Opened { epoch, credit: Credit { requests, bytes }, info };
     let (name, reason) = ("stick".into(), String::new());
     let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name, reason };
-    let inherit = Inherit { luggage: *FROZEN.first_chunk().expect("it begins so"), open };
+    let inherit = Inherit { migration_state: *FROZEN.first_chunk().expect("it begins so"), open };
     let (name, reason) = ("disk".into(), "the backup".into());
     let busy = End { cause: Cause::Busy, message: "'disk' is written by web".into() };
     let unplugged = End { cause: Cause::Gone, message: "it was unplugged".into() };
@@ -454,7 +451,7 @@ fn controls() -> Vec<(&'static str, Said)> {
     let camera = stream::Description { format, frame_bytes_max: 640 * 480 * 3 };
     let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
     let reservation = Reservation { criticality: Criticality::High, latency_ns: 20_000_000, claims };
-    let admitted = Reserved {
+    let admitted = ReservationReport {
         state: State::Admitted,
         lack: Lack::None,
         criticality: Criticality::High,
@@ -465,7 +462,7 @@ fn controls() -> Vec<(&'static str, Said)> {
     };
     let (state, lack, criticality) = (State::Suspended, Lack::Rate, Criticality::Low);
     let identity = Identity { id: 0xffee_ddcc_bbaa_9988_0011_2233_4455_6677, generation: 2 };
-    let suspended = Reserved { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
+    let suspended = ReservationReport { state, lack, criticality, missing: 1_000_000, bound_ns: 0, ..admitted };
     vec![
         ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
         ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
@@ -480,7 +477,7 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("close_with_successor", Said::Close(Close::to(std::array::from_fn(|at| 0xc0 + at as u8), Vec::new()))),
         ("hand_over", Said::Close(Close::to([0xa5; 32], FROZEN.to_vec()))),
         ("inherit", Said::Inherit(inherit)),
-        ("migration_state", Said::Luggage(FROZEN)),
+        ("migration_state", Said::MigrationState(FROZEN)),
         ("closed", Said::End(Kind::Closed, unplugged)),
         ("grant", Said::Grant(256)),
         ("modules", Said::Offers(vec![offer("zstd", "level=3", &[]), offer("seal", "", &[0x5a; 64])])),
@@ -493,8 +490,8 @@ fn controls() -> Vec<(&'static str, Said)> {
         ("reserve_echo", Said::Reserve(Word::Echo)),
         ("reserve_train", Said::Reserve(Word::Train { place: 2, cars: 4 })),
         ("reserve_measured", Said::Reserve(Word::Measured(20_000_000))),
-        ("reserve_admitted", Said::Reserve(Word::Standing(admitted))),
-        ("reserve_suspended", Said::Reserve(Word::Standing(suspended))),
+        ("reserve_admitted", Said::Reserve(Word::Report(admitted))),
+        ("reserve_suspended", Said::Reserve(Word::Report(suspended))),
         ("identity_is", Said::Identity(Statement::Is(identity))),
         ("identity_expected", Said::Identity(Statement::Expected(identity))),
         ("aside", Said::Piped(Kind::Aside, 1, &[], b"rekey")),

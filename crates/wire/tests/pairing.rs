@@ -104,7 +104,8 @@ fn messages_out_of_turn_or_out_of_shape_are_refused() {
     assert_eq!(waiter.handle_received(&[1; 2 * MESSAGE_BYTES_MAX + 1]).unwrap_err().field, "bytes");
 }
 
-/// A host that says anything in any pieces: nothing breaks, little is kept, and without the right proof there is no `Proved`.
+/// A host that says anything in any pieces: nothing breaks, little is kept, and without the right proof there is no
+/// `Proved`.
 #[test]
 fn fuzz_pairing() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "pairing", |input: &mut Input<'_>| {

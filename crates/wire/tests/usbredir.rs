@@ -429,7 +429,8 @@ fn fuzz_usbredir_packets() {
     });
 }
 
-/// Bytes that nobody meant are refused or understood, the same however they are cut, and what is understood can be said again.
+/// Bytes that nobody meant are refused or understood, the same however they are cut, and what is understood can be said
+/// again.
 #[test]
 fn fuzz_usbredir_bytes() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_usbredir_bytes", |input| {
@@ -463,8 +464,8 @@ fn fuzz_usbredir_bytes() {
     });
 }
 
-/// The usbredir project's own parser, compiled here. `None` without a compiler or the library, loudly, and not where everything
-/// must be tried.
+/// The usbredir project's own parser, compiled here. `None` without a compiler or the library, loudly, and not where
+/// everything must be tried.
 fn oracle() -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/usbredir.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("usbredir-oracle");

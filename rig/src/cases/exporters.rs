@@ -1,8 +1,9 @@
 //! Other people's exporters: what the kernel's own `usbip-host` and `usbip-vudc` offer is used by farbus.
 //!
-//! Exporter and importer are one guest, over its loopback. The kernel's exporter is not unlinked at: it does not survive that
-//! (tests 11 and 12 of `testusb` oops it). Now and then it does not survive a read of several pieces either: `stub_rx` looks at a
-//! request that `stub_tx` has answered and freed meanwhile. A guest that dies of that, and of nothing else, is booted again.
+//! Exporter and importer are one guest, over its loopback. The kernel's exporter is not unlinked at: it does not
+//! survive that (tests 11 and 12 of `testusb` oops it). Now and then it does not survive a read of several pieces
+//! either: `stub_rx` looks at a request that `stub_tx` has answered and freed meanwhile. A guest that dies of that, and
+//! of nothing else, is booted again.
 
 use super::case::Case;
 use super::storage;
@@ -55,8 +56,9 @@ fn stick(lab: &Lab, script: &str, files_min: usize) -> Result<String> {
     past_own_oopses(|| stick_once(lab, script, files_min))
 }
 
-/// Runs a case of the kernel's own exporter, again if that exporter took its kernel with it: its receiver races with the end of a request
-/// that it splits (`stub_rx_loop`), which says nothing of farbus nor of the rig. The note says how often that happened.
+/// Runs a case of the kernel's own exporter, again if that exporter took its kernel with it: its receiver races with
+/// the end of a request that it splits (`stub_rx_loop`), which says nothing of farbus nor of the rig. The note says how
+/// often that happened.
 pub(super) fn past_own_oopses(once: impl Fn() -> Result<String>) -> Result<String> {
     let mut oopses = 0;
     loop {

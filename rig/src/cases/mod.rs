@@ -59,8 +59,8 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     .chain(pair::all())
 }
 
-/// How the names begin of cases that have all processors to themselves: they boot two machines, or are held to a clock; or (usbfs) a guest
-/// was seen to stand still beside another one.
+/// How the names begin of cases that have all processors to themselves: they boot two machines, or are held to a clock;
+/// or (usbfs) a guest was seen to stand still beside another one.
 pub const ALONE: [&str; 8] =
     ["pair-", "bridge-", "topology-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
 

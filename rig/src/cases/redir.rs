@@ -1,4 +1,5 @@
-//! A virtual machine's own controller has the device: QEMU's `usb-redir`, fed by `farbus attach --via redir` on the host.
+//! A virtual machine's own controller has the device: QEMU's `usb-redir`, fed by `farbus attach --via redir` on the
+//! host.
 
 use super::case::{Case, expect};
 use super::usbfs::xhci;

@@ -256,7 +256,7 @@ impl<'l> Cluster<'l> {
         let mut told = vec![format!("QEMU: {} ms in all, {} ms down", migrated.as_millis(), downtime.as_millis())];
         for ((before, after), quiet) in before.into_iter().zip(&here.lent).zip(quiets) {
             let quiet = quiet.ok_or_else(|| Error::Expectation(format!("{} was not held", before.name)))?;
-            let (left, _) = before.heard.await_line("goes to its heir")?;
+            let (left, _) = before.heard.await_line("goes to its successor")?;
             let (arrived, _) = after.heard.await_line("was handed over to this host")?;
             let (answered, line) = after.heard.await_line("answers its first request here")?;
             let waited = if line.contains("is_awaited=true") { span_in(&line, "after_us=")? } else { Duration::ZERO };
@@ -281,8 +281,8 @@ fn span_in(line: &str, name: &str) -> Result<Duration> {
 }
 
 impl Quiet {
-    /// What the move took: in all, and of that farbus's own part: holding it still, and what its machine, when it had left here, waited for it
-    /// there.
+    /// What the move took: in all, and of that farbus's own part: holding it still, and what its machine, when it had
+    /// left here, waited for it there.
     fn tell(&self, name: &str, handed: Duration, answered: Instant, round_trip: Duration) -> String {
         let own = self.held + handed;
         let target = self.drained.mul_f64(1.5) + round_trip;
@@ -322,14 +322,15 @@ fn stays(lab: &Lab) -> Result<String> {
     cluster.type_part(0)?;
     let there = cluster.place(1)?;
     std::thread::sleep(Duration::from_secs(1));
-    let (host, heir) = cluster.hosts_of(0);
+    let (host, successor) = cluster.hosts_of(0);
     for lent in &here.lent {
-        host.run(&["migrate", lent.name, "--to", heir.name()])?;
+        host.run(&["migrate", lent.name, "--to", successor.name()])?;
     }
     cluster.type_part(1)?;
     there.guest.cut_power();
     drop(there.lent);
-    // Before it has stopped: a QEMU that has saved its usb-redir devices once does not send again what has an id of then.
+    // Before it has stopped: a QEMU that has saved its usb-redir devices once does not send again what has an id of
+    // then.
     let failed = here.guest.migrate(&cluster.incoming(), Duration::from_secs(20));
     expect(failed.is_err(), || "it has migrated to nobody".into())?;
     for lent in &here.lent {

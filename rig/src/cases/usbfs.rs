@@ -1,7 +1,7 @@
 //! Real devices: what QEMU plugs into the guest is taken by farbus through usbfs and used by way of it.
 //!
-//! Exporter and importer are one guest, over its loopback: the device's own driver sees it twice, once before farbus took it
-//! and once behind vhci.
+//! Exporter and importer are one guest, over its loopback: the device's own driver sees it twice, once before farbus
+//! took it and once behind vhci.
 
 use super::case::{Case, expect};
 use super::keyboard::{Event, read_back};

@@ -83,9 +83,9 @@ fn press(keys: &Handler, line: &str) {
 
 /// The crate's keyboard, with two lines that its users have to mend.
 ///
-/// It answers an idle poll with nothing, at once, and the host's next poll is under way before the host has done anything else:
-/// here it takes its polling interval. And what it says when a key is let go is 6 bytes of 8, which recent Linux (6.1.192 seen) drops: the key
-/// then stays down.
+/// It answers an idle poll with nothing, at once, and the host's next poll is under way before the host has done
+/// anything else: here it takes its polling interval. And what it says when a key is let go is 6 bytes of 8, which
+/// recent Linux (6.1.192 seen) drops: the key then stays down.
 #[derive(Debug)]
 struct Mended(UsbHidKeyboardHandler);
 

@@ -1,7 +1,7 @@
 //! A USB/IP client and server that shares nothing with farbus or Linux: the `usbip` package of Python.
 //!
-//! Its version and checksum are pinned in `peers/requirements.txt`; the first run fetches it into the cargo target folder with the
-//! machine's own `pip`, and nothing is installed.
+//! Its version and checksum are pinned in `peers/requirements.txt`; the first run fetches it into the cargo target
+//! folder with the machine's own `pip`, and nothing is installed.
 
 use crate::image::kernel::write_whole;
 use crate::{Error, Result, disk, tool};

@@ -55,7 +55,8 @@ fn calls<'a>(items: impl Iterator<Item = &'a Item>, block: &mut String) {
     }
 }
 
-/// An item: what it is on the first line, what it has on the others. A name may be that of a type and of a function at once.
+/// An item: what it is on the first line, what it has on the others. A name may be that of a type and of a function at
+/// once.
 fn block(sources: &Sources, reached: &Reached, id: &ItemId, path: &str, impls: &[Placed]) -> String {
     let items = sources.module(&id.module).into_iter().flat_map(|module| &module.items);
     let named = items.filter(|item| !matches!(item, Item::Mod(_)) && definition(item) == Some((id.name.clone(), true)));

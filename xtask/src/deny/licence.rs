@@ -1,4 +1,5 @@
-//! Licence expressions (SPDX): `MIT OR Apache-2.0`, `(MIT OR Zlib) AND ISC`, `Apache-2.0 WITH LLVM-exception`, and the older `MIT/Apache-2.0`.
+//! Licence expressions (SPDX): `MIT OR Apache-2.0`, `(MIT OR Zlib) AND ISC`, `Apache-2.0 WITH LLVM-exception`, and the
+//! older `MIT/Apache-2.0`.
 
 use std::collections::BTreeSet;
 

@@ -1,14 +1,14 @@
 //! Rule `folder`: the folders at the top of a package's `src`, and which of them imports which.
 //!
-//! `ARCHITECTURE.toml` lists the folders of a package from the lowest to the highest, each with those that it imports. The rule
-//! refuses:
+//! `ARCHITECTURE.toml` lists the folders of a package from the lowest to the highest, each with those that it imports.
+//! The rule refuses:
 //!
 //! - a folder or file at the top of `src` that is not listed, and more of them than the package may have;
 //! - an import that the list does not name;
 //! - a listed import of a folder that stands higher in the list.
 //!
-//! Imports that still point up stand in `back`, module by module. Rule `module-loop` does not see them. One that the code no longer
-//! has is refused, so that the list only becomes shorter.
+//! Imports that still point up stand in `back`, module by module. Rule `module-loop` does not see them. One that the
+//! code no longer has is refused, so that the list only becomes shorter.
 
 use super::architecture::{Architecture, FILE, Folders};
 use super::modules::{Arrow, Inside};

@@ -1,16 +1,16 @@
 //! Rules `module-up` and `module-loop`: the arrows inside a crate.
 //!
-//! A module is a file. An arrow is a name, in a `use` or anywhere else outside tests, that leads from one file to another;
-//! a name that a module only passes on (`pub use child::Thing`) leads to where the thing is defined. Then:
+//! A module is a file. An arrow is a name, in a `use` or anywhere else outside tests, that leads from one file to
+//! another; a name that a module only passes on (`pub use child::Thing`) leads to where the thing is defined. Then:
 //!
 //! - A parent may name its children: it puts them together. That is the way down.
-//! - A child may not name what its parent, or any module above it, defines itself: parent and child would hold each other.
-//!   What both need goes into a file beside the child, from which the parent may pass it on. (`module-up`)
-//! - Children of one parent may name each other, each counted with all that is below it, as long as no circle comes of it:
-//!   a folder is a room in the room. (`module-loop`)
+//! - A child may not name what its parent, or any module above it, defines itself: parent and child would hold each
+//!   other. What both need goes into a file beside the child, from which the parent may pass it on. (`module-up`)
+//! - Children of one parent may name each other, each counted with all that is below it, as long as no circle comes of
+//!   it: a folder is a room in the room. (`module-loop`)
 //!
-//! Together these leave no circle of files anywhere: all files of a circle have a lowest module above them, and there the
-//! circle is either one of its children or passes through itself.
+//! Together these leave no circle of files anywhere: all files of a circle have a lowest module above them, and there
+//! the circle is either one of its children or passes through itself.
 
 use super::architecture::{Architecture, leads};
 use super::graph::{self, Graph};
@@ -217,7 +217,8 @@ impl<'a> Modules<'a> {
                 self.walk(above, &rest[further..], hops)
             }
             first => {
-                // A local name matters when it is a module: what is imported as an item was counted where it is imported.
+                // A local name matters when it is a module: what is imported as an item was counted where it is
+                // imported.
                 let module = self.modules.get(around)?;
                 let known = module.children.contains(first) || module.imports.contains_key(first);
                 let beginning = known.then(|| self.walk(around.to_vec(), &parts[..1], hops)).flatten()?;

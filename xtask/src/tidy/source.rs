@@ -1,7 +1,7 @@
 //! A Rust file as the rules see it: its tokens, what it imports and declares, and which lines of it are tests.
 //!
-//! Names are read from tokens, not from expressions, so that those inside macros count too. Structure (modules, imports,
-//! functions, tests) comes from the parsed file.
+//! Names are read from tokens, not from expressions, so that those inside macros count too. Structure (modules,
+//! imports, functions, tests) comes from the parsed file.
 
 use super::manifest::Package;
 use super::tree::Tree;
@@ -19,7 +19,8 @@ pub struct Source {
     pub path: String,
     pub lines: usize,
     pub tokens: Vec<Token>,
-    /// Where the file stands in a crate's tree of modules; `None` for tests and examples, and for files no module names.
+    /// Where the file stands in a crate's tree of modules; `None` for tests and examples, and for files no module
+    /// names.
     pub address: Option<Address>,
     pub functions: Vec<Function>,
     pub modules: Vec<Module>,

@@ -1,8 +1,8 @@
 //! Rule `no-assert`: a test must be able to fail.
 //!
-//! A test can if something in it asserts, expects, matches or panics, or if it calls a function of the same file that does. Helpers in
-//! other files count by their names (`assert_…`, `expect_…`). A mere `?` or `unwrap` does not count: it says that something worked,
-//! not what came of it.
+//! A test can if something in it asserts, expects, matches or panics, or if it calls a function of the same file that
+//! does. Helpers in other files count by their names (`assert_…`, `expect_…`). A mere `?` or `unwrap` does not count:
+//! it says that something worked, not what came of it.
 
 use super::source::{Function, Source, TokenKind};
 use super::violation::Violation;

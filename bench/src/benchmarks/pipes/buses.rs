@@ -44,8 +44,8 @@ struct Scenario {
 
 use Direction::{In, Out};
 
-/// A frame of 8 bytes with a stuffed bit after every six: 126 bits, 149 with a long identifier. A unit that takes 65 % of a bus of
-/// 533,333 bit/s sends one each 363.5 us, as often as the paper's Arduino (2,752 a second at the most).
+/// A frame of 8 bytes with a stuffed bit after every six: 126 bits, 149 with a long identifier. A unit that takes 65 %
+/// of a bus of 533,333 bit/s sends one each 363.5 us, as often as the paper's Arduino (2,752 a second at the most).
 const SCENARIOS: [Scenario; 3] = [
     Scenario {
         name: "Table 7, five in",
@@ -245,7 +245,8 @@ impl Scenario {
         Ok(tpipe(endpoint, End { channel, direction }, quality, function, seen)?)
     }
 
-    /// What a channel carries, and what may be fetched a little earlier or later: two looks of the receiving thread, and a frame at each end.
+    /// What a channel carries, and what may be fetched a little earlier or later: two looks of the receiving thread,
+    /// and a frame at each end.
     fn bounds(&self, channel: usize, receiver_ns: u64, span_ns: u64) -> (f64, f64) {
         let (_, per_s) = self.channels[channel];
         let slack = per_s * 2.0 * receiver_ns as f64 / span_ns as f64 + 2e9 / span_ns as f64;

@@ -17,7 +17,8 @@ use farbus::tuned::{
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Threads that spin, on each processor. With four the kernel's own fairness kept an ordinary thread in time, too, where nothing else ran.
+/// Threads that spin, on each processor. With four the kernel's own fairness kept an ordinary thread in time, too,
+/// where nothing else ran.
 pub const SPINNERS: usize = 12;
 const INTERVAL_NS: u64 = 1_000_000;
 /// What a gap left behind is through after this: the longest period of a pipe here, twice.

@@ -1,9 +1,10 @@
 //! Messages of 1 KiB from board to board over a router and back (Tables 2 to 4, Figure 10), over loopback.
 //!
-//! The router takes a device of each board in a session and forwards between them by tuned pipes; a device is a bulk pair behind which its
-//! board reads and writes, and each transfer over it takes one interval of the board's own bus and `c` of the router's, as in Table 2. All
-//! times of the paper are [`SCALE`] times as long here: its threads run each 250 us, which a kernel that was not made for it does not keep
-//! on processors of which a hypervisor has a part. What is compared is each round trip with the bound that the pipes themselves say.
+//! The router takes a device of each board in a session and forwards between them by tuned pipes; a device is a bulk
+//! pair behind which its board reads and writes, and each transfer over it takes one interval of the board's own bus
+//! and `c` of the router's, as in Table 2. All times of the paper are [`SCALE`] times as long here: its threads run
+//! each 250 us, which a kernel that was not made for it does not keep on processors of which a hypervisor has a part.
+//! What is compared is each round trip with the bound that the pipes themselves say.
 
 use std::{
     collections::VecDeque,
@@ -178,7 +179,8 @@ impl Board {
         let way = Patient::new(Box::new(InSession::new(linked)));
         let device = RemoteDevice::enumerated(way, speed, descriptors)?;
         let shape = Shape::bulk(&device, speed, BYTES).ok_or_else(|| anyhow!("a post has a bulk pair"))?;
-        // On loopback what is sent has arrived when the sender's call returns: the engines' own time is reckoned beside it.
+        // On loopback what is sent has arrived when the sender's call returns: the engines' own time is reckoned beside
+        // it.
         let terms = Terms { share_ppm: RECEIVER_PPM, ..Terms::there(0) };
         Ok(Endpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new)?)
     }
@@ -209,7 +211,8 @@ fn road(from: &Arc<Endpoint>, to: &Arc<Endpoint>, transfer_ns: u64) -> Result<Ro
         Flow::On
     };
     let pipe = tpipe(from, End { channel: 0, direction: Direction::In }, quality(), forward, inlet)?;
-    // A thread that looks once a period is late by two of them at the worst, one that is woken by what it may have run already.
+    // A thread that looks once a period is late by two of them at the worst, one that is woken by what it may have run
+    // already.
     let [engine, board] = [ENGINE, BOARD].map(|reserve| Stage::Server { period_ns: reserve.period_ns });
     let transfer = Stage::Network { delay_ns: transfer_ns };
     let device = [transfer, engine, engine];

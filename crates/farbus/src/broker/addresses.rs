@@ -1,8 +1,10 @@
-//! Where the half with rights connects on behalf of the other: which of the addresses that a file or the other half says it believes.
+//! Where the half with rights connects on behalf of the other: which of the addresses that a file or the other half
+//! says it believes.
 //!
-//! The confined half may write the file in which hosts' last addresses are. Taken over, it could have this half connect to anything that is
-//! within this machine's reach. So an address that was not there when the host was first asked for is only believed if it could be another
-//! address of the same host: numbers and no name, no address of this machine, and a port at which farbus listens.
+//! The confined half may write the file in which hosts' last addresses are. Taken over, it could have this half connect
+//! to anything that is within this machine's reach. So an address that was not there when the host was first asked for
+//! is only believed if it could be another address of the same host: numbers and no name, no address of this machine,
+//! and a port at which farbus listens.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -5,15 +5,15 @@ use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::writeback::Protection;
 use tracing::{debug, info, warn};
 
-use super::{Broker, Mandate};
+use super::{Broker, BrokerPolicy};
 use crate::common::failure::Failure;
 
 /// Starts the half that keeps the rights.
 ///
 /// # Errors
 /// If there is no room for it.
-pub fn start_broker(mandate: &Mandate) -> Result<Broker, Failure> {
-    Broker::start(mandate).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))
+pub fn start_broker(broker_policy: &BrokerPolicy) -> Result<Broker, Failure> {
+    Broker::start(broker_policy).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))
 }
 
 /// Leaves this process without rights, but for what it needs. Before there is a second thread.

@@ -14,10 +14,10 @@ use rustix::process::{getgid, getuid};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::mandate::Mandate;
+use super::broker_policy::BrokerPolicy;
 use super::protocol::{Answer, Question, to_json};
-use super::successor::Successor;
-use crate::common::socket_place::{Entrance, Place};
+use super::replacement::Replacement;
+use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::Identified;
 
 /// Characters of a word that is noted: a device's name has fewer.
@@ -36,14 +36,14 @@ impl Broker {
     ///
     /// # Errors
     /// If there is no room for another process.
-    pub fn start(mandate: &Mandate) -> io::Result<Self> {
+    pub fn start(broker_policy: &BrokerPolicy) -> io::Result<Self> {
         let (passage, theirs) = Passage::pair()?;
         let mut command = Command::new("/proc/self/exe");
         // Paths in the mandate may be said from where we are.
         command.arg("broker").stdin(theirs).stdout(Stdio::null());
         // Nobody waits for it: it ends after us.
         command.spawn()?;
-        passage.send(&to_json(mandate)?, None)?;
+        passage.send(&to_json(broker_policy)?, None)?;
         Ok(Self { passage: Mutex::new(passage), owner: (getuid().as_raw(), getgid().as_raw()) })
     }
 
@@ -72,8 +72,8 @@ impl Broker {
     ///
     /// # Errors
     /// What the system or the mandate says against it.
-    pub fn listen(&self, place: &Place) -> io::Result<Entrance> {
-        Ok(Entrance::passed(self.ask_for_descriptor(&Question::Listen { place: place.clone() })?, place))
+    pub fn listen(&self, place: &Place) -> io::Result<SocketListener> {
+        Ok(SocketListener::passed(self.ask_for_descriptor(&Question::Listen { place: place.clone() })?, place))
     }
 
     /// A socket for datagrams at an address that is listened at, on the port that became of it.
@@ -89,8 +89,8 @@ impl Broker {
     ///
     /// # Errors
     /// What the system or the mandate says against it.
-    pub fn listen_at(&self, place: &Place) -> io::Result<Entrance> {
-        Ok(Entrance::passed(self.ask_for_descriptor(&Question::ListenAt { place: place.clone() })?, place))
+    pub fn listen_at(&self, place: &Place) -> io::Result<SocketListener> {
+        Ok(SocketListener::passed(self.ask_for_descriptor(&Question::ListenAt { place: place.clone() })?, place))
     }
 
     /// Opens a disk image.
@@ -161,10 +161,10 @@ impl Broker {
     ///
     /// # Errors
     /// What the system or the mandate says against it.
-    pub fn successor(&self) -> io::Result<Successor> {
-        let (pid, fd) = self.ask(&Question::Successor, None)?;
+    pub fn replacement(&self) -> io::Result<Replacement> {
+        let (pid, fd) = self.ask(&Question::Replacement, None)?;
         let fd = fd.ok_or_else(|| io::Error::other("no descriptor came along"))?;
-        Ok(Successor { pid, passage: Passage::over(fd) })
+        Ok(Replacement { pid, passage: Passage::over(fd) })
     }
 
     /// Which device a USB device is.

@@ -18,26 +18,26 @@
 //! | `record` | the use of a device by somebody who proved no key is noted in the audit log |
 //! | `may_plug`, `plug`, `unplug` | this machine's kernel is given a socket that speaks USB/IP, and loses it |
 //! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | a folder is made a file system's, and let go of |
-//! | `successor` | this program, as it is on disk now, is started to go on in place of the other half |
+//! | `replacement` | this program, as it is on disk now, is started to go on in place of the other half |
 //! | the other half is gone | devices go back to their drivers, mounts and sockets are removed, and this half ends |
 //!
-//! The mandate is given before the other half hears a stranger. From then on it may be somebody else's: whatever it asks is
-//! held against the mandate, and nothing else is believed.
+//! The mandate is given before the other half hears a stranger. From then on it may be somebody else's: whatever it
+//! asks is held against the mandate, and nothing else is believed.
 
 mod addresses;
+mod broker_policy;
 pub mod confined;
-mod hands;
 mod identifying;
 mod line;
-mod mandate;
 mod protocol;
+mod replacement;
 mod rights;
-mod successor;
+mod system_access;
 mod taken;
 
-pub use hands::Hands;
+pub use broker_policy::BrokerPolicy;
 pub use line::Broker;
-pub use mandate::Mandate;
-pub use protocol::Legacy;
+pub use protocol::HandoverState;
+pub use replacement::{Replacement, ReplacementStart, handover_state};
 pub use rights::run;
-pub use successor::{Inheritance, Successor, legacy};
+pub use system_access::SystemAccess;

@@ -153,7 +153,7 @@ pub(super) enum Question {
     Forget {
         mount: u64,
     },
-    Successor,
+    Replacement,
 }
 
 /// What is answered.
@@ -202,12 +202,12 @@ pub(super) struct MountedAt {
     pub at: PathBuf,
 }
 
-/// What the half with rights tells a process that goes on in place of its other half, before that says anything. That process may
-/// be of the next release: fields are only added, and read with a default. The other messages here stay within one release, since
-/// each process starts its other half from the program that it runs itself.
+/// What the half with rights tells a process that goes on in place of its other half, before that says anything. That
+/// process may be of the next release: fields are only added, and read with a default. The other messages here stay
+/// within one release, since each process starts its other half from the program that it runs itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Legacy {
+pub struct HandoverState {
     /// Ports of this machine's kernel that are in use.
     pub ports: Vec<u32>,
     /// Mounts.

@@ -29,11 +29,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::warn;
 
 use super::addresses::Addresses;
-use super::hands::{may_plug, word_of};
+use super::broker_policy::{BrokerPolicy, ReadConfig};
 use super::identifying::Identifying;
-use super::mandate::{Mandate, ReadConfig};
-use super::protocol::{Answer, Kind, Legacy, MountedAt, Question, to_json};
-use super::successor;
+use super::protocol::{Answer, HandoverState, Kind, MountedAt, Question, to_json};
+use super::replacement;
+use super::system_access::{may_plug, word_of};
 use super::taken::Taken;
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
@@ -69,7 +69,7 @@ pub fn run(read_config: ReadConfig) -> io::Result<()> {
 
 /// What the other half may ask for, and what it has.
 struct Rights {
-    mandate: Mutex<Mandate>,
+    broker_policy: Mutex<BrokerPolicy>,
     read_config: ReadConfig,
     taken: Mutex<Taken>,
     mounts: Mutex<BTreeMap<u64, Mount>>,
@@ -87,8 +87,9 @@ struct Rights {
     audit: OnceLock<Audit>,
     identifying: Identifying,
     program: PathBuf,
-    /// Whoever goes on in place of the other half, and our hold on the passage: it hears of the end once we have put all in order.
-    successor: Mutex<Option<(Child, OwnedFd)>>,
+    /// Whoever goes on in place of the other half, and our hold on the passage: it hears of the end once we have put
+    /// all in order.
+    replacement: Mutex<Option<(Child, OwnedFd)>>,
 }
 
 #[derive(Clone)]
@@ -137,15 +138,15 @@ fn refused(what: String) -> io::Error {
 }
 
 impl Rights {
-    fn new(mandate: Mandate, read_config: ReadConfig) -> Self {
-        let ports = mandate.ports.iter().copied().collect();
+    fn new(broker_policy: BrokerPolicy, read_config: ReadConfig) -> Self {
+        let ports = broker_policy.ports.iter().copied().collect();
         let pid_of = |&pid: &u32| Pid::from_raw(i32::try_from(pid).ok()?);
         let open = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
-        let programs = mandate.programs.iter().filter_map(pid_of).filter_map(open).collect();
-        let identifying = Identifying::new(mandate.identity_secret.clone(), &mandate.known_usb);
+        let programs = broker_policy.programs.iter().filter_map(pid_of).filter_map(open).collect();
+        let identifying = Identifying::new(broker_policy.identity_secret.clone(), &broker_policy.known_usb);
         Self {
             identifying,
-            mandate: Mutex::new(mandate),
+            broker_policy: Mutex::new(broker_policy),
             read_config,
             taken: Mutex::default(),
             mounts: Mutex::default(),
@@ -158,7 +159,7 @@ impl Rights {
             addresses: Mutex::default(),
             audit: OnceLock::new(),
             program: PathBuf::new(),
-            successor: Mutex::default(),
+            replacement: Mutex::default(),
         }
     }
 
@@ -167,10 +168,10 @@ impl Rights {
             Question::Line => self.line(),
             Question::Config => self.config(),
             Question::Listen { place } => {
-                let is_meant = opened(&self.mandate).listen.contains(&place);
+                let is_meant = opened(&self.broker_policy).listen.contains(&place);
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
                 let Place::Address(address) = place else {
-                    let mode = opened(&self.mandate).socket_mode;
+                    let mode = opened(&self.broker_policy).socket_mode;
                     return self.listen_at(place, mode);
                 };
                 // Every address, on a machine where the new family is switched off, is those of the old one.
@@ -181,12 +182,12 @@ impl Rights {
                 passed(TcpListener::bind(address).or_else(old)?)
             }
             Question::ListenAt { place } => {
-                let is_meant = opened(&self.mandate).places.contains(&place);
+                let is_meant = opened(&self.broker_policy).places.contains(&place);
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
                 self.listen_at(place, SocketMode::default())
             }
             Question::TakePlace { place } => {
-                let is_meant = opened(&self.mandate).places.contains(&place);
+                let is_meant = opened(&self.broker_policy).places.contains(&place);
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
                 opened(&self.sockets).extend(place.path().cloned());
                 done(Value::Null)
@@ -198,7 +199,7 @@ impl Rights {
                 done(Value::Null)
             }
             Question::OpenImage { path, read_only } => {
-                let is_meant = opened(&self.mandate).images.contains(&(path.clone(), read_only));
+                let is_meant = opened(&self.broker_policy).images.contains(&(path.clone(), read_only));
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
                 media_journal::check(&path)?;
                 let store = FileStore::open(&path, read_only).map_err(io::Error::other)?;
@@ -220,7 +221,7 @@ impl Rights {
                 done(Value::Null)
             }
             Question::OpenFrames { path } => {
-                let is_meant = opened(&self.mandate).frames.contains(&path);
+                let is_meant = opened(&self.broker_policy).frames.contains(&path);
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
                 passed(frames::open(&path)?)
             }
@@ -236,7 +237,9 @@ impl Rights {
                 done(Value::Null)
             }
             Question::Connect { host, time_max_ms, hints } => {
-                self.hold(opened(&self.mandate).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
+                self.hold(opened(&self.broker_policy).hosts.contains(&host), || {
+                    format!("{host} is nobody to connect to")
+                })?;
                 let time_max = Duration::from_millis(time_max_ms).min(CONNECT_TIME_MAX);
                 let connected = match self.known(&host) {
                     Some(known) => {
@@ -251,7 +254,9 @@ impl Rights {
                 Ok((json!(found), Some(connection)))
             }
             Question::Datagrams { host, hints } => {
-                self.hold(opened(&self.mandate).hosts.contains(&host), || format!("{host} is nobody to connect to"))?;
+                self.hold(opened(&self.broker_policy).hosts.contains(&host), || {
+                    format!("{host} is nobody to connect to")
+                })?;
                 let known = self.known(&host).ok_or_else(|| io::Error::other("it is not a paired host"))?;
                 let hints = self.checked(&host, hints);
                 let datagrams = reach::datagrams(&known, &hints, crate::hosts::mdns::find);
@@ -264,11 +269,11 @@ impl Rights {
                 self.hold(was_dialled, || format!("{host} was not connected to at {at}"))?;
                 known_host::remember(&host, at)?;
                 // What a person said has been found to be so.
-                opened(&self.mandate).moved.remove(&host);
+                opened(&self.broker_policy).moved.remove(&host);
                 done(Value::Null)
             }
             Question::ListenDatagrams { place, port } => {
-                let is_meant = opened(&self.mandate).listen.contains(&place);
+                let is_meant = opened(&self.broker_policy).listen.contains(&place);
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
                 let Place::Address(address) = place else { return Err(refused("a path has no datagrams".into())) };
                 let is_its_port = [0, port].contains(&address.port());
@@ -281,12 +286,12 @@ impl Rights {
                 done(json!(peer_owner(&connection)?))
             }
             Question::UserNumber { name } => {
-                let is_meant = opened(&self.mandate).local_users.contains(&name);
+                let is_meant = opened(&self.broker_policy).local_users.contains(&name);
                 self.hold(is_meant, || format!("'{name}' is nobody's business"))?;
                 done(json!(user_number(&name)?))
             }
             Question::Explain { user, reason } => {
-                self.hold(!opened(&self.mandate).hosts.is_empty(), || "nothing is attached".to_owned())?;
+                self.hold(!opened(&self.broker_policy).hosts.is_empty(), || "nothing is attached".to_owned())?;
                 ask_all(&OwnerQuestion::Explain { user, reason })?;
                 done(Value::Null)
             }
@@ -294,7 +299,8 @@ impl Rights {
                 // Pairings and grants are not its to tell of.
                 let is_use = [Use::Attach, Use::Observe, Use::Detach].iter().any(|known| known.as_str() == used);
                 self.hold(is_use, || format!("'{used}' is no use of a device"))?;
-                // The folder is made by whoever makes the key: a daemon without a key takes its absence for "nobody is paired".
+                // The folder is made by whoever makes the key: a daemon without a key takes its absence for "nobody is
+                // paired".
                 let folder = Folder::of_user().ok().filter(|folder| folder.path().exists());
                 if let Some(folder) = folder {
                     let audit = self.audit.get_or_init(|| Audit::new(folder));
@@ -304,25 +310,27 @@ impl Rights {
                 done(Value::Null)
             }
             Question::Running => {
-                self.hold(opened(&self.mandate).promises.is_some(), || "nobody is to be promised anything".to_owned())?;
+                self.hold(opened(&self.broker_policy).promises.is_some(), || {
+                    "nobody is to be promised anything".to_owned()
+                })?;
                 done(json!(running()?))
             }
             Question::Promise { whom, reserves } => {
-                let owner = opened(&self.mandate).promises.clone();
+                let owner = opened(&self.broker_policy).promises.clone();
                 let owner = owner.ok_or_else(|| refused("nobody is to be promised anything".into()))?;
                 let lease = fd.ok_or_else(|| refused("no lease came along".into()))?;
                 done(json!(ask_for(&owner, &whom, &reserves, lease.as_fd())))
             }
             Question::Processor { cpu } => {
-                let is_meant = opened(&self.mandate).processors.contains(&cpu);
+                let is_meant = opened(&self.broker_policy).processors.contains(&cpu);
                 self.hold(is_meant, || format!("processor {cpu} is not to be taken"))?;
                 let own = Exclusive::take(cpu).map_err(io::Error::other)?;
-                let entrance = own.entrance().map_err(io::Error::other)?;
+                let cpuset_entry = own.cpuset_entry().map_err(io::Error::other)?;
                 opened(&self.processors).push(own);
-                passed(entrance.into_descriptor())
+                passed(cpuset_entry.into_descriptor())
             }
             Question::MayPlug => {
-                self.hold(opened(&self.mandate).plugs, || "nothing is to be plugged in".to_owned())?;
+                self.hold(opened(&self.broker_policy).plugs, || "nothing is to be plugged in".to_owned())?;
                 may_plug()?;
                 done(Value::Null)
             }
@@ -349,7 +357,7 @@ impl Rights {
                 drop(mount);
                 done(Value::Null)
             }
-            Question::Successor => self.start_successor(),
+            Question::Replacement => self.start_replacement(),
         }
     }
 
@@ -361,7 +369,7 @@ impl Rights {
     fn known(&self, host: &str) -> Option<KnownHost> {
         // A list of paired hosts that cannot be read was complained about by whoever needs it to trust somebody.
         let known = KnownHost::find(host).ok().flatten()?;
-        let moved = opened(&self.mandate).moved.get(host).cloned();
+        let moved = opened(&self.broker_policy).moved.get(host).cloned();
         let at = moved.unwrap_or_else(|| opened(&self.addresses).believe(host, known.address()));
         Some(known.looked_for_at(at))
     }
@@ -373,11 +381,11 @@ impl Rights {
     }
 
     fn listen_at(&self, place: Place, mode: SocketMode) -> Reply {
-        let entrance = place.listen_for(mode)?.into_descriptor()?;
+        let listener = place.listen_for(mode)?.into_descriptor()?;
         if let Place::Socket(path) = place {
             opened(&self.sockets).insert(path);
         }
-        passed(entrance)
+        passed(listener)
     }
 
     fn line(self: &Arc<Self>) -> Reply {
@@ -402,11 +410,11 @@ impl Rights {
         }
     }
 
-    fn start_successor(&self) -> Reply {
-        let arguments = opened(&self.mandate).successor.clone();
+    fn start_replacement(&self) -> Reply {
+        let arguments = opened(&self.broker_policy).replacement.clone();
         self.hold(!arguments.is_empty(), || "nobody goes on in its place".to_owned())?;
-        let mut successor = opened(&self.successor);
-        if let Some((child, _)) = &mut *successor
+        let mut replacement = opened(&self.replacement);
+        if let Some((child, _)) = &mut *replacement
             && child.try_wait()?.is_none()
         {
             return Err(io::Error::other("one is being started already"));
@@ -417,23 +425,23 @@ impl Rights {
         let identity_secret = Some(self.identifying.all().secret().clone());
         let ports = opened(&self.ports).iter().copied().collect();
         let known_usb = self.identifying.all().known_usb();
-        let legacy = Legacy { ports, mounts, devices, identity_secret, known_usb };
-        let (child, passage) = successor::start(&self.program, &arguments, &legacy, &nodes)?;
+        let handover_state = HandoverState { ports, mounts, devices, identity_secret, known_usb };
+        let (child, passage) = replacement::start(&self.program, &arguments, &handover_state, &nodes)?;
         drop(nodes);
         drop(taken);
         let pid = child.id();
-        *successor = Some((child, passage.try_clone()?));
+        *replacement = Some((child, passage.try_clone()?));
         Ok((json!(pid), Some(passage)))
     }
 
     fn config(&self) -> Reply {
-        let path = opened(&self.mandate).config.clone();
+        let path = opened(&self.broker_policy).config.clone();
         let path = path.ok_or_else(|| refused("there is no configuration".into()))?;
         let (text, granted) = (self.read_config)(&path)?;
         let mut file = fs::File::from(memfd_create("configuration", MemfdFlags::CLOEXEC)?);
         file.write_all(text.as_bytes())?;
-        let mut mandate = opened(&self.mandate);
-        *mandate = mandate.with_config(granted);
+        let mut broker_policy = opened(&self.broker_policy);
+        *broker_policy = broker_policy.with_config(granted);
         passed(file)
     }
 
@@ -444,7 +452,7 @@ impl Rights {
 
     /// A USB device that is to be shared.
     fn meant_usb(&self, bus: u32, device: u32) -> io::Result<Found> {
-        let devices = opened(&self.mandate).devices();
+        let devices = opened(&self.broker_policy).devices();
         self.hold(!devices.is_empty(), || "no USB device is shared here".to_owned())?;
         let all = Inventory::default().devices()?;
         let found = all.into_iter().find(|found| (found.bus, found.number) == (bus, device));
@@ -454,7 +462,7 @@ impl Rights {
     }
 
     fn plug(&self, device_id: u32, speed: &str, socket: Option<OwnedFd>) -> Reply {
-        self.hold(opened(&self.mandate).plugs, || "nothing is to be plugged in".to_owned())?;
+        self.hold(opened(&self.broker_policy).plugs, || "nothing is to be plugged in".to_owned())?;
         let speeds = [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus];
         let speed = speeds.into_iter().find(|known| known.name() == speed);
         let speed = speed.ok_or_else(|| refused("that is no speed".into()))?;
@@ -466,7 +474,7 @@ impl Rights {
     }
 
     fn mount(&self, at: &Path, read_only: bool) -> Reply {
-        let is_meant = opened(&self.mandate).mounts.iter().any(|meant| meant == at);
+        let is_meant = opened(&self.broker_policy).mounts.iter().any(|meant| meant == at);
         self.hold(is_meant, || format!("nothing is to be mounted at {}", at.display()))?;
         let mounted = OwnMounter.mount(at, read_only).map_err(io::Error::other)?;
         Ok((json!(self.note_mount(mounted.at, mounted.keeper)), Some(mounted.device)))
@@ -479,11 +487,11 @@ impl Rights {
     }
 
     fn keep_mount(&self, at: &Path) -> Reply {
-        let mut mandate = opened(&self.mandate);
-        let marked = mandate.mounted.iter().position(|mark| mark.at == at);
-        let mark = marked.map(|number| mandate.mounted.swap_remove(number));
+        let mut broker_policy = opened(&self.broker_policy);
+        let marked = broker_policy.mounted.iter().position(|mark| mark.at == at);
+        let mark = marked.map(|number| broker_policy.mounted.swap_remove(number));
         let mark = mark.ok_or_else(|| refused(format!("nothing was mounted at {}", at.display())))?;
-        drop(mandate);
+        drop(broker_policy);
         done(json!(self.note_mount(at.to_owned(), OwnMounter::keep(mark)?)))
     }
 
@@ -494,7 +502,7 @@ impl Rights {
 
     /// The other half is gone, however it went: what it left is put in order.
     fn end(&self) {
-        for path in opened(&self.mandate).remove.iter().chain(&*opened(&self.sockets)) {
+        for path in opened(&self.broker_policy).remove.iter().chain(&*opened(&self.sockets)) {
             // Where the other half could, it has removed them.
             let _ = fs::remove_file(path);
         }
@@ -532,14 +540,14 @@ mod tests {
     use super::*;
     use farbus_io::trust::DeviceId;
 
-    fn no_config(_: &Path) -> io::Result<(String, Mandate)> {
+    fn no_config(_: &Path) -> io::Result<(String, BrokerPolicy)> {
         Err(io::Error::other("there is none"))
     }
 
-    fn asked(mandate: Mandate, bytes: &[u8]) -> (Answer, bool) {
+    fn asked(broker_policy: BrokerPolicy, bytes: &[u8]) -> (Answer, bool) {
         let (ours, theirs) = Passage::pair().unwrap();
         ours.send(bytes, None).unwrap();
-        let rights = Arc::new(Rights::new(mandate, no_config));
+        let rights = Arc::new(Rights::new(broker_policy, no_config));
         let server = thread::spawn(move || serve(&Passage::over(theirs), &rights));
         let parcel = ours.receive().unwrap().unwrap();
         drop(ours);
@@ -548,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_mandate_is_refused() {
+    fn what_is_not_in_the_broker_policy_is_refused() {
         let everything = [
             Question::Config,
             Question::Listen { place: "127.0.0.1:0".parse().unwrap() },
@@ -587,14 +595,14 @@ mod tests {
             Question::ReadAhead { mount: 0, bytes: 1 },
             Question::Leave { mount: 0 },
             Question::Abort { mount: 0 },
-            Question::Successor,
+            Question::Replacement,
         ];
         for question in everything {
-            let (answer, has_fd) = asked(Mandate::default(), &to_json(&question).unwrap());
+            let (answer, has_fd) = asked(BrokerPolicy::default(), &to_json(&question).unwrap());
             assert!(matches!(answer, Answer::Refused { .. }) && !has_fd, "{question:?}: {answer:?}");
         }
-        let mandate = Mandate { usb: vec!["usb:1-1".into()], ..Mandate::default() };
-        let (answer, has_fd) = asked(mandate, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
+        let broker_policy = BrokerPolicy { usb: vec!["usb:1-1".into()], ..BrokerPolicy::default() };
+        let (answer, has_fd) = asked(broker_policy, b"{\"ask\":\"open\",\"path\":\"/etc/shadow\"}");
         assert!(matches!(answer, Answer::Refused { why, .. } if why.starts_with("not a question")) && !has_fd);
     }
 
@@ -602,10 +610,13 @@ mod tests {
     fn an_image_is_opened_as_it_was_meant_and_not_otherwise() {
         let path = std::env::temp_dir().join(format!("farbus-rights-{}", std::process::id()));
         fs::write(&path, [0; 512]).unwrap();
-        let mandate = Mandate { images: vec![(path.clone(), true)], ..Mandate::default() };
+        let broker_policy = BrokerPolicy { images: vec![(path.clone(), true)], ..BrokerPolicy::default() };
         let ask = |read_only| to_json(&Question::OpenImage { path: path.clone(), read_only }).unwrap();
-        assert_eq!(asked(mandate.clone(), &ask(true)), (Answer::Done(Value::Null), true));
-        assert!(matches!(asked(mandate, &ask(false)), (Answer::Refused { .. }, false)), "it may be read, not written");
+        assert_eq!(asked(broker_policy.clone(), &ask(true)), (Answer::Done(Value::Null), true));
+        assert!(
+            matches!(asked(broker_policy, &ask(false)), (Answer::Refused { .. }, false)),
+            "it may be read, not written"
+        );
         fs::remove_file(path).unwrap();
     }
 
@@ -613,7 +624,7 @@ mod tests {
     fn a_place_is_listened_at_as_it_was_meant_and_its_path_goes_with_the_other_half() {
         let path = std::env::temp_dir().join(format!("farbus-place-{}.sock", std::process::id()));
         let places = vec![Place::Socket(path.clone()), Place::Address("127.0.0.1:0".parse().unwrap())];
-        let rights = |places| Arc::new(Rights::new(Mandate { places, ..Mandate::default() }, no_config));
+        let rights = |places| Arc::new(Rights::new(BrokerPolicy { places, ..BrokerPolicy::default() }, no_config));
         let listen_at = |rights: &Arc<Rights>, place: &Place| {
             rights.carry_out(Question::ListenAt { place: place.clone() }, None).map(|(_, fd)| fd.expect("a socket"))
         };
@@ -637,7 +648,7 @@ mod tests {
     #[test]
     fn a_line_more_is_answered_while_the_first_is_not() {
         let (ours, theirs) = Passage::pair().unwrap();
-        let rights = Arc::new(Rights::new(Mandate::default(), no_config));
+        let rights = Arc::new(Rights::new(BrokerPolicy::default(), no_config));
         let for_server = Arc::clone(&rights);
         let server = thread::spawn(move || serve(&Passage::over(theirs), &for_server));
         ours.send(&to_json(&Question::Line).unwrap(), None).unwrap();

@@ -1,4 +1,5 @@
-//! Devices that were taken from this machine's drivers: the kernel takes them from a dead process, but looks for no driver.
+//! Devices that were taken from this machine's drivers: the kernel takes them from a dead process, but looks for no
+//! driver.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -39,8 +40,8 @@ struct Held {
 }
 
 impl Taken {
-    /// This device is taken now, by `node` or by what another process had open; that, for whoever uses it. All of its interfaces: one
-    /// that has just been plugged in has no driver yet.
+    /// This device is taken now, by `node` or by what another process had open; that, for whoever uses it. All of its
+    /// interfaces: one that has just been plugged in has no driver yet.
     pub(super) fn take(&mut self, found: &Found, open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
         let number = (found.bus, found.number);
         let node = self.inherited.remove(&number).map_or_else(open, Ok)?;

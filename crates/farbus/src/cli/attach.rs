@@ -19,12 +19,12 @@ use super::listen::place_told;
 use super::output::say;
 use super::served::say_exports;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
-use crate::broker::{Hands, Mandate};
+use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::asking::{ask_owner, heard};
-use crate::common::control::{Answer, Door, Question, ask_all};
+use crate::common::control::{Answer, ControlSocket, Question, ask_all};
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
-use crate::devices::reservation::{Wish, together};
+use crate::devices::reservation::{ReservationRequest, together};
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
@@ -74,51 +74,55 @@ pub struct AttachArgs {
     /// nbd, redir: the Unix socket at which programs find it; only its owner and root may connect.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// nbd, redir: the TCP address at which programs find it instead, without password or encryption (port 10809 with nbd, 4000
-    /// with redir, unless it says another).
+    /// nbd, redir: the TCP address at which programs find it instead, without password or encryption (port 10809 with
+    /// nbd, 4000 with redir, unless it says another).
     #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
     listen: Option<String>,
     /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
-    /// fuse, nbd, uas: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes it.
+    /// fuse, nbd, uas: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes
+    /// it.
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
-    /// fuse, nbd, uas: what is kept here of a distant disk. 'none'; 'ahead', what is read in order is fetched before it is asked for;
-    /// 'writeback', what is written is answered before it has arrived, too: what is to be durable is flushed (fsync), as on any disk
-    /// with a write cache. [default: ahead]
+    /// fuse, nbd, uas: what is kept here of a distant disk. 'none'; 'ahead', what is read in order is fetched before it
+    /// is asked for; 'writeback', what is written is answered before it has arrived, too: what is to be durable is
+    /// flushed (fsync), as on any disk with a write cache. [default: ahead]
     #[arg(long, value_name = "CACHE")]
     cache: Option<Cache>,
-    /// redir, nbd: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has it: whoever
-    /// connects waits until it is, and goes on where the machine was. A disk may be read before that.
+    /// redir, nbd: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has
+    /// it: whoever connects waits until it is, and goes on where the machine was. A disk may be read before that.
     #[arg(long)]
     inherit: bool,
-    /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is usual with
-    /// hosts that are not paired; else 60 with fuse, nbd and uas, and 20 with kernel and redir. Its exporter has to be a farbus.
+    /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is
+    /// usual with hosts that are not paired; else 60 with fuse, nbd and uas, and 20 with kernel and redir. Its exporter
+    /// has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
-    /// Over how many links its session is, 1 to 8: what a bulk endpoint or a disk moves is spread over them, each waits for itself when it is
-    /// cut, and control, interrupt and isochronous transfers keep the first. For long or lossy paths, on which one link is slow. Its
-    /// exporter has to be a farbus.
+    /// Over how many links its session is, 1 to 8: what a bulk endpoint or a disk moves is spread over them, each waits
+    /// for itself when it is cut, and control, interrupt and isochronous transfers keep the first. For long or lossy
+    /// paths, on which one link is slow. Its exporter has to be a farbus.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(LANES_MAX)))]
     links: u16,
-    /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired hosts.
+    /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired
+    /// hosts.
     #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
     over: Over,
-    /// kernel: what is done about a device's distance. auto: descriptors travel once, all together, and what keyboards, serial lines and
-    /// the like send is fetched before it is asked for; off: the device is asked what the kernel asks, and nothing else.
+    /// kernel: what is done about a device's distance. auto: descriptors travel once, all together, and what keyboards,
+    /// serial lines and the like send is fetched before it is asked for; off: the device is asked what the kernel asks,
+    /// and nothing else.
     #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str())]
     ahead: Ahead,
-    /// What everything goes through, the device's user first: compression, sealing, faults; see 'farbus module'. May be given more than
-    /// once; undone at the exporter in reverse order.
+    /// What everything goes through, the device's user first: compression, sealing, faults; see 'farbus module'. May be
+    /// given more than once; undone at the exporter in reverse order.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
     module: Vec<Asked>,
-    /// What is to be reserved for it where it is shared: bytes each period (in microframes; in frames at full speed) of its bus if it is
-    /// on one, of a processor there and of the path to here, or it is refused with what is missing. May be given more than once, for
-    /// several endpoints; low criticality is suspended when high needs what it has. High has to be allowed there ('farbus allow
-    /// --reserve-high'), low has not. Its exporter has to be a farbus.
+    /// What is to be reserved for it where it is shared: bytes each period (in microframes; in frames at full speed) of
+    /// its bus if it is on one, of a processor there and of the path to here, or it is refused with what is missing.
+    /// May be given more than once, for several endpoints; low criticality is suspended when high needs what it has.
+    /// High has to be allowed there ('farbus allow --reserve-high'), low has not. Its exporter has to be a farbus.
     #[arg(long, value_name = "bytes=N,period=N[,criticality=low][,latency=5ms][,endpoint=0x83]")]
-    reserve: Vec<Wish>,
+    reserve: Vec<ReservationRequest>,
     /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
@@ -128,8 +132,8 @@ pub struct AttachArgs {
     /// Where the paired host is now; remembered once it has proved its key there.
     #[arg(long, value_name = "HOST[:PORT]")]
     address: Option<String>,
-    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no files and makes no
-    /// connections by itself.
+    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no
+    /// files and makes no connections by itself.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -179,27 +183,31 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     let (request, front_end) = request_from(&args)?;
     let target = &request.target;
     let recipe = recipe(&request.modules).map_err(Failure::local)?;
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
     // From here on whatever a stranger says is read without rights.
-    let mut mandate = Mandate {
-        remove: vec![door.path().to_owned()],
+    let mut broker_policy = BrokerPolicy {
+        remove: vec![control_socket.path().to_owned()],
         hosts: vec![target.address.clone()],
         moved: args.address.iter().map(|moved| (target.address.clone(), moved_to(moved))).collect(),
-        ..Mandate::default()
+        ..BrokerPolicy::default()
     };
-    mandate.allow_for(front_end.needs(&request));
-    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
+    broker_policy.allow_for(front_end.needs(&request));
+    let system = if args.no_sandbox {
+        SystemAccess::Own
+    } else {
+        SystemAccess::Through(Arc::new(start_broker(&broker_policy)?))
+    };
     let config = request.client_config(recipe);
     let client = match &args.address {
-        Some(moved) => Client::for_host_at(&target.address, moved, hands, config)?,
-        None => Client::for_host(&target.address, hands, config)?,
+        Some(moved) => Client::for_host_at(&target.address, moved, system, config)?,
+        None => Client::for_host(&target.address, system, config)?,
     };
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
     let shown = Arc::new(Shown::new(&request));
     let for_door = Arc::clone(&shown);
-    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
     let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
@@ -242,7 +250,7 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
         reason: args.reason.clone(),
         ..Request::new(args.target.clone(), args.via)
     };
-    let front_end = request.via.front_end(&request, &Hands::Own);
+    let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.place = place_from(args, front_end)?;
     match args.mode {
         _ if args.inherit && !front_end.takes_handed_over() => Err(Failure::local(
@@ -269,7 +277,8 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
     }
 }
 
-/// Where programs connect to the device, if `front_end` is for such; and whether it appears in a folder, if one is named.
+/// Where programs connect to the device, if `front_end` is for such; and whether it appears in a folder, if one is
+/// named.
 fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<Place>, Failure> {
     match front_end.protocol() {
         Some(_) if args.at.is_some() => {

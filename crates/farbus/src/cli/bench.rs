@@ -1,4 +1,5 @@
-//! `farbus bench`: the measurements are a program of their own, `farbus-bench`, found as `git` finds its further commands.
+//! `farbus bench`: the measurements are a program of their own, `farbus-bench`, found as `git` finds its further
+//! commands.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;

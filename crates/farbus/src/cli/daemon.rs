@@ -36,8 +36,8 @@ pub struct Args {
     /// Read the file, say what is wrong with it, and do nothing else.
     #[arg(long)]
     check: bool,
-    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no files and makes no
-    /// connections by itself.
+    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no
+    /// files and makes no connections by itself.
     #[arg(long)]
     no_sandbox: bool,
     /// Go on in the place of another process, which passes on what it has; started by that alone.

@@ -1,7 +1,7 @@
 //! What paired hosts may use: `allow`, `forbid`.
 //!
-//! A permission is for a name that an owner gave to a device, or for the device itself where farbus gave the name: the second one gets
-//! another number when devices are shared in another order.
+//! A permission is for a name that an owner gave to a device, or for the device itself where farbus gave the name: the
+//! second one gets another number when devices are shared in another order.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,8 @@ pub struct AllowArgs {
     name: Option<String>,
     /// Devices by name, as 'farbus status' shows them; or 'all'. Without them: show what is allowed.
     devices: Vec<String>,
-    /// It may use them, and reserve with high criticality for them: then what others have reserved with low criticality gives way.
+    /// It may use them, and reserve with high criticality for them: then what others have reserved with low criticality
+    /// gives way.
     #[arg(long, requires = "devices")]
     reserve_high: bool,
     /// Without devices: for programs.
@@ -103,7 +104,8 @@ pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
     })
 }
 
-/// By these names the devices are meant that are called so now, where farbus gave the names. None: there is no such peer.
+/// By these names the devices are meant that are called so now, where farbus gave the names. None: there is no such
+/// peer.
 ///
 /// # Errors
 /// [`Failure`]: the list of peers cannot be changed.

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let address = address_of(host);
     let lines: Vec<Line> = match &args.address {
         Some(moved) => {
-            let client = Client::for_host_at(&address, moved, Hands::Own, ClientConfig::default())?;
+            let client = Client::for_host_at(&address, moved, SystemAccess::Own, ClientConfig::default())?;
             lines_at(client.offers(&address, ANSWER_TIME_MAX)?)
         }
         None => {

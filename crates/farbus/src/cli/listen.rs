@@ -6,8 +6,8 @@ use super::Failure;
 use crate::common::listen_words::place_said;
 use crate::common::socket_place::{Place, Protocol};
 
-/// Where programs that speak `protocol` are to find `device`: at `--socket`, or `--listen`, or where it is by default. Warns of an
-/// address that others than this machine reach.
+/// Where programs that speak `protocol` are to find `device`: at `--socket`, or `--listen`, or where it is by default.
+/// Warns of an address that others than this machine reach.
 pub fn place_told(
     protocol: Protocol,
     socket: Option<&Path>,

@@ -40,13 +40,13 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<(), Failure> {
     let Args { device, to, unmount } = args;
-    let heir = key_of(&to)?.to_string();
+    let successor = key_of(&to)?.to_string();
     in_use::make_free(&device, unmount)?;
     let clients = in_use::nbd_clients(&device)?;
     if clients > 0 {
         say(waits_for(&device, &to, clients));
     }
-    let answer = hear_owner(&device, Question::Migrate { device: device.clone(), heir });
+    let answer = hear_owner(&device, Question::Migrate { device: device.clone(), successor });
     let answer = answer.map_err(|failure| in_use::explain(&device, failure, "and try again"))?;
     if answer["machine"] == true && clients > 0 {
         say(format!("{device} is held still"));

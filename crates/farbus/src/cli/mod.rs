@@ -119,7 +119,8 @@ enum Verb {
 }
 
 impl Cli {
-    /// Whether farbus itself started this process, which then has what it needs as standard input, output and error, and no descriptor more.
+    /// Whether farbus itself started this process, which then has what it needs as standard input, output and error,
+    /// and no descriptor more.
     pub fn is_started_by_farbus(&self) -> bool {
         match &self.verb {
             Verb::Broker | Verb::ModuleHost { .. } | Verb::ModuleProgram { .. } | Verb::Nearby => true,

@@ -13,15 +13,15 @@ use super::Failure;
 use super::listen::place_told;
 use super::served::say_served;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
-use crate::broker::{Hands, Mandate};
-use crate::common::control::{Answer, Door, Question};
+use crate::broker::{BrokerPolicy, SystemAccess};
+use crate::common::control::{Answer, ControlSocket, Question};
 use crate::common::process_status::ProcessStatus;
 use crate::devices::status::MediumStatus;
 use crate::exporter::sources::block::BlockSpec;
 use crate::exporter::swap::Swaps;
 use crate::exporter::swap_answers::{answer_disk, asked_of};
 use crate::frontend::nbd::{NbdServer, Offer, PROTOCOL, uri};
-use crate::frontend::{AttachmentStatus, Ended, Ender, Export, undurable};
+use crate::frontend::{AttachmentStatus, Ended, Export, StopSignal, undurable};
 use crate::importer::client::Attribute;
 use crate::link::meters::Meters;
 use farbus_io::sys::confine::Needs;
@@ -56,8 +56,8 @@ pub struct Args {
     /// Where it is, and failures, as JSON on standard output.
     #[arg(long)]
     pub json: bool,
-    /// Keep the rights it was started with. Without this, what hears its clients runs as a user without rights, sees no other files and makes no
-    /// connections.
+    /// Keep the rights it was started with. Without this, what hears its clients runs as a user without rights, sees no
+    /// other files and makes no connections.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -74,29 +74,31 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let names = names(&args.what);
     let place = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
-    let (remove, places) = (vec![door.path().to_owned()], vec![place.clone()]);
-    let hands = match args.no_sandbox {
-        true => Hands::Own,
-        false => Hands::Through(Arc::new(start_broker(&Mandate { remove, places, ..Mandate::default() })?)),
+    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let (remove, places) = (vec![control_socket.path().to_owned()], vec![place.clone()]);
+    let system = match args.no_sandbox {
+        true => SystemAccess::Own,
+        false => {
+            SystemAccess::Through(Arc::new(start_broker(&BrokerPolicy { remove, places, ..BrokerPolicy::default() })?))
+        }
     };
     let offers = args.what.iter().zip(&names).map(|(what, name)| {
-        let opened = what.open(&Hands::Own).map_err(Failure::local)?;
+        let opened = what.open(&SystemAccess::Own).map_err(Failure::local)?;
         let (name, description) = (name.clone(), what.to_string());
         let offer = Offer { name, description, device: opened.device, zeroes_fast: opened.zeroes_fast };
         Ok((offer, opened.export))
     });
     let (offers, exports): (Vec<_>, Vec<_>) = offers.collect::<Result<Vec<_>, Failure>>()?.into_iter().unzip();
     let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
-    let entrance = hands.listen_at(&place).map_err(Failure::local)?;
-    let place = entrance.place().map_err(Failure::local)?;
+    let listener = system.listen_at(&place).map_err(Failure::local)?;
+    let place = listener.place().map_err(Failure::local)?;
     let is_alone = names.len() == 1;
     let served = names.iter().zip(sizes).map(|(name, size_bytes)| {
         let name = if is_alone { String::new() } else { name.clone() };
         Export { uri: uri(&place, &name), name, size_bytes }
     });
     let served: Vec<Export> = served.collect();
-    let server = NbdServer::new(entrance, offers, None).map_err(Failure::local)?;
+    let server = NbdServer::new(listener, offers, None).map_err(Failure::local)?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
@@ -107,21 +109,21 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         uri: served[0].uri.clone(),
         what: args.what.iter().map(BlockSpec::to_string).collect(),
         since: Instant::now(),
-        ender: server.ender(),
+        stop: server.stop(),
         meters: server.meters(),
     });
     let for_door = Arc::clone(&shown);
-    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
-    let ender = server.ender();
+    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let stop = server.stop();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
-            ender.end();
+            stop.end();
         }
     });
     say_served(&served, args.json)?;
     let ended = server.run();
     shown.swaps.stop();
-    drop(hands);
+    drop(system);
     match ended {
         Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved => Ok(()),
         Ended::Undurable(why) => Err(Failure::new(Attribute::Device, undurable("the disk", &why))),
@@ -153,7 +155,7 @@ struct Shown {
     uri: String,
     what: Vec<String>,
     since: Instant,
-    ender: Ender,
+    stop: StopSignal,
     meters: Arc<Meters>,
 }
 
@@ -168,7 +170,7 @@ impl Shown {
         match question {
             Question::Status => self.status(),
             Question::Detach { device, .. } if device.as_deref().is_none_or(is_meant) => {
-                self.ender.end();
+                self.stop.end();
                 Answer::Ok(serde_json::Value::Null)
             }
             _ => Answer::Unknown,

@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 use super::Failure;
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
-use crate::broker::{Hands, Mandate};
+use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::failure::FailureReport;
 use crate::frontend::over;
 use crate::importer::client::{Client, ClientConfig, Target};
@@ -66,18 +66,22 @@ struct Line {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let target = &resolve(args.target.clone())?;
-    let mandate = Mandate { hosts: vec![target.address.clone()], ..Mandate::default() };
-    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let client = Client::for_host(&target.address, hands, ClientConfig::default())?;
+    let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
+    let system = if args.no_sandbox {
+        SystemAccess::Own
+    } else {
+        SystemAccess::Through(Arc::new(start_broker(&broker_policy)?))
+    };
+    let client = Client::for_host(&target.address, system, ClientConfig::default())?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
     let mut seen = Vec::new();
     let mut linked = client.observe(target, &mut seen)?;
-    let quitter = linked.quitter();
+    let session_stop = linked.session_stop();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
-            quitter.quit();
+            session_stop.quit();
         }
     });
     say(format!("{target} is observed   (Ctrl-C ends)"));

@@ -30,7 +30,8 @@ const COLUMNS_MIN: u16 = 40;
 pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
-    // A serial line says that it is a terminal and has no width: wrapping to that would put each letter on its own line.
+    // A serial line says that it is a terminal and has no width: wrapping to that would put each letter on its own
+    // line.
     if table.width().is_some_and(|columns| columns < COLUMNS_MIN) {
         table.set_content_arrangement(ContentArrangement::Disabled);
     }

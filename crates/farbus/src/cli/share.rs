@@ -20,15 +20,15 @@ use tracing::warn;
 use super::Failure;
 use super::output::say;
 use crate::broker::confined::{give_rights_away, start_broker};
-use crate::broker::{Hands, Mandate};
-use crate::common::control::Door;
+use crate::broker::{BrokerPolicy, SystemAccess};
+use crate::common::control::ControlSocket;
 use crate::common::failure::Attribute;
 use crate::common::host_address::SECURE_PORT;
 use crate::common::listen_words::{everywhere, listen_address, listen_failure, listen_place};
-use crate::common::socket_place::{Entrance, Place, SocketMode};
+use crate::common::socket_place::{Place, SocketListener, SocketMode};
 use crate::devices::class_words::name_of;
 use crate::devices::identities::naming::{Naming, split_name};
-use crate::devices::reservation::{Wish, together};
+use crate::devices::reservation::{ReservationRequest, together};
 use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::{LocalUser, LocalUsers};
 use crate::exporter::access::networks::Network;
@@ -88,43 +88,48 @@ pub struct Args {
     /// With --list: for programs.
     #[arg(long, requires = "list", conflicts_with = "what")]
     json: bool,
-    /// Where to listen without encryption: 'loopback' is port 3240 of this machine alone, 'none' nowhere; may be given more than once.
-    /// Without it, a socket of yours in the runtime folder, where 'farbus attach DEVICE' looks.
+    /// Where to listen without encryption: 'loopback' is port 3240 of this machine alone, 'none' nowhere; may be given
+    /// more than once. Without it, a socket of yours in the runtime folder, where 'farbus attach DEVICE' looks.
     #[arg(long, value_name = "ADDR[:PORT]|unix:PATH")]
     listen: Vec<String>,
-    /// Which users of this machine may connect by TCP without encryption besides you and root: a name, a number, or 'all'. May be given
-    /// more than once.
+    /// Which users of this machine may connect by TCP without encryption besides you and root: a name, a number, or
+    /// 'all'. May be given more than once.
     #[arg(long, value_name = "NAME[,NAME…]", value_delimiter = ',')]
     local_users: Vec<LocalUser>,
-    /// Who may connect at a unix:PATH, as a file's mode: 600 its owner, 660 its group too, 666 every user of this machine.
+    /// Who may connect at a unix:PATH, as a file's mode: 600 its owner, 660 its group too, 666 every user of this
+    /// machine.
     #[arg(long, value_name = "MODE", default_value = "600")]
     socket_mode: SocketMode,
-    /// Listen for paired hosts too, encrypted; everywhere, unless an address is given. Each may use what 'farbus allow' says.
+    /// Listen for paired hosts too, encrypted; everywhere, unless an address is given. Each may use what 'farbus allow'
+    /// says.
     #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "")]
     secure: Option<String>,
-    /// Whoever may use a device may look on at what it sends while another uses it ('farbus observe'): what somebody types, too.
+    /// Whoever may use a device may look on at what it sends while another uses it ('farbus observe'): what somebody
+    /// types, too.
     #[arg(long)]
     observable: bool,
-    /// A module that importers may ask for besides those that need nothing of this host: see 'farbus module'. May be given more than
-    /// once.
+    /// A module that importers may ask for besides those that need nothing of this host: see 'farbus module'. May be
+    /// given more than once.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
     allow_module: Vec<Asked>,
-    /// What is reserved for whoever uses a device, by its name: bytes each period (in microframes; in frames at full speed) of its bus and of
-    /// a processor. May be given more than once; an importer may ask for something else ('farbus attach --reserve').
+    /// What is reserved for whoever uses a device, by its name: bytes each period (in microframes; in frames at full
+    /// speed) of its bus and of a processor. May be given more than once; an importer may ask for something else
+    /// ('farbus attach --reserve').
     #[arg(long, value_name = "DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]")]
-    reserve: Vec<OwnWish>,
-    /// Whoever comes from there without a key may reserve with high criticality too, as programs of this machine do; for paired hosts
-    /// 'farbus allow --reserve-high' says it. May be given more than once.
+    reserve: Vec<DeviceReservation>,
+    /// Whoever comes from there without a key may reserve with high criticality too, as programs of this machine do;
+    /// for paired hosts 'farbus allow --reserve-high' says it. May be given more than once.
     #[arg(long, value_name = "ADDR[/BITS]")]
     reserve_high: Vec<Network>,
-    /// How much memory a peer that uses devices may make this process hold, in MiB. One that uses none has 64 MiB at most.
+    /// How much memory a peer that uses devices may make this process hold, in MiB. One that uses none has 64 MiB at
+    /// most.
     #[arg(long, value_name = "MIB", default_value_t = PEER_MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
     peer_memory: u32,
     /// Write each session's last requests, stage by stage, to this file (JSON lines).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no files
-    /// and makes no connections.
+    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no
+    /// files and makes no connections.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -157,23 +162,24 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return super::inventory::run(args.json);
     }
     let share = Arc::new(Share::default());
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
-    let users = LocalUsers::of(&args.local_users, |name| Hands::Own.user_number(name)).map_err(Failure::local)?;
+    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let users =
+        LocalUsers::of(&args.local_users, |name| SystemAccess::Own.user_number(name)).map_err(Failure::local)?;
     share.serve_local_users(users);
     // A device that is not plugged in is reported as that, whether the port is free or not.
     usb::check_present(args.what.iter().filter_map(|called| called.what.usb()))
         .map_err(|error| Failure::new(error.attribute(), error))?;
     let plain = bind_all_plain(&args.listen, args.socket_mode)?;
     let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
-    let remove = paths.chain([door.path().to_owned()]).collect();
+    let remove = paths.chain([control_socket.path().to_owned()]).collect();
     let usb: Vec<String> = args.what.iter().filter_map(|called| called.what.usb()).map(Selector::to_string).collect();
-    let mandate = Mandate { remove, usb, ..Mandate::default() };
-    let has_usb = !mandate.usb.is_empty();
-    let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&mandate)?)) } else { None };
+    let broker_policy = BrokerPolicy { remove, usb, ..BrokerPolicy::default() };
+    let has_usb = !broker_policy.usb.is_empty();
+    let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&broker_policy)?)) } else { None };
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
     let offer_one = |Called { what, name }: &Called| {
         let naming = name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given);
-        offer(&share, &mut real, &Hands::Own, naming, what)
+        offer(&share, &mut real, &SystemAccess::Own, naming, what)
     };
     let offered: Vec<Vec<DeviceRecord>> = args.what.iter().map(offer_one).collect::<Result<_, _>>()?;
     for record in offered.iter().flatten() {
@@ -213,19 +219,20 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
     let hotplug = has_usb.then(Hotplug::new).transpose().map_err(deaf)?;
     if !args.no_sandbox {
-        // One that follows real devices reads what there is in sysfs; one for paired hosts reads whom it knows, and writes its log.
+        // One that follows real devices reads what there is in sysfs; one for paired hosts reads whom it knows, and
+        // writes its log.
         let readable = if has_usb { vec!["/sys".into()] } else { Vec::new() };
         let state =
             secure.as_ref().map(|secure| secure.trust.folder().hand_over()).transpose().map_err(Failure::local)?;
         give_rights_away(&Needs { readable, state, ..Needs::default() })?;
     }
     if let Some(broker) = broker.as_ref().filter(|_| !args.no_sandbox) {
-        share.ask_through(Hands::Through(Arc::new(broker.line().map_err(Failure::local)?)));
+        share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)));
     }
     let for_door = Arc::clone(&share);
-    door.open(knocks, move |question| answer(&for_door, &address, question)).map_err(Failure::local)?;
-    for (entrance, place) in plain {
-        share.listen_at(entrance, None).map_err(Failure::local)?;
+    control_socket.open(knocks, move |question| answer(&for_door, &address, question)).map_err(Failure::local)?;
+    for (listener, place) in plain {
+        share.listen_at(listener, None).map_err(Failure::local)?;
         say(format!("listening on {}   (Ctrl-C ends)", place.as_host()));
     }
     if let Some(Secure { listener, datagrams, address, trust }) = secure {
@@ -252,28 +259,29 @@ pub fn run(args: Args) -> Result<(), Failure> {
 
 /// What somebody wants reserved for a device that he shares.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct OwnWish {
+struct DeviceReservation {
     device: String,
-    wish: Wish,
+    request: ReservationRequest,
 }
 
-impl FromStr for OwnWish {
+impl FromStr for DeviceReservation {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (device, wish) = text
+        let (device, request) = text
             .split_once(':')
             .ok_or_else(|| format!("'{text}' does not say for which device: zero:bytes=1024,period=8"))?;
-        Ok(Self { device: device.to_owned(), wish: wish.parse()? })
+        Ok(Self { device: device.to_owned(), request: request.parse()? })
     }
 }
 
-fn reserve(share: &Share, all: &[OwnWish]) -> Result<(), Failure> {
+fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), Failure> {
     let mut devices: Vec<&str> = all.iter().map(|own| own.device.as_str()).collect();
     devices.dedup();
     for device in devices {
-        let wishes: Vec<Wish> = all.iter().filter(|own| own.device == device).map(|own| own.wish.clone()).collect();
-        if let Some(reservation) = together(&wishes).map_err(Failure::local)? {
+        let requests: Vec<ReservationRequest> =
+            all.iter().filter(|own| own.device == device).map(|own| own.request.clone()).collect();
+        if let Some(reservation) = together(&requests).map_err(Failure::local)? {
             share.reserve(device, reservation).map_err(|error| Failure::new(Attribute::Refused, error))?;
         }
     }
@@ -292,7 +300,7 @@ fn say_what_to_type(device: &str, paired_as: Option<&String>) {
     });
 }
 
-fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(Entrance, Place)>, Failure> {
+fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, Place)>, Failure> {
     match told {
         // Its owner's whatever the mode: that is of those that are named.
         [] => Ok(vec![bind_plain(&local_shares::place_of_process(), SocketMode::default())?]),
@@ -303,9 +311,9 @@ fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(Entrance, Pl
     }
 }
 
-fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(Entrance, Place), Failure> {
-    let entrance = asked.listen_for(mode).map_err(|error| listen_failure(asked, &error))?;
-    let place = entrance.place().map_err(Failure::local)?;
+fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place), Failure> {
+    let listener = asked.listen_for(mode).map_err(|error| listen_failure(asked, &error))?;
+    let place = listener.place().map_err(Failure::local)?;
     if let Place::Address(address) = place
         && !place.is_local()
     {
@@ -314,7 +322,7 @@ fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(Entrance, Place), Fail
              whoever reaches this address can use these devices and read what they say."
         );
     }
-    Ok((entrance, place))
+    Ok((listener, place))
 }
 
 /// Where paired hosts come to.

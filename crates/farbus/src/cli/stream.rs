@@ -14,8 +14,8 @@ use signal_hook::iterator::Signals;
 use super::Failure;
 use super::output::print_json;
 use crate::broker::confined::{give_rights_away, start_broker};
-use crate::broker::{Hands, Mandate};
-use crate::devices::reservation::Wish;
+use crate::broker::{BrokerPolicy, SystemAccess};
+use crate::devices::reservation::ReservationRequest;
 use crate::frontend::stream::{Frame, Wanted, open_stream};
 use crate::importer::client::{Client, ClientConfig, Target};
 use crate::importer::discovery::local_shares::resolve;
@@ -60,10 +60,10 @@ struct ReadArgs {
     /// What the frames go through, their reader first; see 'farbus module'. May be given more than once.
     #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
     module: Vec<Asked>,
-    /// What is to be reserved for it where it is shared: bytes each period (in microframes) of a processor there and of the path to here,
-    /// or it is refused with what is missing. Low criticality waits when high needs what it has.
+    /// What is to be reserved for it where it is shared: bytes each period (in microframes) of a processor there and of
+    /// the path to here, or it is refused with what is missing. Low criticality waits when high needs what it has.
     #[arg(long, value_name = "bytes=N,period=N[,criticality=low][,latency=5ms]", conflicts_with = "latest")]
-    reserve: Option<Wish>,
+    reserve: Option<ReservationRequest>,
     /// Keep the rights it was started with.
     #[arg(long)]
     no_sandbox: bool,
@@ -115,20 +115,24 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let target = &resolve(args.target.clone())?;
     let recipe = recipe(&args.module).map_err(Failure::local)?;
-    let mandate = Mandate { hosts: vec![target.address.clone()], ..Mandate::default() };
-    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let reservation = args.reserve.clone().map(|Wish(reservation)| reservation);
+    let broker_policy = BrokerPolicy { hosts: vec![target.address.clone()], ..BrokerPolicy::default() };
+    let system = if args.no_sandbox {
+        SystemAccess::Own
+    } else {
+        SystemAccess::Through(Arc::new(start_broker(&broker_policy)?))
+    };
+    let reservation = args.reserve.clone().map(|ReservationRequest(reservation)| reservation);
     let config = ClientConfig { modules: recipe, reservation, ..ClientConfig::default() };
-    let client = Client::for_host(&target.address, hands, config)?;
+    let client = Client::for_host(&target.address, system, config)?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
     let wanted = if args.latest { Wanted::Latest } else { Wanted::All };
     let mut frames = open_stream(&client, target, wanted)?;
-    let quitter = frames.quitter();
+    let session_stop = frames.session_stop();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
-            quitter.quit();
+            session_stop.quit();
         }
     });
     let mut report = Report { format: frames.description().format.to_string(), ..Report::default() };

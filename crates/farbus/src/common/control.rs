@@ -64,8 +64,9 @@ pub enum Question {
     Migrate {
         /// The device by name or target.
         device: String,
-        /// The key of that host.
-        heir: String,
+        /// The key of that host, its successor. It is called `heir` in the protocol (docs/control.md).
+        #[serde(rename = "heir")]
+        successor: String,
     },
     /// Attach via redir: the virtual machine stays after all.
     Resume {
@@ -168,8 +169,9 @@ pub enum Question {
         /// The text.
         text: String,
     },
-    /// Share, pipe: threads of another process are to have so much of this host's processors: `[budget, period]` of each, in nanoseconds, in
-    /// the place of what it had. The end of a lease comes along: when its other end is closed, they have it no more.
+    /// Share, pipe: threads of another process are to have so much of this host's processors: `[budget, period]` of
+    /// each, in nanoseconds, in the place of what it had. The end of a lease comes along: when its other end is closed,
+    /// they have it no more.
     Promise {
         /// Who asks, the same each time.
         owner: String,
@@ -219,7 +221,7 @@ pub enum Answer {
 
 /// A socket on which this process answers; removed when dropped.
 #[derive(Debug)]
-pub struct Door {
+pub struct ControlSocket {
     path: PathBuf,
     talk: Arc<Talk>,
 }
@@ -247,12 +249,12 @@ impl Talk {
 
 /// Why there is no door.
 #[derive(Debug)]
-pub struct DoorError {
+pub struct ControlSocketError {
     path: PathBuf,
     source: io::Error,
 }
 
-impl fmt::Display for DoorError {
+impl fmt::Display for ControlSocketError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -263,34 +265,34 @@ impl fmt::Display for DoorError {
     }
 }
 
-impl std::error::Error for DoorError {}
+impl std::error::Error for ControlSocketError {}
 
-impl Door {
+impl ControlSocket {
     /// A door that is there and not open yet: whoever knocks waits.
     ///
     /// # Errors
-    /// [`DoorError`].
-    pub fn hang() -> Result<(Self, UnixListener), DoorError> {
+    /// [`ControlSocketError`].
+    pub fn hang() -> Result<(Self, UnixListener), ControlSocketError> {
         let name = socket_of(std::process::id());
         let path = folder().join(&name);
         let listener = RuntimeFolder::make().map_err(io::Error::from).and_then(|folder| folder.listen(&name));
-        let listener = listener.map_err(|source| DoorError { path: path.clone(), source })?;
+        let listener = listener.map_err(|source| ControlSocketError { path: path.clone(), source })?;
         Ok((Self { path, talk: Arc::default() }, listener))
     }
 
     /// Answers from now on, on a thread of its own, one question at a time.
     ///
     /// # Errors
-    /// [`DoorError`].
+    /// [`ControlSocketError`].
     pub fn open(
         &self,
         listener: UnixListener,
         answer: impl Fn(Question) -> Answer + Send + 'static,
-    ) -> Result<(), DoorError> {
+    ) -> Result<(), ControlSocketError> {
         let talk = Arc::clone(&self.talk);
         let serve = move || serve(&listener, &talk, &answer);
         let spawned = thread::Builder::new().name("control".into()).spawn(serve).map(drop);
-        spawned.map_err(|source| DoorError { path: self.path.clone(), source })
+        spawned.map_err(|source| ControlSocketError { path: self.path.clone(), source })
     }
 
     /// Where it is.
@@ -299,7 +301,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
         // Who asked for the end is to hear that it was granted.
@@ -409,7 +411,7 @@ fn doors() -> io::Result<Vec<Knocker>> {
         let pids = folder.names()?.into_iter().filter_map(|name| name.strip_suffix(".sock")?.parse().ok());
         doors.extend(pids.map(|pid| Knocker { pid, folder: Arc::clone(&folder) }));
     }
-    doors.sort_by_key(|door| door.pid);
+    doors.sort_by_key(|control_socket| control_socket.pid);
     Ok(doors)
 }
 
@@ -418,7 +420,7 @@ fn doors() -> io::Result<Vec<Knocker>> {
 /// # Errors
 /// If the folder cannot be read.
 pub fn running() -> io::Result<BTreeSet<u32>> {
-    Ok(doors()?.into_iter().map(|door| door.pid).collect())
+    Ok(doors()?.into_iter().map(|control_socket| control_socket.pid).collect())
 }
 
 /// Asks every running process; the answers with their process ids, in that order. A socket whose
@@ -428,18 +430,22 @@ pub fn running() -> io::Result<BTreeSet<u32>> {
 /// If the folder cannot be read.
 pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
     let doors = doors()?.into_iter();
-    Ok(doors.filter_map(|door| Some((door.pid, ask_at(&door, question)?.unwrap_or_else(Silence::answer)))).collect())
+    Ok(doors
+        .filter_map(|control_socket| {
+            Some((control_socket.pid, ask_at(&control_socket, question)?.unwrap_or_else(Silence::answer)))
+        })
+        .collect())
 }
 
-/// Asks one running process after the other, until one has an answer: what the first does no other is to do once more. One that ends
-/// while it is asked is passed over for who goes on in its place, as far as somebody does.
+/// Asks one running process after the other, until one has an answer: what the first does no other is to do once more.
+/// One that ends while it is asked is passed over for who goes on in its place, as far as somebody does.
 ///
 /// # Errors
 /// If the folder cannot be read.
 pub fn ask_in_turn(question: &Question) -> io::Result<Answer> {
     let mut ended = None;
-    for door in doors()? {
-        match ask_at(&door, question) {
+    for control_socket in doors()? {
+        match ask_at(&control_socket, question) {
             None | Some(Ok(Answer::Unknown)) => {}
             Some(Ok(answer)) => return Ok(answer),
             Some(Err(silence)) if silence.has_ended() => ended = ended.or(Some(silence)),
@@ -468,15 +474,15 @@ impl Silence {
 }
 
 /// Asks one process at its socket; none if it is not there any more.
-fn ask_at(door: &Knocker, question: &Question) -> Option<Result<Answer, Silence>> {
-    match ask_with(door, question, &[]) {
+fn ask_at(control_socket: &Knocker, question: &Question) -> Option<Result<Answer, Silence>> {
+    match ask_with(control_socket, question, &[]) {
         Ok(answer) => Some(Ok(answer)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            let _ = door.folder.remove(&socket_of(door.pid));
+            let _ = control_socket.folder.remove(&socket_of(control_socket.pid));
             None
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(source) => Some(Err(Silence { pid: door.pid, source })),
+        Err(source) => Some(Err(Silence { pid: control_socket.pid, source })),
     }
 }
 
@@ -485,13 +491,13 @@ fn ask_at(door: &Knocker, question: &Question) -> Option<Result<Answer, Silence>
 /// # Errors
 /// If it is not there any more, or does not answer.
 pub fn ask_one(pid: u32, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
-    let door = doors()?.into_iter().find(|door| door.pid == pid);
-    ask_with(&door.ok_or(io::ErrorKind::NotFound)?, question, fds)
+    let control_socket = doors()?.into_iter().find(|control_socket| control_socket.pid == pid);
+    ask_with(&control_socket.ok_or(io::ErrorKind::NotFound)?, question, fds)
 }
 
 /// Nothing is said, and nothing passed, before it is known whose process answers.
-fn ask_with(door: &Knocker, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
-    let mut stream = door.folder.connect(&socket_of(door.pid))?;
+fn ask_with(control_socket: &Knocker, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+    let mut stream = control_socket.folder.connect(&socket_of(control_socket.pid))?;
     let is_restart = matches!(question, Question::Restart { .. });
     stream.set_read_timeout(Some(if is_restart { RESTART_TIME_MAX } else { ANSWER_TIME_MAX }))?;
     let mut line = serde_json::to_string(question).map_err(io::Error::other)?;
@@ -528,7 +534,7 @@ mod tests {
     fn who_asks_for_the_end_hears_that_it_was_granted() {
         let path = std::env::temp_dir().join(format!("farbus-control-{}.sock", std::process::id()));
         let listener = UnixListener::bind(&path).unwrap();
-        let door = Door { path: path.clone(), talk: Arc::default() };
+        let control_socket = ControlSocket { path: path.clone(), talk: Arc::default() };
         let (end, ended) = std::sync::mpsc::channel();
         let answer = move |_| {
             end.send(()).unwrap();
@@ -536,11 +542,11 @@ mod tests {
             thread::sleep(Duration::from_millis(50));
             Answer::Ok(Value::Null)
         };
-        door.open(listener, answer).unwrap();
+        control_socket.open(listener, answer).unwrap();
         let mut asker = UnixStream::connect(&path).unwrap();
         asker.write_all(b"{\"ask\":\"detach\",\"device\":null}\n").unwrap();
         ended.recv().unwrap();
-        drop(door);
+        drop(control_socket);
         asker.set_nonblocking(true).unwrap();
         let mut heard = [0; 64];
         let count = asker.read(&mut heard).unwrap();
@@ -556,13 +562,13 @@ mod tests {
         let mut patient = UnixStream::connect(&path).unwrap();
         patient.write_all(b"{\"ask\":\"type\",\"device\":\"keyboard\",\"text\":\"now\"}\n").unwrap();
         patient.shutdown(std::net::Shutdown::Write).unwrap();
-        let door = Door { path, talk: Arc::default() };
+        let control_socket = ControlSocket { path, talk: Arc::default() };
         let (heard, typed) = std::sync::mpsc::channel();
         let answer = move |question| {
             heard.send(question).unwrap();
             Answer::Ok(Value::Null)
         };
-        door.open(listener, answer).unwrap();
+        control_socket.open(listener, answer).unwrap();
         let mut told = String::new();
         patient.read_to_string(&mut told).unwrap();
         assert_eq!(told, "{\"ok\":null}\n", "one who has said his last is answered");

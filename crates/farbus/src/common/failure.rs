@@ -73,7 +73,8 @@ impl FailureReport {
     }
 }
 
-/// Why something was not done that somebody asked for: whose trouble it is, what happened and where, and what to type next.
+/// Why something was not done that somebody asked for: whose trouble it is, what happened and where, and what to type
+/// next.
 #[derive(Clone, Debug)]
 pub struct Failure {
     attribute: Attribute,

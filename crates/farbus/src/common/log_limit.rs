@@ -1,7 +1,8 @@
-//! The program's own log under a flood: of lines that are alike the first of a minute are written, the rest become one number.
+//! The program's own log under a flood: of lines that are alike the first of a minute are written, the rest become one
+//! number.
 //!
-//! Lines are alike if one place in the code writes them about one peer. What a person asks for by `FARBUS_LOG` at the levels *debug* and
-//! *trace* is written whole.
+//! Lines are alike if one place in the code writes them about one peer. What a person asks for by `FARBUS_LOG` at the
+//! levels *debug* and *trace* is written whole.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};

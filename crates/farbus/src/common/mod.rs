@@ -1,5 +1,5 @@
-//! What every part of the product uses: how hosts and sockets are addressed, the folder in which an owner's processes find each other, and the
-//! control sockets there; whose fault a failure is; limits of the log.
+//! What every part of the product uses: how hosts and sockets are addressed, the folder in which an owner's processes
+//! find each other, and the control sockets there; whose fault a failure is; limits of the log.
 //!
 //! It knows no other host and no device, and imports no other folder of this crate.
 

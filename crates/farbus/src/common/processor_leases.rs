@@ -1,5 +1,5 @@
-//! What other processes of this host reserve of its processors for threads of their own, tuned pipes: for as long as they hold the other end
-//! of a lease. A process that is killed lets go of it as well.
+//! What other processes of this host reserve of its processors for threads of their own, tuned pipes: for as long as
+//! they hold the other end of a lease. A process that is killed lets go of it as well.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,7 +16,8 @@ use crate::common::control::{Answer, Question, ask_one};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::passed_files::Files;
 
-/// Owners that have something at once, and so descriptors that are kept: each owner's last lease. One thread watches all of them.
+/// Owners that have something at once, and so descriptors that are kept: each owner's last lease. One thread watches
+/// all of them.
 const OWNERS_MAX: usize = 64;
 
 /// Asks these processes for parts of their processors in the name of `owner`: who refused, and why.
@@ -46,7 +47,7 @@ pub trait Beside: Send + Sync + 'static {
 }
 
 /// Where it is entered.
-pub trait Books: Send + Sync + 'static {
+pub trait ProcessorLedger: Send + Sync + 'static {
     /// These, in the place of what `owner` had; says on which processors.
     ///
     /// # Errors
@@ -59,10 +60,10 @@ pub trait Books: Send + Sync + 'static {
 
 /// Whoever has something, and which of his leases is the last.
 #[derive(Clone)]
-pub struct Promises(Arc<Inner>);
+pub struct ProcessorLeases(Arc<Inner>);
 
 struct Inner {
-    books: Box<dyn Books>,
+    books: Box<dyn ProcessorLedger>,
     leases: Mutex<Leases>,
     /// Tells the thread that watches them that there are others, or that nobody wants to know any more.
     wake: Arc<Wake>,
@@ -75,12 +76,12 @@ struct Leases {
     is_watched: bool,
 }
 
-impl Promises {
+impl ProcessorLeases {
     /// Entered there.
     ///
     /// # Panics
     /// If the system has no more descriptors as the process begins.
-    pub fn new(books: impl Books) -> Self {
+    pub fn new(books: impl ProcessorLedger) -> Self {
         let wake = Arc::new(Wake::new().expect("a process that begins has descriptors"));
         Self(Arc::new(Inner { books: Box::new(books), leases: Mutex::default(), wake }))
     }
@@ -165,14 +166,14 @@ impl Drop for Inner {
     }
 }
 
-impl fmt::Debug for Promises {
+impl fmt::Debug for ProcessorLeases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Promises").field(&self.leases().of.keys()).finish()
     }
 }
 
 /// The books of a process that shares nothing.
-impl Books for Arc<Mutex<farbus_session::reserve::Processors>> {
+impl ProcessorLedger for Arc<Mutex<farbus_session::reserve::Processors>> {
     fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
         self.lock().unwrap_or_else(PoisonError::into_inner).enter_all(owner, reserves)
     }
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn what_is_promised_lasts_as_long_as_the_last_lease() {
-        let promises = Promises::new(Arc::new(Mutex::new(Processors::new(1))));
+        let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
         let (first, theirs) = lease();
         assert_eq!(promises.keep("a", &[(40, 100), (40, 100)], theirs), Answer::Ok(json!({ "processors": [0, 0] })));
         let (_other, theirs) = lease();
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn there_are_only_so_many() {
-        let promises = Promises::new(Arc::new(Mutex::new(Processors::new(1))));
+        let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
         let held: Vec<_> = (0..OWNERS_MAX)
             .map(|owner| {
                 let (ours, theirs) = lease();
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn leases_that_never_end_take_one_thread_and_one_descriptor_of_each_owner() {
-        let promises = Promises::new(Arc::new(Mutex::new(Processors::new(1))));
+        let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
         // A file of this test alone: others of this process open theirs.
         let (endless, _other_end) = UnixStream::pair().unwrap();
         let link = |fd: &std::path::Path| fs::read_link(fd).ok();
@@ -255,7 +256,8 @@ mod tests {
         assert!(failure.message.contains("64 processes"), "{failure:?}");
         let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let held = open.filter(|fd| link(&fd.path()).as_ref() == Some(&ours)).count();
-        // Besides each owner's last: this test's own, and up to a round of earlier ones that the watcher still looks at.
+        // Besides each owner's last: this test's own, and up to a round of earlier ones that the watcher still looks
+        // at.
         assert!((OWNERS_MAX..=2 * OWNERS_MAX + 1).contains(&held), "{held} descriptors are held");
         let watchers = || {
             let threads = fs::read_dir("/proc/self/task").unwrap().flatten();

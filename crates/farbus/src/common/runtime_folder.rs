@@ -1,9 +1,9 @@
 //! The folder in which an owner's processes find each other's sockets.
 //!
-//! What is said at these sockets (text to type, open files) is meant for the owner alone, so a folder is used only if nobody else
-//! could have put a socket there: it is a folder and no symbolic link, it belongs to the owner, and nobody else may write to it. It
-//! is opened once and checked, and sockets are made and reached through that descriptor. Who answers has to be the owner's
-//! process, or root's, by the kernel's word (`SO_PEERCRED`).
+//! What is said at these sockets (text to type, open files) is meant for the owner alone, so a folder is used only if
+//! nobody else could have put a socket there: it is a folder and no symbolic link, it belongs to the owner, and nobody
+//! else may write to it. It is opened once and checked, and sockets are made and reached through that descriptor. Who
+//! answers has to be the owner's process, or root's, by the kernel's word (`SO_PEERCRED`).
 
 use std::fmt;
 use std::fs;
@@ -150,8 +150,8 @@ impl RuntimeFolder {
         &self.path
     }
 
-    /// The name by which this process alone reaches a file in it, whatever stands at its path by now. It is short enough for a socket
-    /// (107 bytes), too.
+    /// The name by which this process alone reaches a file in it, whatever stands at its path by now. It is short
+    /// enough for a socket (107 bytes), too.
     pub fn at(&self, name: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()).into()
     }
@@ -232,8 +232,8 @@ pub fn owner() -> u32 {
     chosen().owner
 }
 
-/// The folders in which this owner's processes may answer, this process's own first. One that is not there is left out, and so is one
-/// that is not safe, with a line in the log.
+/// The folders in which this owner's processes may answer, this process's own first. One that is not there is left out,
+/// and so is one that is not safe, with a line in the log.
 ///
 /// # Errors
 /// [`RuntimeFolderError`]: the first is not safe.
@@ -262,7 +262,8 @@ fn sudo_user() -> Option<(u32, PathBuf)> {
     (owner() == 0 && user != 0).then(|| (user, Path::new(OF_USERS).join(user.to_string()).join(NAME)))
 }
 
-/// The folder of ours in which a socket of this path is, checked and open, and the socket's name there; `None` if it is elsewhere.
+/// The folder of ours in which a socket of this path is, checked and open, and the socket's name there; `None` if it is
+/// elsewhere.
 ///
 /// # Errors
 /// [`RuntimeFolderError`].
@@ -278,7 +279,8 @@ pub fn holding(socket: &Path) -> Result<Option<(RuntimeFolder, String)>, Runtime
     Ok(found.map(|found| (found, name.to_owned())))
 }
 
-/// Whether a socket of this path is in a folder where an owner's processes meet, as far as its path says. No file is looked at.
+/// Whether a socket of this path is in a folder where an owner's processes meet, as far as its path says. No file is
+/// looked at.
 pub fn is_among(socket: &Path) -> bool {
     let Chosen { path, others, .. } = chosen();
     let of_sudo_user = sudo_user().map(|(_, path)| path);
@@ -300,7 +302,8 @@ fn chosen() -> &'static Chosen {
     })
 }
 
-/// `told` is what the environment says; `state` is the owner's folder for what lasts; `owner_of` says whose a folder is that is there.
+/// `told` is what the environment says; `state` is the owner's folder for what lasts; `owner_of` says whose a folder is
+/// that is there.
 fn choose(
     owner: u32,
     told: Option<PathBuf>,
@@ -328,7 +331,8 @@ fn choose(
             // Nothing of this user's is there: what is wrong is said when it is opened.
             all.push(session.join(NAME));
         }
-        // Where earlier versions had it, for their running processes: anybody may make a folder there, so it is only looked at.
+        // Where earlier versions had it, for their running processes: anybody may make a folder there, so it is only
+        // looked at.
         all.push(temporary.join(format!("{NAME}-{owner}")));
     }
     let path = all.remove(0);

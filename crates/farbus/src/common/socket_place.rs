@@ -25,7 +25,8 @@ pub struct Protocol {
 }
 
 impl Protocol {
-    /// Where `device` is found unless somebody says otherwise: among the sockets of what runs, and told from them by its name.
+    /// Where `device` is found unless somebody says otherwise: among the sockets of what runs, and told from them by
+    /// its name.
     pub fn default_place(self, device: &str) -> Place {
         Place::Socket(folder().join(format!("{}-{}.sock", self.word, plain_name(device))))
     }
@@ -67,11 +68,11 @@ impl Place {
         }
     }
 
-    /// Listens there, with this process's own rights; [`crate::broker::Hands::listen_at`] also without.
+    /// Listens there, with this process's own rights; [`crate::broker::SystemAccess::listen_at`] also without.
     ///
     /// # Errors
     /// What stands against it, with what to do.
-    pub fn listen(&self) -> io::Result<Entrance> {
+    pub fn listen(&self) -> io::Result<SocketListener> {
         self.listen_for(SocketMode::default())
     }
 
@@ -79,13 +80,13 @@ impl Place {
     ///
     /// # Errors
     /// As [`Place::listen`].
-    pub fn listen_for(&self, mode: SocketMode) -> io::Result<Entrance> {
+    pub fn listen_for(&self, mode: SocketMode) -> io::Result<SocketListener> {
         match self {
-            Place::Socket(path) => Ok(Entrance::Local(match runtime_folder::holding(path)? {
+            Place::Socket(path) => Ok(SocketListener::Local(match runtime_folder::holding(path)? {
                 Some((folder, name)) => LocalListener::bind_through(path, &folder.at(&name), mode.0)?,
                 None => LocalListener::bind_for(path, mode.0)?,
             })),
-            Place::Address(address) => Entrance::tcp(*address)
+            Place::Address(address) => SocketListener::tcp(*address)
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"))),
         }
     }
@@ -196,33 +197,33 @@ impl fmt::Display for Origin {
 
 /// A place that is listened at. It never waits: whoever waits puts it among its interests.
 #[derive(Debug)]
-pub enum Entrance {
+pub enum SocketListener {
     /// For its owner, on this machine; its path is removed with it, where that is still allowed.
     Local(LocalListener),
     /// For whoever reaches it.
     Tcp(Listener),
 }
 
-impl Entrance {
+impl SocketListener {
     fn tcp(address: SocketAddr) -> io::Result<Self> {
         let listener = Listener::bind(address)?;
         listener.never_wait()?;
-        Ok(Entrance::Tcp(listener))
+        Ok(SocketListener::Tcp(listener))
     }
 
     /// One that another process made at `place`.
     pub(crate) fn passed(socket: OwnedFd, place: &Place) -> Self {
         match place {
-            Place::Socket(path) => Entrance::Local(LocalListener::passed(socket, path)),
-            Place::Address(_) => Entrance::Tcp(Listener::over(socket)),
+            Place::Socket(path) => SocketListener::Local(LocalListener::passed(socket, path)),
+            Place::Address(_) => SocketListener::Tcp(Listener::over(socket)),
         }
     }
 
     /// Its descriptor, to be passed to another process; a path is left for whoever removes it then.
     pub(crate) fn into_descriptor(self) -> io::Result<OwnedFd> {
         match self {
-            Entrance::Local(listener) => listener.into_descriptor(),
-            Entrance::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
+            SocketListener::Local(listener) => listener.into_descriptor(),
+            SocketListener::Tcp(listener) => listener.as_fd().try_clone_to_owned(),
         }
     }
 
@@ -232,8 +233,8 @@ impl Entrance {
     /// What the system says of the socket.
     pub fn place(&self) -> io::Result<Place> {
         Ok(match self {
-            Entrance::Local(listener) => Place::Socket(listener.path().to_owned()),
-            Entrance::Tcp(listener) => Place::Address(listener.address()?),
+            SocketListener::Local(listener) => Place::Socket(listener.path().to_owned()),
+            SocketListener::Tcp(listener) => Place::Address(listener.address()?),
         })
     }
 
@@ -243,16 +244,16 @@ impl Entrance {
     /// What the system says.
     pub(crate) fn never_wait(&self) -> io::Result<()> {
         match self {
-            Entrance::Local(_) => Ok(()),
-            Entrance::Tcp(listener) => listener.never_wait(),
+            SocketListener::Local(_) => Ok(()),
+            SocketListener::Tcp(listener) => listener.never_wait(),
         }
     }
 
     /// Lets nobody in any more; whoever waits for somebody wakes up. A socket that was passed is left as it is.
     pub(crate) fn shut_down(&self) {
         match self {
-            Entrance::Local(listener) => listener.shut_down(),
-            Entrance::Tcp(listener) => listener.shut_down(),
+            SocketListener::Local(listener) => listener.shut_down(),
+            SocketListener::Tcp(listener) => listener.shut_down(),
         }
     }
 
@@ -264,11 +265,11 @@ impl Entrance {
     /// Whoever has come, and whence; `None` if nobody has.
     pub(crate) fn accept(&self) -> io::Result<Option<(Link, Origin)>> {
         match self {
-            Entrance::Local(listener) => {
+            SocketListener::Local(listener) => {
                 let arrived = listener.try_accept()?;
                 Ok(arrived.map(|LocalConnection { link, user }| (link, Origin::User(user))))
             }
-            Entrance::Tcp(listener) => match listener.accept() {
+            SocketListener::Tcp(listener) => match listener.accept() {
                 Ok(Connection { link, from }) => Ok(Some((link, Origin::Address(from)))),
                 // Nobody is there, or is no more.
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
@@ -280,11 +281,11 @@ impl Entrance {
     }
 }
 
-impl AsFd for Entrance {
+impl AsFd for SocketListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Entrance::Local(listener) => listener.as_fd(),
-            Entrance::Tcp(listener) => listener.as_fd(),
+            SocketListener::Local(listener) => listener.as_fd(),
+            SocketListener::Tcp(listener) => listener.as_fd(),
         }
     }
 }
@@ -338,11 +339,11 @@ mod tests {
     #[test]
     fn an_address_serves_whoever_reaches_it_also_from_another_process() {
         let place = Place::Address("127.0.0.1:0".parse().unwrap());
-        let entrance = Entrance::passed(place.listen().unwrap().into_descriptor().unwrap(), &place);
-        assert!(entrance.try_accept().unwrap().is_none(), "nobody has come, and nobody waits");
-        let Place::Address(address) = entrance.place().unwrap() else { panic!("it is an address") };
+        let listener = SocketListener::passed(place.listen().unwrap().into_descriptor().unwrap(), &place);
+        assert!(listener.try_accept().unwrap().is_none(), "nobody has come, and nobody waits");
+        let Place::Address(address) = listener.place().unwrap() else { panic!("it is an address") };
         let client = std::net::TcpStream::connect(address).unwrap();
-        let link = entrance.try_accept().unwrap().expect("somebody has come");
+        let link = listener.try_accept().unwrap().expect("somebody has come");
         assert_eq!(link.peer(), client.local_addr().unwrap().to_string());
     }
 }

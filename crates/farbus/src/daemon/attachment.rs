@@ -8,14 +8,14 @@ use farbus_io::sys::vhci::Port;
 use tracing::{info, warn};
 
 use super::modules::Workshop;
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::failure::Failure;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
     Attachment, AttachmentStatus, Ended, Handle, Prepared, Refused, Request, Restored, Running, tell_reason,
 };
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport};
-use crate::parting::Saved;
+use crate::saving::Saved;
 
 /// The first pause; each is twice the one before.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -97,17 +97,17 @@ impl Kept {
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn start(request: Request, workshop: &Workshop, hands: &Hands) -> std::io::Result<Self> {
-        let mut kept = Self::new(request, workshop, hands)?;
+    pub fn start(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
+        let mut kept = Self::new(request, workshop, system)?;
         kept.begin()?;
         Ok(kept)
     }
 
-    fn new(request: Request, workshop: &Workshop, hands: &Hands) -> std::io::Result<Self> {
+    fn new(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
         // Whoever waits for one host does not keep the others waiting.
-        let hands = hands.apart()?;
+        let system = system.apart()?;
         let modules = workshop.recipe(&request).map_err(std::io::Error::other)?;
-        let client = Client::through(hands, request.client_config(modules));
+        let client = Client::through(system, request.client_config(modules));
         let shared = Arc::new(Shared { client, state: Mutex::default(), changed: Condvar::new() });
         Ok(Self { request, shared, restored: None, thread: None })
     }
@@ -116,28 +116,29 @@ impl Kept {
     ///
     /// # Errors
     /// If the system has no more threads.
-    pub fn detached(request: Request, workshop: &Workshop, hands: &Hands) -> std::io::Result<Self> {
-        let mut kept = Self::new(request, workshop, hands)?;
+    pub fn detached(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
+        let mut kept = Self::new(request, workshop, system)?;
         kept.shared.state().word = Word::Detached;
         kept.begin()?;
         Ok(kept)
     }
 
-    /// One that another process kept; the half with rights knows of these ports. Nothing happens before [`Kept::begin`].
+    /// One that another process kept; the half with rights knows of these ports. Nothing happens before
+    /// [`Kept::begin`].
     ///
     /// # Errors
     /// [`ClientError`]: nobody can go on with that.
     pub fn restored(
         request: Request,
         workshop: &Workshop,
-        hands: &Hands,
+        system: &SystemAccess,
         ports: &[u32],
         saved: Saved,
     ) -> Result<Self, ClientError> {
         let local = |error: std::io::Error| ClientError::Local(error.to_string());
-        let mut kept = Self::new(request, workshop, hands).map_err(local)?;
+        let mut kept = Self::new(request, workshop, system).map_err(local)?;
         let (client, request) = (&kept.shared.client, &kept.request);
-        let front_end = request.via.front_end(request, client.hands());
+        let front_end = request.via.front_end(request, client.system());
         kept.restored = Some(front_end.restore(client, request, ports, saved)?);
         Ok(kept)
     }
@@ -187,7 +188,8 @@ impl Kept {
         (status, state.failure.clone())
     }
 
-    /// What steers it, if it is attached now. Not to be used with a lock held: a virtual machine's device may take its time.
+    /// What steers it, if it is attached now. Not to be used with a lock held: a virtual machine's device may take its
+    /// time.
     pub fn handle(&self) -> Option<Handle> {
         self.shared.state().running.as_ref().map(|running| running.handle.clone())
     }
@@ -277,7 +279,7 @@ impl Shared {
         while self.may_try() {
             let is_restored = restored.is_some();
             let taken = match restored.take() {
-                Some(restored) => restored.go_on(self.client.hands()),
+                Some(restored) => restored.go_on(self.client.system()),
                 None => take(&self.client, request),
             };
             let failure = match taken {
@@ -364,7 +366,7 @@ impl Shared {
 
 /// Takes the device. Who connects to it finds it when it is there, and nothing before.
 fn take(client: &Client, request: &Request) -> Result<Box<dyn Attachment>, ClientError> {
-    let front_end = request.via.front_end(request, client.hands());
+    let front_end = request.via.front_end(request, client.system());
     front_end.take(client, request, &mut Prepared::default())
 }
 

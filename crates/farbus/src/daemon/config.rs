@@ -1,4 +1,5 @@
-//! The daemon's configuration: TOML, read whole before anything of it happens. An error says where it is and what is allowed.
+//! The daemon's configuration: TOML, read whole before anything of it happens. An error says where it is and what is
+//! allowed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,12 +22,12 @@ use toml::Spanned;
 
 use super::spec::{Shared, Wrong};
 use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
-use crate::broker::Mandate;
+use crate::broker::BrokerPolicy;
 use crate::common::host_address::{DEFAULT_PORT, SECURE_PORT};
 use crate::common::listen_words::{everywhere, listen_address, listen_place, place_said};
 use crate::common::socket_place::{Place, SocketMode};
 use crate::devices::identities::naming::{check_name, split_name};
-use crate::devices::reservation::{Wish, together};
+use crate::devices::reservation::{ReservationRequest, together};
 use crate::devices::selection::Wanted;
 use crate::exporter::access::local_users::LocalUser;
 use crate::exporter::access::networks::Network;
@@ -198,7 +199,8 @@ impl Config {
         Self::parse_file(path, &Self::complete(path, text).map_err(|error| fail(None, error.to_string()))?)
     }
 
-    /// The text of a file with what it names and whoever acts on it may not read: the plan of links between hosts, if that is there.
+    /// The text of a file with what it names and whoever acts on it may not read: the plan of links between hosts, if
+    /// that is there.
     ///
     /// # Errors
     /// If it is there and cannot be read.
@@ -242,10 +244,10 @@ impl Config {
     }
 
     /// What whoever acts on it may ask to be done.
-    pub fn mandate(&self) -> Mandate {
+    pub fn broker_policy(&self) -> BrokerPolicy {
         let images = self.shares.iter().flat_map(|shared| shared.what.images());
         let neighbours = self.part().into_iter().flat_map(|part| &part.links).map(|link| link.address.clone());
-        let mut mandate = Mandate {
+        let mut broker_policy = BrokerPolicy {
             images: images.map(|(path, read_only)| (path.to_owned(), read_only)).collect(),
             frames: self.shares.iter().filter_map(|shared| shared.what.frames()).map(Path::to_owned).collect(),
             hosts: self.all_attachments().map(|attach| attach.target.address.clone()).chain(neighbours).collect(),
@@ -253,11 +255,11 @@ impl Config {
             socket_mode: self.socket_mode,
             local_users: self.local_users.iter().map(ToString::to_string).collect(),
             wanted: self.wanted(),
-            ..Mandate::default()
+            ..BrokerPolicy::default()
         };
         // What a front end may choose to do is allowed, whichever it chooses then.
-        mandate.allow_for(self.all_attachments().flat_map(|attach| attach.via.named().needs(attach)));
-        mandate
+        broker_policy.allow_for(self.all_attachments().flat_map(|attach| attach.via.named().needs(attach)));
+        broker_policy
     }
 
     /// This host's part of a plan, if there is one.
@@ -496,11 +498,12 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
 
 /// What is reserved for one device.
 fn reservation_from(words: &[Spanned<String>]) -> Result<Option<Reservation>, Wrong> {
-    let wishes = words.iter().map(parsed).collect::<Result<Vec<Wish>, _>>()?;
-    together(&wishes).map_err(|message| (words.first().map(Spanned::span), message))
+    let requests = words.iter().map(parsed).collect::<Result<Vec<ReservationRequest>, _>>()?;
+    together(&requests).map_err(|message| (words.first().map(Spanned::span), message))
 }
 
-/// A module. What it needs of this host is looked at when the daemon begins, which has its rights then ([`needs_host`]).
+/// A module. What it needs of this host is looked at when the daemon begins, which has its rights then
+/// ([`needs_host`]).
 fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
     let wrong = |message: String| (Some(word.span()), message);
     let asked: Asked = word.get_ref().parse().map_err(wrong)?;
@@ -606,7 +609,7 @@ mod tests {
         assert!(none.listen.is_empty());
         let local = Config::parse("plain = {listen=['unix:/run/s.sock'], socket_mode='660'}").unwrap();
         assert_eq!(
-            (&local.listen, local.mandate().socket_mode),
+            (&local.listen, local.broker_policy().socket_mode),
             (&vec!["unix:/run/s.sock".parse().unwrap()], "660".parse().unwrap())
         );
     }
@@ -640,14 +643,14 @@ mod tests {
                     attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'},\
                     {target='lab/z',via='nbd',socket='/run/z.sock'},\
                     {target='lab/v',via='redir',listen='127.0.0.1'}]";
-        let mandate = Config::parse(text).unwrap().mandate();
-        assert_eq!(mandate.images, [("/a".into(), true)]);
-        assert_eq!(mandate.hosts, ["lab:3240"; 4]);
+        let broker_policy = Config::parse(text).unwrap().broker_policy();
+        assert_eq!(broker_policy.images, [("/a".into(), true)]);
+        assert_eq!(broker_policy.hosts, ["lab:3240"; 4]);
         let places = [Place::Socket("/run/z.sock".into()), Place::Address("127.0.0.1:4000".parse().unwrap())];
-        assert_eq!(mandate.places, places);
-        assert_eq!((mandate.plugs, mandate.mounts), (true, vec!["/mnt/y".into()]));
-        assert_eq!(mandate.listen, [local_shares::place_of_daemon(), "127.0.0.1:3241".parse().unwrap()]);
-        assert!(mandate.wanted.is_empty() && mandate.remove.is_empty() && mandate.config.is_none());
+        assert_eq!(broker_policy.places, places);
+        assert_eq!((broker_policy.plugs, broker_policy.mounts), (true, vec!["/mnt/y".into()]));
+        assert_eq!(broker_policy.listen, [local_shares::place_of_daemon(), "127.0.0.1:3241".parse().unwrap()]);
+        assert!(broker_policy.wanted.is_empty() && broker_policy.remove.is_empty() && broker_policy.config.is_none());
     }
 
     fn found(bus_id: &str, product: &str, class: [u8; 3]) -> Found {

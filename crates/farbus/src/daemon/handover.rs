@@ -7,11 +7,13 @@
 //! | `go`: from here on there is no way back | goes on with what is attached; its links are made anew |
 //! | lets go of its shares, ends | once both halves of the old one have: takes the sockets, shares, and goes on with sessions |
 //!
-//! Whatever goes wrong before `go`, or takes too long, ends the new one, and the old one goes on: its links were never cut.
+//! Whatever goes wrong before `go`, or takes too long, ends the new one, and the old one goes on: its links were never
+//! cut.
 //!
-//! The old process may be of the previous release. Each process passes over a word that it does not know, with its descriptor, and
-//! over fields that it does not know; a field that was added later has a default. A word that a reader may not pass over is
-//! therefore never added. Release 0.1.0 passes over fields only: the new process says no other words to it than those below.
+//! The old process may be of the previous release. Each process passes over a word that it does not know, with its
+//! descriptor, and over fields that it does not know; a field that was added later has a default. A word that a reader
+//! may not pass over is therefore never added. Release 0.1.0 passes over fields only: the new process says no other
+//! words to it than those below.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -30,13 +32,14 @@ use tracing::{info, warn};
 use super::attachment::Kept;
 use super::config::Config;
 use super::modules::Workshop;
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::frontend::Request;
-use crate::parting::{Parted, Saved};
+use crate::saving::{SaveReply, Saved};
 
 /// How long the new one may take to begin: a program to load, a key to read.
 pub const BEGINNING_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long each may take to answer the other from then on. The kernel waits meanwhile, and its disks give a command 30 s.
+/// How long each may take to answer the other from then on. The kernel waits meanwhile, and its disks give a command 30
+/// s.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long the old one's end may take: its disks become durable.
 const END_TIME_MAX: Duration = Duration::from_secs(90);
@@ -97,7 +100,7 @@ pub struct Leaving {
     /// How it is attached.
     pub manner: String,
     /// It.
-    pub parted: Parted<Saved>,
+    pub save_reply: SaveReply<Saved>,
 }
 
 /// What the new process goes on with.
@@ -116,7 +119,7 @@ pub struct Estate {
     /// Attachments.
     pub leaving: Vec<Leaving>,
     /// Sessions of those who use what is shared.
-    pub sessions: Vec<Parted<Vec<u8>>>,
+    pub sessions: Vec<SaveReply<Vec<u8>>>,
     /// Those that its owner let go of.
     pub detached: Vec<String>,
     /// Whether he has taken the links to other hosts down.
@@ -154,11 +157,11 @@ fn unexpected(word: &Word) -> io::Error {
 }
 
 /// The old one's way to the new one.
-pub struct Heir {
+pub struct Replacement {
     passage: Passage,
 }
 
-impl Heir {
+impl Replacement {
     /// Over the passage to a process that was started.
     pub fn new(passage: Passage) -> Self {
         Self { passage }
@@ -185,8 +188,8 @@ impl Heir {
             let word = Word::Listener { asked: *asked, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
-        for Leaving { target, manner, parted } in &estate.leaving {
-            let Saved { snapshot, descriptors } = &parted.saved;
+        for Leaving { target, manner, save_reply } in &estate.leaving {
+            let Saved { snapshot, descriptors } = &save_reply.saved;
             let (target, manner) = (target.clone(), manner.clone());
             let word = Word::Attachment { target, manner, descriptors: descriptors.len() };
             say(&self.passage, &word, Some(memory(snapshot)?.as_fd()))?;
@@ -250,13 +253,13 @@ fn contents(memory: OwnedFd) -> io::Result<Vec<u8>> {
 }
 
 /// The new one's way to the old one.
-pub struct Forerunner {
+pub struct Predecessor {
     passage: Passage,
 }
 
 /// What the new one has, once the old one has let go.
 #[derive(Default)]
-pub struct Inherited {
+pub struct TakenOver {
     /// Sockets; none is used before the old one has ended.
     pub listeners: Vec<Passed>,
     /// Attachments, yet to begin.
@@ -270,14 +273,14 @@ pub struct Inherited {
 /// What this process is asked of a session: whether it can go on with it.
 pub type TakeSession<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
 
-impl Forerunner {
+impl Predecessor {
     /// Over the passage that this process was started with.
     pub fn new(passage: Passage) -> Self {
         Self { passage }
     }
 
-    /// Says that this process has begun, takes what the other passes on, and waits until that has let go. `ports` are those that
-    /// the half with rights knows of.
+    /// Says that this process has begun, takes what the other passes on, and waits until that has let go. `ports` are
+    /// those that the half with rights knows of.
     ///
     /// # Errors
     /// It stays, has ended, or said what it should not: this process is not needed.
@@ -285,12 +288,12 @@ impl Forerunner {
         &self,
         config: &Config,
         workshop: &Workshop,
-        hands: &Hands,
+        system: &SystemAccess,
         ports: &[u32],
         take_session: TakeSession<'_>,
-    ) -> io::Result<Inherited> {
+    ) -> io::Result<TakenOver> {
         say(&self.passage, &Word::Here, None)?;
-        let mut inherited = Inherited::default();
+        let mut inherited = TakenOver::default();
         let (mut count, mut sessions) = (0, 0);
         // The other one's attachments come to rest first.
         let until = Instant::now() + 2 * ANSWER_TIME_MAX;
@@ -314,11 +317,11 @@ impl Forerunner {
                     }
                     let kept = contents(memory).map_err(|error| error.to_string()).and_then(|snapshot| {
                         let request = wanted(config, &target).ok_or("the configuration does not name it any more")?;
-                        if request.manner(hands) != manner {
+                        if request.manner(system) != manner {
                             return Err(format!("it was attached in another manner: {manner}"));
                         }
                         let saved = Saved { snapshot, descriptors };
-                        Kept::restored(request, workshop, hands, ports, saved).map_err(|error| error.to_string())
+                        Kept::restored(request, workshop, system, ports, saved).map_err(|error| error.to_string())
                     });
                     match kept {
                         Ok(kept) => {
@@ -370,9 +373,9 @@ mod tests {
     use super::*;
     use std::thread;
 
-    fn both() -> (Heir, Forerunner) {
+    fn both() -> (Replacement, Predecessor) {
         let (ours, theirs) = Passage::pair().unwrap();
-        (Heir::new(ours), Forerunner::new(Passage::over(theirs)))
+        (Replacement::new(ours), Predecessor::new(Passage::over(theirs)))
     }
 
     fn estate() -> Estate {
@@ -385,14 +388,14 @@ mod tests {
 
     #[test]
     fn what_is_listened_at_and_what_was_let_go_of_is_inherited_once_the_other_lets_go() {
-        let (heir, forerunner) = both();
+        let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            forerunner.inherit(&Config::default(), &Workshop::default(), &Hands::Own, &[], &|_| Ok(()))
+            predecessor.inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
         });
-        heir.wait().unwrap();
+        replacement.wait().unwrap();
         let estate = estate();
-        assert!(heir.pass(&estate).unwrap().targets.is_empty());
-        heir.go().unwrap();
+        assert!(replacement.pass(&estate).unwrap().targets.is_empty());
+        replacement.go().unwrap();
         let inherited = new.join().unwrap().unwrap();
         let [Passed { asked, is_secure: true, listener }] = &inherited.listeners[..] else { panic!("one socket") };
         assert_eq!(asked, &estate.listeners[0].asked);
@@ -402,24 +405,28 @@ mod tests {
 
     #[test]
     fn nothing_is_inherited_from_one_that_stays_or_ends() {
-        let (heir, forerunner) = both();
+        let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            forerunner.inherit(&Config::default(), &Workshop::default(), &Hands::Own, &[], &|_| Ok(())).map(drop)
+            predecessor
+                .inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+                .map(drop)
         });
-        heir.wait().unwrap();
-        heir.pass(&estate()).unwrap();
-        heir.stay();
+        replacement.wait().unwrap();
+        replacement.pass(&estate()).unwrap();
+        replacement.stay();
         assert!(new.join().unwrap().is_err());
-        let (heir, forerunner) = both();
+        let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            forerunner.inherit(&Config::default(), &Workshop::default(), &Hands::Own, &[], &|_| Ok(())).map(drop)
+            predecessor
+                .inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+                .map(drop)
         });
-        heir.wait().unwrap();
-        drop(heir);
+        replacement.wait().unwrap();
+        drop(replacement);
         assert_eq!(new.join().unwrap().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-        let (heir, forerunner) = both();
-        drop(forerunner);
-        assert!(heir.wait().is_err(), "and one that does not come up is not waited for");
+        let (replacement, predecessor) = both();
+        drop(predecessor);
+        assert!(replacement.wait().is_err(), "and one that does not come up is not waited for");
     }
 
     /// What release 0.1.0 says, byte for byte.
@@ -453,32 +460,33 @@ mod tests {
 
     #[test]
     fn words_and_fields_of_another_release_are_passed_over() {
-        let (heir, forerunner) = both();
+        let (replacement, predecessor) = both();
         let (say_more, socket) = (
             |passage: &Passage, text: &str, fd: Option<BorrowedFd<'_>>| passage.send(text.as_bytes(), fd).unwrap(),
             std::os::unix::net::UnixStream::pair().unwrap().0,
         );
-        say_more(&heir.passage, r#"{"say":"identity","of":"lab3:3240/disk","id":[1,2]}"#, Some(socket.as_fd()));
-        say_more(&heir.passage, r#"{"say":"detached","target":"lab3:3240/disk","since":5}"#, None);
-        say_more(&forerunner.passage, r#"{"say":"version","number":14}"#, None);
+        say_more(&replacement.passage, r#"{"say":"identity","of":"lab3:3240/disk","id":[1,2]}"#, Some(socket.as_fd()));
+        say_more(&replacement.passage, r#"{"say":"detached","target":"lab3:3240/disk","since":5}"#, None);
+        say_more(&predecessor.passage, r#"{"say":"version","number":14}"#, None);
         let new = thread::spawn(move || {
-            forerunner.inherit(&Config::default(), &Workshop::default(), &Hands::Own, &[], &|_| Ok(()))
+            predecessor.inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
         });
-        heir.wait().unwrap();
-        heir.pass(&estate()).unwrap();
-        heir.go().unwrap();
+        replacement.wait().unwrap();
+        replacement.pass(&estate()).unwrap();
+        replacement.go().unwrap();
         assert!(new.join().unwrap().unwrap().detached.contains("lab3:3240/disk"));
     }
 
     #[test]
     fn a_snapshot_that_makes_no_sense_is_begun_anew() {
         let (ours, theirs) = Passage::pair().unwrap();
-        let forerunner = Forerunner::new(Passage::over(theirs));
+        let predecessor = Predecessor::new(Passage::over(theirs));
         let text = "[[attach]]\ntarget = '127.0.0.1:9/disk'\nvia = 'kernel'";
         let config = Config::parse_file(std::path::Path::new("farbus.toml"), text).unwrap();
         let target = config.attachments[0].target.to_string();
-        let new =
-            thread::spawn(move || forerunner.inherit(&config, &Workshop::default(), &Hands::Own, &[3], &|_| Ok(())));
+        let new = thread::spawn(move || {
+            predecessor.inherit(&config, &Workshop::default(), &SystemAccess::Own, &[3], &|_| Ok(()))
+        });
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let (manner, descriptors) = ("kernel".to_owned(), 1);
         let word = Word::Attachment { target, manner, descriptors };

@@ -1,4 +1,5 @@
-//! The daemon: shares and attaches what a configuration says, keeps it so, and goes on in another process after an upgrade.
+//! The daemon: shares and attaches what a configuration says, keeps it so, and goes on in another process after an
+//! upgrade.
 
 mod attachment;
 mod config;
@@ -30,15 +31,15 @@ use signal_hook::iterator::Signals;
 use tracing::{info, warn};
 
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
-use crate::broker::{Inheritance, Legacy, Mandate, legacy};
-use crate::common::control::Door;
+use crate::broker::{BrokerPolicy, HandoverState, ReplacementStart, handover_state};
+use crate::common::control::ControlSocket;
 use crate::common::failure::Failure;
 use crate::hosts::mdns::Nearby;
 use crate::hosts::trust::Trust;
 use config::Config;
-use handover::Forerunner;
+use handover::Predecessor;
 use modules::Workshop;
-use supervisor::{Desk, Tools};
+use supervisor::{Supervisor, Tools};
 
 /// How often it looks after what could not be had, and says that it lives.
 const TICK: Duration = Duration::from_secs(2);
@@ -88,15 +89,15 @@ impl Ready {
 ///
 /// # Errors
 /// What is wrong with it, and where.
-pub fn read_config(path: &Path) -> io::Result<(String, Mandate)> {
+pub fn read_config(path: &Path) -> io::Result<(String, BrokerPolicy)> {
     let text = fs::read_to_string(path).map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
     let text = Config::complete(path, text)?;
     let config = Config::parse_file(path, &text).map_err(io::Error::other)?;
-    Ok((text, config.mandate()))
+    Ok((text, config.broker_policy()))
 }
 
 /// With which arguments this program goes on in place of this process.
-fn successor(options: &Options) -> Vec<String> {
+fn replacement(options: &Options) -> Vec<String> {
     // A path that is no text is not gone on with.
     let Some(config) = options.config.to_str() else { return Vec::new() };
     let mut words: Vec<String> = ["daemon", "--take-over", "--config", config].map(str::to_owned).into();
@@ -104,41 +105,42 @@ fn successor(options: &Options) -> Vec<String> {
     words
 }
 
-/// Shares and attaches what a configuration says, until a signal ends it or another process goes on in its place; tells where it
-/// listens, a line each.
+/// Shares and attaches what a configuration says, until a signal ends it or another process goes on in its place; tells
+/// where it listens, a line each.
 ///
 /// # Errors
 /// [`Failure`]: it could not begin, or what it shared may not be durable.
 pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<(), Failure> {
     let Ready { config, workshop } = ready;
-    let legacy = if options.take_over { Some(legacy().map_err(Failure::local)?) } else { None };
-    let successor = successor(&options);
+    let handover_state = if options.take_over { Some(handover_state().map_err(Failure::local)?) } else { None };
+    let replacement = replacement(&options);
     let Options { config: path, no_sandbox, .. } = options;
-    // Before any thread: what is granted here is inherited. An attachment may be asked for later, when it is not granted any more.
+    // Before any thread: what is granted here is inherited. An attachment may be asked for later, when it is not
+    // granted any more.
     let protection = protect_writeback_path();
     if !config.attachments.is_empty() {
         report_protection(&protection);
     }
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
-    let mandate = Mandate {
-        remove: vec![door.path().to_owned()],
-        ports: legacy.as_ref().map(|inheritance| inheritance.legacy.ports.clone()).unwrap_or_default(),
-        mounted: legacy.as_ref().map(|inheritance| inheritance.legacy.mounts.clone()).unwrap_or_default(),
-        identity_secret: legacy.as_ref().and_then(|inheritance| inheritance.legacy.identity_secret.clone()),
-        known_usb: legacy.as_ref().map(|inheritance| inheritance.legacy.known_usb.clone()).unwrap_or_default(),
-        successor,
+    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let broker_policy = BrokerPolicy {
+        remove: vec![control_socket.path().to_owned()],
+        ports: handover_state.as_ref().map(|start| start.handover_state.ports.clone()).unwrap_or_default(),
+        mounted: handover_state.as_ref().map(|start| start.handover_state.mounts.clone()).unwrap_or_default(),
+        identity_secret: handover_state.as_ref().and_then(|start| start.handover_state.identity_secret.clone()),
+        known_usb: handover_state.as_ref().map(|start| start.handover_state.known_usb.clone()).unwrap_or_default(),
+        replacement,
         config: Some(path.canonicalize().map_err(Failure::local)?),
-        ..Mandate::default()
+        ..BrokerPolicy::default()
     };
-    let broker = Arc::new(start_broker(&mandate)?);
-    if let Some(inheritance) = &legacy {
-        for (&(bus, device), node) in inheritance.legacy.devices.iter().zip(&inheritance.nodes) {
+    let broker = Arc::new(start_broker(&broker_policy)?);
+    if let Some(start) = &handover_state {
+        for (&(bus, device), node) in start.handover_state.devices.iter().zip(&start.nodes) {
             broker.inherit_usb(bus, device, node.as_fd()).map_err(Failure::local)?;
         }
     }
-    // Whoever attaches looks there who is paired; it cannot tell that nobody is from a folder that it may not read, and what is shared here
-    // has that folder made.
+    // Whoever attaches looks there who is paired; it cannot tell that nobody is from a folder that it may not read, and
+    // what is shared here has that folder made.
     let trust = match Trust::open() {
         Ok(trust) => Some(trust),
         Err(error) if config.secure.is_empty() => {
@@ -155,91 +157,93 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         nearby: Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
         hotplug: Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok(),
         passed: activation::listeners().map_err(Failure::local)?.into_iter().map(Listener::passed).collect(),
-        devices: legacy.as_ref().map(|inheritance| inheritance.legacy.devices.clone()).unwrap_or_default(),
+        devices: handover_state.as_ref().map(|start| start.handover_state.devices.clone()).unwrap_or_default(),
     };
     if !no_sandbox {
         let state = tools.trust.as_ref().map(|trust| trust.folder().hand_over()).transpose().map_err(Failure::local)?;
         give_rights_away(&Needs { readable: vec!["/sys".into()], state, ..Needs::default() })?;
     }
-    let desk = Arc::new(Desk::new(path, tools).map_err(Failure::local)?);
-    if let Some(Inheritance { passage, legacy, nodes }) = legacy {
+    let supervisor = Arc::new(Supervisor::new(path, tools).map_err(Failure::local)?);
+    if let Some(ReplacementStart { passage, handover_state, nodes }) = handover_state {
         // Our other half has them.
         drop(nodes);
-        take_over(&desk, passage, &legacy)?;
+        take_over(&supervisor, passage, &handover_state)?;
     }
-    let result = desk.read().and_then(|config| desk.apply(config));
-    desk.settle();
+    let result = supervisor.read().and_then(|config| supervisor.apply(config));
+    supervisor.settle();
     if let Err(failure) = result {
-        desk.stop();
+        supervisor.stop();
         return Err(failure);
     }
-    let for_door = Arc::clone(&desk);
-    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
-    tick(&desk).map_err(Failure::local)?;
-    join(&desk).map_err(Failure::local)?;
-    for address in desk.unused() {
+    let for_door = Arc::clone(&supervisor);
+    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    tick(&supervisor).map_err(Failure::local)?;
+    join(&supervisor).map_err(Failure::local)?;
+    for address in supervisor.unused() {
         warn!(%address, "a socket was passed that the configuration does not name: nobody answers there");
     }
-    for (place, is_secure) in desk.places() {
+    for (place, is_secure) in supervisor.places() {
         let to_whom = if is_secure { " for paired hosts, encrypted" } else { "" };
         tell(format!("listening on {}{to_whom}   (Ctrl-C ends)", place.as_host()));
     }
-    desk.manager().ready(&desk.summary());
+    supervisor.manager().ready(&supervisor.summary());
     let handle = signals.handle();
-    desk.on_handed_over(move || handle.close());
+    supervisor.on_handed_over(move || handle.close());
     for signal in signals.forever() {
         match signal {
             // What went wrong was logged, and what was there is still there.
-            SIGHUP => drop(desk.reload()),
-            SIGUSR2 => match desk.hand_over(false) {
+            SIGHUP => drop(supervisor.reload()),
+            SIGUSR2 => match supervisor.hand_over(false) {
                 Ok(_) => break,
                 Err(failure) => warn!("not restarted: {failure}"),
             },
             _ => break,
         }
     }
-    if !desk.is_handed_over() {
-        desk.manager().stopping();
+    if !supervisor.is_handed_over() {
+        supervisor.manager().stopping();
     }
     info!("ending");
-    match desk.stop() {
+    match supervisor.stop() {
         true => Ok(()),
         false => Err(Failure::local("a device did not become durable in time; its last writes may be lost")),
     }
 }
 
 /// Goes on with what another process had: with what is attached at once, with the rest when that process has ended.
-fn take_over(desk: &Desk, passage: Passage, legacy: &Legacy) -> Result<(), Failure> {
-    let forerunner = Forerunner::new(passage);
-    let config = desk.read()?;
+fn take_over(supervisor: &Supervisor, passage: Passage, handover_state: &HandoverState) -> Result<(), Failure> {
+    let predecessor = Predecessor::new(passage);
+    let config = supervisor.read()?;
     let inherited =
-        forerunner.inherit(&config, desk.workshop(), desk.hands(), &legacy.ports, &|saved| desk.take_session(saved));
-    desk.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
-    forerunner.wait_for_end();
+        predecessor.inherit(&config, supervisor.workshop(), supervisor.system(), &handover_state.ports, &|saved| {
+            supervisor.take_session(saved)
+        });
+    supervisor.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
+    predecessor.wait_for_end();
     Ok(())
 }
 
 /// Brings links between hosts up, and keeps them so.
-fn join(desk: &Arc<Desk>) -> io::Result<()> {
-    let desk = Arc::clone(desk);
+fn join(supervisor: &Arc<Supervisor>) -> io::Result<()> {
+    let supervisor = Arc::clone(supervisor);
     let keep = move || {
-        while desk.joining().wait() {
-            desk.join();
+        while supervisor.joining().wait() {
+            supervisor.join();
         }
     };
     thread::Builder::new().name("topology".into()).spawn(keep).map(drop)
 }
 
 /// Looks after things as long as the process lives.
-fn tick(desk: &Arc<Desk>) -> io::Result<()> {
-    let desk = Arc::clone(desk);
-    let pause = desk.manager().watchdog().map_or(TICK, |watchdog| (watchdog / 2).min(TICK));
+fn tick(supervisor: &Arc<Supervisor>) -> io::Result<()> {
+    let supervisor = Arc::clone(supervisor);
+    let pause = supervisor.manager().watchdog().map_or(TICK, |watchdog| (watchdog / 2).min(TICK));
     thread::Builder::new().name("tick".into()).spawn(move || {
         loop {
             thread::sleep(pause);
             // Takes the locks that a question takes: a daemon that is stuck does not say that it lives.
-            desk.try_again();
-            desk.manager().alive();
+            supervisor.try_again();
+            supervisor.manager().alive();
         }
     })?;
     Ok(())

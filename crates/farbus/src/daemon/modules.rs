@@ -1,5 +1,5 @@
-//! The modules of a daemon's configuration that need something of this host, a file or a program of their own: read and started before it
-//! gives its rights away, and kept for whoever of the configuration names them.
+//! The modules of a daemon's configuration that need something of this host, a file or a program of their own: read and
+//! started before it gives its rights away, and kept for whoever of the configuration names them.
 
 use std::sync::Arc;
 
@@ -14,7 +14,8 @@ use crate::link::modules::{allowed, recipe};
 /// What was made ready, by who goes through it.
 #[derive(Default)]
 pub struct Workshop {
-    /// Of an attachment: what it is called, and how it names them. A program serves one attachment at a time, so each has its own.
+    /// Of an attachment: what it is called, and how it names them. A program serves one attachment at a time, so each
+    /// has its own.
     recipes: Vec<(String, Vec<Asked>, Recipe)>,
     /// What importers may ask for, and how the configuration names it.
     allowed: Option<(Vec<Asked>, Arc<Allowed>)>,

@@ -1,4 +1,5 @@
-//! A plan of how hosts are joined by USB, read from TOML: `farbus plan topology` shows it, and a daemon acts on its host's part.
+//! A plan of how hosts are joined by USB, read from TOML: `farbus plan topology` shows it, and a daemon acts on its
+//! host's part.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -17,17 +17,17 @@ use tracing::{debug, info, warn};
 
 use super::attachment::{Going, Kept};
 use super::config::Config;
-use super::handover::{self, Estate, Heir, Inherited, Leaving, Passed, Taken};
+use super::handover::{self, Estate, Leaving, Passed, Replacement, Taken, TakenOver};
 use super::modules::Workshop;
 use super::spec::Shared;
 use super::topology_links::{Joining, Sight};
 use super::topology_plan::plan_path;
-use crate::broker::{Broker, Hands, Successor};
+use crate::broker::{Broker, Replacement as Started, SystemAccess};
 use crate::common::control::{Answer, Question, TopologyAct};
 use crate::common::failure::Failure;
 use crate::common::listen_words::listen_failure;
 use crate::common::process_status::ProcessStatus;
-use crate::common::socket_place::{Entrance, Place};
+use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::naming::Naming;
 use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::LocalUsers;
@@ -47,13 +47,13 @@ use crate::importer::client::{Attribute, FailureReport, Target, name_of};
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
 /// The daemon, as its threads see it.
-pub struct Desk {
+pub struct Supervisor {
     path: PathBuf,
     share: Arc<Share>,
     manager: Manager,
     /// Whoever does what this process may not.
     broker: Arc<Broker>,
-    hands: Hands,
+    system: SystemAccess,
     workshop: Workshop,
     /// Who this host is, and whom it knows; none where nobody is to be served who is paired.
     trust: Option<Trust>,
@@ -128,8 +128,8 @@ pub struct Changes {
 }
 
 impl Has {
-    /// Addresses of the loopback at which somebody else listened: the service manager, whose unit an earlier version enabled, or a
-    /// daemon before this one. Who connects there goes on being served, if it is a user who is.
+    /// Addresses of the loopback at which somebody else listened: the service manager, whose unit an earlier version
+    /// enabled, or a daemon before this one. Who connects there goes on being served, if it is a user who is.
     fn passed_plain(&self) -> Vec<Place> {
         let fresh = self.passed.iter().filter_map(|listener| listener.address().ok());
         let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.asked);
@@ -140,8 +140,8 @@ impl Has {
     }
 }
 
-impl Desk {
-    /// Nothing runs yet; [`Desk::apply`] begins.
+impl Supervisor {
+    /// Nothing runs yet; [`Supervisor::apply`] begins.
     ///
     /// # Errors
     /// If the system has no more threads or descriptors.
@@ -156,12 +156,12 @@ impl Desk {
         if let Some(modules) = workshop.allowed() {
             share.allow_modules(modules);
         }
-        let hands = Hands::Through(Arc::clone(&broker));
+        let system = SystemAccess::Through(Arc::clone(&broker));
         let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
         // A line of its own: who connects does not wait for what takes long.
-        share.ask_through(Hands::Through(Arc::new(broker.line()?)));
-        let joining = Arc::new(Joining::new(trust.clone(), hands.clone()));
+        share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
+        let joining = Arc::new(Joining::new(trust.clone(), system.clone()));
         let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
         share.answer_neighbours(neighbourhood);
         let has = Has {
@@ -180,7 +180,7 @@ impl Desk {
             share,
             manager,
             broker,
-            hands,
+            system,
             workshop,
             trust,
             nearby,
@@ -313,17 +313,17 @@ impl Desk {
             return Err(Failure::local(format!("cannot serve paired hosts: {what}")));
         }
         self.share.allow_reserve_high(config.reserve_high.clone());
-        let users = LocalUsers::of(&config.local_users, |name| self.hands.user_number(name));
+        let users = LocalUsers::of(&config.local_users, |name| self.system.user_number(name));
         self.share.serve_local_users(users.map_err(Failure::local)?);
         let passed = if config.is_default_listen { has.passed_plain() } else { Vec::new() };
         let plain = config.listen.iter().map(|place| (place.clone(), false));
         let secure = config.secure.iter().map(|address| (Place::Address(*address), true));
         let wanted: Vec<(Place, bool)> =
             plain.chain(secure).chain(passed.iter().map(|place| (place.clone(), false))).collect();
-        let mut fresh: Vec<(Place, bool, Entrance)> = Vec::new();
+        let mut fresh: Vec<(Place, bool, SocketListener)> = Vec::new();
         for (asked, is_secure) in &wanted {
             if !has.listeners.iter().any(|listens| (&listens.asked, &listens.is_secure) == (asked, is_secure)) {
-                fresh.push((asked.clone(), *is_secure, self.entrance_at(has, asked, *is_secure)?));
+                fresh.push((asked.clone(), *is_secure, self.listener_at(has, asked, *is_secure)?));
             }
         }
         has.listeners.retain(|Listens { asked, place, is_secure, .. }| {
@@ -338,8 +338,8 @@ impl Desk {
             }
             stays
         });
-        for (asked, is_secure, entrance) in fresh {
-            let begun = self.begin(entrance, &asked, is_secure, &config.allow);
+        for (asked, is_secure, listener) in fresh {
+            let begun = self.begin(listener, &asked, is_secure, &config.allow);
             let place = begun.map_err(|error| listen_failure(&asked, &error))?;
             changes.added.push(place.as_host());
             let is_passed = passed.contains(&asked);
@@ -348,32 +348,38 @@ impl Desk {
         Ok(())
     }
 
-    fn begin(&self, entrance: Entrance, asked: &Place, is_secure: bool, allow: &[Network]) -> std::io::Result<Place> {
-        let place = entrance.place()?;
-        match (self.trust.as_ref().filter(|_| is_secure), entrance) {
-            (Some(trust), Entrance::Tcp(listener)) => {
+    fn begin(
+        &self,
+        listener: SocketListener,
+        asked: &Place,
+        is_secure: bool,
+        allow: &[Network],
+    ) -> std::io::Result<Place> {
+        let place = listener.place()?;
+        match (self.trust.as_ref().filter(|_| is_secure), listener) {
+            (Some(trust), SocketListener::Tcp(listener)) => {
                 let port = listener.address()?.port();
                 let datagrams = self.broker.listen_for_datagrams(asked, port);
                 let datagrams =
                     datagrams.inspect_err(|error| warn!(%place, %error, "no QUIC: its port is not to be had"));
                 self.share.listen_secure_on(listener, datagrams.ok(), trust.clone()).map(|()| place)
             }
-            (_, entrance) => {
-                entrance.never_wait()?;
-                self.share.listen_at(entrance, allowed_at(&place, allow))
+            (_, listener) => {
+                listener.never_wait()?;
+                self.share.listen_at(listener, allowed_at(&place, allow))
             }
         }
     }
 
-    fn entrance_at(&self, has: &mut Has, place: &Place, is_secure: bool) -> Result<Entrance, Failure> {
+    fn listener_at(&self, has: &mut Has, place: &Place, is_secure: bool) -> Result<SocketListener, Failure> {
         if let Place::Address(address) = *place {
             let is_it = |passed: &Passed| (passed.asked, passed.is_secure) == (Some(address), is_secure);
             if let Some(at) = has.inherited.iter().position(is_it) {
-                return Ok(Entrance::Tcp(has.inherited.swap_remove(at).listener));
+                return Ok(SocketListener::Tcp(has.inherited.swap_remove(at).listener));
             }
             let is_it = |listener: &Listener| listener.address().is_ok_and(|passed| passed == address);
             if let Some(at) = has.passed.iter().position(is_it) {
-                return Ok(Entrance::Tcp(has.passed.swap_remove(at)));
+                return Ok(SocketListener::Tcp(has.passed.swap_remove(at)));
             }
         }
         self.broker.listen(place).map_err(|error| listen_failure(place, &error))
@@ -411,7 +417,7 @@ impl Desk {
 
     fn offer(&self, shared: &Shared) -> Result<Vec<String>, FailureReport> {
         let offered =
-            offer(&self.share, &mut None, &self.hands, Naming::of(&shared.name, shared.is_named), &shared.what)
+            offer(&self.share, &mut None, &self.system, Naming::of(&shared.name, shared.is_named), &shared.what)
                 .map_err(|failure| failure.report())?;
         let names: Vec<_> = offered.iter().map(|record| name_of(record).to_owned()).collect();
         let reserved = match &shared.reservation {
@@ -489,8 +495,8 @@ impl Desk {
     }
 
     /// Whom it asks for what it may not do.
-    pub fn hands(&self) -> &Hands {
-        &self.hands
+    pub fn system(&self) -> &SystemAccess {
+        &self.system
     }
 
     /// Whether this process can go on with a session of the one before it.
@@ -502,7 +508,7 @@ impl Desk {
     }
 
     /// What the process before this one had is this one's: attachments go on at once.
-    pub fn inherit(&self, inherited: Inherited) {
+    pub fn inherit(&self, inherited: TakenOver) {
         let mut has = self.has();
         for mut kept in inherited.kept {
             let name = kept.request().target.to_string();
@@ -560,11 +566,13 @@ impl Desk {
             return Err(Failure::new(Attribute::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
         }
         let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
-        let Successor { pid, passage } = self.broker.successor().map_err(failed)?;
-        let heir = Heir::new(passage);
-        let (taken, still) =
-            heir.wait().and_then(|()| self.pass_on(&has, &going, &heir, (pid, interrupt))).map_err(|error| {
-                heir.stay();
+        let Started { pid, passage } = self.broker.replacement().map_err(failed)?;
+        let replacement = Replacement::new(passage);
+        let (taken, still) = replacement
+            .wait()
+            .and_then(|()| self.pass_on(&has, &going, &replacement, (pid, interrupt)))
+            .map_err(|error| {
+                replacement.stay();
                 failed(error)
             })?;
         info!(pid, ?taken, ?still, "another process goes on in this one's place");
@@ -574,12 +582,13 @@ impl Desk {
         Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
     }
 
-    /// Stops what is attached, passes it on, and lets go of it once it is there. Says what that was, and how long it was still until then.
+    /// Stops what is attached, passes it on, and lets go of it once it is there. Says what that was, and how long it
+    /// was still until then.
     fn pass_on(
         &self,
         has: &Has,
         going: &[(&String, Going)],
-        heir: &Heir,
+        replacement: &Replacement,
         (pid, interrupt): (u32, bool),
     ) -> std::io::Result<(Taken, Duration)> {
         let began = Instant::now();
@@ -595,9 +604,9 @@ impl Desk {
         let mut leaving = Vec::new();
         for (target, asked) in asked {
             let late = || std::io::Error::other(format!("{target} did not come to rest in time; try again"));
-            let parted = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
-            let manner = has.attachments[target].request().manner(&self.hands);
-            leaving.push(Leaving { target: target.clone(), manner, parted });
+            let save_reply = asked.wait(handover::ANSWER_TIME_MAX).ok_or_else(late)?;
+            let manner = has.attachments[target].request().manner(&self.system);
+            leaving.push(Leaving { target: target.clone(), manner, save_reply });
         }
         let sessions = match interrupt {
             true => sessions.into_iter().filter_map(|asked| asked.wait(handover::ANSWER_TIME_MAX)).collect(),
@@ -621,19 +630,19 @@ impl Desk {
         let detached = detached.map(|(name, _)| name.clone()).collect();
         let is_down = self.joining.is_down();
         let estate = Estate { listeners, leaving, sessions, detached, is_down };
-        let taken = heir.pass(&estate)?;
+        let taken = replacement.pass(&estate)?;
         let left = estate.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
         if let Some(left) = left.filter(|_| !interrupt) {
             let what = format!("the program that is installed now cannot go on with {left}");
             return Err(std::io::Error::other(format!("{what}; its log says why\n  --interrupt begins it anew")));
         }
-        heir.go()?;
+        replacement.go()?;
         // What the other says of itself is heard from then on.
         self.manager.hand_over(pid);
         self.share.addresses().hand_over();
-        for Leaving { target, parted, .. } in estate.leaving {
+        for Leaving { target, save_reply, .. } in estate.leaving {
             if taken.targets.contains(&target) {
-                parted.go();
+                save_reply.go();
             }
         }
         for (number, session) in estate.sessions.into_iter().enumerate() {
@@ -779,8 +788,8 @@ impl Desk {
                 continue;
             }
             let kept = match has.detached.remove(&name) {
-                true => Kept::detached(request.clone(), &self.workshop, &self.hands),
-                false => Kept::start(request.clone(), &self.workshop, &self.hands),
+                true => Kept::detached(request.clone(), &self.workshop, &self.system),
+                false => Kept::start(request.clone(), &self.workshop, &self.system),
             };
             match kept {
                 Ok(kept) => {
@@ -801,8 +810,8 @@ struct Seen<'a> {
 }
 
 impl<'a> Seen<'a> {
-    fn by(desk: &'a Desk, has: &'a Has) -> Self {
-        Self { has, share: &desk.share, used: OnceCell::new() }
+    fn by(supervisor: &'a Supervisor, has: &'a Has) -> Self {
+        Self { has, share: &supervisor.share, used: OnceCell::new() }
     }
 }
 

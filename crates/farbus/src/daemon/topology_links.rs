@@ -1,8 +1,10 @@
-//! Links between hosts, brought up: what this host's part of the plan asks for now, and what it and its neighbours tell each other of that.
+//! Links between hosts, brought up: what this host's part of the plan asks for now, and what it and its neighbours tell
+//! each other of that.
 //!
-//! The order is [`Party`]'s: a debug port is shared, or what neighbours lend is attached, when that says so. Hosts talk over encrypted
-//! links of their own (`farbus-control/1`), each to all that it is joined with: a question carries all that one has to say, its answer all
-//! that the other has. Whoever is not heard for a while is reported, and nothing is undone: he goes on where he was when he is back.
+//! The order is [`Party`]'s: a debug port is shared, or what neighbours lend is attached, when that says so. Hosts talk
+//! over encrypted links of their own (`farbus-control/1`), each to all that it is joined with: a question carries all
+//! that one has to say, its answer all that the other has. Whoever is not heard for a while is reported, and nothing is
+//! undone: he goes on where he was when he is back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,8 +19,8 @@ use tracing::{info, warn};
 
 use super::spec::Shared;
 use super::topology_plan::{Joined, JoinedLink, Part, Role};
-use crate::broker::Hands;
-use crate::exporter::state::permissions::Lent;
+use crate::broker::SystemAccess;
+use crate::exporter::state::permissions::ExclusiveUse;
 use crate::exporter::state::shared::Neighbourhood;
 use crate::frontend::Request;
 use crate::hosts::questions::{Answer, Lines, Question};
@@ -41,7 +43,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// This host among those that it is joined with.
 pub struct Joining {
     trust: Option<Trust>,
-    hands: Hands,
+    system: SystemAccess,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -212,8 +214,8 @@ impl Following {
 
 impl Joining {
     /// Joined with nobody yet.
-    pub fn new(trust: Option<Trust>, hands: Hands) -> Self {
-        Self { trust, hands, state: Mutex::default(), changed: Condvar::new() }
+    pub fn new(trust: Option<Trust>, system: SystemAccess) -> Self {
+        Self { trust, system, state: Mutex::default(), changed: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -296,7 +298,7 @@ impl Joining {
     }
 
     /// Whose the ends are that are shared here: each is one host's alone.
-    pub fn lent(&self) -> BTreeMap<String, Lent> {
+    pub fn lent(&self) -> BTreeMap<String, ExclusiveUse> {
         let links: Vec<_> = {
             let state = self.state();
             let links = state.following.iter().flat_map(|following| &following.part.links);
@@ -305,10 +307,10 @@ impl Joining {
         };
         let peers = self.trust.as_ref().filter(|_| !links.is_empty()).and_then(|trust| trust.peers().ok());
         let key = |peer: &str| Some(peers.as_ref()?.find(peer)?.fingerprint);
-        let to = |peer: &str| key(peer).map_or(Lent::Nobody, Lent::To);
+        let to = |peer: &str| key(peer).map_or(ExclusiveUse::Nobody, ExclusiveUse::To);
         links
             .iter()
-            .flat_map(|(name, peer)| [(format!("{name}-a"), Lent::Own), (format!("{name}-b"), to(peer))])
+            .flat_map(|(name, peer)| [(format!("{name}-a"), ExclusiveUse::Own), (format!("{name}-b"), to(peer))])
             .collect()
     }
 
@@ -354,8 +356,10 @@ impl Joining {
     fn speak(&self, epoch: u64, link: &JoinedLink) {
         let mut pause = PAUSE;
         while self.is_current(epoch) {
-            let trouble = match self.hands.apart() {
-                Ok(hands) => self.talk(epoch, link, &Client::through(hands, ClientConfig::default()), &mut pause).err(),
+            let trouble = match self.system.apart() {
+                Ok(system) => {
+                    self.talk(epoch, link, &Client::through(system, ClientConfig::default()), &mut pause).err()
+                }
                 Err(error) => Some(error.to_string()),
             };
             if let Some(trouble) = trouble {

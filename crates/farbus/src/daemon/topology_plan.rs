@@ -1,4 +1,5 @@
-//! What a configuration says of the links between hosts: a plan, which of its hosts this one is, and what that comes to here.
+//! What a configuration says of the links between hosts: a plan, which of its hosts this one is, and what that comes to
+//! here.
 //!
 //! | a link of the plan | this host | shares | attaches |
 //! |---|---|---|---|
@@ -7,7 +8,8 @@
 //! | bridge | is the first of the two | the bridge, at once | its own end |
 //! | bridge | is the second | nothing | the other end |
 //!
-//! Each end is its host's alone. A host's own end comes through a plain listener of its own, the other one over an encrypted link.
+//! Each end is its host's alone. A host's own end comes through a plain listener of its own, the other one over an
+//! encrypted link.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -247,13 +249,16 @@ mod tests {
         assert_eq!(seen(&part("b", STAR)), [(Role::Target, "a".to_owned(), own("link-b-a-a"), true)]);
         let c = seen(&part("c", STAR));
         assert_eq!(c, [(Role::BridgeThere, "a".to_owned(), "a:3240/link-a-c-b".to_owned(), false)]);
-        let mandate = read("host = 'b'", Some(STAR)).unwrap().mandate();
+        let broker_policy = read("host = 'b'", Some(STAR)).unwrap().broker_policy();
         let own_end = crate::importer::discovery::local_shares::place_of_daemon().as_host();
-        assert_eq!(mandate.hosts, [own_end.as_str(), "a:3240"], "its own end, and whom it talks to");
-        assert!(mandate.plugs && mandate.mounts.is_empty() && mandate.places.len() == 1);
+        assert_eq!(broker_policy.hosts, [own_end.as_str(), "a:3240"], "its own end, and whom it talks to");
+        assert!(broker_policy.plugs && broker_policy.mounts.is_empty() && broker_policy.places.len() == 1);
         let named = read("host = 'b'\nvia = 'kernel'\nat = {a = 'lab3'}", Some(STAR)).unwrap();
         let [link] = &named.joined.as_ref().unwrap().part.as_ref().unwrap().links[..] else { panic!("one link") };
-        assert_eq!((link.peer.as_str(), link.address.as_str(), named.mandate().places.len()), ("lab3", "lab3:3240", 0));
+        assert_eq!(
+            (link.peer.as_str(), link.address.as_str(), named.broker_policy().places.len()),
+            ("lab3", "lab3:3240", 0)
+        );
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! What is remembered of swaps: which of two media the device is.
 //!
-//! A file for each swap in the folder `swaps` of the host's state. Its first line says which media; each line after it how far the swap
-//! came, and the last one counts. A line is made durable before whatever it says is relied on; one that a power cut tore has never been
-//! said. The file has room for all its lines from the start, zeros that were written: to say something changes nothing but data, so that the
-//! file system has nothing else to make durable, for which everybody who writes there would wait.
+//! A file for each swap in the folder `swaps` of the host's state. Its first line says which media; each line after it
+//! how far the swap came, and the last one counts. A line is made durable before whatever it says is relied on; one
+//! that a power cut tore has never been said. The file has room for all its lines from the start, zeros that were
+//! written: to say something changes nothing but data, so that the file system has nothing else to make durable, for
+//! which everybody who writes there would wait.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -109,7 +110,7 @@ struct Entry {
 
 /// What the swaps of this host say of a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum MediumStatus {
     /// Nothing that is against using it.
     Fine,
     /// The device that it was is another medium now; what it holds is old.
@@ -118,18 +119,18 @@ pub enum Standing {
     UnfinishedCopyOf(PathBuf),
 }
 
-impl Standing {
+impl MediumStatus {
     /// Why a medium should not be used, and what to type.
     pub fn objection(&self, path: &Path) -> Option<String> {
         let path = path.display();
         match self {
-            Standing::Fine => None,
-            Standing::MovedTo(to) => Some(format!(
+            MediumStatus::Fine => None,
+            MediumStatus::MovedTo(to) => Some(format!(
                 "{path} is old: 'farbus swap' moved its device to {to}\n  use block:{to} instead; \
                  to use the old one all the same, type: farbus swap --forget {path}",
                 to = to.display()
             )),
-            Standing::UnfinishedCopyOf(of) => Some(format!(
+            MediumStatus::UnfinishedCopyOf(of) => Some(format!(
                 "{path} is an unfinished copy of {of}: 'farbus swap' was interrupted\n  use {of} and swap again, \
                  which continues; to use {path} all the same, type: farbus swap --forget {path}",
                 of = of.display()
@@ -220,9 +221,9 @@ impl Journals {
     ///
     /// # Errors
     /// If the journals cannot be read.
-    pub fn standing(&self, medium: &Medium) -> io::Result<Standing> {
+    pub fn status(&self, medium: &Medium) -> io::Result<MediumStatus> {
         let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
-        Ok(standing(&entries, medium))
+        Ok(status(&entries, medium))
     }
 
     /// The devices that swaps have moved, the oldest swap first.
@@ -244,7 +245,7 @@ impl Journals {
         let Some(folder) = self.folder()? else { return Ok(false) };
         let mut entries = entries(&folder)?;
         let mut forgotten = false;
-        while standing(&entries, medium) != Standing::Fine {
+        while status(&entries, medium) != MediumStatus::Fine {
             let at = entries.iter().rposition(|entry| entry.line.is_some() && entry.touches(medium));
             let Some(at) = at else { break };
             folder.remove(&name_of(entries.remove(at).number)).map_err(io::Error::other)?;
@@ -310,16 +311,16 @@ impl Entry {
 }
 
 /// The last that was said of a medium counts.
-fn standing(entries: &[Entry], medium: &Medium) -> Standing {
+fn status(entries: &[Entry], medium: &Medium) -> MediumStatus {
     let last = entries.iter().rfind(|entry| entry.line.is_some() && entry.touches(medium));
     match last {
         Some(Entry { header, line: Some(Line::Switched), .. }) if header.from.is(medium) => {
-            Standing::MovedTo(header.to.at.clone())
+            MediumStatus::MovedTo(header.to.at.clone())
         }
         Some(Entry { header, line: Some(Line::Copying | Line::Abandoned), .. }) if header.to.is(medium) => {
-            Standing::UnfinishedCopyOf(header.from.at.clone())
+            MediumStatus::UnfinishedCopyOf(header.from.at.clone())
         }
-        _ => Standing::Fine,
+        _ => MediumStatus::Fine,
     }
 }
 
@@ -330,7 +331,7 @@ fn standing(entries: &[Entry], medium: &Medium) -> Standing {
 pub fn check(path: &Path) -> io::Result<()> {
     // Who has no state has swapped nothing.
     let Ok(journals) = Journals::of_user() else { return Ok(()) };
-    match journals.standing(&Medium::at(path))?.objection(path) {
+    match journals.status(&Medium::at(path))?.objection(path) {
         Some(why) => Err(io::Error::other(why)),
         None => Ok(()),
     }
@@ -416,8 +417,8 @@ mod tests {
             resumes
         }
 
-        fn standing(&self, medium: &Medium) -> Standing {
-            self.journals().standing(medium).unwrap()
+        fn status(&self, medium: &Medium) -> MediumStatus {
+            self.journals().status(medium).unwrap()
         }
     }
 
@@ -433,26 +434,26 @@ mod tests {
     fn the_last_that_was_said_of_a_medium_counts() {
         let scratch = Scratch::new();
         let (a, b, c) = (scratch.disk("a"), scratch.disk("b"), scratch.disk("c"));
-        assert_eq!(scratch.standing(&a), Standing::Fine);
+        assert_eq!(scratch.status(&a), MediumStatus::Fine);
         scratch.swap(&a, &b, &[]);
-        assert_eq!((scratch.standing(&a), scratch.standing(&b)), (Standing::Fine, Standing::Fine));
+        assert_eq!((scratch.status(&a), scratch.status(&b)), (MediumStatus::Fine, MediumStatus::Fine));
         scratch.swap(&a, &b, &[Milestone::Copying]);
-        assert_eq!(scratch.standing(&a), Standing::Fine);
-        assert_eq!(scratch.standing(&b), Standing::UnfinishedCopyOf(a.at.clone()));
+        assert_eq!(scratch.status(&a), MediumStatus::Fine);
+        assert_eq!(scratch.status(&b), MediumStatus::UnfinishedCopyOf(a.at.clone()));
         assert!(scratch.swap(&a, &b, &DONE), "it resumes");
-        assert_eq!((scratch.standing(&a), scratch.standing(&b)), (Standing::MovedTo(b.at.clone()), Standing::Fine));
+        assert_eq!((scratch.status(&a), scratch.status(&b)), (MediumStatus::MovedTo(b.at.clone()), MediumStatus::Fine));
         assert!(!scratch.swap(&b, &c, &[Milestone::Copying, Milestone::Abandoned]));
-        assert_eq!(scratch.standing(&b), Standing::Fine);
-        assert_eq!(scratch.standing(&c), Standing::UnfinishedCopyOf(b.at.clone()));
+        assert_eq!(scratch.status(&b), MediumStatus::Fine);
+        assert_eq!(scratch.status(&c), MediumStatus::UnfinishedCopyOf(b.at.clone()));
         assert!(!scratch.swap(&b, &a, &DONE), "what is old there is no beginning of a copy");
-        assert_eq!((scratch.standing(&a), scratch.standing(&b)), (Standing::Fine, Standing::MovedTo(a.at.clone())));
+        assert_eq!((scratch.status(&a), scratch.status(&b)), (MediumStatus::Fine, MediumStatus::MovedTo(a.at.clone())));
         // A journal that nothing hangs on goes.
         scratch.swap(&a, &b, &DONE);
         let count = fs::read_dir(scratch.journals().state.file(FOLDER)).unwrap().count();
         scratch.swap(&b, &a, &DONE);
         scratch.swap(&a, &b, &DONE);
         assert!(fs::read_dir(scratch.journals().state.file(FOLDER)).unwrap().count() <= count + 1);
-        assert_eq!(scratch.standing(&a), Standing::MovedTo(b.at.clone()));
+        assert_eq!(scratch.status(&a), MediumStatus::MovedTo(b.at.clone()));
     }
 
     #[test]
@@ -469,7 +470,7 @@ mod tests {
         notes.note(Milestone::Abandoned).unwrap();
         Notes::to(begun.file).note(Milestone::Switched).unwrap();
         assert_eq!(blocks(), before);
-        assert_eq!(scratch.standing(&a), Standing::MovedTo(b.at));
+        assert_eq!(scratch.status(&a), MediumStatus::MovedTo(b.at));
         let said = String::from_utf8(fs::read(&path).unwrap()).unwrap();
         assert!(said.trim_end_matches('\0').ends_with("\n\"copying\"\n\n\"abandoned\"\n\n\"switched\"\n"), "{said:?}");
     }
@@ -479,9 +480,9 @@ mod tests {
         let scratch = Scratch::new();
         let (a, b) = (scratch.disk("a"), scratch.disk("b"));
         scratch.swap(&a, &b, &DONE);
-        assert!(scratch.standing(&a).objection(&a.at).unwrap().contains("farbus swap --forget"));
+        assert!(scratch.status(&a).objection(&a.at).unwrap().contains("farbus swap --forget"));
         assert!(scratch.journals().forget(&a).unwrap());
-        assert_eq!(scratch.standing(&a), Standing::Fine);
+        assert_eq!(scratch.status(&a), MediumStatus::Fine);
         assert!(!scratch.journals().forget(&b).unwrap());
     }
 
@@ -491,17 +492,17 @@ mod tests {
         let (a, b) = (scratch.disk("a"), scratch.disk("b"));
         scratch.swap(&a, &b, &DONE);
         std::os::unix::fs::symlink(&a.at, scratch.0.join("link")).unwrap();
-        assert_eq!(scratch.standing(&scratch.disk("link")), Standing::MovedTo(b.at.clone()));
+        assert_eq!(scratch.status(&scratch.disk("link")), MediumStatus::MovedTo(b.at.clone()));
         // Beside it, so that it gets another number.
         fs::write(scratch.0.join("new"), "x").unwrap();
         fs::rename(scratch.0.join("new"), &a.at).unwrap();
-        assert_eq!(scratch.standing(&scratch.disk("a")), Standing::Fine);
+        assert_eq!(scratch.status(&scratch.disk("a")), MediumStatus::Fine);
         // In its place, where it may get the same.
         let c = scratch.disk("c");
         scratch.swap(&b, &c, &[Milestone::Copying]);
         fs::remove_file(&c.at).unwrap();
-        assert!(c.born_ns.is_none() || scratch.standing(&scratch.disk("c")) == Standing::Fine);
-        assert_eq!(scratch.standing(&scratch.disk("a")), Standing::Fine);
+        assert!(c.born_ns.is_none() || scratch.status(&scratch.disk("c")) == MediumStatus::Fine);
+        assert_eq!(scratch.status(&scratch.disk("a")), MediumStatus::Fine);
     }
 
     #[test]
@@ -531,13 +532,13 @@ mod tests {
         fs::create_dir(scratch.0.join("state")).unwrap();
         let folder = scratch.journals().state.file(FOLDER);
         std::os::unix::fs::symlink(&elsewhere, &folder).unwrap();
-        assert!(scratch.journals().begin(&a, &b).is_err() && scratch.journals().standing(&a).is_err());
+        assert!(scratch.journals().begin(&a, &b).is_err() && scratch.journals().status(&a).is_err());
         assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
         fs::remove_file(&folder).unwrap();
         scratch.swap(&a, &b, &[Milestone::Copying]);
         fs::write(elsewhere.join("victim"), "{}").unwrap();
         std::os::unix::fs::symlink(elsewhere.join("victim"), folder.join(name_of(2))).unwrap();
-        let why = scratch.journals().standing(&a).unwrap_err().to_string();
+        let why = scratch.journals().status(&a).unwrap_err().to_string();
         assert!(why.contains("symbolic link"), "{why}");
     }
 }

@@ -1,5 +1,5 @@
-//! What is known of devices without opening one: identities, names and which are selected, what is reserved for them, how they are described
-//! and listed, where swapped media are noted.
+//! What is known of devices without opening one: identities, names and which are selected, what is reserved for them,
+//! how they are described and listed, where swapped media are noted.
 //!
 //! The broker reads and writes it for the exporter; importers show it.
 

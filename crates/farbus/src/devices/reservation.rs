@@ -3,14 +3,15 @@
 use std::str::FromStr;
 
 use farbus_session::reserve::ledger::Line;
-use farbus_session::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, Standing, State};
+use farbus_session::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State};
 use serde::{Deserialize, Serialize};
 
-/// What is asked for on a command line or in a configuration: `bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83`.
+/// What is asked for on a command line or in a configuration:
+/// `bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish(pub Reservation);
+pub struct ReservationRequest(pub Reservation);
 
-impl FromStr for Wish {
+impl FromStr for ReservationRequest {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -69,10 +70,10 @@ fn span_ns(value: &str) -> Option<u64> {
 ///
 /// # Errors
 /// A sentence for a person.
-pub fn together(wishes: &[Wish]) -> Result<Option<Reservation>, String> {
-    let Some((Wish(first), rest)) = wishes.split_first() else { return Ok(None) };
+pub fn together(requests: &[ReservationRequest]) -> Result<Option<Reservation>, String> {
+    let Some((ReservationRequest(first), rest)) = requests.split_first() else { return Ok(None) };
     let mut all = first.clone();
-    for Wish(reservation) in rest {
+    for ReservationRequest(reservation) in rest {
         if reservation.criticality != all.criticality {
             return Err("what is reserved for one device is all of one criticality".to_owned());
         }
@@ -124,30 +125,30 @@ pub struct ReservationStatus {
 
 impl ReservationStatus {
     /// What an importer was told.
-    pub fn told(standing: &Standing) -> Self {
-        let state = match standing.state {
+    pub fn told(report: &ReservationReport) -> Self {
+        let state = match report.state {
             State::Admitted => "admitted",
             State::Suspended => "suspended",
             State::Refused => "refused",
         };
-        let criticality = if standing.criticality == Criticality::High { "high" } else { "low" };
-        let (lack, missing) = in_words(standing.lack, standing.missing).unzip();
+        let criticality = if report.criticality == Criticality::High { "high" } else { "low" };
+        let (lack, missing) = in_words(report.lack, report.missing).unzip();
         Self {
             state: state.to_owned(),
             criticality: criticality.to_owned(),
             lack,
             missing,
             bus: None,
-            bus_ppm: standing.bus_ppm,
-            path_bits_per_s: standing.path_bits_per_s,
-            bound_us: (standing.state == State::Admitted).then_some(standing.bound_ns.div_ceil(1000)),
+            bus_ppm: report.bus_ppm,
+            path_bits_per_s: report.path_bits_per_s,
+            bound_us: (report.state == State::Admitted).then_some(report.bound_ns.div_ceil(1000)),
             processor: None,
         }
     }
 
     /// A line of the ledger.
     pub(crate) fn of(line: &Line<'_>) -> Self {
-        let told = Self::told(&line.standing);
+        let told = Self::told(&line.report);
         let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
         Self { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
     }
@@ -194,26 +195,27 @@ mod tests {
 
     #[test]
     fn a_reservation_is_read_as_the_help_says() {
-        let Wish(read) = "bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83".parse().unwrap();
+        let ReservationRequest(read) = "bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83".parse().unwrap();
         let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
         assert_eq!(read, Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
-        let Wish(short) = "bytes=64,period=1".parse().unwrap();
+        let ReservationRequest(short) = "bytes=64,period=1".parse().unwrap();
         assert_eq!((short.criticality, short.latency_ns, short.claims[0].endpoint), (Criticality::High, 0, 0));
         for wrong in ["", "bytes=64", "period=8", "bytes=x,period=8", "bytes=1,period=1,criticality=some", "rate=5"] {
-            assert!(wrong.parse::<Wish>().is_err(), "{wrong}");
+            assert!(wrong.parse::<ReservationRequest>().is_err(), "{wrong}");
         }
-        assert!("bytes=1,period=1,latency=5".parse::<Wish>().unwrap_err().contains("5ms"));
+        assert!("bytes=1,period=1,latency=5".parse::<ReservationRequest>().unwrap_err().contains("5ms"));
     }
 
     #[test]
     fn several_are_for_several_endpoints() {
-        let wish = |text: &str| text.parse::<Wish>().unwrap();
-        let both = [wish("bytes=64,period=8,endpoint=0x82,latency=9ms"), wish("bytes=1024,period=1,endpoint=0x83")];
+        let request = |text: &str| text.parse::<ReservationRequest>().unwrap();
+        let both =
+            [request("bytes=64,period=8,endpoint=0x82,latency=9ms"), request("bytes=1024,period=1,endpoint=0x83")];
         let all = together(&both).unwrap().unwrap();
         assert_eq!((all.claims.len(), all.latency_ns), (2, 9_000_000));
         assert_eq!(together(&[]), Ok(None));
         assert!(together(&[both[0].clone(), both[0].clone()]).is_err());
-        assert!(together(&[both[0].clone(), wish("bytes=64,period=8")]).is_err());
-        assert!(together(&[both[0].clone(), wish("bytes=64,period=8,endpoint=1,criticality=low")]).is_err());
+        assert!(together(&[both[0].clone(), request("bytes=64,period=8")]).is_err());
+        assert!(together(&[both[0].clone(), request("bytes=64,period=8,endpoint=1,criticality=low")]).is_err());
     }
 }

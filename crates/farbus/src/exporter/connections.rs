@@ -1,4 +1,5 @@
-//! How a connection comes and goes: it is accepted, entered in the table of sessions, and served on a thread of its own.
+//! How a connection comes and goes: it is accepted, entered in the table of sessions, and served on a thread of its
+//! own.
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -15,7 +16,7 @@ use farbus_session::{Ending, Exporter};
 use tracing::{error, info, warn};
 
 use crate::common::socket_place::Origin;
-use crate::exporter::access::encrypted::Household;
+use crate::exporter::access::encrypted::ConnectionHandler;
 use crate::exporter::access::listener::Listening;
 use crate::exporter::access::memory::QUESTIONS_BYTES;
 use crate::exporter::access::paired_host::Guest;
@@ -140,7 +141,7 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
     shared.sessions.end(number);
 }
 
-impl Household for Shared {
+impl ConnectionHandler for Shared {
     fn clock(&self) -> Clock {
         self.serving.clock
     }

@@ -1,4 +1,5 @@
-//! The side that has the devices: [`share::Share`] offers them on listening sockets, admits whoever connects, and serves sessions.
+//! The side that has the devices: [`share::Share`] offers them on listening sockets, admits whoever connects, and
+//! serves sessions.
 //!
 //! | part | what it does |
 //! |---|---|

@@ -6,10 +6,10 @@ use farbus_io::evidence::derive_from;
 use farbus_io::trust::DeviceId;
 use farbus_model::{Device, Identity};
 use farbus_session::DeviceRecord;
-use farbus_session::registry::{Entry, StreamFace, name_of};
+use farbus_session::registry::{Entry, StreamClass, name_of};
 
 use crate::devices::identities::Identified;
-use crate::devices::identities::labels::{Face, Label, Which};
+use crate::devices::identities::labels::{DeviceClass, Label, Which};
 use crate::devices::identities::naming::Naming;
 use crate::exporter::error::ShareError;
 use crate::exporter::share::Share;
@@ -23,7 +23,7 @@ impl Share {
         &self,
         naming: Naming<'_>,
         device: Box<dyn Device>,
-        face: Face,
+        class: DeviceClass,
         which: Which,
     ) -> Result<DeviceRecord, ShareError> {
         let name = naming.text();
@@ -31,10 +31,10 @@ impl Share {
         if matches!(naming, Naming::Given(_)) && registry.entries().any(|entry| entry.name == name) {
             return Err(ShareError::NameTaken(name.to_owned()));
         }
-        let record = match face {
-            Face::Usb => registry.add(name, device),
-            Face::Block(block) => registry.add_block(name, device, block),
-            Face::Stream(stage) => registry.add_stream(name, device, StreamFace(stage)),
+        let record = match class {
+            DeviceClass::Usb => registry.add(name, device),
+            DeviceClass::Block(block) => registry.add_block(name, device, block),
+            DeviceClass::Stream(stage) => registry.add_stream(name, device, StreamClass(stage)),
         };
         let record = record.cloned().ok_or(ShareError::BusFull)?;
         let called = name_of(&record);
@@ -60,11 +60,11 @@ impl Share {
         &self,
         naming: Naming<'_>,
         device: Box<dyn Device>,
-        face: Face,
+        class: DeviceClass,
         known: Identified,
         note_name: impl FnOnce(DeviceId, &str, bool),
     ) -> Result<DeviceRecord, ShareError> {
-        let record = self.offer(naming, device, face, Which::Known(known))?;
+        let record = self.offer(naming, device, class, Which::Known(known))?;
         if known.is_lasting {
             note_name(known.id, name_of(&record), self.is_named(&record));
         }

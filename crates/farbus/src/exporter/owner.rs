@@ -1,5 +1,5 @@
-//! What the owner of this process asks of the devices that it shares: how they stand, commands, taking one back, taking one off the lists, the
-//! end.
+//! What the owner of this process asks of the devices that it shares: how they stand, commands, taking one back, taking
+//! one off the lists, the end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -123,7 +123,8 @@ pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), Sh
     result.ok_or(ShareError::Silent)?.map_err(ShareError::Command)
 }
 
-/// Ends all sessions and makes their devices durable; `is_replaced`: another process goes on. Returns whether all did in time.
+/// Ends all sessions and makes their devices durable; `is_replaced`: another process goes on. Returns whether all did
+/// in time.
 pub fn stop(shared: &Shared, is_replaced: bool) -> bool {
     if shared.sessions.begin_stopping() {
         return true;

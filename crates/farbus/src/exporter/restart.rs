@@ -9,7 +9,7 @@ use tracing::warn;
 use crate::common::runtime_folder;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::Visitor;
-use crate::exporter::session::saved::{self, Credentials, Legacy, Owner};
+use crate::exporter::session::saved::{self, Credentials, Owner, SavedSession};
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 use crate::hosts::trust::Trust;
 
@@ -20,7 +20,7 @@ use crate::hosts::trust::Trust;
 pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let restored = saved::restore(shared.serving.clock.now(), saved).map_err(|reject| wrong(reject.to_string()))?;
-    let Legacy { owner: Owner { peer, credentials }, reservations, session, left } = restored;
+    let SavedSession { owner: Owner { peer, credentials }, reservations, session, left } = restored;
     shared.reservations.ledger().expect(&reservations).map_err(|reject| wrong(reject.to_string()))?;
     let (guest, visitor) = match credentials {
         Credentials::Host { fingerprint, name, address } => {

@@ -14,36 +14,37 @@ use farbus_model::{Command, Device, Limits};
 use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
 use farbus_session::native::Allowed;
-use farbus_session::registry::{BlockFace, Entry};
+use farbus_session::registry::{BlockClass, Entry};
 use farbus_session::reserve::Reservation;
 
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 pub use crate::common::host_address::DEFAULT_PORT;
 use crate::common::processor_leases::Beside;
-use crate::common::processor_leases::Promises;
-use crate::common::socket_place::{Entrance, Place};
-use crate::devices::identities::labels::{Face, made_here};
+use crate::common::processor_leases::ProcessorLeases;
+use crate::common::socket_place::{Place, SocketListener};
+use crate::devices::identities::labels::{DeviceClass, made_here};
 use crate::devices::identities::naming::Naming;
 pub use crate::devices::status::DeviceStatus;
 use crate::exporter::access::audit::Recorder;
-use crate::exporter::access::encrypted::Door;
+use crate::exporter::access::encrypted::SecureListener;
 use crate::exporter::access::listener::{Addresses, Listening};
 use crate::exporter::access::local_users::LocalUsers;
 use crate::exporter::access::networks::Network;
 pub use crate::exporter::error::ShareError;
-use crate::exporter::state::permissions::Lent;
+use crate::exporter::state::permissions::ExclusiveUse;
 use crate::exporter::state::shared::{Neighbourhood, STACK_BYTES, Shared};
 use crate::exporter::swap::Swaps;
 use crate::exporter::{connections, owner, restart};
 use crate::hosts::trust::Trust;
-use crate::parting::Asked;
+use crate::saving::Asked;
 
-/// Devices that this process offers to other hosts. They are offered from [`Share::listen`] on; dropping it ends all sessions.
+/// Devices that this process offers to other hosts. They are offered from [`Share::listen`] on; dropping it ends all
+/// sessions.
 ///
 /// Devices are named by their name or their bus id.
 pub struct Share {
     pub(crate) shared: Arc<Shared>,
-    promises: Promises,
+    promises: ProcessorLeases,
 }
 
 impl Default for Share {
@@ -56,7 +57,7 @@ impl Share {
     /// A share without devices, with these limits on what one link may keep in memory.
     pub fn new(limits: Limits) -> Self {
         let shared = Arc::new(Shared::new(limits));
-        let promises = Promises::new(Arc::downgrade(&shared.reservations));
+        let promises = ProcessorLeases::new(Arc::downgrade(&shared.reservations));
         Self { shared, promises }
     }
 
@@ -65,20 +66,26 @@ impl Share {
     /// # Errors
     /// [`ShareError::BusFull`].
     pub fn add(&self, kind: &str, device: impl Device + 'static) -> Result<DeviceRecord, ShareError> {
-        self.offer(Naming::Automatic(kind), Box::new(device), Face::Usb, made_here())
+        self.offer(Naming::Automatic(kind), Box::new(device), DeviceClass::Usb, made_here())
     }
 
-    /// The same of a device that is a block device, too: paired hosts see it as one, all others as the USB disk `device`.
+    /// The same of a device that is a block device, too: paired hosts see it as one, all others as the USB disk
+    /// `device`.
     ///
     /// # Errors
     /// [`ShareError::BusFull`].
     #[doc(hidden)]
-    pub fn add_block(&self, kind: &str, device: Box<dyn Device>, block: BlockFace) -> Result<DeviceRecord, ShareError> {
-        self.offer(Naming::Automatic(kind), device, Face::Block(block), made_here())
+    pub fn add_block(
+        &self,
+        kind: &str,
+        device: Box<dyn Device>,
+        block: BlockClass,
+    ) -> Result<DeviceRecord, ShareError> {
+        self.offer(Naming::Automatic(kind), device, DeviceClass::Block(block), made_here())
     }
 
-    /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its session, which
-    /// notices by itself. Says whether it is off the list.
+    /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its
+    /// session, which notices by itself. Says whether it is off the list.
     pub(crate) fn remove_gone(&self, bus_id: &str) -> bool {
         let mut registry = self.shared.registry.lock();
         registry.remove_idle(bus_id);
@@ -93,8 +100,8 @@ impl Share {
         self.shared.reservations.own_reservation(device, reservation)
     }
 
-    /// Whoever comes from here may reserve with high criticality, and proves no key. Programs of this machine may if their user is
-    /// served ([`Share::serve_local_users`]).
+    /// Whoever comes from here may reserve with high criticality, and proves no key. Programs of this machine may if
+    /// their user is served ([`Share::serve_local_users`]).
     pub(crate) fn allow_reserve_high(&self, from: Vec<Network>) {
         self.shared.reservations.allow_high(from);
     }
@@ -105,11 +112,12 @@ impl Share {
     }
 
     /// Whoever may ask the kernel whose a connection is, once this process may not.
-    pub(crate) fn ask_through(&self, hands: Hands) {
-        self.shared.permissions.local_peers.ask_through(hands);
+    pub(crate) fn ask_through(&self, system: SystemAccess) {
+        self.shared.permissions.local_peers.ask_through(system);
     }
 
-    /// A device (by its bus id on the wire) is on this bus instance; without a word it is on that of all gadgets of its speed.
+    /// A device (by its bus id on the wire) is on this bus instance; without a word it is on that of all gadgets of its
+    /// speed.
     pub(crate) fn place_on(&self, bus_id: &str, bus: String) {
         self.shared.reservations.place_on(bus_id, bus);
     }
@@ -122,12 +130,12 @@ impl Share {
 
     /// The same of other processes' pipes.
     #[doc(hidden)]
-    pub fn promises(&self) -> &Promises {
+    pub fn promises(&self) -> &ProcessorLeases {
         &self.promises
     }
 
-    /// Serves USB/IP at `address` from now on, unencrypted and to everybody. Returns the address, with the port that was free if port 0
-    /// was asked for.
+    /// Serves USB/IP at `address` from now on, unencrypted and to everybody. Returns the address, with the port that
+    /// was free if port 0 was asked for.
     ///
     /// # Errors
     /// The address cannot be listened at.
@@ -142,17 +150,18 @@ impl Share {
     pub(crate) fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
         listener.never_wait()?;
         let address = listener.address()?;
-        self.listen_at(Entrance::Tcp(listener), allowed)?;
+        self.listen_at(SocketListener::Tcp(listener), allowed)?;
         Ok(address)
     }
 
-    /// Serves USB/IP, and sessions without keys, at an entrance that never waits: an address, or a Unix socket; says where.
+    /// Serves USB/IP, and sessions without keys, at an entrance that never waits: an address, or a Unix socket; says
+    /// where.
     ///
     /// # Errors
     /// What the system says of the socket, or of a thread more.
     #[doc(hidden)]
-    pub fn listen_at(&self, entrance: Entrance, allowed: Option<Vec<Network>>) -> io::Result<Place> {
-        let listening = Arc::new(Listening::new(entrance, allowed)?);
+    pub fn listen_at(&self, listener: SocketListener, allowed: Option<Vec<Network>>) -> io::Result<Place> {
+        let listening = Arc::new(Listening::new(listener, allowed)?);
         let place = listening.place().clone();
         let (shared, for_thread) = (Arc::clone(&self.shared), Arc::clone(&listening));
         thread::Builder::new()
@@ -176,8 +185,8 @@ impl Share {
         owner::remove(&self.shared, device)
     }
 
-    /// Takes a device back from its user: the session ends, the device is made durable, reset and offered again, to the same host only
-    /// after `keep_out`. The history shows `remark`. Returns who the user was.
+    /// Takes a device back from its user: the session ends, the device is made durable, reset and offered again, to the
+    /// same host only after `keep_out`. The history shows `remark`. Returns who the user was.
     ///
     /// # Errors
     /// [`ShareError::NoDevice`], [`ShareError::NotInUse`].
@@ -185,9 +194,10 @@ impl Share {
         owner::take_back(&self.shared, device, remark, keep_out)
     }
 
-    /// How long what an importer hands over waits for its heir, before it is that importer's again: 20 s unless this says otherwise.
+    /// How long what an importer hands over waits for its successor, before it is that importer's again: 20 s unless
+    /// this says otherwise.
     #[doc(hidden)]
-    pub fn wait_for_heirs(&self, span: Duration) {
+    pub fn wait_for_successors(&self, span: Duration) {
         self.shared.registry.set_successor_time(span);
     }
 
@@ -196,8 +206,8 @@ impl Share {
         self.shared.registry.lock().explain(who, reason)
     }
 
-    /// Serves paired hosts at `address` from now on, encrypted, each the devices that it is allowed. Returns the address, with the port
-    /// that was free if port 0 was asked for.
+    /// Serves paired hosts at `address` from now on, encrypted, each the devices that it is allowed. Returns the
+    /// address, with the port that was free if port 0 was asked for.
     ///
     /// # Errors
     /// The address cannot be listened at.
@@ -220,12 +230,12 @@ impl Share {
     ) -> io::Result<()> {
         listener.never_wait()?;
         self.record_by(Recorder::Own(trust.audit()));
-        let listening = Arc::new(Listening::new(Entrance::Tcp(listener), None)?);
+        let listening = Arc::new(Listening::new(SocketListener::Tcp(listener), None)?);
         let for_shutdown = Arc::clone(&listening);
         let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
         spawn("recheck").spawn(move || connections::recheck(&shared, &for_recheck))?;
-        let door = Arc::new(Door::new(trust, Arc::clone(&self.shared)));
+        let door = Arc::new(SecureListener::new(trust, Arc::clone(&self.shared)));
         if let Some(socket) = datagrams {
             listening.accompany(door.serve_datagrams(socket)?);
         }
@@ -249,13 +259,14 @@ impl Share {
         self.shared.sessions.accounts.set_budget(budget);
     }
 
-    /// Whether a host that may use a device may also observe what the device sends while another host uses it. Without this call none may.
+    /// Whether a host that may use a device may also observe what the device sends while another host uses it. Without
+    /// this call none may.
     pub fn show(&self, is_observable: bool) {
         self.shared.permissions.set_observable(is_observable);
     }
 
     /// These devices, by name, are one host's alone from now on, and no others: whatever else hosts are allowed.
-    pub(crate) fn lend(&self, lent: BTreeMap<String, Lent>) {
+    pub(crate) fn lend(&self, lent: BTreeMap<String, ExclusiveUse>) {
         self.shared.permissions.lend(lent);
     }
 
@@ -344,7 +355,8 @@ impl Share {
         is_durable
     }
 
-    /// The same before another process shares the same devices: sessions' importers are told nothing, and come back to that.
+    /// The same before another process shares the same devices: sessions' importers are told nothing, and come back to
+    /// that.
     pub(crate) fn stop_for_another(&self) -> bool {
         self.end(true)
     }

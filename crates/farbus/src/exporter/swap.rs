@@ -1,5 +1,5 @@
-//! Exchanging the medium of a shared disk, or a real device for its twin, while it is in use: whoever runs it, and what is remembered
-//! of it.
+//! Exchanging the medium of a shared disk, or a real device for its twin, while it is in use: whoever runs it, and what
+//! is remembered of it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -275,7 +275,8 @@ impl Swaps {
         })
     }
 
-    /// Cancels all of them and waits until they have ended, but not for ever: one that is cut off instead is what a power cut leaves.
+    /// Cancels all of them and waits until they have ended, but not for ever: one that is cut off instead is what a
+    /// power cut leaves.
     pub fn stop(&self) {
         let runs: Vec<_> = std::mem::take(&mut *lock(&self.runs)).into_values().collect();
         runs.iter().for_each(|run| run.is_cancelled.store(true, Ordering::Release));

@@ -8,7 +8,7 @@ use farbus_session::native::control::{Cause, End, HANDED_OVER};
 use serde::Serialize;
 
 use super::Handle;
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::failure::{Failure, FailureReport};
 use crate::importer::client::{Attribute, Client, ClientError, Target};
 use crate::importer::disk::DiskMode;
@@ -23,20 +23,21 @@ pub trait Attachment: Send {
     /// What steers it from other threads, before and while it runs.
     fn handle(&self) -> Handle;
 
-    /// Serves whoever uses the device here, on this thread, until it ends; then gives the device back and takes away what
-    /// was made for it here. Nothing that waits for the device is left waiting.
+    /// Serves whoever uses the device here, on this thread, until it ends; then gives the device back and takes away
+    /// what was made for it here. Nothing that waits for the device is left waiting.
     fn run(self: Box<Self>) -> Ended;
 }
 
 /// An attachment of another process that was read here. Nothing has happened to it yet.
 ///
-/// Dropping it without [`Restored::leave`] or [`Restored::go_on`] may end the device's session under the process that has it.
+/// Dropping it without [`Restored::leave`] or [`Restored::go_on`] may end the device's session under the process that
+/// has it.
 pub trait Restored: Send {
     /// Goes on with it here: the other process has let go.
     ///
     /// # Errors
     /// [`ClientError::Local`]: what it needs of this machine is not there any more. The device is left.
-    fn go_on(self: Box<Self>, hands: &Hands) -> Result<Box<dyn Attachment>, ClientError>;
+    fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError>;
 
     /// Forgets it without touching its device: the other process keeps it.
     fn leave(self: Box<Self>);
@@ -111,8 +112,8 @@ impl Ended {
         }
     }
 
-    /// The failure, if nobody here wanted it to end. A link that was lost is looked into: the exporter is asked once more,
-    /// briefly.
+    /// The failure, if nobody here wanted it to end. A link that was lost is looked into: the exporter is asked once
+    /// more, briefly.
     pub fn failure(&self, client: &Client, target: &Target) -> Option<Failure> {
         match self {
             Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved | Ended::Undurable(_) => None,

@@ -1,12 +1,13 @@
-//! The front end that is used unless somebody names another: this machine's kernel, where there is one that takes devices.
+//! The front end that is used unless somebody names another: this machine's kernel, where there is one that takes
+//! devices.
 
 use super::fuse::Fuse;
 use super::kernel::Quickest;
 use super::{Attachment, FrontEnd, Need, Prepared, Request, Restored};
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::frontend::redir::Redir;
 use crate::importer::client::{Client, ClientError};
-use crate::parting::Saved;
+use crate::saving::Saved;
 
 /// `--via auto`: the kernel; else a file, or a socket for virtual machines if `request` names one.
 pub struct Auto;
@@ -16,8 +17,8 @@ fn without_kernel(request: &Request) -> &'static dyn FrontEnd {
     if request.place.is_some() { &Redir } else { &Fuse }
 }
 
-fn chosen(request: &Request, hands: &Hands) -> &'static dyn FrontEnd {
-    if hands.may_plug().is_ok() { &Quickest } else { without_kernel(request) }
+fn chosen(request: &Request, system: &SystemAccess) -> &'static dyn FrontEnd {
+    if system.may_plug().is_ok() { &Quickest } else { without_kernel(request) }
 }
 
 impl FrontEnd for Auto {
@@ -35,12 +36,12 @@ impl FrontEnd for Auto {
         needs
     }
 
-    fn choose(&self, request: &Request, hands: &Hands) -> Option<&'static dyn FrontEnd> {
-        Some(chosen(request, hands))
+    fn choose(&self, request: &Request, system: &SystemAccess) -> Option<&'static dyn FrontEnd> {
+        Some(chosen(request, system))
     }
 
     fn prepare(&self, client: &Client, request: &Request) -> Result<Prepared, ClientError> {
-        chosen(request, client.hands()).prepare(client, request)
+        chosen(request, client.system()).prepare(client, request)
     }
 
     fn take(
@@ -49,10 +50,11 @@ impl FrontEnd for Auto {
         request: &Request,
         prepared: &mut Prepared,
     ) -> Result<Box<dyn Attachment>, ClientError> {
-        chosen(request, client.hands()).take(client, request, prepared)
+        chosen(request, client.system()).take(client, request, prepared)
     }
 
-    /// Without a kernel, for a process can only go on with what is there for both: [`Request::manner`] asks the chosen one.
+    /// Without a kernel, for a process can only go on with what is there for both: [`Request::manner`] asks the chosen
+    /// one.
     fn manner(&self, request: &Request) -> String {
         without_kernel(request).manner(request)
     }
@@ -64,6 +66,6 @@ impl FrontEnd for Auto {
         ports: &[u32],
         saved: Saved,
     ) -> Result<Box<dyn Restored>, ClientError> {
-        chosen(request, client.hands()).restore(client, request, ports, saved)
+        chosen(request, client.system()).restore(client, request, ports, saved)
     }
 }

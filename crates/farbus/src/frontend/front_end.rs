@@ -8,15 +8,15 @@ use farbus_modules::{Asked, Recipe};
 use farbus_session::reserve::Reservation;
 
 use super::{Attachment, Restored};
-use crate::broker::{Hands, Mandate};
+use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::runtime_folder;
-use crate::common::socket_place::{Entrance, Place, Protocol};
+use crate::common::socket_place::{Place, Protocol, SocketListener};
 use crate::importer::client::{Client, ClientConfig, ClientError, Target};
 use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::Ahead;
 use crate::importer::options::cache::Cache;
 use crate::importer::options::transport::Over;
-use crate::parting::Saved;
+use crate::saving::Saved;
 
 /// A way for devices of other machines to appear on this one.
 pub trait FrontEnd: Sync {
@@ -51,13 +51,13 @@ pub trait FrontEnd: Sync {
     fn needs(&self, request: &Request) -> Vec<Need>;
 
     /// The front end that shows `request` here and now: itself (`None`), unless it only chooses among others.
-    fn choose(&self, request: &Request, hands: &Hands) -> Option<&'static dyn FrontEnd> {
-        let _ = (request, hands);
+    fn choose(&self, request: &Request, system: &SystemAccess) -> Option<&'static dyn FrontEnd> {
+        let _ = (request, system);
         None
     }
 
-    /// Makes ready what may be missing on this machine and does not need the device: a front end with a [protocol](Self::protocol)
-    /// listens from now on, and programs that connect wait until the device is there.
+    /// Makes ready what may be missing on this machine and does not need the device: a front end with a
+    /// [protocol](Self::protocol) listens from now on, and programs that connect wait until the device is there.
     ///
     /// # Errors
     /// [`ClientError::Local`]: nothing was taken from anybody.
@@ -77,11 +77,12 @@ pub trait FrontEnd: Sync {
         prepared: &mut Prepared,
     ) -> Result<Box<dyn Attachment>, ClientError>;
 
-    /// How `request` is attached, in words that the same front end of another process understands: with the same words it can go on.
+    /// How `request` is attached, in words that the same front end of another process understands: with the same words
+    /// it can go on.
     fn manner(&self, request: &Request) -> String;
 
-    /// Reads what another process saved of an attachment in the same manner; `ports` are those of this kernel that are known to be
-    /// ours. Nothing happens before [`Restored::go_on`].
+    /// Reads what another process saved of an attachment in the same manner; `ports` are those of this kernel that are
+    /// known to be ours. Nothing happens before [`Restored::go_on`].
     ///
     /// # Errors
     /// [`ClientError::Local`]: no attachment can have stood so. The other process keeps it.
@@ -108,7 +109,7 @@ pub enum Need {
 /// What was made ready before the device was taken.
 #[derive(Debug, Default)]
 pub struct Prepared {
-    entrance: Option<Entrance>,
+    listener: Option<SocketListener>,
     /// Whether it was made before the first try.
     is_kept: bool,
 }
@@ -119,22 +120,22 @@ impl Prepared {
     /// # Errors
     /// [`ClientError::Local`]: what stands against that, with what to do.
     fn listening(client: &Client, place: &Place) -> Result<Self, ClientError> {
-        Ok(Self { entrance: Some(listen(client, place)?), is_kept: true })
+        Ok(Self { listener: Some(listen(client, place)?), is_kept: true })
     }
 
     /// The device was not had: the entrance stays for another try, if it was made before the first.
-    pub(super) fn keep(&mut self, entrance: Entrance) {
-        self.entrance = self.is_kept.then_some(entrance);
+    pub(super) fn keep(&mut self, listener: SocketListener) {
+        self.listener = self.is_kept.then_some(listener);
     }
 
     /// The entrance; listens now if nobody did before.
-    pub(super) fn entrance(&mut self, client: &Client, place: &Place) -> Result<Entrance, ClientError> {
-        self.entrance.take().map_or_else(|| listen(client, place), Ok)
+    pub(super) fn listener(&mut self, client: &Client, place: &Place) -> Result<SocketListener, ClientError> {
+        self.listener.take().map_or_else(|| listen(client, place), Ok)
     }
 }
 
-fn listen(client: &Client, place: &Place) -> Result<Entrance, ClientError> {
-    client.hands().listen_at(place).map_err(|error| ClientError::Local(error.to_string()))
+fn listen(client: &Client, place: &Place) -> Result<SocketListener, ClientError> {
+    client.system().listen_at(place).map_err(|error| ClientError::Local(error.to_string()))
 }
 
 /// The front end that somebody named.
@@ -148,8 +149,8 @@ impl Via {
     }
 
     /// The one that shows `request` here and now.
-    pub fn front_end(self, request: &Request, hands: &Hands) -> &'static dyn FrontEnd {
-        self.0.choose(request, hands).unwrap_or(self.0)
+    pub fn front_end(self, request: &Request, system: &SystemAccess) -> &'static dyn FrontEnd {
+        self.0.choose(request, system).unwrap_or(self.0)
     }
 }
 
@@ -232,9 +233,10 @@ impl Request {
         self.place.clone().unwrap_or_else(|| protocol.default_place(&self.target.device))
     }
 
-    /// How it is attached here and now, in words that another process understands: one that says the same can go on with it.
-    pub fn manner(&self, hands: &Hands) -> String {
-        self.via.front_end(self, hands).manner(self)
+    /// How it is attached here and now, in words that another process understands: one that says the same can go on
+    /// with it.
+    pub fn manner(&self, system: &SystemAccess) -> String {
+        self.via.front_end(self, system).manner(self)
     }
 
     /// The options of the client that takes the device. `modules` is what was made of its modules' words.
@@ -251,7 +253,7 @@ impl Request {
     }
 }
 
-impl Mandate {
+impl BrokerPolicy {
     /// Allows what is needed of this machine to show `request` by one of its front ends.
     pub fn allow_for(&mut self, needs: impl IntoIterator<Item = Need>) {
         for need in needs {

@@ -9,16 +9,16 @@ use farbus_io::link::{Interest, Link, wait};
 use tracing::warn;
 
 use super::shown_disk::ShownDisk;
-use super::{Attachment, Ended, Ender, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status};
-use crate::broker::Hands;
+use super::{Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal};
+use crate::broker::SystemAccess;
 use crate::common::units::format_bytes;
 use crate::frontend::open_users::OpenUsers;
 use crate::importer::client::{Client, ClientError, Target, local};
 use crate::importer::disk::{OpenedDisk, Way};
 use crate::importer::port::Cutter;
 use crate::importer::port::session::{Seen, SessionPort};
-use crate::importer::session::status::Standing;
-use crate::parting::Saved;
+use crate::importer::session::status::SessionStatus;
+use crate::saving::Saved;
 
 /// The name of the file in the mounted folder.
 const DISK_FILE: &str = "disk.img";
@@ -55,7 +55,7 @@ impl FrontEnd for Fuse {
 
     fn take(&self, client: &Client, request: &Request, _: &mut Prepared) -> Result<Box<dyn Attachment>, ClientError> {
         let disk = OpenedDisk::open(client, &request.target, request.mode)?;
-        Ok(Box::new(FileAttachment::over(disk, &request.target, client.hands(), &request.folder())?))
+        Ok(Box::new(FileAttachment::over(disk, &request.target, client.system(), &request.folder())?))
     }
 
     fn manner(&self, request: &Request) -> String {
@@ -88,7 +88,7 @@ pub struct FileAttachment {
     disk: ShownDisk,
     way: Way,
     target: Target,
-    ender: Ender,
+    stop: StopSignal,
 }
 
 /// What another process showed as a file, and nobody shows now.
@@ -104,14 +104,14 @@ impl FileAttachment {
     ///
     /// # Errors
     /// [`ClientError::Local`].
-    pub fn over(disk: OpenedDisk, target: &Target, hands: &Hands, at: &Path) -> Result<Self, ClientError> {
+    pub fn over(disk: OpenedDisk, target: &Target, system: &SystemAccess, at: &Path) -> Result<Self, ClientError> {
         let (disk, device, clock, way) = ShownDisk::of(disk.with_any_byte());
-        let mount = DiskMount::mount_by(hands, at, DISK_FILE, device, clock).map_err(local)?;
+        let mount = DiskMount::mount_by(system, at, DISK_FILE, device, clock).map_err(local)?;
         Self::at(mount, disk, way, target.clone())
     }
 
     fn at(mount: DiskMount, disk: ShownDisk, way: Way, target: Target) -> Result<Self, ClientError> {
-        Ok(Self { mount, disk, way, target, ender: Ender::new().map_err(local)? })
+        Ok(Self { mount, disk, way, target, stop: StopSignal::new().map_err(local)? })
     }
 
     /// The disk's file.
@@ -131,14 +131,14 @@ impl FileAttachment {
                 Seen::Busy | Seen::Unlinked | Seen::Ended(_) => Some(LOOK_AGAIN),
             };
             let mut interests =
-                vec![Interest::new(self.mount.event(), false), Interest::new(self.ender.wake().as_fd(), false)];
+                vec![Interest::new(self.mount.event(), false), Interest::new(self.stop.wake().as_fd(), false)];
             if let Seen::Linked(link) = &seen {
                 interests.push(Interest::hangup(link.as_fd()));
             }
             if let Err(error) = wait(&mut interests, pause) {
                 return Ended::Lost(error.to_string());
             }
-            if interests[1].readable && self.ender.was_asked() {
+            if interests[1].readable && self.stop.was_asked() {
                 return Ended::Asked;
             }
             if interests[0].readable {
@@ -151,12 +151,12 @@ impl FileAttachment {
     fn watch(&self, link: Option<&Link>) -> Ended {
         loop {
             let mut interests =
-                vec![Interest::new(self.mount.event(), false), Interest::new(self.ender.wake().as_fd(), false)];
+                vec![Interest::new(self.mount.event(), false), Interest::new(self.stop.wake().as_fd(), false)];
             interests.extend(link.map(|link| Interest::hangup(link.as_fd())));
             if let Err(error) = wait(&mut interests, None) {
                 return Ended::Lost(error.to_string());
             }
-            if interests[1].readable && self.ender.was_asked() {
+            if interests[1].readable && self.stop.was_asked() {
                 return Ended::Asked;
             }
             let is_link_over = interests.get(2).is_some_and(|on_link| on_link.readable);
@@ -167,7 +167,7 @@ impl FileAttachment {
     }
 
     fn end_of_mount(&self, why: &str) -> Ended {
-        match (self.mount.health(), self.disk.session.as_ref().and_then(Standing::end)) {
+        match (self.mount.health(), self.disk.session.as_ref().and_then(SessionStatus::end)) {
             (Health::Ended, None) => Ended::Released,
             (_, Some(end)) => Ended::by(&end),
             (_, None) => Ended::Lost(why.into()),
@@ -226,9 +226,9 @@ impl Attachment for FileAttachment {
             disk.cut();
         });
         self.disk
-            .steered_by(Handle::new(self.ender.clone()))
+            .steered_by(Handle::new(self.stop.clone()))
             .cutting_by(cutter)
-            .saving_by(self.disk.is_movable.then(|| self.mount.parter()))
+            .saving_by(self.disk.is_movable.then(|| self.mount.save_requester()))
             .used_by(OpenUsers::new(
                 move || files.count(),
                 "a program has its file open",
@@ -259,9 +259,9 @@ impl Attachment for FileAttachment {
 }
 
 impl Restored for RestoredFile {
-    fn go_on(self: Box<Self>, hands: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
+    fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
         let Self { resting, disk, way, target } = *self;
-        match hands.keep_mount(resting.at()) {
+        match system.keep_mount(resting.at()) {
             Ok(keeper) => {
                 let mount = resting.go_on(keeper).map_err(local)?;
                 Ok(Box::new(FileAttachment::at(mount, disk, way, target)?))

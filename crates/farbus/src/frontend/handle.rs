@@ -12,14 +12,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use farbus_io::parting::{Asked, Parter, Saved};
+use farbus_io::saving::{Asked, SaveRequester, Saved};
 use farbus_io::trust::Fingerprint;
 
-use super::Ender;
-use crate::frontend::hold::{Gate, Granted};
+use super::StopSignal;
+use crate::frontend::hold::{Granted, HoldHandle};
 use crate::frontend::open_users::{Act, OpenUsers};
 use crate::importer::port::Cutter;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Meters, Readings};
 
 /// Why an attachment does not do what its owner asked.
@@ -68,19 +68,19 @@ pub enum Migration {
 /// Steers an attachment. Each attachment has one; clones steer the same attachment.
 #[derive(Clone)]
 pub struct Handle {
-    ender: Ender,
+    stop: StopSignal,
     cutter: Option<Cutter>,
-    gate: Option<Gate>,
-    session: Option<Standing>,
-    parter: Option<Parter<Saved>>,
+    hold_handle: Option<HoldHandle>,
+    session: Option<SessionStatus>,
+    save_requester: Option<SaveRequester<Saved>>,
     meters: Option<Arc<Meters>>,
     users: Option<OpenUsers>,
 }
 
 impl Handle {
-    /// One that ends its attachment by `ender`, and refuses all else until told how.
-    pub fn new(ender: Ender) -> Self {
-        Self { ender, cutter: None, gate: None, session: None, parter: None, meters: None, users: None }
+    /// One that ends its attachment by `stop`, and refuses all else until told how.
+    pub fn new(stop: StopSignal) -> Self {
+        Self { stop, cutter: None, hold_handle: None, session: None, save_requester: None, meters: None, users: None }
     }
 
     /// Cuts by `cutter`.
@@ -89,22 +89,22 @@ impl Handle {
         Self { cutter: Some(cutter), ..self }
     }
 
-    /// Holds the device still by `gate`, if there is one.
+    /// Holds the device still by `hold_handle`, if there is one.
     #[must_use]
-    pub fn holding_by(self, gate: Option<Gate>) -> Self {
-        Self { gate, ..self }
+    pub fn holding_by(self, hold_handle: Option<HoldHandle>) -> Self {
+        Self { hold_handle, ..self }
     }
 
     /// Its device is in this session, if it is in one.
     #[must_use]
-    pub fn in_session(self, session: Option<Standing>) -> Self {
+    pub fn in_session(self, session: Option<SessionStatus>) -> Self {
         Self { session, ..self }
     }
 
-    /// Saves the attachment by `parter`, if another process can go on with it.
+    /// Saves the attachment by `save_requester`, if another process can go on with it.
     #[must_use]
-    pub fn saving_by(self, parter: Option<Parter<Saved>>) -> Self {
-        Self { parter, ..self }
+    pub fn saving_by(self, save_requester: Option<SaveRequester<Saved>>) -> Self {
+        Self { save_requester, ..self }
     }
 
     /// What passes through it is counted there.
@@ -121,7 +121,7 @@ impl Handle {
 
     /// Ends the attachment in good order, soon: what was written becomes durable, the device is given back.
     pub fn end(&self) {
-        self.ender.end();
+        self.stop.end();
     }
 
     /// Ends it without waiting for its device: whatever is asked of that fails, now and from now on.
@@ -138,8 +138,8 @@ impl Handle {
     /// # Errors
     /// [`Refused`]: it goes on as before.
     pub fn hold(&self) -> Result<(), Refused> {
-        let gate = self.gate.as_ref().ok_or(Refused::NoGate)?;
-        gate.hold().map(drop).map_err(Refused::Engine)
+        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
+        hold_handle.hold().map(drop).map_err(Refused::Engine)
     }
 
     /// Lets a device that is held still go on here.
@@ -147,26 +147,27 @@ impl Handle {
     /// # Errors
     /// [`Refused`]: it is not held.
     pub fn resume(&self) -> Result<(), Refused> {
-        let gate = self.gate.as_ref().ok_or(Refused::NoGate)?;
-        gate.go_on().map(drop).map_err(Refused::Engine)
+        let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
+        hold_handle.go_on().map(drop).map_err(Refused::Engine)
     }
 
-    /// Hands the device over to the host with this key: behind its user, where one may have to move along, else at once.
+    /// Hands the device over to the host with this key: behind its user, where one may have to move along, else at
+    /// once.
     ///
     /// # Errors
     /// [`Refused`]: it stays here.
     pub fn migrate(&self, successor: Fingerprint) -> Result<Migration, Refused> {
         self.may(Act::Migrate)?;
         let successor = *successor.as_bytes();
-        if let Some(gate) = &self.gate {
-            return match gate.hand_over(successor) {
+        if let Some(hold_handle) = &self.hold_handle {
+            return match hold_handle.hand_over(successor) {
                 Ok(Granted::ToUser) => Ok(Migration::AfterItsUser),
                 Ok(Granted::AtOnce) => Ok(Migration::AtOnce),
                 Err(why) => Err(Refused::Engine(why)),
             };
         }
         let session = self.session.as_ref().ok_or(Refused::NoSession)?;
-        session.bequeath(successor).map(|()| Migration::WhenQuiet).map_err(Refused::Engine)
+        session.migrate(successor).map(|()| Migration::WhenQuiet).map_err(Refused::Engine)
     }
 
     /// Lets nothing pass the device's modules, or all again.
@@ -183,17 +184,18 @@ impl Handle {
     /// # Errors
     /// [`Refused::NotSaved`].
     pub fn save(&self) -> Result<Asked<Saved>, Refused> {
-        self.parter.as_ref().map(Parter::ask).ok_or(Refused::NotSaved)
+        self.save_requester.as_ref().map(SaveRequester::ask).ok_or(Refused::NotSaved)
     }
 
     /// Whether [`Handle::save`] can work.
     pub fn can_save(&self) -> bool {
-        self.parter.is_some()
+        self.save_requester.is_some()
     }
 
     /// Whether the device is held still, or on its way to another host.
     pub fn is_moving(&self) -> bool {
-        self.gate.as_ref().is_some_and(Gate::is_shut) || self.session.as_ref().is_some_and(|session| !session.is_ours())
+        self.hold_handle.as_ref().is_some_and(HoldHandle::is_shut)
+            || self.session.as_ref().is_some_and(|session| !session.is_ours())
     }
 
     /// Whether nobody would lose anything by this.
@@ -205,7 +207,7 @@ impl Handle {
     }
 
     /// How its session stands, if it is in one.
-    pub fn session(&self) -> Option<&Standing> {
+    pub fn session(&self) -> Option<&SessionStatus> {
         self.session.as_ref()
     }
 
@@ -230,21 +232,21 @@ mod tests {
 
     #[test]
     fn what_an_attachment_cannot_do_is_refused_and_never_silently_done() {
-        let ender = Ender::new().unwrap();
-        let handle = Handle::new(ender.clone());
+        let stop = StopSignal::new().unwrap();
+        let handle = Handle::new(stop.clone());
         assert_eq!((handle.hold(), handle.resume()), (Err(Refused::NoGate), Err(Refused::NoGate)));
         assert_eq!(handle.migrate(key()), Err(Refused::NoSession));
         assert_eq!(handle.pause(true), Err(Refused::NoModules));
         assert_eq!(handle.save().err(), Some(Refused::NotSaved));
-        assert!(!handle.can_save() && !handle.is_moving() && !ender.was_asked());
+        assert!(!handle.can_save() && !handle.is_moving() && !stop.was_asked());
         handle.cut();
-        assert!(ender.was_asked(), "where nothing is waited for, to cut is to end");
+        assert!(stop.was_asked(), "where nothing is waited for, to cut is to end");
     }
 
     #[test]
     fn a_device_that_is_open_is_not_detached_and_migrates_only_if_its_users_are_waited_for() {
         let users = OpenUsers::new(|| 2, "a client is there", "clients are there");
-        let handle = Handle::new(Ender::new().unwrap()).used_by(users.clone());
+        let handle = Handle::new(StopSignal::new().unwrap()).used_by(users.clone());
         assert!(matches!(handle.may(Act::Detach), Err(Refused::InUse(why)) if why.contains("2 clients are there")));
         assert!(handle.may(Act::Migrate).is_err());
         let handle = handle.used_by(users.waited_for());
@@ -254,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_device_in_a_session_alone_migrates_when_it_is_quiet() {
-        let handle = Handle::new(Ender::new().unwrap()).in_session(Some(Standing::default()));
+        let handle = Handle::new(StopSignal::new().unwrap()).in_session(Some(SessionStatus::default()));
         assert_eq!(handle.migrate(key()), Ok(Migration::WhenQuiet));
         assert!(handle.is_moving());
         assert_eq!(handle.migrate(key()), Err(Refused::Engine("it is being handed over already")));

@@ -15,13 +15,13 @@ use tracing::info;
 
 /// How long what is under way may take in all to come to rest, and whoever uses the device to read what it is sent.
 pub const QUIET_WITHIN: Duration = Duration::from_secs(8);
-/// How long whoever uses a device may take to leave that is to be handed over: below the 30 s after which a guest's own driver gives a
-/// command up.
+/// How long whoever uses a device may take to leave that is to be handed over: below the 30 s after which a guest's own
+/// driver gives a command up.
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 
 /// Holds a device still, from any thread.
 #[derive(Clone, Debug)]
-pub struct Gate(Arc<Orders>);
+pub struct HoldHandle(Arc<Orders>);
 
 #[derive(Debug)]
 struct Orders {
@@ -35,14 +35,14 @@ struct Orders {
 #[derive(Debug)]
 pub struct Order {
     /// What.
-    pub wish: Wish,
+    pub command: HoldCommand,
     /// Where the answer goes.
     pub answer: Answer,
 }
 
 /// What is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum HoldCommand {
     /// Nothing more is under way.
     Hold,
     /// Held, it goes to the host with this key once whoever uses it has left.
@@ -72,7 +72,7 @@ impl Answer {
     }
 }
 
-impl Gate {
+impl HoldHandle {
     /// For an engine.
     ///
     /// # Errors
@@ -81,22 +81,22 @@ impl Gate {
         Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()?, is_shut: AtomicBool::new(false) })))
     }
 
-    /// Lets everything that is under way come to rest. When this returns whoever uses the device has all the answers that there are, and may be
-    /// migrated: whoever connects when he has gone goes on with what he had asked.
+    /// Lets everything that is under way come to rest. When this returns whoever uses the device has all the answers
+    /// that there are, and may be migrated: whoever connects when he has gone goes on with what he had asked.
     ///
     /// # Errors
     /// What stands against it.
     pub fn hold(&self) -> Result<Granted, &'static str> {
-        self.ask(Wish::Hold)
+        self.ask(HoldCommand::Hold)
     }
 
-    /// The same, and once its user has left the device goes with all that he had asked to the host with this key. One who does not
-    /// leave within [`LEAVE_WITHIN`] keeps it. Without a user it goes as it is.
+    /// The same, and once its user has left the device goes with all that he had asked to the host with this key. One
+    /// who does not leave within [`LEAVE_WITHIN`] keeps it. Without a user it goes as it is.
     ///
     /// # Errors
     /// What stands against it.
-    pub fn hand_over(&self, heir: [u8; 32]) -> Result<Granted, &'static str> {
-        self.ask(Wish::Move(heir))
+    pub fn hand_over(&self, successor: [u8; 32]) -> Result<Granted, &'static str> {
+        self.ask(HoldCommand::Move(successor))
     }
 
     /// Whether its device is held still, or on its way: nobody else may go on with it meanwhile.
@@ -114,17 +114,17 @@ impl Gate {
     /// # Errors
     /// If it is not held.
     pub fn go_on(&self) -> Result<Granted, &'static str> {
-        self.ask(Wish::GoOn)
+        self.ask(HoldCommand::GoOn)
     }
 
-    fn ask(&self, wish: Wish) -> Result<Granted, &'static str> {
-        let answered = self.leave(wish);
+    fn ask(&self, command: HoldCommand) -> Result<Granted, &'static str> {
+        let answered = self.leave(command);
         answered.recv_timeout(QUIET_WITHIN + Duration::from_secs(1)).unwrap_or(Err("the attachment does not answer"))
     }
 
-    fn leave(&self, wish: Wish) -> Receiver<Result<Granted, &'static str>> {
+    fn leave(&self, command: HoldCommand) -> Receiver<Result<Granted, &'static str>> {
         let (answer, answered) = sync_channel(1);
-        let order = Order { wish, answer: Answer(answer) };
+        let order = Order { command, answer: Answer(answer) };
         self.0.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
         self.0.wake.wake();
         answered
@@ -188,16 +188,16 @@ mod tests {
 
     #[test]
     fn an_order_waits_for_its_engine_and_is_answered_once() {
-        let gate = Gate::new().unwrap();
-        let answered = gate.leave(Wish::Move([7; 32]));
+        let gate = HoldHandle::new().unwrap();
+        let answered = gate.leave(HoldCommand::Move([7; 32]));
         let mut orders = gate.take();
         assert!(gate.take().is_empty());
-        let Order { wish, answer } = orders.pop().unwrap();
-        assert_eq!(wish, Wish::Move([7; 32]));
+        let Order { command, answer } = orders.pop().unwrap();
+        assert_eq!(command, HoldCommand::Move([7; 32]));
         answer.give(Ok(Granted::AtOnce));
         assert_eq!(answered.recv(), Ok(Ok(Granted::AtOnce)));
         drop(answered);
-        let forgotten = gate.leave(Wish::GoOn);
+        let forgotten = gate.leave(HoldCommand::GoOn);
         drop(forgotten);
         gate.take().into_iter().for_each(|order| order.answer.give(Err("nobody listens")));
     }

@@ -1,6 +1,7 @@
 //! Who has an attached disk open, by name, and how that ends: what `farbus detach` and `farbus migrate` do first.
 //!
-//! Whether a disk is in use is what its own process says. Names are looked up here, with the rights of whoever typed the command.
+//! Whether a disk is in use is what its own process says. Names are looked up here, with the rights of whoever typed
+//! the command.
 
 use std::path::PathBuf;
 use std::thread;
@@ -58,8 +59,9 @@ fn holders_of(device: &Value) -> Vec<Holder> {
     }
 }
 
-/// Sees to it that nobody would lose anything if the disk with this name were let go of: with `unmount` by unmounting its file systems.
-/// A disk of the kernel's whose file systems are mounted is refused here, for its process cannot know.
+/// Sees to it that nobody would lose anything if the disk with this name were let go of: with `unmount` by unmounting
+/// its file systems. A disk of the kernel's whose file systems are mounted is refused here, for its process cannot
+/// know.
 pub fn make_free(name: &str, unmount: bool) -> Result<(), Failure> {
     for device in attached(name)? {
         let holders = holders_of(&device);

@@ -1,9 +1,10 @@
-//! Front ends: how a device of another machine appears on this one: to its kernel, as a file (FUSE), to programs (NBD), to a virtual
-//! machine (usbredir). Frames of a stream and tuned pipes have readers of their own.
+//! Front ends: how a device of another machine appears on this one: to its kernel, as a file (FUSE), to programs (NBD),
+//! to a virtual machine (usbredir). Frames of a stream and tuned pipes have readers of their own.
 //!
-//! A front end is one file: what it needs of this machine, how it takes a device, and the attachment that this gives. It is entered in
-//! [`FRONT_ENDS`], and then there for `farbus attach --via NAME`, for `via = "NAME"` in a daemon's configuration, and for the tests
-//! of the contract (`tests/front_ends.rs`), which run all of them that this machine can.
+//! A front end is one file: what it needs of this machine, how it takes a device, and the attachment that this gives.
+//! It is entered in [`FRONT_ENDS`], and then there for `farbus attach --via NAME`, for `via = "NAME"` in a daemon's
+//! configuration, and for the tests of the contract (`tests/front_ends.rs`), which run all of them that this machine
+//! can.
 //!
 //! | step | contract | called by |
 //! |---|---|---|
@@ -15,7 +16,6 @@
 
 mod attachment;
 mod auto;
-mod ender;
 mod front_end;
 mod fuse;
 mod handle;
@@ -29,15 +29,16 @@ mod remote_usb;
 mod running;
 mod shown_disk;
 mod steering;
+mod stop_signal;
 pub mod stream;
 mod table;
 pub mod tuned_pipe;
 
 pub use attachment::{Attachment, Ended, Export, Introduction, Restored, Status, over, undurable};
-pub use ender::Ender;
 pub use front_end::{FrontEnd, Need, Prepared, Request, Via, tell_reason};
 pub use fuse::FileAttachment;
 pub use handle::{Handle, Migration, Refused};
 pub use running::{AttachmentStatus, Running};
 pub use steering::steer;
+pub use stop_signal::StopSignal;
 pub use table::FRONT_ENDS;

@@ -39,13 +39,14 @@ pub enum Act {
 }
 
 impl OpenUsers {
-    /// Users whom `count` counts. `one` says what one of them does, such as `an NBD client is connected`; `many` says it of several,
-    /// behind their number.
+    /// Users whom `count` counts. `one` says what one of them does, such as `an NBD client is connected`; `many` says
+    /// it of several, behind their number.
     pub fn new(count: impl Fn() -> usize + Send + Sync + 'static, one: &'static str, many: &'static str) -> Self {
         Self { count: Arc::new(count), words: (one, many), is_waited_for: false }
     }
 
-    /// When the disk migrates it waits for them: its [`Gate`](crate::frontend::hold::Gate) holds it until they have left, or it stays.
+    /// When the disk migrates it waits for them: its [`Gate`](crate::frontend::hold::Gate) holds it until they have
+    /// left, or it stays.
     #[must_use]
     pub fn waited_for(self) -> Self {
         Self { is_waited_for: true, ..self }
@@ -56,8 +57,8 @@ impl OpenUsers {
         (self.count)()
     }
 
-    /// Why the disk stays where it is, if somebody has it open who would lose what was not written out. Users who are waited for do
-    /// not stand against a migration.
+    /// Why the disk stays where it is, if somebody has it open who would lose what was not written out. Users who are
+    /// waited for do not stand against a migration.
     pub fn refusal(&self, act: Act) -> Option<String> {
         let (count, (one, many)) = (self.count(), self.words);
         if count == 0 || (act == Act::Migrate && self.is_waited_for) {

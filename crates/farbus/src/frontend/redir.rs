@@ -10,25 +10,25 @@ use farbus_io::link::{Clock, Interest, Link, Watched, wait};
 use farbus_io::sys::unread::is_all_read;
 use farbus_model::{Device, Instant, Limits};
 use farbus_session::native::RemoteUsb;
-use farbus_session::native::control::LUGGAGE_BYTES_MAX;
+use farbus_session::native::control::MIGRATION_STATE_BYTES_MAX;
 use farbus_session::redir::Frozen;
 use farbus_session::snapshot::{self, Writer};
 use farbus_session::{RedirHost, Reject};
 use tracing::{debug, info, warn};
 
-use crate::broker::Hands;
-use crate::common::socket_place::{Entrance, Place, Protocol, plain_name};
-use crate::frontend::hold::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
+use crate::broker::SystemAccess;
+use crate::common::socket_place::{Place, Protocol, SocketListener, plain_name};
+use crate::frontend::hold::{Answer, Arrival, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN};
 use crate::frontend::open_users::{OpenClients, OpenUsers};
 use crate::frontend::remote_usb::FarDevice;
 use crate::frontend::{
-    Attachment, Ended, Ender, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status,
+    Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
 };
 use crate::importer::client::{Client, ClientError, GRACE, Target, local};
 use crate::importer::session::connection::Linked;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
-use crate::parting::{Asker, Parter, Saved, Verdict};
+use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 
 /// How a guest without a name of its own is called.
 const GUEST: &str = "a guest";
@@ -53,7 +53,7 @@ struct Held {
     asker: Option<Answer>,
     has_taken_back: bool,
     /// Who goes on with its device when it has left.
-    heir: Option<[u8; 32]>,
+    successor: Option<[u8; 32]>,
 }
 
 /// Whose the device is to be.
@@ -64,7 +64,7 @@ enum Stay {
     Inheriting,
     /// It goes to the host with this key, with this, as soon as nothing is under way.
     Leaving([u8; 32], Option<Frozen>),
-    /// It waits for its heir. If none comes it is here, and this again.
+    /// It waits for its successor. If none comes it is here, and this again.
     Gone(Option<Frozen>),
     /// Of the guest whose stream this is: it is who connects next.
     Expecting(Frozen),
@@ -105,7 +105,7 @@ impl FrontEnd for Redir {
     ) -> Result<Box<dyn Attachment>, ClientError> {
         // First what may be missing here: nothing is taken from anybody before.
         let place = request.place_of(PROTOCOL);
-        let entrance = prepared.entrance(client, &place)?;
+        let listener = prepared.listener(client, &place)?;
         let target = &request.target;
         let device = match request.is_handed_over {
             true => FarDevice::inherit(client, target, GRACE),
@@ -113,11 +113,11 @@ impl FrontEnd for Redir {
         };
         match device {
             Ok(device) => {
-                let attachment = RedirAttachment::over(device, target, entrance, client.hands().clone())?;
+                let attachment = RedirAttachment::over(device, target, listener, client.system().clone())?;
                 Ok(Box::new(RedirAttachment { is_handed_over: request.is_handed_over, ..attachment }))
             }
             Err(error) => {
-                prepared.keep(entrance);
+                prepared.keep(listener);
                 Err(error)
             }
         }
@@ -143,8 +143,8 @@ impl FrontEnd for Redir {
             guest = Some((peer, Frozen::from_bytes(from.bytes("stream").map_err(wrong)?).map_err(wrong)?));
         }
         let mut descriptors = descriptors.into_iter();
-        let (entrance, socket) = (descriptors.next(), descriptors.next());
-        let (Some(entrance), true) = (entrance, socket.is_some() == guest.is_some()) else {
+        let (listener, socket) = (descriptors.next(), descriptors.next());
+        let (Some(listener), true) = (listener, socket.is_some() == guest.is_some()) else {
             return Err(ClientError::Local("what is open of it does not come with it".into()));
         };
         let linked = Linked::<RemoteUsb>::restore(client.redial(&request.target)?, &mut from).map_err(local)?;
@@ -156,9 +156,9 @@ impl FrontEnd for Redir {
             linked.hand_over();
             return Err(ClientError::Local("the device has what nobody asked".into()));
         }
-        let entrance = Entrance::passed(entrance, &request.place_of(PROTOCOL));
-        let (device, hands) = (FarDevice::Session(Box::new(linked)), client.hands().clone());
-        let mut attachment = RedirAttachment::over(device, &request.target, entrance, hands)?;
+        let listener = SocketListener::passed(listener, &request.place_of(PROTOCOL));
+        let (device, system) = (FarDevice::Session(Box::new(linked)), client.system().clone());
+        let mut attachment = RedirAttachment::over(device, &request.target, listener, system)?;
         if let (Some(socket), Some((peer, frozen))) = (socket, guest) {
             let link = match peer.parse() {
                 Ok(address) => Link::over_tcp(socket, address).map_err(local)?,
@@ -175,13 +175,13 @@ struct RedirAttachment {
     relay: Relay,
     place: Place,
     target: Target,
-    ender: Ender,
-    gate: Gate,
+    stop: StopSignal,
+    hold_handle: HoldHandle,
     local_address: Option<SocketAddr>,
-    session: Option<Standing>,
+    session: Option<SessionStatus>,
     meters: Arc<Meters>,
-    hands: Hands,
-    parter: Parter<Saved>,
+    system: SystemAccess,
+    save_requester: SaveRequester<Saved>,
     /// Whether another host is yet to hand it over.
     is_handed_over: bool,
     /// The stream of a guest of another process, who goes on here.
@@ -189,16 +189,21 @@ struct RedirAttachment {
 }
 
 impl RedirAttachment {
-    /// Lends a device that was taken before to whoever connects at `entrance`.
-    fn over(device: FarDevice, target: &Target, entrance: Entrance, hands: Hands) -> Result<Self, ClientError> {
-        let place = entrance.place().map_err(local)?;
-        let (clock, local_address, session) = (device.clock(), device.local_address(), device.standing());
+    /// Lends a device that was taken before to whoever connects at `listener`.
+    fn over(
+        device: FarDevice,
+        target: &Target,
+        listener: SocketListener,
+        system: SystemAccess,
+    ) -> Result<Self, ClientError> {
+        let place = listener.place().map_err(local)?;
+        let (clock, local_address, session) = (device.clock(), device.local_address(), device.status());
         let host = RedirHost::new(device, Limits::RELAYED);
-        let ender = Ender::new().map_err(local)?;
-        let gate = Gate::new().map_err(local)?;
+        let stop = StopSignal::new().map_err(local)?;
+        let hold_handle = HoldHandle::new().map_err(local)?;
         let stay = if host.session().device().is_open() { Stay::Here } else { Stay::Inheriting };
         let relay = Relay {
-            entrance,
+            listener,
             guest: None,
             held: None,
             stay,
@@ -208,19 +213,19 @@ impl RedirAttachment {
             arrival: Arrival::default(),
             open: OpenClients::default(),
         };
-        let (parter, meters, target) = (Parter::new(ender.shared_wake()), Arc::default(), target.clone());
+        let (save_requester, meters, target) = (SaveRequester::new(stop.shared_wake()), Arc::default(), target.clone());
         let (is_handed_over, restored_guest) = (false, None);
         Ok(Self {
             relay,
             place,
             target,
-            ender,
-            gate,
+            stop,
+            hold_handle,
             local_address,
             session,
             meters,
-            hands,
-            parter,
+            system,
+            save_requester,
             is_handed_over,
             restored_guest,
         })
@@ -230,7 +235,7 @@ impl RedirAttachment {
     fn leave(mut self) {
         self.relay.host.with_device(|device, _| device.leave());
         // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
-        let _ = self.relay.entrance.into_descriptor();
+        let _ = self.relay.listener.into_descriptor();
     }
 }
 
@@ -259,11 +264,11 @@ impl Attachment for RedirAttachment {
         // Of a disk that a guest is shown: what the guest has not written out would be lost.
         let users =
             OpenUsers::new(move || open.count(), "a virtual machine has this disk", "virtual machines have this disk");
-        Handle::new(self.ender.clone())
-            .holding_by(Some(self.gate.clone()))
+        Handle::new(self.stop.clone())
+            .holding_by(Some(self.hold_handle.clone()))
             .used_by(users.waited_for())
             .in_session(self.session.clone())
-            .saving_by(may_move.then(|| self.parter.clone()))
+            .saving_by(may_move.then(|| self.save_requester.clone()))
             .metered_by(Arc::clone(&self.meters))
     }
 
@@ -272,9 +277,9 @@ impl Attachment for RedirAttachment {
         if let Some(frozen) = self.restored_guest.take() {
             self.relay.thaw(frozen);
         }
-        let ended = self.relay.run(&self.ender, &self.gate, &self.parter, &self.meters);
+        let ended = self.relay.run(&self.stop, &self.hold_handle, &self.save_requester, &self.meters);
         if matches!(ended, Ended::HandedOver) {
-            self.hands.leave_place(&self.place);
+            self.system.leave_place(&self.place);
             (*self).leave();
         }
         ended
@@ -282,8 +287,8 @@ impl Attachment for RedirAttachment {
 }
 
 impl Restored for RedirAttachment {
-    fn go_on(self: Box<Self>, hands: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
-        match hands.take_place(&self.place) {
+    fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
+        match system.take_place(&self.place) {
             Ok(()) => Ok(self),
             Err(error) => {
                 (*self).leave();
@@ -297,9 +302,10 @@ impl Restored for RedirAttachment {
     }
 }
 
-/// The engine between a guest and a remote exporter: one thread, the device, the guest's socket, or one where the next guest arrives.
+/// The engine between a guest and a remote exporter: one thread, the device, the guest's socket, or one where the next
+/// guest arrives.
 struct Relay {
-    entrance: Entrance,
+    listener: SocketListener,
     guest: Option<Link>,
     held: Option<Held>,
     stay: Stay,
@@ -312,17 +318,23 @@ struct Relay {
 }
 
 impl Relay {
-    fn run(&mut self, ender: &Ender, gate: &Gate, parter: &Parter<Saved>, meters: &Meters) -> Ended {
+    fn run(
+        &mut self,
+        stop: &StopSignal,
+        hold_handle: &HoldHandle,
+        save_requester: &SaveRequester<Saved>,
+        meters: &Meters,
+    ) -> Ended {
         let ended = loop {
-            if ender.hears() {
+            if stop.hears() {
                 break Ended::Asked;
             }
-            if let Some(asker) = parter.asked()
+            if let Some(asker) = save_requester.asked()
                 && self.part_with(asker) == Verdict::Go
             {
                 return Ended::HandedOver;
             }
-            if let Err(error) = self.turn(ender, gate) {
+            if let Err(error) = self.turn(stop, hold_handle) {
                 break Ended::Lost(error.to_string());
             }
             meters.publish(self.host.counters(), self.calls);
@@ -330,7 +342,7 @@ impl Relay {
             if let Err(reject) = self.look_after_stay() {
                 break Ended::Broken(reject);
             }
-            gate.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
+            hold_handle.shut(self.held.is_some() || !matches!(self.stay, Stay::Here));
             if let Some(ended) = self.host.session().device().ended() {
                 self.say_farewell();
                 break ended;
@@ -348,8 +360,9 @@ impl Relay {
         is_in_use && configurations.iter().flat_map(|each| &each.settings).any(|each| each.class[0] == MASS_STORAGE)
     }
 
-    /// Another process is to go on: what is under way comes to rest, and the guest's stream is written down as for a migration.
-    fn part_with(&mut self, asker: Asker<Saved>) -> Verdict {
+    /// Another process is to go on: what is under way comes to rest, and the guest's stream is written down as for a
+    /// migration.
+    fn part_with(&mut self, asker: SaveRequest<Saved>) -> Verdict {
         // Whoever asked hears nothing, and gives up, if it is on its way to another host, or does not come to rest.
         if self.held.is_some() || !matches!(self.stay, Stay::Here) || !self.comes_to_rest() {
             return Verdict::Stay;
@@ -401,7 +414,7 @@ impl Relay {
 
     fn save(&mut self, frozen: Option<&Frozen>) -> io::Result<Saved> {
         let mut to = Writer::new(SNAPSHOT_KIND);
-        let mut descriptors = vec![self.entrance.as_fd().try_clone_to_owned()?];
+        let mut descriptors = vec![self.listener.as_fd().try_clone_to_owned()?];
         let guest = self.guest.as_ref().zip(frozen);
         to.flag(guest.is_some());
         if let Some((link, frozen)) = guest {
@@ -416,7 +429,7 @@ impl Relay {
         Ok(Saved { snapshot: to.into_bytes(), descriptors })
     }
 
-    fn turn(&mut self, ender: &Ender, gate: &Gate) -> io::Result<()> {
+    fn turn(&mut self, stop: &StopSignal, hold_handle: &HoldHandle) -> io::Result<()> {
         let guest_full = self.serve_guest();
         // Before the wait: whoever has his answer may say nothing more for a long time.
         self.arrival.see(self.clock.now(), self.host.counters().urbs);
@@ -427,25 +440,25 @@ impl Relay {
         let timeout = self.host.poll_timeout().map(|at| at - self.clock.now());
         let again = match &self.held {
             _ if is_coming_to_rest => Some(LOOK_AGAIN),
-            Some(Held { since, heir: Some(_), .. }) => Some(*since + LEAVE_WITHIN - now),
+            Some(Held { since, successor: Some(_), .. }) => Some(*since + LEAVE_WITHIN - now),
             _ => None,
         };
         let timeout = [timeout, again].into_iter().flatten().min();
         self.calls.wait += 1;
         let on_guest = match &self.guest {
             Some(guest) => Interest::new(guest.as_fd(), guest_full),
-            None => Interest::new(self.entrance.as_fd(), false),
+            None => Interest::new(self.listener.as_fd(), false),
         };
         let readiness = self.host.session().device().readiness();
         let on_device = readiness.and_then(Watched::interest).expect("a remote device is waited for on a descriptor");
-        let (on_ender, on_gate) = (Interest::new(ender.wake().as_fd(), false), gate.interest());
-        let mut interests = [on_device, on_ender, on_gate, on_guest];
+        let (on_stop, on_gate) = (Interest::new(stop.wake().as_fd(), false), hold_handle.interest());
+        let mut interests = [on_device, on_stop, on_gate, on_guest];
         // Whoever comes while the device is elsewhere waits.
         let is_open = self.guest.is_some() || matches!(self.stay, Stay::Here | Stay::Expecting(_));
         wait(&mut interests[..if is_open { 4 } else { 3 }], timeout)?;
         let [on_device, _, on_gate, on_guest] = interests.map(|interest| interest.readable);
         if on_gate {
-            gate.take().into_iter().for_each(|order| self.carry_out(order));
+            hold_handle.take().into_iter().for_each(|order| self.carry_out(order));
         }
         if on_guest {
             match self.guest {
@@ -461,47 +474,47 @@ impl Relay {
         Ok(())
     }
 
-    fn carry_out(&mut self, Order { wish, answer }: Order) {
+    fn carry_out(&mut self, Order { command, answer }: Order) {
         let now = self.clock.now();
-        let result = match (wish, &mut self.held) {
-            (Wish::Hold | Wish::Move(_), _) if !matches!(self.stay, Stay::Here) => {
+        let result = match (command, &mut self.held) {
+            (HoldCommand::Hold | HoldCommand::Move(_), _) if !matches!(self.stay, Stay::Here) => {
                 Err("it is being handed over already")
             }
-            (Wish::Move(_), _) if !self.host.session().device().may_move() => {
+            (HoldCommand::Move(_), _) if !self.host.session().device().may_move() => {
                 Err("it has no session that could be handed over (a paired host, or --grace SECONDS)")
             }
-            (Wish::Move(_), Some(Held { heir: Some(_), .. })) => Err("it is being handed over already"),
-            (Wish::Move(heir), Some(held)) if held.asker.is_none() => {
-                (held.heir, held.since) = (Some(heir), now);
+            (HoldCommand::Move(_), Some(Held { successor: Some(_), .. })) => Err("it is being handed over already"),
+            (HoldCommand::Move(successor), Some(held)) if held.asker.is_none() => {
+                (held.successor, held.since) = (Some(successor), now);
                 if self.guest.is_none() {
                     self.part();
                 }
                 Ok(Granted::ToUser)
             }
-            (Wish::Hold | Wish::Move(_), Some(_)) => Err("it is held already"),
-            (Wish::Hold, None) if self.guest.is_none() => Err("no virtual machine has it"),
-            (Wish::Move(heir), None) if self.guest.is_none() => {
-                self.stay = Stay::Leaving(heir, None);
+            (HoldCommand::Hold | HoldCommand::Move(_), Some(_)) => Err("it is held already"),
+            (HoldCommand::Hold, None) if self.guest.is_none() => Err("no virtual machine has it"),
+            (HoldCommand::Move(successor), None) if self.guest.is_none() => {
+                self.stay = Stay::Leaving(successor, None);
                 Ok(Granted::AtOnce)
             }
-            (Wish::Hold | Wish::Move(_), None) => {
+            (HoldCommand::Hold | HoldCommand::Move(_), None) => {
                 self.host.quiesce(now);
-                let heir = if let Wish::Move(heir) = wish { Some(heir) } else { None };
-                self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false, heir });
+                let successor = if let HoldCommand::Move(successor) = command { Some(successor) } else { None };
+                self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false, successor });
                 return;
             }
             // Whoever was to go on with it does not come.
-            (Wish::GoOn, None) if matches!(self.stay, Stay::Expecting(_)) => {
+            (HoldCommand::GoOn, None) if matches!(self.stay, Stay::Expecting(_)) => {
                 self.dismiss();
                 Ok(Granted::AtOnce)
             }
-            (Wish::GoOn, None) => Err("it is not held"),
+            (HoldCommand::GoOn, None) => Err("it is not held"),
             // It ended and nobody came in its place: the next one is another.
-            (Wish::GoOn, Some(_)) if self.guest.is_none() => {
+            (HoldCommand::GoOn, Some(_)) if self.guest.is_none() => {
                 self.dismiss();
                 Ok(Granted::AtOnce)
             }
-            (Wish::GoOn, Some(_)) => {
+            (HoldCommand::GoOn, Some(_)) => {
                 self.go_on();
                 Ok(Granted::ToUser)
             }
@@ -514,7 +527,7 @@ impl Relay {
         let now = self.clock.now();
         let Some(held) = &mut self.held else { return };
         if held.asker.is_none() {
-            if held.heir.is_some() && now - held.since >= LEAVE_WITHIN {
+            if held.successor.is_some() && now - held.since >= LEAVE_WITHIN {
                 warn!("the virtual machine has not left: its device stays here");
                 self.go_on();
             }
@@ -547,8 +560,8 @@ impl Relay {
         }
     }
 
-    /// Does what the guest asked and sends what it is to have; whether its socket takes no more. What the guest does wrong costs
-    /// it the connection, and nobody else anything.
+    /// Does what the guest asked and sends what it is to have; whether its socket takes no more. What the guest does
+    /// wrong costs it the connection, and nobody else anything.
     fn serve_guest(&mut self) -> bool {
         loop {
             if let Err(fault) = self.host.advance(self.clock.now()) {
@@ -570,10 +583,10 @@ impl Relay {
     /// Its guest has left: the device follows it, with all that it had asked.
     fn part(&mut self) {
         self.guest = None;
-        if let Some(heir) = self.held.as_ref().and_then(|held| held.heir) {
-            info!("the virtual machine has left: its device goes to its heir");
+        if let Some(successor) = self.held.as_ref().and_then(|held| held.successor) {
+            info!("the virtual machine has left: its device goes to its successor");
             self.held = None;
-            self.stay = Stay::Leaving(heir, Some(self.host.freeze()));
+            self.stay = Stay::Leaving(successor, Some(self.host.freeze()));
         }
     }
 
@@ -587,19 +600,20 @@ impl Relay {
         let stay = std::mem::replace(&mut self.stay, Stay::Here);
         self.stay = match stay {
             Stay::Inheriting if is_open => {
-                let luggage = self.host.with_device(|device, _| device.take_luggage());
-                info!(luggage = luggage.len(), "a virtual machine's stream came with it");
-                let frozen = if luggage.is_empty() { None } else { Some(Frozen::from_bytes(&luggage)?) };
+                let migration_state = self.host.with_device(|device, _| device.take_migration_state());
+                info!(migration_state = migration_state.len(), "a virtual machine's stream came with it");
+                let frozen =
+                    if migration_state.is_empty() { None } else { Some(Frozen::from_bytes(&migration_state)?) };
                 let is_awaited = frozen.as_ref().is_some_and(|frozen| !frozen.from_guest.is_empty());
                 self.arrival.note(self.clock.now(), self.host.counters().urbs, is_awaited);
                 frozen.map_or(Stay::Here, Stay::Expecting)
             }
-            Stay::Leaving(heir, frozen) if is_still => {
-                let luggage = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();
-                match (luggage.len() <= LUGGAGE_BYTES_MAX, frozen) {
+            Stay::Leaving(successor, frozen) if is_still => {
+                let migration_state = frozen.as_ref().map(Frozen::to_bytes).unwrap_or_default();
+                match (migration_state.len() <= MIGRATION_STATE_BYTES_MAX, frozen) {
                     (false, Some(frozen)) => {
                         warn!(
-                            bytes = luggage.len(),
+                            bytes = migration_state.len(),
                             "the virtual machine had asked too much to be handed over: its device stays here"
                         );
                         Stay::Expecting(frozen)
@@ -607,7 +621,7 @@ impl Relay {
                     (_, frozen) => {
                         let now = self.clock.now();
                         self.host.with_device(|device, done| {
-                            device.bequeath(heir, luggage);
+                            device.migrate(successor, migration_state);
                             device.end_turn(now, done);
                         });
                         Stay::Gone(frozen)
@@ -633,7 +647,7 @@ impl Relay {
     }
 
     fn welcome(&mut self) {
-        match self.entrance.try_accept() {
+        match self.listener.try_accept() {
             Ok(Some(link)) => {
                 self.guest = Some(link);
                 if let Stay::Expecting(frozen) = std::mem::replace(&mut self.stay, Stay::Here) {

@@ -1,7 +1,7 @@
 //! A USB device of another host, whichever tongue brings it: what a front end here lends on.
 //!
-//! Over plain USB/IP it lives and ends with its one link; in a session it outlives its links ([`Linked`]). To an engine both are a
-//! [`Device`] with something to wait on, whose end says why.
+//! Over plain USB/IP it lives and ends with its one link; in a session it outlives its links ([`Linked`]). To an engine
+//! both are a [`Device`] with something to wait on, whose end says why.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use farbus_session::snapshot::Writer;
 use crate::frontend::Ended;
 use crate::importer::client::{Client, ClientError, Target, local, local_address};
 use crate::importer::session::connection::Linked;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 
 /// A USB device of another host.
 pub enum FarDevice {
@@ -32,7 +32,8 @@ pub enum FarDevice {
 }
 
 impl FarDevice {
-    /// Takes `target`: in a session that outlives its links for `grace` unless somebody said otherwise, if there is to be one.
+    /// Takes `target`: in a session that outlives its links for `grace` unless somebody said otherwise, if there is to
+    /// be one.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -44,7 +45,8 @@ impl FarDevice {
         Ok(FarDevice::Plain(Box::new(PlainDevice::new(link, device).map_err(local)?)))
     }
 
-    /// Takes `target` as soon as it is handed over to this host, with what a guest's stream was like ([`FROZEN_MAGIC`]).
+    /// Takes `target` as soon as it is handed over to this host, with what a guest's stream was like
+    /// ([`FROZEN_MAGIC`]).
     ///
     /// # Errors
     /// [`ClientError`].
@@ -62,10 +64,10 @@ impl FarDevice {
     }
 
     /// What came along with it.
-    pub fn take_luggage(&mut self) -> Vec<u8> {
+    pub fn take_migration_state(&mut self) -> Vec<u8> {
         match self {
             FarDevice::Plain(_) => Vec::new(),
-            FarDevice::Session(linked) => linked.remote_mut().take_luggage(),
+            FarDevice::Session(linked) => linked.remote_mut().take_migration_state(),
         }
     }
 
@@ -100,10 +102,11 @@ impl FarDevice {
         }
     }
 
-    /// Hands it over as it is to the host with this key, with this for it. It ends once that host has it, or is ours again.
-    pub fn bequeath(&mut self, heir: [u8; 32], luggage: Vec<u8>) {
+    /// Hands it over as it is to the host with this key, with this for it. It ends once that host has it, or is ours
+    /// again.
+    pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
         if let FarDevice::Session(linked) = self {
-            linked.remote_mut().bequeath_with(heir, luggage);
+            linked.remote_mut().migrate_with(successor, migration_state);
         }
     }
 
@@ -124,10 +127,10 @@ impl FarDevice {
     }
 
     /// How its session stands, if it has one.
-    pub fn standing(&self) -> Option<Standing> {
+    pub fn status(&self) -> Option<SessionStatus> {
         match self {
             FarDevice::Plain(_) => None,
-            FarDevice::Session(linked) => Some(linked.standing()),
+            FarDevice::Session(linked) => Some(linked.status()),
         }
     }
 

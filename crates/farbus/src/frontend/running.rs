@@ -10,7 +10,7 @@ use crate::devices::reservation::ReservationStatus;
 use crate::importer::client::Target;
 use crate::importer::disk::DiskMode;
 use crate::importer::session::latency::Latency;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Readings;
 use crate::link::status::LinksStatus;
 
@@ -123,7 +123,7 @@ impl AttachmentStatus {
     }
 
     /// The same in a session: a device without a link is attached, and waits.
-    fn in_session(self, session: &Standing) -> Self {
+    fn in_session(self, session: &SessionStatus) -> Self {
         let distance = session.distance();
         let known = Self {
             latency: session.latency(),

@@ -8,7 +8,7 @@ use farbus_model::BlockDevice;
 use super::Handle;
 use crate::importer::disk::{DiskMode, OpenedDisk, Way};
 use crate::importer::port::Cutter;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 
 /// What does not change of a disk while it is shown.
 pub struct ShownDisk {
@@ -19,7 +19,7 @@ pub struct ShownDisk {
     /// Our end of the link, as the exporter sees its user; none in a session.
     pub local_address: Option<SocketAddr>,
     /// Its session, if it is in one.
-    pub session: Option<Standing>,
+    pub session: Option<SessionStatus>,
     /// Takes it from its users without waiting for anything.
     pub cutter: Cutter,
     /// Whether another process can go on with it.
@@ -27,11 +27,12 @@ pub struct ShownDisk {
 }
 
 impl ShownDisk {
-    /// Takes an opened disk apart: what is known of it, the device, whose moments that is told, and what to watch meanwhile.
+    /// Takes an opened disk apart: what is known of it, the device, whose moments that is told, and what to watch
+    /// meanwhile.
     pub fn of(disk: OpenedDisk) -> (Self, Box<dyn BlockDevice>, Clock, Way) {
         let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
         let is_movable = disk.is_movable();
-        let OpenedDisk { device, clock, way, cutter, standing: session } = disk;
+        let OpenedDisk { device, clock, way, cutter, status: session } = disk;
         (Self { size_bytes, mode, local_address, session, cutter, is_movable }, device, clock, way)
     }
 

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::{Handle, Migration, Refused};
 use crate::common::control::{Answer, Question};
 
-/// Answers a question that steers one attachment. `handle_of` finds it by the name that the question has: `None` if there is none of
-/// that name here, and no handle if it is not attached now.
+/// Answers a question that steers one attachment. `handle_of` finds it by the name that the question has: `None` if
+/// there is none of that name here, and no handle if it is not attached now.
 ///
 /// # Errors
 /// The question, if it is another.
@@ -26,7 +26,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
         (Question::Pause { is_paused, .. }, handle) => {
             with(handle, Refused::NoModules, |handle| handle.pause(*is_paused))
         }
-        (Question::Migrate { heir, .. }, handle) => return Ok(migrate(handle.as_ref(), heir)),
+        (Question::Migrate { successor, .. }, handle) => return Ok(migrate(handle.as_ref(), successor)),
         _ => return Err(question),
     };
     Ok(done.map_or_else(|why| Answer::Refused(why.to_string()), |()| Answer::Ok(Value::Null)))

@@ -7,7 +7,7 @@ use farbus_session::native::control::{Cause, Mode};
 use farbus_session::native::{RemoteStream, stream};
 
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport, Target};
-use crate::importer::session::connection::{Linked, Quitter};
+use crate::importer::session::connection::{Linked, SessionStop};
 
 pub use stream::{Description, Format, Frame, PixelFormat};
 
@@ -58,8 +58,8 @@ impl Frames {
     }
 
     /// Ends whoever waits for the next, from any thread.
-    pub fn quitter(&self) -> Quitter {
-        self.linked.quitter()
+    pub fn session_stop(&self) -> SessionStop {
+        self.linked.session_stop()
     }
 
     /// The next frame, waited for; none once somebody quit.

@@ -55,9 +55,9 @@ pub struct KnownHost {
 }
 
 impl KnownHost {
-    /// The paired host that `address` (`NAME:PORT`) names; `None` if it names none. A name that is paired is never anything
-    /// else: not a host of that name in the DNS, not a plain connection. The port of plain USB/IP, which is what a missing
-    /// one was filled in with, stands for the remembered one.
+    /// The paired host that `address` (`NAME:PORT`) names; `None` if it names none. A name that is paired is never
+    /// anything else: not a host of that name in the DNS, not a plain connection. The port of plain USB/IP, which is
+    /// what a missing one was filled in with, stands for the remembered one.
     ///
     /// # Errors
     /// [`KnownHostError::Local`] if the list of paired hosts cannot be read: then no name is known not to be paired.
@@ -187,8 +187,8 @@ impl KnownHost {
     }
 }
 
-/// Remembers that the paired host which `asked` (`NAME:PORT`) names has proved its key at `at`. Nothing that runs is moved by it: whoever has
-/// a link keeps it, and looks for a new one where the host proved its key to it before.
+/// Remembers that the paired host which `asked` (`NAME:PORT`) names has proved its key at `at`. Nothing that runs is
+/// moved by it: whoever has a link keeps it, and looks for a new one where the host proved its key to it before.
 ///
 /// # Errors
 /// If the list of paired hosts cannot be changed.

@@ -1,6 +1,7 @@
 //! A process of its own that speaks multicast DNS: what it hears is anybody's word, so it has no rights at all.
 //!
-//! It is told a line of JSON at a time and answers each. It announces until it is told otherwise, or whoever started it is gone.
+//! It is told a line of JSON at a time and answers each. It announces until it is told otherwise, or whoever started it
+//! is gone.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -165,7 +165,7 @@ pub fn wait_for_host(
     let local = |error: io::Error| PairError::Local(error.to_string());
     let (news, to_us) = mpsc::channel();
     let clock = Clock::start();
-    let desk = Arc::new(Desk {
+    let desk = Arc::new(PairingServer {
         trust: trust.clone(),
         admission: Admission::default(),
         clock,
@@ -200,7 +200,7 @@ enum News {
 }
 
 /// Where a host waits with a code.
-struct Desk {
+struct PairingServer {
     trust: Trust,
     admission: Admission,
     clock: Clock,
@@ -232,7 +232,7 @@ impl State {
     }
 }
 
-impl Desk {
+impl PairingServer {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -366,8 +366,8 @@ impl<'a> Talk<'a> {
         Ok(Self { link, pairing, clock, until: clock.now() + EXCHANGE_TIME_MAX })
     }
 
-    /// Exchanges greetings and computes the proofs over everything that both have seen; returns what the peer calls itself.
-    /// `names` are those of joiner and waiter, where they are ours.
+    /// Exchanges greetings and computes the proofs over everything that both have seen; returns what the peer calls
+    /// itself. `names` are those of joiner and waiter, where they are ours.
     fn greet(&mut self, exchange: Exchange, names: [Option<&str>; 2]) -> Result<String, PairError> {
         let (name, share) = match self.next()? {
             Event::Greeted { name, share } => (name, share),
@@ -423,14 +423,14 @@ mod tests {
 
     use super::*;
 
-    fn desk(name: &str) -> (Desk, mpsc::Receiver<News>) {
+    fn desk(name: &str) -> (PairingServer, mpsc::Receiver<News>) {
         let folder = std::env::temp_dir().join(format!("farbus-desk-{}-{name}", std::process::id()));
         let trust = Trust::at(Folder::at(&folder)).unwrap();
         std::fs::remove_dir_all(folder).unwrap();
         let (news, to_us) = mpsc::channel();
         let clock = Clock::start();
         let state = Mutex::new(State::fresh(clock.now()));
-        (Desk { trust, admission: Admission::default(), clock, state, news }, to_us)
+        (PairingServer { trust, admission: Admission::default(), clock, state, news }, to_us)
     }
 
     fn from() -> SocketAddr {

@@ -27,7 +27,8 @@ const LINE_BYTES_MAX: usize = 256 << 10;
 pub enum Question {
     /// Which devices may I use, and who uses them now?
     List,
-    /// How far I am with the links between us ([`farbus_realtime::topology::party`]), in hexadecimal digits. How far are you?
+    /// How far I am with the links between us ([`farbus_realtime::topology::party`]), in hexadecimal digits. How far
+    /// are you?
     Topology {
         /// All that I have to say.
         said: String,

@@ -55,8 +55,8 @@ pub struct Found {
     pub is_new: bool,
 }
 
-/// Connects to `host` (`HOST:PORT`, or `unix:PATH` on this machine), which is no paired one, where its name says; `nearby` finds the address
-/// of one that no name service knows.
+/// Connects to `host` (`HOST:PORT`, or `unix:PATH` on this machine), which is no paired one, where its name says;
+/// `nearby` finds the address of one that no name service knows.
 ///
 /// # Errors
 /// [`LinkError`].
@@ -77,8 +77,8 @@ pub fn dial(
     Ok((connection, Found { place: Place::Address(at), is_new: false }))
 }
 
-/// Connects to a socket of this machine. In a folder where an owner's processes meet it has to be one of his, or root's; elsewhere
-/// whoever named the path knows whose it is.
+/// Connects to a socket of this machine. In a folder where an owner's processes meet it has to be one of his, or
+/// root's; elsewhere whoever named the path knows whose it is.
 fn dial_socket(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
     let failed = |source| LinkError { address: format!("{LOCAL}{}", path.display()), source };
     match runtime_folder::holding(path).map_err(|error| failed(error.into()))? {
@@ -91,8 +91,8 @@ fn dial_socket(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
     }
 }
 
-/// Connects to where a paired host may be: where it proved its key to whoever asks, where it was seen last, where it announces itself now.
-/// Whether it is who it says is found out later, in its handshake: a false address leads nowhere.
+/// Connects to where a paired host may be: where it proved its key to whoever asks, where it was seen last, where it
+/// announces itself now. Whether it is who it says is found out later, in its handshake: a false address leads nowhere.
 ///
 /// # Errors
 /// [`LinkError`]: what was wrong where it was seen last.
@@ -132,8 +132,8 @@ pub fn dial_known(
     announced.ok_or_else(|| failure.unwrap_or_else(|| failed(known, no_address())))
 }
 
-/// A socket for datagrams to a paired host, where that may be, and whether it is remembered elsewhere. The socket is bound to no address of
-/// this machine: one that changes is of no account. Whether anybody hears is found out later.
+/// A socket for datagrams to a paired host, where that may be, and whether it is remembered elsewhere. The socket is
+/// bound to no address of this machine: one that changes is of no account. Whether anybody hears is found out later.
 ///
 /// # Errors
 /// [`LinkError`].

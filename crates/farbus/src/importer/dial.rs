@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use farbus_io::link::{Link, LinkError};
 use tracing::debug;
 
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::hosts::known_host::{KnownHost, KnownHostError};
 use crate::hosts::reach::Hints;
 
@@ -33,14 +33,14 @@ pub enum Way {
     Datagrams,
 }
 
-/// Tries one place after the other: those at which somebody else, or nobody, turns out to be are left out of the next attempt. Where the host
-/// proved its key is remembered.
+/// Tries one place after the other: those at which somebody else, or nobody, turns out to be are left out of the next
+/// attempt. Where the host proved its key is remembered.
 ///
 /// # Errors
 /// What was wrong with the first place.
 pub fn search(
     known: &KnownHost,
-    hands: &Hands,
+    system: &SystemAccess,
     way: Way,
     mut attempt: impl FnMut(&Hints) -> Attempt,
 ) -> Result<Link, Failure> {
@@ -53,7 +53,7 @@ pub fn search(
                 known.note_proved(at);
                 if is_new
                     && is_news
-                    && let Err(error) = hands.remember(known, at)
+                    && let Err(error) = system.remember(known, at)
                 {
                     debug!(host = known.asked(), %at, %error, "where it is now is not remembered");
                 }

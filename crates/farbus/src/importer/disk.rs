@@ -23,8 +23,8 @@ use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, lo
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::{Cutter, DevicePort};
-use crate::importer::session::connection::{BLOCK_KIND, Linked, Quitter, Redial};
-use crate::importer::session::status::Standing;
+use crate::importer::session::connection::{BLOCK_KIND, Linked, Redial, SessionStop};
+use crate::importer::session::status::SessionStatus;
 
 /// How a disk is to be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct OpenedDisk {
     /// What takes it from its users, from any thread.
     pub cutter: Cutter,
     /// How its session stands, if it has one.
-    pub standing: Option<Standing>,
+    pub status: Option<SessionStatus>,
 }
 
 impl OpenedDisk {
@@ -124,20 +124,20 @@ impl OpenedDisk {
     /// [`ClientError::Local`].
     pub fn usb(mut disk: RemoteDisk<DevicePort>) -> Result<Self, ClientError> {
         let cutter = disk.port_mut().cutter().map_err(local)?;
-        let (way, standing) = match disk.port_mut() {
+        let (way, status) = match disk.port_mut() {
             DevicePort::Plain(port) => (Way::Link(port.link().map_err(local)?), None),
-            DevicePort::Session(port) => (Way::Port(port.clone()), Some(port.ask(Linked::standing))),
+            DevicePort::Session(port) => (Way::Port(port.clone()), Some(port.ask(Linked::status))),
         };
         let sector_bytes = disk.info().block_bytes;
         let device = Box::new(StoreDevice::new(disk).preferring(sector_bytes));
-        Ok(Self { device, clock: Clock::start(), way, cutter, standing })
+        Ok(Self { device, clock: Clock::start(), way, cutter, status })
     }
 
     /// A block device of a session.
     pub fn block(linked: Linked<RemoteBlock>) -> Self {
-        let (clock, standing, cutter) = (linked.clock(), linked.standing(), Cutter::of(linked.quitter()));
+        let (clock, status, cutter) = (linked.clock(), linked.status(), Cutter::of(linked.session_stop()));
         let way = Way::Device { is_movable: linked.is_movable() };
-        Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, standing: Some(standing) }
+        Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, status: Some(status) }
     }
 
     /// The same, of which so much is kept here.
@@ -165,9 +165,9 @@ impl OpenedDisk {
         let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(redial, saved, rest) };
         let mut known = None;
         let device = |bytes: &[u8]| {
-            let (Self { device, clock, way, cutter, standing }, pending) =
+            let (Self { device, clock, way, cutter, status }, pending) =
                 Self::restore_from(redial, bytes, rest).map_err(Wrong)?;
-            known = Some((clock, way, cutter, standing));
+            known = Some((clock, way, cutter, status));
             Ok((device, pending))
         };
         let restored: Result<(Box<dyn BlockDevice>, Pending), Wrong> = match *kind {
@@ -180,8 +180,8 @@ impl OpenedDisk {
             device.leave();
             return Err(Wrong::from(reject).0);
         }
-        let (clock, way, cutter, standing) = known.expect("it was restored");
-        Ok((Self { device, clock, way, cutter, standing }, pending))
+        let (clock, way, cutter, status) = known.expect("it was restored");
+        Ok((Self { device, clock, way, cutter, status }, pending))
     }
 
     fn restore_block(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
@@ -222,8 +222,8 @@ impl OpenedDisk {
 }
 
 impl Cutter {
-    fn of(quitter: Quitter) -> Self {
-        Self::new(move || quitter.quit())
+    fn of(session_stop: SessionStop) -> Self {
+        Self::new(move || session_stop.quit())
     }
 }
 

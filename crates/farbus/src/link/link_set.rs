@@ -1,7 +1,7 @@
 //! The links below one end of a session, one a lane, and how the thread waits that owns them.
 //!
-//! A link comes and goes; what else the thread waits on stays. While the two ends talk, and nothing else can matter soon, the wait is the
-//! receive: two system calls a request, as without a session.
+//! A link comes and goes; what else the thread waits on stays. While the two ends talk, and nothing else can matter
+//! soon, the wait is the receive: two system calls a request, as without a session.
 
 use std::cell::Cell;
 use std::io;
@@ -15,15 +15,15 @@ use farbus_session::native::Lane;
 
 use crate::link::status::{Counts, Links};
 
-/// How long a receive waits for who has just spoken, while all that this puts off is an order to this thread. Linux counts it in jiffies of 1
-/// to 10 ms.
+/// How long a receive waits for who has just spoken, while all that this puts off is an order to this thread. Linux
+/// counts it in jiffies of 1 to 10 ms.
 const TALK_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a thread with one end of a session waits on.
-pub(crate) struct Cable {
+pub(crate) struct LinkSet {
     /// The first lane's.
-    first: Option<Strand>,
-    further: Vec<Strand>,
+    first: Option<LaneLink>,
+    further: Vec<LaneLink>,
     /// Who is told of them.
     shown: Links,
     all: Gathering,
@@ -36,7 +36,7 @@ pub(crate) struct Cable {
 }
 
 /// The link of one lane.
-struct Strand {
+struct LaneLink {
     number: u16,
     link: Arc<Link>,
     counts: Arc<Counts>,
@@ -44,7 +44,7 @@ struct Strand {
     is_blocked: bool,
 }
 
-impl Strand {
+impl LaneLink {
     /// Takes in what is there, without waiting.
     fn receive(&self, lane: &mut Lane) -> io::Result<Option<usize>> {
         let received = self.link.try_receive(lane.receive_space());
@@ -80,7 +80,7 @@ impl Strand {
     }
 }
 
-impl Cable {
+impl LinkSet {
     /// Without a link.
     pub fn new() -> io::Result<Self> {
         Self::shown_by(Links::default())
@@ -118,7 +118,8 @@ impl Cable {
         self.limit_receive()
     }
 
-    /// A receive that is the wait gives up only for the sake of what else is waited for: without that no timer is armed for each.
+    /// A receive that is the wait gives up only for the sake of what else is waited for: without that no timer is armed
+    /// for each.
     fn limit_receive(&self) -> io::Result<()> {
         let time_max = self.has_others.get().then_some(TALK_PAUSE);
         self.link().map_or(Ok(()), |link| link.set_receive_timeout(time_max))
@@ -132,14 +133,14 @@ impl Cable {
         }
     }
 
-    fn strand(&self, number: u16, link: Link) -> io::Result<Strand> {
+    fn strand(&self, number: u16, link: Link) -> io::Result<LaneLink> {
         self.all.watch(link.as_fd(), false)?;
         let link = Arc::new(link);
         let counts = self.shown.note_up(number, &link);
-        Ok(Strand { number, link, counts, is_blocked: false })
+        Ok(LaneLink { number, link, counts, is_blocked: false })
     }
 
-    fn let_go(&self, strand: Strand) {
+    fn let_go(&self, strand: LaneLink) {
         self.shown.note_down(strand.number);
         self.all.forget(strand.link.as_fd());
         strand.link.shut_down();
@@ -215,8 +216,8 @@ impl Cable {
         self.early.is_some() || self.first.iter().chain(&self.further).any(|strand| strand.link.has_received())
     }
 
-    /// Waits until something may have happened, `span` at most. With `only_talk` a receive may be the wait: whatever else is waited for
-    /// may then be late by 10 ms.
+    /// Waits until something may have happened, `span` at most. With `only_talk` a receive may be the wait: whatever
+    /// else is waited for may then be late by 10 ms.
     pub fn wait(&mut self, lane: &mut Lane, span: Option<Duration>, only_talk: bool) -> io::Result<()> {
         // A receive that never gives up is no wait for a moment that comes.
         let is_long = span.is_none_or(|span| span > TALK_PAUSE && self.has_others.get());
@@ -240,8 +241,8 @@ impl Cable {
         Ok(())
     }
 
-    /// Takes in what is there, without waiting: how many bytes, 0 at the link's end, none if nothing is. As much as one receive brings:
-    /// what comes out of it is used while it is at hand.
+    /// Takes in what is there, without waiting: how many bytes, 0 at the link's end, none if nothing is. As much as one
+    /// receive brings: what comes out of it is used while it is at hand.
     pub fn receive(&mut self, lane: &mut Lane) -> io::Result<Option<usize>> {
         let Some(strand) = &self.first else { return Ok(None) };
         let received = match self.early.take() {

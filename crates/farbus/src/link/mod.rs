@@ -1,4 +1,5 @@
-//! What both ends of a link have: the links of a session and how they stand, greetings, counters, and the modules that data pass through.
+//! What both ends of a link have: the links of a session and how they stand, greetings, counters, and the modules that
+//! data pass through.
 //!
 //! Exporter and importer use it alike; which end it serves it does not know.
 

@@ -1,4 +1,5 @@
-//! The links below one end of a session, for whoever shows them: they are owned by another thread, which counts what passes.
+//! The links below one end of a session, for whoever shows them: they are owned by another thread, which counts what
+//! passes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -63,7 +64,8 @@ pub struct LinkStatus {
     pub bytes_in: u64,
     /// Bytes sent.
     pub bytes_out: u64,
-    /// The round trip that the system measured, milliseconds; none within one machine's sockets, and while there is no link.
+    /// The round trip that the system measured, milliseconds; none within one machine's sockets, and while there is no
+    /// link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::cuts::{Cutter, share_through_a_cutter};
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::trust::{Host, hosts, pair};
 
 /// Where `host` remembers the only host that it is paired with.
@@ -13,15 +13,15 @@ fn remembered(host: &Host<'_>) -> Value {
 
 #[test]
 fn an_address_is_remembered_once_the_host_proved_its_key_there_and_not_before() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     let (_share, address) = lab3.share(&["zero"]);
     let at_first = remembered(&desk);
     // Nobody is there; somebody else is; and what the command line says counts for that command.
     assert_eq!(desk.run(&["list", "lab3", "--address", "127.0.0.1:1"]).code, Some(5));
     assert_eq!(remembered(&desk), at_first);
-    let mallory = Host { house: &house, name: "mallory" };
+    let mallory = Host { harness: &harness, name: "mallory" };
     let (_other, elsewhere) = mallory.share(&["zero"]);
     let outcome = desk.run(&["list", "lab3", "--address", &elsewhere]);
     assert!(outcome.code == Some(3) && outcome.stderr.contains("not the host that was paired as"), "{outcome:?}");
@@ -34,11 +34,11 @@ fn an_address_is_remembered_once_the_host_proved_its_key_there_and_not_before() 
 
 #[test]
 fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_written_down() {
-    let house = House::new();
-    let image = house.image("image", 4 << 20);
-    let ([_lab3, desk], share, cutter) = share_through_a_cutter(&house, &format!("disk:{}", image.display()));
+    let harness = Harness::new();
+    let image = harness.image("image", 4 << 20);
+    let ([_lab3, desk], share, cutter) = share_through_a_cutter(&harness, &format!("disk:{}", image.display()));
     let through = cutter.address().to_string();
-    let socket = house.path("disk.sock");
+    let socket = harness.path("disk.sock");
     let at = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--grace", "30"];
     let attach = desk.start(&[&["attach", "lab3/disk", "--address", &through][..], &at].concat());
     attach.wait_for_line("attached as ");
@@ -67,16 +67,16 @@ fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_wri
 
 #[test]
 fn a_session_does_not_end_because_another_host_has_its_exporters_old_address() {
-    let house = House::new();
-    let image = house.image("image", 4 << 20);
-    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &format!("disk:{}", image.display()));
+    let harness = Harness::new();
+    let image = harness.image("image", 4 << 20);
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &format!("disk:{}", image.display()));
     let through = cutter.address().to_string();
-    let socket = house.path("disk.sock");
+    let socket = harness.path("disk.sock");
     let at = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--grace", "60"];
     let attach = desk.start(&[&["attach", "lab3/disk", "--address", &through][..], &at].concat());
     attach.wait_for_line("attached as ");
     // For a while whoever connects there meets another farbus.
-    let mallory = Host { house: &house, name: "mallory" };
+    let mallory = Host { harness: &harness, name: "mallory" };
     let (_other, elsewhere) = mallory.share(&["zero"]);
     cutter.lead_to(elsewhere.parse().unwrap());
     let before = cutter.links();

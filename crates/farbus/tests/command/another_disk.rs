@@ -4,21 +4,21 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::harness::{House, PATIENCE, Running, Share, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, has_fuse, wait_until};
 use super::restart::{Later, config};
 
 const SIZE: u64 = 1 << 20;
 
-fn share_at(house: &House, address: &str, disks: [&Path; 2]) -> Share {
+fn share_at(harness: &Harness, address: &str, disks: [&Path; 2]) -> Share {
     let disks = disks.map(|disk| format!("disk:{}", disk.display()));
-    Share::follow(Running::start(house.command(&["share", &disks[0], &disks[1], "--listen", address])))
+    Share::follow(Running::start(harness.command(&["share", &disks[0], &disks[1], "--listen", address])))
 }
 
 /// The first disk of a share as a file, whose session outlives the exporter's death.
-fn attach(house: &House, share: &Share) -> (Running, PathBuf) {
-    let at = house.path("mnt");
+fn attach(harness: &Harness, share: &Share) -> (Running, PathBuf) {
+    let at = harness.path("mnt");
     let arguments = ["attach", &share.target("disk"), "--via", "fuse", "--at", at.to_str().unwrap(), "--grace", "60"];
-    let attach = Running::start(house.command(&arguments));
+    let attach = Running::start(harness.command(&arguments));
     attach.wait_for_line("attached as ");
     (attach, at.join("disk.img"))
 }
@@ -39,13 +39,13 @@ fn a_session_never_goes_on_with_another_disk() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let (a, b) = (house.image("a.img", SIZE), house.image("b.img", SIZE));
-    let mut first = share_at(&house, "127.0.0.1:0", [&a, &b]);
-    let (mut attach, disk) = attach(&house, &first);
+    let harness = Harness::new();
+    let (a, b) = (harness.image("a.img", SIZE), harness.image("b.img", SIZE));
+    let mut first = share_at(&harness, "127.0.0.1:0", [&a, &b]);
+    let (mut attach, disk) = attach(&harness, &first);
     write(&disk, 0, 1).unwrap();
     first.process.kill();
-    let _second = share_at(&house, &first.address, [&b, &a]);
+    let _second = share_at(&harness, &first.address, [&b, &a]);
     // It is meant for the first disk, and lands nowhere.
     let written = write(&disk, 8192, 2);
     assert!(is_untouched(&b), "a write meant for one disk landed in the other");
@@ -61,13 +61,13 @@ fn a_session_goes_on_with_its_disk_after_its_exporter_was_killed() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let (a, b) = (house.image("a.img", SIZE), house.image("b.img", SIZE));
-    let mut first = share_at(&house, "127.0.0.1:0", [&a, &b]);
-    let (_attach, disk) = attach(&house, &first);
+    let harness = Harness::new();
+    let (a, b) = (harness.image("a.img", SIZE), harness.image("b.img", SIZE));
+    let mut first = share_at(&harness, "127.0.0.1:0", [&a, &b]);
+    let (_attach, disk) = attach(&harness, &first);
     write(&disk, 0, 1).unwrap();
     first.process.kill();
-    let _second = share_at(&house, &first.address, [&a, &b]);
+    let _second = share_at(&harness, &first.address, [&a, &b]);
     write(&disk, 8192, 2).unwrap();
     let bytes = fs::read(&a).unwrap();
     assert!(bytes[..4096].iter().all(|&byte| byte == 1) && bytes[8192..12_288].iter().all(|&byte| byte == 2));
@@ -79,20 +79,20 @@ fn a_session_never_goes_on_with_a_medium_that_was_adopted() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let (a, b) = (house.image("a.img", SIZE), house.image("b.img", SIZE));
-    let mut first = share_at(&house, "127.0.0.1:0", [&a, &b]);
-    let status = house.json(&["status", "--json"]);
+    let harness = Harness::new();
+    let (a, b) = (harness.image("a.img", SIZE), harness.image("b.img", SIZE));
+    let mut first = share_at(&harness, "127.0.0.1:0", [&a, &b]);
+    let status = harness.json(&["status", "--json"]);
     let id = status[0]["devices"][0]["identity"]["id"].as_str().expect("a shared disk has an id").to_owned();
-    let (mut attach, disk) = attach(&house, &first);
+    let (mut attach, disk) = attach(&harness, &first);
     write(&disk, 0, 1).unwrap();
     first.process.kill();
     // As from a backup of before the write: the same path, older content, and the owner says that it is this device.
-    fs::rename(&a, house.path("damaged.img")).unwrap();
-    house.image("a.img", SIZE);
-    let adopted = house.run(&["identity", "adopt", &format!("disk:{}", a.display()), &id]);
+    fs::rename(&a, harness.path("damaged.img")).unwrap();
+    harness.image("a.img", SIZE);
+    let adopted = harness.run(&["identity", "adopt", &format!("disk:{}", a.display()), &id]);
     assert_eq!(adopted.code, Some(0), "{adopted:?}");
-    let _second = share_at(&house, &first.address, [&a, &b]);
+    let _second = share_at(&harness, &first.address, [&a, &b]);
     let written = write(&disk, 8192, 2);
     assert!(is_untouched(&a), "a write meant for the medium of before landed in what was restored");
     assert!(written.is_err(), "nobody has it");
@@ -104,18 +104,18 @@ fn a_daemon_that_restarts_with_its_disks_in_another_order_serves_no_other_disk()
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let (a, b) = (house.image("a.img", SIZE), house.image("b.img", SIZE));
+    let harness = Harness::new();
+    let (a, b) = (harness.image("a.img", SIZE), harness.image("b.img", SIZE));
     let text = |disks: [&Path; 2]| {
         let [one, two] = disks.map(|disk| format!("{{what='disk:{}'}}", disk.display()));
         format!("plain.listen = ['127.0.0.1:0']\nshare = [{one}, {two}]")
     };
-    let file = config(&house.path("tmp"), &text([&a, &b]));
-    let daemon = Share::follow(Running::start(house.command(&["daemon", "--config", &file])));
-    let (mut attach, disk) = attach(&house, &daemon);
+    let file = config(&harness.path("tmp"), &text([&a, &b]));
+    let daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));
+    let (mut attach, disk) = attach(&harness, &daemon);
     write(&disk, 0, 1).unwrap();
-    config(&house.path("tmp"), &text([&b, &a]));
-    let _later = Later::of(&house.json(&["daemon", "restart", "--json"]));
+    config(&harness.path("tmp"), &text([&b, &a]));
+    let _later = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     let written = write(&disk, 8192, 2);
     assert!(is_untouched(&b), "a write meant for one disk landed in the other");
     assert!(written.is_err(), "nobody has it");

@@ -3,7 +3,7 @@
 use farbus::model::{EpAddr, IsoPacket, Setup, Status, Urb, UrbId};
 
 use super::driver::Driver;
-use super::harness::House;
+use super::harness::Harness;
 
 const SPEAKER: EpAddr = EpAddr::from_byte(0x01);
 const MICROPHONE: EpAddr = EpAddr::from_byte(0x82);
@@ -20,8 +20,8 @@ fn cut(mut urb: Urb) -> Urb {
 #[test]
 fn what_a_sound_card_is_sent_is_counted_where_it_is() {
     const URBS: u64 = 25;
-    let house = House::new();
-    let share = house.share(&["audio"]);
+    let harness = Harness::new();
+    let share = harness.share(&["audio"]);
     let mut card = Driver::new(&share.address, "audio");
     for (interface, alternate) in [(1, 1), (2, 1)] {
         let setup = Setup { request_type: 0x01, request: 11, value: alternate, index: interface, length: 0 };
@@ -49,18 +49,18 @@ fn what_a_sound_card_is_sent_is_counted_where_it_is() {
     }
     let spans: Vec<u32> = ended.windows(2).map(|two| two[1] - two[0]).collect();
     assert!(spans.iter().all(|span| *span >= PACKETS), "never faster than the bus: {spans:?}");
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let count = |what: &str| status[0]["devices"][0]["counts"][what].as_u64();
     let played = URBS * u64::from(PACKETS * PACKET_BYTES / 4);
     let (tone, breaks) = (count("speaker_tone_frames"), count("speaker_tone_breaks"));
     assert!(tone == Some(played) && tone == count("speaker_frames") && breaks == Some(0), "{status}");
-    let text = house.run(&["status"]).stdout;
+    let text = harness.run(&["status"]).stdout;
     assert!(text.contains("audio: ") && text.contains("speaker tone frames"), "{text}");
     assert!(!text.contains("malformed"), "what never happened is not shown: {text}");
 }
 
 #[test]
 fn what_a_sound_card_cannot_be_is_said() {
-    let refused = House::new().run(&["share", "audio,speed=super"]);
+    let refused = Harness::new().run(&["share", "audio,speed=super"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("speed=full and speed=high"), "{refused:?}");
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::harness::{House, copy_program, write_script};
+use super::harness::{Harness, copy_program, write_script};
 
 /// A `farbus-bench` that says what it is told.
 fn tells_what_it_is_told(folder: &Path) {
@@ -12,16 +12,16 @@ fn tells_what_it_is_told(folder: &Path) {
 
 #[test]
 fn it_is_found_beside_or_in_path_and_is_told_all_and_answers_for_itself() {
-    let house = House::new();
+    let harness = Harness::new();
     let [here, elsewhere] = ["here", "elsewhere"].map(|name| {
-        let folder = house.path(name);
+        let folder = harness.path(name);
         fs::create_dir_all(&folder).unwrap();
         folder
     });
     let farbus = here.join("farbus");
     copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &farbus);
     let run = |words: &[&str]| {
-        let output = house.command_of(&farbus, words).env("PATH", &elsewhere).output().unwrap();
+        let output = harness.command_of(&farbus, words).env("PATH", &elsewhere).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     };

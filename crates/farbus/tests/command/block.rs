@@ -1,4 +1,5 @@
-//! A disk of a paired host as a block device: by whom it is used and how, what becomes of it as a file, and what is refused.
+//! A disk of a paired host as a block device: by whom it is used and how, what becomes of it as a file, and what is
+//! refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -6,14 +7,14 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, has, has_fuse, has_program, wait_until};
 use super::trust::{Host, hosts, pair};
 
 const MIB: u64 = 1 << 20;
 
 /// Shares it on one host, which lets the other use everything.
-fn share<'h>(house: &'h House, what: &[&str]) -> ([Host<'h>; 2], Running) {
-    let [lab3, desk] = hosts(house);
+fn share<'h>(harness: &'h Harness, what: &[&str]) -> ([Host<'h>; 2], Running) {
+    let [lab3, desk] = hosts(harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
     let share = lab3.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
@@ -38,11 +39,11 @@ fn end(mut attach: Running) {
 
 #[test]
 fn many_read_or_one_writes() {
-    let house = House::new();
-    let image = house.image("shared.img", MIB);
+    let harness = Harness::new();
+    let image = harness.image("shared.img", MIB);
     File::options().write(true).open(&image).unwrap().write_all_at(b"read by many", 4096).unwrap();
-    let ([lab3, desk], _share) = share(&house, &[&format!("block:{}", image.display())]);
-    let socket = |name: &str| house.path(name).to_str().unwrap().to_owned();
+    let ([lab3, desk], _share) = share(&harness, &[&format!("block:{}", image.display())]);
+    let socket = |name: &str| harness.path(name).to_str().unwrap().to_owned();
     let by_nbd = |name: &str, mode: &str| {
         attach(&desk, "lab3/block", &["--via", "nbd", "--socket", &socket(name), "--mode", mode])
     };
@@ -79,11 +80,11 @@ fn a_reader_s_file_cannot_be_written() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let image = house.image("shared.img", MIB);
+    let harness = Harness::new();
+    let image = harness.image("shared.img", MIB);
     File::options().write(true).open(&image).unwrap().write_all_at(b"read by many", 4095).unwrap();
-    let (hosts, _share) = share(&house, &[&format!("block:{}", image.display())]);
-    let places = ["one", "two"].map(|name| house.path(name));
+    let (hosts, _share) = share(&harness, &[&format!("block:{}", image.display())]);
+    let places = ["one", "two"].map(|name| harness.path(name));
     let readers = places
         .clone()
         .map(|at| attach(&hosts[1], "lab3/block", &["--via", "fuse", "--at", at.to_str().unwrap(), "--mode", "read"]));
@@ -101,9 +102,9 @@ fn a_reader_s_file_cannot_be_written() {
 
 #[test]
 fn what_is_no_block_device_is_not_read_beside_others() {
-    let house = House::new();
-    let ([_lab3, desk], _share) = share(&house, &["zero"]);
-    let socket = house.path("far.sock").to_str().unwrap().to_owned();
+    let harness = Harness::new();
+    let ([_lab3, desk], _share) = share(&harness, &["zero"]);
+    let socket = harness.path("far.sock").to_str().unwrap().to_owned();
     let by_nbd =
         |more: &[&str]| desk.run(&[&["attach", "lab3/zero", "--via", "nbd", "--socket", &socket], more].concat());
     let refused = by_nbd(&["--mode", "read"]);
@@ -124,16 +125,17 @@ fn what_is_no_block_device_is_not_read_beside_others() {
 
 #[test]
 fn plain_usb_ip_has_one_user() {
-    let house = House::new();
-    let share: Share = house.share(&[&format!("disk:{}", house.image("image", MIB).display())]);
-    let socket = house.path("far.sock").to_str().unwrap().to_owned();
-    let refused = house.run(&["attach", &share.target("disk"), "--via", "nbd", "--socket", &socket, "--mode", "read"]);
+    let harness = Harness::new();
+    let share: Share = harness.share(&[&format!("disk:{}", harness.image("image", MIB).display())]);
+    let socket = harness.path("far.sock").to_str().unwrap().to_owned();
+    let refused =
+        harness.run(&["attach", &share.target("disk"), "--via", "nbd", "--socket", &socket, "--mode", "read"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("--grace SECONDS"), "{refused:?}");
     // With a session it is a block device here, too.
     let read = ["--via", "nbd", "--socket", &socket, "--mode", "read", "--grace", "5"];
     let target = share.target("disk");
-    let attach = Running::start(house.command(&[&["attach", &*target], &read[..]].concat()));
+    let attach = Running::start(harness.command(&[&["attach", &*target], &read[..]].concat()));
     attach.wait_for_line("attached");
     end(attach);
 }
@@ -144,10 +146,10 @@ fn a_view_of_larger_blocks_is_a_file_of_any_byte() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let image = house.image("base.img", MIB);
-    let (hosts, _share) = share(&house, &[&format!("block:{},scratch", image.display())]);
-    let at = house.path("mnt");
+    let harness = Harness::new();
+    let image = harness.image("base.img", MIB);
+    let (hosts, _share) = share(&harness, &[&format!("block:{},scratch", image.display())]);
+    let at = harness.path("mnt");
     let attached = attach(&hosts[1], "lab3/block", &["--via", "fuse", "--at", at.to_str().unwrap()]);
     let file = OpenOptions::new().read(true).write(true).open(at.join("disk.img")).unwrap();
     let mut expected = vec![0; MIB as usize];
@@ -159,7 +161,7 @@ fn a_view_of_larger_blocks_is_a_file_of_any_byte() {
     file.sync_all().unwrap();
     // Past the kernel's cache.
     drop(file);
-    let copy = house.path("copy");
+    let copy = harness.path("copy");
     run(
         "dd",
         &[
@@ -181,17 +183,17 @@ fn ext4_lives_on_a_remote_block_device() {
     if !has_fuse() || !has("loop devices and ext4", loops && programs.iter().all(|program| has_program(program))) {
         return;
     }
-    let house = House::new();
-    let image = house.image("ext4.img", 64 * MIB);
-    let (hosts, _share) = share(&house, &[&format!("block:{}", image.display())]);
-    let at = house.path("mnt");
+    let harness = Harness::new();
+    let image = harness.image("ext4.img", 64 * MIB);
+    let (hosts, _share) = share(&harness, &[&format!("block:{}", image.display())]);
+    let at = harness.path("mnt");
     let how = ["--via", "fuse", "--cache", "writeback", "--at", at.to_str().unwrap()];
     let attached = attach(&hosts[1], "lab3/block", &how);
     let file = at.join("disk.img");
     let device = run("losetup", &["--direct-io=on", "--find", "--show", file.to_str().unwrap()]);
     let device = device.trim();
     run("mkfs.ext4", &["-q", "-F", device]);
-    let tree = house.path("tree");
+    let tree = harness.path("tree");
     fs::create_dir(&tree).unwrap();
     run("mount", &[device, tree.to_str().unwrap()]);
     let write = |name: &str, seed: u8| {

@@ -3,7 +3,7 @@
 use farbus::model::{Direction, EpAddr, Payload, Setup, Status, Urb, UrbId};
 
 use super::driver::Driver;
-use super::harness::House;
+use super::harness::Harness;
 use super::restart::{exporter, restart};
 use super::trust::hosts;
 
@@ -28,9 +28,9 @@ fn block(frame: &[u8]) -> Vec<u8> {
 
 #[test]
 fn what_one_host_sends_into_a_bridge_the_other_receives() {
-    let house = House::new();
-    let share = house.share(&["bridge"]);
-    let listed = house.json(&["list", &share.address, "--json"]);
+    let harness = Harness::new();
+    let share = harness.share(&["bridge"]);
+    let listed = harness.json(&["list", &share.address, "--json"]);
     let names: Vec<_> = listed.as_array().unwrap().iter().map(|device| device["name"].clone()).collect();
     assert_eq!(names, ["bridge-a", "bridge-b"], "{listed}");
 
@@ -59,7 +59,7 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
     // What is no block is counted and harms nobody.
     let refused = a.ask(|id| Urb::data_out(id, FRAMES_OUT, vec![0xff; 64].into()));
     assert_eq!(refused.status, Status::Ok);
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let counts = &status[0]["devices"][0]["counts"];
     assert!(counts["frames"] == 1 && counts["blocks_refused"] == 1, "{status}");
     assert_eq!(status[0]["devices"][1]["counts"]["raw_bytes"], 100_513, "{status}");
@@ -67,9 +67,9 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
 
 #[test]
 fn a_bridge_goes_on_in_another_process_with_what_waited_for_an_end() {
-    let house = House::new();
-    let [lab3, _] = hosts(&house);
-    let (daemon, plain, _) = exporter(&house, &lab3, "{what='bridge',name='lab'}");
+    let harness = Harness::new();
+    let [lab3, _] = hosts(&harness);
+    let (daemon, plain, _) = exporter(&harness, &lab3, "{what='bridge',name='lab'}");
     let [mut a, mut b] = ["lab-a", "lab-b"].map(|end| Driver::new(&plain, end));
     let mut later = Vec::new();
     for round in 1..=3u8 {
@@ -88,8 +88,8 @@ fn a_bridge_goes_on_in_another_process_with_what_waited_for_an_end() {
 
 #[test]
 fn two_bridges_of_one_host_have_different_addresses_and_each_keeps_its_own() {
-    let serials = |house: &House, what: &[&str]| {
-        let share = house.share(what);
+    let serials = |harness: &Harness, what: &[&str]| {
+        let share = harness.share(what);
         let serial_of = |name: &str| {
             let mut host = Driver::new(&share.address, name);
             let address = Setup { request_type: 0x80, request: 6, value: 0x0304, index: 0x0409, length: 255 };
@@ -97,10 +97,10 @@ fn two_bridges_of_one_host_have_different_addresses_and_each_keeps_its_own() {
         };
         ["bridge-a", "bridge-b", "bridge2-a", "bridge2-b"].map(serial_of)
     };
-    let house = House::new();
-    let first = serials(&house, &["bridge", "bridge"]);
+    let harness = Harness::new();
+    let first = serials(&harness, &["bridge", "bridge"]);
     assert!((0..4).all(|i| first[i].len() == 26 && !first[..i].contains(&first[i])), "{first:?}");
-    assert_eq!(first, serials(&House::new(), &["bridge", "bridge"]), "after a restart, too");
-    let refused = house.run(&["share", "bridge,mac=1"]);
+    assert_eq!(first, serials(&Harness::new(), &["bridge", "bridge"]), "after a restart, too");
+    let refused = harness.run(&["share", "bridge,mac=1"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("id=TEXT"), "{refused:?}");
 }

@@ -6,20 +6,20 @@ use farbus::client::{self, ClientError, Target};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::harness::{House, PATIENCE, Running, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, Running, has_fuse, wait_until};
 
 #[test]
 fn who_comes_second_is_told_by_whom_and_since_when() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     let first = client::open(&share.library_target("zero")).unwrap();
-    let listed = &house.json(&["list", &share.address, "--json"])[0];
+    let listed = &harness.json(&["list", &share.address, "--json"])[0];
     assert_eq!((&listed["name"], &listed["state"]), (&json!("zero"), &json!("in use")));
     let user = listed["user"].as_str().unwrap().to_owned();
     assert!(user.starts_with("127.0.0.1:") && listed["used_s"].is_u64(), "{listed}");
-    assert!(house.run(&["list", &share.address]).stdout.contains(&user));
+    assert!(harness.run(&["list", &share.address]).stdout.contains(&user));
 
-    let second = house.run(&["attach", &share.target("zero"), "--via", "fuse", "--json"]);
+    let second = harness.run(&["attach", &share.target("zero"), "--via", "fuse", "--json"]);
     assert_eq!(second.code, Some(3), "{second:?}");
     let said = format!("farbus: refused: {} is in use by {user} since ", share.target("zero"));
     assert!(second.stderr.contains(&said), "{second:?}");
@@ -27,7 +27,7 @@ fn who_comes_second_is_told_by_whom_and_since_when() {
     assert_eq!(report["failure"]["attribute"], "refused");
     share.process.assert_logged(&format!("holder=\"{user}\""));
     drop(first);
-    wait_until(PATIENCE, "it is free", || house.json(&["list", &share.address, "--json"])[0]["state"] == "available");
+    wait_until(PATIENCE, "it is free", || harness.json(&["list", &share.address, "--json"])[0]["state"] == "available");
 }
 
 #[test]
@@ -35,25 +35,25 @@ fn who_waits_gets_the_device_when_it_is_free_or_gives_up_in_time() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let share = house.share(&[&format!("disk:{}", house.image("image", 1 << 20).display())]);
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("image", 1 << 20).display())]);
     let first = client::import(&share.library_target("disk")).unwrap();
-    let at = house.path("at");
+    let at = harness.path("at");
     let arguments = ["attach", &share.target("disk"), "--via", "fuse", "--at", at.to_str().unwrap()];
 
     let started = Instant::now();
-    let gave_up = house.run(&[&arguments[..], &["--wait=1"]].concat());
+    let gave_up = harness.run(&[&arguments[..], &["--wait=1"]].concat());
     assert!(gave_up.code == Some(3) && gave_up.stdout.contains("waiting for"), "{gave_up:?}");
     assert!(started.elapsed() >= Duration::from_secs(1));
 
-    let mut waits = Running::start(house.command(&[&arguments[..], &["--wait", "--reason", "a backup"]].concat()));
+    let mut waits = Running::start(harness.command(&[&arguments[..], &["--wait", "--reason", "a backup"]].concat()));
     waits.wait_for_line("waiting for");
-    let device = || house.json(&["status", "--json"])[0]["devices"][0].clone();
+    let device = || harness.json(&["status", "--json"])[0]["devices"][0].clone();
     wait_until(PATIENCE, "it is in the queue", || device()["waiting"][0]["host"] == "127.0.0.1");
     drop(first);
     waits.wait_for_line("attached as");
     wait_until(PATIENCE, "the exporter knows why", || device()["reason"] == "a backup");
-    assert!(house.run(&["status"]).stdout.contains("used for: a backup"));
+    assert!(harness.run(&["status"]).stdout.contains("used for: a backup"));
 
     waits.signal(Signal::TERM);
     assert_eq!(waits.wait_for_end(PATIENCE), Some(0));
@@ -62,7 +62,7 @@ fn who_waits_gets_the_device_when_it_is_free_or_gives_up_in_time() {
     assert_eq!((&history[0]["reason"], &history[0]["ended"]), (&json!("a backup"), &json!("detached")));
 
     let _third = client::import(&share.library_target("disk")).unwrap();
-    let mut waits = Running::start(house.command(&[&arguments[..], &["--wait"]].concat()));
+    let mut waits = Running::start(harness.command(&[&arguments[..], &["--wait"]].concat()));
     waits.wait_for_line("waiting for");
     waits.signal(Signal::INT);
     assert_eq!(waits.wait_for_end(PATIENCE), Some(0), "and a wait is ended by a signal");
@@ -73,24 +73,24 @@ fn an_owner_takes_a_device_back() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let share = house.share(&[&format!("disk:{}", house.image("image", 1 << 20).display()), "zero"]);
-    let at = house.path("at");
-    let (mut attach, _) = house.attach(&share.target("disk"), &at);
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("image", 1 << 20).display()), "zero"]);
+    let at = harness.path("at");
+    let (mut attach, _) = harness.attach(&share.target("disk"), &at);
     for (device, code, said) in [("tape", 4, "no device called 'tape'"), ("zero", 4, "nobody uses 'zero'")] {
-        let outcome = house.run(&["release", device]);
+        let outcome = harness.run(&["release", device]);
         assert!(outcome.code == Some(code) && outcome.stderr.contains(said), "{outcome:?}");
     }
-    let refused = house.run(&["release", "disk"]);
+    let refused = harness.run(&["release", "disk"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("--force"), "its user may write: {refused:?}");
-    let released = house.run(&["release", "disk", "--force", "--reason", "mine now", "--keep-out", "600"]);
+    let released = harness.run(&["release", "disk", "--force", "--reason", "mine now", "--keep-out", "600"]);
     assert_eq!(released.code, Some(0), "{released:?}");
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
     assert!(attach.log().contains("farbus: refused: ") && attach.log().contains("took it back"), "{}", attach.log());
 
     let refused = client::import(&share.library_target("disk")).map(|_| ()).unwrap_err();
     assert!(matches!(refused, ClientError::Refused { .. }), "kept out: {refused}");
-    let history = house.run(&["status", "--history"]).stdout;
+    let history = harness.run(&["status", "--history"]).stdout;
     assert!(history.contains("taken back") && history.contains("mine now"), "{history}");
     share.process.assert_logged("taken back by its owner");
 }
@@ -98,10 +98,10 @@ fn an_owner_takes_a_device_back() {
 #[test]
 fn two_hundred_devices_are_listed_and_cost_less_than_100_kib_each() {
     const DEVICES: usize = 200;
-    let house = House::new();
-    let one = house.share(&["zero"]);
+    let harness = Harness::new();
+    let one = harness.share(&["zero"]);
     let started = Instant::now();
-    let many = house.share(&["zero"; DEVICES]);
+    let many = harness.share(&["zero"; DEVICES]);
     println!("{DEVICES} devices in {:?}", started.elapsed());
     let started = Instant::now();
     assert_eq!(client::list(&many.address).unwrap().len(), DEVICES);
@@ -113,7 +113,7 @@ fn two_hundred_devices_are_listed_and_cost_less_than_100_kib_each() {
 
     let target: Target = many.target("2-74").parse().unwrap();
     let last = client::open(&target).unwrap();
-    let listed = house.json(&["list", &many.address, "--json"]);
+    let listed = harness.json(&["list", &many.address, "--json"]);
     assert_eq!((&listed[199]["name"], &listed[199]["state"]), (&json!("zero200"), &json!("in use")));
     drop(last);
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::harness::{House, Running};
+use super::harness::{Harness, Running};
 use super::trust::{Host, pair};
 
 /// A host with devices, and two that may use them.
@@ -14,8 +14,8 @@ pub struct Cluster<'h> {
 }
 
 impl<'h> Cluster<'h> {
-    pub fn new(house: &'h House, what: &[&str]) -> Self {
-        let [exporter, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { house, name });
+    pub fn new(harness: &'h Harness, what: &[&str]) -> Self {
+        let [exporter, desk, rack] = ["lab3", "desk", "rack"].map(|name| Host { harness, name });
         for importer in [&desk, &rack] {
             pair(&exporter, importer);
             exporter.ok(&["allow", importer.name, "all"]);
@@ -30,7 +30,7 @@ impl<'h> Cluster<'h> {
     /// `farbus attach lab3/DEVICE --via VIA` on a host, and the socket where it is found there.
     pub fn lend(&self, at: usize, device: &str, via: &str, arguments: &[&str]) -> (Running, PathBuf) {
         let host = &self.hosts[at];
-        let socket = host.house.path(&format!("{}-{device}.sock", host.name));
+        let socket = host.harness.path(&format!("{}-{device}.sock", host.name));
         let target = format!("lab3/{device}");
         let words = ["attach", &target, "--address", &self.address, "--via", via, "--socket"];
         let attach = host.start(&[&words[..], &[socket.to_str().unwrap()], arguments].concat());

@@ -15,7 +15,7 @@ use farbus::internals::port::session::SessionPort;
 use farbus::model::{EpAddr, Payload, Setup, Status, Urb, UrbId};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::harness::{House, Running, Share, has};
+use super::harness::{Harness, Running, Share, has};
 use super::network::{FAR, Network, command_in, ip};
 
 const LINK_MBIT: u64 = 20;
@@ -94,10 +94,10 @@ fn a_link_that_is_taken_starves_neither_interrupts_nor_control_and_fails_nobody(
         has("shaper of links", false);
         return;
     };
-    let house = House::new();
-    let disk = format!("disk:{}", house.image("far.img", 64 << 20).display());
+    let harness = Harness::new();
+    let disk = format!("disk:{}", harness.image("far.img", 64 << 20).display());
     let arguments = ["share", "zero", "zero", &disk, "--listen", &format!("{FAR}:0")];
-    let share = Share::follow(Running::start(command_in(&house, &network.far, &arguments)));
+    let share = Share::follow(Running::start(command_in(&harness, &network.far, &arguments)));
     let [interrupts, controls, disk] = ["zero", "zero2", "disk"].map(|name| share.library_target(name));
     let is_over = AtomicBool::new(false);
     let (interrupts, controls, read_bytes, flood_bytes) = thread::scope(|scope| {

@@ -17,7 +17,7 @@ use farbus::client::{Client, ClientConfig};
 use farbus::internals::Hands;
 use farbus::internals::disk::OpenedDisk;
 
-use super::harness::{House, PATIENCE, Running, has, has_fuse, has_program, wait_until};
+use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, wait_until};
 use super::trust::{Host, hosts, pair};
 
 /// Stands between two hosts, and cuts.
@@ -43,8 +43,8 @@ struct Inside {
     passed: AtomicU64,
 }
 
-/// A link is in use when so much has passed: a greeting is far less. One that is cut in its greeting is a handshake that failed, and an
-/// exporter turns an address away that has many of them.
+/// A link is in use when so much has passed: a greeting is far less. One that is cut in its greeting is a handshake
+/// that failed, and an exporter turns an address away that has many of them.
 const IN_USE_BYTES: u64 = 32 << 10;
 
 impl Cutter {
@@ -158,8 +158,8 @@ fn block(at: u64, round: u64) -> Vec<u8> {
 }
 
 /// Shares `what` on one host, and lets the other reach it through what cuts.
-pub fn share_through_a_cutter<'h>(house: &'h House, what: &str) -> ([Host<'h>; 2], Running, Cutter) {
-    let [lab3, desk] = hosts(house);
+pub fn share_through_a_cutter<'h>(harness: &'h Harness, what: &str) -> ([Host<'h>; 2], Running, Cutter) {
+    let [lab3, desk] = hosts(harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
     let share = lab3.start(&["share", what, "--listen", "none", "--secure", "127.0.0.1:0"]);
@@ -263,16 +263,16 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let image = house.image("cut.img", 32 << 20);
+    let image = harness.image("cut.img", 32 << 20);
     let what = format!("disk:{}", image.display());
     let share = lab3.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
     let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
-    let at = house.path("mnt");
+    let at = harness.path("mnt");
     let (through, folder) = (cutter.address.to_string(), at.to_str().unwrap());
     let words = ["lab3/disk", "--via", "fuse", "--at", folder, "--address", &through, "--grace", "60"];
     let attach = desk.start(&[&["attach"][..], &words].concat());
@@ -284,13 +284,13 @@ fn so_does_one_of_a_host_that_is_not_paired_if_somebody_says_how_long() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
-    let image = house.image("cut.img", 32 << 20);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let image = harness.image("cut.img", 32 << 20);
     let share = lab3.start(&["share", &format!("disk:{}", image.display()), "--listen", "127.0.0.1:0"]);
     let line = share.wait_for_line("listening on");
     let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
-    let at = house.path("mnt");
+    let at = harness.path("mnt");
     let (target, folder) = (format!("{}/disk", cutter.address), at.to_str().unwrap());
     let attach = desk.start(&["attach", &target, "--via", "fuse", "--at", folder, "--grace", "60"]);
     cut_under_load(&cutter, [&lab3, &desk], attach, (&at, &image));
@@ -351,11 +351,11 @@ fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running
 }
 
 /// Lets fio write at random with many requests under way, and read it all again, over and over while the link is cut.
-fn fio_while_links_are_cut(house: &House, cutter: &Cutter, engine: &[&str]) {
-    fio_meanwhile(house, cutter, engine, |is_over| cutter.cut_many(cuts(), is_over));
+fn fio_while_links_are_cut(harness: &Harness, cutter: &Cutter, engine: &[&str]) {
+    fio_meanwhile(harness, cutter, engine, |is_over| cutter.cut_many(cuts(), is_over));
 }
 
-fn fio_meanwhile(house: &House, cutter: &Cutter, engine: &[&str], cut: impl FnOnce(&dyn Fn() -> bool)) {
+fn fio_meanwhile(harness: &Harness, cutter: &Cutter, engine: &[&str], cut: impl FnOnce(&dyn Fn() -> bool)) {
     let work = "--name=cut --rw=randwrite --bsrange=512-128k --blockalign=512 --size=8m --iodepth=16 --fsync=50 \
                 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";
     let arguments: Vec<&str> = engine.iter().copied().chain(work.split_whitespace()).collect();
@@ -366,7 +366,7 @@ fn fio_meanwhile(house: &House, cutter: &Cutter, engine: &[&str], cut: impl FnOn
             while !is_done.load(Ordering::Acquire) || rounds == 0 {
                 rounds += 1;
                 let seed = format!("--randseed={rounds}");
-                let mut command = house.command_of(Path::new("fio"), &arguments);
+                let mut command = harness.command_of(Path::new("fio"), &arguments);
                 let output = command.arg(seed).output().unwrap();
                 let (stdout, stderr) =
                     (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -386,14 +386,14 @@ fn fio_on_a_block_device_as_a_file_outlives_cut_links() {
     if !has_fuse() || !has("fio", has_program("fio")) {
         return;
     }
-    let house = House::new();
-    let what = format!("block:{}", house.image("cut.img", 32 << 20).display());
-    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
-    let at = house.path("mnt");
+    let harness = Harness::new();
+    let what = format!("block:{}", harness.image("cut.img", 32 << 20).display());
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);
+    let at = harness.path("mnt");
     let arguments = ["--via", "fuse", "--at", at.to_str().unwrap()];
     let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
     let file = format!("--filename={}", at.join("disk.img").display());
-    fio_while_links_are_cut(&house, &cutter, &[&file, "--ioengine=libaio", "--direct=1"]);
+    fio_while_links_are_cut(&harness, &cutter, &[&file, "--ioengine=libaio", "--direct=1"]);
     desk.ok(&["detach"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
@@ -403,14 +403,14 @@ fn fio_on_a_block_device_by_nbd_outlives_cut_links() {
     if !has("fio", has_program("fio")) {
         return;
     }
-    let house = House::new();
-    let what = format!("block:{}", house.image("cut.img", 32 << 20).display());
-    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
-    let socket = house.path("far.sock");
+    let harness = Harness::new();
+    let what = format!("block:{}", harness.image("cut.img", 32 << 20).display());
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);
+    let socket = harness.path("far.sock");
     let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap()];
     let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
-    fio_while_links_are_cut(&house, &cutter, &["--ioengine=nbd", &uri]);
+    fio_while_links_are_cut(&harness, &cutter, &["--ioengine=nbd", &uri]);
     desk.ok(&["detach"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
@@ -420,15 +420,15 @@ fn fio_on_a_block_device_over_three_links_outlives_the_loss_of_any() {
     if !has("fio", has_program("fio")) {
         return;
     }
-    let house = House::new();
-    let what = format!("block:{}", house.image("cut.img", 32 << 20).display());
-    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
-    let socket = house.path("far.sock");
+    let harness = Harness::new();
+    let what = format!("block:{}", harness.image("cut.img", 32 << 20).display());
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);
+    let socket = harness.path("far.sock");
     let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--links", "3"];
     let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
     assert!(cutter.links() >= 3, "{} links", cutter.links());
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
-    fio_meanwhile(&house, &cutter, &["--ioengine=nbd", &uri], |is_over| cutter.cut_singly(cuts(), is_over));
+    fio_meanwhile(&harness, &cutter, &["--ioengine=nbd", &uri], |is_over| cutter.cut_singly(cuts(), is_over));
     attach.assert_logged("a further link was lost");
     assert_eq!(lab3.json(&["status", "--json"])[0]["devices"][0]["state"], "in use");
     desk.ok(&["detach"]);
@@ -437,10 +437,10 @@ fn fio_on_a_block_device_over_three_links_outlives_the_loss_of_any() {
 
 #[test]
 fn several_links_go_with_a_session_and_not_with_modules() {
-    let house = House::new();
-    let what = format!("block:{}", house.image("cut.img", 1 << 20).display());
-    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
-    let (through, socket) = (cutter.address().to_string(), house.path("far.sock"));
+    let harness = Harness::new();
+    let what = format!("block:{}", harness.image("cut.img", 1 << 20).display());
+    let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);
+    let (through, socket) = (cutter.address().to_string(), harness.path("far.sock"));
     let words = ["attach", "lab3/block", "--address", &through, "--via", "nbd", "--socket", socket.to_str().unwrap()];
     for (more, advice) in [
         (["--links", "3", "--grace", "0"], "--grace of more than 0"),
@@ -458,9 +458,9 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, _desk] = hosts(&house);
-    let image = house.image("cut.img", 8 << 20);
+    let harness = Harness::new();
+    let [lab3, _desk] = hosts(&harness);
+    let image = harness.image("cut.img", 8 << 20);
     let share = lab3.start(&["share", &format!("disk:{}", image.display()), "--listen", "127.0.0.1:0"]);
     let line = share.wait_for_line("listening on");
     let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
@@ -468,7 +468,8 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
     let client = Client::new(config);
     let target = format!("{}/disk", cutter.address).parse().unwrap();
     let disk = client.open_disk(&target).unwrap();
-    let shown = FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &target, &Hands::Own, &house.path("mnt")).unwrap();
+    let shown =
+        FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &target, &Hands::Own, &harness.path("mnt")).unwrap();
     let (file, handle) = (shown.file().to_owned(), shown.handle());
     let is_done = AtomicBool::new(false);
     thread::scope(|s| {
@@ -500,10 +501,10 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
 
 #[test]
 fn a_status_says_that_the_link_is_lost_and_since_when() {
-    let house = House::new();
-    let what = format!("block:{}", house.image("cut.img", 1 << 20).display());
-    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
-    let socket = house.path("far.sock");
+    let harness = Harness::new();
+    let what = format!("block:{}", harness.image("cut.img", 1 << 20).display());
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);
+    let socket = harness.path("far.sock");
     let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap()];
     let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
     let device = || desk.json(&["status", "--json"])[0]["devices"][0].clone();
@@ -539,10 +540,10 @@ fn a_status_says_that_the_link_is_lost_and_since_when() {
 
 #[test]
 fn a_status_shows_each_link_of_a_session_at_both_ends() {
-    let house = House::new();
-    let what = format!("block:{}", house.image("cut.img", 1 << 20).display());
-    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, &what);
-    let socket = house.path("far.sock");
+    let harness = Harness::new();
+    let what = format!("block:{}", harness.image("cut.img", 1 << 20).display());
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);
+    let socket = harness.path("far.sock");
     let arguments = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--links", "3"];
     let mut attach = attach_through(&desk, "block", &cutter, &arguments, "60");
     let links = |host: &Host<'_>| host.json(&["status", "--json"])[0]["devices"][0]["links"].clone();
@@ -584,16 +585,16 @@ fn a_link_that_stays_away_ends_the_device_with_the_attribute_network() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let image = house.image("away.img", 1 << 20);
+    let image = harness.image("away.img", 1 << 20);
     let what = format!("disk:{}", image.display());
     let share = lab3.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
     let cutter = Cutter::before(line.split_whitespace().nth(2).unwrap().parse().unwrap());
-    let (at, through) = (house.path("mnt"), cutter.address.to_string());
+    let (at, through) = (harness.path("mnt"), cutter.address.to_string());
     let at = at.to_str().unwrap();
     let mut attach = desk.start(&[
         "attach",

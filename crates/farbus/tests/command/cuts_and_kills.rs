@@ -17,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::cuts::{Cutter, attach_through};
-use super::harness::{House, Outcome, PATIENCE, Running, finish, has, has_fuse, has_program, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, finish, has, has_fuse, has_program, wait_until};
 use super::trust::{Host, hosts, pair};
 
 const MIB: u64 = 1 << 20;
@@ -46,7 +46,7 @@ struct Target(Vec<String>);
 /// A disk that is attached, and attached again when its importer was killed.
 struct FrontEnd<'h> {
     via: Via,
-    house: &'h House,
+    harness: &'h Harness,
     /// The device's name at its exporter.
     device: &'static str,
     state: Mutex<State>,
@@ -60,15 +60,15 @@ struct State {
 }
 
 impl<'h> FrontEnd<'h> {
-    fn new(via: Via, house: &'h House, device: &'static str) -> Self {
+    fn new(via: Via, harness: &'h Harness, device: &'static str) -> Self {
         let state = State { importer: None, kills: 0 };
-        Self { via, house, device, state: Mutex::new(state), is_attached: Condvar::new() }
+        Self { via, harness, device, state: Mutex::new(state), is_attached: Condvar::new() }
     }
 
     fn place(&self) -> PathBuf {
         match self.via {
-            Via::Fuse => self.house.path("mnt"),
-            Via::Nbd => self.house.path("far.sock"),
+            Via::Fuse => self.harness.path("mnt"),
+            Via::Nbd => self.harness.path("far.sock"),
         }
     }
 
@@ -124,7 +124,7 @@ impl<'h> FrontEnd<'h> {
             let (half, other) = (round as usize % 2, (round as usize + 1) % 2);
             let kills = self.wait_until_attached();
             let run = |half, seed, is_verify_only| {
-                let outcome = fio(self.house, &self.target(), half, seed, is_verify_only);
+                let outcome = fio(self.harness, &self.target(), half, seed, is_verify_only);
                 let said = format!("{}{}", outcome.stdout, outcome.stderr);
                 assert!(!said.contains("verify failed") && !said.contains("got pattern"), "wrong bytes: {said}");
                 assert!(outcome.code == Some(0) || self.kills() > kills, "round {round}: {outcome:?}");
@@ -154,7 +154,7 @@ fn image_target(image: &Path) -> Target {
 }
 
 /// Lets fio write and read half a disk, or only read it.
-fn fio(house: &House, target: &Target, half: usize, seed: u32, is_verify_only: bool) -> Outcome {
+fn fio(harness: &Harness, target: &Target, half: usize, seed: u32, is_verify_only: bool) -> Outcome {
     let work = "--name=nothing-lost --rw=randwrite --bsrange=512-128k --blockalign=512 --iodepth=16 --fsync=50 \
                 --end_fsync=1 --verify=pattern --verify_interval=512 --verify_fatal=1 --verify_state_save=0 --minimal";
     let mut arguments: Vec<String> = work.split_whitespace().map(str::to_owned).collect();
@@ -168,7 +168,7 @@ fn fio(house: &House, target: &Target, half: usize, seed: u32, is_verify_only: b
     arguments.push(format!("--verify_pattern=0x{seed:08x}%o"));
     arguments.extend(is_verify_only.then(|| "--verify_only=1".to_owned()));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    finish(house.command_of(Path::new("fio"), &arguments), PATIENCE)
+    finish(harness.command_of(Path::new("fio"), &arguments), PATIENCE)
 }
 
 fn share(lab3: &Host<'_>, whats: &[String; 2], at: &str) -> (Running, SocketAddr) {
@@ -182,15 +182,15 @@ fn disks_at_two_front_ends_at_once_lose_nothing_that_was_synced_to_cuts_and_kill
     if !has_fuse() || !has("fio", has_program("fio")) {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let images = ["a.img", "b.img"].map(|name| house.image(name, 2 * HALF_BYTES));
+    let images = ["a.img", "b.img"].map(|name| harness.image(name, 2 * HALF_BYTES));
     let whats = images.each_ref().map(|image| format!("block:{}", image.display()));
     let (mut exporter, address) = share(&lab3, &whats, "127.0.0.1:0");
     let cutter = Cutter::before(address);
-    let fronts = [FrontEnd::new(Via::Fuse, &house, "block"), FrontEnd::new(Via::Nbd, &house, "block2")];
+    let fronts = [FrontEnd::new(Via::Fuse, &harness, "block"), FrontEnd::new(Via::Nbd, &harness, "block2")];
     fronts.iter().for_each(|front| front.attach(&desk, &cutter));
 
     let (is_done, began) = (AtomicBool::new(false), Instant::now());
@@ -240,7 +240,7 @@ fn disks_at_two_front_ends_at_once_lose_nothing_that_was_synced_to_cuts_and_kill
         assert_eq!(importer.wait_for_end(PATIENCE), Some(0), "{}", importer.log());
         for (half, seed) in halves.into_iter().enumerate() {
             let seed = seed.expect("both halves were written");
-            let outcome = fio(&house, &image_target(image), half, seed, true);
+            let outcome = fio(&harness, &image_target(image), half, seed, true);
             assert_eq!(outcome.code, Some(0), "half {half} of the exporter's disk: {outcome:?}");
         }
     }

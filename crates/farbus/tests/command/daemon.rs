@@ -13,24 +13,24 @@ use farbus::model::EpAddr;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::harness::{House, PATIENCE, Running, Share, has_fuse, is_mounted, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, has_fuse, is_mounted, wait_until};
 
 const SOURCE: EpAddr = EpAddr::from_byte(0x81);
 
-fn write(house: &House, text: &str) -> PathBuf {
-    let path = house.path("farbus.toml");
+fn write(harness: &Harness, text: &str) -> PathBuf {
+    let path = harness.path("farbus.toml");
     fs::write(&path, text).unwrap();
     path
 }
 
-fn start(house: &House, text: &str) -> Share {
-    let path = write(house, &format!("plain.listen = ['127.0.0.1:0']\n{text}"));
-    Share::follow(Running::start(house.command(&["daemon", "--config", path.to_str().unwrap()])))
+fn start(harness: &Harness, text: &str) -> Share {
+    let path = write(harness, &format!("plain.listen = ['127.0.0.1:0']\n{text}"));
+    Share::follow(Running::start(harness.command(&["daemon", "--config", path.to_str().unwrap()])))
 }
 
 /// The daemon's devices by name, as `farbus status --json` shows them.
-fn device(house: &House, name: &str) -> Value {
-    let status = house.json(&["status", "--json"]);
+fn device(harness: &Harness, name: &str) -> Value {
+    let status = harness.json(&["status", "--json"]);
     let daemon =
         status.as_array().unwrap().iter().find(|process| process["role"] == "daemon").expect("it runs").clone();
     let devices = daemon["devices"].as_array().unwrap();
@@ -43,8 +43,8 @@ fn names(share: &Share) -> Vec<String> {
 
 #[test]
 fn a_file_is_checked_and_what_is_wrong_is_said_with_its_place() {
-    let house = House::new();
-    let check = |text: &str| house.run(&["daemon", "--check", "--config", write(&house, text).to_str().unwrap()]);
+    let harness = Harness::new();
+    let check = |text: &str| harness.run(&["daemon", "--check", "--config", write(&harness, text).to_str().unwrap()]);
     let fine = check("share = [{what='zero'}]\nusb = [{class='storage'}]");
     assert!(fine.code == Some(0) && fine.stdout.contains("1 shared, 1 rules"), "{fine:?}");
     let wrong = check("[[share]]\nwhat = \"tape\"");
@@ -52,32 +52,36 @@ fn a_file_is_checked_and_what_is_wrong_is_said_with_its_place() {
     assert!(wrong.stderr.contains("farbus.toml:2:8: ") && wrong.stderr.contains("2 | what = \"tape\""), "{wrong:?}");
     let open = check("plain.listen = ['0.0.0.0']");
     assert!(open.code == Some(1) && open.stderr.contains("allow = "), "{open:?}");
-    let missing = house.run(&["daemon", "--config", house.path("nothing").to_str().unwrap()]);
+    let missing = harness.run(&["daemon", "--config", harness.path("nothing").to_str().unwrap()]);
     assert!(missing.code == Some(1) && missing.stderr.contains("--config FILE"), "{missing:?}");
-    let nobody = house.run(&["daemon", "reload"]);
+    let nobody = harness.run(&["daemon", "reload"]);
     assert!(nobody.code == Some(4) && nobody.stderr.contains("no daemon"), "{nobody:?}");
 }
 
 #[test]
 fn a_reload_disturbs_nothing_that_stays() {
-    let house = House::new();
-    let daemon = start(&house, "share = [{what='zero', name='stays'}, {what='zero', name='goes'}, {what='keyboard'}]");
+    let harness = Harness::new();
+    let daemon =
+        start(&harness, "share = [{what='zero', name='stays'}, {what='zero', name='goes'}, {what='keyboard'}]");
     assert_eq!(names(&daemon), ["stays", "goes", "keyboard"]);
     let mut stays = client::open(&daemon.library_target("stays")).unwrap();
     let mut goes = client::open(&daemon.library_target("goes")).unwrap();
     goes.set_timeout(Some(Duration::from_secs(5)));
     assert_eq!(stays.data_in(SOURCE, 1000).unwrap().len(), 1000);
 
-    write(&house, "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero', name='stays'}, {what='zero', name='comes'}]");
-    let reloaded = house.run(&["daemon", "reload"]);
+    write(
+        &harness,
+        "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero', name='stays'}, {what='zero', name='comes'}]",
+    );
+    let reloaded = harness.run(&["daemon", "reload"]);
     assert_eq!(reloaded.stdout, "reloaded: added [comes], removed [goes, keyboard]", "{reloaded:?}");
     assert_eq!(names(&daemon), ["stays", "comes"]);
     assert_eq!(stays.data_in(SOURCE, 1000).unwrap().len(), 1000, "the session goes on");
     goes.data_in(SOURCE, 1000).unwrap_err();
 
     // A file that is wrong changes nothing.
-    write(&house, "share = [{what='tape'}]");
-    let wrong = house.run(&["daemon", "reload"]);
+    write(&harness, "share = [{what='tape'}]");
+    let wrong = harness.run(&["daemon", "reload"]);
     assert!(wrong.code == Some(1) && wrong.stderr.contains("farbus.toml:1:16"), "{wrong:?}");
     daemon.process.signal(Signal::HUP);
     wait_until(PATIENCE, "it says so", || daemon.process.log().matches("not reloaded").count() == 2);
@@ -87,11 +91,11 @@ fn a_reload_disturbs_nothing_that_stays() {
 
 #[test]
 fn it_listens_where_it_is_told_now_and_after_a_reload() {
-    let house = House::new();
-    let daemon = start(&house, "share = [{what='zero'}]");
+    let harness = Harness::new();
+    let daemon = start(&harness, "share = [{what='zero'}]");
     let mut zero = client::open(&daemon.library_target("zero")).unwrap();
-    write(&house, "plain.listen = ['127.0.0.2:0']\nshare = [{what='zero'}]");
-    let reloaded = house.run(&["daemon", "reload"]).stdout;
+    write(&harness, "plain.listen = ['127.0.0.2:0']\nshare = [{what='zero'}]");
+    let reloaded = harness.run(&["daemon", "reload"]).stdout;
     let other = reloaded.split(['[', ']']).nth(1).unwrap().to_owned();
     assert!(other.starts_with("127.0.0.2:"), "{reloaded}");
     assert_eq!(client::list(&other).unwrap().len(), 1);
@@ -101,27 +105,27 @@ fn it_listens_where_it_is_told_now_and_after_a_reload() {
 
 #[test]
 fn a_device_that_is_not_there_yet_is_shown_and_comes_later() {
-    let house = House::new();
-    let image = house.path("late");
-    let daemon = start(&house, &format!("share = [{{what='disk:{}'}}, {{what='zero'}}]", image.display()));
+    let harness = Harness::new();
+    let image = harness.path("late");
+    let daemon = start(&harness, &format!("share = [{{what='disk:{}'}}, {{what='zero'}}]", image.display()));
     assert_eq!(names(&daemon), ["zero"]);
-    let failed = device(&house, "disk");
+    let failed = device(&harness, "disk");
     assert_eq!((&failed["state"], &failed["failure"]["attribute"]), (&json!("failed"), &json!("local")));
-    assert!(house.run(&["status"]).stdout.contains("disk: local: "));
+    assert!(harness.run(&["status"]).stdout.contains("disk: local: "));
     fs::File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
     wait_until(PATIENCE, "it is shared", || names(&daemon) == ["zero", "disk"]);
 }
 
 #[test]
 fn an_owner_commands_a_daemon_as_a_share() {
-    let house = House::new();
-    let daemon = start(&house, "share = [{what='keyboard', name='k'}]");
-    assert_eq!(house.run(&["type", "k", "a"]).code, Some(0));
+    let harness = Harness::new();
+    let daemon = start(&harness, "share = [{what='keyboard', name='k'}]");
+    assert_eq!(harness.run(&["type", "k", "a"]).code, Some(0));
     let mut keyboard = client::open(&daemon.library_target("k")).unwrap();
     assert_eq!(keyboard.data_in(SOURCE, 8).unwrap().into_vec()[2], 4);
-    assert_eq!(house.run(&["release", "k"]).code, Some(0));
-    wait_until(PATIENCE, "it is free", || device(&house, "k")["state"] == "available");
-    assert_eq!(device(&house, "k")["history"][0]["ended"], "taken back");
+    assert_eq!(harness.run(&["release", "k"]).code, Some(0));
+    wait_until(PATIENCE, "it is free", || device(&harness, "k")["state"] == "available");
+    assert_eq!(device(&harness, "k")["history"][0]["ended"], "taken back");
 }
 
 #[test]
@@ -129,45 +133,45 @@ fn what_is_attached_stays_attached_whatever_becomes_of_its_exporter() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let what = format!("disk:{}", house.image("image", 1 << 20).display());
-    let mut share = house.share(&[&what]);
+    let harness = Harness::new();
+    let what = format!("disk:{}", harness.image("image", 1 << 20).display());
+    let mut share = harness.share(&[&what]);
     let address = share.address.clone();
-    let at = house.path("at");
+    let at = harness.path("at");
     let attach = format!("attach = [{{target='{address}/disk', via='fuse', at='{}', reason='tests'}}]", at.display());
-    let mut daemon = start(&house, &attach);
-    let is = |state: &str| device(&house, "disk")["state"] == state;
+    let mut daemon = start(&harness, &attach);
+    let is = |state: &str| device(&harness, "disk")["state"] == state;
     let file = at.join("disk.img");
     wait_until(PATIENCE, "it is attached", || is("attached") && file.exists());
 
     for signal in [Signal::KILL, Signal::TERM] {
         share.process.signal(signal);
         share.process.wait_for_end(PATIENCE);
-        wait_until(PATIENCE, "the loss is seen", || device(&house, "disk")["failure"]["attribute"] == "network");
+        wait_until(PATIENCE, "the loss is seen", || device(&harness, "disk")["failure"]["attribute"] == "network");
         wait_until(PATIENCE, "the file is gone", || !is_mounted(&at));
         let again = ["share", &what, "--listen", &address];
-        share = Share::follow(Running::start(house.command(&again)));
+        share = Share::follow(Running::start(harness.command(&again)));
         wait_until(PATIENCE, "it is attached again", || is("attached") && file.exists());
-        assert!(device(&house, "disk")["failure"].is_null());
+        assert!(device(&harness, "disk")["failure"].is_null());
     }
 
-    assert_eq!(house.run(&["detach", "disk"]).code, Some(0));
+    assert_eq!(harness.run(&["detach", "disk"]).code, Some(0));
     wait_until(PATIENCE, "it is let go of", || is("detached") && !is_mounted(&at));
-    assert_eq!(house.run(&["daemon", "reload"]).stdout, "reloaded: nothing changed");
+    assert_eq!(harness.run(&["daemon", "reload"]).stdout, "reloaded: nothing changed");
     wait_until(PATIENCE, "a reload takes it again", || is("attached"));
 
     daemon.process.signal(Signal::TERM);
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0), "{}", daemon.process.log());
     assert!(!is_mounted(&at));
     wait_until(PATIENCE, "its device is free", || {
-        house.json(&["status", "--json"])[0]["devices"][0]["state"] == "available"
+        harness.json(&["status", "--json"])[0]["devices"][0]["state"] == "available"
     });
 }
 
 #[test]
 fn a_service_manager_is_told_and_its_socket_is_used() {
-    let house = House::new();
-    let at_manager = house.path("notify");
+    let harness = Harness::new();
+    let at_manager = harness.path("notify");
     let manager = UnixDatagram::bind(&at_manager).unwrap();
     manager.set_read_timeout(Some(PATIENCE)).unwrap();
     let hear = |word: &str| loop {
@@ -180,11 +184,11 @@ fn a_service_manager_is_told_and_its_socket_is_used() {
     };
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap();
-    let path = write(&house, &format!("plain.listen = ['{address}']\nshare = [{{what='zero'}}]"));
+    let path = write(&harness, &format!("plain.listen = ['{address}']\nshare = [{{what='zero'}}]"));
     let farbus = env!("CARGO_BIN_EXE_farbus");
     let script = format!("exec 3<&0 </dev/null; LISTEN_PID=$$ exec {farbus} daemon --config {}", path.display());
     let start = || {
-        let mut command = house.command_of(Path::new("sh"), &["-c", &script]);
+        let mut command = harness.command_of(Path::new("sh"), &["-c", &script]);
         command.stdin(Stdio::from(OwnedFd::from(socket.try_clone().unwrap())));
         command.env("NOTIFY_SOCKET", &at_manager).env("LISTEN_FDS", "1").env("WATCHDOG_USEC", "200000");
         Share::follow(Running::start(command))

@@ -6,18 +6,18 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use super::harness::{House, Outcome, PATIENCE, Running, copy_program, finish, is_mounted};
+use super::harness::{Harness, Outcome, PATIENCE, Running, copy_program, finish, is_mounted};
 
 /// A user without any right of its own.
 const NOBODY: u32 = 65534;
 
-fn assert_nothing_is_left(house: &House) {
-    let left: Vec<_> = fs::read_dir(house.path("tmp")).unwrap().flatten().map(|entry| entry.path()).collect();
+fn assert_nothing_is_left(harness: &Harness) {
+    let left: Vec<_> = fs::read_dir(harness.path("tmp")).unwrap().flatten().map(|entry| entry.path()).collect();
     assert!(left.is_empty(), "{left:?}");
-    assert!(!is_mounted(&house.path("tmp")));
+    assert!(!is_mounted(&harness.path("tmp")));
     for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
         let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-        assert!(!Path::new(&file).starts_with(house.path("tmp")), "{entry:?} {file}");
+        assert!(!Path::new(&file).starts_with(harness.path("tmp")), "{entry:?} {file}");
     }
 }
 
@@ -31,10 +31,10 @@ fn assert_it_told_its_story(outcome: &Outcome) {
 
 #[test]
 fn the_demo_works_and_leaves_nothing() {
-    let house = House::new();
-    let outcome = house.run(&["demo"]);
+    let harness = Harness::new();
+    let outcome = harness.run(&["demo"]);
     assert_it_told_its_story(&outcome);
-    assert_nothing_is_left(&house);
+    assert_nothing_is_left(&harness);
 }
 
 #[test]
@@ -43,24 +43,24 @@ fn the_demo_works_for_nobody_too() {
         // Then the test above was this one.
         return;
     }
-    let house = House::new();
+    let harness = Harness::new();
     // The program may lie where nobody may look.
-    let program = house.path("farbus");
+    let program = harness.path("farbus");
     copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &program);
-    std::os::unix::fs::chown(house.path("tmp"), Some(NOBODY), Some(NOBODY)).unwrap();
-    let mut command = house.command_of(&program, &["demo"]);
+    std::os::unix::fs::chown(harness.path("tmp"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut command = harness.command_of(&program, &["demo"]);
     command.uid(NOBODY).gid(NOBODY);
     let outcome = finish(command, PATIENCE);
     assert_it_told_its_story(&outcome);
     assert!(outcome.stdout.contains("Done in a lesser way"), "{outcome:?}");
-    assert_nothing_is_left(&house);
+    assert_nothing_is_left(&harness);
 }
 
 #[test]
 fn ctrl_c_in_the_demo_leaves_nothing_at_any_step() {
     for step in ["make ", "attach ", "measure ", "show ", "mount ", "read "] {
-        let house = House::new();
-        let mut demo = Running::start(house.command(&["demo"]));
+        let harness = Harness::new();
+        let mut demo = Running::start(harness.command(&["demo"]));
         if !demo.has_line_before_its_end(step) {
             // A step that this machine does not have.
             assert_eq!(demo.wait_for_end(PATIENCE), Some(0), "{}", demo.log());
@@ -71,6 +71,6 @@ fn ctrl_c_in_the_demo_leaves_nothing_at_any_step() {
         let code = demo.wait_for_end(PATIENCE);
         println!("{step}: {code:?} {}", demo.log());
         assert!(code == Some(1) || (code == Some(0) && step == "read "), "{step}: {code:?} {}", demo.log());
-        assert_nothing_is_left(&house);
+        assert_nothing_is_left(&harness);
     }
 }

@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 use rustix::process::Signal;
 
 use super::harness::{
-    House, PATIENCE, Running, Share, assert_quickest_is_noticed, has, has_fuse, has_program, is_mounted, wait_until,
+    Harness, PATIENCE, Running, Share, assert_quickest_is_noticed, has, has_fuse, has_program, is_mounted, wait_until,
 };
 
 const MIB: u64 = 1 << 20;
@@ -37,10 +37,10 @@ fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", 64 * MIB);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
-    let (mut attach, path) = house.attach(&share.target("disk"), &house.path("at"));
+    let harness = Harness::new();
+    let image = harness.image("image", 64 * MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let (mut attach, path) = harness.attach(&share.target("disk"), &harness.path("at"));
     assert_eq!(fs::metadata(&path).unwrap().len(), 64 * MIB);
 
     let file = File::options().read(true).write(true).open(&path).unwrap();
@@ -57,17 +57,17 @@ fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
     assert!(in_image == noise((60 * MIB) as u32, 777_777), "synced is in the image");
     drop(file);
 
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let roles: Vec<_> = status.as_array().unwrap().iter().map(|process| process["role"].as_str().unwrap()).collect();
     assert!(roles.contains(&"attach") && roles.contains(&"share"), "{status}");
     let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap();
     assert_eq!(attached["devices"][0]["title"], share.target("disk"));
     assert_eq!(attached["devices"][0]["at"], path.to_str().unwrap());
 
-    assert_eq!(house.run(&["detach", &share.target("other")]).code, Some(4));
-    assert_eq!(house.run(&["detach"]).code, Some(0));
+    assert_eq!(harness.run(&["detach", &share.target("other")]).code, Some(4));
+    assert_eq!(harness.run(&["detach"]).code, Some(0));
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
-    assert!(!is_mounted(&house.path("at")) && !house.path("at").exists());
+    assert!(!is_mounted(&harness.path("at")) && !harness.path("at").exists());
     let again = client::open_disk(&share.library_target("disk"));
     assert!(again.is_ok(), "{:?}", again.err().map(|error| error.to_string()));
 }
@@ -77,12 +77,12 @@ fn an_exporter_killed_in_mid_transfer_ends_the_attachment_without_waiting_for_a_
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let disk = format!("disk:{}", house.image("image", 256 * MIB).display());
-    let at = house.path("at");
+    let harness = Harness::new();
+    let disk = format!("disk:{}", harness.image("image", 256 * MIB).display());
+    let at = harness.path("at");
     let times = [(); 3].map(|()| {
-        let mut share = house.share(&[&disk]);
-        let (mut attach, path) = house.attach(&share.target("disk"), &at);
+        let mut share = harness.share(&[&disk]);
+        let (mut attach, path) = harness.attach(&share.target("disk"), &at);
         let turns = Arc::<AtomicU64>::default();
         let for_reader = Arc::clone(&turns);
         let reader = thread::spawn(move || read_for_ever(&path, &for_reader));
@@ -116,11 +116,11 @@ fn an_attachment_that_is_killed_leaves_the_disk_to_the_next() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", MIB);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
-    let at = house.path("at");
-    let (mut attach, path) = house.attach(&share.target("disk"), &at);
+    let harness = Harness::new();
+    let image = harness.image("image", MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let at = harness.path("at");
+    let (mut attach, path) = harness.attach(&share.target("disk"), &at);
     fs::OpenOptions::new().write(true).open(path).unwrap().write_all_at(&noise(1, 4096), 0).unwrap();
     attach.kill();
     let mut disk = None;
@@ -138,12 +138,12 @@ fn an_attachment_that_is_killed_leaves_the_disk_to_the_next() {
 
     // Of one that has no other half something stays, and the next is told how to clear it away.
     let arguments = ["--via", "fuse", "--at", at.to_str().unwrap()];
-    let command = house.command(&[&["attach", &share.target("disk"), "--no-sandbox"], &arguments[..]].concat());
+    let command = harness.command(&[&["attach", &share.target("disk"), "--no-sandbox"], &arguments[..]].concat());
     let mut alone = Running::start(command);
     wait_until(PATIENCE, "it is attached", || is_mounted(&at));
     alone.kill();
     let target = share.target("disk");
-    let again = || house.run(&[&["attach", target.as_str()], &arguments[..]].concat());
+    let again = || harness.run(&[&["attach", target.as_str()], &arguments[..]].concat());
     let mut second = again();
     wait_until(PATIENCE, "the disk is free", || {
         let is_busy = second.code == Some(3);
@@ -163,10 +163,10 @@ fn unmount_as_told(at: &Path) -> io::Result<()> {
 
 #[test]
 fn a_share_that_is_told_to_end_makes_its_disk_durable() {
-    let house = House::new();
-    let image = house.image("image", 16 * MIB);
+    let harness = Harness::new();
+    let image = harness.image("image", 16 * MIB);
     let disk = format!("disk:{}", image.display());
-    let mut share = house.share(&[&disk]);
+    let mut share = harness.share(&[&disk]);
     let mut remote = client::open_disk(&share.library_target("disk")).unwrap();
     remote.write_at(5 * MIB, &noise(2, 100_000)).unwrap();
     share.process.signal(Signal::TERM);
@@ -183,15 +183,15 @@ fn a_share_that_is_told_to_end_syncs_what_was_written_and_not_flushed() {
     if !has("strace", has_program("strace")) {
         return;
     }
-    let house = House::new();
-    let (image, record) = (house.image("image", MIB), house.path("calls"));
+    let harness = Harness::new();
+    let (image, record) = (harness.image("image", MIB), harness.path("calls"));
     let farbus = env!("CARGO_BIN_EXE_farbus");
     let (record_text, disk) = (record.to_str().unwrap(), format!("disk:{}", image.display()));
     // -D: the process we started is farbus, and strace is beside it.
     let watch = ["-D", "-f", "-e", "trace=pwrite64,fdatasync,fsync", "-o", record_text, farbus];
     let arguments = [&watch[..], &["share", &disk, "--listen", "127.0.0.1:0"]].concat();
     let program = PathBuf::from("strace");
-    let mut share = Share::follow(Running::start(house.command_of(&program, &arguments)));
+    let mut share = Share::follow(Running::start(harness.command_of(&program, &arguments)));
     let mut remote = client::open_disk(&share.library_target("disk")).unwrap();
     remote.write_at(0, &noise(3, 4096)).unwrap();
     let syncs = || {

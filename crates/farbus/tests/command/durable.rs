@@ -1,5 +1,5 @@
-//! What is durable when a disk is let go of, and who hears that something was lost: real file systems on loop devices over FUSE, raw NBD
-//! clients, exporters that are killed and whose machine was started anew.
+//! What is durable when a disk is let go of, and who hears that something was lost: real file systems on loop devices
+//! over FUSE, raw NBD clients, exporters that are killed and whose machine was started anew.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::harness::{House, PATIENCE, Running, has, has_fuse, has_program, in_own_process, wait_until};
+use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, in_own_process, wait_until};
 use super::trust::{Host, hosts, pair, three};
 
 const MIB: u64 = 1 << 20;
@@ -35,10 +35,10 @@ struct Tree {
 }
 
 impl Tree {
-    fn over(house: &House, file: &Path) -> Self {
+    fn over(harness: &Harness, file: &Path) -> Self {
         let device = run("losetup", &["--find", "--show", "--direct-io=on", file.to_str().unwrap()]);
         run("mkfs.ext4", &["-q", "-F", &device]);
-        let at = house.path("tree");
+        let at = harness.path("tree");
         fs::create_dir_all(&at).unwrap();
         run("mount", &[&device, at.to_str().unwrap()]);
         Self { device, at }
@@ -60,9 +60,9 @@ impl Drop for Tree {
 }
 
 /// What a file system in an image has as this file.
-fn read_from(house: &House, image: &Path, name: &str) -> Vec<u8> {
+fn read_from(harness: &Harness, image: &Path, name: &str) -> Vec<u8> {
     let device = run("losetup", &["--find", "--show", "--read-only", image.to_str().unwrap()]);
-    let at = house.path("look");
+    let at = harness.path("look");
     fs::create_dir_all(&at).unwrap();
     run("mount", &["-o", "ro,noload", &device, at.to_str().unwrap()]);
     let bytes = fs::read(at.join(name)).unwrap_or_default();
@@ -76,18 +76,18 @@ fn a_disk_with_a_mounted_file_system_stays_until_it_is_unmounted_and_then_nothin
     if !has_fuse() || !have(&["losetup", "mkfs.ext4", "mount", "umount"]) {
         return;
     }
-    let house = House::new();
-    let [lab3, desk, rack] = three(&house);
-    let image = house.image("image", 64 * MIB);
+    let harness = Harness::new();
+    let [lab3, desk, rack] = three(&harness);
+    let image = harness.image("image", 64 * MIB);
     let mut share =
         lab3.start(&["share", &format!("block:{}", image.display()), "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
     let address = line.split_whitespace().nth(2).unwrap();
-    let at = house.path("at");
+    let at = harness.path("at");
     let mut attach =
         desk.start(&["attach", "lab3/block", "--address", address, "--via", "fuse", "--at", at.to_str().unwrap()]);
     attach.wait_for_line("attached as ");
-    let tree = Tree::over(&house, &at.join("disk.img"));
+    let tree = Tree::over(&harness, &at.join("disk.img"));
     let written = tree.write();
 
     for arguments in [&["migrate", "lab3/block", "--to", "rack"][..], &["detach"]] {
@@ -108,8 +108,8 @@ fn a_disk_with_a_mounted_file_system_stays_until_it_is_unmounted_and_then_nothin
     drop(busy);
 
     desk.ok(&["migrate", "lab3/block", "--to", "rack", "--unmount"]);
-    let there = house.path("there");
-    let mut heir = rack.start(&[
+    let there = harness.path("there");
+    let mut successor = rack.start(&[
         "attach",
         "lab3/block",
         "--address",
@@ -120,12 +120,12 @@ fn a_disk_with_a_mounted_file_system_stays_until_it_is_unmounted_and_then_nothin
         there.to_str().unwrap(),
         "--wait=20",
     ]);
-    heir.wait_for_line("attached as ");
+    successor.wait_for_line("attached as ");
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
-    let found = read_from(&house, &there.join("disk.img"), "file");
+    let found = read_from(&harness, &there.join("disk.img"), "file");
     assert!(found == written, "{} bytes", found.len());
     rack.ok(&["detach"]);
-    assert_eq!(heir.wait_for_end(PATIENCE), Some(0), "{}", heir.log());
+    assert_eq!(successor.wait_for_end(PATIENCE), Some(0), "{}", successor.log());
     share.signal(Signal::INT);
     assert_eq!(share.wait_for_end(PATIENCE), Some(0));
 }
@@ -135,18 +135,18 @@ fn sigterm_writes_out_a_mounted_file_system_and_exits_with_an_error_for_what_is_
     if !has_fuse() || !have(&["losetup", "mkfs.ext4", "mount", "umount"]) {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", 64 * MIB);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
-    let (mut attach, file) = house.attach(&share.target("disk"), &house.path("at"));
-    let tree = Tree::over(&house, &file);
+    let harness = Harness::new();
+    let image = harness.image("image", 64 * MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let (mut attach, file) = harness.attach(&share.target("disk"), &harness.path("at"));
+    let tree = Tree::over(&harness, &file);
     let written = tree.write();
     attach.signal(Signal::TERM);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(6), "{}", attach.log());
     assert!(attach.log().contains("something may be lost"), "{}", attach.log());
     drop(tree);
     drop(share);
-    let found = read_from(&house, &image, "file");
+    let found = read_from(&harness, &image, "file");
     assert!(found == written, "{} bytes", found.len());
 }
 
@@ -155,10 +155,10 @@ fn sigterm_of_a_disk_that_nobody_has_open_loses_nothing_and_exits_with_0() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", MIB);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
-    let (mut attach, file) = house.attach(&share.target("disk"), &house.path("at"));
+    let harness = Harness::new();
+    let image = harness.image("image", MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let (mut attach, file) = harness.attach(&share.target("disk"), &harness.path("at"));
     OpenOptions::new().write(true).open(file).unwrap().write_all_at(&[7; 4096], 0).unwrap();
     attach.signal(Signal::TERM);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
@@ -205,10 +205,10 @@ impl Nbd {
     }
 }
 
-/// Shares as a process of a machine that was started for the `boot`th time, once [`may_start`] says so. It is begun before: a program that is
-/// begun later closes its copies of the files that are open here, and each `close` flushes.
+/// Shares as a process of a machine that was started for the `boot`th time, once [`may_start`] says so. It is begun
+/// before: a program that is begun later closes its copies of the files that are open here, and each `close` flushes.
 fn share_after_boot(host: &Host<'_>, boot: u32, arguments: &[&str]) -> Running {
-    let told = host.house.path(&format!("boot_id_{boot}"));
+    let told = host.harness.path(&format!("boot_id_{boot}"));
     fs::write(&told, format!("{boot:08}-0000-4000-8000-000000000000\n")).unwrap();
     let script = format!(
         "while [ ! -e {} ]; do sleep 0.02; done; mount --bind {} /proc/sys/kernel/random/boot_id && exec {} \"$@\"",
@@ -217,11 +217,11 @@ fn share_after_boot(host: &Host<'_>, boot: u32, arguments: &[&str]) -> Running {
         env!("CARGO_BIN_EXE_farbus")
     );
     let all = [&["-m", "sh", "-c", &script, "farbus", "share"], arguments].concat();
-    Running::start(host.equip(host.house.command_of(Path::new("unshare"), &all)))
+    Running::start(host.equip(host.harness.command_of(Path::new("unshare"), &all)))
 }
 
 fn start_of(host: &Host<'_>, boot: u32) -> PathBuf {
-    host.house.path(&format!("start_{boot}"))
+    host.harness.path(&format!("start_{boot}"))
 }
 
 fn may_start(host: &Host<'_>, boot: u32, share: &Running) -> String {
@@ -239,18 +239,18 @@ fn what_a_killed_exporter_lost_is_written_again_or_told_once_to_each_file_and_cl
 }
 
 fn kill_exporters_and_flush() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let images = ["a", "b"].map(|name| house.image(name, 64 * MIB));
+    let images = ["a", "b"].map(|name| harness.image(name, 64 * MIB));
     let whats = images.each_ref().map(|image| format!("block:{}", image.display()));
     let mut share = share_after_boot(&lab3, 1, &[&whats[0], &whats[1], "--listen", "none", "--secure", "127.0.0.1:0"]);
     let address = may_start(&lab3, 1, &share);
     let mut later: Vec<Running> = [2, 3]
         .map(|boot| share_after_boot(&lab3, boot, &[&whats[0], &whats[1], "--listen", "none", "--secure", &address]))
         .into();
-    let (at, socket) = (house.path("at"), house.path("b.sock"));
+    let (at, socket) = (harness.path("at"), harness.path("b.sock"));
     let fuse = desk.start(&[
         "attach",
         "lab3/block",
@@ -319,11 +319,11 @@ fn kill_exporters_and_flush() {
 
 #[test]
 fn migrating_a_disk_says_at_once_that_an_nbd_client_keeps_it_and_how_that_ends() {
-    let house = House::new();
-    let [lab3, desk, _rack] = three(&house);
-    let what = format!("block:{}", house.image("image", MIB).display());
+    let harness = Harness::new();
+    let [lab3, desk, _rack] = three(&harness);
+    let what = format!("block:{}", harness.image("image", MIB).display());
     let (_share, address) = lab3.share(&[&what]);
-    let socket = house.path("a.sock");
+    let socket = harness.path("a.sock");
     let words = ["attach", "lab3/block", "--address", &address, "--via", "nbd", "--socket", socket.to_str().unwrap()];
     let attach = desk.start(&words);
     attach.wait_for_line("attached");
@@ -349,15 +349,15 @@ fn migrating_a_disk_says_at_once_that_an_nbd_client_keeps_it_and_how_that_ends()
 
 #[test]
 fn a_disk_is_released_from_its_writer_with_force_alone() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let what = format!("block:{}", house.image("image", MIB).display());
+    let what = format!("block:{}", harness.image("image", MIB).display());
     let share = lab3.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
     let address = line.split_whitespace().nth(2).unwrap();
-    let socket = house.path("a.sock");
+    let socket = harness.path("a.sock");
     let words = ["attach", "lab3/block", "--address", address, "--via", "nbd", "--socket", socket.to_str().unwrap()];
     let mut attach = desk.start(&words);
     attach.wait_for_line("attached");

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::{House, PATIENCE, Running, wait_until};
+use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::kills::{connect, load_over};
 use super::kinds::{Says, all_kinds, of_exporter};
 
@@ -125,12 +125,12 @@ impl Evil {
 
 /// Attaches a device, lets its exporter turn evil while programs use it, and holds the importer to its limits and to a
 /// reason.
-fn meet(house: &House, exporter: &str, device: &str, grace: &[&str], name: &str, mut says: Says) {
+fn meet(harness: &Harness, exporter: &str, device: &str, grace: &[&str], name: &str, mut says: Says) {
     let evil = Evil::before(exporter);
     let target = format!("{}/{device}", evil.address);
-    let socket = house.path(&format!("{device}.sock"));
+    let socket = harness.path(&format!("{device}.sock"));
     let words = ["attach", &target, "--via", "nbd", "--socket", socket.to_str().unwrap(), "--wait=100"];
-    let mut attach = Running::start(house.command(&[&words[..], grace].concat()));
+    let mut attach = Running::start(harness.command(&[&words[..], grace].concat()));
     attach.wait_for_line("attached as ");
     let clients = [connect(&socket), connect(&socket)];
     evil.turn_evil();
@@ -150,29 +150,29 @@ fn meet(house: &House, exporter: &str, device: &str, grace: &[&str], name: &str,
 }
 
 fn meet_all(grace: &[&str], all: Vec<(String, Box<dyn Fn() -> Says + Send>)>) {
-    let house = House::new();
+    let harness = Harness::new();
     let images: Vec<String> = (0..BESIDE)
-        .map(|number| format!("disk:{}", house.image(&format!("{number}.img"), 64 << 20).display()))
+        .map(|number| format!("disk:{}", harness.image(&format!("{number}.img"), 64 << 20).display()))
         .collect();
-    let share = house.share(&images.iter().map(String::as_str).collect::<Vec<_>>());
+    let share = harness.share(&images.iter().map(String::as_str).collect::<Vec<_>>());
     let left = Mutex::new(all);
     thread::scope(|s| {
         for number in 0..BESIDE {
-            let (house, exporter, left) = (&house, share.address.as_str(), &left);
+            let (harness, exporter, left) = (&harness, share.address.as_str(), &left);
             s.spawn(move || {
                 let device = if number == 0 { "disk".to_owned() } else { format!("disk{}", number + 1) };
                 loop {
                     let next = left.lock().unwrap().pop();
                     let Some((name, says)) = next else { break };
-                    meet(house, exporter, &device, grace, &name, says());
+                    meet(harness, exporter, &device, grace, &name, says());
                 }
             });
         }
     });
-    let listed = house.run(&["list", &share.address]);
+    let listed = harness.run(&["list", &share.address]);
     assert_eq!(listed.code, Some(0), "{listed:?}");
     wait_until(PATIENCE, "its devices are free", || {
-        let status = house.json(&["status", "--json"]);
+        let status = harness.json(&["status", "--json"]);
         status[0]["devices"].as_array().unwrap().iter().all(|device| device["state"] == "available")
     });
 }

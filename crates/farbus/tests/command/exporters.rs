@@ -1,4 +1,5 @@
-//! Exporters that refuse, lie, stop in mid-sentence or fall silent: what `farbus list` and `farbus attach` make of them.
+//! Exporters that refuse, lie, stop in mid-sentence or fall silent: what `farbus list` and `farbus attach` make of
+//! them.
 //!
 //! Their bytes are written out here by hand, from the protocol's document (Linux, `usbip_protocol.rst`).
 
@@ -7,7 +8,7 @@ use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::House;
+use super::harness::Harness;
 
 const OK: u32 = 0;
 
@@ -107,9 +108,9 @@ fn say(bytes: impl Into<Vec<u8>>) -> Answer {
 
 /// `farbus attach` of `1-1` there has to end with this code, and this word before its message.
 fn assert_refused(what: &str, answers: &[Answer], code: i32, word: &str) -> String {
-    let house = House::new();
+    let harness = Harness::new();
     let liar = Liar::new(answers);
-    let outcome = house.run(&["attach", &format!("{}/1-1", liar.address), "--via", "fuse"]);
+    let outcome = harness.run(&["attach", &format!("{}/1-1", liar.address), "--via", "fuse"]);
     let says_so = outcome.stderr.lines().any(|line| line.starts_with(&format!("farbus: {word}: ")));
     assert!(outcome.code == Some(code) && says_so, "{what}: not {word} ({code}): {outcome:?}");
     outcome.stderr
@@ -180,21 +181,21 @@ fn an_exporter_that_stops_in_mid_sentence_is_the_network_s_trouble() {
 
 #[test]
 fn an_exporter_that_says_nothing_is_not_waited_for_for_ever() {
-    let house = House::new();
+    let harness = Harness::new();
     let liar = Liar::new(&[Answer::Silence]);
     let began = Instant::now();
-    let outcome = house.run(&["list", &liar.address]);
+    let outcome = harness.run(&["list", &liar.address]);
     assert_eq!(outcome.code, Some(5), "{outcome:?}");
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }
 
 #[test]
 fn a_failed_attach_lets_go_of_what_it_was_given() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     // No disk: taken, looked at, and given back before the error is told.
     for _ in 0..2 {
-        let outcome = house.run(&["attach", &share.target("zero"), "--via", "fuse"]);
+        let outcome = harness.run(&["attach", &share.target("zero"), "--via", "fuse"]);
         assert_eq!(outcome.code, Some(6), "{outcome:?}");
     }
 }

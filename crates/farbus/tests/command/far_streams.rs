@@ -1,7 +1,9 @@
-//! Isochronous streams over a link of 100 ms round trip, with jitter, in real time: a sound card plays and records, a source sends.
+//! Isochronous streams over a link of 100 ms round trip, with jitter, in real time: a sound card plays and records, a
+//! source sends.
 //!
-//! These tests hold on a machine that stalls: whatever a stall takes from a stream is counted, and nothing else is missing. That nothing is
-//! missing at all, and how even the pace is, is held where time is made up: `session/tests/isochronous.rs`, and the rig's `far-audio`.
+//! These tests hold on a machine that stalls: whatever a stall takes from a stream is counted, and nothing else is
+//! missing. That nothing is missing at all, and how even the pace is, is held where time is made up:
+//! `session/tests/isochronous.rs`, and the rig's `far-audio`.
 //!
 //! `FARBUS_SECONDS` says for how long (default 5).
 
@@ -18,7 +20,7 @@ use farbus_io::link::wait_exactly;
 use farbus_session::isochronous::Isochronous;
 use farbus_session::native::RemoteUsb;
 
-use super::harness::{House, PATIENCE, Running, Share, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
 
 const SPEAKER: EpAddr = EpAddr::from_byte(0x01);
 const MICROPHONE: EpAddr = EpAddr::from_byte(0x82);
@@ -110,9 +112,9 @@ impl Driver {
     }
 }
 
-fn share(house: &House, what: &str) -> Share {
+fn share(harness: &Harness, what: &str) -> Share {
     let arguments = ["share", what, "--listen", "127.0.0.1:0", "--allow-module", "delay"];
-    Share::follow(Running::start(house.command(&arguments)))
+    Share::follow(Running::start(harness.command(&arguments)))
 }
 
 fn packets(mut urb: Urb, count: u32, bytes: u32) -> Urb {
@@ -127,8 +129,8 @@ const DEPTH: u64 = 4;
 
 #[test]
 fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
-    let house = House::new();
-    let share = share(&house, "audio");
+    let harness = Harness::new();
+    let share = share(&harness, "audio");
     let mut card = Driver::new(&share, "audio");
     card.set_interface(1, 1);
     let mut tone = Tone::default();
@@ -148,7 +150,7 @@ fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
         }
     }
     let counts = card.device.counts();
-    let count = |what: &str| house.json(&["status", "--json"])[0]["devices"][0]["counts"][what].as_u64().unwrap();
+    let count = |what: &str| harness.json(&["status", "--json"])[0]["devices"][0]["counts"][what].as_u64().unwrap();
     assert_eq!(counts.packets, urbs * u64::from(PACKETS));
     let frames = (counts.packets - counts.dropped) * u64::from(BYTES) / FRAME_BYTES as u64;
     // Closing the interface waits for one second at most, which a stall may take.
@@ -167,8 +169,8 @@ fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
 
 #[test]
 fn every_sample_of_a_far_microphone_is_heard_or_counted_as_missing() {
-    let house = House::new();
-    let share = share(&house, "audio");
+    let harness = Harness::new();
+    let share = share(&harness, "audio");
     let mut card = Driver::new(&share, "audio");
     card.set_interface(2, 1);
     let record = |id: UrbId| packets(Urb::data_in(id, MICROPHONE, PACKETS * BYTES), PACKETS, BYTES);
@@ -195,7 +197,7 @@ fn every_sample_of_a_far_microphone_is_heard_or_counted_as_missing() {
     card.withdraw(last - DEPTH + 1..=last);
     let counts = card.device.counts();
     card.set_interface(2, 0);
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let unasked = status[0]["devices"][0]["counts"]["microphone_late"].as_u64().unwrap();
     println!("recorded: {counts:?}, {breaks} breaks, {unasked} not asked for in time");
     assert_eq!(counts.missed, missed, "the driver is told each");
@@ -207,8 +209,8 @@ fn every_sample_of_a_far_microphone_is_heard_or_counted_as_missing() {
 
 #[test]
 fn a_far_source_answers_every_request_once_and_in_order() {
-    let house = House::new();
-    let share = share(&house, "zero,speed=full");
+    let harness = Harness::new();
+    let share = share(&harness, "zero,speed=full");
     let mut device = Driver::new(&share, "zero");
     let ask = |id: UrbId| packets(Urb::data_in(id, SOURCE, 256), 1, 256);
     let first = device.next + 1;

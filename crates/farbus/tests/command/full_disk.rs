@@ -1,5 +1,5 @@
-//! A disk that is full for logs and for what a host remembers: sessions go on, changes are refused, and all is well again when
-//! there is room.
+//! A disk that is full for logs and for what a host remembers: sessions go on, changes are refused, and all is well
+//! again when there is room.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, Running, has, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, Running, has, has_fuse, wait_until};
 use super::trust::{hosts, pair};
 
 const PAGE_BYTES: usize = 4096;
@@ -67,18 +67,18 @@ fn audit(folder: &Path) -> (Vec<Value>, usize) {
 
 #[test]
 fn a_full_disk_for_logs_stops_no_session_and_is_over_when_there_is_room() {
-    let house = House::new();
-    let Some(disk) = SmallDisk::mount(house.path("lab3")) else {
+    let harness = Harness::new();
+    let Some(disk) = SmallDisk::mount(harness.path("lab3")) else {
         has("rights to mount", false);
         return;
     };
     if !has_fuse() {
         return;
     }
-    let [lab3, desk] = hosts(&house);
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "disk"]);
-    let image = house.path("image");
+    let image = harness.path("image");
     fs::write(&image, vec![7; 1 << 20]).unwrap();
     // Its own log lies on the disk that becomes full, too.
     let log = disk.0.join("stderr.log");
@@ -86,11 +86,11 @@ fn a_full_disk_for_logs_stops_no_session_and_is_over_when_there_is_room() {
     let script = format!("exec \"$0\" \"$@\" 2>>{}", log.display());
     let arguments = ["-c", &script, env!("CARGO_BIN_EXE_farbus"), "share", &what, "zero", "--listen", "none"];
     let arguments = [&arguments[..], &["--secure", "127.0.0.1:0"]].concat();
-    let mut share = Running::start(lab3.equip(house.command_of(Path::new("sh"), &arguments)));
+    let mut share = Running::start(lab3.equip(harness.command_of(Path::new("sh"), &arguments)));
     let line = share.wait_for_line("for paired hosts");
     let address = line.split_whitespace().nth(2).unwrap();
     let attach = |name: &str| {
-        let at = house.path(name);
+        let at = harness.path(name);
         let arguments = ["attach", "lab3/disk", "--address", address, "--via", "fuse", "--at", at.to_str().unwrap()];
         let attached = desk.start(&arguments);
         attached.wait_for_line("attached as ");

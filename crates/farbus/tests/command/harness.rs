@@ -1,5 +1,5 @@
-//! Runs `farbus`. Each test has a folder and a network namespace of its own, and its processes do not outlive it; tests run beside each
-//! other and hold on a machine that stalls: what is to happen is waited for, with patience.
+//! Runs `farbus`. Each test has a folder and a network namespace of its own, and its processes do not outlive it; tests
+//! run beside each other and hold on a machine that stalls: what is to happen is waited for, with patience.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,12 +24,12 @@ use super::own_network;
 /// How long anything may take that should take no time, on a machine that is busy compiling.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What ends when another process does is seen within this at the latest, and no sooner than a stall ends. Whoever finds out only by waiting
-/// for a silent peer takes five seconds and more (`SILENCE_MAX` of the product).
+/// What ends when another process does is seen within this at the latest, and no sooner than a stall ends. Whoever
+/// finds out only by waiting for a silent peer takes five seconds and more (`SILENCE_MAX` of the product).
 pub const NOTICED_WITHIN: Duration = Duration::from_secs(4);
 
 /// A folder and a network for one test: what its processes meet in, and what it makes. Removed when dropped.
-pub struct House {
+pub struct Harness {
     folder: PathBuf,
 }
 
@@ -59,7 +59,7 @@ pub struct Share {
     pub address: String,
 }
 
-impl House {
+impl Harness {
     /// A test has one at a time; this thread, and what is started from it, is in its network from here on.
     pub fn new() -> Self {
         own_network::enter();
@@ -129,7 +129,7 @@ impl House {
     }
 }
 
-impl Drop for House {
+impl Drop for Harness {
     fn drop(&mut self) {
         own_network::leave();
         // A test that failed may have left a mount; its folder then stays for whoever looks.
@@ -245,7 +245,8 @@ impl Running {
         line.trim().trim_end_matches("kB").trim().parse().ok()
     }
 
-    /// By how much that has grown. Linux counts pages for each processor and reports their sum roughly: it may fall a little.
+    /// By how much that has grown. Linux counts pages for each processor and reports their sum roughly: it may fall a
+    /// little.
     pub fn peak_grown_kib(&self, since_kib: u64) -> u64 {
         self.peak_kib().saturating_sub(since_kib)
     }
@@ -280,8 +281,8 @@ impl Share {
     }
 }
 
-/// Copies a program. A process of its own does: whatever is open here for writing, a process that another test starts has open as well for
-/// a moment, and nobody can run a program that is open for writing.
+/// Copies a program. A process of its own does: whatever is open here for writing, a process that another test starts
+/// has open as well for a moment, and nobody can run a program that is open for writing.
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--preserve=mode").args([from, to]).status().unwrap();
     assert!(status.success(), "{} is not copied to {}", from.display(), to.display());
@@ -296,8 +297,9 @@ pub fn write_script(path: &Path, text: &str) {
     fs::remove_file(draft).unwrap();
 }
 
-/// Runs the test of this name in a process of its own, by this program. Whoever starts a process has copies of all open files for a moment, and closing
-/// them flushes: a test that counts flushes, or who has a file open, runs where no other test starts processes.
+/// Runs the test of this name in a process of its own, by this program. Whoever starts a process has copies of all open
+/// files for a moment, and closing them flushes: a test that counts flushes, or who has a file open, runs where no
+/// other test starts processes.
 pub fn in_own_process(name: &str, test: impl FnOnce()) {
     const IS_IN_IT: &str = "FARBUS_TEST_IN_OWN_PROCESS";
     if std::env::var_os(IS_IN_IT).is_some() {

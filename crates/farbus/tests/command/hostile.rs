@@ -1,7 +1,7 @@
 //! Peers that lie, stall, flood and vanish: what they cost, and that nobody else notices.
 //!
-//! Their bytes are written out here by hand, from the protocol's document (Linux, `usbip_protocol.rst`), so that a mistake
-//! shared by both ends of ours would be seen.
+//! Their bytes are written out here by hand, from the protocol's document (Linux, `usbip_protocol.rst`), so that a
+//! mistake shared by both ends of ours would be seen.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use farbus::client;
 use farbus::model::EpAddr;
 
-use super::harness::{House, PATIENCE, Share, wait_until};
+use super::harness::{Harness, PATIENCE, Share, wait_until};
 
 const MIB: u64 = 1 << 20;
 const DIRECTION_OUT: u32 = 0;
@@ -111,12 +111,12 @@ fn assert_is_closed(mut stream: TcpStream, what: &str) {
 }
 
 /// A share with a device to attack, `1-2`, and one to watch meanwhile.
-fn besieged() -> (House, Share, Witness) {
-    let house = House::new();
-    let share = house.share(&["zero,fill=mod63,verify", "zero"]);
+fn besieged() -> (Harness, Share, Witness) {
+    let harness = Harness::new();
+    let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
     let witness = Witness::on(&share);
     witness.assert_unharmed();
-    (house, share, witness)
+    (harness, share, witness)
 }
 
 /// The attacked device is offered again.
@@ -127,7 +127,7 @@ fn assert_is_offered(share: &Share) {
 
 #[test]
 fn what_is_not_the_protocol_is_cut_off_and_logged() {
-    let (_house, share, witness) = besieged();
+    let (_harness, share, witness) = besieged();
     let noise: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
     let mut old_version = vec![0x01, 0x06, 0x80, 0x05, 0, 0, 0, 0];
     let mut unknown_operation = vec![0x01, 0x11, 0x80, 0x42, 0, 0, 0, 0];
@@ -149,7 +149,7 @@ fn what_is_not_the_protocol_is_cut_off_and_logged() {
 
 #[test]
 fn lengths_beyond_all_limits_are_refused_before_memory_is_taken() {
-    let (_house, share, witness) = besieged();
+    let (_harness, share, witness) = besieged();
     let before_kib = share.process.peak_kib();
     for (what, header) in [
         ("an OUT of 4 GiB", submit(2, DIRECTION_OUT, 1, u32::MAX, [0; 8])),
@@ -181,7 +181,7 @@ fn lengths_beyond_all_limits_are_refused_before_memory_is_taken() {
 
 #[test]
 fn a_length_alone_takes_no_memory_until_its_bytes_arrive() {
-    let (_house, share, witness) = besieged();
+    let (_harness, share, witness) = besieged();
     let mut stream = import(&share);
     let before_kib = share.process.peak_kib();
     stream.write_all(&submit(2, DIRECTION_OUT, 1, (16 * MIB) as u32, [0; 8])).unwrap();
@@ -198,7 +198,7 @@ fn a_length_alone_takes_no_memory_until_its_bytes_arrive() {
 
 #[test]
 fn peers_that_stop_in_mid_sentence_are_sent_away_and_disturb_nobody() {
-    let (_house, share, witness) = besieged();
+    let (_harness, share, witness) = besieged();
     let began = Instant::now();
     let mut half_open: Vec<_> = (0..50).map(|_| connect(&share)).collect();
     for (n, stream) in half_open.iter_mut().enumerate() {
@@ -219,7 +219,7 @@ fn peers_that_stop_in_mid_sentence_are_sent_away_and_disturb_nobody() {
 
 #[test]
 fn a_peer_that_never_reads_is_bounded_and_at_last_cut_off() {
-    let (_house, share, witness) = besieged();
+    let (_harness, share, witness) = besieged();
     let mut stream = import(&share);
     let before_kib = share.process.peak_kib();
     // For too many refusals that nobody reads, or, where the machine is too slow to make them, by the kernel's timeout.
@@ -248,7 +248,7 @@ fn a_peer_that_never_reads_is_bounded_and_at_last_cut_off() {
 
 #[test]
 fn strangers_that_come_and_go_leave_no_memory_behind() {
-    let (_house, share, witness) = besieged();
+    let (_harness, share, witness) = besieged();
     let visit = |count: u8| {
         for n in 0..count {
             let mut stream = connect(&share);
@@ -271,7 +271,7 @@ fn strangers_that_come_and_go_leave_no_memory_behind() {
 #[test]
 fn a_crowd_at_once_costs_little_each() {
     const CROWD: u64 = 100;
-    let (_house, share, witness) = besieged();
+    let (_harness, share, witness) = besieged();
     let before_kib = share.process.peak_kib();
     let crowd: Vec<_> = (0..CROWD).map(|_| connect(&share)).collect();
     witness.assert_unharmed();

@@ -1,4 +1,5 @@
-//! Which device is which: names, orders and paths change, and a device stays what it is; another one in its place is another one.
+//! Which device is which: names, orders and paths change, and a device stays what it is; another one in its place is
+//! another one.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use super::harness::{House, Outcome, PATIENCE, Running, Share, has, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, Share, has, wait_until};
 use super::restart::Later;
 use super::trust::{Host, hosts, pair};
 
@@ -22,28 +23,28 @@ fn device(status: &Value, name: &str) -> Value {
 }
 
 /// Id and generation of a device that is shared in this house.
-fn identity(house: &House, name: &str) -> (String, u64) {
-    let identity = device(&house.json(&["status", "--json"]), name)["identity"].clone();
+fn identity(harness: &Harness, name: &str) -> (String, u64) {
+    let identity = device(&harness.json(&["status", "--json"]), name)["identity"].clone();
     (identity["id"].as_str().unwrap().to_owned(), identity["generation"].as_u64().unwrap())
 }
 
-fn id(house: &House, name: &str) -> String {
-    identity(house, name).0
+fn id(harness: &Harness, name: &str) -> String {
+    identity(harness, name).0
 }
 
-fn is_lasting(house: &House, name: &str) -> bool {
-    device(&house.json(&["status", "--json"]), name)["identity"]["is_lasting"] == true
+fn is_lasting(harness: &Harness, name: &str) -> bool {
+    device(&harness.json(&["status", "--json"]), name)["identity"]["is_lasting"] == true
 }
 
 /// Whether a file here can be known again: not on every file system.
-fn has_lasting_files(house: &House) -> bool {
-    let image = disk(house, "probe.img");
-    let _share = house.share(&[&image]);
-    has("file system whose files are known again", is_lasting(house, "disk"))
+fn has_lasting_files(harness: &Harness) -> bool {
+    let image = disk(harness, "probe.img");
+    let _share = harness.share(&[&image]);
+    has("file system whose files are known again", is_lasting(harness, "disk"))
 }
 
-fn disk(house: &House, name: &str) -> String {
-    format!("disk:{}", house.image(name, MIB).display())
+fn disk(harness: &Harness, name: &str) -> String {
+    format!("disk:{}", harness.image(name, MIB).display())
 }
 
 fn path(disk: &str) -> &Path {
@@ -62,40 +63,40 @@ fn refused(outcome: &Outcome, part: &str) {
 
 #[test]
 fn devices_shared_in_another_order_keep_their_identities() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let (a, b) = (disk(&house, "a.img"), disk(&house, "b.img"));
-    let share = house.share(&[&a, &b]);
-    let (first, second) = (id(&house, "disk"), id(&house, "disk2"));
+    let (a, b) = (disk(&harness, "a.img"), disk(&harness, "b.img"));
+    let share = harness.share(&[&a, &b]);
+    let (first, second) = (id(&harness, "disk"), id(&harness, "disk2"));
     assert_ne!(first, second);
     end(share);
-    let mut share = house.share(&[&b, &a]);
-    assert_eq!((id(&house, "disk"), id(&house, "disk2")), (second.clone(), first.clone()));
+    let mut share = harness.share(&[&b, &a]);
+    assert_eq!((id(&harness, "disk"), id(&harness, "disk2")), (second.clone(), first.clone()));
     share.process.kill();
-    let _share = house.share(&[&a, &b]);
-    assert_eq!((id(&house, "disk"), id(&house, "disk2")), (first, second), "also when nobody said that it ends");
+    let _share = harness.share(&[&a, &b]);
+    assert_eq!((id(&harness, "disk"), id(&harness, "disk2")), (first, second), "also when nobody said that it ends");
 }
 
 #[test]
 fn a_renamed_file_is_the_same_device_and_a_copy_a_part_and_a_longer_file_are_others() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let a = disk(&house, "a.img");
+    let a = disk(&harness, "a.img");
     let shared_as = |what: &str| {
-        let share = house.share(&[what]);
-        let found = id(&house, "disk");
+        let share = harness.share(&[what]);
+        let found = id(&harness, "disk");
         end(share);
         found
     };
     let before = shared_as(&a);
-    let moved = format!("disk:{}", house.path("moved.img").display());
+    let moved = format!("disk:{}", harness.path("moved.img").display());
     fs::rename(path(&a), path(&moved)).unwrap();
     assert_eq!(shared_as(&moved), before);
-    let copy = format!("disk:{}", house.path("copy.img").display());
+    let copy = format!("disk:{}", harness.path("copy.img").display());
     fs::copy(path(&moved), path(&copy)).unwrap();
     let views = [copy, format!("{moved},ro"), format!("{moved},offset=4096"), format!("{moved},sector=4096")];
     let mut ids: Vec<String> = views.iter().map(|view| shared_as(view)).collect();
@@ -109,11 +110,11 @@ fn a_renamed_file_is_the_same_device_and_a_copy_a_part_and_a_longer_file_are_oth
 
 #[test]
 fn a_loop_device_is_its_backing_file() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let image = house.image("backing.img", MIB);
+    let image = harness.image("backing.img", MIB);
     let attach = |path: &Path| {
         let output = Command::new("losetup").args(["-f", "--show"]).arg(path).output().ok()?;
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap().trim().to_owned())
@@ -123,15 +124,15 @@ fn a_loop_device_is_its_backing_file() {
         has("loop devices", false);
         return;
     };
-    let share = house.share(&[&format!("disk:{first}")]);
-    let before = id(&house, "disk");
+    let share = harness.share(&[&format!("disk:{first}")]);
+    let before = id(&harness, "disk");
     end(share);
     detach(&first);
     // Another image has that number now.
-    let other = attach(&house.image("other.img", MIB)).unwrap();
+    let other = attach(&harness.image("other.img", MIB)).unwrap();
     let second = attach(&image).unwrap();
-    let share = house.share(&[&format!("disk:{second}"), &format!("disk:{other}")]);
-    let after = (id(&house, "disk"), id(&house, "disk2"));
+    let share = harness.share(&[&format!("disk:{second}"), &format!("disk:{other}")]);
+    let after = (id(&harness, "disk"), id(&harness, "disk2"));
     end(share);
     detach(&second);
     detach(&other);
@@ -141,39 +142,39 @@ fn a_loop_device_is_its_backing_file() {
 
 #[test]
 fn memory_scratch_views_and_devices_of_code_are_others_in_another_process() {
-    let house = House::new();
-    let scratch = format!("{},scratch", disk(&house, "a.img"));
+    let harness = Harness::new();
+    let scratch = format!("{},scratch", disk(&harness, "a.img"));
     let what = ["memory:1M", &scratch, "keyboard", "keyboard", "stream:pattern"];
     let names = ["memory", "disk", "keyboard", "keyboard2", "stream"];
-    let ids = || names.map(|name| id(&house, name));
-    let share = house.share(&what);
+    let ids = || names.map(|name| id(&harness, name));
+    let share = harness.share(&what);
     let before = ids();
     assert_eq!(ids(), before);
-    assert!(names.iter().all(|name| !is_lasting(&house, name)));
+    assert!(names.iter().all(|name| !is_lasting(&harness, name)));
     assert_ne!(before[2], before[3], "two keyboards are two devices");
     end(share);
-    let _share = house.share(&what);
+    let _share = harness.share(&what);
     let after = ids();
     assert!(before.iter().all(|id| !after.contains(id)), "{before:?} {after:?}");
 }
 
 #[test]
 fn a_daemons_successor_knows_the_same_devices_and_new_memory_is_another_one() {
-    let house = House::new();
-    let image = disk(&house, "a.img");
+    let harness = Harness::new();
+    let image = disk(&harness, "a.img");
     let text = format!(
         "plain.listen = ['127.0.0.1:0']\nshare = [{{what='{image}'}}, {{what='keyboard'}}, {{what='zero', name='z'}}, {{what='memory:1M'}}]"
     );
-    let file = house.path("run").join("farbus.toml");
+    let file = harness.path("run").join("farbus.toml");
     fs::write(&file, text).unwrap();
-    let mut daemon = Share::follow(Running::start(house.command(&["daemon", "--config", file.to_str().unwrap()])));
+    let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", file.to_str().unwrap()])));
     let names = ["disk", "keyboard", "z", "memory"];
-    let before = names.map(|name| id(&house, name));
-    let later = Later::of(&house.json(&["daemon", "restart", "--interrupt", "--json"]));
+    let before = names.map(|name| id(&harness, name));
+    let later = Later::of(&harness.json(&["daemon", "restart", "--interrupt", "--json"]));
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));
-    let count = || house.json(&["status", "--json"]).pointer("/0/devices").and_then(Value::as_array).map(Vec::len);
+    let count = || harness.json(&["status", "--json"]).pointer("/0/devices").and_then(Value::as_array).map(Vec::len);
     wait_until(PATIENCE, "it shares", || count() == Some(4));
-    let after = names.map(|name| id(&house, name));
+    let after = names.map(|name| id(&harness, name));
     assert_eq!(before[..3], after[..3]);
     assert_ne!(before[3], after[3], "what was in memory is gone");
     later.end();
@@ -181,94 +182,94 @@ fn a_daemons_successor_knows_the_same_devices_and_new_memory_is_another_one() {
 
 #[test]
 fn a_daemon_that_reads_another_order_shares_the_same_devices() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let (a, b) = (disk(&house, "a.img"), disk(&house, "b.img"));
-    let file = house.path("farbus.toml");
+    let (a, b) = (disk(&harness, "a.img"), disk(&harness, "b.img"));
+    let file = harness.path("farbus.toml");
     let write = |shares: &str| {
         fs::write(&file, format!("plain.listen = ['127.0.0.1:0']\nshare = [{shares}]")).unwrap();
     };
     write(&format!("{{what='{a}'}}, {{what='{b}'}}"));
-    let _daemon = Share::follow(Running::start(house.command(&["daemon", "--config", file.to_str().unwrap()])));
-    let before = (id(&house, "disk"), id(&house, "disk2"));
+    let _daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", file.to_str().unwrap()])));
+    let before = (id(&harness, "disk"), id(&harness, "disk2"));
     write(&format!("{{what='{b}'}}, {{what='{a}'}}"));
-    assert_eq!(house.run(&["daemon", "reload"]).code, Some(0));
-    assert_eq!((id(&house, "disk2"), id(&house, "disk")), before);
+    assert_eq!(harness.run(&["daemon", "reload"]).code, Some(0));
+    assert_eq!((id(&harness, "disk2"), id(&harness, "disk")), before);
     // A name that was given stays with its device, and giving the same name disturbs nobody.
     write(&format!("{{what='{b}', name='disk'}}, {{what='{a}', name='disk2'}}"));
-    let reloaded = house.run(&["daemon", "reload"]);
+    let reloaded = harness.run(&["daemon", "reload"]);
     assert!(reloaded.stdout.contains("nothing changed"), "{reloaded:?}");
-    assert_eq!(device(&house.json(&["status", "--json"]), "disk")["is_named"], true);
+    assert_eq!(device(&harness.json(&["status", "--json"]), "disk")["is_named"], true);
     write(&format!("{{what='{a},name=x'}}"));
-    refused(&house.run(&["daemon", "--check", "--config", file.to_str().unwrap()]), "name = \"NAME\"");
+    refused(&harness.run(&["daemon", "--check", "--config", file.to_str().unwrap()]), "name = \"NAME\"");
 }
 
 #[test]
 fn a_damaged_list_costs_identities_and_neither_shares_nor_what_is_in_it() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let a = disk(&house, "a.img");
-    let share = house.share(&[&a]);
-    let before = id(&house, "disk");
+    let a = disk(&harness, "a.img");
+    let share = harness.share(&[&a]);
+    let before = id(&harness, "disk");
     end(share);
-    let list = house.path("state").join("devices.json");
+    let list = harness.path("state").join("devices.json");
     let good = fs::read_to_string(&list).unwrap();
     fs::write(&list, &good[..good.len() / 2]).unwrap();
-    let share = house.share(&[&a]);
-    assert!(!is_lasting(&house, "disk") && id(&house, "disk") != before);
+    let share = harness.share(&[&a]);
+    assert!(!is_lasting(&harness, "disk") && id(&harness, "disk") != before);
     share.process.assert_logged("devices.json: it is damaged");
-    refused(&house.run(&["identity", "list"]), "it is damaged");
-    refused(&house.run(&["identity", "adopt", "disk", &before]), "it is damaged");
+    refused(&harness.run(&["identity", "list"]), "it is damaged");
+    refused(&harness.run(&["identity", "adopt", "disk", &before]), "it is damaged");
     end(share);
     assert_eq!(fs::read_to_string(&list).unwrap(), good[..good.len() / 2], "it is left to be repaired");
     fs::write(&list, good).unwrap();
-    let _share = house.share(&[&a]);
-    assert_eq!(id(&house, "disk"), before);
+    let _share = harness.share(&[&a]);
+    assert_eq!(id(&harness, "disk"), before);
 }
 
 #[test]
 fn a_name_is_given_to_one_device_and_refused_if_it_is_taken_or_no_name() {
-    let house = House::new();
-    let (a, b) = (disk(&house, "a.img"), disk(&house, "b.img"));
-    let share = |what: &[&str]| house.run(&[&["share"], what, &["--listen", "127.0.0.1:0"]].concat());
+    let harness = Harness::new();
+    let (a, b) = (disk(&harness, "a.img"), disk(&harness, "b.img"));
+    let share = |what: &[&str]| harness.run(&[&["share"], what, &["--listen", "127.0.0.1:0"]].concat());
     refused(&share(&["zero,name=x", "keyboard,name=x"]), "'x' is the name of another device already");
     refused(&share(&[&a, &format!("{b},name=disk")]), "'disk' is the name of another device already");
     for wrong in ["zero,name=all", "zero,name=1-1", "zero,name=", "zero,name=a,name=b"] {
         assert_eq!(share(&[wrong]).code, Some(2), "{wrong}");
     }
-    let running = house.share(&[&format!("{a},name=music"), &b, "bridge,name=cable"]);
-    let status = house.json(&["status", "--json"]);
+    let running = harness.share(&[&format!("{a},name=music"), &b, "bridge,name=cable"]);
+    let status = harness.json(&["status", "--json"]);
     let names = ["music", "disk", "cable-a", "cable-b"].map(|name| device(&status, name)["is_named"].clone());
     assert_eq!(names, [true, false, true, true].map(Value::from));
-    let listed = house.run(&["list", &running.address]).stdout;
+    let listed = harness.run(&["list", &running.address]).stdout;
     assert!(listed.contains("music") && listed.contains("cable-b"), "{listed}");
-    let known = house.json(&["identity", "list", "--json"]);
+    let known = harness.json(&["identity", "list", "--json"]);
     let music = known.as_array().unwrap().iter().find(|known| known["name"] == "music").unwrap();
     assert_eq!(music["is_named"], true);
 }
 
 #[test]
 fn a_restored_disk_is_the_one_of_before_once_its_owner_says_so() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let a = disk(&house, "a.img");
-    end(house.share(&[&format!("{a},name=music")]));
-    let share = house.share(&[&a]);
-    let (before, _) = identity(&house, "disk");
+    let a = disk(&harness, "a.img");
+    end(harness.share(&[&format!("{a},name=music")]));
+    let share = harness.share(&[&a]);
+    let (before, _) = identity(&harness, "disk");
     end(share);
     // As from a backup: the same name, another file.
-    fs::rename(path(&a), house.path("kept")).unwrap();
-    fs::copy(house.path("kept"), path(&a)).unwrap();
-    let share = house.share(&[&a, "keyboard"]);
-    let (restored, _) = identity(&house, "disk");
+    fs::rename(path(&a), harness.path("kept")).unwrap();
+    fs::copy(harness.path("kept"), path(&a)).unwrap();
+    let share = harness.share(&[&a, "keyboard"]);
+    let (restored, _) = identity(&harness, "disk");
     assert_ne!(restored, before);
-    let adopt = |device: &str, which: &str| house.run(&["identity", "adopt", device, which]);
+    let adopt = |device: &str, which: &str| harness.run(&["identity", "adopt", device, which]);
     refused(&adopt("tape", &before), "no device called 'tape'");
     refused(&adopt("disk", "cafecafecafe"), "farbus identity list");
     refused(&adopt("disk", &before[..5]), "at least 6 digits");
@@ -278,44 +279,44 @@ fn a_restored_disk_is_the_one_of_before_once_its_owner_says_so() {
     let user = farbus::client::open(&share.library_target("disk")).unwrap();
     refused(&adopt("disk", &before[..12]), "farbus release disk");
     drop(user);
-    wait_until(PATIENCE, "it is free", || device(&house.json(&["status", "--json"]), "disk")["state"] == "available");
+    wait_until(PATIENCE, "it is free", || device(&harness.json(&["status", "--json"]), "disk")["state"] == "available");
     let adopted = adopt("disk", &before[..12]);
     assert_eq!(adopted.code, Some(0), "{adopted:?}");
-    assert_eq!(identity(&house, "disk"), (before.clone(), ADOPTED_ONCE), "at once, as another medium of that device");
+    assert_eq!(identity(&harness, "disk"), (before.clone(), ADOPTED_ONCE), "at once, as another medium of that device");
     assert!(adopt("disk", &before).stdout.contains("already"));
     end(share);
-    let share = house.share(&[&a, &format!("disk:{}", house.path("kept").display())]);
-    assert_eq!(identity(&house, "disk"), (before.clone(), ADOPTED_ONCE));
-    assert!(id(&house, "disk2") != before && id(&house, "disk2") != restored, "the old file is another device now");
+    let share = harness.share(&[&a, &format!("disk:{}", harness.path("kept").display())]);
+    assert_eq!(identity(&harness, "disk"), (before.clone(), ADOPTED_ONCE));
+    assert!(id(&harness, "disk2") != before && id(&harness, "disk2") != restored, "the old file is another device now");
     refused(&adopt("disk2", &before), "is shared now, as 'disk'");
     end(share);
     // By what it was called, unless several were.
-    let kept = format!("disk:{}", house.path("kept").display());
+    let kept = format!("disk:{}", harness.path("kept").display());
     refused(&adopt(&kept, "disk"), "is several devices");
     let by_path = adopt(&kept, &restored);
     assert_eq!(by_path.code, Some(0), "{by_path:?}");
-    let _share = house.share(&[&kept]);
-    assert_eq!(id(&house, "disk"), restored);
+    let _share = harness.share(&[&kept]);
+    assert_eq!(id(&harness, "disk"), restored);
 }
 
 #[test]
 fn a_swap_raises_the_generation_and_the_old_medium_is_another_device() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let a = disk(&house, "a.img");
-    let new = house.path("new.img").to_str().unwrap().to_owned();
-    let share = house.share(&[&a, "zero"]);
-    let (before, generation) = identity(&house, "disk");
+    let a = disk(&harness, "a.img");
+    let new = harness.path("new.img").to_str().unwrap().to_owned();
+    let share = harness.share(&[&a, "zero"]);
+    let (before, generation) = identity(&harness, "disk");
     assert_eq!(generation, 0);
-    house.json(&["swap", "disk", "--to", &format!("block:{new}"), "--json"]);
-    assert_eq!(identity(&house, "disk"), (before.clone(), 1));
+    harness.json(&["swap", "disk", "--to", &format!("block:{new}"), "--json"]);
+    assert_eq!(identity(&harness, "disk"), (before.clone(), 1));
     end(share);
-    assert_eq!(house.run(&["swap", "--forget", path(&a).to_str().unwrap()]).code, Some(0));
-    let _share = house.share(&[&a, &format!("disk:{new}")]);
-    assert_eq!(identity(&house, "disk2"), (before.clone(), 1));
-    assert_ne!(id(&house, "disk"), before);
+    assert_eq!(harness.run(&["swap", "--forget", path(&a).to_str().unwrap()]).code, Some(0));
+    let _share = harness.share(&[&a, &format!("disk:{new}")]);
+    assert_eq!(identity(&harness, "disk2"), (before.clone(), 1));
+    assert_ne!(id(&harness, "disk"), before);
 }
 
 /// What a host may use of another, as that lists it.
@@ -326,13 +327,13 @@ fn usable(importer: &Host<'_>, exporter: &str, address: &str) -> Vec<String> {
 
 #[test]
 fn a_permission_for_an_automatic_name_follows_the_device_and_not_the_order() {
-    let house = House::new();
-    if !has_lasting_files(&house) {
+    let harness = Harness::new();
+    if !has_lasting_files(&harness) {
         return;
     }
-    let [lab3, desk] = hosts(&house);
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
-    let (a, b) = (disk(&house, "a.img"), disk(&house, "b.img"));
+    let (a, b) = (disk(&harness, "a.img"), disk(&harness, "b.img"));
     let (mut share, address) = lab3.share(&[&a, &b]);
     let said = lab3.ok(&["allow", "desk", "disk"]);
     assert!(said.contains("desk may use: disk\n") && said.contains("disk is the device"), "{said}");
@@ -359,14 +360,14 @@ fn a_permission_for_an_automatic_name_follows_the_device_and_not_the_order() {
 
 #[test]
 fn permissions_of_before_stay_as_they_were_and_automatic_names_among_them_are_told() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     // Nothing is shared: as in files of before, there is nothing that a name could be bound to.
     lab3.ok(&["allow", "desk", "disk", "backup"]);
-    let peers = fs::read_to_string(house.path("lab3").join("peers.json")).unwrap();
+    let peers = fs::read_to_string(harness.path("lab3").join("peers.json")).unwrap();
     assert!(!peers.contains("bound"), "{peers}");
-    let a = disk(&house, "a.img");
+    let a = disk(&harness, "a.img");
     let (_share, address) = lab3.share(&[&a, "keyboard"]);
     assert_eq!(usable(&desk, "lab3", &address), ["disk"]);
     let told = lab3.ok(&["allow"]);

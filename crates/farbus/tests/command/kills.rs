@@ -8,14 +8,15 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::trust::{hosts, pair};
 
 const MIB: u64 = 1 << 20;
 /// Bytes of one request.
 const REQUEST_BYTES: u32 = 128 << 10;
 
-/// Connects to an NBD server and asks for its only export, as the protocol's document has it (fixed newstyle, no zeroes).
+/// Connects to an NBD server and asks for its only export, as the protocol's document has it (fixed newstyle, no
+/// zeroes).
 pub fn connect(socket: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
@@ -68,11 +69,11 @@ pub fn load_over(mut stream: UnixStream) -> thread::JoinHandle<()> {
 #[test]
 fn an_importer_killed_under_load_frees_its_device_long_before_its_grace_ends() {
     let kills: u32 = std::env::var("FARBUS_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let image = house.image("image", 64 * MIB);
+    let image = harness.image("image", 64 * MIB);
     let what = format!("disk:{}", image.display());
     let share = lab3.start(&["share", &what, "--listen", "127.0.0.1:0", "--secure", "127.0.0.1:0"]);
     let plain = share.wait_for_line("listening on ").split_whitespace().nth(2).unwrap().to_owned();
@@ -87,7 +88,7 @@ fn an_importer_killed_under_load_frees_its_device_long_before_its_grace_ends() {
             1 => (format!("lab3:{port}/disk"), "1"),
             _ => (format!("lab3:{port}/disk"), "2"),
         };
-        let socket = house.path(&format!("{number}.sock"));
+        let socket = harness.path(&format!("{number}.sock"));
         let at = socket.to_str().unwrap();
         let arguments = ["attach", &target, "--via", "nbd", "--socket", at, "--grace", "120", "--links", links];
         let mut attach = desk.start(&arguments);

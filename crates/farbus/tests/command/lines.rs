@@ -1,11 +1,11 @@
 //! What is printed: tables, help, usage, completions and man pages.
 
-use super::harness::House;
+use super::harness::Harness;
 
 #[test]
 fn the_papers_table_1_is_printed_to_the_digit() {
-    let house = House::new();
-    let outcome = house.run(&["plan", "bandwidth", "--speed", "full", "--kind", "bulk"]);
+    let harness = Harness::new();
+    let outcome = harness.run(&["plan", "bandwidth", "--speed", "full", "--kind", "bulk"]);
     let numbers: Vec<Vec<&str>> = outcome.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
     let table_1 = [
         ["1", "107000", "1%", "107", "2", "107"],
@@ -19,7 +19,7 @@ fn the_papers_table_1_is_printed_to_the_digit() {
     let start = numbers.iter().position(|line| *line == table_1[0]).expect("the first row is there");
     assert_eq!(numbers[start..start + 7], table_1);
 
-    let json = house.json(&["plan", "bandwidth", "--speed", "full", "--kind", "bulk", "--json"]);
+    let json = harness.json(&["plan", "bandwidth", "--speed", "full", "--kind", "bulk", "--json"]);
     let rows = json["tables"][0]["rows"].as_array().unwrap();
     let names = [
         "data_payload_bytes",
@@ -38,37 +38,37 @@ fn the_papers_table_1_is_printed_to_the_digit() {
 
 #[test]
 fn a_bus_is_planned_from_a_file_or_refused_with_what_is_missing() {
-    let house = House::new();
-    let file = house.path("car.toml");
+    let harness = Harness::new();
+    let file = harness.path("car.toml");
     let endpoint = |name: &str, budget_bytes: u32| {
         format!(
             "[[endpoint]]\nname = \"{name}\"\nkind = \"bulk\"\npacket_bytes = 1024\nperiod = 1\nbudget_bytes = {budget_bytes}\n"
         )
     };
     let write = |text: String| std::fs::write(&file, text).unwrap();
-    let (path, drawing) = (file.to_str().unwrap(), house.path("car.svg"));
+    let (path, drawing) = (file.to_str().unwrap(), harness.path("car.svg"));
     write(format!("speed = \"super\"\n{}{}", endpoint("board", 8192), endpoint("lidar", 8192)));
-    let json = house.json(&["plan", "schedule", path, "--json", "--svg", drawing.to_str().unwrap()]);
+    let json = harness.json(&["plan", "schedule", path, "--json", "--svg", drawing.to_str().unwrap()]);
     assert_eq!(json["reservation_ps"], 16 * 1_778_400);
     assert_eq!(json["endpoints"][1]["latency_ns"], 125_000);
     assert!(std::fs::read_to_string(&drawing).unwrap().starts_with("<svg "));
 
     write(format!("speed = \"super\"\n{}", endpoint("board", 80_000)));
-    let outcome = house.run(&["plan", "schedule", path]);
+    let outcome = harness.run(&["plan", "schedule", path]);
     assert_eq!(outcome.code, Some(3), "{outcome:?}");
     assert!(outcome.stderr.contains("board is not admitted") && outcome.stderr.contains("are missing"), "{outcome:?}");
-    let outcome = house.run(&["plan", "schedule", path, "--json"]);
+    let outcome = harness.run(&["plan", "schedule", path, "--json"]);
     assert!(outcome.stdout.contains("\"attribute\": \"refused\""), "{outcome:?}");
 
     write("speed = \"super\"\nendpoints = []".into());
-    let outcome = house.run(&["plan", "schedule", path]);
+    let outcome = harness.run(&["plan", "schedule", path]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("car.toml") && outcome.stderr.contains("line 2"), "{outcome:?}");
 }
 
 #[test]
 fn what_cannot_be_meant_is_a_usage_error() {
-    let house = House::new();
+    let harness = Harness::new();
     for arguments in [
         &["share"][..],
         &["share", "tape"],
@@ -83,7 +83,7 @@ fn what_cannot_be_meant_is_a_usage_error() {
         &["nonsense"],
         &[],
     ] {
-        let outcome = house.run(arguments);
+        let outcome = harness.run(arguments);
         assert_eq!(outcome.code, Some(2), "{arguments:?}: {outcome:?}");
         assert!(outcome.stdout.is_empty() && outcome.stderr.contains("--help"), "{arguments:?}: {outcome:?}");
     }
@@ -91,10 +91,10 @@ fn what_cannot_be_meant_is_a_usage_error() {
 
 #[test]
 fn every_verb_helps_and_has_a_man_page() {
-    let house = House::new();
-    let folder = house.path("man");
-    assert_eq!(house.run(&["man", folder.to_str().unwrap()]).code, Some(0));
-    let help = house.run(&["--help"]).stdout;
+    let harness = Harness::new();
+    let folder = harness.path("man");
+    assert_eq!(harness.run(&["man", folder.to_str().unwrap()]).code, Some(0));
+    let help = harness.run(&["--help"]).stdout;
     let verbs: Vec<_> = help
         .lines()
         .skip_while(|line| *line != "Commands:")
@@ -105,7 +105,7 @@ fn every_verb_helps_and_has_a_man_page() {
         .collect();
     assert!(verbs.contains(&"share") && verbs.contains(&"demo") && !verbs.contains(&"man"), "{verbs:?}");
     for verb in verbs {
-        assert_eq!(house.run(&[verb, "--help"]).code, Some(0), "{verb}");
+        assert_eq!(harness.run(&[verb, "--help"]).code, Some(0), "{verb}");
         let page = std::fs::read_to_string(folder.join(format!("farbus-{verb}.1"))).unwrap();
         assert!(page.contains(".TH"), "{verb}: {page}");
     }
@@ -113,20 +113,20 @@ fn every_verb_helps_and_has_a_man_page() {
 
 #[test]
 fn each_shell_gets_a_script_of_its_own() {
-    let house = House::new();
+    let harness = Harness::new();
     for (shell, mark) in [("bash", "complete -F"), ("zsh", "#compdef farbus"), ("fish", "complete -c farbus")] {
-        let outcome = house.run(&["completions", shell]);
+        let outcome = harness.run(&["completions", shell]);
         assert!(outcome.code == Some(0) && outcome.stdout.contains(mark), "{shell}: {outcome:?}");
     }
 }
 
 #[test]
 fn a_usb_device_that_is_not_plugged_in_is_reported_as_gone_even_where_the_port_is_taken() {
-    let house = House::new();
+    let harness = Harness::new();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().to_string();
     for listen in [&[][..], &["--listen", "127.0.0.1:0"], &["--listen", &port]] {
-        let outcome = house.run(&[&["share", "usb:ffff:fffe"], listen].concat());
+        let outcome = harness.run(&[&["share", "usb:ffff:fffe"], listen].concat());
         assert_eq!(outcome.code, Some(4), "{outcome:?}");
         assert!(outcome.stderr.contains("no USB device is usb:ffff:fffe\n  'farbus share --list'"), "{outcome:?}");
     }
@@ -134,9 +134,9 @@ fn a_usb_device_that_is_not_plugged_in_is_reported_as_gone_even_where_the_port_i
 
 #[test]
 fn the_list_of_usb_devices_is_for_people_and_for_programs() {
-    let house = House::new();
-    assert!(house.json(&["share", "--list", "--json"]).is_array());
-    let outcome = house.run(&["share", "--list"]);
+    let harness = Harness::new();
+    assert!(harness.json(&["share", "--list", "--json"]).is_array());
+    let outcome = harness.run(&["share", "--list"]);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(!outcome.stdout.is_empty());
 }

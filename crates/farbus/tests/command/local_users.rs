@@ -1,4 +1,5 @@
-//! Who of this machine's users gets at what is shared on it: the owner by a socket that nobody has to name, others if somebody says so.
+//! Who of this machine's users gets at what is shared on it: the owner by a socket that nobody has to name, others if
+//! somebody says so.
 
 use std::fs;
 use std::net::TcpStream;
@@ -11,17 +12,17 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use super::harness::{House, Outcome, PATIENCE, Running, Share, finish, has, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, Share, finish, has, wait_until};
 
 /// A user with no rights to anything here.
 const STRANGER: u32 = 65534;
 
 /// `farbus` as that user, with a place of its own to meet in.
-fn as_stranger(house: &House, arguments: &[&str]) -> Outcome {
-    let run = house.path("of-stranger");
+fn as_stranger(harness: &Harness, arguments: &[&str]) -> Outcome {
+    let run = harness.path("of-stranger");
     fs::create_dir_all(&run).unwrap();
     std::os::unix::fs::chown(&run, Some(STRANGER), Some(STRANGER)).unwrap();
-    let mut command = house.command(arguments);
+    let mut command = harness.command(arguments);
     command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", run.join("state")).uid(STRANGER).gid(STRANGER);
     finish(command, PATIENCE)
 }
@@ -30,37 +31,37 @@ fn has_second_user() -> bool {
     has("a second user", rustix::process::geteuid().is_root())
 }
 
-fn share_with(house: &House, arguments: &[&str]) -> Share {
-    Share::follow(Running::start(house.command(&[&["share"], arguments].concat())))
+fn share_with(harness: &Harness, arguments: &[&str]) -> Share {
+    Share::follow(Running::start(harness.command(&[&["share"], arguments].concat())))
 }
 
 #[test]
 fn a_share_is_found_on_its_machine_without_an_address() {
-    let house = House::new();
-    let disk = format!("disk:{}", house.image("own.img", 1 << 20).display());
-    let mut share = Running::start(house.command(&["share", &disk, "zero"]));
+    let harness = Harness::new();
+    let disk = format!("disk:{}", harness.image("own.img", 1 << 20).display());
+    let mut share = Running::start(harness.command(&["share", &disk, "zero"]));
     let listening = share.wait_for_line("listening on unix:");
     assert_eq!(share.wait_for_line("on this machine:").trim(), "on this machine:    farbus attach disk");
     assert!(share.wait_for_line("on another machine:").contains("--secure"));
     let path = listening.split_whitespace().nth(2).unwrap().strip_prefix("unix:").unwrap().to_owned();
-    assert!(path.starts_with(house.path("run/farbus/share-").to_str().unwrap()), "{path}");
+    assert!(path.starts_with(harness.path("run/farbus/share-").to_str().unwrap()), "{path}");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     assert_eq!(status[0]["address"], format!("unix:{path}"), "and nowhere else");
 
-    let listed = house.json(&["list", "localhost", "--json"]);
+    let listed = harness.json(&["list", "localhost", "--json"]);
     let names: Vec<_> = listed.as_array().unwrap().iter().map(|device| device["name"].clone()).collect();
     assert_eq!(names, ["disk", "zero"]);
-    assert!(house.run(&["list"]).stdout.contains("localhost/disk"));
+    assert!(harness.run(&["list"]).stdout.contains("localhost/disk"));
     for (target, asked) in [("disk", "localhost/disk"), ("localhost/disk", "disk")] {
-        let socket = house.path("own.sock");
+        let socket = harness.path("own.sock");
         let arguments = ["attach", target, "--via", "nbd", "--socket", socket.to_str().unwrap()];
-        let mut attached = Running::start(house.command(&arguments));
+        let mut attached = Running::start(harness.command(&arguments));
         attached.wait_for_line("attached");
-        assert_eq!(house.run(&["detach", asked]).code, Some(0), "{}", attached.log());
+        assert_eq!(harness.run(&["detach", asked]).code, Some(0), "{}", attached.log());
         assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
     }
-    let missing = house.run(&["attach", "disk7", "--via", "nbd"]);
+    let missing = harness.run(&["attach", "disk7", "--via", "nbd"]);
     assert_eq!(missing.code, Some(4), "{missing:?}");
     assert!(missing.stderr.contains("offers 'disk7', but disk, zero\n") && missing.stderr.contains("HOST/disk7"));
 
@@ -71,22 +72,22 @@ fn a_share_is_found_on_its_machine_without_an_address() {
 
 #[test]
 fn two_shares_with_a_device_of_one_name_are_told_apart() {
-    let house = House::new();
-    let first = share_with(&house, &["zero", "keyboard"]);
-    let second = share_with(&house, &["zero"]);
-    let several = house.run(&["attach", "zero", "--via", "redir"]);
+    let harness = Harness::new();
+    let first = share_with(&harness, &["zero", "keyboard"]);
+    let second = share_with(&harness, &["zero"]);
+    let several = harness.run(&["attach", "zero", "--via", "redir"]);
     assert_eq!(several.code, Some(1), "{several:?}");
     for share in [&first, &second] {
         assert!(several.stderr.contains(&format!("farbus attach {}", share.target("zero"))), "{several:?}");
     }
-    let listed = house.run(&["list"]);
+    let listed = harness.run(&["list"]);
     for target in [first.target("zero"), second.target("zero")] {
         assert!(listed.stdout.contains(&target), "{listed:?}");
     }
-    let named = house.run(&["list", "localhost"]);
+    let named = harness.run(&["list", "localhost"]);
     assert!(named.stdout.contains(&second.target("zero")) && named.stdout.contains("keyboard"), "{named:?}");
     // What only one of them has needs no more than its name.
-    let attached = Running::start(house.command(&["attach", "keyboard", "--via", "redir"]));
+    let attached = Running::start(harness.command(&["attach", "keyboard", "--via", "redir"]));
     attached.wait_for_line("redir-keyboard.sock");
 }
 
@@ -95,15 +96,15 @@ fn another_user_is_not_shown_what_is_shared_here() {
     if !has_second_user() {
         return;
     }
-    let house = House::new();
-    let share = share_with(&house, &["zero"]);
-    let nowhere = as_stranger(&house, &["attach", "zero", "--via", "redir"]);
+    let harness = Harness::new();
+    let share = share_with(&harness, &["zero"]);
+    let nowhere = as_stranger(&harness, &["attach", "zero", "--via", "redir"]);
     assert_eq!(nowhere.code, Some(4), "{nowhere:?}");
     assert!(
         nowhere.stderr.contains("sudo farbus attach zero") && nowhere.stderr.contains("--local-users"),
         "{nowhere:?}"
     );
-    let named = as_stranger(&house, &["list", &share.address]);
+    let named = as_stranger(&harness, &["list", &share.address]);
     assert!(named.code == Some(5) && named.stderr.contains("it is for others"), "{named:?}");
 }
 
@@ -112,24 +113,27 @@ fn localhost_is_nobody_else_s_share() {
     if !has_second_user() {
         return;
     }
-    let house = House::new();
+    let harness = Harness::new();
     // It is nobody else's in this test's own network.
     let listener = std::net::TcpListener::bind("127.0.0.1:3240").unwrap();
-    let share = share_with(&house, &["zero"]);
-    assert!(house.run(&["list", "localhost"]).stdout.contains("zero"), "the port is not asked where there is a share");
+    let share = share_with(&harness, &["zero"]);
+    assert!(
+        harness.run(&["list", "localhost"]).stdout.contains("zero"),
+        "the port is not asked where there is a share"
+    );
     drop((listener, share));
     // A stranger's share at the port that is looked at last.
-    let run = house.path("of-stranger");
-    assert_eq!(as_stranger(&house, &["status"]).code, Some(0));
-    let mut command = house.command(&["share", "zero", "--listen", "127.0.0.1:3240", "--local-users", "all"]);
+    let run = harness.path("of-stranger");
+    assert_eq!(as_stranger(&harness, &["status"]).code, Some(0));
+    let mut command = harness.command(&["share", "zero", "--listen", "127.0.0.1:3240", "--local-users", "all"]);
     command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", run.join("state")).uid(STRANGER).gid(STRANGER);
     let _stranger = Share::follow(Running::start(command));
-    let refused = house.run(&["attach", "zero", "--via", "redir"]);
+    let refused = harness.run(&["attach", "zero", "--via", "redir"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(
         refused.stderr.contains("user 65534 listens") && refused.stderr.contains("farbus attach 127.0.0.1:3240/zero")
     );
-    assert!(house.run(&["list", "127.0.0.1"]).stdout.contains("zero"), "who names it means it");
+    assert!(harness.run(&["list", "127.0.0.1"]).stdout.contains("zero"), "who names it means it");
 }
 
 #[test]
@@ -137,13 +141,13 @@ fn a_port_of_the_loopback_serves_its_owner_and_root_and_whom_they_name() {
     if !has_second_user() {
         return;
     }
-    let house = House::new();
-    let at_port = |more: &[&str]| share_with(&house, &[&["zero", "--listen", "127.0.0.1:0"], more].concat());
+    let harness = Harness::new();
+    let at_port = |more: &[&str]| share_with(&harness, &[&["zero", "--listen", "127.0.0.1:0"], more].concat());
     let share = at_port(&[]);
-    let own = house.run(&["list", &share.address]);
+    let own = harness.run(&["list", &share.address]);
     assert!(own.code == Some(0) && own.stdout.contains("zero"), "{own:?}");
     for arguments in [&["list", &share.address][..], &["attach", &share.target("zero"), "--via", "redir"]] {
-        let refused = as_stranger(&house, arguments);
+        let refused = as_stranger(&harness, arguments);
         assert_eq!(refused.code, Some(5), "{refused:?}");
         assert!(refused.stderr.contains("its owner and root are served") && refused.stderr.contains("--local-users"));
         assert!(refused.stdout.is_empty(), "{refused:?}");
@@ -156,12 +160,12 @@ fn a_port_of_the_loopback_serves_its_owner_and_root_and_whom_they_name() {
             continue;
         }
         let share = at_port(&["--local-users", named]);
-        let served = as_stranger(&house, &["list", &share.address]);
+        let served = as_stranger(&harness, &["list", &share.address]);
         assert!(served.code == Some(0) && served.stdout.contains("zero"), "{named}: {served:?}");
     }
     let others = at_port(&["--local-users", "65533,0"]);
-    assert_eq!(as_stranger(&house, &["list", &others.address]).code, Some(5));
-    let unknown = house.run(&["share", "zero", "--local-users", "no-such-user"]);
+    assert_eq!(as_stranger(&harness, &["list", &others.address]).code, Some(5));
+    let unknown = harness.run(&["share", "zero", "--local-users", "no-such-user"]);
     assert!(unknown.code == Some(1) && unknown.stderr.contains("say the number"), "{unknown:?}");
 }
 
@@ -170,17 +174,17 @@ fn the_rule_holds_at_every_address_of_this_machine_and_without_a_sandbox() {
     if !has_second_user() {
         return;
     }
-    let house = House::new();
+    let harness = Harness::new();
     for more in [&[][..], &["--no-sandbox"]] {
-        let share = share_with(&house, &[&["zero", "--listen", "[::]:0"], more].concat());
+        let share = share_with(&harness, &[&["zero", "--listen", "[::]:0"], more].concat());
         let port = share.address.rsplit_once(':').unwrap().1.to_owned();
         for host in ["127.0.0.1", "127.1.2.3", "[::1]"] {
             let address = format!("{host}:{port}");
             if TcpStream::connect(&address).is_err() {
                 continue;
             }
-            assert_eq!(house.run(&["list", &address]).code, Some(0), "{address}");
-            assert_eq!(as_stranger(&house, &["list", &address]).code, Some(5), "{address}");
+            assert_eq!(harness.run(&["list", &address]).code, Some(0), "{address}");
+            assert_eq!(as_stranger(&harness, &["list", &address]).code, Some(5), "{address}");
         }
     }
 }
@@ -190,12 +194,12 @@ fn who_has_hung_up_before_he_is_known_is_not_taken_for_root() {
     if !has_second_user() {
         return;
     }
-    let house = House::new();
-    let image = house.image("race.img", 1 << 20);
+    let harness = Harness::new();
+    let image = harness.image("race.img", 1 << 20);
     fs::write(&image, vec![7; 1 << 20]).unwrap();
-    let mut share = share_with(&house, &[&format!("disk:{}", image.display()), "--listen", "127.0.0.1:0"]);
+    let mut share = share_with(&harness, &[&format!("disk:{}", image.display()), "--listen", "127.0.0.1:0"]);
     let port = share.address.rsplit_once(':').unwrap().1.to_owned();
-    let pid = house.json(&["status", "--json"])[0]["pid"].as_i64().unwrap() as i32;
+    let pid = harness.json(&["status", "--json"])[0]["pid"].as_i64().unwrap() as i32;
     let tell = |signal| rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
     // It imports, and is gone before anybody can look.
     tell(Signal::STOP);
@@ -217,62 +221,62 @@ fn a_socket_that_is_open_to_others_gives_them_no_more_than_its_devices() {
     if !has_second_user() {
         return;
     }
-    let house = House::new();
-    let open = format!("unix:{}", house.path("open.sock").display());
+    let harness = Harness::new();
+    let open = format!("unix:{}", harness.path("open.sock").display());
     let mode = ["zero", "--listen", &open, "--socket-mode", "666"];
-    let share = share_with(&house, &mode);
+    let share = share_with(&harness, &mode);
     let wish = ["attach", &share.target("zero"), "--via", "redir", "--reserve", "bytes=512,period=8,endpoint=0x83"];
-    let refused = as_stranger(&house, &wish);
+    let refused = as_stranger(&harness, &wish);
     assert!(refused.code == Some(3) && refused.stderr.contains("--local-users 65534"), "{refused:?}");
     drop(share);
-    let share = share_with(&house, &[&mode[..], &["--local-users", "65534"]].concat());
+    let share = share_with(&harness, &[&mode[..], &["--local-users", "65534"]].concat());
     let wish = ["attach", &share.target("zero"), "--via", "redir", "--reserve", "bytes=63,period=3"];
-    let admitted = as_stranger(&house, &wish);
+    let admitted = as_stranger(&harness, &wish);
     assert!(admitted.stderr.contains("no power of two"), "he may, if it can be: {admitted:?}");
 }
 
 #[test]
 fn a_daemon_that_says_nothing_else_is_at_a_socket_of_its_owner() {
-    let house = House::new();
-    let config = house.path("farbus.toml");
+    let harness = Harness::new();
+    let config = harness.path("farbus.toml");
     fs::write(&config, "share = [{what='zero'}]\n").unwrap();
-    let daemon = Share::follow(Running::start(house.command(&["daemon", "--config", config.to_str().unwrap()])));
-    assert_eq!(daemon.address, format!("unix:{}", house.path("run/farbus/share-daemon.sock").display()));
-    assert!(house.run(&["list", "localhost"]).stdout.contains("zero"));
+    let daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()])));
+    assert_eq!(daemon.address, format!("unix:{}", harness.path("run/farbus/share-daemon.sock").display()));
+    assert!(harness.run(&["list", "localhost"]).stdout.contains("zero"));
     // Also where an earlier version's socket unit is enabled: who connected to that is served still.
     drop(daemon);
-    wait_until(PATIENCE, "it is gone", || house.json(&["status", "--json"]) == serde_json::json!([]));
+    wait_until(PATIENCE, "it is gone", || harness.json(&["status", "--json"]) == serde_json::json!([]));
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = socket.local_addr().unwrap().to_string();
     let farbus = env!("CARGO_BIN_EXE_farbus");
     let script =
         format!("exec 3<&0 </dev/null; export LISTEN_PID=$$; exec {farbus} daemon --config {}", config.display());
-    let mut command = house.command_of(Path::new("sh"), &["-c", &script]);
+    let mut command = harness.command_of(Path::new("sh"), &["-c", &script]);
     command.stdin(Stdio::from(OwnedFd::from(socket))).env("LISTEN_FDS", "1");
     let daemon = Running::start(command);
     daemon.wait_for_line("listening on unix:");
     daemon.wait_for_line(&format!("listening on {address}"));
-    assert!(house.run(&["list", &address]).stdout.contains("zero"));
+    assert!(harness.run(&["list", &address]).stdout.contains("zero"));
     if has_second_user() {
-        assert_eq!(as_stranger(&house, &["list", &address]).code, Some(5));
+        assert_eq!(as_stranger(&harness, &["list", &address]).code, Some(5));
         fs::write(&config, "plain.local_users = ['65534']\nshare = [{what='zero'}]\n").unwrap();
-        assert_eq!(house.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
-        assert_eq!(as_stranger(&house, &["list", &address]).code, Some(0), "{}", daemon.log());
+        assert_eq!(harness.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
+        assert_eq!(as_stranger(&harness, &["list", &address]).code, Some(0), "{}", daemon.log());
         fs::write(&config, "plain.local_users = ['no-such-user']\nshare = [{what='zero'}]\n").unwrap();
-        let unknown = house.run(&["daemon", "reload"]);
+        let unknown = harness.run(&["daemon", "reload"]);
         assert!(unknown.code != Some(0) && unknown.stderr.contains("no-such-user"), "{unknown:?}");
     }
     fs::write(&config, "share = [{what='zero'}]\n").unwrap();
     // The process that goes on has the same places.
-    house.json(&["daemon", "restart", "--json"]);
-    wait_until(PATIENCE, "it is served there", || house.run(&["list", &address]).stdout.contains("zero"));
-    wait_until(PATIENCE, "and at its own", || house.run(&["list", "localhost"]).stdout.contains("zero"));
+    harness.json(&["daemon", "restart", "--json"]);
+    wait_until(PATIENCE, "it is served there", || harness.run(&["list", &address]).stdout.contains("zero"));
+    wait_until(PATIENCE, "and at its own", || harness.run(&["list", "localhost"]).stdout.contains("zero"));
     fs::write(&config, "plain.listen = []\nshare = [{what='zero'}]\n").unwrap();
-    let reloaded = house.run(&["daemon", "reload"]);
+    let reloaded = harness.run(&["daemon", "reload"]);
     assert!(
         reloaded.code == Some(0) && reloaded.stdout.contains(&address),
         "what is not named is let go of: {reloaded:?}"
     );
-    let pid = house.json(&["status", "--json"])[0]["pid"].as_i64().unwrap() as i32;
+    let pid = harness.json(&["status", "--json"])[0]["pid"].as_i64().unwrap() as i32;
     rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::TERM).unwrap();
 }

@@ -1,8 +1,8 @@
-//! The `farbus` command as its users meet it: the real program, its output, its exit codes, and what becomes of both ends
-//! when one of them is killed or lied to.
+//! The `farbus` command as its users meet it: the real program, its output, its exit codes, and what becomes of both
+//! ends when one of them is killed or lied to.
 //!
-//! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is missing
-//! such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
+//! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is
+//! missing such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
 mod addresses;
 mod another_disk;
@@ -13,12 +13,12 @@ mod bridge;
 mod claims;
 mod cluster;
 mod congestion;
+mod control_socket;
 mod cuts;
 mod cuts_and_kills;
 mod daemon;
 mod demo;
 mod disk;
-mod door;
 mod driver;
 mod durable;
 mod evil_exporters;
@@ -52,7 +52,7 @@ mod reserve;
 mod reserve_hosts;
 mod restart;
 mod restart_attached;
-mod restart_heirs;
+mod restart_successors;
 mod rights;
 mod runtime_folder;
 mod sessions;

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 
-use super::harness::{House, PATIENCE, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, has_fuse, wait_until};
 use super::trust::three;
 
 #[test]
@@ -11,12 +11,12 @@ fn a_disk_goes_to_another_host_with_all_that_was_written_and_back() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk, rack] = three(&house);
+    let harness = Harness::new();
+    let [lab3, desk, rack] = three(&harness);
     let share = lab3.start(&["share", "memory:4M", "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
     let address = line.split_whitespace().nth(2).unwrap().to_owned();
-    let mounts = [house.path("at-desk"), house.path("at-rack")];
+    let mounts = [harness.path("at-desk"), harness.path("at-rack")];
     let words = |at: usize| {
         ["attach", "lab3/memory", "--via", "fuse", "--at", mounts[at].to_str().unwrap(), "--address", &address]
     };

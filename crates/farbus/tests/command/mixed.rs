@@ -1,7 +1,8 @@
-//! Mixed criticality, end to end (R2): streams of one bus over one link, of which one matters. The link is narrowed, and widened again.
+//! Mixed criticality, end to end (R2): streams of one bus over one link, of which one matters. The link is narrowed,
+//! and widened again.
 //!
-//! What is held here holds on a machine that stalls, too: who is admitted, who gives way and who is told what. That the stream that matters
-//! misses no packet meanwhile is measured: `farbus bench mixed`.
+//! What is held here holds on a machine that stalls, too: who is admitted, who gives way and who is told what. That the
+//! stream that matters misses no packet meanwhile is measured: `farbus bench mixed`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,13 +18,14 @@ use farbus::reservation::Wish;
 use serde_json::Value;
 
 use super::congestion::on_host;
-use super::harness::{House, PATIENCE, Running, Share, has, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, has, wait_until};
 use super::network::{FAR, Network, command_in, ip};
 
 /// Of full speed: a packet of this many bytes each millisecond, 2 Mb/s.
 const PACKET_BYTES: u32 = 256;
 const ISO_IN: u8 = 0x83;
-/// Packets a request, and requests at a time: two seconds' worth, so that what waits in a queue meanwhile is not missed.
+/// Packets a request, and requests at a time: two seconds' worth, so that what waits in a queue meanwhile is not
+/// missed.
 const PACKETS: u32 = 8;
 const DEPTH: u64 = 256;
 
@@ -52,7 +54,7 @@ fn client(criticality: &str) -> Client {
 /// Reads a stream until it is told to end.
 fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicBool, is_on: impl FnOnce()) {
     let linked = client(criticality).session(target, Duration::ZERO).unwrap().expect("a session was asked for");
-    let standing = linked.standing();
+    let report = linked.report();
     let mut port = SessionPort::new(linked);
     port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
     assert_eq!(port.wait(None).unwrap().unwrap().status, Status::Ok);
@@ -70,7 +72,7 @@ fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicB
             asked.push_back(id);
             id += 1;
         }
-        if let Some(reserved) = standing.reserved() {
+        if let Some(reserved) = report.reserved() {
             let now = format!("{:?}", reserved.state);
             brought.is_suspended.store(now == "Suspended", Ordering::Release);
             if now != told {
@@ -93,13 +95,14 @@ fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicB
 }
 
 /// What `farbus status` says of the reservations, in the order of the devices.
-fn reservations(house: &House) -> Vec<Value> {
-    let status = house.json(&["status", "--json"]);
+fn reservations(harness: &Harness) -> Vec<Value> {
+    let status = harness.json(&["status", "--json"]);
     let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share").unwrap();
     share["devices"].as_array().unwrap().iter().map(|device| device["reservation"].clone()).collect()
 }
 
-/// What the exporter says of the three of low criticality at one moment: whoever came first gives way last, and has its figure back first.
+/// What the exporter says of the three of low criticality at one moment: whoever came first gives way last, and has its
+/// figure back first.
 fn assert_in_order(said: &[Value]) {
     let suspended: Vec<bool> = said[..3].iter().map(|said| said["state"] == "suspended").collect();
     assert!(suspended.is_sorted(), "{said:?}");
@@ -127,7 +130,7 @@ fn streams_of_low_criticality_give_way_in_order_and_the_one_that_matters_stays_a
     if !has("shaper of links", shapes) {
         return;
     }
-    let house = House::new();
+    let harness = Harness::new();
     let arguments: Vec<String> = ["share", "zero,speed=full", "zero,speed=full", "zero,speed=full", "zero,speed=full"]
         .map(str::to_owned)
         .into_iter()
@@ -135,7 +138,7 @@ fn streams_of_low_criticality_give_way_in_order_and_the_one_that_matters_stays_a
         .chain(["--reserve-high".into(), "10.111.2.0/24".into()])
         .collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let share = Share::follow(Running::start(command_in(&house, &network.far, &arguments)));
+    let share = Share::follow(Running::start(command_in(&harness, &network.far, &arguments)));
     let names = ["zero", "zero2", "zero3", "zero4"];
     let targets = names.map(|name| share.library_target(name));
     let brought: [Arc<Brought>; 4] = std::array::from_fn(|_| Arc::default());
@@ -168,20 +171,20 @@ fn streams_of_low_criticality_give_way_in_order_and_the_one_that_matters_stays_a
             narrow(&network, 6000);
             let began = Instant::now();
             wait_until(PATIENCE, "the last two of low criticality are suspended", || {
-                assert_in_order(&reservations(&house));
+                assert_in_order(&reservations(&harness));
                 is_suspended(1) && is_suspended(2)
             });
             println!("suspended after {:?}", began.elapsed());
             let suspended: [u64; 4] = std::array::from_fn(count);
             wait_until(PATIENCE, "the one that matters goes on", || count(3) > suspended[3] + 1000);
-            let said = reservations(&house);
+            let said = reservations(&harness);
             assert_in_order(&said);
             assert_eq!((&said[2]["state"], &said[2]["lack"]), (&"suspended".into(), &"path".into()), "{said:?}");
 
             narrow(&network, 50_000);
             let widened = Instant::now();
             wait_until(PATIENCE, "all of them are admitted again", || {
-                assert_in_order(&reservations(&house));
+                assert_in_order(&reservations(&harness));
                 (0..3).all(|at| !is_suspended(at))
             });
             println!("all admitted again after {:?}", widened.elapsed());
@@ -198,5 +201,7 @@ fn streams_of_low_criticality_give_way_in_order_and_the_one_that_matters_stays_a
         }
     });
     assert_eq!(*brought[3].told.lock().unwrap(), ["Admitted"]);
-    wait_until(PATIENCE, "what nobody uses is reserved for nobody", || reservations(&house).iter().all(Value::is_null));
+    wait_until(PATIENCE, "what nobody uses is reserved for nobody", || {
+        reservations(&harness).iter().all(Value::is_null)
+    });
 }

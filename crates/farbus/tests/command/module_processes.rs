@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::harness::{House, PATIENCE, has, has_program, wait_until, write_script};
+use super::harness::{Harness, PATIENCE, has, has_program, wait_until, write_script};
 use super::rights::of_process;
 
 /// Does all it can to outlive who started it.
@@ -47,10 +47,10 @@ fn module_that_forks_and_ignores_signals_is_dead_after_farbus_is_killed() {
     }
     let is_root = rustix::process::geteuid().is_root();
     for all_at_once in [false, true] {
-        let house = House::new();
-        let module = house.path("clinging.py");
+        let harness = Harness::new();
+        let module = harness.path("clinging.py");
         write_script(&module, CLINGING);
-        let mut share = house.share(&["memory:1M", "--allow-module", module.to_str().unwrap()]);
+        let mut share = harness.share(&["memory:1M", "--allow-module", module.to_str().unwrap()]);
         let is_program = |words: &str| words.contains("python3");
         // The program and its grandchild; who may make no namespace has no grandchild.
         let expected = if is_root { 2 } else { 1 };
@@ -82,10 +82,10 @@ fn module_that_the_user_of_modules_cannot_run_is_refused_with_what_to_type() {
     if !has("root", rustix::process::geteuid().is_root()) {
         return;
     }
-    let house = House::new();
-    let module = house.path("closed.py");
+    let harness = Harness::new();
+    let module = harness.path("closed.py");
     fs::write(&module, CLINGING).unwrap();
     fs::set_permissions(&module, fs::Permissions::from_mode(0o700)).unwrap();
-    let refused = house.run(&["share", "memory:1M", "--allow-module", module.to_str().unwrap()]);
+    let refused = harness.run(&["share", "memory:1M", "--allow-module", module.to_str().unwrap()]);
     assert!(refused.code == Some(1) && refused.stderr.contains("chmod o+rx"), "{refused:?}");
 }

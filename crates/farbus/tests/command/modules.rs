@@ -16,7 +16,7 @@ use farbus::modules::recipe;
 use rustix::process::Signal;
 
 use super::harness::{
-    House, PATIENCE, Running, Share, copy_program, has, has_fuse, has_program, wait_until, write_script,
+    Harness, PATIENCE, Running, Share, copy_program, has, has_fuse, has_program, wait_until, write_script,
 };
 use super::restart::Later;
 
@@ -66,8 +66,8 @@ fn count(mut from: TcpStream, mut to: TcpStream, counter: &AtomicU64) {
     let _ = to.shutdown(std::net::Shutdown::Write);
 }
 
-fn key(house: &House, name: &str, byte: u8) -> String {
-    let path = house.path(name);
+fn key(harness: &Harness, name: &str, byte: u8) -> String {
+    let path = harness.path(name);
     fs::write(&path, [byte; 32]).unwrap();
     format!("seal:key-file={}", path.display())
 }
@@ -77,9 +77,9 @@ fn text() -> Vec<u8> {
     "a device lives on one machine, its user on another; between them a request\n".repeat(4000).into_bytes()
 }
 
-fn share(house: &House, what: &[&str], more: &[&str]) -> Share {
+fn share(harness: &Harness, what: &[&str], more: &[&str]) -> Share {
     let arguments = [&["share"], what, &["--listen", "127.0.0.1:0"], more].concat();
-    Share::follow(Running::start(house.command(&arguments)))
+    Share::follow(Running::start(harness.command(&arguments)))
 }
 
 fn client(modules: &[&str]) -> Client {
@@ -89,14 +89,14 @@ fn client(modules: &[&str]) -> Client {
 
 #[test]
 fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
-    let house = House::new();
-    let seal = key(&house, "key", 7);
-    let images: Vec<_> = (0..5).map(|at| house.path(&format!("image{at}"))).collect();
+    let harness = Harness::new();
+    let seal = key(&harness, "key", 7);
+    let images: Vec<_> = (0..5).map(|at| harness.path(&format!("image{at}"))).collect();
     let content = [text(), vec![0; 4 * MIB as usize - text().len()]].concat();
     images.iter().for_each(|image| fs::write(image, &content).unwrap());
     let disks: Vec<String> = images.iter().map(|image| format!("disk:{}", image.display())).collect();
     let what: Vec<&str> = disks.iter().map(String::as_str).chain(["keyboard"]).collect();
-    let share = share(&house, &what, &["--allow-module", &seal]);
+    let share = share(&harness, &what, &["--allow-module", &seal]);
     let way = Counted::to(&share);
     // Each has a disk of its own: what was let go of without a word is waited for.
     let mut fresh = ["disk", "disk2", "disk3", "disk4", "disk5"].iter().zip(&images);
@@ -122,7 +122,7 @@ fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
     assert!(bytes(&[&seal]) > plain);
 
     let mut keyboard = client(&["zstd", &seal]).open(&way.target("keyboard").parse().unwrap()).unwrap();
-    assert_eq!(house.run(&["type", "keyboard", "ab"]).code, Some(0));
+    assert_eq!(harness.run(&["type", "keyboard", "ab"]).code, Some(0));
     let mut read = || keyboard.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec()[2];
     assert_eq!([read(), read(), read(), read()], [4, 0, 5, 0]);
 }
@@ -132,13 +132,13 @@ fn a_block_device_s_file_goes_through_them_both_ways() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let (image, seal, at) = (house.image("image", 4 * MIB), key(&house, "key", 7), house.path("at"));
-    let share = share(&house, &[&format!("block:{}", image.display())], &["--allow-module", &seal]);
+    let harness = Harness::new();
+    let (image, seal, at) = (harness.image("image", 4 * MIB), key(&harness, "key", 7), harness.path("at"));
+    let share = share(&harness, &[&format!("block:{}", image.display())], &["--allow-module", &seal]);
     let way = Counted::to(&share);
     let target = way.target("block");
     let words = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--module", "delay:time=1ms"];
-    let mut attach = Running::start(house.command(&[&words[..], &["--module", "zstd", "--module", &seal]].concat()));
+    let mut attach = Running::start(harness.command(&[&words[..], &["--module", "zstd", "--module", &seal]].concat()));
     attach.wait_for_line("attached as ");
     let file = fs::File::options().read(true).write(true).open(at.join("disk.img")).unwrap();
     way.take();
@@ -157,13 +157,13 @@ fn a_block_device_s_file_goes_through_them_both_ways() {
 
 #[test]
 fn what_was_recorded_answers_in_the_device_s_place() {
-    let house = House::new();
-    let file = house.path("disk.pcapng");
-    let [full, empty] = ["full", "empty"].map(|name| house.path(name));
+    let harness = Harness::new();
+    let file = harness.path("disk.pcapng");
+    let [full, empty] = ["full", "empty"].map(|name| harness.path(name));
     fs::write(&full, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
     fs::write(&empty, vec![0; MIB as usize]).unwrap();
     let disks = [&full, &empty].map(|image| format!("disk:{}", image.display()));
-    let share = share(&house, &[&disks[0], &disks[1]], &[]);
+    let share = share(&harness, &[&disks[0], &disks[1]], &[]);
     let read = |name: &str, module: String| {
         let mut disk = client(&[&module]).open_disk(&share.target(name).parse().unwrap()).unwrap();
         let mut found = vec![0; 64 << 10];
@@ -175,23 +175,23 @@ fn what_was_recorded_answers_in_the_device_s_place() {
     wait_until_written(&file);
     // The other disk has nothing of it, and is not asked.
     read("disk2", format!("replay:file={},pace=none", file.display()));
-    let refused = house.run(&["attach", &share.target("disk"), "--via", "nbd", "--module", "replay"]);
+    let refused = harness.run(&["attach", &share.target("disk"), "--via", "nbd", "--module", "replay"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("neither end has a recording"), "{refused:?}");
 }
 
 #[test]
 fn frames_of_a_stream_go_through_them_and_what_the_link_is_too_slow_for_is_dropped() {
-    let house = House::new();
-    let share = share(&house, &["stream:pattern,size=64x48,format=grey,rate=200"], &[]);
-    let (way, file) = (Counted::to(&share), house.path("frames.pcapng"));
+    let harness = Harness::new();
+    let share = share(&harness, &["stream:pattern,size=64x48,format=grey,rate=200"], &[]);
+    let (way, file) = (Counted::to(&share), harness.path("frames.pcapng"));
     let target = way.target("stream");
     let read = |count: &str, modules: &[&str]| {
         let modules = modules.iter().flat_map(|module| ["--module", module]);
         let words: Vec<&str> =
             ["stream", "read", &target, "--json", "--count", count].into_iter().chain(modules).collect();
         way.take();
-        (house.json(&words), way.take())
+        (harness.json(&words), way.take())
     };
     let (plain, bytes) = read("100", &["null"]);
     assert_eq!(
@@ -216,15 +216,15 @@ fn what_is_paused_waits_and_goes_on() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let (image, at) = (house.image("image", MIB), house.path("at"));
-    let share = share(&house, &[&format!("block:{}", image.display())], &[]);
+    let harness = Harness::new();
+    let (image, at) = (harness.image("image", MIB), harness.path("at"));
+    let share = share(&harness, &[&format!("block:{}", image.display())], &[]);
     let target = share.target("block");
     let words =
         ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--module", "zstd", "--module", "pause"];
-    let mut attach = Running::start(house.command(&words));
+    let mut attach = Running::start(harness.command(&words));
     attach.wait_for_line("attached as ");
-    assert_eq!(house.run(&["module", "pause", &target]).code, Some(0));
+    assert_eq!(harness.run(&["module", "pause", &target]).code, Some(0));
     let file = File::open(at.join("disk.img")).unwrap();
     let (told, answers) = std::sync::mpsc::channel();
     let reader = thread::spawn(move || {
@@ -232,12 +232,12 @@ fn what_is_paused_waits_and_goes_on() {
         told.send(()).unwrap();
     });
     assert!(answers.recv_timeout(std::time::Duration::from_millis(500)).is_err(), "it waits");
-    assert_eq!(house.run(&["module", "resume", &target]).code, Some(0));
+    assert_eq!(harness.run(&["module", "resume", &target]).code, Some(0));
     answers.recv_timeout(PATIENCE).expect("it goes on");
     reader.join().unwrap();
     attach.signal(Signal::TERM);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
-    let none = house.run(&["module", "pause", &target]);
+    let none = harness.run(&["module", "pause", &target]);
     assert_eq!(none.code, Some(4), "{none:?}");
 }
 
@@ -253,17 +253,17 @@ fn wait_until_written(file: &Path) {
 
 #[test]
 fn who_does_not_fit_is_told_which_module_and_why() {
-    let house = House::new();
-    let (ours, theirs) = (key(&house, "ours", 1), key(&house, "theirs", 2));
-    let sealing = share(&house, &["memory:1M"], &["--allow-module", &theirs]);
+    let harness = Harness::new();
+    let (ours, theirs) = (key(&harness, "ours", 1), key(&harness, "theirs", 2));
+    let sealing = share(&harness, &["memory:1M"], &["--allow-module", &theirs]);
     let attach = |share: &Share, module: &str| {
         let target = share.target("memory");
-        house.run(&["attach", &target, "--via", "nbd", "--socket", "none.sock", "--module", module])
+        harness.run(&["attach", &target, "--via", "nbd", "--socket", "none.sock", "--module", module])
     };
     let refused = attach(&sealing, &ours);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("module 'seal': the two hosts have different keys"), "{refused:?}");
-    let open = share(&house, &["memory:1M"], &[]);
+    let open = share(&harness, &["memory:1M"], &[]);
     let refused = attach(&open, &ours);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("--allow-module seal"), "{refused:?}");
@@ -277,47 +277,47 @@ fn who_does_not_fit_is_told_which_module_and_why() {
         assert_eq!(refused.code, Some(1), "{refused:?}");
         assert!(refused.stderr.contains(word), "{refused:?}");
     }
-    let refused = house.run(&["share", "zero", "--allow-module", "zip"]);
+    let refused = harness.run(&["share", "zero", "--allow-module", "zip"]);
     assert_eq!(refused.code, Some(1), "{refused:?}");
 }
 
 #[test]
 fn modules_are_listed_and_explained() {
-    let house = House::new();
-    let listed = house.run(&["module", "list"]).stdout;
-    let modules = house.json(&["module", "list", "--json"])["modules"].clone();
+    let harness = Harness::new();
+    let listed = harness.run(&["module", "list"]).stdout;
+    let modules = harness.json(&["module", "list", "--json"])["modules"].clone();
     for module in modules.as_array().unwrap() {
         let name = module["name"].as_str().unwrap();
         assert!(listed.contains(&format!("{name} ")), "{name}: {listed}");
-        let shown = house.run(&["module", "show", name]);
+        let shown = harness.run(&["module", "show", name]);
         assert!(shown.code == Some(0) && shown.stdout.starts_with(&format!("# {name}")), "{shown:?}");
-        assert_eq!(house.json(&["module", "show", name, "--json"]), *module);
+        assert_eq!(harness.json(&["module", "show", name, "--json"]), *module);
     }
     assert!(modules.as_array().unwrap().len() >= 17);
-    let unknown = house.run(&["module", "show", "zip"]);
+    let unknown = harness.run(&["module", "show", "zip"]);
     assert_eq!(unknown.code, Some(4), "{unknown:?}");
     assert!(unknown.stderr.contains("there are lz4, zstd, seal"), "{unknown:?}");
 }
 
 /// A program in `docs/modules`, in a place of the house's own.
-fn example(house: &House, name: &str, source: &str) -> PathBuf {
-    let path = house.path(name);
+fn example(harness: &Harness, name: &str, source: &str) -> PathBuf {
+    let path = harness.path(name);
     copy_program(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules").join(source), &path);
     path
 }
 
 /// The same of one in C, built.
-fn compiled(house: &House, name: &str, source: &str) -> PathBuf {
-    let (built, source) = (house.path(name), example(house, source, source));
+fn compiled(harness: &Harness, name: &str, source: &str) -> PathBuf {
+    let (built, source) = (harness.path(name), example(harness, source, source));
     let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
     assert!(compile.success());
     built
 }
 
-fn read_through(house: &House, share: &Share, module: &str) -> (Vec<u8>, u64) {
-    let (way, at) = (Counted::to(share), house.path("at"));
+fn read_through(harness: &Harness, share: &Share, module: &str) -> (Vec<u8>, u64) {
+    let (way, at) = (Counted::to(share), harness.path("at"));
     let words = ["attach", &way.target("block"), "--via", "fuse", "--at", at.to_str().unwrap(), "--module", module];
-    let mut attach = Running::start(house.command(&words));
+    let mut attach = Running::start(harness.command(&words));
     attach.wait_for_line("attached as ");
     let mut found = vec![0; 8192];
     File::open(at.join("disk.img")).unwrap().read_exact_at(&mut found, 0).unwrap();
@@ -331,14 +331,14 @@ fn a_program_in_any_language_is_a_module() {
     if !has_fuse() || !has("python3", has_program("python3")) || !has("cc", has_program("cc")) {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", MIB);
+    let harness = Harness::new();
+    let image = harness.image("image", MIB);
     fs::write(&image, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
     let disk = format!("block:{}", image.display());
-    let python = example(&house, "xor.py", "xor.py");
-    let (built, ring) = (compiled(&house, "xor", "xor.c"), compiled(&house, "xor.ring", "xor_ring.c"));
-    let sandboxed = house.path("xor.wasm");
-    let text_of_it = fs::read_to_string(example(&house, "xor.wat", "xor.wat")).unwrap();
+    let python = example(&harness, "xor.py", "xor.py");
+    let (built, ring) = (compiled(&harness, "xor", "xor.c"), compiled(&harness, "xor.ring", "xor_ring.c"));
+    let sandboxed = harness.path("xor.wasm");
+    let text_of_it = fs::read_to_string(example(&harness, "xor.wat", "xor.wat")).unwrap();
     fs::write(&sandboxed, wat::parse_str(text_of_it).unwrap()).unwrap();
     // Either end may have it in its own language, and in its own way.
     let ends = [
@@ -350,17 +350,18 @@ fn a_program_in_any_language_is_a_module() {
         (&built, &sandboxed),
     ];
     for (there, here) in ends {
-        let share = share(&house, &[&disk], &["--allow-module", there.to_str().unwrap()]);
-        let (found, _) = read_through(&house, &share, &format!("{}:options=77", here.display()));
+        let share = share(&harness, &[&disk], &["--allow-module", there.to_str().unwrap()]);
+        let (found, _) = read_through(&harness, &share, &format!("{}:options=77", here.display()));
         assert!(text().starts_with(&found), "{there:?}, {here:?}");
     }
     // What is no module says so before anything is asked for.
     fs::write(&sandboxed, text()).unwrap();
-    let refused = house.run(&["share", &disk, "--allow-module", sandboxed.to_str().unwrap()]);
+    let refused = harness.run(&["share", &disk, "--allow-module", sandboxed.to_str().unwrap()]);
     assert!(refused.code == Some(1) && refused.stderr.contains("it is no WebAssembly"), "{refused:?}");
     // Whoever has no such program has no such module.
-    let share = share(&house, &[&disk], &[]);
-    let refused = house.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);
+    let share = share(&harness, &[&disk], &[]);
+    let refused =
+        harness.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("module 'xor': there is none of that name"), "{refused:?}");
 }
@@ -370,13 +371,13 @@ fn a_daemon_goes_through_programs_that_it_began_with() {
     if !has_fuse() || !has("python3", has_program("python3")) || !has("cc", has_program("cc")) {
         return;
     }
-    let (there, here) = (House::new(), House::new());
+    let (there, here) = (Harness::new(), Harness::new());
     let image = there.image("image", MIB);
     fs::write(&image, [text(), vec![0; MIB as usize - text().len()]].concat()).unwrap();
-    let began = |house: &House, text: &str| {
-        let file = house.path("farbus.toml");
+    let began = |harness: &Harness, text: &str| {
+        let file = harness.path("farbus.toml");
         fs::write(&file, format!("plain.listen = ['127.0.0.1:0']\n{text}")).unwrap();
-        house.command(&["daemon", "--config", file.to_str().unwrap()])
+        harness.command(&["daemon", "--config", file.to_str().unwrap()])
     };
     let (python, ring) = (example(&there, "xor.py", "xor.py"), compiled(&here, "xor.ring", "xor_ring.c"));
     let offered = format!(
@@ -446,14 +447,14 @@ fn a_program_sees_its_pipes_and_nothing_else() {
     if !has("python3", has_program("python3")) {
         return;
     }
-    let house = House::new();
-    let nosy = house.path("nosy");
+    let harness = Harness::new();
+    let nosy = harness.path("nosy");
     write_script(&nosy, NOSY);
     let share =
-        share(&house, &["memory:1M"], &["--allow-module", example(&house, "nosy.py", "xor.py").to_str().unwrap()]);
+        share(&harness, &["memory:1M"], &["--allow-module", example(&harness, "nosy.py", "xor.py").to_str().unwrap()]);
     let target = share.target("memory");
     let attach = ["attach", &target, "--via", "nbd", "--socket", "nosy.sock", "--module", nosy.to_str().unwrap()];
-    let refused = house.run(&attach);
+    let refused = harness.run(&attach);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     let (_, could) = refused.stderr.split_once("module 'nosy': it could: ").unwrap_or_else(|| panic!("{refused:?}"));
     assert_eq!(could.lines().next().unwrap_or_default().trim(), "", "{refused:?}");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::harness::{House, Outcome, PATIENCE, Running, Share, finish, has, has_program, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, Share, finish, has, has_program, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -44,10 +44,10 @@ struct Served {
 
 impl Served {
     /// Starts `farbus` with these arguments and a socket of the house.
-    fn start(house: &House, name: &str, arguments: &[&str]) -> Self {
-        let socket = house.path(name);
+    fn start(harness: &Harness, name: &str, arguments: &[&str]) -> Self {
+        let socket = harness.path(name);
         let arguments = [arguments, &["--socket", socket.to_str().unwrap(), "--json"]].concat();
-        let process = Running::start(house.command(&arguments));
+        let process = Running::start(harness.command(&arguments));
         let said: Value = serde_json::from_str(&json_of(&process)).unwrap();
         let uri = said["exports"][0]["uri"].as_str().unwrap().to_owned();
         Self { process, socket, uri }
@@ -70,8 +70,8 @@ fn json_of(process: &Running) -> String {
 }
 
 /// Runs a program to its end, which has to be a good one.
-fn run(house: &House, program: &str, arguments: &[&str]) -> Outcome {
-    let outcome = finish(house.command_of(Path::new(program), arguments), PATIENCE);
+fn run(harness: &Harness, program: &str, arguments: &[&str]) -> Outcome {
+    let outcome = finish(harness.command_of(Path::new(program), arguments), PATIENCE);
     assert_eq!(outcome.code, Some(0), "{program} {arguments:?}: {outcome:?}");
     outcome
 }
@@ -81,33 +81,33 @@ fn a_disk_of_another_machine_is_copied_both_ways() {
     if !have(&["nbdinfo", "nbdcopy"]) {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", 32 * MIB);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let harness = Harness::new();
+    let image = harness.image("image", 32 * MIB);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
     let target = share.target("disk");
-    let served = Served::start(&house, "disk.sock", &["attach", &target, "--via", "nbd"]);
+    let served = Served::start(&harness, "disk.sock", &["attach", &target, "--via", "nbd"]);
     assert_eq!(fs::metadata(&served.socket).unwrap().permissions().mode() & 0o777, 0o600);
 
-    let told: Value = serde_json::from_str(&run(&house, "nbdinfo", &["--json", &served.uri]).stdout).unwrap();
+    let told: Value = serde_json::from_str(&run(&harness, "nbdinfo", &["--json", &served.uri]).stdout).unwrap();
     let export = &told["exports"][0];
     assert_eq!((&told["protocol"], &export["export-size"]), (&"newstyle-fixed".into(), &(32 * MIB).into()));
     assert_eq!((&export["can_multi_conn"], &export["can_fua"]), (&true.into(), &true.into()));
     assert_eq!(export["description"], target);
 
     let original = noise(1, 32 * MIB as usize);
-    let (from, to) = (house.path("from"), house.path("to"));
+    let (from, to) = (harness.path("from"), harness.path("to"));
     fs::write(&from, &original).unwrap();
-    run(&house, "nbdcopy", &["--flush", from.to_str().unwrap(), &served.uri]);
+    run(&harness, "nbdcopy", &["--flush", from.to_str().unwrap(), &served.uri]);
     assert!(fs::read(&image).unwrap() == original, "what was flushed is in the image");
-    run(&house, "nbdcopy", &["--connections=4", &served.uri, to.to_str().unwrap()]);
+    run(&harness, "nbdcopy", &["--connections=4", &served.uri, to.to_str().unwrap()]);
     assert!(fs::read(&to).unwrap() == original);
 
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap();
     assert_eq!(attached["devices"][0]["at"], served.uri);
     assert!(attached["devices"][0]["meters"]["bytes_in"].as_u64().unwrap() >= 32 * MIB);
     let mut process = served.process;
-    assert_eq!(house.run(&["detach"]).code, Some(0));
+    assert_eq!(harness.run(&["detach"]).code, Some(0));
     assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
     wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
     assert!(fs::read(&image).unwrap() == original);
@@ -118,11 +118,11 @@ fn an_exporter_that_is_killed_ends_the_attachment_and_its_clients() {
     if !have(&["nbdcopy"]) {
         return;
     }
-    let house = House::new();
-    let mut share = house.share(&[&format!("disk:{}", house.image("image", 2048 * MIB).display())]);
-    let mut served = Served::start(&house, "disk.sock", &["attach", &share.target("disk"), "--via", "nbd"]);
-    let to = house.path("to");
-    let mut copy = Running::start(house.command_of(Path::new("nbdcopy"), &[&served.uri, to.to_str().unwrap()]));
+    let harness = Harness::new();
+    let mut share = harness.share(&[&format!("disk:{}", harness.image("image", 2048 * MIB).display())]);
+    let mut served = Served::start(&harness, "disk.sock", &["attach", &share.target("disk"), "--via", "nbd"]);
+    let to = harness.path("to");
+    let mut copy = Running::start(harness.command_of(Path::new("nbdcopy"), &[&served.uri, to.to_str().unwrap()]));
     std::thread::sleep(Duration::from_millis(300));
     share.process.kill();
     let killed = Instant::now();
@@ -139,14 +139,14 @@ fn qemu_writes_reads_zeroes_and_discards() {
     if !have(&["qemu-img", "qemu-io"]) {
         return;
     }
-    let house = House::new();
-    let (image, source) = (house.image("image", 64 * MIB), house.path("source"));
+    let harness = Harness::new();
+    let (image, source) = (harness.image("image", 64 * MIB), harness.path("source"));
     fs::write(&source, noise(2, 64 * MIB as usize)).unwrap();
     let source = source.to_str().unwrap();
-    let served = Served::start(&house, "local.sock", &["nbd", &format!("block:{}", image.display())]);
+    let served = Served::start(&harness, "local.sock", &["nbd", &format!("block:{}", image.display())]);
     let uri = served.uri.as_str();
-    run(&house, "qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, uri]);
-    run(&house, "qemu-img", &["compare", "-f", "raw", "-F", "raw", source, uri]);
+    run(&harness, "qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, uri]);
+    run(&harness, "qemu-img", &["compare", "-f", "raw", "-F", "raw", source, uri]);
     assert!(fs::read(&image).unwrap() == fs::read(source).unwrap());
     let commands = [
         "write -P 0x5a 1M 3M",
@@ -169,7 +169,7 @@ fn qemu_writes_reads_zeroes_and_discards() {
     let mut arguments = vec!["-f", "raw"];
     commands.iter().for_each(|command| arguments.extend(["-c", command]));
     arguments.push(uri);
-    let outcome = run(&house, "qemu-io", &arguments);
+    let outcome = run(&harness, "qemu-io", &arguments);
     assert!(!outcome.stdout.contains("verification failed"), "{}", outcome.stdout);
     served.end();
     let bytes = fs::read(&image).unwrap();
@@ -181,11 +181,11 @@ fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
     if !have(&["fio"]) {
         return;
     }
-    let house = House::new();
-    let served = Served::start(&house, "memory.sock", &["nbd", "memory:64M"]);
+    let harness = Harness::new();
+    let served = Served::start(&harness, "memory.sock", &["nbd", "memory:64M"]);
     let uri = format!("--uri={}", served.uri);
     let outcome = run(
-        &house,
+        &harness,
         "fio",
         &[
             "--name=verify",
@@ -220,8 +220,8 @@ fn several_exports_views_and_refusals() {
     if !have(&["nbdinfo", "nbdcopy", "qemu-io"]) {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", 8 * MIB);
+    let harness = Harness::new();
+    let image = harness.image("image", 8 * MIB);
     let original = noise(3, 8 * MIB as usize);
     fs::write(&image, &original).unwrap();
     let block = format!("block:{}", image.display());
@@ -232,10 +232,10 @@ fn several_exports_views_and_refusals() {
         "memory:16T".into(),
     ];
     let views: Vec<&str> = views.iter().map(String::as_str).collect();
-    let served = Served::start(&house, "views.sock", &[&["nbd"], views.as_slice()].concat());
+    let served = Served::start(&harness, "views.sock", &[&["nbd"], views.as_slice()].concat());
     let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", served.socket.display());
 
-    let list: Value = serde_json::from_str(&run(&house, "nbdinfo", &["--json", "--list", &uri("")]).stdout).unwrap();
+    let list: Value = serde_json::from_str(&run(&harness, "nbdinfo", &["--json", "--list", &uri("")]).stdout).unwrap();
     let exports: Vec<(&str, u64)> = list["exports"]
         .as_array()
         .unwrap()
@@ -246,38 +246,40 @@ fn several_exports_views_and_refusals() {
     assert_eq!(exports, sizes);
 
     // Changes of one's own, which the others do not see.
-    run(&house, "qemu-io", &["-f", "raw", "-c", "write -P 7 512 1M", "-c", "discard 4M 1M", &uri("image")]);
-    let (copy, part) = (house.path("copy"), house.path("part"));
+    run(&harness, "qemu-io", &["-f", "raw", "-c", "write -P 7 512 1M", "-c", "discard 4M 1M", &uri("image")]);
+    let (copy, part) = (harness.path("copy"), harness.path("part"));
     let mut changed = original.clone();
     changed[512..][..MIB as usize].fill(7);
     changed[4 * MIB as usize..][..MIB as usize].fill(0);
-    run(&house, "nbdcopy", &[&uri("image"), copy.to_str().unwrap()]);
+    run(&harness, "nbdcopy", &[&uri("image"), copy.to_str().unwrap()]);
     assert!(fs::read(&copy).unwrap() == changed);
-    run(&house, "nbdcopy", &[&uri("image-2"), copy.to_str().unwrap()]);
+    run(&harness, "nbdcopy", &[&uri("image-2"), copy.to_str().unwrap()]);
     assert!(fs::read(&copy).unwrap() == original);
-    run(&house, "nbdcopy", &[&uri("image-3"), part.to_str().unwrap()]);
+    run(&harness, "nbdcopy", &[&uri("image-3"), part.to_str().unwrap()]);
     assert!(fs::read(&part).unwrap() == original[MIB as usize..][..2 * MIB as usize]);
     let last = "17592186040320";
     let commands = ["-c", &format!("write -P 9 {last} 4096"), "-c", &format!("read -P 9 {last} 4096")];
-    run(&house, "qemu-io", &[&["-f", "raw"], commands.as_slice(), &[&uri("memory")]].concat());
+    run(&harness, "qemu-io", &[&["-f", "raw"], commands.as_slice(), &[&uri("memory")]].concat());
 
-    let refused =
-        finish(house.command_of(Path::new("qemu-io"), &["-f", "raw", "-c", "write 0 512", &uri("image-2")]), PATIENCE);
+    let refused = finish(
+        harness.command_of(Path::new("qemu-io"), &["-f", "raw", "-c", "write 0 512", &uri("image-2")]),
+        PATIENCE,
+    );
     assert_ne!(refused.code, Some(0), "{refused:?}");
-    let nobody = finish(house.command_of(Path::new("nbdinfo"), &[&uri("nothing")]), PATIENCE);
+    let nobody = finish(harness.command_of(Path::new("nbdinfo"), &[&uri("nothing")]), PATIENCE);
     assert_ne!(nobody.code, Some(0), "{nobody:?}");
-    let taken = house.run(&["nbd", "memory:1M", "--socket", served.socket.to_str().unwrap()]);
+    let taken = harness.run(&["nbd", "memory:1M", "--socket", served.socket.to_str().unwrap()]);
     assert_eq!(taken.code, Some(1));
     assert!(taken.stderr.contains("another program listens there"), "{taken:?}");
-    run(&house, "nbdinfo", &["--size", &uri("memory")]);
+    run(&harness, "nbdinfo", &["--size", &uri("memory")]);
     served.end();
     assert!(fs::read(&image).unwrap() == original, "nobody changed the image");
 }
 
 #[test]
 fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
-    let house = House::new();
-    let served = Served::start(&house, "memory.sock", &["nbd", "memory:1M"]);
+    let harness = Harness::new();
+    let served = Served::start(&harness, "memory.sock", &["nbd", "memory:1M"]);
     let mut good = UnixStream::connect(&served.socket).unwrap();
     let mut greeting = [0; 18];
     good.read_exact(&mut greeting).unwrap();
@@ -311,7 +313,7 @@ fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
 
 #[test]
 fn what_cannot_be_served_is_refused_with_what_to_type() {
-    let house = House::new();
+    let harness = Harness::new();
     for (arguments, code, told) in [
         (&["nbd", "block:/nowhere/disk"][..], 1, "truncate -s 1G /nowhere/disk"),
         (&["nbd", "disk:x"], 2, "try block:PATH or memory:SIZE"),
@@ -322,7 +324,7 @@ fn what_cannot_be_served_is_refused_with_what_to_type() {
         (&["attach", "127.0.0.1:1/disk", "--via", "nbd", "--at", "x"], 1, "--socket PATH"),
         (&["attach", "127.0.0.1:1/disk", "--via", "nbd"], 5, "is 'farbus share'"),
     ] {
-        let outcome = house.run(arguments);
+        let outcome = harness.run(arguments);
         assert_eq!(outcome.code, Some(code), "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.contains(told), "{arguments:?}: {outcome:?}");
     }
@@ -333,27 +335,27 @@ fn a_daemon_keeps_a_disk_served_whatever_becomes_of_its_exporter() {
     if !have(&["nbdinfo"]) {
         return;
     }
-    let house = House::new();
-    let disk = format!("disk:{}", house.image("image", 5 * MIB).display());
-    let mut share = house.share(&[&disk]);
-    let socket = house.path("kept.sock");
+    let harness = Harness::new();
+    let disk = format!("disk:{}", harness.image("image", 5 * MIB).display());
+    let mut share = harness.share(&[&disk]);
+    let socket = harness.path("kept.sock");
     let config = format!(
         "plain.listen = []\n[[attach]]\ntarget = '{}'\nvia = 'nbd'\nsocket = '{}'",
         share.target("disk"),
         socket.display()
     );
-    fs::write(house.path("farbus.toml"), config).unwrap();
-    let file = house.path("farbus.toml");
-    let mut daemon = Running::start(house.command(&["daemon", "--config", file.to_str().unwrap()]));
+    fs::write(harness.path("farbus.toml"), config).unwrap();
+    let file = harness.path("farbus.toml");
+    let mut daemon = Running::start(harness.command(&["daemon", "--config", file.to_str().unwrap()]));
     let uri = format!("nbd+unix:///?socket={}", socket.display());
-    let is_served = || finish(house.command_of(Path::new("nbdinfo"), &["--size", &uri]), PATIENCE).code == Some(0);
+    let is_served = || finish(harness.command_of(Path::new("nbdinfo"), &["--size", &uri]), PATIENCE).code == Some(0);
     wait_until(PATIENCE, "the disk is served", is_served);
-    let told = run(&house, "nbdinfo", &["--size", &uri]);
+    let told = run(&harness, "nbdinfo", &["--size", &uri]);
     assert_eq!(told.stdout, (5 * MIB).to_string());
     share.process.kill();
     wait_until(PATIENCE, "the daemon sees that it is gone", || !is_served());
     let arguments = ["share", &disk, "--listen", &share.address];
-    let _again = Share::follow(Running::start(house.command(&arguments)));
+    let _again = Share::follow(Running::start(harness.command(&arguments)));
     wait_until(PATIENCE, "the disk is served again", is_served);
     daemon.signal(Signal::TERM);
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
@@ -365,13 +367,13 @@ fn at_an_address_it_is_reached_by_tcp() {
     if !have(&["nbdinfo"]) {
         return;
     }
-    let house = House::new();
-    let mut process = Running::start(house.command(&["nbd", "memory:3M", "--listen", "127.0.0.1:0"]));
+    let harness = Harness::new();
+    let mut process = Running::start(harness.command(&["nbd", "memory:3M", "--listen", "127.0.0.1:0"]));
     let line = process.wait_for_line("serving as nbd://127.0.0.1:");
     let uri = line.split_whitespace().nth(2).unwrap();
-    assert_eq!(run(&house, "nbdinfo", &["--size", uri]).stdout, (3 * MIB).to_string());
-    let status = house.json(&["status", "--json"]);
+    assert_eq!(run(&harness, "nbdinfo", &["--size", uri]).stdout, (3 * MIB).to_string());
+    let status = harness.json(&["status", "--json"]);
     assert_eq!((&status[0]["role"], &status[0]["devices"][0]["state"]), (&"nbd".into(), &"served".into()));
-    assert_eq!(house.run(&["detach", "memory"]).code, Some(0));
+    assert_eq!(harness.run(&["detach", "memory"]).code, Some(0));
     assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
 }

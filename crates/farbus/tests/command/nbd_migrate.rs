@@ -1,5 +1,5 @@
-//! A virtual machine's block disk goes with it to another host: the one who waits for it there reads at once what it will be, writes once
-//! it is his, and who had it before is fenced off.
+//! A virtual machine's block disk goes with it to another host: the one who waits for it there reads at once what it
+//! will be, writes once it is his, and who had it before is fenced off.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::cluster::Cluster;
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::restart::{Later, config};
 
 pub const SIZE: u64 = 8 << 20;
@@ -104,15 +104,15 @@ impl Client {
 
 #[test]
 fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
-    let house = House::new();
-    let image = house.image("image", SIZE);
-    let cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let harness = Harness::new();
+    let image = harness.image("image", SIZE);
+    let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
     let (mut attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
     let mut here = Client::connect(&socket);
     here.write(0, 1);
     for (round, to) in [1, 0, 1].into_iter().enumerate() {
         let (from, byte) = (&cluster.hosts[1 - to], 10 * (round as u8 + 1));
-        let (heir, socket) = cluster.lend(to, "disk", "nbd", &["--inherit"]);
+        let (successor, socket) = cluster.lend(to, "disk", "nbd", &["--inherit"]);
         let mut there = Client::connect(&socket);
         there.assert_reads(0, 1);
         // What is written here is read there, and what is written there waits, with whatever comes behind it but reads.
@@ -142,7 +142,7 @@ fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
         assert_eq!(fs::read(&image).unwrap()[2 * BLOCK], byte + 1);
         assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
         attach.wait_for_line("handed over");
-        (here, attach) = (there, heir);
+        (here, attach) = (there, successor);
     }
     let history = cluster.exporter.json(&["status", "--json"])[0]["devices"][0]["history"].clone();
     assert_eq!(
@@ -159,10 +159,10 @@ fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
 }
 
 #[test]
-fn whoever_stays_or_whose_heir_does_not_come_goes_on_where_he_was() {
-    let house = House::new();
-    let image = house.image("image", SIZE);
-    let cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+fn whoever_stays_or_whose_successor_does_not_come_goes_on_where_he_was() {
+    let harness = Harness::new();
+    let image = harness.image("image", SIZE);
+    let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
     let (attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
     let desk = &cluster.hosts[0];
     let mut client = Client::connect(&socket);
@@ -181,13 +181,13 @@ fn whoever_stays_or_whose_heir_does_not_come_goes_on_where_he_was() {
     // It left, and nobody comes there: whoever comes here in the meantime waits, and goes on.
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     drop(client);
-    attach.assert_logged("goes to its heir");
+    attach.assert_logged("goes to its successor");
     let mut client = Client::connect(&socket);
     client.assert_reads(0, 7);
     attach.assert_logged("nobody came for the disk");
     client.write(0, 8);
     // And may go all the same.
-    let (_heir, there) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
+    let (_successor, there) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
     let mut there = Client::connect(&there);
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     drop(client);
@@ -197,39 +197,39 @@ fn whoever_stays_or_whose_heir_does_not_come_goes_on_where_he_was() {
 
 #[test]
 fn who_waits_in_vain_is_told_so_and_his_writes_fail() {
-    let house = House::new();
-    let image = house.image("image", SIZE);
-    let mut cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let harness = Harness::new();
+    let image = harness.image("image", SIZE);
+    let mut cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
     let (_attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
     let mut here = Client::connect(&socket);
     here.write(0, 1);
-    let (mut heir, socket) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
+    let (mut successor, socket) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
     let mut there = Client::connect(&socket);
     let written = there.ask(WRITE, 0, BLOCK, &[2; BLOCK]);
     there.assert_reads(0, 1);
     // Who may not use it any more sees no more of it.
     cluster.exporter.ok(&["forbid", "rack", "all"]);
     assert_eq!(there.hear(0).unwrap(), (written, EIO, Vec::new()));
-    assert_eq!(heir.wait_for_end(PATIENCE), Some(3), "{}", heir.log());
-    heir.assert_logged("not shared with you any more");
+    assert_eq!(successor.wait_for_end(PATIENCE), Some(3), "{}", successor.log());
+    successor.assert_logged("not shared with you any more");
     here.assert_reads(0, 1);
     // Nor who waits for an exporter that ends.
     cluster.exporter.ok(&["allow", "rack", "all"]);
-    let (mut heir, _socket) = cluster.lend(1, "disk", "nbd", &["--inherit", "--grace", "1"]);
+    let (mut successor, _socket) = cluster.lend(1, "disk", "nbd", &["--inherit", "--grace", "1"]);
     cluster.share.signal(Signal::TERM);
     assert_eq!(cluster.share.wait_for_end(PATIENCE), Some(0));
-    let code = heir.wait_for_end(PATIENCE);
-    assert!(matches!(code, Some(3..=5)), "{code:?}: {}", heir.log());
+    let code = successor.wait_for_end(PATIENCE);
+    assert!(matches!(code, Some(3..=5)), "{code:?}: {}", successor.log());
 }
 
 #[test]
 fn what_cannot_be_inherited_is_said() {
-    let house = House::new();
-    let image = house.image("image", SIZE);
+    let harness = Harness::new();
+    let image = harness.image("image", SIZE);
     let scratch = format!("disk:{},scratch", image.display());
-    let cluster = Cluster::new(&house, &["keyboard", &scratch]);
+    let cluster = Cluster::new(&harness, &["keyboard", &scratch]);
     let rack = &cluster.hosts[1];
-    let socket = house.path("x.sock");
+    let socket = harness.path("x.sock");
     let inherit = |device: &str, more: &[&str]| {
         let target = format!("lab3/{device}");
         let words = ["attach", &target, "--address", &cluster.address, "--via", "nbd", "--inherit", "--socket"];
@@ -249,14 +249,14 @@ fn what_cannot_be_inherited_is_said() {
 
 #[test]
 fn a_daemon_is_not_replaced_while_a_disk_is_on_its_way() {
-    let house = House::new();
-    let image = house.image("image", SIZE);
-    let cluster = Cluster::new(&house, &[&format!("disk:{}", image.display())]);
+    let harness = Harness::new();
+    let image = harness.image("image", SIZE);
+    let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
     let desk = &cluster.hosts[0];
     desk.ok(&["list", "lab3", "--address", &cluster.address]);
-    let socket = house.path("far.sock");
+    let socket = harness.path("far.sock");
     let attach = format!("[[attach]]\ntarget='lab3/disk'\nvia='nbd'\nsocket='{}'", socket.display());
-    let file = config(&house.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
+    let file = config(&harness.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
     let daemon = desk.start(&["daemon", "--config", &file]);
     daemon.wait_for_line("listening on");
     wait_until(PATIENCE, "it is attached", || socket.exists());

@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
-use super::harness::{House, PATIENCE, Running, Share, finish, has, has_fuse, is_mounted, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, finish, has, has_fuse, is_mounted, wait_until};
 use super::own_network;
 use super::trust::{hosts, next_code};
 
 const MIB: u64 = 1 << 20;
-/// A silent peer is waited for five seconds (U11), and a machine that stalls adds its own; TCP alone would wait for a quarter of an hour.
+/// A silent peer is waited for five seconds (U11), and a machine that stalls adds its own; TCP alone would wait for a
+/// quarter of an hour.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Two hosts and the router between them, each a network namespace. Dropping it removes all.
@@ -76,30 +77,30 @@ pub fn ip(arguments: &str) -> bool {
 }
 
 /// `farbus` inside a namespace of the network alone: mounts are seen by all.
-pub fn command_in(house: &House, namespace: &str, arguments: &[&str]) -> Command {
+pub fn command_in(harness: &Harness, namespace: &str, arguments: &[&str]) -> Command {
     let program = env!("CARGO_BIN_EXE_farbus");
     let namespace = format!("--net=/run/netns/{namespace}");
     let arguments = [&[namespace.as_str(), program], arguments].concat();
-    house.command_of(Path::new("nsenter"), &arguments)
+    harness.command_of(Path::new("nsenter"), &arguments)
 }
 
-fn share_over(house: &House, network: &Network) -> Share {
-    let image = house.image("image", 64 * MIB);
+fn share_over(harness: &Harness, network: &Network) -> Share {
+    let image = harness.image("image", 64 * MIB);
     let disk = format!("disk:{}", image.display());
-    Share::follow(Running::start(command_in(house, &network.far, &["share", &disk, "--listen", &format!("{FAR}:0")])))
+    Share::follow(Running::start(command_in(harness, &network.far, &["share", &disk, "--listen", &format!("{FAR}:0")])))
 }
 
-fn attach_over(house: &House, network: &Network, share: &Share, at: &Path) -> (Running, PathBuf) {
+fn attach_over(harness: &Harness, network: &Network, share: &Share, at: &Path) -> (Running, PathBuf) {
     let target = share.target("disk");
     let arguments = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap()];
-    let process = Running::start(command_in(house, &network.near, &arguments));
+    let process = Running::start(command_in(harness, &network.near, &arguments));
     process.wait_for_line("attached as ");
     (process, at.join("disk.img"))
 }
 
 /// What the exporter says of its device.
-fn state(house: &House) -> String {
-    let status = house.json(&["status", "--json"]);
+fn state(harness: &Harness) -> String {
+    let status = harness.json(&["status", "--json"]);
     let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share");
     share.expect("the share runs")["devices"][0]["state"].as_str().unwrap().to_owned()
 }
@@ -111,23 +112,23 @@ fn a_network_that_goes_silent_ends_both_sides_within_a_minute_whether_bytes_pass
         return;
     }
     let network = network.expect("looked at just now");
-    let house = House::new();
-    let share = share_over(&house, &network);
-    let at = house.path("at");
+    let harness = Harness::new();
+    let share = share_over(&harness, &network);
+    let at = harness.path("at");
     for is_busy in [true, false] {
         network.forward(true);
-        let (mut attach, path) = attach_over(&house, &network, &share, &at);
+        let (mut attach, path) = attach_over(&harness, &network, &share, &at);
         let turns = Arc::<AtomicU64>::default();
         let reader = is_busy.then(|| {
             let turns = Arc::clone(&turns);
             thread::spawn(move || read_for_ever(&path, &turns))
         });
         wait_until(PATIENCE, "bytes pass", || !is_busy || turns.load(Ordering::Relaxed) > 3);
-        assert_ne!(state(&house), "available");
+        assert_ne!(state(&harness), "available");
 
         network.forward(false);
         let silent = Instant::now();
-        wait_until(SILENCE_MAX, "the exporter offers the device again", || state(&house) == "available");
+        wait_until(SILENCE_MAX, "the exporter offers the device again", || state(&harness) == "available");
         let freed = silent.elapsed();
         assert_eq!(attach.wait_for_end(SILENCE_MAX), Some(5), "{}", attach.log());
         println!("busy {is_busy}: free after {freed:?}, the attachment's end after {:?}", silent.elapsed());
@@ -146,16 +147,16 @@ fn a_pulled_cable_frees_what_an_encrypted_session_held() {
         return;
     }
     let network = network.expect("looked at just now");
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
-    let on_lab3 = |arguments: &[&str]| lab3.equip(command_in(&house, &network.far, arguments));
-    let on_desk = |arguments: &[&str]| desk.equip(command_in(&house, &network.near, arguments));
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let on_lab3 = |arguments: &[&str]| lab3.equip(command_in(&harness, &network.far, arguments));
+    let on_desk = |arguments: &[&str]| desk.equip(command_in(&harness, &network.near, arguments));
     let mut waiting = Running::start(on_lab3(&["pair", "--listen", &format!("{FAR}:0"), "--allow", "disk", "--json"]));
     let (address, code) = next_code(&waiting);
     let paired = finish(on_desk(&["pair", &address, &code]), PATIENCE);
     assert_eq!((paired.code, waiting.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{paired:?}");
 
-    let disk = format!("disk:{}", house.image("image", 64 * MIB).display());
+    let disk = format!("disk:{}", harness.image("image", 64 * MIB).display());
     let secure = format!("{FAR}:0");
     let share = Running::start(on_lab3(&["share", &disk, "--listen", "none", "--secure", &secure]));
     let line = share.wait_for_line("for paired hosts");
@@ -166,7 +167,7 @@ fn a_pulled_cable_frees_what_an_encrypted_session_held() {
         status[0]["devices"][0]["state"].as_str().unwrap().to_owned()
     };
     for is_busy in [false, true] {
-        let at = house.path(&format!("mnt-{is_busy}"));
+        let at = harness.path(&format!("mnt-{is_busy}"));
         let target = ["attach", "lab3/disk", "--address", address, "--via", "fuse", "--at", at.to_str().unwrap()];
         // A session waits for another link as long as its importer asked for: not at all is what is looked at here.
         let target = [&target[..], &["--grace", "0"]].concat();
@@ -203,15 +204,15 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
         return;
     }
     let network = network.expect("looked at just now");
-    let house = House::new();
-    let config = house.path("farbus.toml");
+    let harness = Harness::new();
+    let config = harness.path("farbus.toml");
     // The router is on the near host's own link; who is behind it is not.
     let text = "plain = { listen = ['10.111.2.1:0'], allow = ['10.111.2.0/24'] }\nshare = [{what='zero'}]";
     std::fs::write(&config, text).unwrap();
     let arguments = ["daemon", "--config", config.to_str().unwrap()];
     // It begins before its network is up, as at boot.
     assert!(ip(&format!("-n {} link set cable down", network.near)));
-    let mut daemon = Share::follow(Running::start(command_in(&house, &network.router, &arguments)));
+    let mut daemon = Share::follow(Running::start(command_in(&harness, &network.router, &arguments)));
     std::thread::sleep(Duration::from_secs(1));
     assert!(ip(&format!("-n {} link set cable up", network.near)));
     let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -219,8 +220,8 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
 
     // Another user's, who sees no process of ours.
     let ask = |namespace: &str, arguments: &[&str]| {
-        let mut command = command_in(&house, namespace, arguments);
-        command.env("XDG_RUNTIME_DIR", house.path("elsewhere"));
+        let mut command = command_in(&harness, namespace, arguments);
+        command.env("XDG_RUNTIME_DIR", harness.path("elsewhere"));
         finish(command, PATIENCE)
     };
     let mut listed = serde_json::Value::Null;
@@ -253,26 +254,26 @@ fn a_paired_host_that_moved_is_found_by_its_key() {
         return;
     }
     let network = network.expect("looked at just now");
-    let house = House::new();
+    let harness = Harness::new();
     let as_host = |name: &str, mut command: std::process::Command| {
-        command.env("FARBUS_STATE", house.path(name)).env("FARBUS_NAME", name);
-        command.env("XDG_RUNTIME_DIR", house.path(&format!("run-{name}")));
+        command.env("FARBUS_STATE", harness.path(name)).env("FARBUS_NAME", name);
+        command.env("XDG_RUNTIME_DIR", harness.path(&format!("run-{name}")));
         command
     };
-    let waits = as_host("lab3", command_in(&house, &network.router, &["pair", "--listen", "10.111.2.1:0", "--json"]));
+    let waits = as_host("lab3", command_in(&harness, &network.router, &["pair", "--listen", "10.111.2.1:0", "--json"]));
     let mut waits = Running::start(waits);
     let line: serde_json::Value = serde_json::from_str(&waits.wait_for_line("\"code\"")).unwrap();
     let (address, code) = (line["address"].as_str().unwrap(), line["code"].as_str().unwrap());
     // What is remembered is the port where paired hosts meet; nobody will be there.
-    let joins = finish(as_host("desk", command_in(&house, &network.near, &["pair", address, code])), PATIENCE);
+    let joins = finish(as_host("desk", command_in(&harness, &network.near, &["pair", address, code])), PATIENCE);
     assert_eq!((joins.code, waits.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{joins:?}");
-    let allow = finish(as_host("lab3", command_in(&house, &network.router, &["allow", "desk", "zero"])), PATIENCE);
+    let allow = finish(as_host("lab3", command_in(&harness, &network.router, &["allow", "desk", "zero"])), PATIENCE);
     assert_eq!(allow.code, Some(0), "{allow:?}");
-    let config = house.path("farbus.toml");
+    let config = harness.path("farbus.toml");
     std::fs::write(&config, "plain.listen=[]\nsecure.listen=['10.111.2.1:0']\nshare=[{what='zero'}]").unwrap();
     let arguments = ["daemon", "--config", config.to_str().unwrap()];
-    let _daemon = Share::follow(Running::start(as_host("lab3", command_in(&house, &network.router, &arguments))));
-    let list = || finish(as_host("desk", command_in(&house, &network.near, &["list", "lab3", "--json"])), PATIENCE);
+    let _daemon = Share::follow(Running::start(as_host("lab3", command_in(&harness, &network.router, &arguments))));
+    let list = || finish(as_host("desk", command_in(&harness, &network.near, &["list", "lab3", "--json"])), PATIENCE);
     wait_until(PATIENCE, "it is found", || list().code == Some(0));
     let listed: serde_json::Value = serde_json::from_str(&list().stdout).unwrap();
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"zero".into(), &"available".into()));

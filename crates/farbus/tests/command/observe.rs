@@ -4,7 +4,7 @@ use farbus::client;
 use farbus_model::EpAddr;
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, Running};
+use super::harness::{Harness, PATIENCE, Running};
 use super::trust::{hosts, pair};
 
 fn press(keyboard: &mut farbus_host::RemoteDevice<farbus::client::DevicePort>) -> u8 {
@@ -16,18 +16,18 @@ fn press(keyboard: &mut farbus_host::RemoteDevice<farbus::client::DevicePort>) -
 
 #[test]
 fn what_somebody_types_is_seen_by_who_looks_on() {
-    let house = House::new();
-    let share = house.share(&["keyboard"]);
-    let refused = house.run(&["observe", &share.target("keyboard")]);
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard"]);
+    let refused = harness.run(&["observe", &share.target("keyboard")]);
     assert!(refused.code == Some(3) && refused.stderr.contains("--observable"), "{refused:?}");
     drop(share);
 
-    let share = house.share(&["keyboard", "memory:1M", "--observable"]);
+    let share = harness.share(&["keyboard", "memory:1M", "--observable"]);
     let mut keyboard = client::open(&share.library_target("keyboard")).unwrap();
     let words = ["observe", &share.target("keyboard"), "--count", "4", "--json"];
-    let mut observer = Running::start(house.command(&words));
+    let mut observer = Running::start(harness.command(&words));
     observer.wait_for_line("is observed");
-    assert_eq!(house.run(&["type", "ab"]).code, Some(0));
+    assert_eq!(harness.run(&["type", "ab"]).code, Some(0));
     assert_eq!([press(&mut keyboard), press(&mut keyboard)], [4, 5], "the user has it as ever");
     let lines = [(); 4].map(|()| serde_json::from_str::<Value>(&observer.wait_for_line("data")).unwrap());
     assert_eq!(observer.wait_for_end(PATIENCE), Some(0), "{}", observer.log());
@@ -36,16 +36,16 @@ fn what_somebody_types_is_seen_by_who_looks_on() {
     assert_eq!(data, ["0000040000000000", none, "0000050000000000", none]);
     assert_eq!((&lines[0]["endpoint"], &lines[0]["type"]), (&"81".into(), &"interrupt".into()));
 
-    let refused = house.run(&["observe", &share.target("memory")]);
+    let refused = harness.run(&["observe", &share.target("memory")]);
     assert!(refused.code == Some(3) && refused.stderr.contains("nothing that is shown"), "{refused:?}");
-    let refused = house.run(&["observe", &share.target("tape")]);
+    let refused = harness.run(&["observe", &share.target("tape")]);
     assert_eq!(refused.code, Some(4), "{refused:?}");
 }
 
 #[test]
 fn a_paired_host_looks_on_as_long_as_it_may() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     let words = ["share", "keyboard", "--listen", "none", "--secure", "127.0.0.1:0", "--observable"];
     let share = lab3.start(&words);

@@ -1,5 +1,5 @@
-//! Gives a test's thread a network namespace of its own: ports, abstract sockets and multicast are nobody else's there, whatever runs on
-//! the machine. Threads and processes that the test starts are in it as well.
+//! Gives a test's thread a network namespace of its own: ports, abstract sockets and multicast are nobody else's there,
+//! whatever runs on the machine. Threads and processes that the test starts are in it as well.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -13,7 +13,8 @@ thread_local! {
     static IS_ENTERED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Moves this thread into a network namespace of its own, unless it is in one. Without the right to make one, it stays where it is.
+/// Moves this thread into a network namespace of its own, unless it is in one. Without the right to make one, it stays
+/// where it is.
 pub fn enter() {
     if !IS_ENTERED.replace(true) && rustix::process::geteuid().is_root() {
         make_and_join().expect("root makes network namespaces with unshare (util-linux) and ip (iproute2)");

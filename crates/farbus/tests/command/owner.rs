@@ -8,7 +8,7 @@ use farbus::model::EpAddr;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::harness::{House, PATIENCE};
+use super::harness::{Harness, PATIENCE};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -16,10 +16,10 @@ fn keys(value: &Value) -> Vec<&str> {
 
 #[test]
 fn what_is_shared_is_listed_for_people_and_for_programs() {
-    let house = House::new();
-    let image = house.image("a disk.img", 1 << 20);
-    let share = house.share(&[&format!("disk:{},ro", image.display()), "zero", "zero,speed=super", "keyboard"]);
-    let listed = house.json(&["list", &share.address, "--json"]);
+    let harness = Harness::new();
+    let image = harness.image("a disk.img", 1 << 20);
+    let share = harness.share(&[&format!("disk:{},ro", image.display()), "zero", "zero,speed=super", "keyboard"]);
+    let listed = harness.json(&["list", &share.address, "--json"]);
     let expected = json!({
         "name": "disk", "bus_id": "1-1", "vendor": "0525", "product": "a4a5", "speed": "high",
         "interfaces": ["storage"], "path": "/farbus/disk", "state": "available",
@@ -27,7 +27,7 @@ fn what_is_shared_is_listed_for_people_and_for_programs() {
     assert_eq!(listed[0], expected);
     let names: Vec<_> = listed.as_array().unwrap().iter().map(|line| line["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["disk", "zero", "zero2", "keyboard"]);
-    let text = house.run(&["list", &share.address]).stdout;
+    let text = harness.run(&["list", &share.address]).stdout;
     for part in ["NAME", "zero2", "1-4", "0525:a4ac", "super", "keyboard"] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -35,10 +35,10 @@ fn what_is_shared_is_listed_for_people_and_for_programs() {
 
 #[test]
 fn status_shows_who_uses_what() {
-    let house = House::new();
-    assert_eq!(house.json(&["status", "--json"]), json!([]));
-    let share = house.share(&["zero"]);
-    let idle = house.json(&["status", "--json"]);
+    let harness = Harness::new();
+    assert_eq!(harness.json(&["status", "--json"]), json!([]));
+    let share = harness.share(&["zero"]);
+    let idle = harness.json(&["status", "--json"]);
     assert_eq!(keys(&idle[0]), ["address", "devices", "pid", "role"]);
     assert_eq!((&idle[0]["role"], &idle[0]["address"]), (&json!("share"), &json!(share.address)));
     let device = &idle[0]["devices"][0];
@@ -50,70 +50,70 @@ fn status_shows_who_uses_what() {
 
     let mut zero = client::open(&share.library_target("zero")).unwrap();
     zero.data_in(EpAddr::from_byte(0x81), 100_000).unwrap();
-    let used = house.json(&["status", "--json"]);
+    let used = harness.json(&["status", "--json"]);
     let device = &used[0]["devices"][0];
     assert_eq!(device["state"], "in use");
     assert!(device["user"].as_str().unwrap().starts_with("127.0.0.1:") && device["used_s"].is_number(), "{device}");
     assert!(device["meters"]["bytes_in"].as_u64().unwrap() >= 100_000, "{device}");
-    assert!(house.run(&["status"]).stdout.contains("in use"));
+    assert!(harness.run(&["status"]).stdout.contains("in use"));
 }
 
 #[test]
 fn what_is_typed_arrives_at_the_host() {
-    let house = House::new();
-    let share = house.share(&["keyboard"]);
-    assert_eq!(house.run(&["type", "aB"]).code, Some(0), "nobody has to be there yet");
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard"]);
+    assert_eq!(harness.run(&["type", "aB"]).code, Some(0), "nobody has to be there yet");
     let mut keyboard = client::open(&share.library_target("keyboard")).unwrap();
     let mut read = || keyboard.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
     assert_eq!([read(), read()], [[0, 0, 4, 0, 0, 0, 0, 0], [0; 8]]);
     assert_eq!([read(), read()], [[2, 0, 5, 0, 0, 0, 0, 0], [0; 8]]);
-    assert_eq!(house.run(&["type", "--device", "keyboard", "c"]).code, Some(2), "DEVICE is a word, not an option");
-    assert_eq!(house.run(&["type", "keyboard", "c"]).code, Some(0));
+    assert_eq!(harness.run(&["type", "--device", "keyboard", "c"]).code, Some(2), "DEVICE is a word, not an option");
+    assert_eq!(harness.run(&["type", "keyboard", "c"]).code, Some(0));
     assert_eq!(read()[2], 6);
-    let refused = house.run(&["type", "é"]);
+    let refused = harness.run(&["type", "é"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("no key for 'é'"), "{refused:?}");
 }
 
 #[test]
 fn what_one_process_has_typed_no_other_types_as_well() {
-    let house = House::new();
-    let mut shares = vec![house.share(&["keyboard"]), house.share(&["keyboard"])];
-    let first = house.json(&["status", "--json"])[0]["address"].clone();
+    let harness = Harness::new();
+    let mut shares = vec![harness.share(&["keyboard"]), harness.share(&["keyboard"])];
+    let first = harness.json(&["status", "--json"])[0]["address"].clone();
     shares.sort_by_key(|share| share.address.as_str() != first);
     let [mut asked_first, mut other] = [0, 1].map(|at| client::open(&shares[at].library_target("keyboard")).unwrap());
     let pressed = |report: Vec<u8>| report[2];
     for (text, usage) in [("a", 4), ("b", 5)] {
-        assert_eq!(house.run(&["type", text]).code, Some(0));
+        assert_eq!(harness.run(&["type", text]).code, Some(0));
         let mut read = || asked_first.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
         assert_eq!([pressed(read()), pressed(read())], [usage, 0]);
     }
     drop(asked_first);
     drop(shares.remove(0));
-    assert_eq!(house.run(&["type", "c"]).code, Some(0));
+    assert_eq!(harness.run(&["type", "c"]).code, Some(0));
     let next = other.data_in(EpAddr::from_byte(0x81), 8).unwrap().into_vec();
     assert_eq!(pressed(next), 6, "nothing was typed here before");
 }
 
 #[test]
 fn an_ejected_disk_comes_back_when_it_is_put_in() {
-    let house = House::new();
-    let image = house.image("image", 1 << 20);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
-    assert_eq!(house.run(&["eject"]).code, Some(0));
-    let attach = || house.run(&["attach", &share.target("disk"), "--via", "fuse", "--at", "/dev/null"]);
+    let harness = Harness::new();
+    let image = harness.image("image", 1 << 20);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    assert_eq!(harness.run(&["eject"]).code, Some(0));
+    let attach = || harness.run(&["attach", &share.target("disk"), "--via", "fuse", "--at", "/dev/null"]);
     let without = attach();
     assert!(without.code == Some(6) && without.stderr.contains("medium"), "{without:?}");
-    assert_eq!(house.run(&["insert", "disk"]).code, Some(0));
+    assert_eq!(harness.run(&["insert", "disk"]).code, Some(0));
     let with = attach();
     assert!(with.code == Some(1) && with.stderr.contains("not a folder"), "it gets as far as that: {with:?}");
 }
 
 #[test]
 fn each_way_to_fail_has_its_exit_code() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let missing = house.path("no such image");
+    let missing = harness.path("no such image");
     for (code, arguments, said) in [
         (1, &["share", &format!("disk:{}", missing.display())][..], "there is no such file"),
         (1, &["share", "zero", "--listen", &share.address], "another share"),
@@ -125,7 +125,7 @@ fn each_way_to_fail_has_its_exit_code() {
         (5, &["attach", &format!("{free}/disk")], "cannot connect"),
         (6, &["attach", &share.target("zero"), "--via", "fuse"], "no Bulk-Only interface"),
     ] {
-        let outcome = house.run(arguments);
+        let outcome = harness.run(arguments);
         assert!(outcome.code == Some(code) && outcome.stderr.contains(said), "{arguments:?}: {outcome:?}");
         assert!(outcome.stderr.lines().any(|line| line.starts_with("farbus: ")), "{outcome:?}");
     }
@@ -133,22 +133,22 @@ fn each_way_to_fail_has_its_exit_code() {
 
 #[test]
 fn an_image_is_shared_once() {
-    let house = House::new();
-    let disk = format!("disk:{}", house.image("image", 1 << 20).display());
-    let first = house.share(&[&disk]);
-    let second = house.run(&["share", &disk, "--listen", "127.0.0.1:0"]);
+    let harness = Harness::new();
+    let disk = format!("disk:{}", harness.image("image", 1 << 20).display());
+    let first = harness.share(&[&disk]);
+    let second = harness.run(&["share", &disk, "--listen", "127.0.0.1:0"]);
     assert_eq!(second.code, Some(1), "{second:?}");
-    assert_eq!(house.json(&["list", &first.address, "--json"])[0]["name"], "disk");
+    assert_eq!(harness.json(&["list", &first.address, "--json"])[0]["name"], "disk");
 }
 
 #[test]
 fn ctrl_c_ends_a_share_and_its_sessions() {
-    let house = House::new();
-    let mut share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let mut share = harness.share(&["zero"]);
     let mut zero = client::open(&share.library_target("zero")).unwrap();
     zero.set_timeout(Some(Duration::from_secs(5)));
     share.process.signal(Signal::INT);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0));
     zero.data_in(EpAddr::from_byte(0x81), 8).unwrap_err();
-    assert_eq!(house.json(&["status", "--json"]), json!([]), "its door is gone");
+    assert_eq!(harness.json(&["status", "--json"]), json!([]), "its door is gone");
 }

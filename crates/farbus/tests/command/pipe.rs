@@ -1,5 +1,5 @@
-//! Tuned pipes by the command: they share the processors with all that runs here, are seen by their owner, and say what became of them where
-//! programs look for it.
+//! Tuned pipes by the command: they share the processors with all that runs here, are seen by their owner, and say what
+//! became of them where programs look for it.
 
 use std::fs;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::harness::{House, Outcome, PATIENCE, Running, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, wait_until};
 use super::rights::of_process;
 
 /// Half of a processor, and what its receiving thread has.
@@ -26,14 +26,14 @@ const HALF: [&str; 12] = [
     "--policy=none",
 ];
 
-fn started(house: &House) -> Running {
-    let process = Running::start(house.command(&HALF));
+fn started(harness: &Harness) -> Running {
+    let process = Running::start(harness.command(&HALF));
     process.has_line_before_its_end("pipe 0 in");
     process
 }
 
-fn pipes(house: &House) -> Vec<Value> {
-    let status = house.json(&["status", "--json"]);
+fn pipes(harness: &Harness) -> Vec<Value> {
+    let status = harness.json(&["status", "--json"]);
     let processes = status.as_array().cloned().unwrap_or_default();
     let pipes = processes.into_iter().filter(|process| process["role"] == "pipe");
     pipes.flat_map(|process| process["devices"].as_array().cloned().unwrap_or_default()).collect()
@@ -45,19 +45,20 @@ fn object(text: &str) -> Value {
 
 #[test]
 fn the_processors_are_promised_once_whoever_asks() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     let processors = std::thread::available_parallelism().unwrap().get();
-    let mut running = vec![started(&house)];
-    let seen = pipes(&house);
+    let mut running = vec![started(&harness)];
+    let seen = pipes(&harness);
     assert_eq!((seen.len(), &seen[0]["name"], &seen[0]["user"]), (1, &"can".into(), &"here".into()));
     assert_eq!(seen[0]["pipe"]["budget_ns"], 20_000_000);
     assert_eq!(seen[0]["pipe"]["period_ns"], 40_000_000);
-    assert!(house.run(&["status"]).stdout.contains("can: 20.000 ms of a processor each 40.000 ms"));
+    assert!(harness.run(&["status"]).stdout.contains("can: 20.000 ms of a processor each 40.000 ms"));
     share.process.assert_logged("has parts of the processors");
-    // Each processor carries one such pipe, and the rest of some of them another's receiving thread: two a processor are too much for sure.
+    // Each processor carries one such pipe, and the rest of some of them another's receiving thread: two a processor
+    // are too much for sure.
     let refused = loop {
-        let mut another = Running::start(house.command(&HALF));
+        let mut another = Running::start(harness.command(&HALF));
         if another.has_line_before_its_end("pipe 0 in") {
             running.push(another);
             assert!(running.len() < 2 * processors, "{} of them on {processors} processors", running.len());
@@ -68,31 +69,31 @@ fn the_processors_are_promised_once_whoever_asks() {
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("the processors are others' as well"), "{refused:?}");
     assert!(refused.stderr.contains("are missing") && refused.stderr.contains("'farbus status'"), "{refused:?}");
-    assert_eq!(pipes(&house).len(), running.len());
+    assert_eq!(pipes(&harness).len(), running.len());
     // One that is killed has said nothing to anybody.
     drop(running.pop());
     wait_until(PATIENCE, "its part is another's", || {
-        let mut another = Running::start(house.command(&[&HALF[..], &["--seconds", "1"]].concat()));
+        let mut another = Running::start(harness.command(&[&HALF[..], &["--seconds", "1"]].concat()));
         another.wait_for_end(PATIENCE) != Some(3)
     });
     // And one that is told to end does, with its outcome.
-    house.run(&["detach", "can"]);
+    harness.run(&["detach", "can"]);
     for mut process in running {
         assert!(process.wait_for_end(PATIENCE).is_some());
     }
-    assert!(pipes(&house).is_empty());
+    assert!(pipes(&harness).is_empty());
 }
 
 /// Deadlines are asked for by the threads that have them, and that is all that is left to them.
 #[test]
 fn a_pipe_keeps_no_right_but_that_to_deadlines() {
-    let house = House::new();
-    let share = house.share(&["can,traffic=10"]);
+    let harness = Harness::new();
+    let share = harness.share(&["can,traffic=10"]);
     let target = share.target("can");
     let there: Vec<&str> = [&["pipe", &target], &HALF[3..9], &["--execution-us", "1000"]].concat();
-    let mut pipe = Running::start(house.command(&there));
+    let mut pipe = Running::start(harness.command(&there));
     let line = pipe.wait_for_line("pipe 0 in");
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let process = status.as_array().unwrap().iter().find(|process| process["role"] == "pipe").expect("it runs");
     let pid = &process["pid"];
     assert_eq!((of_process(pid, "NoNewPrivs"), of_process(pid, "Seccomp")), ("1".into(), "2".into()));
@@ -108,10 +109,10 @@ fn a_pipe_keeps_no_right_but_that_to_deadlines() {
     assert!(pipe.wait_for_line("messages").contains("pipe 0 in"));
     assert!(pipe.wait_for_end(PATIENCE).is_some());
     // A program that does not end by itself ends with its pipe.
-    let mark = house.path("alive");
+    let mark = harness.path("alive");
     let program = format!("echo $$ >{0}.new; mv {0}.new {0}; exec sleep 1000", mark.display());
     let out = [&HALF[..], &["--out", "--program", &program, "--seconds", "1"]].concat();
-    let ended = house.run(&out);
+    let ended = harness.run(&out);
     assert!(ended.code == Some(0) || ended.stderr.contains("not kept"), "{ended:?}");
     let program = fs::read_to_string(&mark).unwrap();
     let is_there =
@@ -121,31 +122,32 @@ fn a_pipe_keeps_no_right_but_that_to_deadlines() {
 
 #[test]
 fn one_that_stood_still_begins_anew_and_says_so() {
-    let house = House::new();
-    let start = |more: &[&str]| Running::start(house.command(&[&HALF[..10], &["1000"], &HALF[11..], more].concat()));
+    let harness = Harness::new();
+    let start = |more: &[&str]| Running::start(harness.command(&[&HALF[..10], &["1000"], &HALF[11..], more].concat()));
     let mut other = start(&["--seconds", "6", "--json"]);
     let mut stopped = start(&[]);
     stopped.wait_for_line("pipe 0 in");
-    wait_until(PATIENCE, "both run", || pipes(&house).len() == 2);
+    wait_until(PATIENCE, "both run", || pipes(&harness).len() == 2);
     stopped.signal(Signal::STOP);
     // Longer than any scheduler is late: sixteen periods of 40 ms, and two seconds.
     std::thread::sleep(Duration::from_secs(3));
     stopped.signal(Signal::CONT);
     let jumps = |pipe: &Value| pipe["pipe"]["jobs"]["jumps"].as_u64();
-    wait_until(PATIENCE, "it has seen it", || pipes(&house).iter().any(|pipe| jumps(pipe) > Some(0)));
+    wait_until(PATIENCE, "it has seen it", || pipes(&harness).iter().any(|pipe| jumps(pipe) > Some(0)));
     stopped.signal(Signal::INT);
     assert!(!stopped.wait_for_line("jumps of the clock").contains(" 0 jumps"));
     assert!(stopped.wait_for_end(PATIENCE).is_some());
-    // Nobody else is stopped with it. (The clock of one that was not stopped jumps as well if the whole machine stands still.)
+    // Nobody else is stopped with it. (The clock of one that was not stopped jumps as well if the whole machine stands
+    // still.)
     assert!(other.wait_for_end(PATIENCE).is_some());
 }
 
 #[test]
 fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
-    let house = House::new();
+    let harness = Harness::new();
     let run = |more: &[&str]| {
         let usual = ["pipe", "--here", "can,traffic=10", "--can", "500000", "--rate", "400", "--buffer", "40"];
-        house.run(&[&usual[..], &["--execution-us", "2000", "--policy", "none", "--seconds", "1"], more].concat())
+        harness.run(&[&usual[..], &["--execution-us", "2000", "--policy", "none", "--seconds", "1"], more].concat())
     };
     const HELLO: &str = "echo hello; exec cat >/dev/null";
     let told = run(&["--json", "--program", HELLO]);
@@ -154,7 +156,7 @@ fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
     assert!(told.stderr.lines().any(|line| line == "hello"), "{told:?}");
     // Whether it was in time is the machine's matter: it is one object in either case.
     assert_eq!(outcome["is_kept"] == true, told.code == Some(0), "{told:?}");
-    let report = house.path("report.json");
+    let report = harness.path("report.json");
     let printed = run(&["--report", report.to_str().unwrap(), "--program", HELLO]);
     assert_eq!(printed.stdout, "hello", "{printed:?}");
     assert!(printed.stderr.contains("late at the worst"), "{printed:?}");
@@ -169,10 +171,10 @@ fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
 
 #[test]
 fn a_device_that_no_pipe_can_have_is_refused_with_what_to_type() {
-    let house = House::new();
+    let harness = Harness::new();
     let run = |device: &[&str]| {
         let usual = ["--rate", "400", "--buffer", "16", "--execution-us", "500", "--policy", "none", "--seconds", "1"];
-        house.run(&[&["pipe"], device, &usual].concat())
+        harness.run(&[&["pipe"], device, &usual].concat())
     };
     let real = run(&["usb:1-1.4"]);
     assert!(real.code == Some(2) && real.stderr.contains("'farbus share usb:1-1.4' offers it"), "{real:?}");
@@ -180,7 +182,7 @@ fn a_device_that_no_pipe_can_have_is_refused_with_what_to_type() {
     assert!(here.code == Some(2) && here.stderr.contains("--here zero,speed=full"), "{here:?}");
     let other = run(&["--here", "keyboard"]);
     assert!(other.code == Some(3) && other.stderr.contains("'farbus pipe HOST/DEVICE'"), "{other:?}");
-    let share = house.share(&["keyboard", "can"]);
+    let share = harness.share(&["keyboard", "can"]);
     let keyboard = run(&[&share.target("keyboard")]);
     assert!(keyboard.code == Some(3) && keyboard.stderr.contains("'farbus attach"), "{keyboard:?}");
     let no_can = run(&[&share.target("keyboard"), "--can", "500000"]);

@@ -4,15 +4,15 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use super::harness::{House, PATIENCE, Running, finish, has, has_program};
+use super::harness::{Harness, PATIENCE, Running, finish, has, has_program};
 use super::network::{FAR, Network, command_in, ip};
 use super::trust::{Host, hosts, next_code, pair};
 
 const BYTES: usize = 4 << 20;
 
 /// A file that is not the same in any two places.
-fn pattern(house: &House) -> std::path::PathBuf {
-    let path = house.path("pattern");
+fn pattern(harness: &Harness) -> std::path::PathBuf {
+    let path = harness.path("pattern");
     let words = (0..BYTES as u64 / 8).flat_map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
     std::fs::write(&path, words.collect::<Vec<u8>>()).unwrap();
     path
@@ -37,23 +37,23 @@ fn had_over_quic(links: &str) {
     if !has("nbdcopy", has_program("nbdcopy")) {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let what = format!("disk:{}", house.image("far.img", BYTES as u64).display());
+    let what = format!("disk:{}", harness.image("far.img", BYTES as u64).display());
     let share = lab3.start(&["share", &what, "--listen", "none", "--secure", "127.0.0.1:0"]);
     let line = share.wait_for_line("for paired hosts");
-    let (address, socket) = (line.split_whitespace().nth(2).unwrap(), house.path("far.sock"));
+    let (address, socket) = (line.split_whitespace().nth(2).unwrap(), harness.path("far.sock"));
     let arguments = ["attach", "lab3/disk", "--over", "quic", "--address", address, "--via", "nbd", "--socket"];
     let mut attach = desk.start(&[&arguments[..], &[socket.to_str().unwrap(), "--links", links]].concat());
     attach.wait_for_line("attached");
     let uri = format!("nbd+unix:///?socket={}", socket.display());
-    let (from, to) = (pattern(&house), house.path("back"));
-    copy(house.command_of(Path::new("nbdcopy"), &["--flush", from.to_str().unwrap(), &uri]));
-    copy(house.command_of(Path::new("nbdcopy"), &[&uri, to.to_str().unwrap()]));
+    let (from, to) = (pattern(&harness), harness.path("back"));
+    copy(harness.command_of(Path::new("nbdcopy"), &["--flush", from.to_str().unwrap(), &uri]));
+    copy(harness.command_of(Path::new("nbdcopy"), &[&uri, to.to_str().unwrap()]));
     assert!(std::fs::read(&from).unwrap() == std::fs::read(&to).unwrap(), "what was written is read");
-    assert!(std::fs::read(&from).unwrap() == std::fs::read(house.path("far.img")).unwrap());
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(harness.path("far.img")).unwrap());
     let status = lab3.json(&["status", "--json"]);
     assert_eq!(status[0]["devices"][0]["state"], "in use", "{status}");
     assert!(status[0]["devices"][0]["user"].as_str().is_some_and(|user| user.starts_with("desk (")), "{status}");
@@ -75,16 +75,16 @@ fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_lose
         return;
     }
     let network = network.expect("looked at just now");
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
-    let there = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&house, &network.far, arguments));
-    let here = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&house, &network.near, arguments));
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let there = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&harness, &network.far, arguments));
+    let here = |host: &Host<'_>, arguments: &[&str]| host.equip(command_in(&harness, &network.near, arguments));
     let listen = format!("{FAR}:0");
     let mut waiting = Running::start(there(&lab3, &["pair", "--listen", &listen, "--allow", "disk", "--json"]));
     let (address, code) = next_code(&waiting);
     let paired = finish(here(&desk, &["pair", &address, &code]), PATIENCE);
     assert_eq!((paired.code, waiting.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{paired:?}");
-    let what = format!("disk:{}", house.image("far.img", BYTES as u64).display());
+    let what = format!("disk:{}", harness.image("far.img", BYTES as u64).display());
     let share = Running::start(there(&lab3, &["share", &what, "--listen", "none", "--secure", &listen]));
     let line = share.wait_for_line("for paired hosts");
     let address = line.split_whitespace().nth(2).unwrap();
@@ -92,15 +92,15 @@ fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_lose
         let words = format!("netns exec {host} tc qdisc add dev cable root netem loss 5% delay 2ms");
         ip(&words)
     });
-    let from = pattern(&house);
+    let from = pattern(&harness);
     for over in ["tcp", "quic"] {
-        let socket = house.path(&format!("{over}.sock"));
+        let socket = harness.path(&format!("{over}.sock"));
         let arguments = ["attach", "lab3/disk", "--over", over, "--address", address, "--via", "nbd", "--socket"];
         let mut attach = Running::start(here(&desk, &[&arguments[..], &[socket.to_str().unwrap()]].concat()));
         attach.wait_for_line("attached");
         let uri = format!("nbd+unix:///?socket={}", socket.display());
         let began = Instant::now();
-        let write = || copy(house.command_of(Path::new("nbdcopy"), &["--flush", from.to_str().unwrap(), &uri]));
+        let write = || copy(harness.command_of(Path::new("nbdcopy"), &["--flush", from.to_str().unwrap(), &uri]));
         write();
         println!("{over}, loss {is_lossy:?}: 4 MiB written in {:?}", began.elapsed());
         if over == "quic" {
@@ -116,5 +116,5 @@ fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_lose
         attach.signal(rustix::process::Signal::INT);
         assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
     }
-    assert!(std::fs::read(&from).unwrap() == std::fs::read(house.path("far.img")).unwrap());
+    assert!(std::fs::read(&from).unwrap() == std::fs::read(harness.path("far.img")).unwrap());
 }

@@ -1,5 +1,5 @@
-//! `farbus attach --via redir`: a virtual machine's emulator connects, uses the device, goes and comes back. What QEMU itself
-//! makes of it the rig shows; here a guest of ours looks at every packet.
+//! `farbus attach --via redir`: a virtual machine's emulator connects, uses the device, goes and comes back. What QEMU
+//! itself makes of it the rig shows; here a guest of ours looks at every packet.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
 use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
 use rustix::process::Signal;
 
-use super::harness::{House, PATIENCE, Running, Share, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
 use super::rights::assert_without_rights;
 
 /// A usbredir guest over any stream.
@@ -110,35 +110,35 @@ impl<S: Read + Write> Guest<S> {
 
 #[test]
 fn a_disk_that_a_virtual_machine_has_is_detached_with_force_alone() {
-    let house = House::new();
-    let share = house.share(&[&format!("disk:{}", house.image("image", 1 << 20).display())]);
-    let (mut attach, socket) = lend(&house, &share, "disk");
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("image", 1 << 20).display())]);
+    let (mut attach, socket) = lend(&harness, &share, "disk");
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    let refused = house.run(&["detach"]);
+    let refused = harness.run(&["detach"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     for part in ["in use: a virtual machine has this disk", "--force"] {
         assert!(refused.stderr.contains(part), "{part}: {refused:?}");
     }
     assert_eq!(guest.control_in(3, Setup::get_descriptor(1, 0, 0, 18)).len(), 18, "it goes on");
     drop(guest);
-    let status = || house.json(&["status", "--json"]);
+    let status = || harness.json(&["status", "--json"]);
     let open = |status: &serde_json::Value| {
         let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap();
         attached["devices"][0]["open"].clone()
     };
     wait_until(PATIENCE, "the machine has left", || open(&status()) == 0);
-    let detached = house.run(&["detach"]);
+    let detached = harness.run(&["detach"]);
     assert_eq!(detached.code, Some(0), "{detached:?}");
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
 
 /// `farbus attach … --via redir`, waiting at a socket in the house.
-fn lend(house: &House, share: &Share, device: &str) -> (Running, std::path::PathBuf) {
-    let socket = house.path("guest.sock");
+fn lend(harness: &Harness, share: &Share, device: &str) -> (Running, std::path::PathBuf) {
+    let socket = harness.path("guest.sock");
     let target = share.target(device);
     let arguments = ["attach", &target, "--via", "redir", "--socket", socket.to_str().unwrap()];
-    let process = Running::start(house.command(&arguments));
+    let process = Running::start(harness.command(&arguments));
     let line = process.wait_for_line("attached at ");
     assert!(line.contains(socket.to_str().unwrap()), "{line}");
     let next = process.wait_for_line("-device usb-redir");
@@ -148,9 +148,9 @@ fn lend(house: &House, share: &Share, device: &str) -> (Running, std::path::Path
 
 #[test]
 fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
-    let house = House::new();
-    let share = house.share(&["zero,verify"]);
-    let (mut attach, socket) = lend(&house, &share, "zero");
+    let harness = Harness::new();
+    let share = harness.share(&["zero,verify"]);
+    let (mut attach, socket) = lend(&harness, &share, "zero");
     for round in 0..3 {
         let mut guest = Guest::connect(&socket);
         guest.configure();
@@ -163,14 +163,14 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
         // It goes in mid-transfer.
         guest.say(6, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
     }
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").expect("it runs");
     assert_eq!(attached["devices"][0]["at"], socket.to_str().unwrap());
     assert!(attached["devices"][0]["meters"]["bytes_in"].as_u64().unwrap() >= 300_000, "{attached}");
     assert_without_rights(&attached["pid"]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    let detached = house.run(&["detach"]);
+    let detached = harness.run(&["detach"]);
     assert_eq!(detached.code, Some(0), "{detached:?}");
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0));
     while guest.hear().is_some() {}
@@ -179,9 +179,9 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
 
 #[test]
 fn who_comes_while_another_has_it_waits() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
-    let (_attach, socket) = lend(&house, &share, "zero");
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    let (_attach, socket) = lend(&harness, &share, "zero");
     let mut first = Guest::connect(&socket);
     first.configure();
     let mut second = Guest::connect(&socket);
@@ -195,14 +195,15 @@ fn who_comes_while_another_has_it_waits() {
 
 #[test]
 fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
-    let house = House::new();
-    let share = house.share(&["zero", "keyboard"]);
-    let (_attach, socket) = lend(&house, &share, "zero");
-    let refused = house.run(&["hold", "zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero", "keyboard"]);
+    let (_attach, socket) = lend(&harness, &share, "zero");
+    let refused = harness.run(&["hold", "zero"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("no virtual machine has it"), "{refused:?}");
     let mut source = Guest::connect(&socket);
     source.configure();
-    // Waits for ever: nothing is ever said on this endpoint unless somebody asks for it; and it is answered where it goes.
+    // Waits for ever: nothing is ever said on this endpoint unless somebody asks for it; and it is answered where it
+    // goes.
     source.say(7, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
     source.hear_kind(|message| matches!(message, Message::Interrupt(_)));
     let is_held = Arc::<AtomicBool>::default();
@@ -218,9 +219,9 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
             }
         }
     });
-    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    assert_eq!(harness.run(&["hold", "zero"]).code, Some(0));
     is_held.store(true, Ordering::Release);
-    let twice = house.run(&["hold", "zero"]);
+    let twice = harness.run(&["hold", "zero"]);
     assert!(twice.code == Some(3) && twice.stderr.contains("held already"), "{twice:?}");
     let mut source = reader.join().unwrap();
     // What it said last, before it was stopped.
@@ -235,29 +236,29 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
     let answer = there.hear_kind(|message| matches!(message, Message::Bulk(_)));
     assert_eq!(answer.id, 8, "it is answered where it goes");
     assert_eq!(there.bulk(9, 0x81, 1024, Payload::Empty).length, 1024);
-    assert_eq!(house.run(&["resume", "zero"]).code, Some(3), "nobody is held");
+    assert_eq!(harness.run(&["resume", "zero"]).code, Some(3), "nobody is held");
     there.say(0, Message::StopInterruptReceiving(EpAddr::from_byte(0x82)));
     there.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
-    wait_until(PATIENCE, "it is held", || house.run(&["hold", "zero"]).code == Some(0));
+    wait_until(PATIENCE, "it is held", || harness.run(&["hold", "zero"]).code == Some(0));
     there.say(10, Message::GetConfiguration);
-    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
+    assert_eq!(harness.run(&["resume", "zero"]).code, Some(0));
     assert_eq!(there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. })).id, 10);
-    assert_eq!(house.run(&["hold", "nothing"]).code, Some(4));
+    assert_eq!(harness.run(&["hold", "nothing"]).code, Some(4));
     // One that was to move and ended instead: whoever comes next is another.
-    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    assert_eq!(harness.run(&["hold", "zero"]).code, Some(0));
     drop(there);
-    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
+    assert_eq!(harness.run(&["resume", "zero"]).code, Some(0));
     Guest::connect(&socket).configure();
 }
 
 #[test]
 fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
-    let house = House::new();
-    let mut share = house.share(&["zero"]);
-    let (mut attach, socket) = lend(&house, &share, "zero");
+    let harness = Harness::new();
+    let mut share = harness.share(&["zero"]);
+    let (mut attach, socket) = lend(&harness, &share, "zero");
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    assert_eq!(house.run(&["hold", "zero"]).code, Some(0));
+    assert_eq!(harness.run(&["hold", "zero"]).code, Some(0));
     guest.say(3, Message::GetConfiguration);
     share.process.kill();
     guest.hear_kind(|message| *message == Message::DeviceDisconnect);
@@ -267,14 +268,14 @@ fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
 
 #[test]
 fn what_is_typed_here_arrives_there() {
-    let house = House::new();
-    let share = house.share(&["keyboard"]);
-    let (_attach, socket) = lend(&house, &share, "keyboard");
+    let harness = Harness::new();
+    let share = harness.share(&["keyboard"]);
+    let (_attach, socket) = lend(&harness, &share, "keyboard");
     let mut guest = Guest::connect(&socket);
     guest.configure();
     guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
     guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
-    assert_eq!(house.run(&["type", "keyboard", "hi"]).code, Some(0));
+    assert_eq!(harness.run(&["type", "keyboard", "hi"]).code, Some(0));
     let mut keys = Vec::new();
     while keys.last() != Some(&0) || keys.len() < 4 {
         if let Message::Interrupt(data) = guest.hear_kind(|message| matches!(message, Message::Interrupt(_))).message {
@@ -287,9 +288,9 @@ fn what_is_typed_here_arrives_there() {
 
 #[test]
 fn an_exporter_that_dies_takes_the_device_from_the_guest() {
-    let house = House::new();
-    let mut share = house.share(&["zero"]);
-    let (mut attach, socket) = lend(&house, &share, "zero");
+    let harness = Harness::new();
+    let mut share = harness.share(&["zero"]);
+    let (mut attach, socket) = lend(&harness, &share, "zero");
     let mut guest = Guest::connect(&socket);
     guest.configure();
     share.process.kill();
@@ -301,9 +302,9 @@ fn an_exporter_that_dies_takes_the_device_from_the_guest() {
 
 #[test]
 fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anything() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
-    let (attach, socket) = lend(&house, &share, "zero");
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    let (attach, socket) = lend(&harness, &share, "zero");
     wait_until(PATIENCE, "somebody listens", || UnixStream::connect(&socket).is_ok());
     let mut hostile = UnixStream::connect(&socket).unwrap();
     hostile.write_all(&[0xff; 64]).unwrap();
@@ -316,10 +317,10 @@ fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anythin
 
 #[test]
 fn an_address_serves_as_well_and_says_what_it_exposes() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     let arguments = ["attach", &share.target("zero"), "--via", "redir", "--listen", "0.0.0.0:0"];
-    let mut attach = Running::start(house.command(&arguments));
+    let mut attach = Running::start(harness.command(&arguments));
     let line = attach.wait_for_line("attached at ");
     let port = line.split_whitespace().find_map(|word| word.strip_prefix("0.0.0.0:")).unwrap();
     let stream = TcpStream::connect(format!("127.0.0.1:{port}")).unwrap();
@@ -332,44 +333,44 @@ fn an_address_serves_as_well_and_says_what_it_exposes() {
 
 #[test]
 fn what_goes_with_another_way_is_said() {
-    let house = House::new();
+    let harness = Harness::new();
     for (arguments, said) in [
         (["--via", "fuse", "--socket", "x"], "--via redir"),
         (["--via", "redir", "--at", "x"], "--via fuse"),
         (["--via", "redir", "--listen", "lab3"], "no address to listen at"),
     ] {
-        let outcome = house.run(&[&["attach", "127.0.0.1:1/zero"], &arguments[..]].concat());
+        let outcome = harness.run(&[&["attach", "127.0.0.1:1/zero"], &arguments[..]].concat());
         assert!(outcome.code == Some(1) && outcome.stderr.contains(said), "{outcome:?}");
     }
-    let share = house.share(&["zero"]);
-    let (_attach, socket) = lend(&house, &share, "zero");
+    let share = harness.share(&["zero"]);
+    let (_attach, socket) = lend(&harness, &share, "zero");
     let arguments = ["attach", &share.target("zero"), "--via", "redir", "--socket", socket.to_str().unwrap()];
-    let taken = house.run(&arguments);
+    let taken = harness.run(&arguments);
     assert!(taken.code == Some(1) && taken.stderr.contains("another program listens there"), "{taken:?}");
     Guest::connect(&socket).configure();
 }
 
 #[test]
 fn a_daemon_lends_a_device_and_has_it_again_when_its_exporter_is_back() {
-    let house = House::new();
-    let mut share = house.share(&["zero"]);
-    let socket = house.path("guest.sock");
-    let config = house.path("farbus.toml");
+    let harness = Harness::new();
+    let mut share = harness.share(&["zero"]);
+    let socket = harness.path("guest.sock");
+    let config = harness.path("farbus.toml");
     let (target, socket_text) = (share.target("zero"), socket.display());
     let text =
         format!("plain.listen = []\nattach = [{{target = '{target}', via = 'redir', socket = '{socket_text}'}}]\n");
     fs::write(&config, text).unwrap();
-    let _daemon = Running::start(house.command(&["daemon", "--config", config.to_str().unwrap()]));
+    let _daemon = Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()]));
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    assert_eq!(house.run(&["hold", &target]).code, Some(0), "the daemon's guests may move, too");
-    assert_eq!(house.run(&["resume", "zero"]).code, Some(0));
+    assert_eq!(harness.run(&["hold", &target]).code, Some(0), "the daemon's guests may move, too");
+    assert_eq!(harness.run(&["resume", "zero"]).code, Some(0));
     share.process.kill();
     guest.hear_kind(|message| *message == Message::DeviceDisconnect);
     drop(guest);
-    let again = house.command(&["share", "zero", "--listen", &share.address]);
+    let again = harness.command(&["share", "zero", "--listen", &share.address]);
     let _share = Share::follow(Running::start(again));
-    let attached = || house.json(&["status", "--json"]).to_string().contains(r#""state":"attached""#);
+    let attached = || harness.json(&["status", "--json"]).to_string().contains(r#""state":"attached""#);
     wait_until(PATIENCE, "it is attached again", attached);
     Guest::connect(&socket).configure();
 }

@@ -7,7 +7,7 @@ use farbus_session::redir::usbredir::message::DataPacket;
 use farbus_session::redir::usbredir::{Message, Outcome};
 
 use super::cuts::{attach_through, share_through_a_cutter};
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::redir::Guest;
 
 /// Reads what a source sends, `count` times.
@@ -20,9 +20,9 @@ fn read_on(guest: &mut Guest<UnixStream>, ids: std::ops::Range<u64>) {
 
 #[test]
 fn a_paired_hosts_device_stays_with_its_guest_while_links_are_cut() {
-    let house = House::new();
-    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&house, "zero,verify");
-    let socket = house.path("guest.sock");
+    let harness = Harness::new();
+    let ([lab3, desk], _share, cutter) = share_through_a_cutter(&harness, "zero,verify");
+    let socket = harness.path("guest.sock");
     let arguments = ["--via", "redir", "--socket", socket.to_str().unwrap()];
     let mut attach = attach_through(&desk, "zero", &cutter, &arguments, "20");
     let mut guest = Guest::connect(&socket);

@@ -1,5 +1,5 @@
-//! A virtual machine's device goes with it to another host, each with a farbus of its own: what had been asked and not answered goes
-//! along, and who had it before is fenced off.
+//! A virtual machine's device goes with it to another host, each with a farbus of its own: what had been asked and not
+//! answered goes along, and who had it before is fenced off.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,7 +10,7 @@ use farbus_session::redir::usbredir::message::DataPacket;
 use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
 
 use super::cluster::Cluster;
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::redir::Guest;
 
 /// A guest that has come with its stream: no hello in either direction.
@@ -36,8 +36,8 @@ fn hear_read(guest: &mut Guest<UnixStream>, id: u64, length: u32) {
 
 #[test]
 fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
-    let house = House::new();
-    let cluster = Cluster::new(&house, &["zero,verify"]);
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["zero,verify"]);
     let (mut attach, socket) = cluster.lend(0, "zero", "redir", &[]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
@@ -45,7 +45,7 @@ fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
     hear_read(&mut guest, 3, 512);
     for (round, to) in [1, 0, 1].into_iter().enumerate() {
         let from = &cluster.hosts[1 - to];
-        let (heir, socket) = cluster.lend(to, "zero", "redir", &["--inherit"]);
+        let (successor, socket) = cluster.lend(to, "zero", "redir", &["--inherit"]);
         // The destination connects before anything else happens, and hears nothing.
         let mut there = arrive(&socket);
         let said = from.ok(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
@@ -69,7 +69,7 @@ fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
         hear_read(&mut there, id + 2, 700);
         assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
         attach.wait_for_line("handed over");
-        (guest, attach) = (there, heir);
+        (guest, attach) = (there, successor);
         assert_eq!(guest.bulk(id + 3, 0x81, 1024, Payload::Empty).length, 1024);
     }
     let history = cluster.exporter.json(&["status", "--json"])[0]["devices"][0]["history"].clone();
@@ -87,14 +87,14 @@ fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
 
 #[test]
 fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
-    let house = House::new();
-    let cluster = Cluster::new(&house, &["keyboard"]);
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["keyboard"]);
     let (mut attach, socket) = cluster.lend(0, "keyboard", "redir", &[]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
     guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
     guest.hear_kind(|message| matches!(message, Message::InterruptReceivingStatus { .. }));
-    let (_heir, socket) = cluster.lend(1, "keyboard", "redir", &["--inherit"]);
+    let (_successor, socket) = cluster.lend(1, "keyboard", "redir", &["--inherit"]);
     let mut there = arrive(&socket);
     cluster.hosts[0].ok(&["migrate", "keyboard", "--to", "rack"]);
     cluster.exporter.ok(&["type", "keyboard", "hi"]);
@@ -110,27 +110,28 @@ fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
 
-/// What is waited for there may be the only thing that is said for a long time: whoever measures a move hears of it at once.
+/// What is waited for there may be the only thing that is said for a long time: whoever measures a move hears of it at
+/// once.
 #[test]
 fn the_first_answer_where_a_guest_goes_is_told_when_it_is_given_and_not_with_the_next() {
-    let house = House::new();
-    let cluster = Cluster::new(&house, &["zero"]);
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["zero"]);
     let (_attach, socket) = cluster.lend(0, "zero", "redir", &[]);
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    let (heir, socket) = cluster.lend(1, "zero", "redir", &["--inherit"]);
+    let (successor, socket) = cluster.lend(1, "zero", "redir", &["--inherit"]);
     let mut there = arrive(&socket);
     cluster.hosts[0].ok(&["migrate", "zero", "--to", "rack"]);
     guest.say(3, read(512));
     drop(guest);
     hear_read(&mut there, 3, 512);
-    heir.assert_logged("answers its first request here");
+    successor.assert_logged("answers its first request here");
 }
 
 #[test]
-fn a_guest_that_stays_or_whose_heir_does_not_come_goes_on_where_it_was() {
-    let house = House::new();
-    let cluster = Cluster::new(&house, &["zero"]);
+fn a_guest_that_stays_or_whose_successor_does_not_come_goes_on_where_it_was() {
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["zero"]);
     let (attach, socket) = cluster.lend(0, "zero", "redir", &[]);
     let desk = &cluster.hosts[0];
     let mut guest = Guest::connect(&socket);
@@ -156,7 +157,7 @@ fn a_guest_that_stays_or_whose_heir_does_not_come_goes_on_where_it_was() {
     attach.assert_logged("nobody came for the device");
     assert_eq!(guest.bulk(7, 0x81, 1024, Payload::Empty).length, 1024);
     // And may go all the same.
-    let (_heir, socket) = cluster.lend(1, "zero", "redir", &["--inherit"]);
+    let (_successor, socket) = cluster.lend(1, "zero", "redir", &["--inherit"]);
     desk.ok(&["migrate", "zero", "--to", "rack"]);
     guest.say(8, read(64));
     drop(guest);
@@ -165,16 +166,16 @@ fn a_guest_that_stays_or_whose_heir_does_not_come_goes_on_where_it_was() {
 
 #[test]
 fn what_cannot_be_inherited_or_handed_over_is_said() {
-    let house = House::new();
-    let cluster = Cluster::new(&house, &["zero"]);
+    let harness = Harness::new();
+    let cluster = Cluster::new(&harness, &["zero"]);
     let rack = &cluster.hosts[1];
     let outcome = rack.run(&["attach", "lab3/zero", "--via", "fuse", "--inherit"]);
     assert!(outcome.code == Some(1) && outcome.stderr.contains("--via redir"), "{outcome:?}");
-    let socket = house.path("x.sock");
+    let socket = harness.path("x.sock");
     let words = ["attach", "lab3/nothing", "--address", &cluster.address, "--via", "redir", "--inherit", "--socket"];
     let outcome = rack.run(&[&words[..], &[socket.to_str().unwrap()]].concat());
     assert_eq!(outcome.code, Some(4), "{outcome:?}");
-    let share = house.share(&["zero"]);
+    let share = harness.share(&["zero"]);
     let arguments = ["attach", &share.target("zero"), "--via", "redir", "--socket", socket.to_str().unwrap()];
     let plain = rack.start(&arguments);
     plain.wait_for_line("attached at");

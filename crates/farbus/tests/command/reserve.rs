@@ -9,7 +9,7 @@ use farbus::reservation::Wish;
 use serde_json::Value;
 
 use super::driver::Driver;
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::restart::{exporter, restart};
 use super::trust::{Host, hosts};
 
@@ -27,12 +27,12 @@ fn reserved(host: &Host<'_>) -> Vec<(String, String)> {
 fn as_told(driver: &mut Driver) -> Option<String> {
     driver.submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 64));
     assert_eq!(driver.wait().status, Status::Ok, "what is not reserved goes on");
-    driver.linked.standing().reserved().map(|reserved| format!("{:?}", reserved.state))
+    driver.linked.report().reserved().map(|reserved| format!("{:?}", reserved.state))
 }
 
 #[test]
 fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
-    let house = House::new();
+    let harness = Harness::new();
     for (wish, why) in [
         ("zero:bytes=64,period=3", "a period of 3 intervals is no power of two; 2 serves it at least as often"),
         ("zero:bytes=2000,period=1", "976 too few"),
@@ -40,16 +40,16 @@ fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
         ("zero:bytes=512,period=8,endpoint=0x81,criticality=low", "bulk and control endpoints are of high criticality"),
         ("none:bytes=64,period=1", "no device called 'none'"),
     ] {
-        let refused = house.run(&["share", "zero", "--listen", "127.0.0.1:0", "--reserve", wish]);
+        let refused = harness.run(&["share", "zero", "--listen", "127.0.0.1:0", "--reserve", wish]);
         assert!(refused.code == Some(3) && refused.stderr.contains(why), "{wish}: {refused:?}");
     }
     let keyboard =
-        house.run(&["share", "keyboard", "--listen", "127.0.0.1:0", "--reserve", "keyboard:bytes=9,period=8"]);
+        harness.run(&["share", "keyboard", "--listen", "127.0.0.1:0", "--reserve", "keyboard:bytes=9,period=8"]);
     assert!(keyboard.code == Some(3) && keyboard.stderr.contains("the wire carries 8"), "{keyboard:?}");
-    let misread = house.run(&["share", "zero", "--reserve", "bytes=64,period=1"]);
+    let misread = harness.run(&["share", "zero", "--reserve", "bytes=64,period=1"]);
     assert!(misread.code == Some(2), "{misread:?}");
     // The same by an importer.
-    let share = house.share(&["zero"]);
+    let share = harness.share(&["zero"]);
     let Wish(odd) = "bytes=64,period=3".parse().unwrap();
     let reserving =
         |reservation| Client::new(ClientConfig { reservation: Some(reservation), ..ClientConfig::default() });
@@ -60,17 +60,17 @@ fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
     let client = reserving(quick);
     let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it is too slow");
     assert!(refused.to_string().contains("ms are missing: data are there after"), "{refused}");
-    let usual = house.run(&["attach", &share.target("zero"), "--via", "redir", "--reserve", "bytes=64,period=3"]);
+    let usual = harness.run(&["attach", &share.target("zero"), "--via", "redir", "--reserve", "bytes=64,period=3"]);
     assert!(usual.code == Some(3) && usual.stderr.contains("no power of two"), "{usual:?}");
 }
 
 #[test]
 fn what_is_reserved_goes_along_when_another_process_goes_on() {
-    let house = House::new();
-    let [lab3, _] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, _] = hosts(&harness);
     let stream = "{what='zero,speed=full'}";
     let owned = "{what='zero,speed=full', name='mine', reserve=['bytes=256,period=1,endpoint=0x83']}";
-    let (_daemon, plain, _) = exporter(&house, &lab3, &format!("{stream}, {stream}, {stream}, {stream}, {owned}"));
+    let (_daemon, plain, _) = exporter(&harness, &lab3, &format!("{stream}, {stream}, {stream}, {stream}, {owned}"));
     let admitted =
         |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), "admitted".to_owned())).collect::<Vec<_>>();
     assert_eq!(reserved(&lab3), admitted(&["mine"]));

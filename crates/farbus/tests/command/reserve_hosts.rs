@@ -1,5 +1,5 @@
-//! What is reserved, between hosts: who may ask for high criticality, what becomes of it when a device moves, and disks and streams, which
-//! are on no bus.
+//! What is reserved, between hosts: who may ask for high criticality, what becomes of it when a device moves, and disks
+//! and streams, which are on no bus.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::congestion::on_host;
 use super::driver::Driver;
-use super::harness::{House, PATIENCE, Running, Share, has, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, has, has_fuse, wait_until};
 use super::network::{FAR, Network, command_in, ip};
 use super::trust::{Host, hosts, pair, three};
 
@@ -81,12 +81,12 @@ fn a_paired_host_reserves_low_and_high_where_the_owner_says_so() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "memory"]);
     let (_share, address) = share_secure(&lab3, &["memory:1M"]);
-    let mount = Mount { host: &desk, address: &address, at: house.path("at") };
+    let mount = Mount { host: &desk, address: &address, at: harness.path("at") };
     let said = mount.is_refused(&["--reserve", HIGH]);
     assert!(said.contains("'farbus allow desk memory --reserve-high'; or ask for criticality=low"), "{said}");
     let mut low = mount.has(&["--reserve", LOW]);
@@ -122,12 +122,12 @@ fn what_is_reserved_moves_with_its_device_or_both_stay() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk, rack] = three(&house);
+    let harness = Harness::new();
+    let [lab3, desk, rack] = three(&harness);
     lab3.ok(&["allow", "desk", "all", "--reserve-high"]);
     let (_share, address) = share_secure(&lab3, &["memory:1M"]);
     let [at_desk, at_rack] =
-        [&desk, &rack].map(|host| Mount { host, address: &address, at: house.path(&format!("at-{}", host.name)) });
+        [&desk, &rack].map(|host| Mount { host, address: &address, at: harness.path(&format!("at-{}", host.name)) });
     let high = || {
         let stands = reservation(&lab3.json(&["status", "--json"]), "memory");
         assert_eq!((&stands["state"], &stands["criticality"]), (&"admitted".into(), &"high".into()), "{stands}");
@@ -135,7 +135,8 @@ fn what_is_reserved_moves_with_its_device_or_both_stay() {
     let mut desks = at_desk.has(&["--reserve", HIGH]);
     at_desk.write(1);
     high();
-    // Who may not have it gets neither what is reserved nor the device, be it that he asks for something himself or not.
+    // Who may not have it gets neither what is reserved nor the device, be it that he asks for something himself or
+    // not.
     desk.ok(&["migrate", "lab3/memory", "--to", "rack"]);
     let said = at_rack.is_refused(&["--wait=20"]);
     assert!(said.contains("what is reserved for it cannot go along"), "{said}");
@@ -173,23 +174,23 @@ fn what_the_owner_reserves_for_a_disk_reaches_as_far_as_to_its_user() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
+    let harness = Harness::new();
     let wish = format!("memory:{LOW}");
     let arguments = ["share", "memory:1M", "--listen", "127.0.0.1:0", "--reserve", &wish];
-    let share = Share::follow(Running::start(house.command(&arguments)));
-    let stands = || reservation(&house.json(&["status", "--json"]), "memory");
+    let share = Share::follow(Running::start(harness.command(&arguments)));
+    let stands = || reservation(&harness.json(&["status", "--json"]), "memory");
     let before = stands();
     assert_eq!((&before["state"], &before["criticality"]), (&"admitted".into(), &"low".into()), "{before}");
-    let at = house.path("at");
+    let at = harness.path("at");
     let target = share.target("memory");
     let arguments = ["attach", &target, "--grace", "20", "--via", "fuse", "--at", at.to_str().unwrap()];
-    let mut attach = Running::start(house.command(&arguments));
+    let mut attach = Running::start(harness.command(&arguments));
     attach.wait_for_line("attached as");
     let during = stands();
     assert!(during["path_bits_per_s"].as_u64() > Some(16_000_000), "{during}");
     // Its user asked for nothing, and hears of it once he has the disk.
     wait_until(PATIENCE, "its user is told", || {
-        let told = house.json(&["status", "--json"]);
+        let told = harness.json(&["status", "--json"]);
         let attached = told.as_array().unwrap().iter().find(|process| process["role"] == "attach");
         attached.is_some_and(|attached| attached.to_string().contains("\"admitted\""))
     });
@@ -199,16 +200,16 @@ fn what_the_owner_reserves_for_a_disk_reaches_as_far_as_to_its_user() {
 }
 
 /// How many frames of the stream were taken.
-fn taken(house: &House) -> u64 {
-    let status = house.json(&["status", "--json"]);
+fn taken(harness: &Harness) -> u64 {
+    let status = harness.json(&["status", "--json"]);
     let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share").unwrap();
     let devices = share["devices"].as_array().unwrap();
     let stream = devices.iter().find(|device| device["name"] == "stream").expect("it is shared");
     stream["counts"]["frames_taken"].as_u64().unwrap_or_default()
 }
 
-fn state_of(house: &House, name: &str) -> String {
-    reservation(&house.json(&["status", "--json"]), name)["state"].as_str().unwrap_or("none").to_owned()
+fn state_of(harness: &Harness, name: &str) -> String {
+    reservation(&harness.json(&["status", "--json"]), name)["state"].as_str().unwrap_or("none").to_owned()
 }
 
 /// Reads what nobody has read before.
@@ -229,11 +230,11 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
     if !has("shaper of links", ip(&shaped)) {
         return;
     }
-    let house = House::new();
+    let harness = Harness::new();
     let listen = format!("{FAR}:0");
     let what = ["share", "memory:16M", "stream:pattern,size=160x120,rate=10"];
     let stranger =
-        Share::follow(Running::start(command_in(&house, &network.far, &["share", "zero", "--listen", &listen])));
+        Share::follow(Running::start(command_in(&harness, &network.far, &["share", "zero", "--listen", &listen])));
     let refused = on_host(&network.near, || {
         std::panic::catch_unwind(|| drop(Driver::reserving(&stranger.address, "zero", "bytes=64,period=8"))).is_err()
     });
@@ -241,22 +242,22 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
     drop(stranger);
     let more = ["--listen", &listen, "--reserve-high", "10.111.2.0/24"];
     let arguments = [&what[..], &["zero"; HIGHS_MAX], &more].concat();
-    let share = Share::follow(Running::start(command_in(&house, &network.far, &arguments)));
-    // 6.3 Mb/s each; one of high criticality after the other wants 4.3 Mb/s beside them, until it is too much. How wide the path seems, and
-    // so how many that are, is the machine's to say.
+    let share = Share::follow(Running::start(command_in(&harness, &network.far, &arguments)));
+    // 6.3 Mb/s each; one of high criticality after the other wants 4.3 Mb/s beside them, until it is too much. How wide
+    // the path seems, and so how many that are, is the machine's to say.
     let wish = "bytes=760,period=8,criticality=low";
-    let at = house.path("at");
+    let at = harness.path("at");
     let target = share.target("memory");
     let words = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--reserve", wish];
-    let attach = Running::start(command_in(&house, &network.near, &words));
+    let attach = Running::start(command_in(&harness, &network.near, &words));
     attach.wait_for_line("attached as");
     let target = share.target("stream");
     let _reader =
-        Running::start(command_in(&house, &network.near, &["stream", "read", &target, "--json", "--reserve", wish]));
-    wait_until(PATIENCE, "frames come", || taken(&house) > 20);
+        Running::start(command_in(&harness, &network.near, &["stream", "read", &target, "--json", "--reserve", wish]));
+    wait_until(PATIENCE, "frames come", || taken(&harness) > 20);
     let disk = at.join("disk.img");
     read_at(&disk, 0);
-    assert_eq!([state_of(&house, "memory"), state_of(&house, "stream")], ["admitted", "admitted"]);
+    assert_eq!([state_of(&harness, "memory"), state_of(&harness, "stream")], ["admitted", "admitted"]);
     let is_read = AtomicBool::new(false);
     thread::scope(|scope| {
         on_host(&network.near, || {
@@ -264,20 +265,20 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
             let one_more = |highs: &mut Vec<Driver>| {
                 let name = if highs.is_empty() { "zero".to_owned() } else { format!("zero{}", highs.len() + 1) };
                 highs.push(Driver::reserving(&share.address, &name, "bytes=512,period=8,endpoint=0x83"));
-                assert_eq!(state_of(&house, &name), "admitted");
-                let states = [state_of(&house, "memory"), state_of(&house, "stream")];
+                assert_eq!(state_of(&harness, &name), "admitted");
+                let states = [state_of(&harness, "memory"), state_of(&harness, "stream")];
                 assert_ne!(states, ["suspended", "admitted"], "who came first gives way last");
             };
-            while state_of(&house, "stream") == "admitted" {
+            while state_of(&harness, "stream") == "admitted" {
                 one_more(&mut highs);
             }
-            let before = taken(&house);
+            let before = taken(&harness);
             thread::sleep(Duration::from_secs(1));
-            assert!(taken(&house) <= before + 1, "no frame goes by");
-            if state_of(&house, "memory") == "admitted" {
+            assert!(taken(&harness) <= before + 1, "no frame goes by");
+            if state_of(&harness, "memory") == "admitted" {
                 read_at(&disk, 4 << 20);
             }
-            while state_of(&house, "memory") == "admitted" {
+            while state_of(&harness, "memory") == "admitted" {
                 one_more(&mut highs);
             }
             scope.spawn(|| {
@@ -290,8 +291,8 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
             wait_until(PATIENCE, "and is answered", || is_read.load(Ordering::Acquire));
         });
     });
-    wait_until(PATIENCE, "frames go on", || state_of(&house, "stream") == "admitted");
-    let before = taken(&house);
-    wait_until(PATIENCE, "and are taken", || taken(&house) > before + 20);
-    assert_eq!(state_of(&house, "memory"), "admitted");
+    wait_until(PATIENCE, "frames go on", || state_of(&harness, "stream") == "admitted");
+    let before = taken(&harness);
+    wait_until(PATIENCE, "and are taken", || taken(&harness) > before + 20);
+    assert_eq!(state_of(&harness, "memory"), "admitted");
 }

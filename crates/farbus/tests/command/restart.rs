@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
 use super::driver::Driver;
-use super::harness::{House, PATIENCE, Running, Share, copy_program, has_fuse, wait_until, write_script};
+use super::harness::{Harness, PATIENCE, Running, Share, copy_program, has_fuse, wait_until, write_script};
 use super::trust::{Host, hosts, pair};
 
 /// A process that another started, ended with the test.
@@ -54,8 +54,8 @@ fn names(address: &str) -> Vec<String> {
 }
 
 /// A copy of the program, which a test may replace.
-fn program(house: &House) -> PathBuf {
-    let copy = house.path("farbus");
+fn program(harness: &Harness) -> PathBuf {
+    let copy = harness.path("farbus");
     copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &copy);
     copy
 }
@@ -69,32 +69,32 @@ fn replace(program: &Path, text: &str) {
 
 #[test]
 fn another_process_serves_the_same_devices_at_the_same_address() {
-    let house = House::new();
+    let harness = Harness::new();
     let text = "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}, {what='keyboard'}]";
-    let file = config(&house.path("run"), text);
-    let mut daemon = Share::follow(Running::start(house.command(&["daemon", "--config", &file])));
-    let first = Later::of(&house.json(&["daemon", "restart", "--json"]));
+    let file = config(&harness.path("run"), text);
+    let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));
+    let first = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0), "the old one ends well");
     // A port that was chosen by chance stays: nobody had to be told another.
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero", "keyboard"]);
-    let second = Later::of(&house.json(&["daemon", "restart", "--json"]));
+    let second = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     assert_ne!(first.0, second.0);
     wait_until(PATIENCE, "the one before it ends", || !first.runs());
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero", "keyboard"]);
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let [process] = &status.as_array().unwrap()[..] else { panic!("one process: {status}") };
     assert_eq!(process["pid"], second.0.as_raw_nonzero().get());
     // As an old hand does it.
     kill_process(second.0, Signal::USR2).unwrap();
     wait_until(PATIENCE, "a third goes on", || !second.runs());
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero", "keyboard"]);
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let third = Later::of(&status[0]);
     third.end();
     assert!(client::list(&daemon.address).is_err(), "nobody is left");
     // The half that kept its rights may still be putting in order what it left.
     let is_nobody = || {
-        let nobody = house.run(&["daemon", "restart"]);
+        let nobody = harness.run(&["daemon", "restart"]);
         nobody.code == Some(4) && nobody.stderr.contains("no daemon")
     };
     wait_until(PATIENCE, "nobody is left to be asked", is_nobody);
@@ -102,22 +102,22 @@ fn another_process_serves_the_same_devices_at_the_same_address() {
 
 #[test]
 fn a_program_that_does_not_come_up_leaves_everything_as_it_was() {
-    let house = House::new();
-    let file = config(&house.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}]");
-    let program = program(&house);
-    let daemon = Share::follow(Running::start(house.command_of(&program, &["daemon", "--config", &file])));
+    let harness = Harness::new();
+    let file = config(&harness.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}]");
+    let program = program(&harness);
+    let daemon = Share::follow(Running::start(harness.command_of(&program, &["daemon", "--config", &file])));
     for broken in ["#!/bin/sh\nexit 1\n", "no program at all"] {
         replace(&program, broken);
-        let refused = house.run(&["daemon", "restart"]);
+        let refused = harness.run(&["daemon", "restart"]);
         assert!(refused.code == Some(1) && refused.stderr.contains("this process goes on"), "{refused:?}");
         assert_eq!(names(&daemon.address), ["zero"]);
     }
     fs::remove_file(&program).unwrap();
-    let refused = house.run(&["daemon", "restart"]);
+    let refused = harness.run(&["daemon", "restart"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("this process goes on"), "{refused:?}");
     // The next one is whole.
     copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &program);
-    let next = Later::of(&house.json(&["daemon", "restart", "--json"]));
+    let next = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero"]);
     let running = fs::read_link(format!("/proc/{}/exe", next.0.as_raw_nonzero())).unwrap();
     assert_eq!(running, program, "the program that is there now");
@@ -128,30 +128,30 @@ fn what_cannot_go_on_is_not_torn_away_unless_that_is_meant() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", 1 << 20);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
-    let (target, at) = (share.target("disk"), house.path("mnt"));
+    let harness = Harness::new();
+    let image = harness.image("image", 1 << 20);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let (target, at) = (share.target("disk"), harness.path("mnt"));
     let attach = format!("[[attach]]\ntarget='{target}'\nvia='fuse'\nat='{}'", at.display());
-    let file = config(&house.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
-    let mut daemon = Share::follow(Running::start(house.command(&["daemon", "--config", &file])));
+    let file = config(&harness.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
+    let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));
     let disk = at.join("disk.img");
     let is_there = || fs::metadata(&disk).is_ok_and(|file| file.len() == 1 << 20);
     wait_until(PATIENCE, "the disk", is_there);
-    let refused = house.run(&["daemon", "restart"]);
+    let refused = harness.run(&["daemon", "restart"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("is attached via fuse"), "{refused:?}");
     assert!(refused.stderr.contains("--interrupt"), "{refused:?}");
     assert!(is_there(), "nothing happened");
-    let next = Later::of(&house.json(&["daemon", "restart", "--interrupt", "--json"]));
+    let next = Later::of(&harness.json(&["daemon", "restart", "--interrupt", "--json"]));
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0), "{}", daemon.process.log());
     wait_until(PATIENCE, "the disk, again", is_there);
     next.end();
 }
 
 /// A daemon of `lab3` that shares this with paired hosts, and with anybody here; where, each.
-pub fn exporter<'h>(house: &'h House, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
+pub fn exporter<'h>(harness: &'h Harness, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
     let text = format!("secure.listen = ['127.0.0.1:0']\nplain.listen = ['127.0.0.1:0']\nshare = [{what}]");
-    let file = config(&house.path("tmp"), &text);
+    let file = config(&harness.path("tmp"), &text);
     let daemon = lab3.start(&["daemon", "--config", &file]);
     let mut addresses = [String::new(), String::new()];
     for _ in 0..2 {
@@ -193,13 +193,13 @@ fn hardly_notices(through: &[&str]) {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let image = house.image("image", 8 << 20);
-    let (mut daemon, _, secure) = exporter(&house, &lab3, &format!("{{what='disk:{}'}}", image.display()));
-    let at = house.path("mnt");
+    let image = harness.image("image", 8 << 20);
+    let (mut daemon, _, secure) = exporter(&harness, &lab3, &format!("{{what='disk:{}'}}", image.display()));
+    let at = harness.path("mnt");
     let way = ["--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure];
     let attach = desk.start(&[&["attach", "lab3/disk"], &way[..], through].concat());
     attach.wait_for_line("attached as");
@@ -255,9 +255,9 @@ impl Drop for SetOnDrop<'_> {
 
 #[test]
 fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_process() {
-    let house = House::new();
-    let [lab3, _] = hosts(&house);
-    let (daemon, plain, _) = exporter(&house, &lab3, "{what='keyboard'}, {what='zero,fill=mod63'}");
+    let harness = Harness::new();
+    let [lab3, _] = hosts(&harness);
+    let (daemon, plain, _) = exporter(&harness, &lab3, "{what='keyboard'}, {what='zero,fill=mod63'}");
     let (mut keyboard, mut zero) = (Driver::new(&plain, "keyboard"), Driver::new(&plain, "zero"));
     let is_done = AtomicBool::new(false);
     let mut later = Vec::new();
@@ -298,13 +298,13 @@ fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_pro
 
 #[test]
 fn what_is_in_memory_alone_is_not_lost_unless_that_is_meant() {
-    let house = House::new();
-    let file = config(&house.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='memory:1M'}]");
-    let mut daemon = Share::follow(Running::start(house.command(&["daemon", "--config", &file])));
-    let refused = house.run(&["daemon", "restart"]);
+    let harness = Harness::new();
+    let file = config(&harness.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='memory:1M'}]");
+    let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));
+    let refused = harness.run(&["daemon", "restart"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("what is in memory of memory"), "{refused:?}");
     assert_eq!(names(&daemon.address), ["memory"]);
-    let _next = Later::of(&house.json(&["daemon", "restart", "--interrupt", "--json"]));
+    let _next = Later::of(&harness.json(&["daemon", "restart", "--interrupt", "--json"]));
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0));
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["memory"]);
 }

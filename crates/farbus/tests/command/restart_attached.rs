@@ -12,20 +12,20 @@ use farbus_session::redir::usbredir::Message;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, Running, finish, has, has_fuse, has_program, is_mounted, wait_until};
+use super::harness::{Harness, PATIENCE, Running, finish, has, has_fuse, has_program, is_mounted, wait_until};
 use super::redir::Guest;
 use super::restart::{Later, SetOnDrop, config};
 use super::trust::{Host, hosts};
 
 /// A share of this with anybody here, and a daemon that keeps it attached so.
-fn attached<'h>(house: &'h House, what: &str, how: &str) -> (Running, Running, Host<'h>) {
-    let [lab3, desk] = hosts(house);
+fn attached<'h>(harness: &'h Harness, what: &str, how: &str) -> (Running, Running, Host<'h>) {
+    let [lab3, desk] = hosts(harness);
     let share = lab3.start(&["share", what, "--listen", "127.0.0.1:0"]);
     let line = share.wait_for_line("listening on");
     let address = line.split_whitespace().nth(2).unwrap();
     let name = what.split(':').next().unwrap();
     let attach = format!("[[attach]]\ntarget='{address}/{name}'\ngrace=60\n{how}");
-    let file = config(&house.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
+    let file = config(&harness.path("tmp"), &format!("plain.listen = ['127.0.0.1:0']\n{attach}"));
     let daemon = desk.start(&["daemon", "--config", &file]);
     daemon.wait_for_line("listening on");
     wait_until(PATIENCE, "it is attached", || state_of(&desk) == "attached");
@@ -67,11 +67,11 @@ fn restart_often(
     later
 }
 
-fn run_fio(house: &House, arguments: &[&str]) {
+fn run_fio(harness: &Harness, arguments: &[&str]) {
     let work = "--name=restarts --rw=randwrite --size=8m --iodepth=16 --fsync=50 \
                 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";
     let arguments: Vec<&str> = arguments.iter().copied().chain(work.split_whitespace()).collect();
-    let outcome = finish(house.command_of(Path::new("fio"), &arguments), PATIENCE);
+    let outcome = finish(harness.command_of(Path::new("fio"), &arguments), PATIENCE);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
 }
 
@@ -94,11 +94,11 @@ fn stay_connected(more: &str, restarts: u32) {
     if !has("fio", has_program("fio")) {
         return;
     }
-    let house = House::new();
-    let socket = house.path("far.sock");
-    let what = format!("block:{}", house.image("image", 16 << 20).display());
+    let harness = Harness::new();
+    let socket = harness.path("far.sock");
+    let what = format!("block:{}", harness.image("image", 16 << 20).display());
     let how = format!("via='nbd'\ncache='writeback'\nsocket='{}'{more}", socket.display());
-    let (share, mut daemon, desk) = attached(&house, &what, &how);
+    let (share, mut daemon, desk) = attached(&harness, &what, &how);
     let is_done = AtomicBool::new(false);
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
     let last = thread::scope(|scope| {
@@ -107,7 +107,7 @@ fn stay_connected(more: &str, restarts: u32) {
             let mut rounds = 0;
             while !is_done.load(Ordering::Acquire) || rounds == 0 {
                 // It does not connect again: a connection that ends fails it.
-                run_fio(&house, &["--ioengine=nbd", &uri, "--blockalign=512", "--bsrange=512-128k"]);
+                run_fio(&harness, &["--ioengine=nbd", &uri, "--blockalign=512", "--bsrange=512-128k"]);
                 rounds += 1;
             }
             rounds
@@ -128,22 +128,22 @@ fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
     if !has_fuse() || !has("fio", has_program("fio")) {
         return;
     }
-    let house = House::new();
-    let at = house.path("mnt");
+    let harness = Harness::new();
+    let at = harness.path("mnt");
     let how = format!("via='fuse'\nat='{}'", at.display());
-    let what = format!("disk:{}", house.image("image", 32 << 20).display());
-    let (share, mut daemon, desk) = attached(&house, &what, &how);
+    let what = format!("disk:{}", harness.image("image", 32 << 20).display());
+    let (share, mut daemon, desk) = attached(&harness, &what, &how);
     let file = format!("--filename={}", at.join("disk.img").display());
     let is_done = AtomicBool::new(false);
     let last = thread::scope(|scope| {
         let _end = SetOnDrop(&is_done);
         // No process but theirs has the file open: a child of one that has cannot begin while the exporter is silent.
         let work = |arguments: &'static [&'static str]| {
-            let (house, file, is_done) = (&house, &file, &is_done);
+            let (harness, file, is_done) = (&harness, &file, &is_done);
             move || {
                 let mut rounds = 0;
                 while !is_done.load(Ordering::Acquire) || rounds == 0 {
-                    run_fio(house, &[&[&file[..]], arguments].concat());
+                    run_fio(harness, &[&[&file[..]], arguments].concat());
                     rounds += 1;
                 }
                 rounds
@@ -168,11 +168,11 @@ fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
 
 #[test]
 fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
-    let house = House::new();
-    let socket = house.path("redir.sock");
+    let harness = Harness::new();
+    let socket = harness.path("redir.sock");
     let how = format!("via='redir'\nsocket='{}'", socket.display());
-    let (share, mut daemon, desk) = attached(&house, "keyboard", &how);
-    let lab3 = Host { house: &house, name: "lab3" };
+    let (share, mut daemon, desk) = attached(&harness, "keyboard", &how);
+    let lab3 = Host { harness: &harness, name: "lab3" };
     let mut guest = Guest::connect(&socket);
     guest.configure();
     guest.say(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
@@ -204,15 +204,15 @@ fn whatever_the_next_process_does_not_go_on_with_all_of_it_stays_as_it_is() {
     if !has_fuse() || !has("nbdcopy", has_program("nbdcopy")) {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
-    let (first, second) = (house.image("first", 1 << 20), house.image("second", 1 << 20));
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let (first, second) = (harness.image("first", 1 << 20), harness.image("second", 1 << 20));
     fs::write(&second, vec![7; 1 << 20]).unwrap();
     let (file, disk) = (format!("disk:{}", first.display()), format!("block:{}", second.display()));
     let share = lab3.start(&["share", &file, &disk, "keyboard", "--listen", "127.0.0.1:0"]);
     let line = share.wait_for_line("listening on");
     let address = line.split_whitespace().nth(2).unwrap();
-    let (at, nbd, redir) = (house.path("mnt"), house.path("far.sock"), house.path("redir.sock"));
+    let (at, nbd, redir) = (harness.path("mnt"), harness.path("far.sock"), harness.path("redir.sock"));
     let attachments = |mode: &str| {
         let text = format!(
             "plain.listen = ['127.0.0.1:0']\n[[attach]]\ntarget='{address}/disk'\ngrace=60\nvia='fuse'\nat='{}'\n\
@@ -222,7 +222,7 @@ fn whatever_the_next_process_does_not_go_on_with_all_of_it_stays_as_it_is() {
             nbd.display(),
             redir.display()
         );
-        config(&house.path("tmp"), &text)
+        config(&harness.path("tmp"), &text)
     };
     let daemon = desk.start(&["daemon", "--config", &attachments("exclusive")]);
     let path = at.join("disk.img");
@@ -233,8 +233,8 @@ fn whatever_the_next_process_does_not_go_on_with_all_of_it_stays_as_it_is() {
         fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&[round; 5000], 100).unwrap();
         assert_eq!(fs::read(&path).unwrap()[100..5100], [round; 5000]);
         let uri = format!("nbd+unix:///?socket={}", nbd.display());
-        let (copy, to) = (house.path("copy"), house.path("copy"));
-        let copied = finish(house.command_of(Path::new("nbdcopy"), &[&uri, copy.to_str().unwrap()]), PATIENCE);
+        let (copy, to) = (harness.path("copy"), harness.path("copy"));
+        let copied = finish(harness.command_of(Path::new("nbdcopy"), &[&uri, copy.to_str().unwrap()]), PATIENCE);
         assert_eq!(copied.code, Some(0), "{copied:?}\n{}", daemon.log());
         assert!(fs::read(to).unwrap() == vec![7; 1 << 20]);
         assert_eq!(guest.control_in(7, Setup::get_descriptor(1, 0, 0, 18)).len(), 18);

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, Running, Share, copy_program, has, has_fuse, has_program, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, copy_program, has, has_fuse, has_program, wait_until};
 
 /// A line of a process's status.
 pub fn of_process(pid: &Value, field: &str) -> String {
@@ -15,15 +15,15 @@ pub fn of_process(pid: &Value, field: &str) -> String {
     line.trim().to_owned()
 }
 
-fn sockets(house: &House) -> usize {
-    fs::read_dir(house.path("run/farbus")).map_or(0, Iterator::count)
+fn sockets(harness: &Harness) -> usize {
+    fs::read_dir(harness.path("run/farbus")).map_or(0, Iterator::count)
 }
 
 #[test]
 fn a_share_gives_its_rights_away_before_it_hears_anybody() {
-    let house = House::new();
-    let _share = house.share(&["zero"]);
-    let pid = &house.json(&["status", "--json"])[0]["pid"];
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
+    let pid = &harness.json(&["status", "--json"])[0]["pid"];
     assert_without_rights(pid);
     if rustix::process::geteuid().is_root() {
         let users = of_process(pid, "Uid");
@@ -50,12 +50,12 @@ fn an_attachment_gives_its_rights_away_before_it_connects() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let image = house.image("image", 1 << 20);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
-    let at = house.path("at");
-    let (mut attach, file) = house.attach(&share.target("disk"), &at);
-    let status = house.json(&["status", "--json"]);
+    let harness = Harness::new();
+    let image = harness.image("image", 1 << 20);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
+    let at = harness.path("at");
+    let (mut attach, file) = harness.attach(&share.target("disk"), &at);
+    let status = harness.json(&["status", "--json"]);
     let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").expect("it runs");
     assert_without_rights(&attached["pid"]);
     // The other half mounted it, and takes it away.
@@ -68,18 +68,18 @@ fn an_attachment_gives_its_rights_away_before_it_connects() {
 /// It reads whom it knows and writes its log, as whoever owns that folder; nothing else is left to it either.
 #[test]
 fn a_share_for_paired_hosts_keeps_its_folder_and_no_capability() {
-    let house = House::new();
+    let harness = Harness::new();
     for _ in 0..2 {
-        let mut share = house.share(&["zero", "--secure", "127.0.0.1:0"]);
-        let pid = &house.json(&["status", "--json"])[0]["pid"];
+        let mut share = harness.share(&["zero", "--secure", "127.0.0.1:0"]);
+        let pid = &harness.json(&["status", "--json"])[0]["pid"];
         assert_without_rights(pid);
-        let owner = fs::metadata(house.path("state")).unwrap().uid();
+        let owner = fs::metadata(harness.path("state")).unwrap().uid();
         let users = of_process(pid, "Uid");
         assert!(users.split_whitespace().all(|user| user == owner.to_string()), "{users}: the folder is {owner}'s");
         assert!(owner != 0 || !rustix::process::geteuid().is_root(), "whoever hears strangers is not root");
         // Whoever has the rights works in it as before.
-        assert_eq!(house.run(&["peers", "--json"]).code, Some(0));
-        let refused = house.run(&["unpair", "nobody"]);
+        assert_eq!(harness.run(&["peers", "--json"]).code, Some(0));
+        let refused = harness.run(&["unpair", "nobody"]);
         assert!(refused.stderr.contains("nobody") && !refused.stderr.contains("denied"), "{refused:?}");
         share.process.signal(rustix::process::Signal::TERM);
         assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
@@ -93,12 +93,12 @@ fn state_folder_of_roots_goes_on_working_with_the_same_key() {
     if !has("root", rustix::process::geteuid().is_root()) {
         return;
     }
-    let house = House::new();
-    let id = house.run(&["id"]);
-    assert_eq!((id.code, fs::metadata(house.path("state")).unwrap().uid()), (Some(0), 0), "{id:?}");
-    drop(house.share(&["zero", "--secure", "127.0.0.1:0"]));
-    assert_ne!(fs::metadata(house.path("state/key.pem")).unwrap().uid(), 0);
-    let after = house.run(&["id"]);
+    let harness = Harness::new();
+    let id = harness.run(&["id"]);
+    assert_eq!((id.code, fs::metadata(harness.path("state")).unwrap().uid()), (Some(0), 0), "{id:?}");
+    drop(harness.share(&["zero", "--secure", "127.0.0.1:0"]));
+    assert_ne!(fs::metadata(harness.path("state/key.pem")).unwrap().uid(), 0);
+    let after = harness.run(&["id"]);
     assert_eq!((after.code, after.stdout), (Some(0), id.stdout));
 }
 
@@ -121,18 +121,18 @@ fn family(pid: u64) -> Vec<u64> {
 
 #[test]
 fn descriptors_that_a_shell_left_open_are_closed_in_every_process() {
-    let house = House::new();
-    let secret = house.path("secret");
+    let harness = Harness::new();
+    let secret = harness.path("secret");
     fs::write(&secret, "nobody's business").unwrap();
-    let module = house.path("xor.py");
+    let module = harness.path("xor.py");
     copy_program(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/modules/xor.py")), &module);
     let script = format!("exec \"$0\" \"$@\" 7<{0} 33<{0}", secret.display());
     let arguments = ["-c", &script, env!("CARGO_BIN_EXE_farbus"), "share", "zero", "--listen", "127.0.0.1:0"];
     let modules = ["--allow-module", module.to_str().unwrap()];
     let arguments =
         if has("python3", has_program("python3")) { [&arguments[..], &modules].concat() } else { arguments.into() };
-    let _share = Share::follow(Running::start(house.command_of(Path::new("bash"), &arguments)));
-    let family = family(house.json(&["status", "--json"])[0]["pid"].as_u64().unwrap());
+    let _share = Share::follow(Running::start(harness.command_of(Path::new("bash"), &arguments)));
+    let family = family(harness.json(&["status", "--json"])[0]["pid"].as_u64().unwrap());
     assert!(family.len() >= 2, "there is another half");
     for pid in family {
         let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
@@ -144,16 +144,16 @@ fn descriptors_that_a_shell_left_open_are_closed_in_every_process() {
 
 #[test]
 fn a_share_that_is_killed_leaves_no_socket_behind() {
-    let house = House::new();
-    let mut share = house.share(&["zero"]);
-    assert_eq!(sockets(&house), 1);
+    let harness = Harness::new();
+    let mut share = harness.share(&["zero"]);
+    assert_eq!(sockets(&harness), 1);
     share.process.kill();
-    wait_until(PATIENCE, "the half that kept its rights cleans up", || sockets(&house) == 0);
+    wait_until(PATIENCE, "the half that kept its rights cleans up", || sockets(&harness) == 0);
 
-    let mut unconfined = house.share(&["zero", "--no-sandbox"]);
-    let pid = &house.json(&["status", "--json"])[0]["pid"];
+    let mut unconfined = harness.share(&["zero", "--no-sandbox"]);
+    let pid = &harness.json(&["status", "--json"])[0]["pid"];
     assert_eq!(of_process(pid, "Seccomp"), "0");
     unconfined.process.signal(rustix::process::Signal::TERM);
     assert_eq!(unconfined.process.wait_for_end(PATIENCE), Some(0));
-    assert_eq!(sockets(&house), 0);
+    assert_eq!(sockets(&harness), 0);
 }

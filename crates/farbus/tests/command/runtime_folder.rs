@@ -9,28 +9,28 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use super::harness::{House, Outcome, PATIENCE, Running, finish, has};
+use super::harness::{Harness, Outcome, PATIENCE, Running, finish, has};
 
 /// A user, and one who would like to hear what that one says.
 const VICTIM: u32 = 1500;
 const STRANGER: u32 = 1600;
 
 /// `farbus` as this user, who has a folder to keep things in and, unless `runtime` says one, no place of a session.
-fn command_as(house: &House, user: u32, runtime: Option<&Path>, arguments: &[&str]) -> Command {
-    let mut command = house.command(arguments);
-    command.env_remove("XDG_RUNTIME_DIR").env("TMPDIR", house.path("tmp"));
-    command.env("FARBUS_STATE", folder_of(house, &format!("state-{user}"), user)).uid(user).gid(user);
+fn command_as(harness: &Harness, user: u32, runtime: Option<&Path>, arguments: &[&str]) -> Command {
+    let mut command = harness.command(arguments);
+    command.env_remove("XDG_RUNTIME_DIR").env("TMPDIR", harness.path("tmp"));
+    command.env("FARBUS_STATE", folder_of(harness, &format!("state-{user}"), user)).uid(user).gid(user);
     runtime.map(|runtime| command.env("XDG_RUNTIME_DIR", runtime));
     command
 }
 
-fn run_as(house: &House, user: u32, runtime: Option<&Path>, arguments: &[&str]) -> Outcome {
-    finish(command_as(house, user, runtime, arguments), PATIENCE)
+fn run_as(harness: &Harness, user: u32, runtime: Option<&Path>, arguments: &[&str]) -> Outcome {
+    finish(command_as(harness, user, runtime, arguments), PATIENCE)
 }
 
 /// A folder of this user's.
-fn folder_of(house: &House, name: &str, user: u32) -> PathBuf {
-    let path = house.path(name);
+fn folder_of(harness: &Harness, name: &str, user: u32) -> PathBuf {
+    let path = harness.path(name);
     if !path.exists() {
         fs::create_dir_all(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
@@ -62,20 +62,20 @@ fn a_folder_in_the_temporary_one_that_a_stranger_made_hears_nothing() {
     if !has_users() {
         return;
     }
-    let house = House::new();
-    fs::set_permissions(house.path("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
-    let trap = folder_of(&house, &format!("tmp/farbus-{VICTIM}"), STRANGER);
+    let harness = Harness::new();
+    fs::set_permissions(harness.path("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
+    let trap = folder_of(&harness, &format!("tmp/farbus-{VICTIM}"), STRANGER);
     fs::set_permissions(&trap, fs::Permissions::from_mode(0o777)).unwrap();
     let ears = overhear(&trap.join("1.sock"));
-    let typed = run_as(&house, VICTIM, None, &["type", "keyboard", "hunter2"]);
+    let typed = run_as(&harness, VICTIM, None, &["type", "keyboard", "hunter2"]);
     assert_eq!(typed.code, Some(4), "{typed:?}");
     assert!(typed.stderr.contains("belongs to user 1600"), "{typed:?}");
     assert!(!ears.is_finished(), "nobody connected");
     // Nor does a share of the victim's go there.
-    let share = Running::start(command_as(&house, VICTIM, None, &["share", "zero"]));
+    let share = Running::start(command_as(&harness, VICTIM, None, &["share", "zero"]));
     let line = share.wait_for_line("listening on unix:");
     assert!(line.contains(&format!("state-{VICTIM}/run/share-")), "{line}");
-    let status = run_as(&house, VICTIM, None, &["status", "--json"]);
+    let status = run_as(&harness, VICTIM, None, &["status", "--json"]);
     assert!(status.stdout.contains("zero"), "{status:?}");
     drop(std::os::unix::net::UnixStream::connect(trap.join("1.sock")).unwrap());
     assert_eq!(ears.join().unwrap(), "", "what was said there was ours");
@@ -86,31 +86,31 @@ fn a_folder_that_is_not_the_owner_s_alone_is_refused_on_both_sides() {
     if !has_users() {
         return;
     }
-    let house = House::new();
-    let runtime = folder_of(&house, "session", VICTIM);
+    let harness = Harness::new();
+    let runtime = folder_of(&harness, "session", VICTIM);
     fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755)).unwrap();
     let farbus = runtime.join("farbus");
     let refused = |why: &str| {
         for arguments in
             [&["status"][..], &["share", "zero"], &["attach", "zero"], &["swap", "disk", "--to", "block:/x"]]
         {
-            let outcome = run_as(&house, VICTIM, Some(&runtime), arguments);
+            let outcome = run_as(&harness, VICTIM, Some(&runtime), arguments);
             assert!(outcome.code == Some(1) && outcome.stderr.contains(why), "{arguments:?}: {outcome:?}");
         }
     };
-    folder_of(&house, "session/farbus", STRANGER);
+    folder_of(&harness, "session/farbus", STRANGER);
     refused("belongs to user 1600");
-    folder_of(&house, "session/farbus", VICTIM);
+    folder_of(&harness, "session/farbus", VICTIM);
     fs::set_permissions(&farbus, fs::Permissions::from_mode(0o777)).unwrap();
     refused("chmod 700");
     fs::remove_dir(&farbus).unwrap();
-    symlink(folder_of(&house, "elsewhere", VICTIM), &farbus).unwrap();
+    symlink(folder_of(&harness, "elsewhere", VICTIM), &farbus).unwrap();
     refused("is a symbolic link");
     fs::remove_file(&farbus).unwrap();
-    assert_eq!(run_as(&house, VICTIM, Some(&runtime), &["status"]).code, Some(0));
+    assert_eq!(run_as(&harness, VICTIM, Some(&runtime), &["status"]).code, Some(0));
     // Where the environment names a place of somebody else's, it is not used at all.
-    let of_stranger = folder_of(&house, "of-stranger", STRANGER);
-    let share = Running::start(command_as(&house, VICTIM, Some(&of_stranger), &["share", "zero"]));
+    let of_stranger = folder_of(&harness, "of-stranger", STRANGER);
+    let share = Running::start(command_as(&harness, VICTIM, Some(&of_stranger), &["share", "zero"]));
     let line = share.wait_for_line("listening on unix:");
     assert!(line.contains(&format!("state-{VICTIM}/run/")), "{line}");
 }
@@ -120,10 +120,10 @@ fn a_stranger_s_process_in_a_folder_of_the_owner_s_is_told_nothing() {
     if !has_users() {
         return;
     }
-    let house = House::new();
-    let runtime = folder_of(&house, "session", STRANGER);
+    let harness = Harness::new();
+    let runtime = folder_of(&harness, "session", STRANGER);
     let share = Running::start(command_as(
-        &house,
+        &harness,
         STRANGER,
         Some(&runtime),
         &["share", "keyboard", "--listen", "none", "--secure", "127.0.0.1:0"],
@@ -131,12 +131,12 @@ fn a_stranger_s_process_in_a_folder_of_the_owner_s_is_told_nothing() {
     share.wait_for_line("listening on ");
     // However it came there: only who listens counts.
     for name in ["session", "session/farbus"] {
-        folder_of(&house, name, VICTIM);
+        folder_of(&harness, name, VICTIM);
     }
     for entry in fs::read_dir(runtime.join("farbus")).unwrap().flatten() {
         fs::set_permissions(entry.path(), fs::Permissions::from_mode(0o666)).unwrap();
     }
-    let typed = run_as(&house, VICTIM, Some(&runtime), &["type", "keyboard", "hunter2"]);
+    let typed = run_as(&harness, VICTIM, Some(&runtime), &["type", "keyboard", "hunter2"]);
     assert!(typed.code == Some(3) && typed.stderr.contains("a process of user 1600 listens there"), "{typed:?}");
 }
 
@@ -145,13 +145,13 @@ fn a_process_of_an_earlier_version_is_found_where_it_is() {
     if !has_users() {
         return;
     }
-    let house = House::new();
-    fs::set_permissions(house.path("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
-    let runtime = folder_of(&house, "session", VICTIM);
+    let harness = Harness::new();
+    fs::set_permissions(harness.path("tmp"), fs::Permissions::from_mode(0o1777)).unwrap();
+    let runtime = folder_of(&harness, "session", VICTIM);
     let old = ["share", "keyboard", "--listen", "none", "--secure", "127.0.0.1:0"];
-    let share = Running::start(command_as(&house, VICTIM, Some(&runtime), &old));
+    let share = Running::start(command_as(&harness, VICTIM, Some(&runtime), &old));
     share.wait_for_line("listening on ");
-    fs::rename(runtime.join("farbus"), house.path("tmp").join(format!("farbus-{VICTIM}"))).unwrap();
-    let status = run_as(&house, VICTIM, None, &["status", "--json"]);
+    fs::rename(runtime.join("farbus"), harness.path("tmp").join(format!("farbus-{VICTIM}"))).unwrap();
+    let status = run_as(&harness, VICTIM, None, &["status", "--json"]);
     assert!(status.code == Some(0) && status.stdout.contains("keyboard"), "{status:?}");
 }

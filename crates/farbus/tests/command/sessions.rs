@@ -10,18 +10,18 @@ use farbus::client::{self, ClientError};
 use farbus::model::EpAddr;
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, Running, assert_quickest_is_noticed, wait_until};
+use super::harness::{Harness, PATIENCE, Running, assert_quickest_is_noticed, wait_until};
 
 const SOURCE: EpAddr = EpAddr::from_byte(0x81);
 const SINK: EpAddr = EpAddr::from_byte(0x01);
 
 #[test]
 fn a_device_has_one_user_at_a_time() {
-    let house = House::new();
-    let image = house.image("image", 1 << 20);
-    let share = house.share(&[&format!("disk:{}", image.display())]);
+    let harness = Harness::new();
+    let image = harness.image("image", 1 << 20);
+    let share = harness.share(&[&format!("disk:{}", image.display())]);
     let first = client::open(&share.library_target("disk")).unwrap();
-    let second = house.run(&["attach", &share.target("disk"), "--via", "fuse"]);
+    let second = harness.run(&["attach", &share.target("disk"), "--via", "fuse"]);
     assert!(second.code == Some(3) && second.stderr.contains("one user at a time"), "{second:?}");
     let refused = client::open(&share.library_target("1-1")).unwrap_err();
     assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
@@ -32,11 +32,11 @@ fn a_device_has_one_user_at_a_time() {
 #[test]
 fn ten_sessions_at_once_each_get_their_own_bytes() {
     const SESSIONS: usize = 10;
-    let house = House::new();
-    let share = house.share(&["zero,fill=mod63,verify"; SESSIONS]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero,fill=mod63,verify"; SESSIONS]);
     let names = (1..=SESSIONS).map(|n| if n == 1 { "zero".to_owned() } else { format!("zero{n}") });
     let mut devices: Vec<_> = names.map(|name| client::open(&share.library_target(&name)).unwrap()).collect();
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let in_use = status[0]["devices"].as_array().unwrap().iter().filter(|device| device["state"] == "in use").count();
     assert_eq!(in_use, SESSIONS);
     thread::scope(|scope| {
@@ -55,7 +55,7 @@ fn ten_sessions_at_once_each_get_their_own_bytes() {
     });
     drop(devices);
     wait_until(PATIENCE, "all are offered again", || {
-        let status = house.json(&["status", "--json"]);
+        let status = harness.json(&["status", "--json"]);
         status[0]["devices"].as_array().unwrap().iter().all(|device| device["state"] == "available")
     });
 }
@@ -74,8 +74,8 @@ fn child_that_reads_for_ever() {
 
 #[test]
 fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent_peer() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     let mut times = Vec::new();
     for _ in 0..3 {
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -84,7 +84,7 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent
         let mut child = Running::start(command);
         child.wait_for_line("reading now");
         let bytes_in = || {
-            let status = house.json(&["status", "--json"]);
+            let status = harness.json(&["status", "--json"]);
             status[0]["devices"][0]["meters"]["bytes_in"].as_u64().unwrap_or(0)
         };
         wait_until(PATIENCE, "bytes pass", || bytes_in() > 4 << 20);
@@ -93,7 +93,7 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent
         wait_until(PATIENCE, "the device is offered again", || client::open(&share.library_target("zero")).is_ok());
         times.push(killed.elapsed());
         // The device that was just opened is let go of before the next child comes.
-        let state = || house.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
+        let state = || harness.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
         wait_until(PATIENCE, "it is free", || state() == "available");
     }
     assert_quickest_is_noticed(&times);
@@ -101,9 +101,9 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent
 
 #[test]
 fn a_trace_tells_of_every_request_where_it_was_and_when() {
-    let house = House::new();
-    let file = house.path("trace.jsonl");
-    let share = house.share(&["zero", "--trace", file.to_str().unwrap()]);
+    let harness = Harness::new();
+    let file = harness.path("trace.jsonl");
+    let share = harness.share(&["zero", "--trace", file.to_str().unwrap()]);
     let mut device = client::open(&share.library_target("zero")).unwrap();
     for _ in 0..10 {
         device.data_in(SOURCE, 4096).unwrap();

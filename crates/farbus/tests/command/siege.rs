@@ -12,7 +12,7 @@ use std::time::Instant;
 use rustix::fs::OFlags;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
-use super::harness::{House, PATIENCE, Share, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, Share, has_fuse, wait_until};
 use super::hostile::Witness;
 use super::trust::{hosts, pair};
 
@@ -38,8 +38,8 @@ fn import_request(bus_id: &str) -> Vec<u8> {
 
 #[test]
 fn one_address_takes_half_of_all_connections_and_is_refused_the_rest() {
-    let house = House::new();
-    let share = house.share(&["zero,fill=mod63,verify", "zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
     // Each would say something later. Those beyond the half that a first comer may have are heard eight at a time.
     let crowd: Vec<_> = (0..256 + 7).map(|_| connect_as_attacker(&share.address).unwrap()).collect();
     let mut one_more = connect_as_attacker(&share.address).unwrap();
@@ -50,7 +50,7 @@ fn one_address_takes_half_of_all_connections_and_is_refused_the_rest() {
     share.process.assert_logged("this peer has as many connections as are left for all others");
 
     // Others are not concerned: they list, and they attach.
-    let listed = house.run(&["list", &share.address]);
+    let listed = harness.run(&["list", &share.address]);
     assert!(listed.code == Some(0) && listed.stdout.contains("1-2"), "{listed:?}");
     let witness = Witness::on(&share);
     witness.assert_unharmed();
@@ -104,11 +104,11 @@ fn sessions_go_on_while_strangers_attack_both_ports() {
     if !has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "disk"]);
-    let image = house.path("image");
+    let image = harness.path("image");
     let content: Vec<u8> = (0..64u8).flat_map(|number| vec![number; BLOCK_BYTES]).collect();
     fs::write(&image, content).unwrap();
     let disk = format!("disk:{}", image.display());
@@ -117,7 +117,7 @@ fn sessions_go_on_while_strangers_attack_both_ports() {
     let share = Share::follow(process);
     let line = share.process.wait_for_line("for paired hosts");
     let secure = line.split_whitespace().nth(2).unwrap();
-    let at = house.path("mnt");
+    let at = harness.path("mnt");
     let arguments = ["attach", "lab3/disk", "--address", secure, "--via", "fuse", "--at", at.to_str().unwrap()];
     let attached = desk.start(&arguments);
     attached.wait_for_line("attached as ");

@@ -16,14 +16,14 @@ use farbus::client::{Client, ClientConfig};
 use farbus::host::RemoteDisk;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::harness::{House, PATIENCE, Running, Share, finish, has, has_program, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, finish, has, has_program, wait_until};
 
 /// `farbus share WHAT… --listen unix:PATH`, and the path.
-fn share_at_socket(house: &House, what: &[&str]) -> (Share, PathBuf) {
-    let path = house.path("share.sock");
+fn share_at_socket(harness: &Harness, what: &[&str]) -> (Share, PathBuf) {
+    let path = harness.path("share.sock");
     let listen = format!("unix:{}", path.display());
     let arguments = [&["share"], what, &["--listen", &listen]].concat();
-    let share = Share::follow(Running::start(house.command(&arguments)));
+    let share = Share::follow(Running::start(harness.command(&arguments)));
     assert_eq!(share.address, listen);
     (share, path)
 }
@@ -35,39 +35,40 @@ fn read(disk: &mut RemoteDisk<DevicePort>, offset: u64, bytes: usize) -> Vec<u8>
 
 #[test]
 fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
-    let house = House::new();
-    let disk = format!("disk:{}", house.image("local.img", 1 << 20).display());
-    let (mut share, path) = share_at_socket(&house, &["zero", &disk]);
+    let harness = Harness::new();
+    let disk = format!("disk:{}", harness.image("local.img", 1 << 20).display());
+    let (mut share, path) = share_at_socket(&harness, &["zero", &disk]);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
 
-    let listed = house.json(&["list", &share.address, "--json"]);
+    let listed = harness.json(&["list", &share.address, "--json"]);
     let names: Vec<_> = listed.as_array().unwrap().iter().map(|device| device["name"].clone()).collect();
     assert_eq!(names, ["zero", "disk"], "{listed}");
-    let here = house.run(&["list"]);
+    let here = harness.run(&["list"]);
     assert!(here.stdout.contains(&share.target("disk")), "among this machine's own: {here:?}");
 
     // A session: the disk is a block device, and NBD shows it.
-    let socket = house.path("far.sock");
+    let socket = harness.path("far.sock");
     let arguments = ["attach", &share.target("disk"), "--via", "nbd", "--socket", socket.to_str().unwrap()];
-    let mut attach = Running::start(house.command(&arguments));
+    let mut attach = Running::start(harness.command(&arguments));
     attach.wait_for_line("attached");
-    let device = house.json(&["status", "--json"]).as_array().unwrap().iter().find(|it| it["role"] == "share").cloned();
+    let device =
+        harness.json(&["status", "--json"]).as_array().unwrap().iter().find(|it| it["role"] == "share").cloned();
     let device = device.expect("it shares")["devices"][1].clone();
     let user = format!("user {} (process ", rustix::process::getuid().as_raw());
     assert!(device["user"].as_str().unwrap_or_default().starts_with(&user), "{device}");
     assert_eq!(device["mode"], "exclusive");
     if has("nbdcopy", has_program("nbdcopy")) {
         let uri = format!("nbd+unix:///?socket={}", socket.display());
-        let copied = finish(house.command_of(Path::new("nbdcopy"), &[&uri, "null:"]), PATIENCE);
+        let copied = finish(harness.command_of(Path::new("nbdcopy"), &[&uri, "null:"]), PATIENCE);
         assert_eq!(copied.code, Some(0), "{copied:?}");
-        let told = house.run(&["status", "--latency"]);
+        let told = harness.run(&["status", "--latency"]);
         assert!(told.stdout.contains("BACK END") && told.stdout.contains("disk"), "{told:?}");
-        let told = house.json(&["status", "--json"]);
+        let told = harness.json(&["status", "--json"]);
         let attached = told.as_array().unwrap().iter().find(|it| it["role"] == "attach").expect("it is attached");
         let latency = &attached["devices"][0]["latency"];
         assert!(latency["back_end_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{latency}");
     }
-    let second = house.run(&["attach", &share.target("disk"), "--via", "nbd"]);
+    let second = harness.run(&["attach", &share.target("disk"), "--via", "nbd"]);
     assert_eq!(second.code, Some(3), "{second:?}");
     attach.signal(Signal::INT);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
@@ -79,7 +80,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     plain.write(512, vec![7; 512].into()).unwrap();
     drop(plain);
     let is_free = || {
-        let status = house.json(&["status", "--json"]);
+        let status = harness.json(&["status", "--json"]);
         status[0]["devices"][1]["state"] == "available"
     };
     wait_until(PATIENCE, "the claim", is_free);
@@ -91,7 +92,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     share.process.signal(Signal::INT);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0), "{}", share.process.log());
     wait_until(PATIENCE, "the path is gone", || !path.exists());
-    let nobody = house.run(&["attach", &share.target("disk"), "--via", "nbd"]);
+    let nobody = harness.run(&["attach", &share.target("disk"), "--via", "nbd"]);
     assert_eq!(nobody.code, Some(5), "{nobody:?}");
     assert!(nobody.stderr.contains("--listen unix:PATH"), "{nobody:?}");
 }
@@ -102,28 +103,28 @@ fn who_may_connect_a_mode_says() {
         return;
     }
     const NOBODY: u32 = 65534;
-    let house = House::new();
-    let (share, path) = share_at_socket(&house, &["zero"]);
+    let harness = Harness::new();
+    let (share, path) = share_at_socket(&harness, &["zero"]);
     let list_as_nobody = |at: &str| {
-        let mut command = house.command(&["list", at]);
+        let mut command = harness.command(&["list", at]);
         command.uid(NOBODY).gid(NOBODY);
         finish(command, PATIENCE)
     };
     let refused = list_as_nobody(&share.address);
     assert_eq!(refused.code, Some(5), "{refused:?}");
     assert!(refused.stderr.contains("it is for others"), "{refused:?}");
-    let busy = house.run(&["share", "zero", "--listen", &share.address]);
+    let busy = harness.run(&["share", "zero", "--listen", &share.address]);
     assert!(busy.stderr.contains("another program listens there"), "{busy:?}");
     assert!(path.exists(), "it is the other's");
 
-    let open = format!("unix:{}", house.path("open.sock").display());
+    let open = format!("unix:{}", harness.path("open.sock").display());
     let both = ["share", "zero", "--listen", &open, "--listen", "127.0.0.1:0", "--socket-mode", "666"];
-    let share = Running::start(house.command(&both));
+    let share = Running::start(harness.command(&both));
     share.wait_for_line("listening on unix:");
     share.wait_for_line("listening on 127.0.0.1:");
     let listed = list_as_nobody(&open);
     assert_eq!(listed.code, Some(0), "{listed:?}");
-    let wrong = house.run(&["share", "zero", "--listen", &open, "--socket-mode", "777"]);
+    let wrong = harness.run(&["share", "zero", "--listen", &open, "--socket-mode", "777"]);
     assert!(wrong.code == Some(2) && wrong.stderr.contains("660 its group too"), "{wrong:?}");
 }
 
@@ -161,10 +162,10 @@ impl Cutter {
 
 #[test]
 fn a_session_at_a_socket_outlives_its_links() {
-    let house = House::new();
-    let disk = format!("disk:{}", house.image("cut.img", 1 << 20).display());
-    let (_share, path) = share_at_socket(&house, &[&disk]);
-    let between = house.path("between.sock");
+    let harness = Harness::new();
+    let disk = format!("disk:{}", harness.image("cut.img", 1 << 20).display());
+    let (_share, path) = share_at_socket(&harness, &[&disk]);
+    let between = harness.path("between.sock");
     let cutter = Cutter::before(&path, &between);
     let target = format!("unix:{}/disk", between.display()).parse().unwrap();
     let mut disk = Client::default().open_disk(&target).unwrap();
@@ -174,31 +175,31 @@ fn a_session_at_a_socket_outlives_its_links() {
         assert_eq!(read(&mut disk, round * 4096, 4096), [round as u8; 4096]);
     }
     let DevicePort::Session(port) = disk.port_mut() else { panic!("it is in a session") };
-    let latency = port.ask(|linked| linked.standing().latency()).expect("the first request was timed");
+    let latency = port.ask(|linked| linked.report().latency()).expect("the first request was timed");
     assert!(latency.samples > 0 && latency.back_end_us.p99 > 0.0, "{latency:?}");
     assert!(latency.all_us.p99 >= latency.back_end_us.p50 + latency.network_us.p50, "{latency:?}");
 }
 
 #[test]
 fn a_daemon_shares_at_a_socket_and_lets_go_of_it() {
-    let house = House::new();
-    let (config, path) = (house.path("farbus.toml"), house.path("daemon.sock"));
+    let harness = Harness::new();
+    let (config, path) = (harness.path("farbus.toml"), harness.path("daemon.sock"));
     let with =
         format!("plain = {{listen=['unix:{}'], socket_mode='660'}}\nshare = [{{what='zero'}}]\n", path.display());
     fs::write(&config, &with).unwrap();
-    let daemon = Running::start(house.command(&["daemon", "--config", config.to_str().unwrap()]));
+    let daemon = Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()]));
     daemon.wait_for_line("listening on unix:");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
     let address = format!("unix:{}", path.display());
-    let listed = || house.run(&["list", &address]);
+    let listed = || harness.run(&["list", &address]);
     assert!(listed().stdout.contains("zero"));
     fs::write(&config, "plain.listen = []\nshare = [{what='zero'}]\n").unwrap();
-    assert_eq!(house.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
+    assert_eq!(harness.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
     assert_eq!(listed().code, Some(5), "nobody listens any more");
     fs::write(&config, &with).unwrap();
-    assert_eq!(house.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
+    assert_eq!(harness.run(&["daemon", "reload"]).code, Some(0), "{}", daemon.log());
     assert!(listed().stdout.contains("zero"), "what was left behind is replaced");
-    let next = house.json(&["daemon", "restart", "--json"])["pid"].as_i64().expect("it says which process goes on");
+    let next = harness.json(&["daemon", "restart", "--json"])["pid"].as_i64().expect("it says which process goes on");
     wait_until(PATIENCE, "the next one listens there", || listed().stdout.contains("zero"));
     kill_process(Pid::from_raw(next as i32).unwrap(), Signal::TERM).unwrap();
     wait_until(PATIENCE, "the path is gone", || !path.exists());

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use super::cuts::Cutter;
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::trust::{hosts, pair};
 
 /// A connection from this address of the loopback.
@@ -20,8 +20,8 @@ fn connect_from(from: [u8; 4], to: &str) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Keeps a connection open from each of 60 addresses, half of them of the paired host's own network, that says nothing; and each that is
-/// closed opens another.
+/// Keeps a connection open from each of 60 addresses, half of them of the paired host's own network, that says nothing;
+/// and each that is closed opens another.
 fn idle_crowd(to: &str, is_over: &AtomicBool, opened: &AtomicU64) {
     let address = |n: u8| if n < 30 { [127, 0, 0, 100 + n] } else { [127, 7, n, 1] };
     let mut crowd: Vec<(u8, Option<TcpStream>)> = (0..60).map(|n| (n, None)).collect();
@@ -43,15 +43,15 @@ fn idle_crowd(to: &str, is_over: &AtomicBool, opened: &AtomicU64) {
 
 #[test]
 fn sixty_idle_addresses_keep_a_paired_host_from_nothing() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let image = house.image("image", 4 << 20);
+    let image = harness.image("image", 4 << 20);
     let (share, address) = lab3.share(&[&format!("disk:{}", image.display()), "zero"]);
     let cutter = Cutter::before(address.parse().unwrap());
     let through = cutter.address().to_string();
-    let at = house.path("disk.sock");
+    let at = harness.path("disk.sock");
     let arguments = ["--address", &through, "--via", "nbd", "--socket", at.to_str().unwrap(), "--grace", "30"];
     let attach = desk.start(&[&["attach", "lab3/disk"][..], &arguments].concat());
     attach.wait_for_line("attached as ");
@@ -80,8 +80,8 @@ fn sixty_idle_addresses_keep_a_paired_host_from_nothing() {
 
 #[test]
 fn addresses_that_fill_the_plain_port_keep_neither_paired_hosts_nor_others_out() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
     let share = lab3.start(&["share", "zero", "--listen", "127.0.0.1:0", "--secure", "127.0.0.1:0"]);
@@ -115,8 +115,8 @@ fn import_of_nothing(to: &str) {
 #[test]
 fn uses_without_a_key_are_noted_and_a_flood_of_refusals_is_a_few_lines() {
     const FLOOD: usize = 2_000;
-    let house = House::new();
-    let [lab3, _] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, _] = hosts(&harness);
     // Its key is made: there is a folder for the log.
     lab3.ok(&["id"]);
     let share = lab3.start(&["share", "zero", "--listen", "127.0.0.1:0"]);

@@ -12,7 +12,7 @@ use farbus_gadgets::picture::Picture;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::cuts::Cutter;
-use super::harness::{House, PATIENCE, Running, Share, wait_until};
+use super::harness::{Harness, PATIENCE, Running, Share, wait_until};
 use super::trust::{hosts, pair};
 
 const SMALL: &str = "stream:pattern,size=64x48,rate=0";
@@ -20,10 +20,10 @@ const SMALL_BYTES: usize = 64 * 48 * 3;
 
 #[test]
 fn a_test_picture_is_read_frame_by_frame_and_is_as_it_was_made() {
-    let house = House::new();
-    let share = house.share(&[SMALL, "zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&[SMALL, "zero"]);
     let target = share.target("stream");
-    let mut command = house.command(&["stream", "read", &target, "--count", "100"]);
+    let mut command = harness.command(&["stream", "read", &target, "--count", "100"]);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
@@ -33,25 +33,25 @@ fn a_test_picture_is_read_frame_by_frame_and_is_as_it_was_made() {
     for (number, frame) in output.stdout.chunks(SMALL_BYTES).enumerate() {
         assert!(frame == picture.numbered(number as u64), "frame {number}");
     }
-    let report = house.json(&["stream", "read", &target, "--count", "10", "--json"]);
+    let report = harness.json(&["stream", "read", &target, "--count", "10", "--json"]);
     assert_eq!((&report["frames"], &report["missed"]), (&10.into(), &0.into()), "{report}");
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     assert!(status[0]["devices"][0]["counts"]["frames_taken"].as_u64() >= Some(110), "{status}");
-    let refused = house.run(&["stream", "read", &share.target("zero")]);
+    let refused = harness.run(&["stream", "read", &share.target("zero")]);
     assert!(refused.code == Some(3) && refused.stderr.contains("no stream of frames"), "{refused:?}");
-    assert_eq!(house.run(&["stream", "read", &share.target("tape")]).code, Some(4));
-    let listed = house.run(&["list", &share.address]).stdout;
+    assert_eq!(harness.run(&["stream", "read", &share.target("tape")]).code, Some(4));
+    let listed = harness.run(&["list", &share.address]).stdout;
     assert!(listed.contains("stream"), "{listed}");
 }
 
 #[test]
 fn one_reads_all_or_many_the_latest() {
-    let house = House::new();
-    let share = house.share(&["stream:pattern,size=64x48,rate=200"]);
+    let harness = Harness::new();
+    let share = harness.share(&["stream:pattern,size=64x48,rate=200"]);
     let (client, target) = (Client::default(), share.library_target("stream"));
     let mut first = open_stream(&client, &target, Wanted::Latest).unwrap();
     let mut second = open_stream(&client, &target, Wanted::Latest).unwrap();
-    let refused = house.run(&["stream", "read", &share.target("stream")]);
+    let refused = harness.run(&["stream", "read", &share.target("stream")]);
     assert!(refused.code == Some(3) && refused.stderr.contains("one user at a time"), "{refused:?}");
     // One looks away for a while: the source does not wait, and the other sees all that.
     let before = first.next_frame().unwrap().unwrap().sequence;
@@ -75,10 +75,10 @@ fn one_reads_all_or_many_the_latest() {
 fn who_reads_all_is_waited_for_and_a_fifo_is_read_as_it_was_written() {
     const FRAMES: u32 = 2000;
     const BYTES: usize = 16 << 10;
-    let house = House::new();
-    let fifo = house.path("fifo");
+    let harness = Harness::new();
+    let fifo = harness.path("fifo");
     mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let share = house.share(&[&format!("stream:{},frame={BYTES}", fifo.display())]);
+    let share = harness.share(&[&format!("stream:{},frame={BYTES}", fifo.display())]);
     let writer = thread::spawn(move || {
         let mut fifo = OpenOptions::new().write(true).open(fifo).unwrap();
         (0..FRAMES).for_each(|number| fifo.write_all(&number.to_le_bytes().repeat(BYTES / 4)).unwrap());
@@ -98,45 +98,45 @@ fn who_reads_all_is_waited_for_and_a_fifo_is_read_as_it_was_written() {
 
 #[test]
 fn a_file_of_frames_ends_and_that_is_said() {
-    let house = House::new();
-    let file = house.path("frames");
+    let harness = Harness::new();
+    let file = harness.path("frames");
     fs::write(&file, [1, 2, 3].map(|byte| [byte; 1000]).concat()).unwrap();
-    let share = house.share(&[&format!("stream:{},frame=1000", file.display())]);
-    let mut command = house.command(&["stream", "read", &share.target("stream")]);
+    let share = harness.share(&[&format!("stream:{},frame=1000", file.display())]);
+    let mut command = harness.command(&["stream", "read", &share.target("stream")]);
     let output = command.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(4) && said.contains("the source has ended"), "{said}");
     assert_eq!(output.stdout, fs::read(&file).unwrap(), "all of it came before");
-    let refused = house.run(&["stream", "read", &share.target("stream")]);
+    let refused = harness.run(&["stream", "read", &share.target("stream")]);
     assert!(refused.code == Some(6) && refused.stderr.contains("source has ended"), "{refused:?}");
 }
 
 #[test]
 fn a_daemon_reads_frames_that_it_may_not_open_itself() {
-    let house = House::new();
-    let (fifo, file) = (house.path("fifo"), house.path("farbus.toml"));
+    let harness = Harness::new();
+    let (fifo, file) = (harness.path("fifo"), harness.path("farbus.toml"));
     mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let what = format!("{{what='stream:{},frame=4', name='cam'}}, {{what='stream:pattern'}}", fifo.display());
     fs::write(&file, format!("plain.listen = ['127.0.0.1:0']\nshare = [{what}]")).unwrap();
-    let daemon = Share::follow(Running::start(house.command(&["daemon", "--config", file.to_str().unwrap()])));
+    let daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", file.to_str().unwrap()])));
     let mut frames = open_stream(&Client::default(), &daemon.library_target("cam"), Wanted::All).unwrap();
     OpenOptions::new().write(true).open(fifo).unwrap().write_all(b"abcdefgh").unwrap();
     for expected in [b"abcd", b"efgh"] {
         assert_eq!(frames.next_frame().unwrap().unwrap().data.contiguous().as_ref(), expected);
     }
-    let report = house.json(&["stream", "read", &daemon.target("stream"), "--count", "2", "--json"]);
+    let report = harness.json(&["stream", "read", &daemon.target("stream"), "--count", "2", "--json"]);
     assert_eq!(report["format"], "rgb24 640x480 at 30/s");
 }
 
 #[test]
 fn what_cannot_be_shared_is_said() {
-    let house = House::new();
+    let harness = Harness::new();
     for (what, why) in [
         ("stream:pattern,format=mjpeg", "rgb24, grey and yuyv"),
         ("stream:/nowhere/cam", "how long is a frame"),
         ("stream:/nowhere/cam,frame=10", "/nowhere/cam"),
     ] {
-        let refused = house.run(&["share", what]);
+        let refused = harness.run(&["share", what]);
         assert!(!refused.stderr.is_empty() && refused.stderr.contains(why), "{refused:?}");
         assert_ne!(refused.code, Some(0));
     }
@@ -146,8 +146,8 @@ fn what_cannot_be_shared_is_said() {
 #[test]
 fn a_stream_outlives_cut_links() {
     const FRAMES: u64 = 400;
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "stream"]);
     let words = ["share", "stream:pattern,size=320x240,rate=0", "--listen", "none", "--secure", "127.0.0.1:0"];
@@ -173,13 +173,13 @@ fn a_stream_outlives_cut_links() {
 
 #[test]
 fn a_reader_that_is_killed_leaves_the_stream_to_others() {
-    let house = House::new();
-    let share = house.share(&["stream:pattern,size=64x48,rate=100"]);
-    let mut reader = Running::start(house.command(&["stream", "read", &share.target("stream"), "--json"]));
-    let taken = || house.json(&["status", "--json"])[0]["devices"][0]["counts"]["frames_taken"].as_u64();
+    let harness = Harness::new();
+    let share = harness.share(&["stream:pattern,size=64x48,rate=100"]);
+    let mut reader = Running::start(harness.command(&["stream", "read", &share.target("stream"), "--json"]));
+    let taken = || harness.json(&["status", "--json"])[0]["devices"][0]["counts"]["frames_taken"].as_u64();
     wait_until(PATIENCE, "it reads", || taken() > Some(0));
     reader.kill();
-    let state = || house.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
+    let state = || harness.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
     wait_until(PATIENCE, "it is offered again", || state() == "available");
     let mut frames = open_stream(&Client::default(), &share.library_target("stream"), Wanted::All).unwrap();
     assert!(frames.next_frame().unwrap().is_some());

@@ -1,4 +1,5 @@
-//! Disks that move to another file while they are used: by programs that check what they read, with owners that are killed.
+//! Disks that move to another file while they are used: by programs that check what they read, with owners that are
+//! killed.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::full_disk::SmallDisk;
-use super::harness::{House, Outcome, PATIENCE, Running, finish, has, has_fuse, has_program, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, finish, has, has_fuse, has_program, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -31,24 +32,24 @@ fn said(outcome: &Outcome, code: i32, part: &str) {
 #[test]
 fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
     use std::os::unix::fs::MetadataExt;
-    let house = House::new();
-    let old = house.image("old.img", 64 * MIB);
+    let harness = Harness::new();
+    let old = harness.image("old.img", 64 * MIB);
     fill(&old, &[3, 4, 40]);
-    let [old, new] = [old, house.path("new.img")].map(|path| path.to_str().unwrap().to_owned());
-    let mut share = house.share(&[&format!("disk:{old}"), "zero"]);
+    let [old, new] = [old, harness.path("new.img")].map(|path| path.to_str().unwrap().to_owned());
+    let mut share = harness.share(&[&format!("disk:{old}"), "zero"]);
     let to_new = format!("block:{new}");
     // The file is made, and stays as sparse as the first.
-    let ended = house.json(&["swap", "disk", "--to", &to_new, "--verify", "--json"]);
+    let ended = harness.json(&["swap", "disk", "--to", &to_new, "--verify", "--json"]);
     assert_eq!(
         (&ended["state"], &ended["left_bytes"], &ended["total_bytes"]),
         (&"done".into(), &0.into(), &(64 * MIB).into())
     );
     assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
     assert!(fs::metadata(&new).unwrap().blocks() * 512 < 4 * MIB);
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     assert_eq!(status[0]["devices"][0]["medium"]["at"], to_new.as_str());
     // What cannot be is refused, with what to type.
-    let swap = |device: &str, to: &str| house.run(&["swap", device, "--to", to]);
+    let swap = |device: &str, to: &str| harness.run(&["swap", device, "--to", to]);
     said(&swap("disk", &to_new), 3, "mounted or shared already");
     said(&swap("zero", &to_new), 3, "only a disk");
     said(&swap("tape", &to_new), 4, "farbus status");
@@ -56,54 +57,58 @@ fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
     said(&swap("disk", "usb:1-1"), 3, "it moves to block:PATH");
     said(&swap("zero", "usb:nowhere"), 2, "usb:");
     said(&swap("zero", "usb:9-9.9"), 4, "farbus share --list");
-    let small = house.image("small.img", MIB);
+    let small = harness.image("small.img", MIB);
     said(&swap("disk", &format!("block:{}", small.display())), 3, "truncate -s 67108864");
-    said(&house.run(&["swap", "disk", "--cancel"]), 4, "not being swapped");
+    said(&harness.run(&["swap", "disk", "--cancel"]), 4, "not being swapped");
     share.process.signal(Signal::INT);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0));
-    said(&house.run(&["share", &format!("disk:{old}")]), 1, "farbus swap --forget");
+    said(&harness.run(&["share", &format!("disk:{old}")]), 1, "farbus swap --forget");
     // And back again: the first is the disk once more.
-    let share = house.share(&[&format!("disk:{new}")]);
+    let share = harness.share(&[&format!("disk:{new}")]);
     said(&swap("disk", &format!("block:{old}")), 0, "lies on");
     drop(share);
-    said(&house.run(&["share", &to_new]), 1, "is old");
-    drop(house.share(&[&format!("disk:{old}")]));
-    said(&house.run(&["swap", "--forget", &new]), 0, "may be shared");
-    said(&house.run(&["swap", "--forget", &new]), 4, "nothing is against");
-    drop(house.share(&[&to_new]));
+    said(&harness.run(&["share", &to_new]), 1, "is old");
+    drop(harness.share(&[&format!("disk:{old}")]));
+    said(&harness.run(&["swap", "--forget", &new]), 0, "may be shared");
+    said(&harness.run(&["swap", "--forget", &new]), 4, "nothing is against");
+    drop(harness.share(&[&to_new]));
 }
 
 #[test]
 fn a_swap_is_watched_and_cancelled_and_one_that_was_killed_goes_on() {
-    let house = House::new();
-    let old = house.image("old.img", 48 * MIB);
+    let harness = Harness::new();
+    let old = harness.image("old.img", 48 * MIB);
     fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
-    let [old, new] = [old, house.path("new.img")].map(|path| path.to_str().unwrap().to_owned());
+    let [old, new] = [old, harness.path("new.img")].map(|path| path.to_str().unwrap().to_owned());
     let to_new = format!("block:{new}");
     let slowly = ["swap", "disk", "--to", &to_new, "--rate", "4M"];
     let is_running = || {
-        let answer = house.run(&["status", "--json"]).stdout;
+        let answer = harness.run(&["status", "--json"]).stdout;
         let status: Value = serde_json::from_str(&answer).unwrap();
         status[0]["devices"][0]["medium"]["is_swapping"] == true
     };
-    let mut share = house.share(&[&format!("disk:{old}")]);
-    let mut first = Running::start(house.command(&slowly));
+    let mut share = harness.share(&[&format!("disk:{old}")]);
+    let mut first = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it begins", is_running);
-    said(&house.run(&["swap", "disk", "--to", &format!("block:{}", house.path("third.img").display())]), 3, "--cancel");
-    assert!(!house.path("third.img").exists(), "what was made for nothing is gone");
+    said(
+        &harness.run(&["swap", "disk", "--to", &format!("block:{}", harness.path("third.img").display())]),
+        3,
+        "--cancel",
+    );
+    assert!(!harness.path("third.img").exists(), "what was made for nothing is gone");
     // Ctrl-C cancels, and waits until it is cancelled.
     first.signal(Signal::INT);
     assert_eq!(first.wait_for_end(PATIENCE), Some(3));
     first.assert_logged("was cancelled");
     assert!(!is_running());
     // The owner is killed in the middle of it: the old one is complete, the new one is not.
-    let mut second = Running::start(house.command(&slowly));
+    let mut second = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it begins again", is_running);
     share.process.kill();
     assert_eq!(second.wait_for_end(PATIENCE), Some(4));
-    said(&house.run(&["share", &to_new]), 1, "unfinished copy");
-    let share = house.share(&[&format!("disk:{old}")]);
-    let third = house.run(&["swap", "disk", "--to", &to_new]);
+    said(&harness.run(&["share", &to_new]), 1, "unfinished copy");
+    let share = harness.share(&[&format!("disk:{old}")]);
+    let third = harness.run(&["swap", "disk", "--to", &to_new]);
     said(&third, 0, "has a part of it already");
     assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
     share.process.assert_logged("resume=true");
@@ -111,13 +116,13 @@ fn a_swap_is_watched_and_cancelled_and_one_that_was_killed_goes_on() {
 
 #[test]
 fn a_disk_that_has_become_shorter_stays_where_it_is() {
-    let house = House::new();
-    let old = house.image("old.img", 8 * MIB);
+    let harness = Harness::new();
+    let old = harness.image("old.img", 8 * MIB);
     fill(&old, &[0, 7]);
-    let share = house.share(&[&format!("disk:{}", old.display())]);
+    let share = harness.share(&[&format!("disk:{}", old.display())]);
     fs::File::options().write(true).open(&old).unwrap().set_len(5 * MIB).unwrap();
-    let to = format!("block:{}", house.path("new.img").display());
-    let failed = house.run(&["swap", "disk", "--to", &to, "--json"]);
+    let to = format!("block:{}", harness.path("new.img").display());
+    let failed = harness.run(&["swap", "disk", "--to", &to, "--json"]);
     said(&failed, 6, "it has become shorter");
     assert!(failed.stderr.contains("byte 5242880"), "{failed:?}");
     let last: Value = serde_json::from_str(&failed.stdout[..=failed.stdout.find("\n}").unwrap() + 1]).unwrap();
@@ -125,27 +130,27 @@ fn a_disk_that_has_become_shorter_stays_where_it_is() {
     // It is as it was, and goes when it is whole again.
     fs::File::options().write(true).open(&old).unwrap().set_len(8 * MIB).unwrap();
     fill(&old, &[7]);
-    said(&house.run(&["swap", "disk", "--to", &to]), 0, "lies on");
-    assert!(fs::read(&old).unwrap() == fs::read(house.path("new.img")).unwrap(), "the copy is the original");
+    said(&harness.run(&["swap", "disk", "--to", &to]), 0, "lies on");
+    assert!(fs::read(&old).unwrap() == fs::read(harness.path("new.img")).unwrap(), "the copy is the original");
     drop(share);
 }
 
 #[test]
 fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
-    let house = House::new();
-    let Some(small) = SmallDisk::mount(house.path("small")) else {
+    let harness = Harness::new();
+    let Some(small) = SmallDisk::mount(harness.path("small")) else {
         println!("skipped: this machine lets nobody mount");
         return;
     };
-    let old = house.image("old.img", 8 * MIB);
+    let old = harness.image("old.img", 8 * MIB);
     fill(&old, &[0, 3, 7]);
-    let share = house.share(&[&format!("disk:{}", old.display())]);
-    let new = house.path("small").join("new.img");
-    let swap = || house.run(&["swap", "disk", "--to", &format!("block:{}", new.display())]);
+    let share = harness.share(&[&format!("disk:{}", old.display())]);
+    let new = harness.path("small").join("new.img");
+    let swap = || harness.run(&["swap", "disk", "--to", &format!("block:{}", new.display())]);
     let failed = swap();
     said(&failed, 1, "no space");
     said(&failed, 1, "make room and type the same again, which continues");
-    let status = house.json(&["status", "--json"]);
+    let status = harness.json(&["status", "--json"]);
     let medium = &status[0]["devices"][0]["medium"];
     assert_eq!((&medium["at"], &medium["is_swapping"]), (&format!("block:{}", old.display()).into(), &false.into()));
     small.grow("16m");
@@ -154,7 +159,8 @@ fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
     drop(share);
 }
 
-/// A database that is written as fast as it can be while its disk moves there and back: no transaction fails, none is lost.
+/// A database that is written as fast as it can be while its disk moves there and back: no transaction fails, none is
+/// lost.
 #[test]
 fn a_database_notices_nothing_of_its_disk_moving() {
     if !has_fuse() || !has("python3", has_program("python3")) {
@@ -177,8 +183,8 @@ assert db.execute("pragma integrity_check").fetchone() == ("ok",)
 assert db.execute("select max(n) from t").fetchone() == (count - 1,)
 print(f"done {count} {count / (time.monotonic() - began):.0f} {longest * 1000:.1f}", flush=True)
 "#;
-    let house = House::new();
-    let old = house.path("old.img");
+    let harness = Harness::new();
+    let old = harness.path("old.img");
     let python = |script: &str, arguments: &[&str]| {
         let mut command = Command::new("python3");
         command.arg("-c").arg(script).args(arguments);
@@ -188,15 +194,15 @@ print(f"done {count} {count / (time.monotonic() - began):.0f} {longest * 1000:.1
     let made = finish(python(make, &[old.to_str().unwrap()]), PATIENCE);
     assert_eq!(made.code, Some(0), "{made:?}");
     fs::File::options().write(true).open(&old).unwrap().set_len(64 * MIB).unwrap();
-    let share = house.share(&[&format!("disk:{}", old.display())]);
-    let (_attached, disk) = house.attach(&share.target("disk"), &house.path("at"));
-    let stop = house.path("stop");
+    let share = harness.share(&[&format!("disk:{}", old.display())]);
+    let (_attached, disk) = harness.attach(&share.target("disk"), &harness.path("at"));
+    let stop = harness.path("stop");
     let mut load = Running::start(python(LOAD, &[disk.to_str().unwrap(), stop.to_str().unwrap()]));
     load.wait_for_line("going");
     let mut quiet = Vec::new();
     for (to, options) in [("new.img", &["--verify"][..]), ("third.img", &[])] {
-        let to = format!("block:{}", house.path(to).display());
-        let ended = house.json(&[&["swap", "disk", "--to", &to, "--json"][..], options].concat());
+        let to = format!("block:{}", harness.path(to).display());
+        let ended = harness.json(&[&["swap", "disk", "--to", &to, "--json"][..], options].concat());
         assert_eq!(ended["state"], "done");
         quiet.push(ended["quiet_ms"].clone());
     }
@@ -212,7 +218,7 @@ print(f"done {count} {count / (time.monotonic() - began):.0f} {longest * 1000:.1
     // What the last medium holds is a whole database, with the last transaction in it.
     let count = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); \
                  print(db.execute('pragma integrity_check').fetchone()[0], db.execute('select max(n) from t').fetchone()[0])";
-    let found = finish(python(count, &[house.path("third.img").to_str().unwrap()]), PATIENCE);
+    let found = finish(python(count, &[harness.path("third.img").to_str().unwrap()]), PATIENCE);
     let last = words[1].parse::<u64>().unwrap() - 1;
     assert_eq!((found.code, found.stdout.as_str()), (Some(0), format!("ok {last}").as_str()), "{found:?}");
 }
@@ -223,17 +229,18 @@ fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
     if !has_fuse() || !has("fio", has_program("fio")) {
         return;
     }
-    let house = House::new();
-    let old = house.image("old.img", 64 * MIB);
-    let share = house.share(&[&format!("disk:{}", old.display())]);
-    let (_attached, disk) = house.attach(&share.target("disk"), &house.path("at"));
+    let harness = Harness::new();
+    let old = harness.image("old.img", 64 * MIB);
+    let share = harness.share(&[&format!("disk:{}", old.display())]);
+    let (_attached, disk) = harness.attach(&share.target("disk"), &harness.path("at"));
     let filename = format!("--filename={}", disk.display());
-    let mut fio = house.command_of(Path::new("fio"), &["--name=swap", "--ioengine=psync", &filename]);
+    let mut fio = harness.command_of(Path::new("fio"), &["--name=swap", "--ioengine=psync", &filename]);
     fio.args(["--rw=randwrite", "--bsrange=4k-64k", "--size=64M", "--loops=3", "--fsync=64"]);
     fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
     let mut fio = Running::start(fio);
     for name in ["new.img", "third.img"] {
-        let ended = house.json(&["swap", "disk", "--to", &format!("block:{}", house.path(name).display()), "--json"]);
+        let ended =
+            harness.json(&["swap", "disk", "--to", &format!("block:{}", harness.path(name).display()), "--json"]);
         assert_eq!(ended["state"], "done");
     }
     assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
@@ -243,25 +250,25 @@ fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
 /// What `farbus nbd` serves is a disk as any: its client writes and verifies while it moves.
 #[test]
 fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
-    let house = House::new();
-    let old = house.image("old.img", 48 * MIB);
+    let harness = Harness::new();
+    let old = harness.image("old.img", 48 * MIB);
     fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
     let [old, new, socket] =
-        [old, house.path("new.img"), house.path("disk.sock")].map(|p| p.to_str().unwrap().to_owned());
+        [old, harness.path("new.img"), harness.path("disk.sock")].map(|p| p.to_str().unwrap().to_owned());
     let (what, to_new) = (format!("block:{old}"), format!("block:{new}"));
-    let mut nbd = Running::start(house.command(&["nbd", &what, "memory:1M", "--socket", &socket, "--json"]));
+    let mut nbd = Running::start(harness.command(&["nbd", &what, "memory:1M", "--socket", &socket, "--json"]));
     nbd.wait_for_line("memory");
-    let medium = || house.json(&["status", "--json"])[0]["devices"][0]["medium"].clone();
+    let medium = || harness.json(&["status", "--json"])[0]["devices"][0]["medium"].clone();
     assert_eq!((&medium()["at"], &medium()["is_swapping"]), (&what.as_str().into(), &false.into()));
     let slowly = ["swap", "old.img", "--to", &to_new, "--rate", "4M"];
-    let mut first = Running::start(house.command(&slowly));
+    let mut first = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it begins", || medium()["is_swapping"] == true);
-    let swap = |device: &str, to: &str| house.run(&["swap", device, "--to", to]);
-    said(&swap("old.img", &format!("block:{}", house.path("third.img").display())), 3, "--cancel");
+    let swap = |device: &str, to: &str| harness.run(&["swap", device, "--to", to]);
+    said(&swap("old.img", &format!("block:{}", harness.path("third.img").display())), 3, "--cancel");
     said(&swap("old.img", "usb:1-1"), 3, "it moves to block:PATH");
     said(&swap("tape", &to_new), 4, "farbus status");
-    said(&house.run(&["swap", "memory", "--cancel"]), 4, "not being swapped");
-    said(&house.run(&["swap", "old.img", "--cancel"]), 0, "");
+    said(&harness.run(&["swap", "memory", "--cancel"]), 4, "not being swapped");
+    said(&harness.run(&["swap", "old.img", "--cancel"]), 0, "");
     assert_eq!(first.wait_for_end(PATIENCE), Some(3));
     first.assert_logged("was cancelled");
     assert_eq!(medium()["at"], what.as_str());
@@ -269,11 +276,11 @@ fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
     let fio = (has("fio", has_program("fio"))).then(|| {
         let uri = format!("--uri=nbd+unix:///old.img?socket={socket}");
         let options = ["--rw=randwrite", "--bsrange=4k-64k", "--size=48M", "--loops=2", "--iodepth=30", "--fsync=64"];
-        let mut fio = house.command_of(Path::new("fio"), &["--name=swap", "--ioengine=nbd", &uri]);
+        let mut fio = harness.command_of(Path::new("fio"), &["--name=swap", "--ioengine=nbd", &uri]);
         fio.args(options).args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0"]);
         Running::start(fio)
     });
-    said(&house.run(&["swap", "old.img", "--to", &to_new, "--verify"]), 0, "has a part of it already");
+    said(&harness.run(&["swap", "old.img", "--to", &to_new, "--verify"]), 0, "has a part of it already");
     assert_eq!((&medium()["at"], &medium()["is_swapping"]), (&to_new.as_str().into(), &false.into()));
     if let Some(mut fio) = fio {
         assert_eq!(fio.wait_for_end(PATIENCE), Some(0), "{}", fio.log());
@@ -282,9 +289,9 @@ fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
         assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap(), "the copy is the original");
     }
     let ended =
-        house.json(&["swap", "memory", "--to", &format!("block:{}", house.path("kept.img").display()), "--json"]);
+        harness.json(&["swap", "memory", "--to", &format!("block:{}", harness.path("kept.img").display()), "--json"]);
     assert_eq!((&ended["state"], &ended["total_bytes"]), (&"done".into(), &MIB.into()));
     nbd.signal(Signal::INT);
     assert_eq!(nbd.wait_for_end(PATIENCE), Some(0));
-    said(&house.run(&["nbd", &what, "--socket", &socket]), 1, "farbus swap --forget");
+    said(&harness.run(&["nbd", &what, "--socket", &socket]), 1, "farbus swap --forget");
 }

@@ -1,5 +1,5 @@
-//! Links between hosts, brought up by their daemons: each host of these tests is a daemon with a key, addresses and a configuration of its
-//! own. `FARBUS_TOPOLOGIES` says how often each network is brought up (default 2).
+//! Links between hosts, brought up by their daemons: each host of these tests is a daemon with a key, addresses and a
+//! configuration of its own. `FARBUS_TOPOLOGIES` says how often each network is brought up (default 2).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use farbus_session::redir::usbredir::Outcome as Said;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::harness::{House, Outcome, PATIENCE, Running, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, wait_until};
 use super::redir::Guest;
 use super::restart::Later;
 use super::trust::Host;
@@ -26,7 +26,7 @@ const SLOWEST_MS: u64 = 1500;
 
 /// Hosts that could be joined.
 struct Lab<'a> {
-    house: &'a House,
+    harness: &'a Harness,
     hosts: Vec<Host<'a>>,
     /// Their part of an address of the loopback.
     network: String,
@@ -47,22 +47,22 @@ impl Dice {
 
 impl<'a> Lab<'a> {
     /// So many hosts, each of which knows all others, with this plan yet to be given to them.
-    fn new(house: &'a House, count: usize, plan: &str) -> Self {
+    fn new(harness: &'a Harness, count: usize, plan: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = std::process::id() as usize * 16 + COUNT.fetch_add(1, Ordering::Relaxed) as usize;
         let network = format!("127.{}.{}", 1 + number / 250 % 250, 1 + number % 250);
-        let hosts: Vec<_> = NAMES[..count].iter().map(|&name| Host { house, name }).collect();
-        let lab = Self { house, hosts, network, daemons: (0..count).map(|_| None).collect() };
+        let hosts: Vec<_> = NAMES[..count].iter().map(|&name| Host { harness, name }).collect();
+        let lab = Self { harness, hosts, network, daemons: (0..count).map(|_| None).collect() };
         let keys: Vec<Value> =
             lab.hosts.iter().map(|host| host.json(&["id", "--json"])["fingerprint"].clone()).collect();
-        fs::write(house.path("plan.toml"), plan).unwrap();
+        fs::write(harness.path("plan.toml"), plan).unwrap();
         for (me, host) in lab.hosts.iter().enumerate() {
             let others = (0..count).filter(|&other| other != me);
             let peers = others.map(|other| {
                 json!({"name": NAMES[other], "fingerprint": keys[other], "address": lab.at(other, 3241), "paired": "2026-01-01T00:00:00Z"})
             });
             let peers = json!({"peers": peers.collect::<Vec<_>>()});
-            let file = house.path(host.name).join("peers.json");
+            let file = harness.path(host.name).join("peers.json");
             fs::write(&file, serde_json::to_vec(&peers).unwrap()).unwrap();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
             lab.configure(me, "");
@@ -75,7 +75,7 @@ impl<'a> Lab<'a> {
     }
 
     fn configure(&self, host: usize, more: &str) -> String {
-        let folder = self.house.path(&format!("etc-{}", NAMES[host]));
+        let folder = self.harness.path(&format!("etc-{}", NAMES[host]));
         fs::create_dir_all(&folder).unwrap();
         let (plain, secure) = (self.at(host, 3240), self.at(host, 3241));
         let text = format!(
@@ -88,7 +88,7 @@ impl<'a> Lab<'a> {
     }
 
     fn start(&mut self, host: usize) {
-        let file = self.house.path(&format!("etc-{}", NAMES[host])).join("farbus.toml");
+        let file = self.harness.path(&format!("etc-{}", NAMES[host])).join("farbus.toml");
         let daemon = self.hosts[host].start(&["daemon", "--config", file.to_str().unwrap()]);
         for _ in 0..2 {
             daemon.wait_for_line("listening on");
@@ -101,7 +101,7 @@ impl<'a> Lab<'a> {
     }
 
     fn plan(&self) -> String {
-        self.house.path("plan.toml").to_str().unwrap().to_owned()
+        self.harness.path("plan.toml").to_str().unwrap().to_owned()
     }
 
     fn up(&self, host: usize) -> Outcome {
@@ -191,8 +191,8 @@ fn rounds() -> u64 {
 /// Brings a network up, and sends something over each link, both ways.
 fn comes_up(network: &str, hosts: usize, debug_links: usize, bridges: usize) {
     for seed in 0..rounds() {
-        let house = House::new();
-        let mut lab = Lab::new(&house, hosts, &format!("network = '{network}'\nhosts = {:?}", &NAMES[..hosts]));
+        let harness = Harness::new();
+        let mut lab = Lab::new(&harness, hosts, &format!("network = '{network}'\nhosts = {:?}", &NAMES[..hosts]));
         lab.bring_up(seed * 7919 + 1);
         let links = lab.links();
         let of_role = |role: &str| links.iter().filter(|link| link.2 == role).count();
@@ -221,8 +221,8 @@ const LINE: &str = "network = 'line'\nhosts = ['h1', 'h2', 'h3']";
 
 #[test]
 fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
-    let house = House::new();
-    let mut lab = Lab::new(&house, 3, LINE);
+    let harness = Harness::new();
+    let mut lab = Lab::new(&harness, 3, LINE);
     lab.bring_up(1);
     lab.talk_over(0, 1, 1);
     lab.kill(1);
@@ -249,8 +249,8 @@ fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
 
 #[test]
 fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were() {
-    let house = House::new();
-    let mut lab = Lab::new(&house, 3, LINE);
+    let harness = Harness::new();
+    let mut lab = Lab::new(&harness, 3, LINE);
     lab.bring_up(4);
     let [mut one, mut other] = [(0, 1), (1, 0)].map(|(host, other)| Guest::connect(&lab.socket(host, other)));
     one.configure();
@@ -271,8 +271,8 @@ fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were(
 
 #[test]
 fn a_leader_that_dies_in_the_middle_is_waited_for_and_the_ring_is_whole_in_the_end() {
-    let house = House::new();
-    let mut lab = Lab::new(&house, 4, "network = 'ring'\nhosts = ['h1', 'h2', 'h3', 'h4']");
+    let harness = Harness::new();
+    let mut lab = Lab::new(&harness, 4, "network = 'ring'\nhosts = ['h1', 'h2', 'h3', 'h4']");
     for host in [0, 1, 3] {
         lab.start(host);
         let begun = lab.hosts[host].json(&["topology", "up", &lab.plan(), "--wait", "0", "--json"]);
@@ -295,8 +295,8 @@ fn a_leader_that_dies_in_the_middle_is_waited_for_and_the_ring_is_whole_in_the_e
 
 #[test]
 fn links_stay_up_while_daemons_are_restarted_and_what_is_down_stays_down() {
-    let house = House::new();
-    let mut lab = Lab::new(&house, 3, LINE);
+    let harness = Harness::new();
+    let mut lab = Lab::new(&harness, 3, LINE);
     lab.bring_up(2);
     let [mut one, mut other] = [(0, 1), (1, 0)].map(|(host, other)| Guest::connect(&lab.socket(host, other)));
     one.configure();
@@ -326,10 +326,10 @@ fn links_stay_up_while_daemons_are_restarted_and_what_is_down_stays_down() {
 
 #[test]
 fn an_end_is_its_host_s_alone_and_who_has_another_plan_gets_nothing() {
-    let house = House::new();
-    let mut lab = Lab::new(&house, 3, LINE);
+    let harness = Harness::new();
+    let mut lab = Lab::new(&harness, 3, LINE);
     // What the first host shares for the second is not the third's, though it may use all that there is.
-    let file = house.path("h2").join("peers.json");
+    let file = harness.path("h2").join("peers.json");
     let allowed = fs::read_to_string(&file).unwrap().replace("\"paired\"", "\"allow\":[\"*\"],\"paired\"");
     fs::write(&file, allowed).unwrap();
     lab.bring_up(3);
@@ -340,9 +340,9 @@ fn an_end_is_its_host_s_alone_and_who_has_another_plan_gets_nothing() {
     let refused = lab.hosts[2].run(&["attach", "h2/link-h2-h1-b", "--via", "redir", "--socket", "x.sock"]);
     assert!(matches!(refused.code, Some(3 | 4)), "{refused:?}");
 
-    fs::write(house.path("other.toml"), "network = 'star'\nhosts = ['h1', 'h2', 'h3']\nwithout_debug = ['h3']")
+    fs::write(harness.path("other.toml"), "network = 'star'\nhosts = ['h1', 'h2', 'h3']\nwithout_debug = ['h3']")
         .unwrap();
-    let other = house.path("other.toml");
+    let other = harness.path("other.toml");
     let astray = lab.hosts[2].run(&["topology", "up", other.to_str().unwrap(), "--wait", "2"]);
     assert_eq!(astray.code, Some(3), "{astray:?}");
     let complains = || lab.status(1)["links"].to_string().contains("another plan") || !lab.is_up(1);

@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::harness::{House, Outcome, PATIENCE, Running, finish, wait_until};
+use super::harness::{Harness, Outcome, PATIENCE, Running, finish, wait_until};
 
 /// One of several hosts in a house.
 pub struct Host<'a> {
-    pub house: &'a House,
+    pub harness: &'a Harness,
     pub name: &'static str,
 }
 
 impl<'a> Host<'a> {
     pub fn command(&self, arguments: &[&str]) -> Command {
-        self.equip(self.house.command(arguments))
+        self.equip(self.harness.command(arguments))
     }
 
     /// Makes it this host's.
     pub fn equip(&self, mut command: Command) -> Command {
-        command.env("FARBUS_STATE", self.house.path(self.name)).env("FARBUS_NAME", self.name);
+        command.env("FARBUS_STATE", self.harness.path(self.name)).env("FARBUS_NAME", self.name);
         // Each is a host of its own: what runs on one is not found from the other.
-        command.env("XDG_RUNTIME_DIR", self.house.path(&format!("run-{}", self.name)));
+        command.env("XDG_RUNTIME_DIR", self.harness.path(&format!("run-{}", self.name)));
         command
     }
 
@@ -75,7 +75,7 @@ impl<'a> Host<'a> {
 
     /// The lines of one of its files.
     pub fn noted(&self, file: &str) -> Vec<Value> {
-        let text = fs::read_to_string(self.house.path(self.name).join(file)).unwrap_or_default();
+        let text = fs::read_to_string(self.harness.path(self.name).join(file)).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
@@ -95,13 +95,13 @@ pub fn next_code(waiting: &Running) -> (String, String) {
     (line["address"].as_str().unwrap().to_owned(), line["code"].as_str().unwrap().to_owned())
 }
 
-pub fn hosts(house: &House) -> [Host<'_>; 2] {
-    ["lab3", "desk"].map(|name| Host { house, name })
+pub fn hosts(harness: &Harness) -> [Host<'_>; 2] {
+    ["lab3", "desk"].map(|name| Host { harness, name })
 }
 
 /// One that shares and two that may use all of it; everybody knows everybody.
-pub fn three(house: &House) -> [Host<'_>; 3] {
-    let hosts = ["lab3", "desk", "rack"].map(|name| Host { house, name });
+pub fn three(harness: &Harness) -> [Host<'_>; 3] {
+    let hosts = ["lab3", "desk", "rack"].map(|name| Host { harness, name });
     let [lab3, desk, rack] = &hosts;
     for importer in [desk, rack] {
         pair(lab3, importer);
@@ -126,14 +126,14 @@ fn other_than(code: &str) -> String {
 
 #[test]
 fn a_key_is_made_once_and_kept_from_others() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     let fingerprint = lab3.fingerprint();
     assert_eq!((fingerprint.len(), lab3.fingerprint()), (52, fingerprint.clone()));
     assert_ne!(desk.fingerprint(), fingerprint);
-    let key = house.path("lab3").join("key.pem");
+    let key = harness.path("lab3").join("key.pem");
     assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(fs::metadata(house.path("lab3")).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(harness.path("lab3")).unwrap().permissions().mode() & 0o777, 0o700);
     // A key that others can read is no key.
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
     let outcome = lab3.run(&["id"]);
@@ -146,8 +146,8 @@ fn a_key_is_made_once_and_kept_from_others() {
 
 #[test]
 fn a_code_makes_two_hosts_know_each_other() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, code) = lab3.wait_to_pair();
     let said = desk.ok(&["pair", &address, &code]);
     assert!(said.contains(&format!("paired with lab3  {}", lab3.fingerprint())), "{said}");
@@ -164,8 +164,8 @@ fn a_code_makes_two_hosts_know_each_other() {
 
 #[test]
 fn a_wrong_code_costs_a_try_and_three_a_code_and_nine_end_it() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, mut code) = lab3.wait_to_pair();
     let first = code.clone();
     for number in 1..=9 {
@@ -192,8 +192,8 @@ fn a_wrong_code_costs_a_try_and_three_a_code_and_nine_end_it() {
 
 #[test]
 fn a_void_code_does_not_pair() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, first) = lab3.wait_to_pair();
     for _ in 0..3 {
         desk.run(&["pair", &address, &other_than(&first)]);
@@ -206,10 +206,10 @@ fn a_void_code_does_not_pair() {
 
 #[test]
 fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
-    let image = house.image("a.img", 4 << 20);
+    let image = harness.image("a.img", 4 << 20);
     let (_share, address) = lab3.share(&[&format!("disk:{}", image.display()), "zero"]);
     // Nothing, until its owner says so.
     let listed = desk.run(&["list", "lab3", "--address", &address]);
@@ -232,13 +232,13 @@ fn a_disk_is_read_and_written_over_an_encrypted_link() {
     if !super::harness::has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "disk"]);
-    let image = house.image("a.img", 8 << 20);
+    let image = harness.image("a.img", 8 << 20);
     let (_share, address) = lab3.share(&[&format!("disk:{}", image.display())]);
-    let at = house.path("mnt");
+    let at = harness.path("mnt");
     let arguments = ["attach", "lab3/disk", "--address", &address, "--via", "fuse", "--at", at.to_str().unwrap()];
     let mut attached = desk.start(&arguments);
     attached.wait_for_line("attached as ");
@@ -271,13 +271,13 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
     if !super::harness::has_fuse() {
         return;
     }
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "disk"]);
-    let image = house.image("a.img", 4 << 20);
+    let image = harness.image("a.img", 4 << 20);
     let daemon = |host: &Host<'_>, text: &str| {
-        let config = house.path(&format!("{}.toml", host.name));
+        let config = harness.path(&format!("{}.toml", host.name));
         fs::write(&config, text).unwrap();
         host.start(&["daemon", "--config", config.to_str().unwrap()])
     };
@@ -288,7 +288,7 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
     let mut exporter = daemon(&lab3, &shares);
     let address = exporter.wait_for_line("for paired hosts").split_whitespace().nth(2).unwrap().to_owned();
     desk.ok(&["list", "lab3", "--address", &address]);
-    let at = house.path("mnt");
+    let at = harness.path("mnt");
     let attaches = format!(
         "plain.listen=[]\nattach=[{{target='lab3/disk', via='fuse', at='{}', reason='nightly backup'}}]",
         at.display()
@@ -316,7 +316,7 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
     }
 
     // Another configuration, read again by the half that may.
-    fs::write(house.path("desk.toml"), "plain.listen=[]").unwrap();
+    fs::write(harness.path("desk.toml"), "plain.listen=[]").unwrap();
     assert!(desk.ok(&["daemon", "reload"]).contains("removed"));
     wait_until(PATIENCE, "it is let go of", || !at.exists() && disk(&lab3)["state"] == "available");
     assert!(fs::read(&image).unwrap()[..4096] == [7; 4096], "durable at the exporter");
@@ -328,40 +328,40 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
 
 #[test]
 fn a_paired_name_is_never_anything_else() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     // Where lab3 was there is now a plain exporter: not what was paired.
-    let plain = house.share(&["zero"]);
+    let plain = harness.share(&["zero"]);
     let outcome = desk.run(&["list", "lab3", "--address", &plain.address]);
     assert_eq!(outcome.code, Some(3), "{outcome:?}");
     assert_eq!(outcome.stdout, "");
     // Or a farbus with another key.
-    let mallory = Host { house: &house, name: "mallory" };
+    let mallory = Host { harness: &harness, name: "mallory" };
     mallory.fingerprint();
     let (_share, address) = mallory.share(&["zero"]);
     let outcome = desk.run(&["list", "lab3", "--address", &address]);
     assert_eq!(outcome.code, Some(3), "{outcome:?}");
     assert!(outcome.stderr.contains("not the host that was paired as 'lab3'"), "{outcome:?}");
     // A list of peers that cannot be read makes nobody plain.
-    fs::write(house.path("desk").join("peers.json"), "{").unwrap();
+    fs::write(harness.path("desk").join("peers.json"), "{").unwrap();
     let outcome = desk.run(&["list", &plain.address]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
 }
 
 #[test]
 fn strangers_are_refused_and_noted_and_harm_nobody() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
     let (share, address) = lab3.share(&["zero"]);
     desk.ok(&["list", "lab3", "--address", &address]);
 
     // A farbus that is not paired, though it has paired lab3 on its own side.
-    let stranger = Host { house: &house, name: "stranger" };
+    let stranger = Host { harness: &harness, name: "stranger" };
     let key = stranger.fingerprint();
-    fs::copy(house.path("desk").join("peers.json"), house.path("stranger").join("peers.json")).unwrap();
+    fs::copy(harness.path("desk").join("peers.json"), harness.path("stranger").join("peers.json")).unwrap();
     let outcome = stranger.run(&["list", "lab3"]);
     assert_eq!(outcome.code, Some(3), "{outcome:?}");
     assert!(outcome.stderr.contains("does not know this host's key"), "{outcome:?}");

@@ -1,5 +1,5 @@
-//! Peers that are well-formed and unwilling, at real sockets: they go on asking and read nothing. What the process holds because of all of
-//! them, one after the other and some at once, is below what one peer may hold.
+//! Peers that are well-formed and unwilling, at real sockets: they go on asking and read nothing. What the process
+//! holds because of all of them, one after the other and some at once, is below what one peer may hold.
 //!
 //! What they say is made from the list of all kinds of frames (`crates/session/tests/unwilling/kinds.rs`).
 
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use farbus::trust::Trust;
 use farbus_io::link::Link;
 use farbus_io::trust::{Accepts, Folder, Protocol};
-use farbus_session::native::hello::{Hello, Options, SessionId, Standing, Welcome};
+use farbus_session::native::hello::{Hello, LanePosition, Options, SessionId, Welcome};
 
-use super::harness::{House, PATIENCE, Running, wait_until};
+use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::hostile::Witness;
 use super::kinds::{Says, all_kinds, frame, of_importer, open};
 use super::trust::{Host, hosts, pair};
@@ -65,22 +65,22 @@ fn flood_link(link: &Link, says: &mut Says) {
 }
 
 /// A link on which a session has begun, or gets a further lane.
-fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), standing: Standing) -> Welcome {
+fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> Welcome {
     let exchange = |said: &[u8], heard: &mut [u8]| {
         exchange(said, heard);
         Ok::<_, Infallible>(())
     };
-    begin_if_let(exchange, standing).expect("an exchange that does not fail")
+    begin_if_let(exchange, position).expect("an exchange that does not fail")
 }
 
 /// The same where the connection may be closed unread.
 fn begin_if_let<E>(
     mut exchange: impl FnMut(&[u8], &mut [u8]) -> Result<(), E>,
-    standing: Standing,
+    position: LanePosition,
 ) -> Result<Welcome, E> {
     let options = Options { grace_ms: Some(120_000), lanes: Some(8), ..Options::default() };
     let mut welcome = vec![0; 40];
-    let hello = Hello::new(standing, options).encode();
+    let hello = Hello::new(position, options).encode();
     exchange(&hello, &mut welcome)?;
     loop {
         if let Some((welcome, _)) = Welcome::decode(&welcome).unwrap() {
@@ -92,26 +92,26 @@ fn begin_if_let<E>(
     }
 }
 
-fn new_session(incarnation: u64) -> Standing {
-    Standing { session: SessionId::NONE, link: 1, incarnation, ..Standing::default() }
+fn new_session(incarnation: u64) -> LanePosition {
+    LanePosition { session: SessionId::NONE, link: 1, incarnation, ..LanePosition::default() }
 }
 
-fn over_tcp(address: &str, standing: Standing) -> (TcpStream, Welcome) {
+fn over_tcp(address: &str, position: LanePosition) -> (TcpStream, Welcome) {
     let stream = TcpStream::connect(address).unwrap();
-    let welcome = begin_over_tcp(&stream, standing).unwrap();
+    let welcome = begin_over_tcp(&stream, position).unwrap();
     (stream, welcome)
 }
 
-fn begin_over_tcp(mut stream: &TcpStream, standing: Standing) -> io::Result<Welcome> {
+fn begin_over_tcp(mut stream: &TcpStream, position: LanePosition) -> io::Result<Welcome> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let exchange = |said: &[u8], heard: &mut [u8]| {
         stream.write_all(said)?;
         stream.read_exact(heard)
     };
-    begin_if_let(exchange, standing)
+    begin_if_let(exchange, position)
 }
 
-fn over_link(link: &Link, standing: Standing) -> Welcome {
+fn over_link(link: &Link, position: LanePosition) -> Welcome {
     link.set_receive_timeout(Some(PATIENCE)).unwrap();
     begin(
         |said, heard| {
@@ -124,7 +124,7 @@ fn over_link(link: &Link, standing: Standing) -> Welcome {
                 have += link.receive(&mut heard[have..]).unwrap();
             }
         },
-        standing,
+        position,
     )
 }
 
@@ -136,8 +136,8 @@ fn assert_below(process: &Running, base_kib: u64, limit_kib: u64, what: &str) {
 
 #[test]
 fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_more() {
-    let house = House::new();
-    let share = house.share(&["zero,fill=mod63,verify", "zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
     let witness = Witness::on(&share);
     witness.assert_unharmed();
     let base = share.process.peak_kib();
@@ -160,16 +160,16 @@ fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_
 
 #[test]
 fn so_does_whoever_uses_all_lanes_of_a_session() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     let base = share.process.peak_kib();
     for kind in all_kinds() {
         for (name, says) in of_importer(kind) {
             let (first, welcome) = over_tcp(&share.address, new_session(7));
-            let session = welcome.standing.session;
-            let further = |lane| Standing { session, lane, link: 1, incarnation: 7, ..Standing::default() };
+            let session = welcome.position.session;
+            let further = |lane| LanePosition { session, lane, link: 1, incarnation: 7, ..LanePosition::default() };
             let further: Vec<_> = (1..8).map(|lane| over_tcp(&share.address, further(lane))).collect();
-            assert!(further.iter().all(|(_, welcome)| welcome.standing.session == session));
+            assert!(further.iter().all(|(_, welcome)| welcome.position.session == session));
             flood_stream(&first, says);
             let pings = |turn: u32| frame(farbus_session::native::Kind::Ping, 0, 0, &u64::from(turn).to_le_bytes());
             flood_stream(&further[0].0, pings);
@@ -187,11 +187,11 @@ fn secure_share<'h>(lab3: &Host<'h>) -> (Running, SocketAddr) {
 
 #[test]
 fn so_does_a_paired_host_that_may_use_nothing_over_tls_and_quic() {
-    let house = House::new();
-    let [lab3, desk] = hosts(&house);
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     let (share, address) = secure_share(&lab3);
-    let trust = Trust::at(Folder::at(house.path("desk"))).unwrap();
+    let trust = Trust::at(Folder::at(harness.path("desk"))).unwrap();
     let terms = trust.terms(Accepts::Anybody, &[Protocol::Session]);
     let base = share.peak_kib();
     for is_quic in [false, true] {
@@ -217,9 +217,9 @@ fn so_does_a_paired_host_that_may_use_nothing_over_tls_and_quic() {
 
 #[test]
 fn a_user_of_a_disk_that_reads_nothing_takes_what_its_credit_allows() {
-    let house = House::new();
-    let image = format!("disk:{}", house.image("far.img", 64 << 20).display());
-    let share = house.share(&[&image, "zero"]);
+    let harness = Harness::new();
+    let image = format!("disk:{}", harness.image("far.img", 64 << 20).display());
+    let share = harness.share(&[&image, "zero"]);
     let base = share.process.peak_kib();
     for kind in all_kinds() {
         for (name, mut says) in of_importer(kind) {
@@ -236,7 +236,7 @@ fn a_user_of_a_disk_that_reads_nothing_takes_what_its_credit_allows() {
             assert_below(&share.process, base, 64 << 10, &format!("{kind:?} {name}, a disk"));
         }
     }
-    let listed = house.run(&["list", &share.address]);
+    let listed = harness.run(&["list", &share.address]);
     assert_eq!(listed.code, Some(0), "{listed:?}");
 }
 
@@ -274,8 +274,8 @@ fn of_usbip_client() -> Vec<(&'static str, Says)> {
 
 #[test]
 fn whoever_speaks_usbip_and_reads_nothing_takes_its_share() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     let base = share.process.peak_kib();
     for (name, says) in of_usbip_client() {
         let stream = TcpStream::connect(&share.address).unwrap();
@@ -301,9 +301,9 @@ fn whoever_speaks_usbip_and_reads_nothing_takes_its_share() {
 
 #[test]
 fn who_asks_at_the_control_socket_or_at_the_pairing_port_and_reads_nothing_takes_next_to_nothing() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
-    let run = house.path("run").join("farbus");
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    let run = harness.path("run").join("farbus");
     let socket = std::fs::read_dir(run)
         .unwrap()
         .flatten()
@@ -320,7 +320,7 @@ fn who_asks_at_the_control_socket_or_at_the_pairing_port_and_reads_nothing_takes
         kept.push(stream);
     }
     assert_below(&share.process, base, 8 << 10, "control");
-    let [lab3, _] = hosts(&house);
+    let [lab3, _] = hosts(&harness);
     let waiting = lab3.start(&["pair", "--listen", "127.0.0.1:0", "--json"]);
     let (address, _) = super::trust::next_code(&waiting);
     let base = waiting.peak_kib();
@@ -342,9 +342,9 @@ fn next_frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
 
 #[test]
 fn two_hundred_devices_are_two_hundred_connections_of_one_peer_and_one_too_many_is_told_so() {
-    let house = House::new();
+    let harness = Harness::new();
     let what = vec!["zero"; 240];
-    let share = house.share(&what);
+    let share = harness.share(&what);
     let mut open_sessions = Vec::new();
     let mut reason = None;
     for n in 0..240_u32 {

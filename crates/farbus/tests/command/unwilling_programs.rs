@@ -13,7 +13,7 @@ use farbus::model::{BufferPool, EpAddr, Limits, Payload, Setup};
 use farbus_session::redir::usbredir::message::{ControlPacket, DataPacket};
 use farbus_session::redir::usbredir::{Message, Outcome, Packet};
 
-use super::harness::{House, PATIENCE, Running};
+use super::harness::{Harness, PATIENCE, Running};
 use super::redir::Guest;
 
 /// How long a socket takes nothing before that counts as full.
@@ -22,8 +22,8 @@ const FULL_AFTER: Duration = Duration::from_secs(1);
 const ASKED_MAX: u64 = 400_000;
 const SAID_BYTES_MAX: usize = 64 << 20;
 
-/// Writes what it says until that is nothing or enough, or the socket takes no more for so long, or the other end has cut
-/// it off: then it returns true.
+/// Writes what it says until that is nothing or enough, or the socket takes no more for so long, or the other end has
+/// cut it off: then it returns true.
 fn flood(stream: &UnixStream, full_after: Duration, mut says: impl FnMut(u64) -> Vec<u8>) -> bool {
     stream.set_write_timeout(Some(full_after)).unwrap();
     let mut said_bytes = 0;
@@ -90,10 +90,10 @@ fn of_nbd_client() -> Vec<(&'static str, Says)> {
 
 #[test]
 fn nbd_clients_that_read_nothing_take_the_budget_of_all_and_no_more() {
-    let house = House::new();
-    let socket = house.path("local.sock");
-    let what = format!("block:{}", house.image("image", 64 << 20).display());
-    let nbd = Running::start(house.command(&["nbd", &what, "--socket", socket.to_str().unwrap()]));
+    let harness = Harness::new();
+    let socket = harness.path("local.sock");
+    let what = format!("block:{}", harness.image("image", 64 << 20).display());
+    let nbd = Running::start(harness.command(&["nbd", &what, "--socket", socket.to_str().unwrap()]));
     nbd.wait_for_line("serving as ");
     assert!(is_served(&mut connect(&socket), 1, 1 << 20));
     let base = nbd.peak_kib();
@@ -114,10 +114,10 @@ fn nbd_clients_that_read_nothing_take_the_budget_of_all_and_no_more() {
 
 #[test]
 fn an_nbd_client_is_served_beside_those_that_read_nothing() {
-    let house = House::new();
-    let socket = house.path("local.sock");
-    let what = format!("block:{}", house.image("image", 64 << 20).display());
-    let nbd = Running::start(house.command(&["nbd", &what, "--socket", socket.to_str().unwrap()]));
+    let harness = Harness::new();
+    let socket = harness.path("local.sock");
+    let what = format!("block:{}", harness.image("image", 64 << 20).display());
+    let nbd = Running::start(harness.command(&["nbd", &what, "--socket", socket.to_str().unwrap()]));
     nbd.wait_for_line("serving as ");
     let mut willing = connect(&socket);
     let unwilling: Vec<UnixStream> = (1..NBD_CONNECTIONS_MAX).map(|_| connect(&socket)).collect();
@@ -136,8 +136,8 @@ fn an_nbd_client_is_served_beside_those_that_read_nothing() {
 /// Makes a guest's request, from the number of its turn.
 type MakeRequest = Box<dyn Fn(u64) -> Message>;
 
-/// Everything that a guest may ask for again and again, and whether it is cut off at last, however soon: what else it asks for may wait in
-/// its socket.
+/// Everything that a guest may ask for again and again, and whether it is cut off at last, however soon: what else it
+/// asks for may wait in its socket.
 fn of_guest() -> Vec<(&'static str, bool, MakeRequest)> {
     let bulk = |endpoint: u8, length: u32, payload: Payload| {
         let (endpoint, outcome) = (EpAddr::from_byte(endpoint), Outcome::Success);
@@ -162,12 +162,12 @@ fn of_guest() -> Vec<(&'static str, bool, MakeRequest)> {
 
 #[test]
 fn a_usbredir_guest_that_reads_nothing_takes_its_share_is_cut_off_and_the_next_is_served() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
-    let socket = house.path("guest.sock");
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    let socket = harness.path("guest.sock");
     let target = share.target("zero");
     let attach =
-        Running::start(house.command(&["attach", &target, "--via", "redir", "--socket", socket.to_str().unwrap()]));
+        Running::start(harness.command(&["attach", &target, "--via", "redir", "--socket", socket.to_str().unwrap()]));
     attach.wait_for_line("attached at ");
     Guest::connect(&socket).configure();
     let base = attach.peak_kib();

@@ -9,7 +9,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::harness::{House, Outcome, PATIENCE, Running, finish};
+use super::harness::{Harness, Outcome, PATIENCE, Running, finish};
 
 /// Which program a host runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,17 +52,17 @@ impl Release {
 /// One of several hosts in a house: a key, a state folder and a runtime folder of its own.
 #[derive(Clone)]
 pub struct Host<'h> {
-    pub house: &'h House,
+    pub harness: &'h Harness,
     pub name: &'static str,
     pub program: PathBuf,
 }
 
 impl<'h> Host<'h> {
-    pub fn new(house: &'h House, name: &'static str, release: Release) -> Self {
-        let runtime = house.path(&format!("run-{name}"));
+    pub fn new(harness: &'h Harness, name: &'static str, release: Release) -> Self {
+        let runtime = harness.path(&format!("run-{name}"));
         fs::create_dir_all(&runtime).unwrap();
         fs::set_permissions(&runtime, fs::Permissions::from_mode(0o700)).unwrap();
-        Self { house, name, program: release.program() }
+        Self { harness, name, program: release.program() }
     }
 
     /// The same host, after another release was installed.
@@ -76,9 +76,9 @@ impl<'h> Host<'h> {
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = self.house.command_of(&self.program, arguments);
-        command.env("FARBUS_STATE", self.house.path(self.name)).env("FARBUS_NAME", self.name);
-        command.env("XDG_RUNTIME_DIR", self.house.path(&format!("run-{}", self.name)));
+        let mut command = self.harness.command_of(&self.program, arguments);
+        command.env("FARBUS_STATE", self.harness.path(self.name)).env("FARBUS_NAME", self.name);
+        command.env("XDG_RUNTIME_DIR", self.harness.path(&format!("run-{}", self.name)));
         command
     }
 
@@ -148,10 +148,10 @@ pub fn noise(round: u64, count: usize) -> Vec<u8> {
 }
 
 /// Runs fio over an NBD server or a file, which has to find every byte as it wrote it.
-pub fn run_fio(house: &House, arguments: &[&str]) {
+pub fn run_fio(harness: &Harness, arguments: &[&str]) {
     let work = "--name=upgrade --rw=randwrite --size=2m --iodepth=8 --fsync=50 --blockalign=512 --bsrange=512-64k \
                 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";
     let arguments: Vec<&str> = arguments.iter().copied().chain(work.split_whitespace()).collect();
-    let outcome = finish(house.command_of(Path::new("fio"), &arguments), PATIENCE);
+    let outcome = finish(harness.command_of(Path::new("fio"), &arguments), PATIENCE);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
 }

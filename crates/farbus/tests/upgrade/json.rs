@@ -1,10 +1,11 @@
-//! What programs read: every key that the previous release printed is printed by this version, with a value of the same type.
+//! What programs read: every key that the previous release printed is printed by this version, with a value of the same
+//! type.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, has_fuse, wait_until};
+use super::harness::{Harness, PATIENCE, has_fuse, wait_until};
 use super::hosts::{Host, Previous, Release, This, end, has_previous, pair};
 
 /// Keys and types of a JSON value, whatever its strings and numbers are.
@@ -80,11 +81,11 @@ fn missing_keys_and_other_types_are_found_and_additions_are_not() {
 
 /// What `--json` prints in one and the same situation, by command.
 fn printed(release: Release) -> Vec<(&'static str, Value)> {
-    let house = House::new();
-    let (lab3, desk) = (Host::new(&house, "lab3", release), Host::new(&house, "desk", release));
+    let harness = Harness::new();
+    let (lab3, desk) = (Host::new(&harness, "lab3", release), Host::new(&harness, "desk", release));
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
-    let image = house.image("image", 1 << 20);
+    let image = harness.image("image", 1 << 20);
     let disk = format!("disk:{}", image.display());
     let what = [&disk[..], "zero", "keyboard", "stream:pattern", "--reserve", "zero:bytes=64,period=8"];
     let (share, address) = lab3.share_secure(&what, "127.0.0.1:0");
@@ -97,7 +98,7 @@ fn printed(release: Release) -> Vec<(&'static str, Value)> {
         ("share --list", lab3.json(&["share", "--list", "--json"])),
     ];
     if has_fuse() {
-        let at = house.path("at");
+        let at = harness.path("at");
         let attach =
             desk.start(&["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &address]);
         attach.wait_for_line("attached as");

@@ -1,8 +1,8 @@
-//! This version of farbus and the release before it with each other: sessions in both directions, a daemon that is upgraded in use,
-//! state and configuration of the other release, commands to a process of the other release, JSON.
+//! This version of farbus and the release before it with each other: sessions in both directions, a daemon that is
+//! upgraded in use, state and configuration of the other release, commands to a process of the other release, JSON.
 //!
-//! `cargo xtask test --only upgrade` builds the previous release and names its program in `FARBUS_PREVIOUS`; without that variable
-//! every test here says so and passes. `docs/upgrades.md` has the rules that these tests hold.
+//! `cargo xtask test --only upgrade` builds the previous release and names its program in `FARBUS_PREVIOUS`; without
+//! that variable every test here says so and passes. `docs/upgrades.md` has the rules that these tests hold.
 
 #[allow(dead_code, reason = "the tests of the command use the rest")]
 #[path = "../command/harness.rs"]

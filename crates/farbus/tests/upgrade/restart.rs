@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, has, has_fuse, has_program, is_mounted, wait_until};
+use super::harness::{Harness, PATIENCE, has, has_fuse, has_program, is_mounted, wait_until};
 use super::hosts::{Host, Previous, Release, This, address_in, end, has_previous, noise, pair, run_fio};
 
 /// The process that goes on after a restart, ended with the test.
@@ -46,20 +46,21 @@ impl Drop for SetOnDrop<'_> {
 /// As a package manager does: what runs keeps its file.
 fn install(release: Release, program: &Path) {
     let new = program.with_extension("new");
-    // Not by this process: what another test starts meanwhile would have the copy open for writing, and it could not be run.
+    // Not by this process: what another test starts meanwhile would have the copy open for writing, and it could not be
+    // run.
     assert!(Command::new("cp").arg(release.program()).arg(&new).status().unwrap().success());
     fs::rename(new, program).unwrap();
 }
 
 /// A host whose program can be replaced.
-fn upgradable<'h>(house: &'h House, name: &'static str) -> (Host<'h>, PathBuf) {
-    let program = house.path(&format!("farbus-{name}"));
+fn upgradable<'h>(harness: &'h Harness, name: &'static str) -> (Host<'h>, PathBuf) {
+    let program = harness.path(&format!("farbus-{name}"));
     install(Previous, &program);
-    (Host::new(house, name, Previous).at(&program), program)
+    (Host::new(harness, name, Previous).at(&program), program)
 }
 
-fn config(house: &House, text: &str) -> String {
-    let path = house.path("tmp").join("farbus.toml");
+fn config(harness: &Harness, text: &str) -> String {
+    let path = harness.path("tmp").join("farbus.toml");
     fs::write(&path, text).unwrap();
     path.to_str().unwrap().to_owned()
 }
@@ -76,12 +77,12 @@ fn importer_upgraded_in_use_keeps_its_mount_and_its_nbd_clients() {
         return;
     }
     for exporter in [Previous, This] {
-        let house = House::new();
-        let lab3 = Host::new(&house, "lab3", exporter);
-        let (desk, program) = upgradable(&house, "desk");
-        let images = ["disk", "block"].map(|name| house.image(name, 8 << 20).display().to_string());
+        let harness = Harness::new();
+        let lab3 = Host::new(&harness, "lab3", exporter);
+        let (desk, program) = upgradable(&harness, "desk");
+        let images = ["disk", "block"].map(|name| harness.image(name, 8 << 20).display().to_string());
         let (_share, address) = lab3.share(&[&format!("disk:{}", images[0]), &format!("block:{}", images[1])]);
-        let (at, socket) = (house.path("mnt"), house.path("far.sock"));
+        let (at, socket) = (harness.path("mnt"), harness.path("far.sock"));
         let text = format!(
             "plain.listen = ['127.0.0.1:0']\n\
              [[attach]]\ntarget='{address}/disk'\ngrace=60\nvia='fuse'\nat='{}'\n\
@@ -89,7 +90,7 @@ fn importer_upgraded_in_use_keeps_its_mount_and_its_nbd_clients() {
             at.display(),
             socket.display()
         );
-        let mut daemon = desk.start(&["daemon", "--config", &config(&house, &text)]);
+        let mut daemon = desk.start(&["daemon", "--config", &config(&harness, &text)]);
         daemon.wait_for_line("listening on");
         wait_until(PATIENCE, "both are attached", || states(&desk) == ["attached", "attached"]);
         let is_done = AtomicBool::new(false);
@@ -100,7 +101,7 @@ fn importer_upgraded_in_use_keeps_its_mount_and_its_nbd_clients() {
             let clients = scope.spawn(|| {
                 while !is_done.load(Ordering::Acquire) {
                     // It does not connect again: a connection that ends fails it.
-                    run_fio(&house, &["--ioengine=nbd", &uri]);
+                    run_fio(&harness, &["--ioengine=nbd", &uri]);
                 }
             });
             let writer = scope.spawn(|| {
@@ -154,18 +155,18 @@ fn exporter_upgraded_in_use_keeps_the_sessions_of_importers_of_both_releases() {
     let ways: [&[&str]; 3] = [&[], &["--links", "3"], &["--module", "zstd", "--module", "bundle"]];
     for (importer, more) in [Previous, This].into_iter().flat_map(|importer| ways.map(|more| (importer, more))) {
         println!("{importer:?} {more:?}");
-        let house = House::new();
-        let (lab3, program) = upgradable(&house, "lab3");
-        let desk = Host::new(&house, "desk", importer);
+        let harness = Harness::new();
+        let (lab3, program) = upgradable(&harness, "lab3");
+        let desk = Host::new(&harness, "desk", importer);
         pair(&lab3, &desk);
         lab3.ok(&["allow", "desk", "all"]);
-        let image = house.image("image", 4 << 20);
+        let image = harness.image("image", 4 << 20);
         let what = format!("{{what='disk:{}'}}, {{what='keyboard'}}", image.display());
         let text = format!("plain.listen = ['127.0.0.1:0']\nsecure.listen = ['127.0.0.1:0']\nshare = [{what}]");
-        let mut daemon = lab3.start(&["daemon", "--config", &config(&house, &text)]);
+        let mut daemon = lab3.start(&["daemon", "--config", &config(&harness, &text)]);
         let lines = [daemon.wait_for_line("listening on"), daemon.wait_for_line("listening on")];
         let secure = lines.iter().find(|line| line.contains("for paired hosts")).expect("it listens for them");
-        let (secure, at) = (address_in(secure), house.path("mnt"));
+        let (secure, at) = (address_in(secure), harness.path("mnt"));
         let words = ["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &secure];
         let attach = desk.start(&[&words[..], more].concat());
         attach.wait_for_line("attached as");
@@ -213,11 +214,11 @@ fn daemon_of_this_version_that_is_replaced_by_the_previous_release_goes_on_servi
     if !has_previous() {
         return;
     }
-    let house = House::new();
-    let (desk, program) = upgradable(&house, "desk");
+    let harness = Harness::new();
+    let (desk, program) = upgradable(&harness, "desk");
     install(This, &program);
     let text = "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}, {what='keyboard'}]";
-    let daemon = desk.start(&["daemon", "--config", &config(&house, text)]);
+    let daemon = desk.start(&["daemon", "--config", &config(&harness, text)]);
     let address = address_in(&daemon.wait_for_line("listening on"));
     install(Previous, &program);
     // Whichever process it is that goes on: what is shared stays shared, at the same address.
@@ -227,7 +228,7 @@ fn daemon_of_this_version_that_is_replaced_by_the_previous_release_goes_on_servi
         .filter(|said| said["pid"].is_number())
         .map(|said| Later::of(&said));
     println!("{answer:?}");
-    let other = Host::new(&house, "other", Previous);
+    let other = Host::new(&harness, "other", Previous);
     wait_until(PATIENCE, "it shares", || {
         let listed = other.run(&["list", &address, "--json"]);
         listed.code == Some(0) && listed.stdout.contains("keyboard")

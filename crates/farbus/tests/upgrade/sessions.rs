@@ -12,7 +12,7 @@ use farbus::client;
 use farbus::model::EpAddr;
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, has, has_fuse, has_program, wait_until};
+use super::harness::{Harness, PATIENCE, has, has_fuse, has_program, wait_until};
 use super::hosts::{DIRECTIONS, Host, Previous, This, end, has_previous, noise, pair, run_fio};
 
 const MIB: usize = 1 << 20;
@@ -41,12 +41,12 @@ struct Meeting<'h> {
 
 impl<'h> Meeting<'h> {
     fn new(
-        house: &'h House,
+        harness: &'h Harness,
         (from, to): (super::hosts::Release, super::hosts::Release),
         way: Way,
         what: &[&str],
     ) -> Self {
-        let (exporter, importer) = (Host::new(house, "lab3", from), Host::new(house, "desk", to));
+        let (exporter, importer) = (Host::new(harness, "lab3", from), Host::new(harness, "desk", to));
         let (share, address) = match way {
             Way::Paired => {
                 pair(&exporter, &importer);
@@ -76,7 +76,7 @@ impl<'h> Meeting<'h> {
 
     /// Attaches a disk as a file and writes and reads all of it, then lets go of it.
     fn write_and_read(&self, device: &str, more: &[&str], written: &[u8]) {
-        let at = self.importer.house.path("at");
+        let at = self.importer.harness.path("at");
         let target = self.target(device);
         let words = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap()];
         let attach = self.importer.start(&[&words[..], &self.how(), more].concat());
@@ -101,22 +101,22 @@ fn disk_that_the_other_release_shares_keeps_what_is_written() {
         DIRECTIONS.iter().flat_map(|direction| WAYS.map(|way| (*direction, way))).enumerate()
     {
         println!("{direction:?} {way:?}");
-        let house = House::new();
-        let images = ["usb", "block"].map(|name| house.image(name, 4 << 20));
+        let harness = Harness::new();
+        let images = ["usb", "block"].map(|name| harness.image(name, 4 << 20));
         let [usb, block] = images.each_ref().map(|image| image.display().to_string());
-        let meeting = Meeting::new(&house, direction, way, &[&format!("disk:{usb}"), &format!("block:{block}")]);
+        let meeting = Meeting::new(&harness, direction, way, &[&format!("disk:{usb}"), &format!("block:{block}")]);
         for (device, image) in [("disk", &images[0]), ("block", &images[1])] {
             let written = noise(round as u64, 2 * MIB + 512);
             meeting.write_and_read(device, &[], &written);
             assert!(fs::read(image).unwrap()[..written.len()] == written, "{direction:?} {way:?} {device}");
             meeting.write_and_read(device, &["--cache", "writeback"], &written[1024..]);
         }
-        let socket = house.path("nbd.sock");
+        let socket = harness.path("nbd.sock");
         let target = meeting.target("disk");
         let words = ["attach", &target, "--via", "nbd", "--socket", socket.to_str().unwrap()];
         let attach = meeting.importer.start(&[&words[..], &meeting.how()].concat());
         wait_until(PATIENCE, "programs may connect", || socket.exists());
-        run_fio(&house, &["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={}", socket.display())]);
+        run_fio(&harness, &["--ioengine=nbd", &format!("--uri=nbd+unix:///?socket={}", socket.display())]);
         end(attach);
     }
 }
@@ -127,8 +127,8 @@ fn disk_that_the_other_release_shares_is_used_through_modules_and_over_several_l
         return;
     }
     for direction in DIRECTIONS {
-        let house = House::new();
-        let meeting = Meeting::new(&house, direction, Way::Paired, &["memory:4M"]);
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, Way::Paired, &["memory:4M"]);
         let written = vec![7; 2 * MIB];
         meeting.write_and_read("memory", &["--module", "zstd", "--module", "bundle"], &written);
         meeting.write_and_read("memory", &["--links", "3"], &noise(1, 2 * MIB));
@@ -142,8 +142,8 @@ fn keyboard_that_the_other_release_shares_is_typed_on_and_observed() {
         return;
     }
     for direction in DIRECTIONS {
-        let house = House::new();
-        let meeting = Meeting::new(&house, direction, Way::Native, &["keyboard", "--observable"]);
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, Way::Native, &["keyboard", "--observable"]);
         let target = meeting.target("keyboard");
         let mut keyboard = client::open(&target.parse().unwrap()).unwrap();
         let mut observer = meeting.importer.start(&["observe", &target, "--count", "2", "--json"]);
@@ -164,8 +164,8 @@ fn stream_that_the_other_release_shares_is_read_without_a_gap() {
         return;
     }
     for direction in DIRECTIONS {
-        let house = House::new();
-        let meeting = Meeting::new(&house, direction, Way::Native, &["stream:pattern,size=64x48,rate=0"]);
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, Way::Native, &["stream:pattern,size=64x48,rate=0"]);
         let target = meeting.target("stream");
         let report = meeting.importer.json(&["stream", "read", &target, "--count", "50", "--json"]);
         assert_eq!((&report["frames"], &report["missed"]), (&50.into(), &0.into()), "{direction:?}: {report}");
@@ -178,9 +178,9 @@ fn reservation_asked_of_the_other_release_is_admitted() {
         return;
     }
     for direction in DIRECTIONS {
-        let house = House::new();
-        let meeting = Meeting::new(&house, direction, Way::Paired, &["zero,speed=full"]);
-        let socket = house.path("redir.sock");
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, Way::Paired, &["zero,speed=full"]);
+        let socket = harness.path("redir.sock");
         let reserve = "bytes=256,period=1,criticality=low,endpoint=0x83";
         let words =
             ["attach", "lab3/zero", "--via", "redir", "--socket", socket.to_str().unwrap(), "--reserve", reserve];
@@ -200,8 +200,8 @@ fn devices_of_the_other_release_are_listed_with_their_states() {
     for (direction, way) in
         DIRECTIONS.into_iter().flat_map(|direction| [Way::Native, Way::Paired].map(|way| (direction, way)))
     {
-        let house = House::new();
-        let meeting = Meeting::new(&house, direction, way, &["zero", "memory:1M", "keyboard"]);
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, way, &["zero", "memory:1M", "keyboard"]);
         let listed = match way {
             Way::Paired => meeting.importer.json(&["list", "lab3", "--address", &meeting.address, "--json"]),
             _ => meeting.importer.json(&["list", &meeting.address, "--json"]),
@@ -221,16 +221,16 @@ fn disk_migrates_between_importers_of_both_releases_and_back() {
         return;
     }
     for exporter in [Previous, This] {
-        let house = House::new();
-        let lab3 = Host::new(&house, "lab3", exporter);
-        let (desk, rack) = (Host::new(&house, "desk", Previous), Host::new(&house, "rack", This));
+        let harness = Harness::new();
+        let lab3 = Host::new(&harness, "lab3", exporter);
+        let (desk, rack) = (Host::new(&harness, "desk", Previous), Host::new(&harness, "rack", This));
         for importer in [&desk, &rack] {
             pair(&lab3, importer);
             lab3.ok(&["allow", importer.name, "all"]);
         }
         pair(&desk, &rack);
         let (_share, address) = lab3.share_secure(&["memory:4M"], "127.0.0.1:0");
-        let mounts = [house.path("at-desk"), house.path("at-rack")];
+        let mounts = [harness.path("at-desk"), harness.path("at-rack")];
         let start = |host: &Host<'_>, at: usize, more: &[&str]| {
             let mount = mounts[at].to_str().unwrap();
             let words = ["attach", "lab3/memory", "--via", "fuse", "--at", mount, "--address", &address];
@@ -304,10 +304,10 @@ fn session_with_the_other_release_goes_on_after_its_link_was_cut() {
         return;
     }
     for direction in DIRECTIONS {
-        let house = House::new();
-        let meeting = Meeting::new(&house, direction, Way::Paired, &["memory:4M"]);
+        let harness = Harness::new();
+        let meeting = Meeting::new(&harness, direction, Way::Paired, &["memory:4M"]);
         let cutter = Cutter::before(meeting.address.clone());
-        let (at, address) = (house.path("at"), cutter.address.to_string());
+        let (at, address) = (harness.path("at"), cutter.address.to_string());
         let words = ["attach", "lab3/memory", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &address];
         let attach = meeting.importer.start(&words);
         attach.wait_for_line("attached as");
@@ -339,10 +339,10 @@ fn disk_whose_exporter_was_killed_and_started_again_shows_its_own_bytes_or_none(
         return;
     }
     for direction in DIRECTIONS {
-        let house = House::new();
-        let what = format!("disk:{}", house.image("image", 4 << 20).display());
-        let mut meeting = Meeting::new(&house, direction, Way::Paired, &[&what]);
-        let at = house.path("at");
+        let harness = Harness::new();
+        let what = format!("disk:{}", harness.image("image", 4 << 20).display());
+        let mut meeting = Meeting::new(&harness, direction, Way::Paired, &[&what]);
+        let at = harness.path("at");
         let words =
             ["attach", "lab3/disk", "--via", "fuse", "--at", at.to_str().unwrap(), "--address", &meeting.address];
         let attach = meeting.importer.start(&words);
@@ -365,7 +365,7 @@ fn disk_whose_exporter_was_killed_and_started_again_shows_its_own_bytes_or_none(
         assert!(read.is_err() || found == written, "{direction:?}");
         println!("{direction:?}: {read:?}");
         drop((file, attach));
-        let again = house.path("again");
+        let again = harness.path("again");
         let words = ["attach", "lab3/disk", "--via", "fuse", "--at", again.to_str().unwrap(), "--wait=90"];
         let attach = meeting.importer.start(&[&words[..], &["--address", &meeting.address]].concat());
         attach.wait_for_line("attached as");

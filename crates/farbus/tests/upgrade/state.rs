@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::harness::{House, PATIENCE, wait_until};
+use super::harness::{Harness, PATIENCE, wait_until};
 use super::hosts::{Host, Previous, This, end, has_previous, pair};
 
 fn allowed(host: &Host<'_>, peer: &str) -> Value {
@@ -15,7 +15,7 @@ fn allowed(host: &Host<'_>, peer: &str) -> Value {
 }
 
 fn audit(host: &Host<'_>) -> Vec<Value> {
-    let text = fs::read_to_string(host.house.path(host.name).join("audit.log")).unwrap();
+    let text = fs::read_to_string(host.harness.path(host.name).join("audit.log")).unwrap();
     text.lines().map(|line| serde_json::from_str(line).expect("each line of an audit log is JSON")).collect()
 }
 
@@ -24,8 +24,8 @@ fn keys_pairings_and_grants_are_those_of_the_previous_release_and_can_go_back_to
     if !has_previous() {
         return;
     }
-    let house = House::new();
-    let (old, desk) = (Host::new(&house, "lab3", Previous), Host::new(&house, "desk", Previous));
+    let harness = Harness::new();
+    let (old, desk) = (Host::new(&harness, "lab3", Previous), Host::new(&harness, "desk", Previous));
     pair(&old, &desk);
     old.ok(&["allow", "desk", "disk"]);
     let fingerprint = old.json(&["id", "--json"])["fingerprint"].clone();
@@ -35,7 +35,7 @@ fn keys_pairings_and_grants_are_those_of_the_previous_release_and_can_go_back_to
     assert_eq!(new.json(&["id", "--json"])["fingerprint"], fingerprint);
     assert_eq!(allowed(&new, "desk"), before);
     new.ok(&["allow", "desk", "keyboard"]);
-    let rack = Host::new(&house, "rack", This);
+    let rack = Host::new(&harness, "rack", This);
     pair(&new, &rack);
     new.ok(&["allow", "rack", "all"]);
     let (share, address) = new.share_secure(&["keyboard", "zero"], "127.0.0.1:0");
@@ -62,12 +62,12 @@ fn keys_pairings_and_grants_are_those_of_the_previous_release_and_can_go_back_to
 
 #[test]
 fn configuration_of_the_previous_release_is_read_with_all_its_examples() {
-    let house = House::new();
+    let harness = Harness::new();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/upgrade/release-0.1.0");
     let packaged = fs::read_to_string(folder.join("farbus.toml")).unwrap();
-    let file = house.path("farbus.toml");
+    let file = harness.path("farbus.toml");
     fs::write(&file, &packaged).unwrap();
-    let new = Host::new(&house, "lab3", This);
+    let new = Host::new(&harness, "lab3", This);
     new.ok(&["daemon", "--check", "--config", file.to_str().unwrap()]);
     // A table is said once: the examples of tables that have one already are left out.
     let examples: String =
@@ -98,9 +98,9 @@ fn commands_of_either_release_are_understood_by_a_process_of_the_other() {
         return;
     }
     for (serves, asks) in [(Previous, This), (This, Previous)] {
-        let house = House::new();
-        let (daemon_host, owner) = (Host::new(&house, "lab3", serves), Host::new(&house, "lab3", asks));
-        let file = house.path("farbus.toml");
+        let harness = Harness::new();
+        let (daemon_host, owner) = (Host::new(&harness, "lab3", serves), Host::new(&harness, "lab3", asks));
+        let file = harness.path("farbus.toml");
         let write = |share: &str| {
             fs::write(&file, format!("plain.listen = ['127.0.0.1:0']\nshare = [{share}]")).unwrap();
         };

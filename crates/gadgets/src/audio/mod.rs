@@ -1,9 +1,9 @@
 //! A sound card: a speaker that counts what it is sent, a microphone that hears a tone (USB Audio 1.0).
 //!
-//! 48 kHz, two channels of 16 bits. The speaker is adaptive: it takes what comes, at the rate at which it comes. The microphone
-//! keeps the bus's clock: 48 frames a millisecond. Both keep the bus's pace, so a host that is late is late: each time an
-//! endpoint in use has nothing queued is counted, and so are the intervals that passed. What was played is never answered
-//! for by ear: the speaker knows the microphone's [`tone`], and counts where it breaks.
+//! 48 kHz, two channels of 16 bits. The speaker is adaptive: it takes what comes, at the rate at which it comes. The
+//! microphone keeps the bus's clock: 48 frames a millisecond. Both keep the bus's pace, so a host that is late is late:
+//! each time an endpoint in use has nothing queued is counted, and so are the intervals that passed. What was played is
+//! never answered for by ear: the speaker knows the microphone's [`tone`], and counts where it breaks.
 
 use std::time::Duration;
 
@@ -221,7 +221,8 @@ impl Function for Audio {
     }
 
     fn selected(&mut self, selection: &Selection, _cx: &mut Context<'_>) {
-        // Whoever stops goes to the setting without an endpoint; whoever begins again begins anew, and so does the tone for him.
+        // Whoever stops goes to the setting without an endpoint; whoever begins again begins anew, and so does the tone
+        // for him.
         if selection.endpoint(SPEAKER).is_none() {
             (self.is_playing, self.listener) = (false, Listener::default());
         }

@@ -1,7 +1,8 @@
 //! The tone that shows what became of it: a sawtooth whose every frame follows from the one before.
 //!
 //! Left counts up in steps and wraps; right is its complement. Whoever hears it knows after two frames whether one is
-//! missing, repeated or changed. An odd step visits every value, so only a loss of a multiple of [`PERIOD_FRAMES`] is not heard.
+//! missing, repeated or changed. An odd step visits every value, so only a loss of a multiple of [`PERIOD_FRAMES`] is
+//! not heard.
 
 /// Bytes of a frame: two channels of 16 bits, little-endian.
 pub const FRAME_BYTES: usize = 4;

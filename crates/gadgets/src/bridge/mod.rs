@@ -1,10 +1,11 @@
 //! A bridge between two hosts: a device with two ends, each a USB device of its own, each attached by another host. R3.
 //!
-//! An end is two functions. One is a network adapter: what one host sends, the other receives, and its cable is plugged in while the
-//! other has its adapter on. It is of the Network Control Model (NCM 1.0) and not of the older Ethernet one, which Linux drives as well:
-//! Windows has a driver for NCM alone, and many frames go in one transfer, which is what counts when each costs a round trip. The other
-//! function is a pair of bulk endpoints of no class, for tuned pipes and whoever wants no network stack: a transfer that one
-//! host sends is one that the other receives, in as many pieces as he asks for.
+//! An end is two functions. One is a network adapter: what one host sends, the other receives, and its cable is plugged
+//! in while the other has its adapter on. It is of the Network Control Model (NCM 1.0) and not of the older Ethernet
+//! one, which Linux drives as well: Windows has a driver for NCM alone, and many frames go in one transfer, which is
+//! what counts when each costs a round trip. The other function is a pair of bulk endpoints of no class, for tuned
+//! pipes and whoever wants no network stack: a transfer that one host sends is one that the other receives, in as many
+//! pieces as he asks for.
 //!
 //! | the other host | a frame | a raw transfer |
 //! |---|---|---|
@@ -106,8 +107,8 @@ impl FromStr for Settings {
     }
 }
 
-/// The address of the adapter that an end is, 0 or 1: its owner's to give (IEEE 802 §8.4: bit 1 of the first byte), one host's (bit 0
-/// is not set), and the same whenever a bridge has this identity.
+/// The address of the adapter that an end is, 0 or 1: its owner's to give (IEEE 802 §8.4: bit 1 of the first byte), one
+/// host's (bit 0 is not set), and the same whenever a bridge has this identity.
 pub fn address_of(identity: &str, end: u8) -> [u8; 6] {
     let [_, first, rest @ .., last] = digest(identity).to_be_bytes();
     let [b, c, d, e, _] = [rest[0], rest[1], rest[2], rest[3], rest[4]];
@@ -138,7 +139,8 @@ fn definition(speed: Speed, identity: &str, end: u8) -> Definition {
     let address = address_of(identity, end).map(|byte| format!("{byte:02X}")).concat();
     let (product, letter) = if end == 0 { ("bridge, end A", 'A') } else { ("bridge, end B", 'B') };
     let [low, high] = (FRAME_BYTES_MAX as u16).to_le_bytes();
-    // CDC 1.2 §5.2.3: header, union of interfaces 0 and 1, Ethernet (no statistics, filters or wake-up), NCM 1.0 (packet filter).
+    // CDC 1.2 §5.2.3: header, union of interfaces 0 and 1, Ethernet (no statistics, filters or wake-up), NCM 1.0
+    // (packet filter).
     let functional = [
         &[5, 0x24, 0, 0x20, 1][..],
         &[5, 0x24, 6, CONTROL, DATA],
@@ -354,7 +356,8 @@ impl Function for End {
                 Control::Data(self.near.block_bytes_max().to_le_bytes().as_slice().into())
             }
             (SET_NTB_INPUT_SIZE, Direction::Out) => {
-                // A host that read our parameters says four bytes; eight are for those who may say how many frames, too (§6.2.7).
+                // A host that read our parameters says four bytes; eight are for those who may say how many frames, too
+                // (§6.2.7).
                 let Some(bytes) = data.try_into().ok().map(u32::from_le_bytes) else { return Control::Stall };
                 if !(NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32).contains(&bytes) {
                     return Control::Stall;
@@ -362,7 +365,8 @@ impl Function for End {
                 self.near.set_block_bytes_max(bytes);
                 Control::Ack
             }
-            // What a host does not want it sorts out itself: a cable brings it nothing that is not meant for somebody there.
+            // What a host does not want it sorts out itself: a cable brings it nothing that is not meant for somebody
+            // there.
             (SET_PACKET_FILTER, Direction::Out) => Control::Ack,
             _ => Control::Stall,
         }
@@ -407,8 +411,8 @@ impl Function for End {
         Some(self.tally.clone())
     }
 
-    /// What waits for this end goes along; what the other end sends from now on waits there. So does how the other end is: where this one
-    /// goes on first its cable is not to be pulled for that moment.
+    /// What waits for this end goes along; what the other end sends from now on waits there. So does how the other end
+    /// is: where this one goes on first its cable is not to be pulled for that moment.
     fn save(&self) -> Option<Vec<u8>> {
         let mut to = Saver::default();
         to.u8(u8::from(self.far.has_network()) | u8::from(self.far.is_configured()) << 1);
@@ -465,7 +469,8 @@ fn parameters() -> Vec<u8> {
         // Its own length; blocks of 16 bits.
         words(&[28, 1]),
         longest.to_vec(),
-        // Of what comes in: what follows an Ethernet header of 14 bytes is 2 above a multiple of 4; tables are aligned to 4. Reserved.
+        // Of what comes in: what follows an Ethernet header of 14 bytes is 2 above a multiple of 4; tables are aligned
+        // to 4. Reserved.
         words(&[align, 2, align, 0]),
         longest.to_vec(),
         // Of what goes out the same is wished for, and no more frames in a block than these.
@@ -474,8 +479,8 @@ fn parameters() -> Vec<u8> {
     .concat()
 }
 
-/// What a bus of that speed carries in bulk packets (USB 2.0 tables 5-9 and 5-10; USB 3.2: 5 GT/s less its line code): no promise, but
-/// hosts like to show a number.
+/// What a bus of that speed carries in bulk packets (USB 2.0 tables 5-9 and 5-10; USB 3.2: 5 GT/s less its line code):
+/// no promise, but hosts like to show a number.
 fn bits_per_s(speed: Speed) -> u32 {
     match speed {
         Speed::Low | Speed::Full => 19 * 64 * 8 * 1000,

@@ -1,7 +1,8 @@
-//! Network transfer blocks of 16 bits (NCM 1.0 §3): many Ethernet frames in one transfer. Bytes a host sent meet their limits here.
+//! Network transfer blocks of 16 bits (NCM 1.0 §3): many Ethernet frames in one transfer. Bytes a host sent meet their
+//! limits here.
 //!
-//! A block is a header that names a table that names frames, all by their places; tables may follow each other. Nothing is taken of a
-//! block in which one place is wrong.
+//! A block is a header that names a table that names frames, all by their places; tables may follow each other. Nothing
+//! is taken of a block in which one place is wrong.
 
 use std::fmt;
 
@@ -18,8 +19,8 @@ const FRAME_BYTES_MIN: usize = 14;
 /// §3.2.1: signature, its own length, sequence number, length of the block, place of the first table.
 const HEADER_BYTES: usize = 12;
 const HEADER_SIGNATURE: [u8; 4] = *b"NCMH";
-/// §3.3.1: signature, its own length, place of the next table; then a place and a length for each frame, and two zeros. This is the
-/// shortest.
+/// §3.3.1: signature, its own length, place of the next table; then a place and a length for each frame, and two zeros.
+/// This is the shortest.
 const TABLE_BYTES_MIN: usize = 16;
 const TABLE_HEAD_BYTES: usize = 8;
 const ENTRY_BYTES: usize = 4;

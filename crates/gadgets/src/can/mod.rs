@@ -1,8 +1,9 @@
 //! A USB-CAN adapter that the kernel's `gs_usb` driver has, with a bus behind each channel. R7.
 //!
-//! All channels share one bulk endpoint each way. The device has room for what it received (4 KiB, of 64 bytes a frame, as the paper's):
-//! who fetches too slowly loses the oldest frames, and is told so by a flag on the next of that channel. What goes out has as much room,
-//! in equal parts; a full channel makes the endpoint wait. A frame that went out comes back, with the number that its sender gave it.
+//! All channels share one bulk endpoint each way. The device has room for what it received (4 KiB, of 64 bytes a frame,
+//! as the paper's): who fetches too slowly loses the oldest frames, and is told so by a flag on the next of that
+//! channel. What goes out has as much room, in equal parts; a full channel makes the endpoint wait. A frame that went
+//! out comes back, with the number that its sender gave it.
 //!
 //! The driver asks for one frame at a time. Whoever has room for more is given as many as there are.
 

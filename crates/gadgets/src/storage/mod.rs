@@ -1,4 +1,5 @@
-//! A disk: Bulk-Only mass storage over any [`BlockStore`]; USB Attached SCSI over any [`BlockDevice`](farbus_model::BlockDevice).
+//! A disk: Bulk-Only mass storage over any [`BlockStore`]; USB Attached SCSI over any
+//! [`BlockDevice`](farbus_model::BlockDevice).
 //!
 //! | file | what it knows |
 //! |---|---|
@@ -22,7 +23,8 @@
 //! so is the host, by a deferred error on its next command.
 //!
 //! **Resets.** A port reset lifts the host's locks (prevention, stop) and is no news to the host that
-//! did it: no unit attention tells of it. A Bulk-Only Reset is about the transport alone (§3.1): the unit keeps its state.
+//! did it: no unit attention tells of it. A Bulk-Only Reset is about the transport alone (§3.1): the unit keeps its
+//! state.
 
 mod bulk_only;
 mod medium;

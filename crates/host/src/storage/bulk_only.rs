@@ -31,9 +31,9 @@
 //! its beginning (USB 2.0 §9.1.1.5). The caller is told of the fault when the transport is fit
 //! again; if it did not become fit, the next command begins with another reset.
 //!
-//! The last line is for devices that lose a request which waits behind another. QEMU's `usb-storage` (7.2 seen) does: it reports
-//! the end of its data from within the end of its command, finds the request for the status there, and believes that the
-//! command still runs.
+//! The last line is for devices that lose a request which waits behind another. QEMU's `usb-storage` (7.2 seen) does:
+//! it reports the end of its data from within the end of its command, finds the request for the status there, and
+//! believes that the command still runs.
 //!
 //! Completions on different endpoints may be reported in any order, so nothing is decided by order
 //! between pipes: each completion is noted, and `proceed` looks at the whole.

@@ -116,8 +116,8 @@ impl Announcer {
         Ok(Self { daemon, name: label.to_owned(), announced: Vec::new(), port, networks: networks() })
     }
 
-    /// Announces `wanted` and nothing else; what stays is not announced anew, unless a network came or went. Call it now
-    /// and then: what begins before its network is up would be heard by nobody (as seen with mdns-sd 0.21.7).
+    /// Announces `wanted` and nothing else; what stays is not announced anew, unless a network came or went. Call it
+    /// now and then: what begins before its network is up would be heard by nobody (as seen with mdns-sd 0.21.7).
     ///
     /// # Errors
     /// [`DiscoveryError`]; those before it are announced.

@@ -56,7 +56,8 @@ fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32)
         let said = format!("loop offset={} limit={} of {}", part[0], part[1], backing.text);
         return backing.is_stable.then(|| Evidence::stable(&said));
     }
-    // A reader of cards has a serial number of its own, whatever card is in it; a card that is a device itself has one too.
+    // A reader of cards has a serial number of its own, whatever card is in it; a card that is a device itself has one
+    // too.
     let is_removable = text(folder, "removable").is_some_and(|word| word == "1");
     let (name, value) = NAMES
         .iter()

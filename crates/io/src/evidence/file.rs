@@ -8,8 +8,8 @@ use rustix::fs::{AtFlags, StatxFlags, fstat, fstatfs, fstatvfs, statx};
 use super::text::{Evidence, hex};
 use crate::sys::file_handle::{file_handle, file_system_uuid, xfs_uuid};
 
-/// File systems whose `f_fsid` is made of a UUID that they keep, or that is random and new with each mount (tmpfs): ext2 to ext4, btrfs, ZFS,
-/// tmpfs. That of others may be a device number, which another one has after the next start.
+/// File systems whose `f_fsid` is made of a UUID that they keep, or that is random and new with each mount (tmpfs):
+/// ext2 to ext4, btrfs, ZFS, tmpfs. That of others may be a device number, which another one has after the next start.
 const FSID_IS_UUID: [u64; 4] = [0xef53, 0x9123_683e, 0x2fc1_2fc1, 0x0102_1994];
 const XFS: u64 = 0x5846_5342;
 /// FUSE gives its files new numbers with each mount.

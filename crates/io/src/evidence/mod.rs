@@ -9,8 +9,8 @@
 //! | disk | WWN, serial number, or the card's id, and its size |
 //! | USB device | vendor, product and serial number; without one its port and a digest of its descriptors |
 //!
-//! What has none of these has evidence that is good only as long as this machine runs: a device number, an inode number. Evidence is
-//! text: it is compared, kept and shown, and never taken apart. Enter at [`Evidence::of_open`].
+//! What has none of these has evidence that is good only as long as this machine runs: a device number, an inode
+//! number. Evidence is text: it is compared, kept and shown, and never taken apart. Enter at [`Evidence::of_open`].
 
 mod block;
 mod file;

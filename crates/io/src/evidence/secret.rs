@@ -7,8 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::trust::fill_random;
 
-/// Random bytes that a process and its successors have, and no other process: ids are derived from them. Whoever knows them can tell which id
-/// a device will have, no more.
+/// Random bytes that a process and its successors have, and no other process: ids are derived from them. Whoever knows
+/// them can tell which id a device will have, no more.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProcessSecret([u8; 32]);
 

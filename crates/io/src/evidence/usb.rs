@@ -13,7 +13,8 @@ impl Evidence {
         let passing = passing(found);
         let serial = |found: &Found| found.serial.clone().filter(|serial| !serial.trim().is_empty());
         if let Some(own) = serial(found) {
-            // Makers give one number to many. What this machine imports may be this very device, which it shares: that is no second one.
+            // Makers give one number to many. What this machine imports may be this very device, which it shares: that
+            // is no second one.
             let is_twin = |other: &Found| {
                 let theirs = &other.descriptors.device;
                 other.bus_id != found.bus_id
@@ -52,7 +53,8 @@ fn passing(found: &Found) -> String {
     format!("usb id={} at={} number={}", ids_of(found), found.bus_id, found.number)
 }
 
-/// A digest of what a device says of itself: enough to tell it from another one in its port, unless that is of the same make.
+/// A digest of what a device says of itself: enough to tell it from another one in its port, unless that is of the same
+/// make.
 fn digest_of(found: &Found) -> String {
     let all = &found.descriptors;
     let device = &all.device;

@@ -1,7 +1,9 @@
-//! Who holds a disk of this machine: programs that have its file open, loop devices over it, file systems mounted from those.
+//! Who holds a disk of this machine: programs that have its file open, loop devices over it, file systems mounted from
+//! those.
 //!
-//! All of it is looked up in `/proc` and `/sys`, for a message to a person and to unmount on request; it is not what decides whether
-//! a disk is in use. A program in another process namespace, or of another user, may hold it and not be found.
+//! All of it is looked up in `/proc` and `/sys`, for a message to a person and to unmount on request; it is not what
+//! decides whether a disk is in use. A program in another process namespace, or of another user, may hold it and not be
+//! found.
 
 use std::fmt;
 use std::fs;
@@ -86,8 +88,8 @@ pub fn of_port(port: u32) -> Vec<Holder> {
     disks.map(holder).filter(|holder| matches!(holder, Holder::Device { mounts, .. } if !mounts.is_empty())).collect()
 }
 
-/// Writes out and unmounts every file system on these block devices, and lets loop devices go of their files. Programs stay as they
-/// are. Needs the rights to unmount.
+/// Writes out and unmounts every file system on these block devices, and lets loop devices go of their files. Programs
+/// stay as they are. Needs the rights to unmount.
 ///
 /// # Errors
 /// [`ReleaseError`]: what was done until then stays done.

@@ -5,7 +5,8 @@ use std::time;
 use farbus_model::Instant;
 use rustix::time::{ClockId, clock_gettime};
 
-/// A monotonic clock whose epoch is its making. It goes on while the machine sleeps: what is promised to others for a time is over then.
+/// A monotonic clock whose epoch is its making. It goes on while the machine sleeps: what is promised to others for a
+/// time is over then.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     epoch_ns: u64,

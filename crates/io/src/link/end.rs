@@ -1,7 +1,7 @@
 //! What the end of a link means: its other end ended it, or nothing is heard any more.
 //!
-//! This is the one place that decides it, for every link (TCP, TLS, QUIC, Unix), for whichever call found the end (sending, receiving, a
-//! greeting) and for every lane of a session.
+//! This is the one place that decides it, for every link (TCP, TLS, QUIC, Unix), for whichever call found the end
+//! (sending, receiving, a greeting) and for every lane of a session.
 //!
 //! | what is seen | what it means |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `ETIMEDOUT`, a greeting that takes too long, QUIC's idle timeout | lost |
 //! | `EHOSTUNREACH`, `ENETUNREACH`, `ENETDOWN`, and every other error | lost |
 //!
-//! The kernel ends the links of a process that is killed, so a closed link says that the process is gone or comes back at once. A router
-//! that resets connections looks the same from here.
+//! The kernel ends the links of a process that is killed, so a closed link says that the process is gone or comes back
+//! at once. A router that resets connections looks the same from here.
 
 use std::io;
 
@@ -26,7 +26,8 @@ pub enum LinkEnd {
 }
 
 impl LinkEnd {
-    /// What `error` means, which a call on a link returned. `WouldBlock` and `Interrupted` do not end a link, so callers handle them before.
+    /// What `error` means, which a call on a link returned. `WouldBlock` and `Interrupted` do not end a link, so
+    /// callers handle them before.
     pub fn of(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionReset

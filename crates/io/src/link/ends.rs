@@ -8,8 +8,8 @@ use rustix::io::Errno;
 
 use super::wait::Wake;
 
-/// Waits until one of `fds` has ended, or `wake` is woken; says of each whether it has. One whose other end is closed has ended; one
-/// that has no other end never does.
+/// Waits until one of `fds` has ended, or `wake` is woken; says of each whether it has. One whose other end is closed
+/// has ended; one that has no other end never does.
 ///
 /// # Errors
 /// What the system says; an interruption by a signal counts as no end.

@@ -15,8 +15,8 @@ use super::wait::{Interest, Watched, timespec, wait};
 /// A moment nearer than this is one of a device's schedule, and met exactly; others are timeouts.
 const NEAR: Duration = Duration::from_secs(1);
 
-/// Descriptors that are waited on together, by one who asks all of them when one is ready. What is in it can change while
-/// somebody waits on the whole.
+/// Descriptors that are waited on together, by one who asks all of them when one is ready. What is in it can change
+/// while somebody waits on the whole.
 #[derive(Clone, Debug)]
 pub struct Gathering {
     epoll: Arc<OwnedFd>,
@@ -31,8 +31,8 @@ impl Gathering {
         Ok(Self { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?) })
     }
 
-    /// Waits for something to read at `fd` too, and for room to write if `write`. One that is in it already is waited for so from
-    /// now on.
+    /// Waits for something to read at `fd` too, and for room to write if `write`. One that is in it already is waited
+    /// for so from now on.
     ///
     /// # Errors
     /// What the system says of the descriptor.

@@ -63,8 +63,8 @@ impl Listener {
         Ok(Self { socket: self.socket.try_clone()?, is_passed: self.is_passed })
     }
 
-    /// Listens no more; whoever waits in [`Listener::accept`] wakes up with an error. A socket that was passed is left as it
-    /// is: its owner has it for whoever comes after us.
+    /// Listens no more; whoever waits in [`Listener::accept`] wakes up with an error. A socket that was passed is left
+    /// as it is: its owner has it for whoever comes after us.
     pub fn shut_down(&self) {
         if !self.is_passed {
             // A socket that is down already is what was asked for.

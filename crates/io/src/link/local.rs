@@ -1,4 +1,5 @@
-//! Where programs of this machine arrive: a Unix socket with a path, for its owner alone unless somebody says otherwise.
+//! Where programs of this machine arrive: a Unix socket with a path, for its owner alone unless somebody says
+//! otherwise.
 
 use std::fmt;
 use std::io;
@@ -75,11 +76,13 @@ pub struct LocalConnection {
     pub user: u32,
 }
 
-/// Programs that have arrived so far at all sockets of this process: a process may connect twice, and each link is told apart.
+/// Programs that have arrived so far at all sockets of this process: a process may connect twice, and each link is told
+/// apart.
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 
 impl LocalListener {
-    /// Listens at `path`, where its owner alone may connect. A socket there that nobody listens at any more is replaced.
+    /// Listens at `path`, where its owner alone may connect. A socket there that nobody listens at any more is
+    /// replaced.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
@@ -95,7 +98,8 @@ impl LocalListener {
         Self::bind_through(path, path, mode)
     }
 
-    /// The same for a socket at `path` that is made through another name of its folder, such as that of an open descriptor.
+    /// The same for a socket at `path` that is made through another name of its folder, such as that of an open
+    /// descriptor.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
@@ -178,7 +182,8 @@ fn bind_socket(path: &Path, mode: Mode) -> io::Result<OwnedFd> {
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Before it has a name: at no moment may others connect (unix(7); Linux makes the file with this mode, less the umask).
+    // Before it has a name: at no moment may others connect (unix(7); Linux makes the file with this mode, less the
+    // umask).
     rustix::fs::fchmod(&socket, mode)?;
     bind(&socket, &address)?;
     if mode != Mode::from_raw_mode(OWNER_ALONE) {
@@ -188,7 +193,8 @@ fn bind_socket(path: &Path, mode: Mode) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whatever the umask says: somebody has asked for it. What somebody may have put in the socket's place meanwhile is left alone.
+/// Whatever the umask says: somebody has asked for it. What somebody may have put in the socket's place meanwhile is
+/// left alone.
 fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
@@ -197,7 +203,8 @@ fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
     Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
 }
 
-/// Whether nobody listens there any more. Only a refusal says so (unix(7)): who has no time for us, or no right, may well hear others.
+/// Whether nobody listens there any more. Only a refusal says so (unix(7)): who has no time for us, or no right, may
+/// well hear others.
 fn is_left_behind(address: &SocketAddrUnix) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);

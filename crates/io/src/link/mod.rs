@@ -18,6 +18,6 @@ pub use ends::wait_for_ends;
 pub use gather::Gathering;
 pub use listener::{Connection, Listener};
 pub use local::{LocalConnection, LocalError, LocalListener, MODE_BITS, OWNER_ALONE, dial as dial_local};
-pub use stream::{Carrier, Favour, Link, LinkError};
+pub use stream::{Carrier, Link, LinkError, LinkPriority};
 pub use tls::{HandshakeFailure, HandshakeLimits};
 pub use wait::{INTERESTS_MAX, Interest, Wake, Watched, wait, wait_exactly};

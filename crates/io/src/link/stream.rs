@@ -21,11 +21,12 @@ const UNACKNOWLEDGED_MS_MAX: u32 = 4_000;
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 const KEEPALIVE_PROBES: u32 = 2;
-/// Beyond its usual round trip, what is unacknowledged for so long is sent again. Longer than a receiver of Linux's puts an
-/// acknowledgement off (40 ms), and a quarter of Linux's default, which a key press lost in a crowd on the link would wait.
+/// Beyond its usual round trip, what is unacknowledged for so long is sent again. Longer than a receiver of Linux's
+/// puts an acknowledgement off (40 ms), and a quarter of Linux's default, which a key press lost in a crowd on the link
+/// would wait.
 const RETRANSMISSION_MIN: Duration = Duration::from_millis(50);
-/// Within one machine there is no path to find out about. Where BBR is the default it paces what is sent even there, by a timer: large
-/// transfers then have a third of their rate. Every kernel has this one.
+/// Within one machine there is no path to find out about. Where BBR is the default it paces what is sent even there, by
+/// a timer: large transfers then have a third of their rate. Every kernel has this one.
 const LOOPBACK_CONGESTION: &str = "reno";
 
 /// A connected byte channel, bare or encrypted: one type to its users.
@@ -49,7 +50,7 @@ pub trait Carrier: fmt::Debug + Send + Sync {
 
 /// How a link stands among others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Favour {
+pub enum LinkPriority {
     /// As they do.
     #[default]
     None,
@@ -144,8 +145,8 @@ impl Link {
         Ok((Self { fd: ours, peer: peer.to_owned(), tls: None, carrier: None }, theirs))
     }
 
-    /// One end of a pair, whose other end a thread carries to an encrypted peer and back. It is lost before that closes its end if the peer
-    /// did not end it.
+    /// One end of a pair, whose other end a thread carries to an encrypted peer and back. It is lost before that closes
+    /// its end if the peer did not end it.
     pub fn bridged(fd: OwnedFd, peer: String, carrier: Arc<dyn Carrier>) -> Self {
         Self { fd, peer, tls: None, carrier: Some(carrier) }
     }
@@ -214,8 +215,8 @@ impl Link {
     /// Receives what is there, waiting for it as the socket's timeout allows. 0: the peer has ended.
     ///
     /// # Errors
-    /// What the system says; `WouldBlock` when the timeout passed. On an encrypted link also `InvalidData` for bytes that
-    /// are not the peer's, and `UnexpectedEof` for an end that the peer did not announce.
+    /// What the system says; `WouldBlock` when the timeout passed. On an encrypted link also `InvalidData` for bytes
+    /// that are not the peer's, and `UnexpectedEof` for an end that the peer did not announce.
     pub fn receive(&self, to: &mut [u8]) -> io::Result<usize> {
         match &self.tls {
             None => self.held_to_its_end(receive_from(&self.fd, to, RecvFlags::empty())),
@@ -250,8 +251,8 @@ impl Link {
         }
     }
 
-    /// The first byte that arrived, left where it is; `None` if there is none, or there never will be. Of a bare link only: what
-    /// an encrypted one says first was agreed before.
+    /// The first byte that arrived, left where it is; `None` if there is none, or there never will be. Of a bare link
+    /// only: what an encrypted one says first was agreed before.
     ///
     /// # Errors
     /// What the system says.
@@ -268,8 +269,8 @@ impl Link {
         self.tls.as_ref().is_some_and(|tls| tls.has_received())
     }
 
-    /// Sends as much of `runs` as the link takes now; `None` if it takes nothing. An encrypted link may keep what it took
-    /// until the socket has room: see [`Link::try_flush`].
+    /// Sends as much of `runs` as the link takes now; `None` if it takes nothing. An encrypted link may keep what it
+    /// took until the socket has room: see [`Link::try_flush`].
     ///
     /// # Errors
     /// What the system says.
@@ -305,14 +306,14 @@ impl Link {
         progress(&self.fd).ok()
     }
 
-    /// What is sent goes before all else in this host's queues and on the way, or behind all else and no faster than this, bytes a second.
-    /// A link that knows no such thing goes on as it was.
-    pub fn favour(&self, favour: Favour) {
-        let (priority, code_point, pace) = match favour {
-            Favour::None => (0, 0, None),
+    /// What is sent goes before all else in this host's queues and on the way, or behind all else and no faster than
+    /// this, bytes a second. A link that knows no such thing goes on as it was.
+    pub fn priority(&self, priority: LinkPriority) {
+        let (priority, code_point, pace) = match priority {
+            LinkPriority::None => (0, 0, None),
             // Expedited forwarding (RFC 3246), lower effort (RFC 8622).
-            Favour::First => (6, 46, None),
-            Favour::Last { bytes_per_s } => (1, 1, Some(bytes_per_s)),
+            LinkPriority::First => (6, 46, None),
+            LinkPriority::Last { bytes_per_s } => (1, 1, Some(bytes_per_s)),
         };
         let set = set_class(&self.fd, priority, code_point).and_then(|()| set_pacing(&self.fd, pace));
         if let Err(error) = set {

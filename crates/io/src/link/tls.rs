@@ -1,8 +1,8 @@
 //! TLS on a link: decrypted where bytes are received, encrypted where they are sent, on the thread that owns the link.
 //!
-//! Two things differ from a bare socket, and the link's users are told of both. Bytes that were decrypted may wait in here
-//! while the socket is quiet ([`Link::has_received`](super::Link::has_received)); bytes that were taken may wait in here
-//! encrypted while the socket is full ([`Link::try_flush`](super::Link::try_flush)). Both buffers are bounded.
+//! Two things differ from a bare socket, and the link's users are told of both. Bytes that were decrypted may wait in
+//! here while the socket is quiet ([`Link::has_received`](super::Link::has_received)); bytes that were taken may wait
+//! in here encrypted while the socket is full ([`Link::try_flush`](super::Link::try_flush)). Both buffers are bounded.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,8 +22,8 @@ use super::wait::{Interest, wait};
 const INCOMING_BYTES: usize = 256 << 10;
 /// Encrypted bytes that may wait for the socket. Eight records: encrypted and sent while they are in the cache.
 const OUTGOING_BYTES_MAX: usize = 128 << 10;
-/// What rustls keeps besides: a handshake message in pieces (64 KiB), and what is decrypted and not taken, a record of 16 KiB beyond
-/// its limit of as much.
+/// What rustls keeps besides: a handshake message in pieces (64 KiB), and what is decrypted and not taken, a record of
+/// 16 KiB beyond its limit of as much.
 const RUSTLS_BYTES_MAX: usize = 96 << 10;
 const _: () = assert!(INCOMING_BYTES + OUTGOING_BYTES_MAX + RUSTLS_BYTES_MAX <= Limits::DEFAULT.link_bytes);
 

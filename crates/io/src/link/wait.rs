@@ -82,7 +82,8 @@ impl Watched {
         Readiness::new(Self(On::Readable(fd)))
     }
 
-    /// The interest in a device that was given by [`Watched::readiness`] or [`Watched::woken`]; `None` for another shell's.
+    /// The interest in a device that was given by [`Watched::readiness`] or [`Watched::woken`]; `None` for another
+    /// shell's.
     pub fn interest(readiness: &Readiness) -> Option<Interest<'_>> {
         match &readiness.inside::<Self>()?.0 {
             On::Room(fd) => Some(Interest::room(fd.as_fd())),
@@ -172,8 +173,8 @@ impl Wake {
         self.is_woken.store(true, Ordering::Release);
     }
 
-    /// Forgets that it was woken. Look at what a waker may have left after this and not before: one who is just waking may be
-    /// forgotten by the next call only, and wakes once more until then.
+    /// Forgets that it was woken. Look at what a waker may have left after this and not before: one who is just waking
+    /// may be forgotten by the next call only, and wakes once more until then.
     pub fn clear(&self) {
         self.take();
     }

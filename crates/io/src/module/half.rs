@@ -6,7 +6,7 @@ use std::time::Duration;
 use farbus_model::module::{Class, Message, Module, Role, Side, Trouble, Turn};
 use farbus_model::{Instant, Payload, module_abi};
 
-use super::turn::{Channel, Hearing, Told};
+use super::turn::{Channel, ReplyReader, Told};
 
 /// What a half is told that uses a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Inside {
         out: &mut Turn,
     ) -> Option<Instant> {
         let exchanged = match &mut self.channel {
-            Ok(channel) => channel.exchange(told, &mut Hearing::new(patience, passable, out)),
+            Ok(channel) => channel.exchange(told, &mut ReplyReader::new(patience, passable, out)),
             Err(fault) => Err(fault.clone()),
         };
         exchanged.unwrap_or_else(|fault| {

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::turn::{Channel, FRAME_BYTES_MAX, Hearing, Told};
+use super::turn::{Channel, FRAME_BYTES_MAX, ReplyReader, Told};
 
 /// Bytes of a pipe: a turn of 128 KiB and more without a wait between. What the system does not grant is no loss.
 const PIPE_BYTES: usize = 1 << 20;
@@ -51,7 +51,8 @@ impl Pipes {
         Ok(Self { to: File::from(to), from: File::from(from), received: Vec::new(), long: None })
     }
 
-    /// Says as much as there is room for; whether that was all. One that has ended is told nothing, and may have said why.
+    /// Says as much as there is room for; whether that was all. One that has ended is told nothing, and may have said
+    /// why.
     fn say(&mut self, left: &mut &mut [IoSlice<'_>]) -> bool {
         while !left.is_empty() {
             match self.to.write_vectored(&left[..left.len().min(RUNS_MAX)]) {
@@ -102,7 +103,8 @@ impl Pipes {
         }))
     }
 
-    /// What has been received is the beginning of a frame: if that is a long message, the rest is received where it stays.
+    /// What has been received is the beginning of a frame: if that is a long message, the rest is received where it
+    /// stays.
     fn begin_long(&mut self) -> Result<(), String> {
         let whole = module_abi::frame_bytes(&self.received, FRAME_BYTES_MAX).map_err(wrong)?;
         let Some(whole) = whole.filter(|whole| *whole >= CHUNK_BYTES) else { return Ok(()) };
@@ -116,8 +118,8 @@ impl Pipes {
         Ok(())
     }
 
-    fn wait(&self, hearing: &Hearing<'_>, wants_to_say: bool) -> Result<(), String> {
-        let left = hearing.left()?;
+    fn wait(&self, reply_reader: &ReplyReader<'_>, wants_to_say: bool) -> Result<(), String> {
+        let left = reply_reader.left()?;
         let said = if wants_to_say { PollFlags::OUT } else { PollFlags::empty() };
         let mut waiting = [PollFd::new(&self.from, PollFlags::IN), PollFd::from_borrowed_fd(self.to.as_fd(), said)];
         let span = Timespec::try_from(left).unwrap_or_default();
@@ -133,23 +135,23 @@ const ENDED: &str = "its process has ended";
 const RUNS_MAX: usize = 1024;
 
 impl Channel for Pipes {
-    fn exchange(&mut self, told: &Told<'_>, hearing: &mut Hearing<'_>) -> Result<Option<Instant>, String> {
+    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
         let mut runs: Vec<IoSlice<'_>> =
             [told.frame].into_iter().chain(told.payload.runs()).map(IoSlice::new).collect();
         let mut left = runs.as_mut_slice();
         loop {
             let is_told = self.say(&mut left);
             let arrived = self.receive()?;
-            hearing.count_bytes(arrived)?;
+            reply_reader.count_bytes(arrived)?;
             if let Some(said) = self.take_long()? {
-                hearing.hear(said)?;
+                reply_reader.hear(said)?;
                 // More may be there already.
                 continue;
             }
             let mut at = 0;
             while let Some((said, bytes)) = next_said(&self.received[at..])? {
                 at += bytes;
-                if let Some(due) = hearing.hear(said)? {
+                if let Some(due) = reply_reader.hear(said)? {
                     return match () {
                         () if !is_told => Err("it is done before it was told all".to_owned()),
                         () if at < self.received.len() => Err("it goes on after it was done".to_owned()),
@@ -166,7 +168,7 @@ impl Channel for Pipes {
             }
             // The last part that was there was not a whole one.
             if arrived < CHUNK_BYTES {
-                self.wait(hearing, !is_told)?;
+                self.wait(reply_reader, !is_told)?;
             }
         }
     }

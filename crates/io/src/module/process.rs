@@ -15,7 +15,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::half::{Use, Worker};
 use super::pipes::Pipes;
 use super::ring::Ring;
-use super::turn::{Channel, Hearing, Told};
+use super::turn::{Channel, ReplyReader, Told};
 use crate::sys::leash::own_pid_namespace;
 
 /// How much longer the first turn may take: a language may have to begin first.
@@ -60,14 +60,15 @@ struct Leashed<C> {
 }
 
 impl<C: Channel> Channel for Leashed<C> {
-    fn exchange(&mut self, told: &Told<'_>, hearing: &mut Hearing<'_>) -> Result<Option<Instant>, String> {
-        self.channel.exchange(told, hearing)
+    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
+        self.channel.exchange(told, reply_reader)
     }
 }
 
 impl ModuleProcess {
-    /// Starts `supervisor`, which is to run the program ([`supervise`]): its standard input and output are the program's, its standard
-    /// error is the end of a pipe at whose end it kills the program. A turn may take as long as `patience`.
+    /// Starts `supervisor`, which is to run the program ([`supervise`]): its standard input and output are the
+    /// program's, its standard error is the end of a pipe at whose end it kills the program. A turn may take as long as
+    /// `patience`.
     ///
     /// # Errors
     /// What the system says.
@@ -98,12 +99,12 @@ impl ModuleProcess {
     }
 }
 
-/// What a supervisor does: runs `program` on this process's standard input and output until it ends, or until nobody holds the other end
-/// of standard error any more. Its exit code.
+/// What a supervisor does: runs `program` on this process's standard input and output until it ends, or until nobody
+/// holds the other end of standard error any more. Its exit code.
 ///
-/// The program's standard error is the end of a pipe that is closed at the other end when this process ends ([`leash`](crate::sys::leash)). Where
-/// root may make one, the program is the first process of a PID namespace: the kernel ends all that it started with it
-/// (pid_namespaces(7)), whatever sessions those are in and signals they ignore.
+/// The program's standard error is the end of a pipe that is closed at the other end when this process ends
+/// ([`leash`](crate::sys::leash)). Where root may make one, the program is the first process of a PID namespace: the
+/// kernel ends all that it started with it (pid_namespaces(7)), whatever sessions those are in and signals they ignore.
 ///
 /// # Errors
 /// What the system says.
@@ -138,8 +139,9 @@ pub fn supervise(program: &mut Command) -> io::Result<i32> {
     }
 }
 
-/// The last thing before a program runs, in its own process: standard input and output become what `docs/modules.md` promises it. Shared
-/// memory came as standard output, which a program may print to by mistake: it gets that as [`MEMORY_FD`], and its end of the bell twice.
+/// The last thing before a program runs, in its own process: standard input and output become what `docs/modules.md`
+/// promises it. Shared memory came as standard output, which a program may print to by mistake: it gets that as
+/// [`MEMORY_FD`], and its end of the bell twice.
 ///
 /// # Errors
 /// What the system says; the number is taken.

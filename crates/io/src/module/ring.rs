@@ -1,4 +1,5 @@
-//! Frames in shared memory: two rings of descriptors, the regions that they speak of, and a doorbell for whoever sleeps.
+//! Frames in shared memory: two rings of descriptors, the regions that they speak of, and a doorbell for whoever
+//! sleeps.
 //!
 //! `docs/modules.md` has the layout. What keeps this end safe from the other:
 //!
@@ -8,9 +9,9 @@
 //! | a frame's words and payload | copied out by the kernel (`pread`) into memory of our own, within the region that they are said to lie in |
 //! | where regions lie, which ones are given | not at all: that is kept here |
 //!
-//! A payload is not used where it lies: its bytes could change after they were looked at. Copying it through the descriptor and not
-//! through a mapping takes 1.5 times as long (1.47 MB: 160 us for 115; 30 kB: 1.7 us for 0.9), and in return there is no memory of ours
-//! that another may write, and none whose loss would end us.
+//! A payload is not used where it lies: its bytes could change after they were looked at. Copying it through the
+//! descriptor and not through a mapping takes 1.5 times as long (1.47 MB: 160 us for 115; 30 kB: 1.7 us for 0.9), and
+//! in return there is no memory of ours that another may write, and none whose loss would end us.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -26,7 +27,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 
-use super::turn::{Channel, FRAME_BYTES_MAX, Hearing, TURN_FRAMES_MAX, Told};
+use super::turn::{Channel, FRAME_BYTES_MAX, ReplyReader, TURN_FRAMES_MAX, Told};
 use crate::sys::shared_words::SharedWords;
 
 /// What the memory begins with.
@@ -137,7 +138,7 @@ impl Ring {
     }
 
     /// The next descriptor, and what it says. Its region is ours again, whatever it says.
-    fn take(&mut self, hearing: &mut Hearing<'_>) -> Result<Option<Said>, String> {
+    fn take(&mut self, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Said>, String> {
         let index = SAID_RING / 4 + (self.read % RING) as usize * DESCRIPTOR_WORDS;
         let [start, bytes, number, _] =
             std::array::from_fn(|offset| u32::from_le(self.words.word(index + offset).load(Ordering::Relaxed)));
@@ -149,10 +150,10 @@ impl Ring {
         if start < region.start || start > region.end || bytes > region.end - start {
             return Err("it said a frame that does not lie in its region".to_owned());
         }
-        hearing.count_bytes(bytes)?;
+        reply_reader.count_bytes(bytes)?;
         if bytes == 0 {
             // It gives a region back, and says nothing.
-            hearing.count_frame()?;
+            reply_reader.count_frame()?;
             return Ok(None);
         }
         self.said(start, bytes).map(Some)
@@ -202,14 +203,14 @@ impl Ring {
     }
 
     /// Sleeps until the module rings, unless it has said something meanwhile.
-    fn wait(&mut self, hearing: &Hearing<'_>) -> Result<(), String> {
-        let left = hearing.left()?;
+    fn wait(&mut self, reply_reader: &ReplyReader<'_>) -> Result<(), String> {
+        let left = reply_reader.left()?;
         store(self.words.word(at::HOST_SLEEPS), 1, Ordering::SeqCst);
         if self.waiting()? == 0 {
             let span = Timespec::try_from(left).unwrap_or_default();
             match poll(&mut [PollFd::new(&self.bell, PollFlags::IN)], Some(&span)) {
                 // What it said meanwhile without a ring comes too late.
-                Ok(0) => drop(hearing.left()?),
+                Ok(0) => drop(reply_reader.left()?),
                 Err(Errno::INTR) => {}
                 Ok(_) => match self.hear_bells() {
                     // What it said before it ended is heard first.
@@ -247,7 +248,7 @@ const WORDS_BYTES: usize = 512;
 const _: () = assert!(WORDS_BYTES > MESSAGE_BYTES);
 
 impl Channel for Ring {
-    fn exchange(&mut self, told: &Told<'_>, hearing: &mut Hearing<'_>) -> Result<Option<Instant>, String> {
+    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
         self.bells = 0;
         if self.waiting()? > 0 {
             return Err(GOES_ON.to_owned());
@@ -260,10 +261,10 @@ impl Channel for Ring {
         loop {
             let waiting = self.waiting()?;
             for left in (0..waiting).rev() {
-                let said = self.take(hearing)?;
+                let said = self.take(reply_reader)?;
                 self.read = self.read.wrapping_add(1);
                 store(self.words.word(at::READ), self.read, Ordering::SeqCst);
-                match said.map(|said| hearing.hear(said)).transpose()?.flatten() {
+                match said.map(|said| reply_reader.hear(said)).transpose()?.flatten() {
                     Some(_) if left > 0 || self.waiting()? > 0 => return Err(GOES_ON.to_owned()),
                     Some(due) => return Ok(due),
                     None => {}
@@ -273,7 +274,7 @@ impl Channel for Ring {
                 // It may have waited for room.
                 self.ring_if_it_sleeps()?;
             }
-            self.wait(hearing)?;
+            self.wait(reply_reader)?;
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Modules in WebAssembly, interpreted: they have their memory and one function of ours, `farbus.say`, and nothing else.
+//! Modules in WebAssembly, interpreted: they have their memory and one function of ours, `farbus.say`, and nothing
+//! else.
 //!
 //! | what one may use | limit |
 //! |---|---|
@@ -19,7 +20,7 @@ use wasmi::{
 };
 
 use super::half::{Use, Worker};
-use super::turn::{Channel, Count, FRAME_BYTES_MAX, Hearing, Told};
+use super::turn::{Channel, Count, FRAME_BYTES_MAX, ReplyReader, Told};
 
 /// Bytes of a module's code.
 pub const CODE_BYTES_MAX: usize = 8 << 20;
@@ -147,24 +148,24 @@ impl Instance {
         function: TypedFunc<P, R>,
         told: P,
         fuel: &mut Fuel,
-        hearing: &Hearing<'_>,
+        reply_reader: &ReplyReader<'_>,
     ) -> Result<R, String> {
-        self.refuel(FUEL_SLICE, fuel, hearing)?;
+        self.refuel(FUEL_SLICE, fuel, reply_reader)?;
         let mut call = function.call_resumable(&mut self.store, told);
         loop {
             match call.map_err(|error| sentence(&error))? {
                 TypedResumableCall::Finished(answer) => return Ok(answer),
                 TypedResumableCall::HostTrap(trap) => return Err(sentence(trap.host_error())),
                 TypedResumableCall::OutOfFuel(rest) => {
-                    self.refuel(rest.required_fuel().max(FUEL_SLICE), fuel, hearing)?;
+                    self.refuel(rest.required_fuel().max(FUEL_SLICE), fuel, reply_reader)?;
                     call = rest.resume(&mut self.store);
                 }
             }
         }
     }
 
-    fn refuel(&mut self, wanted: u64, fuel: &mut Fuel, hearing: &Hearing<'_>) -> Result<(), String> {
-        hearing.left()?;
+    fn refuel(&mut self, wanted: u64, fuel: &mut Fuel, reply_reader: &ReplyReader<'_>) -> Result<(), String> {
+        reply_reader.left()?;
         fuel.0 = fuel.0.checked_sub(wanted).ok_or("it has used up the fuel of a turn")?;
         self.store.set_fuel(wanted).map_err(|error| error.to_string())
     }
@@ -179,20 +180,20 @@ fn sentence(error: &Error) -> String {
 }
 
 impl Channel for Instance {
-    fn exchange(&mut self, told: &Told<'_>, hearing: &mut Hearing<'_>) -> Result<Option<Instant>, String> {
+    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String> {
         let mut fuel = Fuel(FUEL_TURN);
         let frame = &told.frame[LENGTH_BYTES..];
         let bytes = frame.len() + told.payload.len();
         self.store.data_mut().count = Count::default();
         // A frame's length has 32 bits: its limit is far below.
-        let at = self.call(self.room, bytes as u32, &mut fuel, hearing)?;
+        let at = self.call(self.room, bytes as u32, &mut fuel, reply_reader)?;
         let room = self.memory.data_mut(&mut self.store).get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes));
         let (head, payload) = room.ok_or("it gave room that is not in its memory")?.split_at_mut(frame.len());
         head.copy_from_slice(frame);
         told.payload.copy_to(payload);
-        let due = self.call(self.turn, (at, bytes as u32), &mut fuel, hearing)?;
+        let due = self.call(self.turn, (at, bytes as u32), &mut fuel, reply_reader)?;
         for said in std::mem::take(&mut self.store.data_mut().said) {
-            hearing.hear(said)?;
+            reply_reader.hear(said)?;
         }
         Ok(u64::try_from(due).ok().map(Instant::from_nanos))
     }

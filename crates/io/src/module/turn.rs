@@ -17,7 +17,7 @@ pub const TURN_FRAMES_MAX: usize = 4096;
 /// How frames travel to a module and back. An error is a sentence: it is cut off, and asked nothing more.
 pub trait Channel: Send {
     /// One turn. Says when the module wants to be called next.
-    fn exchange(&mut self, told: &Told<'_>, hearing: &mut Hearing<'_>) -> Result<Option<Instant>, String>;
+    fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String>;
 }
 
 /// What a module is told: a frame, as on pipes, and the payload behind it.
@@ -50,7 +50,7 @@ impl Count {
 }
 
 /// What is heard during a turn, and for how long.
-pub struct Hearing<'a> {
+pub struct ReplyReader<'a> {
     out: &'a mut Turn,
     /// What the module was told, until it passes it on.
     told: Option<Payload>,
@@ -59,7 +59,7 @@ pub struct Hearing<'a> {
     until: Moment,
 }
 
-impl<'a> Hearing<'a> {
+impl<'a> ReplyReader<'a> {
     /// From now on, of whoever was told a message with this payload, if it was one.
     pub fn new(patience: Duration, told: Option<Payload>, out: &'a mut Turn) -> Self {
         Self { out, told, count: Count::default(), patience, until: Moment::now() + patience }

@@ -174,8 +174,9 @@ impl FileStore {
         }
     }
 
-    /// Zeroes a range by name where that can be done: on whole blocks; what sticks out is written. `may_release` lets the space be
-    /// given back. A block device that cannot give back is zeroed in the kernel still: nothing is copied to it.
+    /// Zeroes a range by name where that can be done: on whole blocks; what sticks out is written. `may_release` lets
+    /// the space be given back. A block device that cannot give back is zeroed in the kernel still: nothing is copied
+    /// to it.
     fn clear(&mut self, offset: u64, len: u64, may_release: bool) -> Result<(), StoreError> {
         let block = u64::from(self.blocks.logical);
         let (first, end) = (offset.next_multiple_of(block), (offset + len) / block * block);

@@ -11,8 +11,8 @@ pub use file::{BlockSizes, FileStore, OpenError, Trouble};
 pub use frames::FrameFile;
 pub use output::create_output;
 
-/// A number that changes when this machine is started anew: what was written to a file and not flushed may then be lost. It is read
-/// once, so a process that gives its rights away asks for it before: later it sees no such file.
+/// A number that changes when this machine is started anew: what was written to a file and not flushed may then be
+/// lost. It is read once, so a process that gives its rights away asks for it before: later it sees no such file.
 pub fn boot_number() -> u64 {
     static KNOWN: OnceLock<u64> = OnceLock::new();
     *KNOWN.get_or_init(read_boot_number)

@@ -8,9 +8,10 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::trust::{Access, FolderError, StateFolder};
 
-/// Makes the file anew, with this mode less the umask. In a folder of the user's own or of root's, whatever has the name is written to,
-/// as by any program. In one where others can put things, such as `/tmp`, it is a new file for its owner alone, or one of the user's own
-/// with one name: no link is followed, and no pipe or device is written to. Root makes it the user's whose folder it is.
+/// Makes the file anew, with this mode less the umask. In a folder of the user's own or of root's, whatever has the
+/// name is written to, as by any program. In one where others can put things, such as `/tmp`, it is a new file for its
+/// owner alone, or one of the user's own with one name: no link is followed, and no pipe or device is written to. Root
+/// makes it the user's whose folder it is.
 ///
 /// # Errors
 /// What stands there instead, and what the system says.

@@ -6,9 +6,10 @@
 //! | the first spare number | the same half | elsewhere |
 //! | the second spare number | programs that are modules | always: they are not to have what that half owns |
 //!
-//! A spare number is one that no machine gives to anybody: Debian reserves 65000 to 65533 (policy 9.2.2), systemd leaves 65520 to 65533
-//! unused (`UIDS-GIDS`), and containers that have 65,536 numbers have them, which do not have those of dynamic users above. 65532 and 65533
-//! are left out, since container images use them. Not `nobody`: other daemons are that user, too, and may signal whatever else is.
+//! A spare number is one that no machine gives to anybody: Debian reserves 65000 to 65533 (policy 9.2.2), systemd
+//! leaves 65520 to 65533 unused (`UIDS-GIDS`), and containers that have 65,536 numbers have them, which do not have
+//! those of dynamic users above. 65532 and 65533 are left out, since container images use them. Not `nobody`: other
+//! daemons are that user, too, and may signal whatever else is.
 
 use std::fs;
 

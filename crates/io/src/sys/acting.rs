@@ -7,8 +7,8 @@ use std::thread;
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-/// Runs `work` on a thread of its own that has the user's rights to files and no others: no group but `group`, no capability. Blocks
-/// until it is done. The rest of the process keeps its rights; the thread's end with it.
+/// Runs `work` on a thread of its own that has the user's rights to files and no others: no group but `group`, no
+/// capability. Blocks until it is done. The rest of the process keeps its rights; the thread's end with it.
 ///
 /// # Errors
 /// What the system says against becoming that user; `work` has not run then.

@@ -30,8 +30,9 @@ pub fn listeners() -> io::Result<Vec<TcpListener>> {
     (FIRST..FIRST + count).map(take).collect()
 }
 
-/// A copy of a passed descriptor, which is the way to it that needs no trust in its number: the system says whether there
-/// is such a one. The original stays open as long as the process; the service manager holds the same socket open as well.
+/// A copy of a passed descriptor, which is the way to it that needs no trust in its number: the system says whether
+/// there is such a one. The original stays open as long as the process; the service manager holds the same socket open
+/// as well.
 fn take(raw: RawFd) -> io::Result<TcpListener> {
     let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("passed descriptor {raw} {what}"));
     let ourselves = pidfd_open(getpid(), PidfdFlags::empty())?;

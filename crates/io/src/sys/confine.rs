@@ -7,12 +7,13 @@
 //! | seccomp | every system call that an engine does not make, `execve`, `ptrace`, `mount`, `socket` among them; signals to other processes | never |
 //! | landlock | files but those named, new TCP connections | kernels before 5.13: said in the report |
 //!
-//! A call that takes a path is let pass only if landlock asks where the path leads; `chmod` and its kind are not among those (landlock(7)),
-//! so modes are changed by descriptor. `stat` and its kind pass, since reading a descriptor's size is the same call: names, sizes and modes of
-//! what every user of the machine may look at are told.
+//! A call that takes a path is let pass only if landlock asks where the path leads; `chmod` and its kind are not among
+//! those (landlock(7)), so modes are changed by descriptor. `stat` and its kind pass, since reading a descriptor's size
+//! is the same call: names, sizes and modes of what every user of the machine may look at are told.
 //!
-//! Descriptors that were inherited are closed ([`inherited`](super::inherited)). What else is open stays open: whoever confines itself opens first, or asks a process that is not confined later ([`passing`](super::passing)).
-//! All of it belongs to the calling thread and to those it starts, so it is done before there is a second one.
+//! Descriptors that were inherited are closed ([`inherited`](super::inherited)). What else is open stays open: whoever
+//! confines itself opens first, or asks a process that is not confined later ([`passing`](super::passing)). All of it
+//! belongs to the calling thread and to those it starts, so it is done before there is a second one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +40,8 @@ use super::accounts::{Account, confined_user};
 pub struct Needs {
     /// Files and folders that it may read, with what is in them.
     pub readable: Vec<PathBuf>,
-    /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes; root's folder is refused.
+    /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes; root's folder is
+    /// refused.
     pub state: Option<Arc<OwnedFd>>,
     /// Deadlines for its threads, and memory that stays where it is: it keeps the two rights to these.
     pub deadlines: bool,
@@ -122,7 +124,8 @@ fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
     Ok(Some(name))
 }
 
-/// Whose a folder is. Whoever hears strangers is not root, not even without capabilities: root's files would be its own.
+/// Whose a folder is. Whoever hears strangers is not root, not even without capabilities: root's files would be its
+/// own.
 fn owner(folder: &OwnedFd) -> Result<(String, Account), ConfineError> {
     let about = rustix::fs::fstat(folder).map_err(failed("look at its folder"))?;
     if about.st_uid == 0 {
@@ -250,8 +253,8 @@ const CALLS: &[u32] = &[
     nr::__NR_uname,
 ];
 
-/// What files of its own ask for besides: made, locked, renamed. Modes by descriptor alone: landlock does not ask where a path leads whose
-/// mode is changed.
+/// What files of its own ask for besides: made, locked, renamed. Modes by descriptor alone: landlock does not ask where
+/// a path leads whose mode is changed.
 const STATE_CALLS: &[u32] =
     &[nr::__NR_renameat, nr::__NR_renameat2, nr::__NR_unlinkat, nr::__NR_mkdirat, nr::__NR_fchmod, nr::__NR_flock];
 
@@ -260,8 +263,8 @@ const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_getattr, nr::__NR_munlockall, nr
 
 /// What datagrams ask for besides `socket`.
 const DATAGRAM_CALLS: &[u32] = &[nr::__NR_bind, nr::__NR_connect];
-/// Domain and kind of `socket(2)`: IPv4 and IPv6 datagrams, routing netlink, which lists networks, and what the C library asks
-/// for a network's number on.
+/// Domain and kind of `socket(2)`: IPv4 and IPv6 datagrams, routing netlink, which lists networks, and what the C
+/// library asks for a network's number on.
 const DATAGRAM_SOCKETS: &[(u64, u64)] = &[(2, 2), (10, 2), (16, 2), (16, 3), (AF_UNIX, 2)];
 /// `ioctl`: the number of a network.
 const SIOCGIFINDEX: u64 = 0x8933;
@@ -286,7 +289,8 @@ const OLD_STATE_CALLS: &[u32] = &[nr::__NR_rename, nr::__NR_unlink, nr::__NR_mkd
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_STATE_CALLS: &[u32] = &[];
 
-/// `ioctl` by its second argument under a mask: usbfs, what a block device is told to discard, and how large its blocks are.
+/// `ioctl` by its second argument under a mask: usbfs, what a block device is told to discard, and how large its blocks
+/// are.
 const IOCTLS: &[(u64, u64)] = &[
     (0xff00, b'U' as u64 * 0x100),
     (!0, BLKDISCARD),
@@ -326,8 +330,8 @@ fn restrict_calls(needs: &Needs) -> Result<(), ConfineError> {
     Ok(())
 }
 
-/// This call is answered as if the kernel had never heard of it: the caller has another way. Its arguments lie in memory,
-/// where no filter can look.
+/// This call is answered as if the kernel had never heard of it: the caller has another way. Its arguments lie in
+/// memory, where no filter can look.
 pub(super) fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
     let rules = BTreeMap::from([(i64::from(call), Vec::new())]);
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(ENOSYS), arch()?)?.try_into()

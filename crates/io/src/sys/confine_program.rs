@@ -1,4 +1,5 @@
-//! What a program gets that is run as a module: memory, what it was started with, and nothing else (U10, requirement I3).
+//! What a program gets that is run as a module: memory, what it was started with, and nothing else (U10, requirement
+//! I3).
 //!
 //! | layer | what it takes away |
 //! |---|---|
@@ -8,8 +9,8 @@
 //! | limits | memory, open files, files that grow, memory dumps, and of root's modules how many processes and threads there are |
 //! | processes | it ends with its supervisor, and with it all that it started: in a PID namespace of its own, or by starting none |
 //!
-//! A filter of what is forbidden, because what a program's language needs is not known here; landlock is what stands behind it, and a
-//! kernel without it is refused.
+//! A filter of what is forbidden, because what a program's language needs is not known here; landlock is what stands
+//! behind it, and a kernel without it is refused.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -165,8 +166,8 @@ fn is_first() -> bool {
     rustix::process::getpid() == rustix::process::Pid::INIT
 }
 
-/// What stands against running `program` as a module, if root runs farbus: modules run as a user that owns nothing, who has to be able to
-/// read and run it.
+/// What stands against running `program` as a module, if root runs farbus: modules run as a user that owns nothing, who
+/// has to be able to read and run it.
 ///
 /// # Errors
 /// [`ProgramError`], which says what to type.
@@ -235,7 +236,8 @@ pub fn confine_for(program: &Path) -> Result<(), ProgramError> {
     filter(forbidden_calls(may_fork).and_then(forbidding))
 }
 
-/// Refuses all calls by numbers of x32. Every other interface of the machine is another architecture to the filters, which end the process.
+/// Refuses all calls by numbers of x32. Every other interface of the machine is another architecture to the filters,
+/// which end the process.
 fn other_interfaces() -> BpfProgram {
     let step = |code: u32, jt, jf, k| sock_filter { code: code as u16, jt, jf, k };
     vec![
@@ -247,7 +249,8 @@ fn other_interfaces() -> BpfProgram {
     ]
 }
 
-/// By number, and under which conditions. One that may start processes has a PID namespace of its own, so that signals reach those alone.
+/// By number, and under which conditions. One that may start processes has a PID namespace of its own, so that signals
+/// reach those alone.
 fn forbidden_calls(may_fork: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<_, _> =
         FORBIDDEN.iter().chain(OLD_FORBIDDEN).map(|&call| (i64::from(call), Vec::new())).collect();

@@ -25,7 +25,8 @@ const NEIGHBOUR: &str = "FARBUS_TEST_CALLS_NEIGHBOUR";
 
 type Call = fn(&CString) -> i64;
 
-/// What takes a path and changes what is there, or what is open to whoever has it. No call of a confined process may do any of it.
+/// What takes a path and changes what is there, or what is open to whoever has it. No call of a confined process may do
+/// any of it.
 #[cfg(target_arch = "x86_64")]
 const CALLS_BY_PATH: &[(&str, Call)] = &[
     ("chmod", |path| call(nr::__NR_chmod, [at(path), 0o4777, 0, 0, 0])),
@@ -95,7 +96,8 @@ fn at(text: impl AsRef<std::ffi::CStr>) -> u64 {
 /// The error's number, negative; or what the call gave.
 fn call(number: u32, arguments: [u64; 5]) -> i64 {
     let [a, b, c, d, e] = arguments;
-    // SAFETY: every address in the tables above is of memory that is there until the call returns, and long enough for it.
+    // SAFETY: every address in the tables above is of memory that is there until the call returns, and long enough for
+    // it.
     let result = unsafe { libc::syscall(number.into(), a, b, c, d, e) };
     if result < 0 { -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { result }
 }
@@ -173,7 +175,8 @@ fn child_that_is_confined_makes_every_call() {
     println!("\nTRIED all");
 }
 
-/// Root's own, another user's that everybody may write, and one of the user's own that belongs to another instance of farbus.
+/// Root's own, another user's that everybody may write, and one of the user's own that belongs to another instance of
+/// farbus.
 const FILES: [&str; 3] = ["roots", "another's", "its own user's"];
 
 fn about(folder: &Path) -> Vec<String> {

@@ -1,7 +1,8 @@
-//! Processors of one's own: cpusets that no others use, so that what is promised on one of them is kept by that one alone.
+//! Processors of one's own: cpusets that no others use, so that what is promised on one of them is kept by that one
+//! alone.
 //!
-//! `SCHED_DEADLINE` takes a thread only if it may run on every processor of its scheduling domain; a cpuset that is a domain of its own is how
-//! a thread is kept to one processor all the same. Both kinds of control groups can make one:
+//! `SCHED_DEADLINE` takes a thread only if it may run on every processor of its scheduling domain; a cpuset that is a
+//! domain of its own is how a thread is kept to one processor all the same. Both kinds of control groups can make one:
 //!
 //! | | version 1 | version 2 |
 //! |---|---|---|
@@ -9,8 +10,8 @@
 //! | others meanwhile | are not moved between processors by themselves | do not run on it |
 //! | who enters | a thread | the whole process: it has one processor of its own at the most |
 //!
-//! What was changed is as it was when the last of a process's sets is dropped. Who is killed leaves a set behind that says whose it was;
-//! the next one takes it away.
+//! What was changed is as it was when the last of a process's sets is dropped. Who is killed leaves a set behind that
+//! says whose it was; the next one takes it away.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -70,12 +71,12 @@ pub struct Exclusive {
 
 /// The way to a processor that somebody has taken. Whether one may go it was asked when it was opened.
 #[derive(Debug)]
-pub struct Entrance {
+pub struct CpusetEntry {
     cpu: usize,
     file: File,
 }
 
-impl Entrance {
+impl CpusetEntry {
     /// It was opened in another process.
     pub fn passed(cpu: usize, descriptor: OwnedFd) -> Self {
         Self { cpu, file: descriptor.into() }
@@ -135,14 +136,14 @@ impl Exclusive {
     ///
     /// # Errors
     /// What the system says.
-    pub fn entrance(&self) -> Result<Entrance, CpusetError> {
+    pub fn cpuset_entry(&self) -> Result<CpusetEntry, CpusetError> {
         let path = self.folder.join(match self.home {
             Home::One { .. } => "tasks",
             Home::Two { .. } => "cgroup.procs",
         });
         let file = File::options().write(true).open(&path);
         let file = file.map_err(|error| denied(format!("open {}", path.display()), error))?;
-        Ok(Entrance { cpu: self.cpu, file })
+        Ok(CpusetEntry { cpu: self.cpu, file })
     }
 
     fn take_one(root: &Path, cpu: usize) -> Result<Self, CpusetError> {
@@ -246,7 +247,8 @@ fn clear_after_the_dead(root: &Path, own: &str) {
 /// Whoever is in the set goes back. One that ends meanwhile needs no more.
 fn empty(folder: &Path, own: &str, back: &Path) {
     if own == "cgroup.procs" {
-        // A folder that goes gives its processor back in its own time, after the next one has taken it: that one would be a domain by its name only.
+        // A folder that goes gives its processor back in its own time, after the next one has taken it: that one would
+        // be a domain by its name only.
         let _ = fs::write(folder.join(PARTITION), "member");
     }
     for thread in fs::read_to_string(folder.join(own)).unwrap_or_default().lines() {
@@ -322,7 +324,7 @@ mod tests {
         let folder = own.folder.clone();
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                own.entrance().unwrap().enter().unwrap();
+                own.cpuset_entry().unwrap().enter().unwrap();
                 let [budget, period] = [1, 100].map(Duration::from_millis);
                 let reservation = Reservation::take(&[Policy::Deadline { budget, period }]);
                 let cpus = rustix::thread::sched_getaffinity(None).unwrap();

@@ -19,8 +19,8 @@ const fn ioctl_read(kind: u8, number: u8, bytes: usize) -> libc::Ioctl {
     ((READ << 30) | (bytes << 16) | ((kind as usize) << 8) | number as usize) as libc::Ioctl
 }
 
-/// A file's handle, as `name_to_handle_at(2)` has it: its type and its bytes. It names the file on its file system whatever path leads to it,
-/// and no file that is made later.
+/// A file's handle, as `name_to_handle_at(2)` has it: its type and its bytes. It names the file on its file system
+/// whatever path leads to it, and no file that is made later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileHandle {
     /// How the bytes are read; the file system's own business.
@@ -67,7 +67,8 @@ struct LoopStatus {
 pub fn file_handle(file: impl AsFd) -> io::Result<FileHandle> {
     let mut raw = RawHandle { bytes: HANDLE_BYTES_MAX as u32, kind: 0, handle: [0; HANDLE_BYTES_MAX] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: the path is a C string, and both places that are written to live until the call returns; `bytes` says how much room there is.
+    // SAFETY: the path is a C string, and both places that are written to live until the call returns; `bytes` says how
+    // much room there is.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,

@@ -1,7 +1,8 @@
 //! Descriptors that a process has from whoever started it: a shell's, a service manager's, another program's mistake.
 //!
-//! Ours close when a program is started (`FD_CLOEXEC`); those of others need not. Nobody who hears strangers is to have them, and nobody
-//! whom farbus starts: [`note`] is called before anything else is opened, [`close`] once they are of no more use.
+//! Ours close when a program is started (`FD_CLOEXEC`); those of others need not. Nobody who hears strangers is to have
+//! them, and nobody whom farbus starts: [`note`] is called before anything else is opened, [`close`] once they are of
+//! no more use.
 
 #![allow(unsafe_code, reason = "descriptors that no type owns")]
 

@@ -1,8 +1,9 @@
 //! Memory that the kernel lends for transfers: a controller fills it, and it is sent from where it lies.
 //!
-//! usbfs copies every other buffer twice over, into memory of its own and from there; what was mapped from its descriptor it uses
-//! as it is (`usbdev_mmap`, `find_memory_area`). A lease is *held* by whoever wants a transfer into it, *filled* while usbfs has it, and
-//! then read by anybody until the last reader has gone. Its types keep these apart: only [`Filled`] has bytes.
+//! usbfs copies every other buffer twice over, into memory of its own and from there; what was mapped from its
+//! descriptor it uses as it is (`usbdev_mmap`, `find_memory_area`). A lease is *held* by whoever wants a transfer into
+//! it, *filled* while usbfs has it, and then read by anybody until the last reader has gone. Its types keep these
+//! apart: only [`Filled`] has bytes.
 #![allow(unsafe_code, reason = "memory that a device writes cannot be a slice while it does")]
 
 use std::fmt;
@@ -80,8 +81,8 @@ impl Lease {
 
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: mapped and initialized (the kernel zeroes what it maps). Nobody writes: a lease is made of it again only once
-        // this, the last one, has gone (`Leases::take`).
+        // SAFETY: mapped and initialized (the kernel zeroes what it maps). Nobody writes: a lease is made of it again
+        // only once this, the last one, has gone (`Leases::take`).
         unsafe { slice::from_raw_parts(self.0.at.as_ptr(), self.0.bytes) }
     }
 }
@@ -94,8 +95,8 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Memory of at least `bytes`, as long as all together stay below `bytes_max`; more of it is mapped from `file` if need
-    /// be (`None`: of nobody).
+    /// Memory of at least `bytes`, as long as all together stay below `bytes_max`; more of it is mapped from `file` if
+    /// need be (`None`: of nobody).
     ///
     /// # Errors
     /// What the system says: no memory, or no permission to map.

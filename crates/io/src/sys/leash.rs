@@ -14,26 +14,29 @@ use std::io;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
-/// Makes the next process that this one starts the first of a PID namespace, at whose end the kernel ends all others in it. This process
-/// can start no thread any more.
+/// Makes the next process that this one starts the first of a PID namespace, at whose end the kernel ends all others in
+/// it. This process can start no thread any more.
 ///
 /// # Errors
 /// What the system says: root may not always.
 pub fn own_pid_namespace() -> std::io::Result<()> {
-    // SAFETY: what is unshared is the namespace of processes to come; memory, descriptors and this process's own number stay as they are.
+    // SAFETY: what is unshared is the namespace of processes to come; memory, descriptors and this process's own number
+    // stay as they are.
     unsafe {
         rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWPID)?;
     }
     Ok(())
 }
 
-/// In the process that is to become the program, as the user that it stays: it ends with its supervisor, also if that has ended already.
+/// In the process that is to become the program, as the user that it stays: it ends with its supervisor, also if that
+/// has ended already.
 ///
 /// # Errors
 /// What the system says; `BrokenPipe` if the supervisor has ended.
 pub fn die_with_supervisor() -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // A process closes what it holds before its children are told of its end: one that still holds the pipe will be heard of.
+    // A process closes what it holds before its children are told of its end: one that still holds the pipe will be
+    // heard of.
     let mut pipe = [PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::IN)];
     poll(&mut pipe, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     if pipe[0].revents().contains(PollFlags::HUP) {

@@ -1,7 +1,7 @@
 //! Messages between two halves of one program, and descriptors with them.
 //!
-//! A Unix socket pair that keeps messages apart: what is sent at once is received at once or refused, and a stranger has no
-//! way in. One half may hold rights that the other has given away ([`confine`](super::confine)).
+//! A Unix socket pair that keeps messages apart: what is sent at once is received at once or refused, and a stranger
+//! has no way in. One half may hold rights that the other has given away ([`confine`](super::confine)).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -34,8 +34,8 @@ pub fn send_on_stream(stream: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_
     Ok(net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Receives bytes from a Unix stream, and what descriptors come with them; those that are too many are closed. Says how many bytes
-/// came: none at the end.
+/// Receives bytes from a Unix stream, and what descriptors come with them; those that are too many are closed. Says how
+/// many bytes came: none at the end.
 ///
 /// # Errors
 /// What the system says, `WouldBlock` after the socket's timeout.

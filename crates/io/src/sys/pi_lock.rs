@@ -1,7 +1,7 @@
 //! A lock whose holder runs with the priority, or the deadline, of whoever waits for it (futex(2), `FUTEX_LOCK_PI`).
 //!
-//! What is ordinary in the standard library lets a thread that has no promise keep one that has from running, for as long as others run.
-//! This is held for a copy and no longer.
+//! What is ordinary in the standard library lets a thread that has no promise keep one that has from running, for as
+//! long as others run. This is held for a copy and no longer.
 #![allow(unsafe_code, reason = "a lock is shared memory and a proof that one thread has it")]
 
 use std::cell::UnsafeCell;
@@ -75,7 +75,8 @@ impl<T> Drop for Guard<'_, T> {
         let holder = &self.lock.holder;
         let me = me();
         if holder.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed).is_err() {
-            // Somebody waits: the kernel gives it to the most urgent, who sees what was written through the kernel's own barriers.
+            // Somebody waits: the kernel gives it to the most urgent, who sees what was written through the kernel's
+            // own barriers.
             let given = futex::unlock_pi(holder, futex::Flags::PRIVATE);
             debug_assert!(given.is_ok(), "{given:?}");
         }

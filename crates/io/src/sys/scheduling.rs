@@ -6,8 +6,8 @@
 //! | [`Policy::Fifo`] | `SCHED_FIFO`: runs before all that have no promise, however long | `CAP_SYS_NICE`, `RLIMIT_RTPRIO` |
 //! | [`Policy::Ordinary`] | everybody's share | everybody |
 //!
-//! A thread asks for itself ([`Reservation::take`]) and has what it was before when the reservation is dropped. What the kernel
-//! denied is told with its reason ([`Denied`]): whoever goes on with less says so.
+//! A thread asks for itself ([`Reservation::take`]) and has what it was before when the reservation is dropped. What
+//! the kernel denied is told with its reason ([`Denied`]): whoever goes on with less says so.
 #![allow(unsafe_code, reason = "calls that neither the standard library nor rustix has")]
 
 use std::fmt;
@@ -125,11 +125,13 @@ impl Reservation {
         }
     }
 
-    /// Begins what was granted anew, if it is a deadline. Time that a hypervisor took while a thread ran counts as that thread's: it is in
-    /// debt for many periods then, and is kept from running until they are over. Whoever knows that he did not take it himself owes nothing.
+    /// Begins what was granted anew, if it is a deadline. Time that a hypervisor took while a thread ran counts as that
+    /// thread's: it is in debt for many periods then, and is kept from running until they are over. Whoever knows that
+    /// he did not take it himself owes nothing.
     pub fn renew(&mut self) {
         if let policy @ Policy::Deadline { .. } = self.policy {
-            // Less is never denied. The kernel keeps what it had promised for the rest of the period, so that nobody else is given it.
+            // Less is never denied. The kernel keeps what it had promised for the rest of the period, so that nobody
+            // else is given it.
             let _ = set(Policy::Ordinary);
             if let Err(denied) = set(policy) {
                 self.policy = Policy::Ordinary;
@@ -205,7 +207,8 @@ impl Attributes {
 
     fn of_this_thread() -> io::Result<Self> {
         let mut raw = Self::ORDINARY.raw();
-        // SAFETY: the kernel writes at most `size` bytes to a structure of that size, which lives as long as the call (sched_getattr(2)).
+        // SAFETY: the kernel writes at most `size` bytes to a structure of that size, which lives as long as the call
+        // (sched_getattr(2)).
         let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut raw, raw.size, 0) };
         if result != 0 {
             return Err(io::Error::last_os_error());
@@ -223,7 +226,8 @@ impl Attributes {
 
     fn apply(&self) -> io::Result<()> {
         let raw = self.raw();
-        // SAFETY: the kernel reads `size` bytes of a structure of that size, which lives as long as the call (sched_setattr(2)).
+        // SAFETY: the kernel reads `size` bytes of a structure of that size, which lives as long as the call
+        // (sched_setattr(2)).
         let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const raw, 0) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

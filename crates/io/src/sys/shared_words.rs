@@ -1,8 +1,8 @@
 //! Words in memory that another process writes, too.
 //!
-//! Nothing but atomics looks at it: whatever the other does, and whenever, each word is read once and is some number. What is longer than
-//! a word is read and written through the descriptor ([`std::os::unix::fs::FileExt`]), which copies it, and fails where memory that has
-//! been taken away would end this process.
+//! Nothing but atomics looks at it: whatever the other does, and whenever, each word is read once and is some number.
+//! What is longer than a word is read and written through the descriptor ([`std::os::unix::fs::FileExt`]), which copies
+//! it, and fails where memory that has been taken away would end this process.
 #![allow(unsafe_code, reason = "a mapping that others write is no reference to plain memory")]
 
 use std::io;
@@ -25,7 +25,8 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Maps `count` words from the beginning of `file`, which has them: a file in memory that is sealed against shrinking.
+    /// Maps `count` words from the beginning of `file`, which has them: a file in memory that is sealed against
+    /// shrinking.
     ///
     /// # Errors
     /// What the system says.
@@ -35,8 +36,8 @@ impl SharedWords {
         if !seals.contains(rustix::fs::SealFlags::SHRINK) || rustix::fs::fstat(file)?.st_size < bytes as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "memory that may become shorter"));
         }
-        // These pages are there from now on, whatever becomes of the machine's memory, unless whoever else has the file makes holes in it,
-        // which no seal forbids to one who may write: his filter of system calls does.
+        // These pages are there from now on, whatever becomes of the machine's memory, unless whoever else has the file
+        // makes holes in it, which no seal forbids to one who may write: his filter of system calls does.
         rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice.
@@ -51,8 +52,8 @@ impl SharedWords {
     /// If there are not so many.
     pub fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < self.count, "a word lies in its memory");
-        // SAFETY: it lies in the mapping, which is as long as this and begins at a page; the memory can be neither shortened (sealed)
-        // nor read other than atomically by us, and any bits are a number.
+        // SAFETY: it lies in the mapping, which is as long as this and begins at a page; the memory can be neither
+        // shortened (sealed) nor read other than atomically by us, and any bits are a number.
         unsafe { self.at.add(index).as_ref() }
     }
 }

@@ -1,5 +1,5 @@
-//! What TCP is asked beyond what others have names for: how soon it takes what was not acknowledged for lost, how fast it may send, how
-//! far it has come, and how far away it has found its peer.
+//! What TCP is asked beyond what others have names for: how soon it takes what was not acknowledged for lost, how fast
+//! it may send, how far it has come, and how far away it has found its peer.
 
 #![allow(unsafe_code, reason = "options that the standard library and rustix have no name for")]
 
@@ -20,7 +20,8 @@ pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<(
     set(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, &us)
 }
 
-/// The round trip to the peer as the kernel has measured and smoothed it; none of what is no TCP connection, or was not measured yet.
+/// The round trip to the peer as the kernel has measured and smoothed it; none of what is no TCP connection, or was not
+/// measured yet.
 pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
     let info = info(socket).ok()?;
     (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
@@ -87,7 +88,8 @@ fn info(socket: impl AsFd) -> io::Result<libc::tcp_info> {
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel writes at most `length` bytes to a struct of that size that lives as long as the call (getsockopt(2)).
+    // SAFETY: the kernel writes at most `length` bytes to a struct of that size that lives as long as the call
+    // (getsockopt(2)).
     let result =
         unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, (&raw mut info).cast(), &raw mut length) };
     if result == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }

@@ -1,9 +1,10 @@
 //! Which user of this machine is at the other end of a TCP connection.
 //!
-//! A TCP socket knows no credentials of its peer. Where the peer is a socket of this machine, in this network namespace, the
-//! kernel knows that socket by the connection's two addresses and says whose it is: `NETLINK_SOCK_DIAG` (sock_diag(7)), or
-//! `/proc/net/tcp` and `tcp6` (proc_net_tcp.txt) where that is missing. A socket that its program has closed still answers for
-//! a while, without an inode and as user 0: it counts as closed and is never taken for root's.
+//! A TCP socket knows no credentials of its peer. Where the peer is a socket of this machine, in this network
+//! namespace, the kernel knows that socket by the connection's two addresses and says whose it is: `NETLINK_SOCK_DIAG`
+//! (sock_diag(7)), or `/proc/net/tcp` and `tcp6` (proc_net_tcp.txt) where that is missing. A socket that its program
+//! has closed still answers for a while, without an inode and as user 0: it counts as closed and is never taken for
+//! root's.
 
 use std::fs;
 use std::io;
@@ -48,8 +49,8 @@ pub fn peer_owner(socket: impl AsFd) -> io::Result<PeerOwner> {
     })
 }
 
-/// Whose the socket is that listens at this address of this machine, if the kernel finds one and says so. It is whose process began to
-/// listen, whoever that process became since.
+/// Whose the socket is that listens at this address of this machine, if the kernel finds one and says so. It is whose
+/// process began to listen, whoever that process became since.
 pub fn listener_owner(at: SocketAddr) -> Option<u32> {
     let at = SocketAddr::new(at.ip().to_canonical(), at.port());
     // Where nobody has just these two addresses the kernel finds who would hear from the second.

@@ -11,8 +11,8 @@ use rustix::ioctl::{Getter, Opcode, ioctl};
 /// `SIOCOUTQ`.
 const OUTQ: Opcode = 0x5411;
 
-/// Whether the other end of this Unix socket has read all that was sent to it. On a TCP socket: whether it has arrived there,
-/// which says less.
+/// Whether the other end of this Unix socket has read all that was sent to it. On a TCP socket: whether it has arrived
+/// there, which says less.
 ///
 /// # Errors
 /// What the system says: it is no socket.

@@ -1,15 +1,16 @@
 //! usbfs: the kernel's door to real USB devices, `/dev/bus/usb/BBB/DDD`, as calls that lend it memory and get it back.
 //!
-//! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); between the two the
-//! kernel may be told to give it up ([`Usbfs::discard`]), which makes it reapable at once. It is named by a slot, a small
-//! number that the caller chooses. The calls that wait for the device ([`Calls`]) hold its lock in the kernel, and any other
-//! call on the descriptor waits for them: only `poll` does not (`usbdev_do_ioctl`, `usbdev_poll`).
+//! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); between the two
+//! the kernel may be told to give it up ([`Usbfs::discard`]), which makes it reapable at once. It is named by a slot, a
+//! small number that the caller chooses. The calls that wait for the device ([`Calls`]) hold its lock in the kernel,
+//! and any other call on the descriptor waits for them: only `poll` does not (`usbdev_do_ioctl`, `usbdev_poll`).
 //!
-//! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes results
-//! only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data need not be
-//! kept, and IN buffers are owned here until then.
+//! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes
+//! results only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data
+//! need not be kept, and IN buffers are owned here until then.
 //!
-//! The layout of the structures is `include/uapi/linux/usbdevice_fs.h`; a test holds the call numbers that follow from it.
+//! The layout of the structures is `include/uapi/linux/usbdevice_fs.h`; a test holds the call numbers that follow from
+//! it.
 #![allow(unsafe_code, reason = "a device is driven by ioctls on memory that the kernel remembers")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -21,7 +22,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farbus_model::limits::LENT_BYTES_MAX;
+use farbus_model::limits::BORROWED_BYTES_MAX;
 use farbus_model::{Status, TransferType, UrbFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -249,8 +250,8 @@ impl Usbfs {
         Arc::clone(&self.fd)
     }
 
-    /// Memory of the kernel's for a transfer from the device of at most `bytes`: what it fills is neither copied nor allocated. `None`
-    /// where it lends none, has lent enough, or a copy costs less.
+    /// Memory of the kernel's for a transfer from the device of at most `bytes`: what it fills is neither copied nor
+    /// allocated. `None` where it lends none, has lent enough, or a copy costs less.
     pub fn lease(&mut self, bytes: usize) -> Option<Lease> {
         if !(LEASE_BYTES_MIN..=LEASE_BYTES_MAX).contains(&bytes) {
             return None;
@@ -258,7 +259,7 @@ impl Usbfs {
         if !*self.lends.get_or_insert_with(|| capabilities(&self.fd).is_ok_and(|all| all & CAN_MAP != 0)) {
             return None;
         }
-        self.leases.take(Some(self.fd.as_fd()), bytes, LENT_BYTES_MAX).unwrap_or_else(|error| {
+        self.leases.take(Some(self.fd.as_fd()), bytes, BORROWED_BYTES_MAX).unwrap_or_else(|error| {
             tracing::debug!(%error, "the kernel lends no more memory: data is copied");
             // Not asked with every transfer; when its user has gone it is asked again.
             self.lends = Some(false);
@@ -328,9 +329,9 @@ impl Usbfs {
             },
             transfer.packets,
         );
-        // SAFETY: the structure is the kernel's own and lives, unmoved, until it was reaped or the descriptor closed (`Memory`
-        // is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then; lent memory is the
-        // kernel's own, which knows it by its address and length, and refuses what it does not know.
+        // SAFETY: the structure is the kernel's own and lives, unmoved, until it was reaped or the descriptor closed
+        // (`Memory` is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then;
+        // lent memory is the kernel's own, which knows it by its address and length, and refuses what it does not know.
         let result = unsafe { ioctl(&self.fd, Pass::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
         match result {
             Ok(()) => {
@@ -344,8 +345,8 @@ impl Usbfs {
         }
     }
 
-    /// Tells the kernel to give a transfer up and waits until it has: it can be reaped then, with its true end if that came
-    /// first. Does nothing to one that has ended.
+    /// Tells the kernel to give a transfer up and waits until it has: it can be reaped then, with its true end if that
+    /// came first. Does nothing to one that has ended.
     pub fn discard(&mut self, slot: usize) {
         let Some(memory) = self.slots.get(slot).filter(|slot| slot.is_lent).and_then(|slot| slot.urb.as_ref()) else {
             return;
@@ -490,8 +491,8 @@ impl Calls {
         unsafe { ioctl(&self.0, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
     }
 
-    /// Gives bulk endpoints of one claimed interface streams, as many for each; says how many, which may be fewer. What is queued at them
-    /// has to have ended. Another setting of the interface takes them away.
+    /// Gives bulk endpoints of one claimed interface streams, as many for each; says how many, which may be fewer. What
+    /// is queued at them has to have ended. Another setting of the interface takes them away.
     ///
     /// # Errors
     /// [`Status::Invalid`] if an endpoint or the controller has none, or `count` is below 2.
@@ -513,8 +514,8 @@ impl Calls {
         Ok(())
     }
 
-    /// Resets the port and restores address and configuration, waited for. An interface that is claimed meanwhile would lose
-    /// its claim to the kernel's driver.
+    /// Resets the port and restores address and configuration, waited for. An interface that is claimed meanwhile would
+    /// lose its claim to the kernel's driver.
     ///
     /// # Errors
     /// [`Status::Gone`] when the device came back as another one.
@@ -598,7 +599,8 @@ impl Memory {
     }
 
     fn head(&self) -> &RawUrb {
-        // SAFETY: initialized since it was made, and the kernel writes only inside a call that reaps, which borrows all slots.
+        // SAFETY: initialized since it was made, and the kernel writes only inside a call that reaps, which borrows all
+        // slots.
         unsafe { self.at.as_ref() }
     }
 
@@ -612,7 +614,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from a box of this very type. The kernel writes to it only when somebody reaps, and only its owner did.
+        // SAFETY: it came from a box of this very type. The kernel writes to it only when somebody reaps, and only its
+        // owner did.
         unsafe {
             if self.has_packets {
                 drop(Box::from_raw(self.at.as_ptr().cast::<RawIsoUrb>()));

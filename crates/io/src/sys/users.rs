@@ -3,7 +3,8 @@
 use std::fs;
 use std::io;
 
-/// The number of the user of this name, as `/etc/passwd` has it; `None` if it has none. Users of a directory service are not there.
+/// The number of the user of this name, as `/etc/passwd` has it; `None` if it has none. Users of a directory service
+/// are not there.
 ///
 /// # Errors
 /// If that file cannot be read.

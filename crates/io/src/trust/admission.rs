@@ -1,7 +1,7 @@
 //! How many strangers are listened to, and how often.
 //!
-//! A connection that has not proved a key has one of [`STRANGERS_MAX`] places. Who comes from where a key was proved lately goes before who
-//! does not:
+//! A connection that has not proved a key has one of [`STRANGERS_MAX`] places. Who comes from where a key was proved
+//! lately goes before who does not:
 //!
 //! | rank | comes from | places |
 //! |---|---|---|
@@ -9,9 +9,10 @@
 //! | 1 | the network of such an address: of IPv4 the 24 first bits, of IPv6 64 | all |
 //! | 0 | elsewhere | all but [`PROVED_PLACES`] |
 //!
-//! Where there is no place left, the oldest connection of a lower rank is cut, at once; else the oldest of the same rank if it has had
-//! [`PRESSED_TIME`], or if its network has more than [`CROWDED_NETWORK`] places and the newcomer's has fewer. Only if there is none such is
-//! the newcomer turned away. So connections that say nothing cost a paired host nothing, from however many addresses they come.
+//! Where there is no place left, the oldest connection of a lower rank is cut, at once; else the oldest of the same
+//! rank if it has had [`PRESSED_TIME`], or if its network has more than [`CROWDED_NETWORK`] places and the newcomer's
+//! has fewer. Only if there is none such is the newcomer turned away. So connections that say nothing cost a paired
+//! host nothing, from however many addresses they come.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -56,7 +57,8 @@ impl fmt::Display for Refusal {
 pub enum Proof {
     /// It has proved a key.
     Given,
-    /// The link was lost before. Of an address that has proved one lately this is its network's failure and not its own.
+    /// The link was lost before. Of an address that has proved one lately this is its network's failure and not its
+    /// own.
     CutShort,
     /// It failed.
     Failed,

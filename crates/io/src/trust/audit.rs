@@ -6,13 +6,15 @@
 //! | `refused.log` | refusals |
 //! | `grants.log` | `pair`, `unpair`, `allow` and `forbid` that were done, once more |
 //!
-//! Each has its own bounds and its own old files, so nothing that another host does makes room by removing a line of a later row.
+//! Each has its own bounds and its own old files, so nothing that another host does makes room by removing a line of a
+//! later row.
 //!
-//! **A flood** is counted ([`Tally`]): of what one peer does or is refused the first lines of a minute are written, then one line says how
-//! many more there were (`count`, `seconds`). What this host's owner does is always written.
+//! **A flood** is counted ([`Tally`]): of what one peer does or is refused the first lines of a minute are written,
+//! then one line says how many more there were (`count`, `seconds`). What this host's owner does is always written.
 //!
-//! **A disk that is full** stops nobody: what a session does is done without its line, which is said once in the program's own log, and
-//! again when lines are written. A line of which the disk took a part stays as it is; the next one begins anew.
+//! **A disk that is full** stops nobody: what a session does is done without its line, which is said once in the
+//! program's own log, and again when lines are written. A line of which the disk took a part stays as it is; the next
+//! one begins anew.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};

@@ -92,7 +92,8 @@ pub struct KnownDevice {
     pub id: DeviceId,
     /// How many media it has had before this one.
     pub generation: u64,
-    /// The evidence of its medium; none if the medium was retired: nothing is this device then, until its owner says so.
+    /// The evidence of its medium; none if the medium was retired: nothing is this device then, until its owner says
+    /// so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub medium: Option<String>,
     /// Which part of the medium it is, and how it is used; empty: all of it, to read and write.
@@ -204,8 +205,8 @@ impl Devices {
         self.devices.iter()
     }
 
-    /// Adds a device. Where there are [`limits::DEVICES_MAX`], one without a medium is forgotten, or the one that was not offered for the
-    /// longest time.
+    /// Adds a device. Where there are [`limits::DEVICES_MAX`], one without a medium is forgotten, or the one that was
+    /// not offered for the longest time.
     pub fn add(&mut self, device: KnownDevice) -> Identity {
         let identity = device.identity();
         if self.devices.len() >= limits::DEVICES_MAX {
@@ -218,8 +219,8 @@ impl Devices {
         identity
     }
 
-    /// From now on the device with this id is `medium`, which is no other device any more; its generation is `generation`. Says whether
-    /// there is such a device.
+    /// From now on the device with this id is `medium`, which is no other device any more; its generation is
+    /// `generation`. Says whether there is such a device.
     pub fn give(&mut self, id: DeviceId, generation: u64, medium: &str, view: &str) -> bool {
         if self.of_id(id).is_none() {
             return false;

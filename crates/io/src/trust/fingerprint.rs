@@ -6,8 +6,8 @@ use std::str::FromStr;
 use ring::digest;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// SHA-256 of an Ed25519 public key's SubjectPublicKeyInfo (RFC 8410): a host, for people and files. Written in 52 letters
-/// and digits (base 32 of RFC 4648, lower case, no padding).
+/// SHA-256 of an Ed25519 public key's SubjectPublicKeyInfo (RFC 8410): a host, for people and files. Written in 52
+/// letters and digits (base 32 of RFC 4648, lower case, no padding).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 32]);
 

@@ -48,8 +48,8 @@ impl Folder {
         Self { path: path.into(), held: Arc::default() }
     }
 
-    /// `FARBUS_STATE`; else `/var/lib/farbus` for root, `farbus` in `XDG_STATE_HOME` (or `~/.local/state`) for others. A
-    /// process that becomes another user keeps that of the first.
+    /// `FARBUS_STATE`; else `/var/lib/farbus` for root, `farbus` in `XDG_STATE_HOME` (or `~/.local/state`) for others.
+    /// A process that becomes another user keeps that of the first.
     ///
     /// # Errors
     /// If the user has no home either.
@@ -93,7 +93,8 @@ impl Folder {
         self.opened_or_made().map(drop)
     }
 
-    /// Keeps it open: it is found from now on even where the way to it is closed to this process, and whatever stands there then.
+    /// Keeps it open: it is found from now on even where the way to it is closed to this process, and whatever stands
+    /// there then.
     pub(super) fn keep(&self, folder: StateFolder) -> &StateFolder {
         self.held.get_or_init(|| folder)
     }

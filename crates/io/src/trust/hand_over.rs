@@ -1,8 +1,9 @@
 //! Giving root's state folder to the user that hears strangers.
 //!
-//! In releases before, that user was root, without capabilities, where root owned the folder. It never is any more, so the folder has to change
-//! hands once: by the process that is still root, before it gives its rights away. Everything is done by descriptor, and a release
-//! that came before goes on with such a folder as it does with one of the user `farbus`.
+//! In releases before, that user was root, without capabilities, where root owned the folder. It never is any more, so
+//! the folder has to change hands once: by the process that is still root, before it gives its rights away. Everything
+//! is done by descriptor, and a release that came before goes on with such a folder as it does with one of the user
+//! `farbus`.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,12 +15,13 @@ use super::folder::{Folder, StateError};
 use super::state_folder::{Access, StateFolder};
 use crate::sys::accounts::{Account, confined_user};
 
-/// Folders that root's state folder may have in it and still be farbus's own: its journals, and what a file system begins with.
+/// Folders that root's state folder may have in it and still be farbus's own: its journals, and what a file system
+/// begins with.
 const SUBFOLDERS: [&str; 2] = ["swaps", "lost+found"];
 
 impl Folder {
-    /// Keeps the folder open for a process that is about to give its rights away, and gives root's own to the user that it becomes. Its
-    /// descriptor says who that is.
+    /// Keeps the folder open for a process that is about to give its rights away, and gives root's own to the user that
+    /// it becomes. Its descriptor says who that is.
     ///
     /// # Errors
     /// [`StateError`]: root's folder holds what is not farbus's, or the system refuses.

@@ -1,8 +1,9 @@
 //! Who a host is, and whom it knows: keys, certificates, paired hosts, and the TLS that holds links to them.
 //!
-//! A host *is* its Ed25519 key. Its certificate is only the paper that TLS wants around the key: made afresh when needed, with
-//! no name in it that a stranger could learn. A link is accepted if and only if the peer proves that it has a key that a
-//! person paired with this host, and its certificate is in date; no name, address or authority stands in for that.
+//! A host *is* its Ed25519 key. Its certificate is only the paper that TLS wants around the key: made afresh when
+//! needed, with no name in it that a stranger could learn. A link is accepted if and only if the peer proves that it
+//! has a key that a person paired with this host, and its certificate is in date; no name, address or authority stands
+//! in for that.
 
 mod admission;
 mod audit;
@@ -30,7 +31,7 @@ pub use identity::Identity;
 pub use name::{NotAName, host_name, name_from};
 pub use pake::{Code, Exchange, NotACode, Proofs, Side};
 pub use peers::{Grant, Peer, Peers};
-pub use quic::{QuicDoor, QuicServer};
+pub use quic::{QuicAcceptor, QuicServer};
 pub use random::fill_random;
 pub use state_folder::{Access, FolderError, FolderTrouble, Refusal as FolderRefusal, StateFolder};
 pub use tls::{Accepts, HandshakeError, Protocol, Secured, Terms};

@@ -19,7 +19,8 @@ impl fmt::Display for NotAName {
 
 impl std::error::Error for NotAName {}
 
-/// `text` as a name, in lower case: what it says may come from a stranger, and is shown on terminals and written to files.
+/// `text` as a name, in lower case: what it says may come from a stranger, and is shown on terminals and written to
+/// files.
 ///
 /// # Errors
 /// [`NotAName`].

@@ -1,9 +1,9 @@
 //! The code that a person carries from one host to the other, and what is made of it.
 //!
 //! SPAKE2 over Ed25519, between two hosts that have shown each other their keys in TLS. Both fingerprints are SPAKE2's
-//! identities, and both proofs cover the connection's own exporter (RFC 9266 in spirit): a host in the middle, which has to
-//! show another key to either side, gets two different secrets and can prove neither. Whoever guesses has to say a proof to
-//! the host that waits, and learns from it whether that one guess was right, and nothing about any other.
+//! identities, and both proofs cover the connection's own exporter (RFC 9266 in spirit): a host in the middle, which
+//! has to show another key to either side, gets two different secrets and can prove neither. Whoever guesses has to say
+//! a proof to the host that waits, and learns from it whether that one guess was right, and nothing about any other.
 
 use std::fmt;
 use std::str::FromStr;
@@ -130,7 +130,8 @@ impl Exchange {
         &self.share
     }
 
-    /// The proofs, from what the peer sent. `context` is what both must have seen alike. `None`: no such message exists.
+    /// The proofs, from what the peer sent. `context` is what both must have seen alike. `None`: no such message
+    /// exists.
     pub fn finish(self, their_share: &[u8], context: &[&[u8]]) -> Option<Proofs> {
         let secret = self.spake.finish(their_share).ok()?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);

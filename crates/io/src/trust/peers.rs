@@ -76,8 +76,8 @@ pub struct Peer {
     /// For which of them it may reserve with high criticality.
     #[serde(default, skip_serializing_if = "Grant::is_empty")]
     pub reserve_high: Grant,
-    /// Which devices are meant by names that farbus gave, and not their owner: such a name allows these and nothing else, whatever they and
-    /// others are called now. A name that is not here allows whatever is called so.
+    /// Which devices are meant by names that farbus gave, and not their owner: such a name allows these and nothing
+    /// else, whatever they and others are called now. A name that is not here allows whatever is called so.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub bound: BTreeMap<String, BTreeSet<DeviceId>>,
 }
@@ -147,7 +147,8 @@ impl Peers {
         serde_json::from_slice(&bytes).map_err(|error| folder.trouble(PEERS_FILE, &error))
     }
 
-    /// Changes those in `folder`, alone among all processes. What another release wrote there and this one does not know stays.
+    /// Changes those in `folder`, alone among all processes. What another release wrote there and this one does not
+    /// know stays.
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
@@ -211,7 +212,8 @@ impl Peers {
     }
 }
 
-/// Adds to `changed` what `written` says beyond what is `known` of it here: fields of the file, and of each host that is still there.
+/// Adds to `changed` what `written` says beyond what is `known` of it here: fields of the file, and of each host that
+/// is still there.
 fn keep_unknown(written: &Value, known: &Value, changed: &mut Value) {
     keep_unknown_fields(written, known, changed);
     let hosts = |value: &Value| value["peers"].as_array().cloned().unwrap_or_default();

@@ -1,11 +1,13 @@
-//! QUIC between hosts that know each other's keys: a second way for sessions, for networks that lose much or change their address.
+//! QUIC between hosts that know each other's keys: a second way for sessions, for networks that lose much or change
+//! their address.
 //!
-//! Keys, certificates and ALPN are those of TLS over TCP (`tls.rs`). A connection carries one link: one stream that the importer opens,
-//! lane 0. A link of ours is a descriptor, and QUIC lives in a runtime: a thread carries bytes between the stream and one end of a socket
-//! pair, whose other end is the link. That costs a hop each way, which is why this is the second choice.
+//! Keys, certificates and ALPN are those of TLS over TCP (`tls.rs`). A connection carries one link: one stream that the
+//! importer opens, lane 0. A link of ours is a descriptor, and QUIC lives in a runtime: a thread carries bytes between
+//! the stream and one end of a socket pair, whose other end is the link. That costs a hop each way, which is why this
+//! is the second choice.
 //!
-//! An importer is done with its handshake before its key has been looked at (RFC 8446 §2). So an exporter that lets it in says so: by an
-//! empty stream of its own.
+//! An importer is done with its handshake before its key has been looked at (RFC 8446 §2). So an exporter that lets it
+//! in says so: by an empty stream of its own.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -31,7 +33,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::admission::Ticket;
-use super::tls::{Gate, HandshakeError, NO_NAME, Protocol, Secured, Terms};
+use super::tls::{HandshakeError, KeyVerifier, NO_NAME, Protocol, Secured, Terms};
 use crate::link::{Carrier, Link};
 
 /// A peer that is silent for so long is lost, as over TCP: a session tries for another link then.
@@ -44,18 +46,20 @@ const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(2);
 const CRYPTO_ERROR: std::ops::Range<u64> = 0x100..0x200;
 
 /// Who is behind a socket at which paired hosts arrive.
-pub trait QuicDoor: Send + Sync + 'static {
+pub trait QuicAcceptor: Send + Sync + 'static {
     /// The terms on which whoever comes now is met.
     fn terms(&self) -> Terms;
 
-    /// The place of somebody at this address, which was shown to be its own; `None` if it is not met at all. [`QuicDoor::met`] follows.
+    /// The place of somebody at this address, which was shown to be its own; `None` if it is not met at all.
+    /// [`QuicAcceptor::met`] follows.
     fn enter(&self, from: SocketAddr) -> Option<Ticket>;
 
     /// What came of it. It does not wait: others are served on this thread.
     fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket);
 }
 
-/// A UDP socket that is served by a thread of its own, until it is told to close; links that came through it go on as long as they live.
+/// A UDP socket that is served by a thread of its own, until it is told to close; links that came through it go on as
+/// long as they live.
 #[derive(Clone, Debug)]
 pub struct QuicServer {
     close: Arc<Notify>,
@@ -66,13 +70,13 @@ impl QuicServer {
     ///
     /// # Errors
     /// If the system has no more threads or descriptors.
-    pub fn start(socket: UdpSocket, door: Arc<impl QuicDoor>) -> io::Result<Self> {
+    pub fn start(socket: UdpSocket, acceptor: Arc<impl QuicAcceptor>) -> io::Result<Self> {
         let close = Arc::<Notify>::default();
         let for_thread = Arc::clone(&close);
         let runtime = runtime()?;
         thread::Builder::new().name("quic".into()).spawn(move || {
             runtime.block_on(async {
-                if let Err(error) = serve(socket, &door, &for_thread).await {
+                if let Err(error) = serve(socket, &acceptor, &for_thread).await {
                     debug!(%error, "QUIC is not served");
                 }
             });
@@ -90,9 +94,9 @@ fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
 }
 
-async fn serve(socket: UdpSocket, door: &Arc<impl QuicDoor>, close: &Notify) -> io::Result<()> {
-    let any = Arc::new(Gate::new(door.terms().accepts));
-    let config = server_config(&door.terms(), &any).map_err(io::Error::other)?;
+async fn serve(socket: UdpSocket, acceptor: &Arc<impl QuicAcceptor>, close: &Notify) -> io::Result<()> {
+    let any = Arc::new(KeyVerifier::new(acceptor.terms().accepts));
+    let config = server_config(&acceptor.terms(), &any).map_err(io::Error::other)?;
     let endpoint = Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime))?;
     let mut closing = pin!(close.notified());
     loop {
@@ -109,9 +113,9 @@ async fn serve(socket: UdpSocket, door: &Arc<impl QuicDoor>, close: &Notify) -> 
             }
             continue;
         }
-        match door.enter(incoming.remote_address()) {
+        match acceptor.enter(incoming.remote_address()) {
             None => incoming.refuse(),
-            Some(ticket) => drop(tokio::spawn(meet(incoming, Arc::clone(door), ticket))),
+            Some(ticket) => drop(tokio::spawn(meet(incoming, Arc::clone(acceptor), ticket))),
         }
     }
     endpoint.set_server_config(None);
@@ -119,15 +123,15 @@ async fn serve(socket: UdpSocket, door: &Arc<impl QuicDoor>, close: &Notify) -> 
     Ok(())
 }
 
-async fn meet(incoming: Incoming, door: Arc<impl QuicDoor>, ticket: Ticket) {
-    let (from, terms) = (incoming.remote_address(), door.terms());
-    let gate = Arc::new(Gate::new(terms.accepts.clone()));
+async fn meet(incoming: Incoming, acceptor: Arc<impl QuicAcceptor>, ticket: Ticket) {
+    let (from, terms) = (incoming.remote_address(), acceptor.terms());
+    let verifier = Arc::new(KeyVerifier::new(terms.accepts.clone()));
     let cut = Arc::<Notify>::default();
     let for_ticket = Arc::clone(&cut);
     ticket.on_cut(move || for_ticket.notify_one());
     let met = {
         let mut cut = pin!(cut.notified());
-        let mut met = pin!(timeout(terms.limits.time_max, admitted(incoming, &terms, &gate)));
+        let mut met = pin!(timeout(terms.limits.time_max, admitted(incoming, &terms, &verifier)));
         poll_fn(|context| match cut.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(HandshakeError::Lost(io::Error::other("others were let in instead")))),
             Poll::Pending => met.as_mut().poll(context).map(|met| met.unwrap_or(Err(HandshakeError::TooSlow))),
@@ -136,22 +140,26 @@ async fn meet(incoming: Incoming, door: Arc<impl QuicDoor>, ticket: Ticket) {
     };
     match met {
         Ok((secured, bridge)) => {
-            door.met(Ok(secured), from, ticket);
+            acceptor.met(Ok(secured), from, ticket);
             bridge.carry().await;
         }
-        Err(error) => door.met(Err(error), from, ticket),
+        Err(error) => acceptor.met(Err(error), from, ticket),
     }
 }
 
-async fn admitted(incoming: Incoming, terms: &Terms, gate: &Arc<Gate>) -> Result<(Secured, Bridge), HandshakeError> {
-    let config = server_config(terms, gate)?;
-    let connecting = incoming.accept_with(Arc::new(config)).map_err(|error| explain(gate, error))?;
-    let connection = connecting.await.map_err(|error| explain(gate, error))?;
-    let mut welcome = connection.open_uni().await.map_err(|error| explain(gate, error))?;
+async fn admitted(
+    incoming: Incoming,
+    terms: &Terms,
+    verifier: &Arc<KeyVerifier>,
+) -> Result<(Secured, Bridge), HandshakeError> {
+    let config = server_config(terms, verifier)?;
+    let connecting = incoming.accept_with(Arc::new(config)).map_err(|error| explain(verifier, error))?;
+    let connection = connecting.await.map_err(|error| explain(verifier, error))?;
+    let mut welcome = connection.open_uni().await.map_err(|error| explain(verifier, error))?;
     // A stream that was just opened can be finished.
     let _ = welcome.finish();
     // Nothing is known of the importer's stream before it says something.
-    Bridge::build(connection, None, gate)
+    Bridge::build(connection, None, verifier)
 }
 
 impl Terms {
@@ -181,24 +189,24 @@ impl Terms {
     }
 
     async fn dial(&self, socket: UdpSocket, to: SocketAddr) -> Result<(Secured, Bridge, Endpoint), HandshakeError> {
-        let gate = Arc::new(Gate::new(self.accepts.clone()));
-        let crypto = QuicClientConfig::try_from(self.client_config(&gate, self.identity.certified()));
+        let verifier = Arc::new(KeyVerifier::new(self.accepts.clone()));
+        let crypto = QuicClientConfig::try_from(self.client_config(&verifier, self.identity.certified()));
         let mut config = ClientConfig::new(Arc::new(crypto.map_err(no_suite)?));
         config.transport_config(Arc::new(transport()));
         let endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime));
         let endpoint = endpoint.map_err(HandshakeError::Lost)?;
         let wrong = |error| HandshakeError::Lost(io::Error::other(error));
         let connecting = endpoint.connect_with(config, to, NO_NAME).map_err(wrong)?;
-        let connection = connecting.await.map_err(|error| explain(&gate, error))?;
-        connection.accept_uni().await.map_err(|error| explain(&gate, error))?;
-        let stream = connection.open_bi().await.map_err(|error| explain(&gate, error))?;
-        let (secured, bridge) = Bridge::build(connection, Some(stream), &gate)?;
+        let connection = connecting.await.map_err(|error| explain(&verifier, error))?;
+        connection.accept_uni().await.map_err(|error| explain(&verifier, error))?;
+        let stream = connection.open_bi().await.map_err(|error| explain(&verifier, error))?;
+        let (secured, bridge) = Bridge::build(connection, Some(stream), &verifier)?;
         Ok((secured, bridge, endpoint))
     }
 }
 
-fn server_config(terms: &Terms, gate: &Arc<Gate>) -> Result<ServerConfig, HandshakeError> {
-    let crypto = QuicServerConfig::try_from(terms.server_config(gate)).map_err(no_suite)?;
+fn server_config(terms: &Terms, verifier: &Arc<KeyVerifier>) -> Result<ServerConfig, HandshakeError> {
+    let crypto = QuicServerConfig::try_from(terms.server_config(verifier)).map_err(no_suite)?;
     let mut config = ServerConfig::with_crypto(Arc::new(crypto));
     config.transport_config(Arc::new(transport())).migration(true);
     Ok(config)
@@ -218,14 +226,14 @@ fn transport() -> TransportConfig {
     config
 }
 
-fn explain(gate: &Gate, error: ConnectionError) -> HandshakeError {
+fn explain(verifier: &KeyVerifier, error: ConnectionError) -> HandshakeError {
     let alert_in = |code: u64| CRYPTO_ERROR.contains(&code).then_some((code & 0xff) as u8);
     match error {
         ConnectionError::ConnectionClosed(close) => match alert_in(close.error_code.into()) {
             Some(alert) => HandshakeError::of_tls(Error::AlertReceived(AlertDescription::from(alert))),
             None => HandshakeError::Lost(io::Error::other(close.to_string())),
         },
-        ConnectionError::TransportError(error) => match (gate.objection(), alert_in(error.code.into())) {
+        ConnectionError::TransportError(error) => match (verifier.objection(), alert_in(error.code.into())) {
             (Some(objection), _) => objection,
             (None, Some(_)) => HandshakeError::Rules(Error::General(error.to_string())),
             (None, None) => HandshakeError::Lost(io::Error::other(error)),
@@ -265,11 +273,11 @@ impl Bridge {
     fn build(
         connection: Connection,
         stream: Option<(SendStream, RecvStream)>,
-        gate: &Gate,
+        verifier: &KeyVerifier,
     ) -> Result<(Secured, Self), HandshakeError> {
         let agreed = connection.handshake_data().and_then(|data| data.downcast::<HandshakeData>().ok());
         let protocol = Protocol::named(agreed.and_then(|data| data.protocol).as_deref())?;
-        let peer = gate.seen().ok_or(HandshakeError::Stranger(None))?;
+        let peer = verifier.seen().ok_or(HandshakeError::Stranger(None))?;
         let paired = || -> io::Result<(OwnedFd, UnixStream)> {
             let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
             theirs.set_nonblocking(true)?;
@@ -303,7 +311,8 @@ impl Bridge {
     }
 }
 
-/// Whether the peer, or this end, closed the connection. Silence is no close, and neither is what somebody else may have sent.
+/// Whether the peer, or this end, closed the connection. Silence is no close, and neither is what somebody else may
+/// have sent.
 fn was_closed(reason: Option<&ConnectionError>) -> bool {
     match reason {
         // A stateless reset is proved by a token: the peer is there, and has no such connection any more.
@@ -340,7 +349,7 @@ mod tests {
         met: Mutex<Sender<Met>>,
     }
 
-    impl QuicDoor for Host {
+    impl QuicAcceptor for Host {
         fn terms(&self) -> Terms {
             terms(&self.identity, self.accepts.clone())
         }
@@ -432,7 +441,8 @@ mod tests {
         assert!(matches!(impostor, HandshakeError::Stranger(Some(key)) if key == their_key), "{impostor:?}");
     }
 
-    /// Carries datagrams between an importer and `to`, from another address of its own whenever it is told so; loses one in 20.
+    /// Carries datagrams between an importer and `to`, from another address of its own whenever it is told so; loses
+    /// one in 20.
     fn roaming(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>, Arc<AtomicBool>) {
         let (here, moves, is_down) = (socket(), Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let at = here.local_addr().unwrap();

@@ -1,6 +1,7 @@
 //! A folder of farbus's own files, opened once and used by its descriptor.
 //!
-//! Root may work in a folder that another user owns, who could put a link, a pipe or another's file wherever farbus looks for a file.
+//! Root may work in a folder that another user owns, who could put a link, a pipe or another's file wherever farbus
+//! looks for a file.
 //!
 //! | what could stand there | what is done |
 //! |---|---|
@@ -11,8 +12,9 @@
 //! | another folder, by a change of a folder above it | refused to root: each folder on the way is root's or the owner's |
 //! | a place where only root could write | not reached: root reads and writes with the owner's rights, so nothing is given away afterwards |
 //!
-//! Names have one component, so `openat` with `O_NOFOLLOW` on the folder's descriptor does what `openat2` does with `RESOLVE_BENEATH` and
-//! `RESOLVE_NO_SYMLINKS`, also where a filter of system calls cannot let `openat2` pass: its flags lie in memory.
+//! Names have one component, so `openat` with `O_NOFOLLOW` on the folder's descriptor does what `openat2` does with
+//! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`, also where a filter of system calls cannot let `openat2` pass: its
+//! flags lie in memory.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -178,7 +180,8 @@ impl StateFolder {
         }
     }
 
-    /// The folder at `path`, made for its owner's eyes only if there is none. Root makes it the service user's, if there is one.
+    /// The folder at `path`, made for its owner's eyes only if there is none. Root makes it the service user's, if
+    /// there is one.
     ///
     /// # Errors
     /// [`FolderError`]: it is somebody else's, or could be, or cannot be made.
@@ -189,8 +192,8 @@ impl StateFolder {
         Self::own(way.folder, path.to_owned(), &way.owners).map_err(at)
     }
 
-    /// The folder at `path`, which may be anybody's, for a file that a person named; and whether others than this user and root can put
-    /// things there. `None` if there is none.
+    /// The folder at `path`, which may be anybody's, for a file that a person named; and whether others than this user
+    /// and root can put things there. `None` if there is none.
     ///
     /// # Errors
     /// [`FolderError`]: another user could have root work elsewhere.

@@ -163,8 +163,8 @@ impl fmt::Display for HandshakeError {
 impl std::error::Error for HandshakeError {}
 
 impl HandshakeError {
-    /// What an error of an encrypted link says about trust: in TLS 1.3 a client is done before its key was looked at, and
-    /// hears of a refusal when it first receives.
+    /// What an error of an encrypted link says about trust: in TLS 1.3 a client is done before its key was looked at,
+    /// and hears of a refusal when it first receives.
     pub fn of_link(error: &io::Error) -> Option<Self> {
         let inner = error.get_ref()?.downcast_ref::<Error>()?;
         Some(Self::of_tls(inner.clone()))
@@ -191,16 +191,16 @@ impl Terms {
     /// # Errors
     /// [`HandshakeError`].
     pub fn accept(&self, link: Link) -> Result<Secured, HandshakeError> {
-        let gate = Arc::new(Gate::new(self.accepts.clone()));
-        let config = self.server_config(&gate);
+        let verifier = Arc::new(KeyVerifier::new(self.accepts.clone()));
+        let config = self.server_config(&verifier);
         let connection = ServerConnection::new(Arc::new(config)).map_err(HandshakeError::Rules)?;
-        self.meet(link, connection.into(), &gate)
+        self.meet(link, connection.into(), &verifier)
     }
 
-    /// Of one handshake, which `gate` judges.
-    pub(super) fn server_config(&self, gate: &Arc<Gate>) -> ServerConfig {
+    /// Of one handshake, which `verifier` judges.
+    pub(super) fn server_config(&self, verifier: &Arc<KeyVerifier>) -> ServerConfig {
         let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
-        let builder = builder.expect("ring has TLS 1.3").with_client_cert_verifier(Arc::<Gate>::clone(gate));
+        let builder = builder.expect("ring has TLS 1.3").with_client_cert_verifier(Arc::<KeyVerifier>::clone(verifier));
         let mut config = builder.with_cert_resolver(Arc::new(Shown(self.identity.certified())));
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
@@ -218,18 +218,18 @@ impl Terms {
     }
 
     fn connect_showing(&self, link: Link, shown: Arc<CertifiedKey>) -> Result<Secured, HandshakeError> {
-        let gate = Arc::new(Gate::new(self.accepts.clone()));
-        let config = self.client_config(&gate, shown);
+        let verifier = Arc::new(KeyVerifier::new(self.accepts.clone()));
+        let config = self.client_config(&verifier, shown);
         let name = ServerName::try_from(NO_NAME).expect("a name");
         let connection = ClientConnection::new(Arc::new(config), name).map_err(HandshakeError::Rules)?;
-        self.meet(link, connection.into(), &gate)
+        self.meet(link, connection.into(), &verifier)
     }
 
-    /// Of one handshake, which `gate` judges.
-    pub(super) fn client_config(&self, gate: &Arc<Gate>, shown: Arc<CertifiedKey>) -> ClientConfig {
+    /// Of one handshake, which `verifier` judges.
+    pub(super) fn client_config(&self, verifier: &Arc<KeyVerifier>, shown: Arc<CertifiedKey>) -> ClientConfig {
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").dangerous();
-        let builder = builder.with_custom_certificate_verifier(Arc::<Gate>::clone(gate));
+        let builder = builder.with_custom_certificate_verifier(Arc::<KeyVerifier>::clone(verifier));
         let mut config = builder.with_client_cert_resolver(Arc::new(Shown(shown)));
         config.resumption = Resumption::disabled();
         config.enable_early_data = false;
@@ -243,20 +243,21 @@ impl Terms {
         self.protocols.iter().map(|protocol| protocol.name().as_bytes().to_owned()).collect()
     }
 
-    fn meet(&self, link: Link, connection: Connection, gate: &Gate) -> Result<Secured, HandshakeError> {
+    fn meet(&self, link: Link, connection: Connection, verifier: &KeyVerifier) -> Result<Secured, HandshakeError> {
         let link = link.encrypt(connection, self.limits).map_err(|(failure, link)| {
-            let error = gate.explain(failure);
+            let error = verifier.explain(failure);
             hear_out(&link);
             error
         })?;
         let agreed = link.ask_tls(|tls| tls.alpn_protocol().map(<[u8]>::to_owned)).flatten();
         let protocol = Protocol::named(agreed.as_deref())?;
-        let peer = gate.seen().ok_or(HandshakeError::Stranger(None))?;
+        let peer = verifier.seen().ok_or(HandshakeError::Stranger(None))?;
         Ok(Secured { link, peer, protocol })
     }
 }
 
-/// Reads and forgets for a moment, so that the peer gets to read our alert: closing a socket with bytes unread resets it.
+/// Reads and forgets for a moment, so that the peer gets to read our alert: closing a socket with bytes unread resets
+/// it.
 fn hear_out(link: &Link) {
     link.finish_sending();
     let clock = Clock::start();
@@ -287,7 +288,7 @@ const ED25519_KEY_INFO: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x
 
 /// Lets through whoever has an accepted key: for one handshake, of either side.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(super) struct KeyVerifier {
     accepts: Accepts,
     verdict: Mutex<Option<Verdict>>,
 }
@@ -299,7 +300,7 @@ struct Verdict {
     is_in_date: bool,
 }
 
-impl Gate {
+impl KeyVerifier {
     pub fn new(accepts: Accepts) -> Self {
         Self { accepts, verdict: Mutex::default() }
     }
@@ -376,7 +377,7 @@ impl Gate {
     }
 }
 
-impl ServerCertVerifier for Gate {
+impl ServerCertVerifier for KeyVerifier {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -411,7 +412,7 @@ impl ServerCertVerifier for Gate {
     }
 }
 
-impl ClientCertVerifier for Gate {
+impl ClientCertVerifier for KeyVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }

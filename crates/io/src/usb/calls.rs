@@ -1,9 +1,10 @@
 //! Calls that wait for a device, each on a thread of its own for as long as it lasts.
 //!
-//! usbfs holds the device's lock while it makes one of these (`usbdev_do_ioctl`): up to five seconds for a request that the
-//! device does not answer, more for a reset. Whatever else is asked of the descriptor then waits as long, taking back a finished
-//! transfer among it. So while a call is on its way its thread alone asks anything of the device, and the engine waits on a
-//! [`Wake`] in the descriptor's place: it goes on to serve its link, to withdraw what has not begun, and to end.
+//! usbfs holds the device's lock while it makes one of these (`usbdev_do_ioctl`): up to five seconds for a request that
+//! the device does not answer, more for a reset. Whatever else is asked of the descriptor then waits as long, taking
+//! back a finished transfer among it. So while a call is on its way its thread alone asks anything of the device, and
+//! the engine waits on a [`Wake`] in the descriptor's place: it goes on to serve its link, to withdraw what has not
+//! begun, and to end.
 
 use std::io;
 use std::sync::Arc;
@@ -30,10 +31,11 @@ pub enum Call {
     ClearHalt(EpAddr),
     /// What SET_CONFIGURATION does to a device that has it already: default settings of these interfaces, no halts.
     Afresh { interfaces: Vec<u8>, halted: Vec<EpAddr> },
-    /// SET_CONFIGURATION: `claimed` are let go of, and those of the new configuration claimed, or of the old one if it stays.
+    /// SET_CONFIGURATION: `claimed` are let go of, and those of the new configuration claimed, or of the old one if it
+    /// stays.
     Configuration { value: u8, claimed: Vec<u8>, old: Vec<u8>, new: Vec<u8> },
-    /// A port reset. The kernel sends usbfs away from claimed interfaces when it resets, and lets its own drivers in: `claimed`
-    /// are let go of, and `interfaces` claimed after.
+    /// A port reset. The kernel sends usbfs away from claimed interfaces when it resets, and lets its own drivers in:
+    /// `claimed` are let go of, and `interfaces` claimed after.
     Reset { claimed: Vec<u8>, interfaces: Vec<u8> },
 }
 

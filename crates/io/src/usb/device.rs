@@ -23,11 +23,11 @@ use super::slab::Slab;
 use crate::link::{Wake, Watched};
 use crate::sys::usbfs::{Data, PacketResult, Reap, Reaped, Transfer, Usbfs};
 
-/// How long the kernel may take to give up all transfers before a reset. It kills each within a frame or so; a host controller
-/// that does not answer any more is declared dead by its own driver after five seconds.
+/// How long the kernel may take to give up all transfers before a reset. It kills each within a frame or so; a host
+/// controller that does not answer any more is declared dead by its own driver after five seconds.
 const WITHDRAW_TIME_MAX: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(6) };
-/// How long a device that is given back may take to end a call that it is in. A reset's longest course, several enumerations
-/// of a device that does not answer, each given five seconds.
+/// How long a device that is given back may take to end a call that it is in. A reset's longest course, several
+/// enumerations of a device that does not answer, each given five seconds.
 const CALL_TIME_MAX: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(30) };
 /// A setup packet's length, which a control transfer's buffer begins with.
 const SETUP_BYTES: usize = 8;
@@ -42,8 +42,8 @@ const SETUP_BYTES: usize = 8;
 /// | SET_INTERFACE, CLEAR_FEATURE(ENDPOINT_HALT) | the call of that meaning: host and device stay of one mind |
 /// | a reset | all transfers given up and answered; interfaces released, port reset, interfaces claimed |
 ///
-/// None of these requests is sent raw as well. All but the first are calls that wait for the device, up to five seconds and more;
-/// they run beside the engine ([`calls`]), and what is asked meanwhile waits for their end, in order:
+/// None of these requests is sent raw as well. All but the first are calls that wait for the device, up to five seconds
+/// and more; they run beside the engine ([`calls`]), and what is asked meanwhile waits for their end, in order:
 ///
 /// | while a call is on its way | what happens |
 /// |---|---|
@@ -173,9 +173,10 @@ impl<K: Kernel> UsbDevice<K> {
         Ok(device)
     }
 
-    /// Gives bulk endpoints streams, `count` for each or fewer; says how many. [`Urb::stream`](farbus_model::Urb::stream) is one of them
-    /// from then on, and at these endpoints never 0. Another setting, configuration, or a reset takes them away. For sessions
-    /// that can name a stream: USB/IP cannot, and its clients do without (Linux drives such a disk by Bulk-Only).
+    /// Gives bulk endpoints streams, `count` for each or fewer; says how many.
+    /// [`Urb::stream`](farbus_model::Urb::stream) is one of them from then on, and at these endpoints never 0. Another
+    /// setting, configuration, or a reset takes them away. For sessions that can name a stream: USB/IP cannot, and its
+    /// clients do without (Linux drives such a disk by Bulk-Only).
     ///
     /// Waits for the host controller, not for the device.
     ///
@@ -702,7 +703,8 @@ impl<K: Kernel> Device for UsbDevice<K> {
         self.request(urb, done);
     }
 
-    /// The kernel waits until the transfer is given up, so its end comes back within this call, unless another one is on its way.
+    /// The kernel waits until the transfer is given up, so its end comes back within this call, unless another one is
+    /// on its way.
     fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
         let waits = |queued: &Queued| matches!(queued, Queued::Request(urb) if urb.id == id);
         if let Some(at) = self.queue.iter().position(waits)
@@ -756,7 +758,8 @@ impl<K: Kernel> Device for UsbDevice<K> {
         self.is_gone
     }
 
-    /// The other process has the same open file, and so the interfaces. It never has a transfer: the kernel would write where nobody is.
+    /// The other process has the same open file, and so the interfaces. It never has a transfer: the kernel would write
+    /// where nobody is.
     fn save(&self) -> Option<Vec<u8>> {
         let is_at_rest =
             self.calling.is_none() && self.queue.is_empty() && self.requests.is_empty() && self.pieces.is_empty();

@@ -52,8 +52,8 @@ pub struct Found {
 }
 
 impl Found {
-    /// Whether its port is being reset, and it has no address for that long: the kernel keeps its number, and shows 0 (`hub_port_reset`).
-    /// It is there, and says again which it is in a moment.
+    /// Whether its port is being reset, and it has no address for that long: the kernel keeps its number, and shows 0
+    /// (`hub_port_reset`). It is there, and says again which it is in a moment.
     pub fn is_being_reset(&self) -> bool {
         self.number == 0
     }
@@ -134,8 +134,8 @@ pub enum Selector {
 }
 
 impl Selector {
-    /// Whether it means `found`. Another machine's device is meant only by its place: shared on by its kind, a device that
-    /// this machine both offers and uses would be shared without end.
+    /// Whether it means `found`. Another machine's device is meant only by its place: shared on by its kind, a device
+    /// that this machine both offers and uses would be shared without end.
     pub fn matches(&self, found: &Found) -> bool {
         let device = &found.descriptors.device;
         match self {
@@ -229,8 +229,9 @@ impl Inventory {
         Ok(self.devices()?.into_iter().find(|found| found.bus_id == bus_id))
     }
 
-    /// On which bus instance a device is: whose time it shares with whom. Up to full speed that is the nearest hub of high speed, which
-    /// translates for all that is slower below it (USB 2.0 11.14); else the controller's bus of its speed.
+    /// On which bus instance a device is: whose time it shares with whom. Up to full speed that is the nearest hub of
+    /// high speed, which translates for all that is slower below it (USB 2.0 11.14); else the controller's bus of its
+    /// speed.
     pub fn bus_of(&self, found: &Found) -> String {
         let bus = format!("usb{}", found.bus);
         if !matches!(found.speed, Speed::Low | Speed::Full) {
@@ -247,8 +248,8 @@ impl Inventory {
         format!("{bus}, up to full speed")
     }
 
-    /// The port that a device is plugged into: its controller's place in the machine, and the ports of hubs on the way. Unlike a bus id it
-    /// says nothing of the order in which controllers were found.
+    /// The port that a device is plugged into: its controller's place in the machine, and the ports of hubs on the way.
+    /// Unlike a bus id it says nothing of the order in which controllers were found.
     pub fn port_of(&self, found: &Found) -> Option<String> {
         let folder = fs::canonicalize(self.devices.join(&found.bus_id)).ok()?;
         let (_, ports) = found.bus_id.split_once('-')?;
@@ -396,7 +397,8 @@ fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<Descriptors> {
     Some(Descriptors { device, configurations, strings, ..Descriptors::default() })
 }
 
-/// Real devices have descriptors with broken tails, and work: what comes before the break counts, as it does for the kernel.
+/// Real devices have descriptors with broken tails, and work: what comes before the break counts, as it does for the
+/// kernel.
 fn parse_leniently(bytes: &[u8]) -> Option<Configuration> {
     let mut bytes = bytes.to_vec();
     loop {
@@ -518,7 +520,8 @@ mod tests {
     #[test]
     fn a_device_shares_the_time_of_the_controller_or_of_the_hub_that_translates_for_it() {
         let root = Root::new("bus");
-        // A hub of high speed, behind it one of full speed, behind that another of high speed, which then runs at full speed too.
+        // A hub of high speed, behind it one of full speed, behind that another of high speed, which then runs at full
+        // speed too.
         let all = [
             ("1-1", 9, "480", "usb1, high speed"),
             ("1-1.1", 0, "480", "usb1, high speed"),

@@ -1,5 +1,5 @@
-//! Isochronous transfers between two shapes. A USB/IP client sends up to 1024 packets, each at an offset of its choice in one
-//! buffer; usbfs takes at most 128, whose data lies end to end.
+//! Isochronous transfers between two shapes. A USB/IP client sends up to 1024 packets, each at an offset of its choice
+//! in one buffer; usbfs takes at most 128, whose data lies end to end.
 
 use farbus_model::{IsoPacket, Payload};
 

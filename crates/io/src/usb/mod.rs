@@ -1,7 +1,8 @@
 //! Real USB devices of this machine, through usbfs: what there is ([`Inventory`]), and one of them as a
 //! [`Device`](farbus_model::Device) ([`UsbDevice`]).
 //!
-//! No library serves: a USB/IP exporter needs each URB cancelled by itself, isochronous transfers, and the client's flags.
+//! No library serves: a USB/IP exporter needs each URB cancelled by itself, isochronous transfers, and the client's
+//! flags.
 
 mod calls;
 mod device;

@@ -823,7 +823,7 @@ fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
     let mut done = bench.all();
     let bytes: Vec<_> = done.iter().map(|done| done.payload.contiguous().into_owned()).collect();
     assert_eq!(bytes, [b"first".to_vec(), Vec::new(), b"third".to_vec()]);
-    assert!(matches!(done[0].payload, Payload::Lent(_)) && !matches!(done[2].payload, Payload::Lent(_)));
+    assert!(matches!(done[0].payload, Payload::Borrowed(_)) && !matches!(done[2].payload, Payload::Borrowed(_)));
     // The stalled one's is free; the first one's is not before it was sent.
     let first = done.swap_remove(0).payload;
     bench.read(4, 4096);

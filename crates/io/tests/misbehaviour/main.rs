@@ -14,7 +14,8 @@ use farbus_model::module::Module;
 const MESSAGES: usize = 16;
 /// How often a half that was ended is asked again: each time it says so at once, unless the machine stalls.
 const ASKED_AGAIN: usize = 5;
-/// Nobody is kept waiting for longer, even by a module that takes its time for each message and on a machine that stalls.
+/// Nobody is kept waiting for longer, even by a module that takes its time for each message and on a machine that
+/// stalls.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Whether it refuses without asking its module, which would be waited for.

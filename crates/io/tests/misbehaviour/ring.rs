@@ -8,8 +8,9 @@ use farbus_model::module::{Kind, Side};
 
 use super::case::{Case, Hired, has_python, python, told};
 
-/// What each begins with, in Python: `told` is the descriptor of what it was told, `post` posts one, `say` says a frame in its own memory,
-/// `done` ends a turn. Not arranged as for a program that farbus started: memory is standard output, the bell standard input.
+/// What each begins with, in Python: `told` is the descriptor of what it was told, `post` posts one, `say` says a frame
+/// in its own memory, `done` ends a turn. Not arranged as for a program that farbus started: memory is standard output,
+/// the bell standard input.
 const PROLOGUE: &str = "
 import mmap, os, struct, sys, threading, time
 # There is no supervisor here: it ends itself when its leash is let go of.

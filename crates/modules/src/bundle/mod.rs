@@ -1,7 +1,7 @@
 //! Several small messages travel as one.
 //!
-//! A half numbers what it gives to the link, and the other delivers it by these numbers: bundles are words from half to half, and whatever
-//! travels by itself may overtake them.
+//! A half numbers what it gives to the link, and the other delivers it by these numbers: bundles are words from half to
+//! half, and whatever travels by itself may overtake them.
 //!
 //! ```text
 //!   alone     number 4, then the head as it was

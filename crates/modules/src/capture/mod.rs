@@ -88,8 +88,8 @@ pub fn packet(interface: u32, unix_ns: u64, lost: u64, parts: &[&[u8]]) -> Vec<u
     block(ENHANCED_PACKET, &body)
 }
 
-/// A message as it passed, for what has no form of its own: kind 1 (`docs/modules.md`), way 1 (0 to the device), class 1, zero, bytes of the
-/// head 4, id 8; then the head and the data.
+/// A message as it passed, for what has no form of its own: kind 1 (`docs/modules.md`), way 1 (0 to the device), class
+/// 1, zero, bytes of the head 4, id 8; then the head and the data.
 pub fn plain(class: Class, message: &Message) -> Vec<u8> {
     let is_up = matches!(message.kind, Kind::Completion | Kind::Cancelled | Kind::Event);
     let class = match class {

@@ -1,4 +1,5 @@
-//! Requests for blocks as NBD (simple replies) over TCP over IPv4, as if an NBD client had asked an NBD server: Wireshark reads it.
+//! Requests for blocks as NBD (simple replies) over TCP over IPv4, as if an NBD client had asked an NBD server:
+//! Wireshark reads it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,5 @@
-//! A USB transfer as Linux's usbmon tells it (LINKTYPE_USB_LINUX_MMAPPED; `Documentation/usb/usbmon.rst`, `struct usbmon_packet`).
+//! A USB transfer as Linux's usbmon tells it (LINKTYPE_USB_LINUX_MMAPPED; `Documentation/usb/usbmon.rst`,
+//! `struct usbmon_packet`).
 //!
 //! ```text
 //!   0 id 8   8 'S' or 'C' 1   9 type 1   10 endpoint 1   11 device 1   12 bus 2   14 '-' or 0: setup 1   15 0 or '<' '>': data 1
@@ -36,7 +37,8 @@ fn status(errno: i32) -> u8 {
     }
 }
 
-/// usbmon numbers the transfer types as it pleases: isochronous, interrupt, control, bulk. `bmAttributes`: control, isochronous, bulk, interrupt.
+/// usbmon numbers the transfer types as it pleases: isochronous, interrupt, control, bulk. `bmAttributes`: control,
+/// isochronous, bulk, interrupt.
 const TYPES: [u8; 4] = [2, 0, 3, 1];
 
 struct Fields<'a> {

@@ -53,7 +53,8 @@ const MANIFEST: Manifest = Manifest {
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     Uniform,
-    /// The mean of twelve even draws (Irwin and Hall): around half of the spread, with a standard deviation of a twelfth of it.
+    /// The mean of twelve even draws (Irwin and Hall): around half of the spread, with a standard deviation of a
+    /// twelfth of it.
     Normal,
     Bursts,
 }

@@ -1,4 +1,5 @@
-//! A mouse that speaks less often: what it moved is added up (requirement I2). Not a pixel is lost, and a button is told at once.
+//! A mouse that speaks less often: what it moved is added up (requirement I2). Not a pixel is lost, and a button is
+//! told at once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

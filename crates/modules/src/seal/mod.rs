@@ -239,7 +239,8 @@ impl Module for Half {
     }
 }
 
-/// Numbers behind the latest that may still arrive: an interrupt passes bulk data, and no more messages than these are under way.
+/// Numbers behind the latest that may still arrive: an interrupt passes bulk data, and no more messages than these are
+/// under way.
 const SEEN_MAX: u64 = 4096;
 const SEEN_WORDS: usize = SEEN_MAX as usize / 64;
 

@@ -4,7 +4,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// A row for each packet that a filter lets through: the values of these fields. None if there is no tshark, where that is allowed.
+/// A row for each packet that a filter lets through: the values of these fields. None if there is no tshark, where that
+/// is allowed.
 pub fn fields(recording: &Path, filter: &str, fields: &[&str]) -> Option<Vec<String>> {
     if !Command::new("tshark").arg("--version").output().is_ok_and(|output| output.status.success()) {
         let must = std::env::var_os("FARBUS_REQUIRE_RIG").is_some_and(|value| value == "1");

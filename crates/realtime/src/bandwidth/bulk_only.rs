@@ -1,9 +1,9 @@
 //! Mass storage over Bulk-Only transport: what the command and the status around each block cost.
 //!
-//! A command is a 31-byte wrapper out, the data, and a 13-byte wrapper back (Bulk-Only Transport 1.0, 5.1 and 5.2), each in
-//! bulk packets of its own. The overhead of a block is those 44 bytes against its size. The ceiling goes further: it lays the
-//! packets of command after command into (micro)frames, where a packet that no longer fits waits for the next one, until the
-//! pattern repeats, and reads the rate off one round of it.
+//! A command is a 31-byte wrapper out, the data, and a 13-byte wrapper back (Bulk-Only Transport 1.0, 5.1 and 5.2),
+//! each in bulk packets of its own. The overhead of a block is those 44 bytes against its size. The ceiling goes
+//! further: it lays the packets of command after command into (micro)frames, where a packet that no longer fits waits
+//! for the next one, until the pattern repeats, and reads the rate off one round of it.
 
 use super::usb2;
 use crate::bus::{Speed, TransferKind};
@@ -143,8 +143,9 @@ mod tests {
         assert_eq!(BULK_ONLY_BLOCKS_BYTES[11], 1024 * 1024);
     }
 
-    /// A command of 512 bytes at full speed is 44 + 8 x 77 + 26 = 686 bytes: two fit into the first frame with 128 left,
-    /// which take the third one's wrapper and one data packet, and so on. Slowly, packet by packet, for four seconds:
+    /// A command of 512 bytes at full speed is 44 + 8 x 77 + 26 = 686 bytes: two fit into the first frame with 128
+    /// left, which take the third one's wrapper and one data packet, and so on. Slowly, packet by packet, for four
+    /// seconds:
     #[test]
     fn the_ceiling_is_the_rate_of_a_long_run() {
         for (speed, overhead_bytes, packet_bytes) in [(Speed::Full, 13, 64), (Speed::High, 55, 512)] {

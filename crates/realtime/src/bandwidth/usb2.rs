@@ -2,8 +2,9 @@
 //!
 //! A transaction is a token, a data packet and, unless it is isochronous, a handshake (8.5). Each packet starts with a
 //! SYNC field and a PID; a token carries an address, an endpoint and their CRC in two bytes (8.4.1), a data packet a
-//! CRC of two bytes (8.3.5.2); between packets the bus must settle. A control transfer is three transactions, of which the
-//! first carries eight bytes of setup data (5.5.4: the tables assume one data transaction and an empty status stage).
+//! CRC of two bytes (8.3.5.2); between packets the bus must settle. A control transfer is three transactions, of which
+//! the first carries eight bytes of setup data (5.5.4: the tables assume one data transaction and an empty status
+//! stage).
 //!
 //! | table | packets | SYNC | PID | endpoint + CRC | data CRC | setup | delay | PRE | sum |
 //! |---|---|---|---|---|---|---|---|---|---|
@@ -16,12 +17,12 @@
 //! | 5-7, 5-9 full-speed interrupt, bulk | 3 | 3 | 3 | 2 | 2 | | 3 | | 13 |
 //! | 5-8, 5-10 high-speed interrupt, bulk | 3 | 12 | 3 | 2 | 2 | | 36 | | 55 |
 //!
-//! The captions of the two low-speed tables count the PRE packets, which announce every low-speed packet of the host, among
-//! SYNC and PID as if they were sent at low speed. That makes 63 bytes for Table 5-1 and only two transfers a frame, where
-//! the clause that the table illustrates grants three ("fewer than four" of eight bytes). PRE is sent at full speed (8.6.5):
-//! counted so, and with the interpacket delay of revision 1.1, which had no PRE in its count, a low-speed control transfer
-//! has 48 bytes of overhead, three fit, and this module says so. Table 5-6 prices its two PRE packets at low speed in
-//! its rows too, and is followed.
+//! The captions of the two low-speed tables count the PRE packets, which announce every low-speed packet of the host,
+//! among SYNC and PID as if they were sent at low speed. That makes 63 bytes for Table 5-1 and only two transfers a
+//! frame, where the clause that the table illustrates grants three ("fewer than four" of eight bytes). PRE is sent at
+//! full speed (8.6.5): counted so, and with the interpacket delay of revision 1.1, which had no PRE in its count, a
+//! low-speed control transfer has 48 bytes of overhead, three fit, and this module says so. Table 5-6 prices its two
+//! PRE packets at low speed in its rows too, and is followed.
 
 use super::table::{Absence, Overhead, Plan};
 use crate::bus::{Speed, TransferKind};
@@ -164,7 +165,8 @@ const SETUP_BYTES: u32 = 8;
 
 /// A high-speed SYNC field is 32 bits (8.2).
 const HIGH_SPEED_SYNC_BYTES: u32 = 32 / 8;
-/// After each high-speed packet: 8 bits of EOP (7.1.13.2) and 88 bits between two packets of one transmitter (7.1.18.2).
+/// After each high-speed packet: 8 bits of EOP (7.1.13.2) and 88 bits between two packets of one transmitter
+/// (7.1.18.2).
 const HIGH_SPEED_DELAY_BYTES: u32 = (8 + 88) / 8;
 
 /// A PRE packet is a SYNC and a PID (8.6.5); a transaction has two: before the token, and before the data or handshake,
@@ -242,8 +244,8 @@ mod tests {
         assert_eq!(total(high_speed(TransferKind::Bulk)), 55);
     }
 
-    /// 15 SYNC, 15 PID, 6 endpoint + CRC, 6 CRC, 8 setup data and 13 bytes of delay: six PRE packets more than nine packets
-    /// have, at low speed, and five bytes of delay after them.
+    /// 15 SYNC, 15 PID, 6 endpoint + CRC, 6 CRC, 8 setup data and 13 bytes of delay: six PRE packets more than nine
+    /// packets have, at low speed, and five bytes of delay after them.
     #[test]
     fn low_speed_control_counts_pre_at_full_speed_where_the_caption_does_not() {
         let ours = total(low_speed(TransferKind::Control).ok().unwrap());

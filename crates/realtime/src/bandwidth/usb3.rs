@@ -1,19 +1,20 @@
-//! SuperSpeed: what a 5 Gb/s link carries. The USB 3 specifications print no such tables; these are derived from the sizes
-//! of packets and link commands (USB 3.2 chapters 7 and 8, Gen 1).
+//! SuperSpeed: what a 5 Gb/s link carries. The USB 3 specifications print no such tables; these are derived from the
+//! sizes of packets and link commands (USB 3.2 chapters 7 and 8, Gen 1).
 //!
-//! The link is two one-way streets, so packets of the two directions do not wait for each other, and nothing turns round.
-//! What limits a transfer is the busier street. On it, in symbols (a byte is one symbol, 8b/10b):
+//! The link is two one-way streets, so packets of the two directions do not wait for each other, and nothing turns
+//! round. What limits a transfer is the busier street. On it, in symbols (a byte is one symbol, 8b/10b):
 //!
 //! - a header packet is 4 of framing and 16 of header (7.2.1.1): 20;
-//! - a data packet is such a header, then a payload framed by 4 before and 4 after, with a CRC of 4 (7.2.1.2): 32 and its data;
+//! - a data packet is such a header, then a payload framed by 4 before and 4 after, with a CRC of 4 (7.2.1.2): 32 and
+//!   its data;
 //! - a link command is 8 (7.2.2.1); each header packet is answered, the other way, by two of them, LGOOD and LCRD
 //!   (7.2.4.1): 16.
 //!
-//! So a data packet of a bulk or interrupt endpoint costs 32, and 16 more for the link's answer to the ACK packet that the
-//! other side sends for it (8.11). The other way carries 20 + 16 for it, which is always less. An isochronous data
-//! packet is not acknowledged (8.12.6); to an IN endpoint the host sends one ACK packet a burst of at most 16 (8.12.6.1),
-//! whose answer costs 16. A control transfer with an OUT data stage, the heavier one, sends setup (32 + 8), data (32) and
-//! status (20), and answers three ACK packets: 140.
+//! So a data packet of a bulk or interrupt endpoint costs 32, and 16 more for the link's answer to the ACK packet that
+//! the other side sends for it (8.11). The other way carries 20 + 16 for it, which is always less. An isochronous data
+//! packet is not acknowledged (8.12.6); to an IN endpoint the host sends one ACK packet a burst of at most 16
+//! (8.12.6.1), whose answer costs 16. A control transfer with an OUT data stage, the heavier one, sends setup (32 + 8),
+//! data (32) and status (20), and answers three ACK packets: 140.
 //!
 //! Several packets in a row stand for a burst, and each of them pays: here no published table has to be matched.
 

@@ -41,8 +41,9 @@ pub struct Request {
 /// How exactly the bus is reckoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// The algorithms as the paper prints them: each periodic endpoint has its whole quantum in one interval of its period.
-    /// Two quanta of 45.43 % do not fit 90 %, so the camera sets are refused that the paper's own experiments run.
+    /// The algorithms as the paper prints them: each periodic endpoint has its whole quantum in one interval of its
+    /// period. Two quanta of 45.43 % do not fit 90 %, so the camera sets are refused that the paper's own experiments
+    /// run.
     Printed {
         /// Step of Algorithm 2 in picoseconds; 0 is the smallest quantum of the set, as the paper advises.
         step_ps: u64,
@@ -51,7 +52,8 @@ pub enum Mode {
     /// carries a part of a packet.
     Spread,
     /// Whole packets: a budget is divided over its period only as far as it must be, and the asynchronous reservation
-    /// counts that a packet which would cross the end of an interval waits (Equation 6 ignores it). What this admits is kept.
+    /// counts that a packet which would cross the end of an interval waits (Equation 6 ignores it). What this admits is
+    /// kept.
     #[default]
     Sound,
 }

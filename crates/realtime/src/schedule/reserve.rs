@@ -111,8 +111,8 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// Bus time of an interval that high criticality takes at the worst, `t_P` of Algorithm 2: as printed all of them meet in
-/// one interval. Where budgets are divided it is what they take on average, and their placing finds the rest.
+/// Bus time of an interval that high criticality takes at the worst, `t_P` of Algorithm 2: as printed all of them meet
+/// in one interval. Where budgets are divided it is what they take on average, and their placing finds the rest.
 fn high_ps(requests: &[Request], mode: Mode) -> u64 {
     let high = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == Criticality::High);
     high.map(|request| match mode {

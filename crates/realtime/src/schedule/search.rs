@@ -94,8 +94,9 @@ impl Search<'_> {
     fn descend(&mut self) -> Option<bool> {
         let Some(&item) = self.items.get(self.places.len()) else { return Some(true) };
         for slot in &item.slots {
-            // Two starts with as much room are the same place to all that follow, whose periods are multiples of this one:
-            // exchanging the two classes of intervals changes nothing for them. Unless one of them may be divided finer.
+            // Two starts with as much room are the same place to all that follow, whose periods are multiples of this
+            // one: exchanging the two classes of intervals changes nothing for them. Unless one of them may be divided
+            // finer.
             let mut tried: Vec<u64> = Vec::new();
             for start in 0..slot.every {
                 self.work_left = self.work_left.checked_sub(u64::from(self.bins.count() / slot.every))?;

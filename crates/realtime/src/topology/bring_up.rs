@@ -1,13 +1,14 @@
-//! Bringing debug links up in an order in which none of them goes astray: Algorithm 4 of West, Golchin and Njavro (2023),
-//! mended. One [`BringUp`] a host; the caller does what it asks for and tells it what it senses.
+//! Bringing debug links up in an order in which none of them goes astray: Algorithm 4 of West, Golchin and Njavro
+//! (2023), mended. One [`BringUp`] a host; the caller does what it asks for and tells it what it senses.
 //!
-//! A debug port that is enabled goes to the first neighbour that enumerates. A host therefore enumerates when it senses all
-//! whose port it shall have, and enables its own port after that. In a circle somebody, the leader, has to enable first.
+//! A debug port that is enabled goes to the first neighbour that enumerates. A host therefore enumerates when it senses
+//! all whose port it shall have, and enables its own port after that. In a circle somebody, the leader, has to enable
+//! first.
 //!
-//! As printed that is not enough: the leader enables at once, and a host outside the circle that lends *its* port to the
-//! leader and waits for nobody may enumerate just then and take the leader's: the circle stays open, the paper's Figure 6.
-//! Here a leader first waits for all that lend it their ports but the one in the circle: they have enumerated by then, and
-//! they wait for nobody in the circle.
+//! As printed that is not enough: the leader enables at once, and a host outside the circle that lends *its* port to
+//! the leader and waits for nobody may enumerate just then and take the leader's: the circle stays open, the paper's
+//! Figure 6. Here a leader first waits for all that lend it their ports but the one in the circle: they have enumerated
+//! by then, and they wait for nobody in the circle.
 
 use std::collections::BTreeSet;
 
@@ -192,8 +193,9 @@ mod tests {
             };
             parts(topology).into_iter().map(whatever).collect()
         };
-        // As printed, with hosts from 0 on, and the last one the other way round: (a) a star without its third host, (b) two hosts
-        // into a third that the first takes instead of the fourth, (c) a ring in which two ports went the wrong way.
+        // As printed, with hosts from 0 on, and the last one the other way round: (a) a star without its third host,
+        // (b) two hosts into a third that the first takes instead of the fourth, (c) a ring in which two ports went the
+        // wrong way.
         type Figure = (&'static [(u32, u32)], &'static [(usize, Option<u32>)]);
         let figures: [Figure; 3] = [
             (&[(0, 1), (0, 2)], &[(1, Some(0)), (2, None)]),

@@ -100,8 +100,8 @@ impl Network {
     }
 }
 
-/// The links for `cables` between hosts 0 to `hosts` - 1, with as few bridges as there can be. Hosts in `without_debug` have
-/// no debug capability to lend.
+/// The links for `cables` between hosts 0 to `hosts` - 1, with as few bridges as there can be. Hosts in `without_debug`
+/// have no debug capability to lend.
 pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) -> Result<Topology, TopologyError> {
     if !(2..=HOSTS_MAX).contains(&hosts) {
         return Err(TopologyError::Hosts { network: None, asked: hosts });

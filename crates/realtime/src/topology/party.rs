@@ -1,9 +1,10 @@
-//! The bring-up as a protocol between hosts: each says to those that it is wired to how far it is, and does its [`BringUp`]. R3.
+//! The bring-up as a protocol between hosts: each says to those that it is wired to how far it is, and does its
+//! [`BringUp`]. R3.
 //!
-//! A cable tells nobody whose port is at its other end, so hosts tell each other over whatever else joins them. There is one message:
-//! all that a host has to say. It goes out on a new link and whenever something in it has changed; the last one counts, so a link may be
-//! lost, and made again, at any time. Nothing is begun before every neighbour was heard and has the same plan: one with another
-//! might enumerate what it senses at any moment.
+//! A cable tells nobody whose port is at its other end, so hosts tell each other over whatever else joins them. There
+//! is one message: all that a host has to say. It goes out on a new link and whenever something in it has changed; the
+//! last one counts, so a link may be lost, and made again, at any time. Nothing is begun before every neighbour was
+//! heard and has the same plan: one with another might enumerate what it senses at any moment.
 //!
 //! | bytes | |
 //! |---|---|
@@ -195,7 +196,8 @@ impl Party {
         self.owe();
     }
 
-    /// After its enumeration: whether this host has the port of `neighbour` just now. It may lose it, and have it again.
+    /// After its enumeration: whether this host has the port of `neighbour` just now. It may lose it, and have it
+    /// again.
     pub fn handle_held(&mut self, neighbour: u32, is_held: bool) {
         let changed = match is_held {
             true => self.taken.insert(neighbour),

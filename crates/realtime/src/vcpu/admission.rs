@@ -29,8 +29,8 @@ pub enum Overload {
 
 /// Equation 1: whether Main VCPUs `mains` and I/O VCPUs of utilizations `io_ppm` keep their promises on one processor.
 ///
-/// Reckoned in decimal fixed point and rounded against the caller: a set within 10^-15 of the bound may be refused, none
-/// above it is admitted. What is a decimal fraction (0.81 + (2 - 0.1) 0.1 = 1) is exact.
+/// Reckoned in decimal fixed point and rounded against the caller: a set within 10^-15 of the bound may be refused,
+/// none above it is admitted. What is a decimal fraction (0.81 + (2 - 0.1) 0.1 = 1) is exact.
 pub fn admit(mains: &[Reserve], io_ppm: &[u32]) -> Result<Load, Overload> {
     let mut demand: u128 = 0;
     for main in mains {

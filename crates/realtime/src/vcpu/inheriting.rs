@@ -1,12 +1,13 @@
-//! A priority-inheriting bandwidth-preserving server (PIBS): the bottom half of an interrupt runs at the priority of the
-//! task it works for, within a share of the processor, with a single replenishment.
+//! A priority-inheriting bandwidth-preserving server (PIBS): the bottom half of an interrupt runs at the priority of
+//! the task it works for, within a share of the processor, with a single replenishment.
 
 use super::reserve::Overrun;
 
 const PPM: u64 = 1_000_000;
 
-/// An I/O VCPU. In no window of the period that it serves does it run for more than `(2 - U) U` of it, as Equation 1 takes
-/// for granted: after each activation it rests for as long as its share asks, time in which others ran not counted.
+/// An I/O VCPU. In no window of the period that it serves does it run for more than `(2 - U) U` of it, as Equation 1
+/// takes for granted: after each activation it rests for as long as its share asks, time in which others ran not
+/// counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InheritingServer {
     utilization_ppm: u32,
@@ -22,7 +23,8 @@ struct Active {
 }
 
 impl InheritingServer {
-    /// A server of so many millionths of the processor (1 to 1,000,000; [`admit`](crate::vcpu::admit) asks), eligible at once.
+    /// A server of so many millionths of the processor (1 to 1,000,000; [`admit`](crate::vcpu::admit) asks), eligible
+    /// at once.
     pub fn new(utilization_ppm: u32) -> Self {
         Self { utilization_ppm: utilization_ppm.clamp(1, PPM as u32), eligible_ns: 0, active: None }
     }
@@ -42,9 +44,9 @@ impl InheritingServer {
         self.active.map_or(0, |active| active.budget_ns - active.used_ns)
     }
 
-    /// An interrupt came for a task of that period: answers whether it may run. Its budget is `U T`. While it runs already, a task
-    /// of a shorter period lends it its priority, and no more budget than its own: what a long period gave would otherwise run
-    /// before tasks for which Equation 1 does not reckon with it.
+    /// An interrupt came for a task of that period: answers whether it may run. Its budget is `U T`. While it runs
+    /// already, a task of a shorter period lends it its priority, and no more budget than its own: what a long period
+    /// gave would otherwise run before tasks for which Equation 1 does not reckon with it.
     pub fn begin(&mut self, now_ns: u64, period_ns: u64) -> bool {
         let share = u128::from(self.utilization_ppm);
         let budget_ns = (u128::from(period_ns) * share / u128::from(PPM)) as u64;
@@ -115,8 +117,8 @@ mod tests {
         assert_eq!(server.run(71, 4), Err(Overrun { by_ns: 4 }), "it had no budget at all");
     }
 
-    /// Every pattern of interrupts, preemptions and ends over eight instants of three choices, for shares from 1/4 to 3/4:
-    /// the (2 - U) U of Equation 1.
+    /// Every pattern of interrupts, preemptions and ends over eight instants of three choices, for shares from 1/4 to
+    /// 3/4: the (2 - U) U of Equation 1.
     #[test]
     fn no_window_of_its_period_holds_more_than_equation_1_takes_for_granted() {
         const PERIOD: usize = 8;

@@ -16,17 +16,19 @@ use crate::Reject;
 /// Kind of its snapshots.
 pub const AHEAD_KIND: u16 = 8;
 
-/// The device below, which is far away: reads that follow each other are answered from what was fetched ahead (requirement U9).
+/// The device below, which is far away: reads that follow each other are answered from what was fetched ahead
+/// (requirement U9).
 ///
-/// Only as long as nobody else changes the device ([`BlockDevice::epoch`]): one that is used alone, or by readers. Never shows what is older
-/// than the last change that was answered: what was fetched of a place is forgotten when a change of it has ended. Until then both are true.
-/// Nor is a read answered with what was asked for longer before it than [`limits::FETCHED_TIME_MAX`]: a device whose importer hears of nothing
-/// may be another's by then, and what that one has written is not known here.
-/// Another process goes on with what was asked, and fetches anew.
+/// Only as long as nobody else changes the device ([`BlockDevice::epoch`]): one that is used alone, or by readers.
+/// Never shows what is older than the last change that was answered: what was fetched of a place is forgotten when a
+/// change of it has ended. Until then both are true. Nor is a read answered with what was asked for longer before it
+/// than [`limits::FETCHED_TIME_MAX`]: a device whose importer hears of nothing may be another's by then, and what that
+/// one has written is not known here. Another process goes on with what was asked, and fetches anew.
 ///
-/// A stream of reads begins with [`RUNS_MIN`] that follow each other. From then on [`WINDOW_BYTES_MIN`] are fetched ahead of it, twice as much
-/// each time that a read has to wait, and [`WINDOW_BYTES_MAX`] at most; no more once what is fetched takes much longer than the quickest did: then
-/// it waits for the way and not for the distance, and more of it would stand in the way of others. [`STREAMS_MAX`] streams are followed at a time.
+/// A stream of reads begins with [`RUNS_MIN`] that follow each other. From then on [`WINDOW_BYTES_MIN`] are fetched
+/// ahead of it, twice as much each time that a read has to wait, and [`WINDOW_BYTES_MAX`] at most; no more once what is
+/// fetched takes much longer than the quickest did: then it waits for the way and not for the distance, and more of it
+/// would stand in the way of others. [`STREAMS_MAX`] streams are followed at a time.
 #[derive(Debug)]
 pub struct Ahead<D> {
     below: Below<D>,
@@ -48,12 +50,13 @@ pub struct Ahead<D> {
 pub const STREAMS_MAX: usize = 4;
 /// Reads that follow each other before anything is fetched ahead.
 pub const RUNS_MIN: u32 = 3;
-/// What is fetched ahead of one stream, bytes: at first, and at most. The latter covers 160 MB/s over 100 ms; with 8 MiB what a
-/// disk brings at 50 ms was 60 % of what it brings at none.
+/// What is fetched ahead of one stream, bytes: at first, and at most. The latter covers 160 MB/s over 100 ms; with 8
+/// MiB what a disk brings at 50 ms was 60 % of what it brings at none.
 pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
 /// See [`WINDOW_BYTES_MIN`].
 pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
-/// How much longer than twice the quickest a piece may take before the way is taken to be full: what a busy machine needs.
+/// How much longer than twice the quickest a piece may take before the way is taken to be full: what a busy machine
+/// needs.
 const SLACK: Duration = Duration::from_millis(10);
 /// The pieces in which it is fetched, bytes.
 const PIECE_BYTES: u64 = 256 << 10;
@@ -378,8 +381,8 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
 }
 
 impl<D: BlockDevice> Ahead<D> {
-    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device` restores, and says what it
-    /// was asked. With it what is asked of this one.
+    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device`
+    /// restores, and says what it was asked. With it what is asked of this one.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so. The device has been left.

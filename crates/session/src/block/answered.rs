@@ -8,8 +8,8 @@ use farbus_model::{
 /// Idle buffers that are kept: one request's.
 const POOL_BYTES: usize = 1 << 20;
 
-/// Makes everything durable that `device` was given, and lets go of it. Whether a device that does not answer at once did is
-/// not known.
+/// Makes everything durable that `device` was given, and lets go of it. Whether a device that does not answer at once
+/// did is not known.
 ///
 /// # Errors
 /// [`StoreError`]: the last writes may be lost.
@@ -19,7 +19,8 @@ pub fn make_durable(mut device: impl BlockDevice) -> Result<(), StoreError> {
     done.pop().map_or(Ok(()), |answer: BlockDone| answer.result)
 }
 
-/// A store over a device that answers before [`BlockDevice::submit`] returns: a [`StoreDevice`](super::StoreDevice), and views of one.
+/// A store over a device that answers before [`BlockDevice::submit`] returns: a [`StoreDevice`](super::StoreDevice),
+/// and views of one.
 #[derive(Debug)]
 pub struct Answered<D> {
     device: D,

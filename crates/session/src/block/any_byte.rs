@@ -16,8 +16,8 @@ use crate::Reject;
 /// Kind of its snapshots.
 pub const ANY_BYTE_KIND: u16 = 5;
 
-/// The device below, asked for any byte: what does not begin and end with a block is read as whole blocks, and changed by reading the
-/// blocks at its ends first and writing them back.
+/// The device below, asked for any byte: what does not begin and end with a block is read as whole blocks, and changed
+/// by reading the blocks at its ends first and writing them back.
 ///
 /// | | what waits for what |
 /// |---|---|
@@ -378,8 +378,8 @@ impl Saved {
 type Verdict = Result<(), &'static str>;
 
 impl<D: BlockDevice> AnyByte<D> {
-    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device` restores, and says what it
-    /// was asked. With it what is asked of this one.
+    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device`
+    /// restores, and says what it was asked. With it what is asked of this one.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so. The device has been left.

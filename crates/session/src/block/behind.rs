@@ -22,9 +22,11 @@ pub const DIRTY_WRITES_MAX: usize = 128;
 /// Places of which is known one by one that they were lost; of more, it is known of all between them.
 const LOST_MAX: usize = 64;
 
-/// The device below, which is far away: a disk with a volatile write cache, for users who flush what is to be durable (requirement U9).
+/// The device below, which is far away: a disk with a volatile write cache, for users who flush what is to be durable
+/// (requirement U9).
 ///
-/// A write is given to the device as it comes, and answered at once: what is hidden is the round trip, nothing is kept back.
+/// A write is given to the device as it comes, and answered at once: what is hidden is the round trip, nothing is kept
+/// back.
 ///
 /// | asked | what happens |
 /// |---|---|
@@ -34,9 +36,9 @@ const LOST_MAX: usize = 64;
 /// | a read of what has not arrived | answered with that, or waits for it |
 /// | a change of what has not arrived | waits for it: what was answered first is there first |
 ///
-/// A write that fails after it was answered is **lost**: the next flush fails, once ([`Losses`](farbus_model::Losses) tells each user of
-/// it), unless all that was lost has been written anew by then. Every read of that place fails until it has been, so nobody reads what
-/// was there before; and nothing more is answered early meanwhile.
+/// A write that fails after it was answered is **lost**: the next flush fails, once ([`Losses`](farbus_model::Losses)
+/// tells each user of it), unless all that was lost has been written anew by then. Every read of that place fails until
+/// it has been, so nobody reads what was there before; and nothing more is answered early meanwhile.
 #[derive(Debug)]
 pub struct Behind<D> {
     below: Below<D>,
@@ -61,7 +63,8 @@ struct Job {
     asked: BlockRequest,
     /// None: it was answered.
     owed: Option<BlockInFlight>,
-    /// What it writes, until it has been written: to be read, too. Not kept by another process for what is with the device.
+    /// What it writes, until it has been written: to be read, too. Not kept by another process for what is with the
+    /// device.
     data: Payload,
     is_below: bool,
 }
@@ -378,8 +381,8 @@ impl Saved {
 }
 
 impl<D: BlockDevice> Behind<D> {
-    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device` restores, and says what it
-    /// was asked. With it what is asked of this one.
+    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device`
+    /// restores, and says what it was asked. With it what is asked of this one.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so. The device has been left.

@@ -72,7 +72,8 @@ impl BlockExport {
         self
     }
 
-    /// What of it no other process can have, if there is something: of its medium, or, where it `is_used`, of its users' changes.
+    /// What of it no other process can have, if there is something: of its medium, or, where it `is_used`, of its
+    /// users' changes.
     pub fn is_lost_with_process(&self, is_used: bool) -> bool {
         // Where changes lie in their medium is known to this process alone.
         self.is_in_memory || (is_used && self.view.changes.is_some())
@@ -103,8 +104,8 @@ impl BlockExport {
         self.durability
     }
 
-    /// How whoever asks for it by `asked` uses it in truth: what cannot be changed by anybody is read, and changes of one's own
-    /// are in nobody's way.
+    /// How whoever asks for it by `asked` uses it in truth: what cannot be changed by anybody is read, and changes of
+    /// one's own are in nobody's way.
     pub fn mode(&self, asked: control::Mode) -> Mode {
         match (asked, &self.view.changes) {
             (control::Mode::Read | control::Mode::Observe, _) => Mode::Read,
@@ -131,7 +132,7 @@ impl BlockExport {
         }
     }
 
-    /// The same as a store: the face that a USB disk needs.
+    /// The same as a store: the class that a USB disk needs.
     ///
     /// # Errors
     /// A sentence for a person.

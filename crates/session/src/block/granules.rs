@@ -60,7 +60,8 @@ impl Granules {
     /// Adds whatever granule the range touches.
     pub fn add(&self, offset: u64, length: u64) {
         for (word, bits) in self.touched(offset, length) {
-            // What is there already needs no line of the cache for oneself. Whoever takes the bit has to see what it stands for.
+            // What is there already needs no line of the cache for oneself. Whoever takes the bit has to see what it
+            // stands for.
             if word.load(Ordering::Relaxed) & bits != bits {
                 word.fetch_or(bits, Ordering::Release);
             }

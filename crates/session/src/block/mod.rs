@@ -15,8 +15,8 @@
 //! | [`BlockExport`] | a medium on offer: each of its users opens it |
 //! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
 //!
-//! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>` for one
-//! importer and `Scratch<_>` for another, over the same export.
+//! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>`
+//! for one importer and `Scratch<_>` for another, over the same export.
 
 mod ahead;
 mod answered;

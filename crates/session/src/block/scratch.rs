@@ -15,7 +15,8 @@ const SECTOR_BYTES_MIN: u32 = 512;
 /// Sectors whose changes lie together: the bits of a mask.
 const GRAIN_SECTORS: u64 = 8;
 
-/// A view with changes of its own (copy on write): what its user writes goes to a store of his, the device below is only read.
+/// A view with changes of its own (copy on write): what its user writes goes to a store of his, the device below is
+/// only read.
 ///
 /// | a sector was | it reads as |
 /// |---|---|

@@ -1,7 +1,7 @@
 //! The work of a swap: copying, and going from one medium to the other (requirement N12).
 //!
-//! A machine that is driven step by step by whoever owns it; each step copies or compares a piece, or takes the handles of the
-//! [`Switch`] to their next mode. What it needs to survive a power cut it says to a [`Journal`].
+//! A machine that is driven step by step by whoever owns it; each step copies or compares a piece, or takes the handles
+//! of the [`Switch`] to their next mode. What it needs to survive a power cut it says to a [`Journal`].
 //!
 //! | phase | what a step does | the source is complete | the destination is |
 //! |---|---|---|---|
@@ -35,8 +35,8 @@ const VERIFICATIONS_MAX: u32 = 4;
 const LEFT_BYTES: u64 = 1 << 20;
 /// What is held at a time, bytes: as long as a piece is copied, nobody changes it.
 const HELD_BYTES_MAX: u64 = 64 << 10;
-/// What is copied before it is made durable, bytes: more would fill the system's memory with what is not written yet, until it makes
-/// everybody who writes wait.
+/// What is copied before it is made durable, bytes: more would fill the system's memory with what is not written yet,
+/// until it makes everybody who writes wait.
 const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
 /// How soon to look again whether everybody has caught up.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
@@ -74,7 +74,8 @@ pub struct Options {
     pub rate: Option<u64>,
     /// Both media are read and compared before the switch.
     pub verify: bool,
-    /// The destination may have most of it already, from a swap that was interrupted: what it has is read and left alone.
+    /// The destination may have most of it already, from a swap that was interrupted: what it has is read and left
+    /// alone.
     pub resume: bool,
 }
 
@@ -458,7 +459,8 @@ impl Swap {
             (self.left_before, self.cursor) = (left, 0);
             return Ok(Step::Again);
         }
-        // What is verified takes its time, in which more is changed: what was copied since is verified as well, and so on.
+        // What is verified takes its time, in which more is changed: what was copied since is verified as well, and so
+        // on.
         let is_much = self.verifications == 0 || self.unverified.bytes() > LEFT_BYTES;
         if self.options.verify && is_much && self.verifications < VERIFICATIONS_MAX {
             self.verifications += 1;
@@ -467,8 +469,8 @@ impl Swap {
         Ok(self.enter(Phase::Flushing, now))
     }
 
-    /// Compares the next run. What differs was changed a moment ago, or is wrong: it is copied again, and compared again when nothing
-    /// else changes it.
+    /// Compares the next run. What differs was changed a moment ago, or is wrong: it is copied again, and compared
+    /// again when nothing else changes it.
     fn verify_round(&mut self, now: Instant) -> Result<Step, SwapError> {
         if let Some(until) = self.bucket.wait_until(now) {
             return Ok(Step::At(until));

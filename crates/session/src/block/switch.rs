@@ -1,7 +1,7 @@
 //! A medium that may be exchanged while it is in use (requirement N12).
 //!
-//! Nobody is ever held for the switch itself: for its last moments both media are written, then either may be read. Every handle goes by
-//! itself from one mode to the next, at its next request, or is taken along by whoever swaps:
+//! Nobody is ever held for the switch itself: for its last moments both media are written, then either may be read.
+//! Every handle goes by itself from one mode to the next, at its next request, or is taken along by whoever swaps:
 //!
 //! | mode | read from | a change goes to | and is |
 //! |---|---|---|---|
@@ -11,7 +11,8 @@
 //! | `Flipped` | the destination | the source, then the destination | the same |
 //! | `Alone` | the destination | the destination | |
 //!
-//! A mode begins when every handle has reached the one before, so two neighbouring ones are all that is ever found side by side:
+//! A mode begins when every handle has reached the one before, so two neighbouring ones are all that is ever found side
+//! by side:
 //!
 //! | side by side | why that is right |
 //! |---|---|
@@ -20,13 +21,13 @@
 //! | `Both`, `Flipped` | a change that is answered is in both media: it does not matter which is read |
 //! | `Flipped`, `Alone` | nobody reads the source any more |
 //!
-//! So what is asked for at the switch takes as long as two media take for it, and waits for nothing else: whoever writes to a slow
-//! destination has its pace a moment before it is the device.
+//! So what is asked for at the switch takes as long as two media take for it, and waits for nothing else: whoever
+//! writes to a slow destination has its pace a moment before it is the device.
 //!
-//! Up to `Both` the source is complete; from `Both` on, once what was noted has been copied and made durable, the destination is
-//! too. A flush is answered in `Both` when both are durable. So the line of the journal that says which of the two the device is may
-//! be written at any moment of that time, and a power cut before, during and after it leaves one complete device. From a moment before
-//! that line on, what either of them does not take has failed.
+//! Up to `Both` the source is complete; from `Both` on, once what was noted has been copied and made durable, the
+//! destination is too. A flush is answered in `Both` when both are durable. So the line of the journal that says which
+//! of the two the device is may be written at any moment of that time, and a power cut before, during and after it
+//! leaves one complete device. From a moment before that line on, what either of them does not take has failed.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,11 +51,11 @@ pub(super) struct Shared {
     preferred_bytes: u32,
     /// That of the plan. A handle that has another looks at the plan.
     edition: AtomicU64,
-    gate: Mutex<Gate>,
+    state: Mutex<SwitchState>,
 }
 
 /// The plan, and who follows it. A handle's lock is taken before this one, never after it.
-struct Gate {
+struct SwitchState {
     current: Arc<dyn Medium>,
     slots: Vec<Weak<Slot>>,
     edition: u64,
@@ -117,8 +118,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl fmt::Debug for Switch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gate = lock(&self.shared.gate);
-        f.debug_struct("Switch").field("size_bytes", &self.shared.size_bytes).field("mode", &gate.mode).finish()
+        let state = lock(&self.shared.state);
+        f.debug_struct("Switch").field("size_bytes", &self.shared.size_bytes).field("mode", &state.mode).finish()
     }
 }
 
@@ -135,7 +136,7 @@ impl Switch {
     /// A sentence for a person: the medium cannot be opened.
     pub fn new(medium: Arc<dyn Medium>) -> Result<Self, String> {
         let store = medium.open()?;
-        let gate = Gate {
+        let state = SwitchState {
             current: Arc::clone(&medium),
             slots: Vec::new(),
             edition: 0,
@@ -148,7 +149,7 @@ impl Switch {
             is_read_only: store.is_read_only(),
             preferred_bytes: medium.preferred_bytes(),
             edition: AtomicU64::new(0),
-            gate: Mutex::new(gate),
+            state: Mutex::new(state),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -165,7 +166,7 @@ impl Switch {
 
     /// Whether another medium is being put behind it.
     pub fn is_swapping(&self) -> bool {
-        lock(&self.shared.gate).swap.is_some()
+        lock(&self.shared.state).swap.is_some()
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -175,17 +176,17 @@ impl Switch {
 
 impl Medium for Switch {
     fn open(&self) -> Result<Box<dyn BlockStore>, String> {
-        let mut gate = lock(&self.shared.gate);
-        let main = gate.current.open()?;
-        let other = gate.swap.as_ref().map(|swap| swap.destination.open()).transpose()?;
-        let (edition, mode, swap) = (gate.edition, gate.mode, gate.swap.clone());
+        let mut state = lock(&self.shared.state);
+        let main = state.current.open()?;
+        let other = state.swap.as_ref().map(|swap| swap.destination.open()).transpose()?;
+        let (edition, mode, swap) = (state.edition, state.mode, state.swap.clone());
         let mut lanes = Lanes { main, other, edition, mode, swap };
         if mode == Mode::Flipped {
             lanes.flip();
         }
         let slot = Arc::new(Slot { reached: AtomicU64::new(edition), lanes: Mutex::new(lanes) });
-        gate.slots.retain(|slot| slot.strong_count() > 0);
-        gate.slots.push(Arc::downgrade(&slot));
+        state.slots.retain(|slot| slot.strong_count() > 0);
+        state.slots.push(Arc::downgrade(&slot));
         Ok(Box::new(SwitchStore { shared: Arc::clone(&self.shared), slot }))
     }
 
@@ -204,18 +205,18 @@ pub(super) enum Unready {
 impl Shared {
     /// A handle on the medium that is there now, for whoever copies it.
     pub fn open_current(&self) -> Result<Box<dyn BlockStore>, String> {
-        lock(&self.gate).current.open()
+        lock(&self.state).current.open()
     }
 
     /// Begins to note what is changed; [`Shared::has_everybody`] says when everybody does.
     pub fn begin(&self, destination: Arc<dyn Medium>) -> Result<Arc<Tandem>, Unready> {
-        let mut gate = lock(&self.gate);
-        if gate.swap.is_some() {
+        let mut state = lock(&self.state);
+        if state.swap.is_some() {
             return Err(Unready::AnotherSwap);
         }
-        gate.slots.retain(|slot| slot.strong_count() > 0);
-        let spares = (0..gate.slots.len()).map(|_| destination.open()).collect::<Result<_, _>>();
-        gate.spares = spares.map_err(Unready::Destination)?;
+        state.slots.retain(|slot| slot.strong_count() > 0);
+        let spares = (0..state.slots.len()).map(|_| destination.open()).collect::<Result<_, _>>();
+        state.spares = spares.map_err(Unready::Destination)?;
         let dirty = Granules::all_of(self.size_bytes);
         let tandem = Arc::new(Tandem {
             destination,
@@ -223,39 +224,39 @@ impl Shared {
             dirty,
             trouble: Mutex::default(),
         });
-        gate.swap = Some(Arc::clone(&tandem));
-        self.publish(&mut gate, Mode::Noting);
+        state.swap = Some(Arc::clone(&tandem));
+        self.publish(&mut state, Mode::Noting);
         Ok(tandem)
     }
 
     /// Asks everybody to go on to the next mode of the swap.
     pub fn go_on(&self, mode: Mode) {
-        self.publish(&mut lock(&self.gate), mode);
+        self.publish(&mut lock(&self.state), mode);
     }
 
     /// Ends the swap with the destination in its source's place, or as if it had never been.
     pub fn end(&self, is_swapped: bool) {
-        let mut gate = lock(&self.gate);
-        if let Some(tandem) = gate.swap.take()
+        let mut state = lock(&self.state);
+        if let Some(tandem) = state.swap.take()
             && is_swapped
         {
-            gate.current = Arc::clone(&tandem.destination);
+            state.current = Arc::clone(&tandem.destination);
         }
-        gate.spares.clear();
-        self.publish(&mut gate, Mode::Alone);
+        state.spares.clear();
+        self.publish(&mut state, Mode::Alone);
     }
 
-    fn publish(&self, gate: &mut Gate, mode: Mode) {
-        gate.mode = mode;
-        gate.edition += 1;
-        self.edition.store(gate.edition, Ordering::Release);
+    fn publish(&self, state: &mut SwitchState, mode: Mode) {
+        state.mode = mode;
+        state.edition += 1;
+        self.edition.store(state.edition, Ordering::Release);
     }
 
     /// Takes along whoever has nothing to do; says whether all handles are where the plan is.
     pub fn has_everybody(&self) -> bool {
         let (slots, edition): (Vec<_>, _) = {
-            let gate = lock(&self.gate);
-            (gate.slots.iter().filter_map(Weak::upgrade).collect(), gate.edition)
+            let state = lock(&self.state);
+            (state.slots.iter().filter_map(Weak::upgrade).collect(), state.edition)
         };
         let mut has_everybody = true;
         for slot in slots {
@@ -271,7 +272,8 @@ impl Shared {
 }
 
 impl Tandem {
-    /// The destination failed where both were changed. What the user is told: nothing as long as the source is the device.
+    /// The destination failed where both were changed. What the user is told: nothing as long as the source is the
+    /// device.
     fn note_trouble(&self, offset: u64, error: StoreError) -> Result<(), StoreError> {
         let mut trouble = lock(&self.trouble);
         trouble.first.get_or_insert((offset, error));
@@ -283,8 +285,8 @@ impl Tandem {
         lock(&self.trouble).first
     }
 
-    /// The source failed to take a change: nobody knows what is there now, and it is copied as it is. Once it is decided nothing is copied
-    /// any more, and what has failed may be either.
+    /// The source failed to take a change: nobody knows what is there now, and it is copied as it is. Once it is
+    /// decided nothing is copied any more, and what has failed may be either.
     fn note_stray(&self, offset: u64, length: u64) {
         let trouble = lock(&self.trouble);
         if !trouble.is_decided {
@@ -292,7 +294,8 @@ impl Tandem {
         }
     }
 
-    /// The destination is about to become the device, unless something went wrong with it; `false` if there is something to copy again.
+    /// The destination is about to become the device, unless something went wrong with it; `false` if there is
+    /// something to copy again.
     pub fn decide(&self) -> Result<bool, (u64, StoreError)> {
         let mut trouble = lock(&self.trouble);
         if let Some(trouble) = trouble.first {
@@ -305,19 +308,19 @@ impl Tandem {
 
 impl Lanes {
     fn catch_up(&mut self, shared: &Shared, slot: &Slot) {
-        let mut gate = lock(&shared.gate);
-        if self.edition == gate.edition {
+        let mut state = lock(&shared.state);
+        if self.edition == state.edition {
             return;
         }
-        match gate.mode {
+        match state.mode {
             Mode::Alone => self.other = None,
-            Mode::Noting => self.other = gate.spares.pop(),
+            Mode::Noting => self.other = state.spares.pop(),
             // Whoever is here has noted before: everybody waits for everybody.
             Mode::Both => debug_assert!(self.other.is_some(), "a handle notes before it writes both"),
             Mode::Flipped => self.flip(),
         }
-        (self.edition, self.mode) = (gate.edition, gate.mode);
-        self.swap.clone_from(&gate.swap);
+        (self.edition, self.mode) = (state.edition, state.mode);
+        self.swap.clone_from(&state.swap);
         slot.reached.store(self.edition, Ordering::Release);
     }
 

@@ -7,8 +7,8 @@
 //! | HID report descriptors | behind SET_CONFIGURATION | with SET_CONFIGURATION, SET_INTERFACE, a reset |
 //! | any other descriptor of these kinds | no; but it is remembered | the same |
 //!
-//! GET_STATUS, GET_CONFIGURATION, GET_INTERFACE and all of a class's requests go to the device. So does whatever is asked while the user's
-//! last control request is unanswered: those are answered in their order.
+//! GET_STATUS, GET_CONFIGURATION, GET_INTERFACE and all of a class's requests go to the device. So does whatever is
+//! asked while the user's last control request is unanswered: those are answered in their order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use farbus_model::{
     Completions, Descriptors, Direction, Done, InFlight, Instant, Payload, Setup, Speed, Status, Urb, UrbId,
 };
 
-use super::errands::Errands;
+use super::actions::Actions;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
@@ -107,13 +107,13 @@ fn is_whole((_, value, _): Key, bytes: &[u8], length: u32) -> bool {
 
 impl Answers {
     /// Asks for all that the user of a device will want to know.
-    pub fn ask_ahead(&mut self, now: Instant, all: &Descriptors, speed: Speed, errands: &mut Errands) {
+    pub fn ask_ahead(&mut self, now: Instant, all: &Descriptors, speed: Speed, actions: &mut Actions) {
         let device = all.device;
         if device.usb_bcd >= BOS_BCD {
-            self.ask(now, Setup::get_descriptor(kind::BOS, 0, 0, BOS_BYTES), errands);
+            self.ask(now, Setup::get_descriptor(kind::BOS, 0, 0, BOS_BYTES), actions);
         }
         if speed == Speed::Full && device.usb_bcd >= 0x0200 {
-            self.ask(now, Setup::get_descriptor(kind::DEVICE_QUALIFIER, 0, 0, 10), errands);
+            self.ask(now, Setup::get_descriptor(kind::DEVICE_QUALIFIER, 0, 0, 10), actions);
         }
         let mut strings = vec![device.manufacturer_string, device.product_string, device.serial_string];
         for configuration in &all.configurations {
@@ -125,16 +125,16 @@ impl Answers {
         strings.retain(|&index| index != 0 && !std::mem::replace(&mut seen[usize::from(index)], true));
         strings.truncate(STRINGS_MAX);
         if !strings.is_empty() {
-            self.ask(now, Setup::get_descriptor(kind::STRING, 0, 0, STRING_BYTES), errands);
+            self.ask(now, Setup::get_descriptor(kind::STRING, 0, 0, STRING_BYTES), actions);
         }
         for index in strings {
             let setup = Setup::get_descriptor(kind::STRING, index, LANGUAGE_EN_US, STRING_BYTES);
-            self.ask(now, setup, errands);
+            self.ask(now, setup, actions);
         }
     }
 
     /// The same of what a configuration has of its own, once it was selected.
-    pub fn ask_reports(&mut self, now: Instant, all: &Descriptors, configuration: u8, errands: &mut Errands) {
+    pub fn ask_reports(&mut self, now: Instant, all: &Descriptors, configuration: u8, actions: &mut Actions) {
         let Some(configuration) = all.configuration(configuration) else { return };
         let (mut interface, mut class) = (0, 0);
         for descriptor in descriptors_in(&configuration.bytes) {
@@ -147,7 +147,7 @@ impl Answers {
                     let mut setup = Setup::get_descriptor(hid::REPORT, 0, interface.into(), length);
                     setup.request_type = 0x81;
                     if length > 0 {
-                        self.ask(now, setup, errands);
+                        self.ask(now, setup, actions);
                     }
                 }
                 _ => {}
@@ -155,12 +155,12 @@ impl Answers {
         }
     }
 
-    fn ask(&mut self, now: Instant, setup: Setup, errands: &mut Errands) {
+    fn ask(&mut self, now: Instant, setup: Setup, actions: &mut Actions) {
         let key = key_of(setup).expect("only what lasts is asked ahead");
         if self.known.contains_key(&key) || self.asked.iter().any(|fetch| fetch.key == key) {
             return;
         }
-        let id = errands.ask(Urb::control(UrbId(0), setup, Payload::Empty));
+        let id = actions.ask(Urb::control(UrbId(0), setup, Payload::Empty));
         self.asked.push(Fetch { id, key, since: now, joined: None });
     }
 
@@ -169,7 +169,8 @@ impl Answers {
         self.round_trip
     }
 
-    /// Answers what the user asks, now or when it is known; gives it back if the device has to. Nothing of his is unanswered.
+    /// Answers what the user asks, now or when it is known; gives it back if the device has to. Nothing of his is
+    /// unanswered.
     pub fn meet(&mut self, all: &Descriptors, urb: InFlight, done: &mut Completions) -> Option<InFlight> {
         let Some(key) = key_of(urb.setup) else { return Some(urb) };
         let index = usize::from(urb.setup.value & 0xff);
@@ -234,7 +235,7 @@ impl Answers {
         &mut self,
         now: Instant,
         done_own: Done,
-        errands: &mut Errands,
+        actions: &mut Actions,
         done: &mut Completions,
     ) -> Option<Done> {
         let Some(at) = self.asked.iter().position(|fetch| fetch.id == done_own.id) else { return Some(done_own) };
@@ -255,7 +256,7 @@ impl Answers {
         }
         match (joined, self.known.get(&key)) {
             (Some(urb), Some(known)) => done.push(answer(urb, known)),
-            (Some(urb), None) => errands.pass_on(urb),
+            (Some(urb), None) => actions.pass_on(urb),
             (None, _) => {}
         }
         None
@@ -335,8 +336,8 @@ impl Answers {
         }
     }
 
-    /// As another process wrote it down, without the user's requests, which are launched by [`Answers::launch`]. `take` says whether
-    /// the device has a control request of this name.
+    /// As another process wrote it down, without the user's requests, which are launched by [`Answers::launch`]. `take`
+    /// says whether the device has a control request of this name.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.

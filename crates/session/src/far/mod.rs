@@ -1,18 +1,19 @@
 //! A device that is far away, and does not feel so (requirements U7, U9; issue of distance).
 //!
 //! [`Far`] is a layer over any [`Device`] whose answers take their time: a session's, a plain connection's. Nothing of it travels: to the
-//! other end it is a user who asks early, and no more than his credit allows. So it needs no word of its own on any link, and what holds
-//! for requests (each is answered once, in order, over cuts, restarts and hand-overs) holds for its own.
+//! other end it is a user who asks early, and no more than his credit allows. So it needs no word of its own on any
+//! link, and what holds for requests (each is answered once, in order, over cuts, restarts and hand-overs) holds for
+//! its own.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | [`answers`] | descriptors travel once, all together |
 //! | [`receiving`] | interrupts and bulk data are received before they are asked for |
 //! | [`ways`] | at which endpoints, and how far ahead |
-//! | [`errands`] | what the two want of the device |
+//! | [`actions`] | what the two want of the device |
 
+mod actions;
 mod answers;
-mod errands;
 mod receiving;
 mod ways;
 
@@ -27,8 +28,8 @@ use farbus_model::{
 
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
+use actions::{Action, Actions, OWN_ID_END, OWN_ID_FIRST, is_own};
 use answers::Answers;
-use errands::{Errand, Errands, OWN_ID_END, OWN_ID_FIRST, is_own};
 use receiving::{Budget, Receiving};
 use ways::{Way, way_of};
 
@@ -65,7 +66,7 @@ pub struct Far<D> {
     plan: Plan,
     /// What the device finished; its pool is the asker's while it works.
     done: Completions,
-    errands: Errands,
+    actions: Actions,
     answers: Answers,
     receiving: Receiving,
     /// Endpoints that are not received ahead, as long as their setting is active.
@@ -80,15 +81,15 @@ pub struct Far<D> {
 impl<D: Device> Far<D> {
     /// `device`, which is open; nothing is asked of it before its user asks something.
     pub fn new(device: D, plan: Plan) -> Self {
-        Self::over(device, plan, Errands::default())
+        Self::over(device, plan, Actions::default())
     }
 
-    fn over(device: D, plan: Plan, errands: Errands) -> Self {
+    fn over(device: D, plan: Plan, actions: Actions) -> Self {
         Self {
             device,
             plan,
             done: Completions::new(BufferPool::new(0)),
-            errands,
+            actions,
             answers: Answers::default(),
             receiving: Receiving::default(),
             passed: Vec::new(),
@@ -127,7 +128,7 @@ impl<D: Device> Far<D> {
     pub fn begin(&mut self, now: Instant, done: &mut Completions) {
         if self.plan.is_on && !std::mem::replace(&mut self.has_begun, true) {
             let (all, speed) = (self.device.descriptors(), self.device.speed());
-            self.answers.ask_ahead(now, all, speed, &mut self.errands);
+            self.answers.ask_ahead(now, all, speed, &mut self.actions);
         }
         self.act(now, done, |_, _| ());
     }
@@ -156,10 +157,10 @@ impl<D: Device> Far<D> {
             while let Some(answer) = self.done.pop() {
                 self.route(now, answer, done);
             }
-            match self.errands.pop() {
-                Some(Errand::Ask(urb)) => self.device.submit(now, urb.launch(), &mut self.done),
-                Some(Errand::Withdraw(id)) => self.device.cancel(now, id, &mut self.done),
-                Some(Errand::PassOn(urb)) => self.pass_on(now, urb),
+            match self.actions.pop() {
+                Some(Action::Ask(urb)) => self.device.submit(now, urb.launch(), &mut self.done),
+                Some(Action::Withdraw(id)) => self.device.cancel(now, id, &mut self.done),
+                Some(Action::PassOn(urb)) => self.pass_on(now, urb),
                 None if self.release(now) => {}
                 None => return,
             }
@@ -169,16 +170,16 @@ impl<D: Device> Far<D> {
     fn route(&mut self, now: Instant, answer: farbus_model::Done, done: &mut Completions) {
         let budget = self.budget();
         if is_own(answer.id) {
-            let answer = self.answers.handle_done(now, answer, &mut self.errands, done);
+            let answer = self.answers.handle_done(now, answer, &mut self.actions, done);
             let answer =
-                answer.and_then(|answer| self.receiving.handle_done(now, answer, budget, &mut self.errands, done));
+                answer.and_then(|answer| self.receiving.handle_done(now, answer, budget, &mut self.actions, done));
             debug_assert!(answer.is_none(), "what nobody asked was answered: {answer:?}");
             return;
         }
         if answer.endpoint.is_control() {
             self.controls.retain(|id| *id != answer.id);
             self.answers.note_passed(&answer);
-            self.receiving.unbar(answer.id, budget, &mut self.errands);
+            self.receiving.unbar(answer.id, budget, &mut self.actions);
         }
         done.push(answer);
     }
@@ -194,19 +195,20 @@ impl<D: Device> Far<D> {
         self.device.submit(now, urb, &mut self.done);
         if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) && self.plan.is_on {
             let all = self.device.descriptors();
-            self.answers.ask_reports(now, all, setup.value as u8, &mut self.errands);
+            self.answers.ask_reports(now, all, setup.value as u8, &mut self.actions);
         }
     }
 
-    /// The next control request that waits goes on, if nothing is in its way any more. Says whether there is more to do.
+    /// The next control request that waits goes on, if nothing is in its way any more. Says whether there is more to
+    /// do.
     fn release(&mut self, now: Instant) -> bool {
         let Some(setup) = self.held.front().map(|urb| urb.setup) else { return false };
         if self.answers.waiting().next().is_some() {
             return false;
         }
         let concerns = concerned(&self.device, setup);
-        if !self.receiving.rest(&concerns, &mut self.errands) {
-            return !self.errands.is_empty();
+        if !self.receiving.rest(&concerns, &mut self.actions) {
+            return !self.actions.is_empty();
         }
         if changes_endpoints(setup) && !is_clear_halt(setup) {
             self.receiving.forget(&concerns, &mut self.done);
@@ -323,11 +325,11 @@ impl<D: Device> DeviceLayer for Far<D> {
             self.submit_control(now, urb, done);
         } else if self.receiving.has(urb.endpoint) {
             let budget = self.budget();
-            self.receiving.submit(now, urb, budget, &mut self.errands, done);
+            self.receiving.submit(now, urb, budget, &mut self.actions, done);
         } else if let Some(way) = self.way_of(&urb) {
             self.receiving.begin(way, self.held_before(urb.endpoint));
             let budget = self.budget();
-            self.receiving.submit(now, urb, budget, &mut self.errands, done);
+            self.receiving.submit(now, urb, budget, &mut self.actions, done);
         } else {
             self.device.submit(now, urb, &mut self.done);
         }
@@ -340,7 +342,7 @@ impl<D: Device> DeviceLayer for Far<D> {
             let urb = self.held.remove(at).expect("found just now");
             done.push(urb.fail(Status::Cancelled));
             let budget = self.budget();
-            self.receiving.unbar(id, budget, &mut self.errands);
+            self.receiving.unbar(id, budget, &mut self.actions);
             self.act(now, done, |_, _| ());
         } else if !self.receiving.cancel(now, id, done) && !self.answers.cancel(id, done) {
             self.act(now, done, |device, done| device.cancel(now, id, done));
@@ -356,7 +358,7 @@ impl<D: Device> DeviceLayer for Far<D> {
                 done.push(answer);
             }
         }
-        while self.errands.pop().is_some() {}
+        while self.actions.pop().is_some() {}
         self.answers.handle_reset(done);
         self.receiving.forget(|_| true, done);
         self.held.drain(..).for_each(|urb| done.push(urb.fail(Status::Shutdown)));
@@ -370,7 +372,7 @@ impl<D: Device> DeviceLayer for Far<D> {
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
-        self.receiving.handle_timeout(now, &mut self.errands);
+        self.receiving.handle_timeout(now, &mut self.actions);
         let is_due = self.device.poll_timeout().is_some_and(|at| at <= now);
         self.act(now, done, |device, done| {
             if is_due {
@@ -400,9 +402,9 @@ impl<D: Device> Far<D> {
 
     /// Writes down what is here; the device is written down by whoever knows what it is.
     pub fn save(&self, to: &mut Writer) {
-        debug_assert!(self.done.is_empty() && self.errands.is_empty(), "each call sees to what it brought");
+        debug_assert!(self.done.is_empty() && self.actions.is_empty(), "each call sees to what it brought");
         to.flag(self.plan.is_on);
-        to.u64(self.errands.next_id());
+        to.u64(self.actions.next_id());
         to.flag(self.has_begun);
         to.count(self.passed.len());
         self.passed.iter().for_each(|endpoint| to.u8(endpoint.as_byte()));
@@ -414,8 +416,8 @@ impl<D: Device> Far<D> {
         self.receiving.save(to);
     }
 
-    /// As another process wrote it down, over its device, which holds these requests; whether anything is done about the distance was
-    /// written down, too. Gives the device back with why not.
+    /// As another process wrote it down, over its device, which holds these requests; whether anything is done about
+    /// the distance was written down, too. Gives the device back with why not.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.
@@ -429,12 +431,12 @@ impl<D: Device> Far<D> {
         let read = from.flag("plan").and_then(|is_on| Ok((is_on, Parts::read(now, &device, requests, from)?)));
         match read {
             Ok((is_on, parts)) => {
-                let Parts { errands, has_begun, mut answers, asking, mut receiving, waiting, passed, controls, held } =
+                let Parts { actions, has_begun, mut answers, asking, mut receiving, waiting, passed, controls, held } =
                     parts;
                 answers.launch(asking);
                 receiving.launch(waiting);
                 let held = held.into_iter().map(Urb::launch).collect();
-                let new = Self::over(device, Plan { is_on, ..plan }, errands);
+                let new = Self::over(device, Plan { is_on, ..plan }, actions);
                 Ok(Self { has_begun, answers, receiving, passed, controls, held, ..new })
             }
             Err(reject) => Err((device, reject)),
@@ -452,7 +454,7 @@ impl<D: Device> Far<D> {
 
 /// What was written down, before any of it is launched: what was launched has to be answered.
 struct Parts {
-    errands: Errands,
+    actions: Actions,
     has_begun: bool,
     answers: Answers,
     asking: Vec<(UrbId, Urb)>,
@@ -510,7 +512,7 @@ impl Parts {
         if let Some(&(id, ..)) = ours.first() {
             return Err(Reject::new("request", id.0, "what we asked is waited for"));
         }
-        let errands = Errands::going_on_at(next_id);
-        Ok(Self { errands, has_begun, answers, asking, receiving, waiting, passed, controls, held })
+        let actions = Actions::going_on_at(next_id);
+        Ok(Self { actions, has_begun, answers, asking, receiving, waiting, passed, controls, held })
     }
 }

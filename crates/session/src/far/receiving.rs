@@ -1,7 +1,8 @@
 //! Interrupts and bulk data that are received before they are asked for.
 //!
-//! At an endpoint that sends by itself, requests of our own are kept with the device, as many as it takes to bridge the distance; what
-//! comes is handed to the user's requests in order. The device is what it is without this, only with a longer queue:
+//! At an endpoint that sends by itself, requests of our own are kept with the device, as many as it takes to bridge the
+//! distance; what comes is handed to the user's requests in order. The device is what it is without this, only with a
+//! longer queue:
 //!
 //! | what happens | what becomes of it |
 //! |---|---|
@@ -22,13 +23,13 @@ use farbus_model::limits::{AHEAD_BYTES_MAX, AHEAD_URBS_MAX};
 use farbus_model::{Completions, Done, EpAddr, InFlight, Instant, Payload, Status, TransferType, Urb, UrbId};
 use farbus_wire::native::usb::{status_code, status_of};
 
-use super::errands::Errands;
+use super::actions::Actions;
 use super::ways::Way;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// How long after its user withdrew the last request an endpoint is still asked: a program that waits with a timeout asks again at
-/// once, and a user who is gone does not.
+/// How long after its user withdrew the last request an endpoint is still asked: a program that waits with a timeout
+/// asks again at once, and a user who is gone does not.
 pub const LINGER: Duration = Duration::from_millis(100);
 /// A request that comes so soon after the last one's end shows that its user wants all there is, as fast as it comes.
 pub const PROMPT: Duration = Duration::from_millis(10);
@@ -136,9 +137,9 @@ impl Receiving {
         self.streams.iter().map(|stream| stream.asked.len()).sum()
     }
 
-    fn fill(&mut self, at: usize, budget: Budget, errands: &mut Errands) {
+    fn fill(&mut self, at: usize, budget: Budget, actions: &mut Actions) {
         let mut left = budget.requests.saturating_sub(self.requests());
-        self.streams[at].fill(&mut left, errands);
+        self.streams[at].fill(&mut left, actions);
     }
 
     /// Its user asks an endpoint that is received ahead.
@@ -150,13 +151,13 @@ impl Receiving {
         now: Instant,
         urb: InFlight,
         budget: Budget,
-        errands: &mut Errands,
+        actions: &mut Actions,
         done: &mut Completions,
     ) {
         let at = self.streams.iter().position(|stream| stream.way.endpoint == urb.endpoint);
         let at = at.expect("its user knows that it is received ahead");
         self.streams[at].take_in(now, urb, done);
-        self.fill(at, budget, errands);
+        self.fill(at, budget, actions);
     }
 
     /// Withdraws a request of the user's; says whether it is one of these.
@@ -170,29 +171,29 @@ impl Receiving {
         now: Instant,
         answer: Done,
         budget: Budget,
-        errands: &mut Errands,
+        actions: &mut Actions,
         done: &mut Completions,
     ) -> Option<Done> {
         let is_of = |stream: &Stream| stream.asked.iter().any(|(id, _)| *id == answer.id);
         let Some(at) = self.streams.iter().position(is_of) else { return Some(answer) };
         let stream = &mut self.streams[at];
         let (is_first, before) = (stream.waiting.is_empty(), stream.arrived.len());
-        stream.note(answer, errands);
+        stream.note(answer, actions);
         self.counts.ahead += u64::from(is_first && stream.arrived.len() > before);
         stream.deliver(now, done);
         // What stays pins no more than it needs.
         if let Some(last) = stream.arrived.back_mut() {
             last.data.own();
         }
-        self.fill(at, budget, errands);
+        self.fill(at, budget, actions);
         None
     }
 
     /// Takes what is asked of these endpoints back from the device. Says whether it has nothing of it any more.
-    pub fn rest(&mut self, concerns: impl Fn(EpAddr) -> bool, errands: &mut Errands) -> bool {
+    pub fn rest(&mut self, concerns: impl Fn(EpAddr) -> bool, actions: &mut Actions) -> bool {
         let mut is_at_rest = true;
         for stream in self.streams.iter_mut().filter(|stream| concerns(stream.way.endpoint)) {
-            stream.stop(errands);
+            stream.stop(actions);
             is_at_rest &= stream.asked.is_empty();
         }
         is_at_rest
@@ -205,12 +206,12 @@ impl Receiving {
     }
 
     /// That request has ended.
-    pub fn unbar(&mut self, by: UrbId, budget: Budget, errands: &mut Errands) {
+    pub fn unbar(&mut self, by: UrbId, budget: Budget, actions: &mut Actions) {
         for at in 0..self.streams.len() {
             let before = self.streams[at].barred_by.len();
             self.streams[at].barred_by.retain(|id| *id != by);
             if self.streams[at].barred_by.len() < before {
-                self.fill(at, budget, errands);
+                self.fill(at, budget, actions);
             }
         }
     }
@@ -239,10 +240,10 @@ impl Receiving {
     }
 
     /// An endpoint that nobody asks any more is asked no more.
-    pub fn handle_timeout(&mut self, now: Instant, errands: &mut Errands) {
+    pub fn handle_timeout(&mut self, now: Instant, actions: &mut Actions) {
         for stream in &mut self.streams {
             if stream.left_at.take_if(|at| *at + LINGER <= now).is_some() {
-                stream.stop(errands);
+                stream.stop(actions);
             }
         }
     }
@@ -285,10 +286,10 @@ impl Stream {
         true
     }
 
-    fn stop(&mut self, errands: &mut Errands) {
+    fn stop(&mut self, actions: &mut Actions) {
         if self.phase == Phase::Running {
             // The last first: what comes meanwhile is the first one's.
-            self.asked.iter().rev().for_each(|(id, _)| errands.withdraw(*id));
+            self.asked.iter().rev().for_each(|(id, _)| actions.withdraw(*id));
             self.phase = Phase::Stopping;
         }
         self.settle();
@@ -300,7 +301,7 @@ impl Stream {
         }
     }
 
-    fn note(&mut self, answer: Done, errands: &mut Errands) {
+    fn note(&mut self, answer: Done, actions: &mut Actions) {
         let at = self.asked.iter().position(|(id, _)| *id == answer.id).expect("looked for before");
         let (_, length) = self.asked.remove(at).expect("found just now");
         self.bytes -= length as usize;
@@ -318,7 +319,7 @@ impl Stream {
             let status = if is_failure { status } else { Status::Ok };
             self.arrived.push_back(Arrival { status, ends, data: payload });
             if is_failure {
-                self.stop(errands);
+                self.stop(actions);
                 self.has_failed = self.phase == Phase::Stopping;
             }
         }
@@ -382,7 +383,7 @@ impl Stream {
     }
 
     /// Asks the device for as much as may be asked.
-    fn fill(&mut self, left: &mut usize, errands: &mut Errands) {
+    fn fill(&mut self, left: &mut usize, actions: &mut Actions) {
         let is_failing = self.arrived.back().is_some_and(|arrival| arrival.status != Status::Ok);
         if self.phase == Phase::Stopping || !self.barred_by.is_empty() || is_failing {
             return;
@@ -406,7 +407,7 @@ impl Stream {
             if self.way.kind == TransferType::Interrupt {
                 urb.interval = self.interval;
             }
-            self.asked.push_back((errands.ask(urb), self.length));
+            self.asked.push_back((actions.ask(urb), self.length));
             self.bytes += self.length as usize;
             *left = left.saturating_sub(1);
         }
@@ -443,9 +444,9 @@ impl Receiving {
         }
     }
 
-    /// As another process wrote it down: without what waits, which is launched by [`Receiving::launch`] once all of it is known to be
-    /// right. `way_of` says how an endpoint is received, if it is; `bars` whether a request is a
-    /// control request of the user's, `take` whether the device has one of ours of this length.
+    /// As another process wrote it down: without what waits, which is launched by [`Receiving::launch`] once all of it
+    /// is known to be right. `way_of` says how an endpoint is received, if it is; `bars` whether a request is a control
+    /// request of the user's, `take` whether the device has one of ours of this length.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.

@@ -1,8 +1,9 @@
 //! A stream from a device: asked for ahead, kept until it is due, handed over at the device's pace.
 //!
-//! So many requests of ours are with the device that it never waits for one (the 2005 paper's rule: q > RTT/x + 1). What they bring is
-//! numbered by the device's intervals and has a moment at which it is due; the driver's requests are answered at these moments. A
-//! packet that is not here by then is missed, as on a bus, and dropped should it come after all.
+//! So many requests of ours are with the device that it never waits for one (the 2005 paper's rule: q > RTT/x + 1).
+//! What they bring is numbered by the device's intervals and has a moment at which it is due; the driver's requests are
+//! answered at these moments. A packet that is not here by then is missed, as on a bus, and dropped should it come
+//! after all.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,11 +19,13 @@ use super::saved::{restore_place, restore_span, restore_urb, save_span};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests of ours with the device, at most: 0.4 s in steps of a millisecond, and less than half of what an exporter lets be asked.
+/// Requests of ours with the device, at most: 0.4 s in steps of a millisecond, and less than half of what an exporter
+/// lets be asked.
 const ASKED_MAX: usize = 400;
 /// Bytes of them: a camera at high speed for a third of a second, and a quarter of what an exporter lets be asked.
 const ASKED_BYTES_MAX: u64 = 8 << 20;
-/// Packets that have been late for so long are no late ones any more: the device left out intervals, and they are numbered anew.
+/// Packets that have been late for so long are no late ones any more: the device left out intervals, and they are
+/// numbered anew.
 const RENUMBER_AFTER: Duration = Duration::from_millis(50);
 /// Whoever has not asked for so long has stopped.
 const STOP_AFTER: Duration = Duration::from_millis(500);
@@ -69,7 +72,8 @@ struct Packet {
 }
 
 impl Inward {
-    /// A stream that begins with this request. A packet comes each `interval`; `depth` is what is known of the way's jitter.
+    /// A stream that begins with this request. A packet comes each `interval`; `depth` is what is known of the way's
+    /// jitter.
     pub fn new(first: &Urb, interval: Duration, frames: Frames, depth: Duration) -> Self {
         let mut pattern = Urb::data_in(first.id, first.endpoint, first.length);
         pattern.iso.clone_from(&first.iso);
@@ -132,7 +136,8 @@ impl Inward {
         self.asked.push_back(Asked { id: orders.ask(urb), first, at: now });
     }
 
-    /// The first request is as long as the buffer is deep: the next may be late on its way by as much, and the device waits for none.
+    /// The first request is as long as the buffer is deep: the next may be late on its way by as much, and the device
+    /// waits for none.
     fn first(&self) -> Urb {
         let depth = self.depth.as_nanos().div_ceil(self.interval.as_nanos().max(1));
         let count =
@@ -178,8 +183,8 @@ impl Inward {
         self.take_in(first, done)
     }
 
-    /// How long after what was handed over last this packet is handed over: with all of the driver's request that it is in, which need not begin
-    /// where one of ours does.
+    /// How long after what was handed over last this packet is handed over: with all of the driver's request that it is
+    /// in, which need not begin where one of ours does.
     fn needed_ns(&self, number: u64) -> i64 {
         let whole = i64::try_from(self.pattern.iso.len().max(1)).unwrap_or(i64::MAX);
         let requests = (number.cast_signed() - self.head.cast_signed()).div_euclid(whole) + 1;
@@ -320,7 +325,8 @@ impl Inward {
         }
     }
 
-    /// As another process wrote it down, and the driver's requests: they are yet to be launched. Its clock begins with what comes next.
+    /// As another process wrote it down, and the driver's requests: they are yet to be launched. Its clock begins with
+    /// what comes next.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.

@@ -1,7 +1,7 @@
 //! Isochronous streams over a long way: a device that is far, and looks near to its driver (issue *Distance*; U8, N14).
 //!
-//! A layer over any [`Device`], at the importer. Nothing of it is known at the other end: requests of its own are with the device ahead
-//! of time, and the driver's are answered at local moments.
+//! A layer over any [`Device`], at the importer. Nothing of it is known at the other end: requests of its own are with
+//! the device ahead of time, and the driver's are answered at local moments.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -51,7 +51,8 @@ use outward::{LeadIn, Outward};
 use pace::DEPTH_MAX;
 use reach::Reach;
 
-/// A stream begins this deep at least, and at most, if nothing is known of the way's jitter but its length, of which it is a quarter.
+/// A stream begins this deep at least, and at most, if nothing is known of the way's jitter but its length, of which it
+/// is a quarter.
 const FIRST_DEPTH_MIN: Duration = Duration::from_millis(5);
 /// See [`FIRST_DEPTH_MIN`].
 const FIRST_DEPTH_MAX: Duration = Duration::from_millis(60);
@@ -64,7 +65,8 @@ const CLASS_AUDIO: u8 = 1;
 pub struct Isochronous<D> {
     device: D,
     is_on: bool,
-    /// What the device left, and is not ours to pass on before it was looked at. Its pool is the asker's while the device works.
+    /// What the device left, and is not ours to pass on before it was looked at. Its pool is the asker's while the
+    /// device works.
     below: Completions,
     orders: Orders,
     /// Requests of ours that were not answered.
@@ -135,8 +137,8 @@ impl<D: Device> Isochronous<D> {
         self.own == 0 && self.streams.is_empty() && self.asked.is_empty() && self.held.is_empty()
     }
 
-    /// By how much the clock of a stream that goes on was moved, to keep its buffer as deep as it is to be, ns: the drift of the device's
-    /// clock against ours, and what the buffer grew by. Later is more. None: none goes on.
+    /// By how much the clock of a stream that goes on was moved, to keep its buffer as deep as it is to be, ns: the
+    /// drift of the device's clock against ours, and what the buffer grew by. Later is more. None: none goes on.
     pub fn drift_ns(&self) -> Option<i64> {
         self.streams.values().find_map(Stream::drift_ns)
     }

@@ -67,8 +67,8 @@ pub fn is_own(id: UrbId) -> bool {
     (OWN_ID_FIRST..OWN_ID_END).contains(&id.0)
 }
 
-/// A schedule that repeats another's, of so many packets or of as many bytes as a request may have, and its bytes; `length` says how
-/// long each is.
+/// A schedule that repeats another's, of so many packets or of as many bytes as a request may have, and its bytes;
+/// `length` says how long each is.
 pub fn repeated(like: &[IsoPacket], count: usize, length: impl Fn(&IsoPacket) -> u32) -> (Vec<IsoPacket>, u32) {
     let (mut packets, mut end) = (Vec::with_capacity(count), 0);
     for length in like.iter().cycle().take(count).map(length) {

@@ -1,8 +1,10 @@
-//! A stream to a device: the driver is answered at the device's pace, and what it sends is with the device before it is due.
+//! A stream to a device: the driver is answered at the device's pace, and what it sends is with the device before it is
+//! due.
 //!
-//! The buffer that levels the way's jitter is the device's own queue: a stream begins with packets of ours, and what the driver sends
-//! comes to lie behind them. So nothing has to be known at the other end. How long the device had a request says how early it
-//! was there (a timed reply); the driver is answered a little sooner or later for it, and its clock is the device's in the long run.
+//! The buffer that levels the way's jitter is the device's own queue: a stream begins with packets of ours, and what
+//! the driver sends comes to lie behind them. So nothing has to be known at the other end. How long the device had a
+//! request says how early it was there (a timed reply); the driver is answered a little sooner or later for it, and its
+//! clock is the device's in the long run.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,7 +20,8 @@ use super::saved::{restore_span, restore_urb, save_span};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests that the device has not answered, at most: 0.5 s in steps of a millisecond, and half of what an exporter lets be asked.
+/// Requests that the device has not answered, at most: 0.5 s in steps of a millisecond, and half of what an exporter
+/// lets be asked.
 const SENT_MAX: usize = 500;
 /// The device is this much behind at most: a link that was cut does not leave a stream with its own length of delay.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
@@ -126,8 +129,8 @@ impl Outward {
         id
     }
 
-    /// Sends packets of ours: the more of them, the longer the device can wait for the driver's. They travel together, so that
-    /// none of them waits for another.
+    /// Sends packets of ours: the more of them, the longer the device can wait for the driver's. They travel together,
+    /// so that none of them waits for another.
     fn fill_up(&mut self, now: Instant, orders: &mut Orders) {
         let count = self.depth.as_nanos().div_ceil(self.interval.as_nanos().max(1)).min(ISO_PACKETS_MAX.into());
         let mut ours = self.pattern.clone();
@@ -278,7 +281,8 @@ impl Outward {
         }
     }
 
-    /// As another process wrote it down, and the driver's requests: they are yet to be launched. What is yet to be played is not measured.
+    /// As another process wrote it down, and the driver's requests: they are yet to be launched. What is yet to be
+    /// played is not measured.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.

@@ -1,16 +1,18 @@
-//! When packets of a stream are due here: a local clock that follows the device's without jumps (issue *Distance*; N14).
+//! When packets of a stream are due here: a local clock that follows the device's without jumps (issue *Distance*;
+//! N14).
 //!
-//! Nobody compares clocks. What is watched is the *slack*: how long before it was needed a packet was there (IN: before it is
-//! handed to the driver; OUT: before the device plays it). Its least over the last seconds has everything in it: the way's jitter, the
-//! drift of the device's clock against ours, and the scheduling at both ends. The clock is slewed until that least is a margin.
+//! Nobody compares clocks. What is watched is the *slack*: how long before it was needed a packet was there (IN: before
+//! it is handed to the driver; OUT: before the device plays it). Its least over the last seconds has everything in it:
+//! the way's jitter, the drift of the device's clock against ours, and the scheduling at both ends. The clock is slewed
+//! until that least is a margin.
 //!
 //! ```text
 //!   IN   a later due moment is more slack
 //!   OUT  a later due moment is a later request of the driver, and less slack at the device
 //! ```
 //!
-//! Slack is noted as it would have been without the slewing so far, so that an old observation counts for today's clock: there is no
-//! delay in the loop, and nothing swings.
+//! Slack is noted as it would have been without the slewing so far, so that an old observation counts for today's
+//! clock: there is no delay in the loop, and nothing swings.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +21,8 @@ use farbus_model::Instant;
 
 /// Slack that is kept beyond all jitter that was seen: what two schedulers of busy machines take.
 const MARGIN: Duration = Duration::from_millis(2);
-/// The least slack is that of so long ago at most: what comes more seldom is counted and concealed rather than waited for.
+/// The least slack is that of so long ago at most: what comes more seldom is counted and concealed rather than waited
+/// for.
 const WINDOW_SLOTS: usize = 8;
 /// A part of that window.
 const SLOT: Duration = Duration::from_secs(1);
@@ -153,7 +156,8 @@ impl Pace {
         (self.margin() + self.jitter()).min(DEPTH_MAX)
     }
 
-    /// How deep this one's is as it stands: who goes on with the stream keeps its packets that long, and it neither jumps nor stops.
+    /// How deep this one's is as it stands: who goes on with the stream keeps its packets that long, and it neither
+    /// jumps nor stops.
     pub fn level(&self) -> Duration {
         let slack = Duration::from_nanos(u64::try_from(self.slack_ns().unwrap_or_default()).unwrap_or_default());
         self.depth().max(slack + self.jitter() / 2).min(DEPTH_MAX)

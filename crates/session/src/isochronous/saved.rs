@@ -8,7 +8,8 @@ use super::orders::is_own;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// How far two packets of one stream are from each other at most: what is asked, and what waits to be handed over, twice.
+/// How far two packets of one stream are from each other at most: what is asked, and what waits to be handed over,
+/// twice.
 const SPREAD_MAX: u64 = 1 << 20;
 
 /// Writes a span down.

@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use farbus_model::{Instant, Pieces};
 use farbus_wire::native::control::{Cause, End, Open, Opened};
-use farbus_wire::native::reserve::{Reservation, Standing};
+use farbus_wire::native::reserve::{Reservation, ReservationReport};
 use farbus_wire::native::{Arrived, Kind, Message, Part};
 
 use super::importer::State;
 use super::known_device::KnownDevice;
-use super::wish::Wish;
+use super::reservation_request::ReservationRequest;
 use crate::Reject;
 
 /// The part of an [`Attached`](super::Attached) that is no class's own.
@@ -24,7 +24,7 @@ pub struct Attachment {
     opened: Option<Pieces>,
     outbox: VecDeque<Message>,
     /// What is to be reserved for it, and how that stands.
-    wish: Wish,
+    reservation_request: ReservationRequest,
     /// Which device it is.
     known: KnownDevice,
     was_open: bool,
@@ -44,29 +44,29 @@ pub enum Heard {
 }
 
 impl Attachment {
-    /// Asks for a device as `number`, one of the session that is not in use; its description is refused if it is longer than
-    /// `opened_bytes_max`.
+    /// Asks for a device as `number`, one of the session that is not in use; its description is refused if it is longer
+    /// than `opened_bytes_max`.
     pub fn new(number: u16, open: Open, opened_bytes_max: usize) -> Self {
-        Self::wishing(number, open, opened_bytes_max, Wish::default())
+        Self::wishing(number, open, opened_bytes_max, ReservationRequest::default())
     }
 
     /// The same; this is reserved for it first, or it is not opened.
     pub fn reserving(number: u16, open: Open, opened_bytes_max: usize, reservation: Reservation) -> Self {
-        Self::wishing(number, open, opened_bytes_max, Wish::of(reservation))
+        Self::wishing(number, open, opened_bytes_max, ReservationRequest::of(reservation))
     }
 
-    fn wishing(number: u16, open: Open, opened_bytes_max: usize, wish: Wish) -> Self {
+    fn wishing(number: u16, open: Open, opened_bytes_max: usize, reservation_request: ReservationRequest) -> Self {
         let (state, outbox) = (State::Opening, VecDeque::new());
         let (known, was_open) = (KnownDevice::default(), false);
         let mut attachment =
-            Self { number, open, state, opened_bytes_max, opened: None, outbox, wish, known, was_open };
+            Self { number, open, state, opened_bytes_max, opened: None, outbox, reservation_request, known, was_open };
         attachment.ask_to_open();
         attachment
     }
 
     /// How what is reserved for it stands.
-    pub fn reserved(&self) -> Option<Standing> {
-        self.wish.standing()
+    pub fn reserved(&self) -> Option<ReservationReport> {
+        self.reservation_request.report()
     }
 
     /// Its number.
@@ -80,7 +80,7 @@ impl Attachment {
     }
 
     fn ask_to_open(&mut self) {
-        if let Some(word) = self.wish.ask() {
+        if let Some(word) = self.reservation_request.ask() {
             self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
         }
         if let Some(statement) = self.known.expectation() {
@@ -104,7 +104,7 @@ impl Attachment {
                 Ok(end.filter(|_| !is_ended).map_or(Heard::Part, |end| self.refuse(end)))
             }
             Kind::Reserve => {
-                if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
+                if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {
                     self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
                 }
                 Ok(Heard::Part)
@@ -138,7 +138,7 @@ impl Attachment {
             return Ok(Heard::Part);
         }
         let opened = Opened::decode(&body.into_payload().contiguous())?;
-        let unfit = self.wish.unheard().or(self.known.opened(&self.open.name).err());
+        let unfit = self.reservation_request.unheard().or(self.known.opened(&self.open.name).err());
         if let Some(end) = unfit {
             return Ok(self.refuse(end));
         }

@@ -7,7 +7,7 @@ use farbus_model::{BufferPool, Instant};
 use farbus_wire::native::control::{Cause, End};
 use farbus_wire::native::reserve;
 use farbus_wire::native::{
-    Arrived, Hello, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Options, Outcome, Part, SessionId, Standing,
+    Arrived, Hello, Kind, Lane, LaneLimits, LanePosition, LaneSet, Lanes, Message, Options, Outcome, Part, SessionId,
     Welcome,
 };
 
@@ -56,8 +56,9 @@ pub trait Attached {
     /// The exporter has forgotten the session: everything is to be said anew.
     fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done);
 
-    /// A link was made to the exporter's process with this incarnation, which changes whenever it has lost what it knew: said after
-    /// [`Attached::handle_renewed`] if that was called. A class that compares no devices need not know.
+    /// A link was made to the exporter's process with this incarnation, which changes whenever it has lost what it
+    /// knew: said after [`Attached::handle_renewed`] if that was called. A class that compares no devices need not
+    /// know.
     fn note_exporter(&mut self, incarnation: u64) {
         let _ = incarnation;
     }
@@ -81,13 +82,14 @@ pub trait Attached {
         let _ = (now, done);
     }
 
-    /// Where the time of the latest request went that was timed and has not been told yet. A class that times none has none.
+    /// Where the time of the latest request went that was timed and has not been told yet. A class that times none has
+    /// none.
     fn poll_timed(&mut self) -> Option<Timed> {
         None
     }
 
     /// How what is reserved for it stands, if anything is.
-    fn reserved(&self) -> Option<reserve::Standing> {
+    fn reserved(&self) -> Option<reserve::ReservationReport> {
         None
     }
 
@@ -109,10 +111,11 @@ pub trait Attached {
         true
     }
 
-    /// Hands the device over as it is to the host with this key. Its exporter answers with the end once that host has it, or opens it
-    /// again if it does not come. What is under way is lost. A class that knows no such thing gives it back.
-    fn bequeath(&mut self, heir: [u8; 32]) {
-        let _ = heir;
+    /// Hands the device over as it is to the host with this key. Its exporter answers with the end once that host has
+    /// it, or opens it again if it does not come. What is under way is lost. A class that knows no such thing gives it
+    /// back.
+    fn migrate(&mut self, successor: [u8; 32]) {
+        let _ = successor;
         self.close();
     }
 
@@ -148,8 +151,8 @@ pub struct ImporterSession {
 }
 
 impl ImporterSession {
-    /// A session that is yet to begin. `incarnation` changes whenever this host has lost what it knew; `grace` is how long
-    /// the session is to outlive a link.
+    /// A session that is yet to begin. `incarnation` changes whenever this host has lost what it knew; `grace` is how
+    /// long the session is to outlive a link.
     pub fn new(now: Instant, incarnation: u64, grace: Duration, limits: LaneLimits) -> Self {
         Self {
             lanes: Lanes::new(limits),
@@ -177,7 +180,7 @@ impl ImporterSession {
     /// What to say first on a new link.
     pub fn hello(&mut self) -> Hello {
         self.link += 1;
-        let standing = Standing {
+        let position = LanePosition {
             session: self.session,
             lane: 0,
             link: self.link,
@@ -186,10 +189,11 @@ impl ImporterSession {
         };
         let grace_ms = Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX));
         let lanes = (self.lanes_wished > 1).then_some(self.lanes_wished.into());
-        Hello::new(standing, Options { grace_ms, lanes, ..Options::default() })
+        Hello::new(position, Options { grace_ms, lanes, ..Options::default() })
     }
 
-    /// The incarnation of the exporter that takes part in the session: see [`Attached::note_exporter`]. `None` before there was one.
+    /// The incarnation of the exporter that takes part in the session: see [`Attached::note_exporter`]. `None` before
+    /// there was one.
     pub fn their_incarnation(&self) -> Option<u64> {
         self.their_incarnation
     }
@@ -210,7 +214,7 @@ impl ImporterSession {
         let further = self.lanes.further_or_new(number, self.limits);
         further.link += 1;
         let (link, received) = (further.link, further.lane.received());
-        Hello::new(Standing { session, lane: number, link, received, incarnation }, Options::default())
+        Hello::new(LanePosition { session, lane: number, link, received, incarnation }, Options::default())
     }
 
     /// What the exporter answered.
@@ -218,7 +222,7 @@ impl ImporterSession {
     /// # Errors
     /// [`Reject`]: it cannot be the session's other end.
     pub fn handle_welcome(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
-        let theirs = welcome.standing;
+        let theirs = welcome.position;
         if theirs.lane != 0 {
             return self.handle_further(welcome);
         }
@@ -259,7 +263,7 @@ impl ImporterSession {
 
     /// The same of a further lane.
     fn handle_further(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
-        let theirs = welcome.standing;
+        let theirs = welcome.position;
         let Some(further) = self.lanes.further_mut(theirs.lane).filter(|_| theirs.session == self.session) else {
             // It was said to a session that is no more.
             return Ok(Progress::Without);
@@ -357,8 +361,8 @@ impl ImporterSession {
     }
 }
 
-/// Links that the other process leaves to this one: a dialer here may be at one, and each of its tries is counted. It tries less
-/// often than ten times a second, for less than a minute.
+/// Links that the other process leaves to this one: a dialer here may be at one, and each of its tries is counted. It
+/// tries less often than ten times a second, for less than a minute.
 const LINKS_BETWEEN: u64 = 1 << 10;
 
 /// An attachment that can go on in another process.
@@ -403,8 +407,8 @@ impl ImporterSession {
         remote.save(to);
     }
 
-    /// A session that goes on where another was saved, over the next link. Its grace, if it was without a link already, goes on too,
-    /// as far as the epoch of `now` reaches back.
+    /// A session that goes on where another was saved, over the next link. Its grace, if it was without a link already,
+    /// goes on too, as far as the epoch of `now` reaches back.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.

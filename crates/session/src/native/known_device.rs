@@ -1,7 +1,8 @@
 //! Whether a device that is opened again is the one that was used before.
 //!
-//! A name can stand for another device after its exporter was started anew, so both ends compare identities: the exporter before it opens
-//! the device ([`exporter`](super::exporter)), the importer before it sends a request ([`KnownDevice`]).
+//! A name can stand for another device after its exporter was started anew, so both ends compare identities: the
+//! exporter before it opens the device ([`exporter`](super::exporter)), the importer before it sends a request
+//! ([`KnownDevice`]).
 //!
 //! | the importer had | the exporter says, after it forgot the session | the importer |
 //! |---|---|---|
@@ -13,8 +14,8 @@
 //! | no identity: the exporter was of an older version | anything, from the same process | goes on |
 //! | no identity | anything, from another process | ends: *gone*, because nothing proves which device it is |
 //!
-//! A session that goes on (outcome *the session goes on*) opens nothing again. Then an identity is only told when it is news: a higher
-//! generation is remembered, another id ends the attachment.
+//! A session that goes on (outcome *the session goes on*) opens nothing again. Then an identity is only told when it is
+//! news: a higher generation is remembered, another id ends the attachment.
 
 use farbus_model::Identity;
 use farbus_model::identity::IDENTITY_BYTES;
@@ -68,7 +69,8 @@ impl KnownDevice {
         self.identity
     }
 
-    /// A link was made to the exporter's process with this incarnation: said after [`KnownDevice::forgotten`] if it forgot the session.
+    /// A link was made to the exporter's process with this incarnation: said after [`KnownDevice::forgotten`] if it
+    /// forgot the session.
     pub fn note_exporter(&mut self, incarnation: u64) {
         self.exporter = Some(incarnation);
         if !self.is_asked_again {
@@ -197,7 +199,8 @@ mod tests {
         device
     }
 
-    /// The exporter forgot the session, is a process of this incarnation, and tells this: what becomes of the attachment.
+    /// The exporter forgot the session, is a process of this incarnation, and tells this: what becomes of the
+    /// attachment.
     fn again(mut device: KnownDevice, exporter: u64, told: Option<Identity>) -> Result<Option<Identity>, Cause> {
         device.forgotten(true);
         device.note_exporter(exporter);

@@ -14,12 +14,13 @@
 //! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
 //! | [`known_device`] | whether a device that is opened again is the one that was used before |
 //! | `services` | what an exporter is offered |
-//! | `reserving`, `wish` | what is reserved before a device is opened, and how its path is measured: the exporter's half, the importer's |
-//! | [`gated_served`] | a device of any class that is suspended at times |
+//! | `reserving`, `reservation_request` | what is reserved before a device is opened, and how its path is measured: the exporter's half, the importer's |
+//! | [`suspendable_served`] | a device of any class that is suspended at times |
 //! | `slots`, `tagged` | requests in flight, by their tag: ours, a peer's |
 //! | `spread` | on which lane a request goes |
 //!
-//! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes: `examples/third_class.rs` is one.
+//! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes:
+//! `examples/third_class.rs` is one.
 //!
 //! What becomes of a request when something breaks:
 //!
@@ -31,13 +32,12 @@
 //! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
 //! | the device | gone | gone |
 //!
-//! Of a stream nothing is asked: its frames wait for the next link, for another process only if its reader wants no more than the latest,
-//! and are lost with an exporter that forgets.
+//! Of a stream nothing is asked: its frames wait for the next link, for another process only if its reader wants no
+//! more than the latest, and are lost with an exporter that forgets.
 
 mod absence;
 pub mod attachment;
 pub mod exporter;
-pub mod gated_served;
 pub mod importer;
 pub mod known_device;
 mod pipe;
@@ -46,6 +46,7 @@ pub mod piped_served;
 pub mod remote_block;
 pub mod remote_observer;
 pub mod remote_usb;
+mod reservation_request;
 mod reserving;
 mod retained;
 pub mod served;
@@ -55,9 +56,9 @@ pub mod served_usb;
 mod services;
 mod slots;
 mod spread;
+pub mod suspendable_served;
 mod tagged;
 pub mod timing;
-mod wish;
 
 /// The bytes of it: what a greeting and a device's own class have to say.
 pub use farbus_wire::native::{
@@ -66,8 +67,7 @@ pub use farbus_wire::native::{
 };
 
 pub use attachment::{Attachment, Heard};
-pub use exporter::{Allowed, Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable};
-pub use gated_served::GatedServed;
+pub use exporter::{Allowed, ExporterSession, Inherited, Left, Migration, Recalled, Served, Services, Unmovable};
 pub use importer::{Attached, ImporterSession, Movable, Progress, State};
 pub use piped::{Piped, Through};
 pub use piped_served::PipedServed;
@@ -78,4 +78,5 @@ pub use retained::{RETAINED_BYTES_MAX, RETAINED_MAX};
 pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;
 pub use served_usb::ServedUsb;
+pub use suspendable_served::SuspendableServed;
 pub use timing::{ReadClock, Timed};

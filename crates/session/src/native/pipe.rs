@@ -1,7 +1,8 @@
 //! Between a session's frames and a pipeline's messages, at either end.
 //!
-//! Frames of one message are put together, because a module sees whole ones; what a class does not show its modules (how urgent a message
-//! is, which others it keeps its order with, how long it stayed where) waits here and goes on with what comes out of them.
+//! Frames of one message are put together, because a module sees whole ones; what a class does not show its modules
+//! (how urgent a message is, which others it keeps its order with, how long it stayed where) waits here and goes on
+//! with what comes out of them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -127,7 +128,8 @@ pub struct Pipe {
     timed: BTreeSet<u16>,
     /// How long they stayed where, while their reply is among the modules.
     residences: BTreeMap<u16, Payload>,
-    /// Of messages among the modules, by kind and tag. What leaves in another's word leaves its envelope, which the next of its tag replaces.
+    /// Of messages among the modules, by kind and tag. What leaves in another's word leaves its envelope, which the
+    /// next of its tag replaces.
     envelopes: BTreeMap<(u8, u64), Envelope>,
     /// At the exporter: requests that the class has.
     with_class: BTreeSet<u16>,

@@ -7,7 +7,7 @@ use farbus_model::module::{Offer, Role};
 use farbus_modules::{Beginning, Recipe, Refusal};
 use farbus_wire::native::control::{Cause, Class, End, Open};
 use farbus_wire::native::modules::{decode_answers, encode_offers};
-use farbus_wire::native::reserve::Standing;
+use farbus_wire::native::reserve::ReservationReport;
 use farbus_wire::native::{Arrived, Kind, LaneSet, Message};
 use farbus_wire::snapshot::{Reader, Writer};
 
@@ -224,7 +224,7 @@ impl Modules {
     fn say(&mut self, message: Message) {
         match (message.head.kind, &mut self.pipe) {
             (Kind::Open | Kind::Inherit, _) => {
-                // An heir's begins with what he understands.
+                // An successor's begins with what he understands.
                 let words: &[u8] = &message.part;
                 let words = if message.head.kind == Kind::Inherit { words.get(8..).unwrap_or_default() } else { words };
                 let class = Open::decode(words).map(|open| open.class).expect("our own class says it so");
@@ -321,7 +321,7 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.poll_timed()
     }
 
-    fn reserved(&self) -> Option<Standing> {
+    fn reserved(&self) -> Option<ReservationReport> {
         self.remote.reserved()
     }
 
@@ -344,8 +344,8 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.is_still()
     }
 
-    fn bequeath(&mut self, heir: [u8; 32]) {
-        self.remote.bequeath(heir);
+    fn migrate(&mut self, successor: [u8; 32]) {
+        self.remote.migrate(successor);
     }
 
     fn is_moving(&self) -> bool {

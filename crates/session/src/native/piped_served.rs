@@ -7,12 +7,12 @@ use farbus_wire::native::control::{Credit, End};
 use farbus_wire::native::{Arrived, Head, Kind, LaneLimits, Lanes};
 
 use super::pipe::{Pipe, Saved, end_of};
-use super::served::{Bequest, Served, Unmovable};
+use super::served::{Migration, Served, Unmovable};
 use crate::Reject;
 use crate::snapshot::Writer;
 
-/// Any class's half of an exporter, behind modules. It goes on in another process if all of them can; the class's half is got to know there
-/// as if it had none, and this laid around it.
+/// Any class's half of an exporter, behind modules. It goes on in another process if all of them can; the class's half
+/// is got to know there as if it had none, and this laid around it.
 pub struct PipedServed {
     attachment: u16,
     served: Box<dyn Served>,
@@ -35,7 +35,8 @@ impl PipedServed {
         Self { attachment, served, pipe, inner, end: None, is_resting: false }
     }
 
-    /// `served`, which goes on, behind modules that do: `saved` is [`Served::save_modules`]'s, without their own states.
+    /// `served`, which goes on, behind modules that do: `saved` is [`Served::save_modules`]'s, without their own
+    /// states.
     pub fn resumed(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline, saved: Saved) -> Self {
         Self::over(attachment, served, Pipe::resumed(pipeline, Role::Exporter, attachment, saved))
     }
@@ -152,8 +153,8 @@ impl Served for PipedServed {
         self.served.poll_end().or_else(|| self.end.clone())
     }
 
-    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
-        self.served.hand_over(now, bequest)
+    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+        self.served.hand_over(now, migration)
     }
 
     fn finish(self: Box<Self>, now: Instant) {

@@ -7,24 +7,24 @@ use farbus_model::{
     StoreError,
 };
 use farbus_wire::native::block::{self, Description};
-use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, LUGGAGE_NAME_BYTES, Open, Opened};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, MIGRATION_STATE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::lanes::{split_tag, tag_of};
-use farbus_wire::native::reserve::{Reservation, Standing, Word};
+use farbus_wire::native::reserve::{Reservation, ReservationReport, Word};
 use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
 use super::known_device::KnownDevice;
+use super::reservation_request::ReservationRequest;
 use super::retained::{Change, Retained, is_retained};
 use super::slots::Slots;
 use super::spread::{Loads, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
-use super::wish::Wish;
 use crate::Reject;
 
 /// Nothing comes along with a disk.
-const NO_LUGGAGE: [u8; LUGGAGE_NAME_BYTES] = [0; LUGGAGE_NAME_BYTES];
+const NO_MIGRATION_STATE: [u8; MIGRATION_STATE_NAME_BYTES] = [0; MIGRATION_STATE_NAME_BYTES];
 /// Bytes of an [`Opened`]: far more than a disk's description has.
 const OPENED_BYTES_MAX: usize = 4096;
 
@@ -43,7 +43,8 @@ pub struct RemoteBlock {
     outbox: VecDeque<Message>,
     /// Nothing new is begun.
     is_still: bool,
-    /// Of what is held, so many are not new: they were asked before, and whoever asked may have been told that they are done.
+    /// Of what is held, so many are not new: they were asked before, and whoever asked may have been told that they are
+    /// done.
     owed: usize,
     /// How often it was opened, here: what was read before may have been changed by others in between.
     openings: u64,
@@ -66,7 +67,7 @@ pub struct RemoteBlock {
     timing: Timing,
     loads: Loads,
     /// What is to be reserved for it, and how that stands.
-    wish: Wish,
+    reservation_request: ReservationRequest,
     /// Which device it is.
     known: KnownDevice,
 }
@@ -99,16 +100,16 @@ impl RemoteBlock {
         Self::asking(attachment, open, false)
     }
 
-    /// Asks for a device that is to be handed over to us, whenever that is. It is open as soon as its exporter has said what it is: what is
-    /// read is read; all else waits until it is ours.
-    pub fn heir(attachment: u16, open: Open) -> Self {
+    /// Asks for a device that is to be handed over to us, whenever that is. It is open as soon as its exporter has said
+    /// what it is: what is read is read; all else waits until it is ours.
+    pub fn successor(attachment: u16, open: Open) -> Self {
         Self::asking(attachment, open, true)
     }
 
     /// The same as [`RemoteBlock::new`]; this is reserved for it first, or it is not opened.
     pub fn reserving(attachment: u16, open: Open, reservation: Reservation) -> Self {
         let mut remote = Self::new(attachment, open);
-        remote.wish = Wish::of(reservation);
+        remote.reservation_request = ReservationRequest::of(reservation);
         remote.outbox.clear();
         remote.ask_to_open();
         remote
@@ -139,7 +140,7 @@ impl RemoteBlock {
             rewriting: 0,
             timing: Timing::default(),
             loads: Loads::default(),
-            wish: Wish::default(),
+            reservation_request: ReservationRequest::default(),
             known: KnownDevice::default(),
         };
         remote.ask_to_open();
@@ -167,7 +168,8 @@ impl RemoteBlock {
         self.slots.len() - self.rewriting + self.held.len()
     }
 
-    /// Whether what its exporter has lost is being written again: all else waits, and no other process can go on with it.
+    /// Whether what its exporter has lost is being written again: all else waits, and no other process can go on with
+    /// it.
     pub fn is_rewriting(&self) -> bool {
         self.rewriting > 0 || self.retained.has_next()
     }
@@ -177,14 +179,14 @@ impl RemoteBlock {
     }
 
     fn ask_to_open(&mut self) {
-        if let Some(word) = self.wish.ask() {
+        if let Some(word) = self.reservation_request.ask() {
             self.say_of_reservation(&word);
         }
         if let Some(statement) = self.known.expectation() {
             self.outbox.push_back(Message::control(Kind::Identity, self.attachment, 0, statement.encode().into()));
         }
         let (kind, bytes) = match self.is_expected {
-            true => (Kind::Inherit, Inherit { luggage: NO_LUGGAGE, open: self.open.clone() }.encode()),
+            true => (Kind::Inherit, Inherit { migration_state: NO_MIGRATION_STATE, open: self.open.clone() }.encode()),
             false => (Kind::Open, self.open.encode()),
         };
         self.outbox.push_back(Message::control(kind, self.attachment, 0, bytes.into()));
@@ -219,7 +221,8 @@ impl RemoteBlock {
         }
     }
 
-    /// Writes again what the exporter has lost, as far as there is credit. One that changes the same bytes as another waits for it.
+    /// Writes again what the exporter has lost, as far as there is credit. One that changes the same bytes as another
+    /// waits for it.
     fn rewrite(&mut self, now: Instant) {
         while self.state == State::Open
             && let Some(change) = self.retained.next()
@@ -300,12 +303,13 @@ impl RemoteBlock {
         if arrived.head.flags.more {
             return Ok(());
         }
-        // Nothing of before is asked again of what has become ours: its exporter answers that first, or gives it to the device.
+        // Nothing of before is asked again of what has become ours: its exporter answers that first, or gives it to the
+        // device.
         let is_ours_now = self.is_expected && self.state == State::Open;
         if self.state != State::Opening && !is_ours_now && !std::mem::take(&mut self.is_moving) {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
-        let unfit = self.wish.unheard().or(self.known.opened(&self.open.name).err());
+        let unfit = self.reservation_request.unheard().or(self.known.opened(&self.open.name).err());
         if let Some(end) = unfit {
             self.close();
             self.state = State::Ended(end);
@@ -344,8 +348,8 @@ impl RemoteBlock {
         self.state = State::Ended(End { cause: Cause::Gone, message });
     }
 
-    /// The exporter had forgotten us, and the device is open again: what was in flight is asked again; before that what it has lost is
-    /// written again, as far as it is here.
+    /// The exporter had forgotten us, and the device is open again: what was in flight is asked again; before that what
+    /// it has lost is written again, as far as it is here.
     fn come_back(&mut self, before: Description, now: Description) {
         for request in self.take_flights().into_iter().rev() {
             self.held.push_front(request);
@@ -485,8 +489,8 @@ impl BlockDevice for RemoteBlock {
     }
 
     fn epoch(&self) -> Option<u64> {
-        // Until it is ours somebody else has it, and so it is once it is on its way to an heir. While it is opened again nobody knows yet
-        // who had it meanwhile, or what it is now.
+        // Until it is ours somebody else has it, and so it is once it is on its way to a successor. While it is opened
+        // again nobody knows yet who had it meanwhile, or what it is now.
         (self.state == State::Open && !self.is_expected && !self.is_moving).then_some(self.openings)
     }
 
@@ -505,7 +509,8 @@ impl RemoteBlock {
         is_next && !self.is_still && !self.is_rewriting() && self.has_credit(cost(request))
     }
 
-    /// On which lane a request may go now. A change is not to pass another of the same bytes: behind several on several lanes it waits.
+    /// On which lane a request may go now. A change is not to pass another of the same bytes: behind several on several
+    /// lanes it waits.
     fn lane_for(&self, request: &BlockInFlight) -> Option<u8> {
         if self.loads.is_first_alone() {
             return Some(0);
@@ -551,7 +556,8 @@ impl Attached for RemoteBlock {
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
         let kind = arrived.head.kind;
         match kind {
-            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end later.
+            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end
+            // later.
             Kind::Opened | Kind::Refused | Kind::Closed | Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
             Kind::Opened => {
                 self.handle_opened(now, arrived)?;
@@ -583,7 +589,7 @@ impl Attached for RemoteBlock {
                 Ok(())
             }
             Kind::Reserve => {
-                if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
+                if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {
                     self.say_of_reservation(&word);
                 }
                 Ok(())
@@ -626,8 +632,8 @@ impl Attached for RemoteBlock {
         self.timing.take()
     }
 
-    fn reserved(&self) -> Option<Standing> {
-        self.wish.standing()
+    fn reserved(&self) -> Option<ReservationReport> {
+        self.reservation_request.report()
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {
@@ -649,8 +655,8 @@ impl Attached for RemoteBlock {
         self.slots.is_empty() && self.owed == 0 && !self.is_rewriting()
     }
 
-    fn bequeath(&mut self, heir: [u8; 32]) {
-        let part = Close::to(heir, Vec::new()).encode().into();
+    fn migrate(&mut self, successor: [u8; 32]) {
+        let part = Close::to(successor, Vec::new()).encode().into();
         self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
         self.is_moving = true;
         // Whoever has it next may write over what was written here: nothing of that is written again.
@@ -668,7 +674,8 @@ impl Attached for RemoteBlock {
 
 impl Movable for RemoteBlock {
     /// # Panics
-    /// If it was never open, or is over: there is nothing to go on with. If it is [being rewritten](RemoteBlock::is_rewriting).
+    /// If it was never open, or is over: there is nothing to go on with. If it is [being
+    /// rewritten](RemoteBlock::is_rewriting).
     fn save(&self, to: &mut Writer) {
         assert!(self.outbox.is_empty(), "what was to be said is with the session");
         assert!(!self.is_rewriting(), "what is lost is written again first");
@@ -694,7 +701,7 @@ impl Movable for RemoteBlock {
         if !self.opened.is_empty() {
             to.runs(self.opened.len(), self.opened.runs());
         }
-        self.wish.save(to);
+        self.reservation_request.save(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
             to.u16(tag_of(flight.lane, tag));
@@ -732,7 +739,7 @@ impl Movable for RemoteBlock {
         for _ in 0..from.count("parts of a description", 4)? {
             remote.opened.push(from.payload("part of a description")?);
         }
-        remote.wish = Wish::restore(from)?;
+        remote.reservation_request = ReservationRequest::restore(from)?;
         // Nothing is launched before all of it is right: what was launched has to be answered.
         let mut names = BTreeSet::new();
         let mut request = |from: &mut Reader<'_>| {

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use farbus_model::limits::{OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
 use farbus_model::{Instant, Payload, Pieces};
 use farbus_wire::native::control::{Cause, Open};
-use farbus_wire::native::reserve::{Reservation, Standing};
+use farbus_wire::native::reserve::{Reservation, ReservationReport};
 use farbus_wire::native::{Arrived, Kind, Message, stream, usb};
 
 use super::attachment::{Attachment, Heard};
@@ -193,7 +193,7 @@ impl<S: Showing> Attached for Onlooker<S> {
         self.attachment.state()
     }
 
-    fn reserved(&self) -> Option<Standing> {
+    fn reserved(&self) -> Option<ReservationReport> {
         self.attachment.reserved()
     }
 

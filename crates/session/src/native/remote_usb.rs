@@ -9,21 +9,21 @@ use farbus_model::{
     Setup, Speed, Status, TransferType, Urb, UrbId,
 };
 use farbus_wire::native::control::{
-    Cause, Close, Credit, End, Inherit, LUGGAGE_BYTES_MAX, LUGGAGE_NAME_BYTES, Open, Opened,
+    Cause, Close, Credit, End, Inherit, MIGRATION_STATE_BYTES_MAX, MIGRATION_STATE_NAME_BYTES, Open, Opened,
 };
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::lanes::{split_tag, tag_of};
-use farbus_wire::native::reserve::{Reservation, Standing, Word};
+use farbus_wire::native::reserve::{Reservation, ReservationReport, Word};
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
 use super::importer::{Attached, Movable, State};
 use super::known_device::KnownDevice;
+use super::reservation_request::ReservationRequest;
 use super::slots::Slots;
 use super::spread::{Endpoints, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
-use super::wish::Wish;
 use crate::Reject;
 use crate::importer::note_selection;
 
@@ -50,13 +50,13 @@ pub struct RemoteUsb {
     is_still: bool,
     /// It was handed over, and nobody has come for it.
     is_moving: bool,
-    /// It is to be handed over to us, with luggage that begins so.
-    inherits: Option<[u8; LUGGAGE_NAME_BYTES]>,
+    /// It is to be handed over to us, with migration state that begins so.
+    inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>,
     /// What came along with it.
-    luggage: Pieces,
+    migration_state: Pieces,
     opened: Pieces,
     /// What is to be reserved for it, and how that stands.
-    wish: Wish,
+    reservation_request: ReservationRequest,
     /// Which device it is.
     known: KnownDevice,
     settling: Settling,
@@ -132,21 +132,21 @@ impl RemoteUsb {
         Self::asking(attachment, open, None)
     }
 
-    /// Asks for a device that is to be handed over to us, whenever that is, with luggage that begins like this.
-    pub fn heir(attachment: u16, open: Open, luggage: [u8; LUGGAGE_NAME_BYTES]) -> Self {
-        Self::asking(attachment, open, Some(luggage))
+    /// Asks for a device that is to be handed over to us, whenever that is, with migration state that begins like this.
+    pub fn successor(attachment: u16, open: Open, migration_state: [u8; MIGRATION_STATE_NAME_BYTES]) -> Self {
+        Self::asking(attachment, open, Some(migration_state))
     }
 
     /// The same as [`RemoteUsb::new`]; this is reserved for it first, or it is not opened.
     pub fn reserving(attachment: u16, open: Open, reservation: Reservation) -> Self {
         let mut remote = Self::new(attachment, open);
-        remote.wish = Wish::of(reservation);
+        remote.reservation_request = ReservationRequest::of(reservation);
         remote.outbox.clear();
         remote.ask_to_open();
         remote
     }
 
-    fn asking(attachment: u16, open: Open, inherits: Option<[u8; LUGGAGE_NAME_BYTES]>) -> Self {
+    fn asking(attachment: u16, open: Open, inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>) -> Self {
         let mut remote = Self {
             attachment,
             open,
@@ -162,9 +162,9 @@ impl RemoteUsb {
             is_still: false,
             is_moving: false,
             inherits,
-            luggage: Pieces::default(),
+            migration_state: Pieces::default(),
             opened: Pieces::default(),
-            wish: Wish::default(),
+            reservation_request: ReservationRequest::default(),
             known: KnownDevice::default(),
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
@@ -202,28 +202,28 @@ impl RemoteUsb {
     }
 
     /// What came along with it from whoever had it; all of it is here once it is open.
-    pub fn take_luggage(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.luggage).into_payload().into_vec()
+    pub fn take_migration_state(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.migration_state).into_payload().into_vec()
     }
 
-    /// The same as [`Attached::bequeath`], with something for the heir.
-    pub fn bequeath_with(&mut self, heir: [u8; 32], luggage: Vec<u8>) {
+    /// The same as [`Attached::migrate`], with something for the successor.
+    pub fn migrate_with(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
         let (head, part) = (Head::new(Kind::Close, self.attachment, 0), Part::empty());
-        let payload = Close::to(heir, luggage).encode().into();
+        let payload = Close::to(successor, migration_state).encode().into();
         let flow = Flow(u32::from(self.attachment) << 8);
         self.outbox.push_back(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
         (self.is_still, self.is_moving) = (true, true);
     }
 
     fn ask_to_open(&mut self) {
-        if let Some(word) = self.wish.ask() {
+        if let Some(word) = self.reservation_request.ask() {
             self.say_of_reservation(&word);
         }
         if let Some(statement) = self.known.expectation() {
             self.outbox.push_back(Message::control(Kind::Identity, self.attachment, 0, statement.encode().into()));
         }
         let (kind, bytes) = match self.inherits {
-            Some(luggage) => (Kind::Inherit, Inherit { luggage, open: self.open.clone() }.encode()),
+            Some(migration_state) => (Kind::Inherit, Inherit { migration_state, open: self.open.clone() }.encode()),
             None => (Kind::Open, self.open.encode()),
         };
         self.outbox.push_back(Message::control(kind, self.attachment, 0, bytes.into()));
@@ -233,10 +233,14 @@ impl RemoteUsb {
         self.outbox.push_back(Message::control(Kind::Reserve, self.attachment, 0, word.encode().into()));
     }
 
-    fn handle_luggage(&mut self, body: Payload) -> Result<(), Reject> {
-        self.luggage.push(body);
-        match self.luggage.len() > LUGGAGE_BYTES_MAX {
-            true => Err(Reject::new("luggage", LUGGAGE_BYTES_MAX as u64, "luggage has 16 MiB at most")),
+    fn handle_migration_state(&mut self, body: Payload) -> Result<(), Reject> {
+        self.migration_state.push(body);
+        match self.migration_state.len() > MIGRATION_STATE_BYTES_MAX {
+            true => Err(Reject::new(
+                "migration state",
+                MIGRATION_STATE_BYTES_MAX as u64,
+                "migration state has 16 MiB at most",
+            )),
             false => Ok(()),
         }
     }
@@ -337,7 +341,7 @@ impl RemoteUsb {
         let opened = Opened::decode(&body.contiguous())?;
         let description = Description::decode(&opened.info)?;
         let descriptors = descriptors_of(&description)?;
-        let unfit = self.wish.unheard().or(self.known.opened(&self.open.name).err());
+        let unfit = self.reservation_request.unheard().or(self.known.opened(&self.open.name).err());
         if let Some(end) = unfit {
             self.close_and_end(end, done);
             return Ok(());
@@ -592,8 +596,8 @@ impl Device for RemoteUsb {
         }
     }
 
-    /// Everything in flight ends here at once; the device there is reset once all of it has ended there as well, and what is
-    /// submitted meanwhile waits.
+    /// Everything in flight ends here at once; the device there is reset once all of it has ended there as well, and
+    /// what is submitted meanwhile waits.
     fn reset(&mut self, _now: Instant, done: &mut Completions) {
         let mut withdrawn = Vec::new();
         for (tag, flight) in self.slots.iter_mut() {
@@ -631,12 +635,13 @@ impl Attached for RemoteUsb {
         self.now = now;
         let kind = arrived.head.kind;
         match kind {
-            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end later.
-            Kind::Opened | Kind::Luggage | Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
+            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end
+            // later.
+            Kind::Opened | Kind::MigrationState | Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
             Kind::Opened => self.handle_opened(arrived, done),
             // The description's further frames have no request of their own.
             Kind::Data if !self.opened.is_empty() => self.handle_opened(arrived, done),
-            Kind::Luggage | Kind::Data if self.inherits.is_some() => self.handle_luggage(arrived.body),
+            Kind::MigrationState | Kind::Data if self.inherits.is_some() => self.handle_migration_state(arrived.body),
             Kind::Reply | Kind::Data => self.handle_reply(arrived, done),
             Kind::Cancel => self.handle_cancelled(arrived.head.tag, done),
             Kind::Identity => {
@@ -647,7 +652,7 @@ impl Attached for RemoteUsb {
                 Ok(())
             }
             Kind::Reserve => {
-                if let Some(word) = self.wish.hear(now, &arrived.body.contiguous())? {
+                if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {
                     self.say_of_reservation(&word);
                 }
                 Ok(())
@@ -667,7 +672,7 @@ impl Attached for RemoteUsb {
         let held = std::mem::take(&mut self.held);
         self.fail_all(Status::Protocol, done);
         self.held = held;
-        (self.opened, self.luggage) = (Pieces::default(), Pieces::default());
+        (self.opened, self.migration_state) = (Pieces::default(), Pieces::default());
         self.is_moving = false;
         self.known.forgotten(self.description.is_some());
         if !matches!(self.state, State::Ended(_)) {
@@ -696,8 +701,8 @@ impl Attached for RemoteUsb {
         self.timing.take()
     }
 
-    fn reserved(&self) -> Option<Standing> {
-        self.wish.standing()
+    fn reserved(&self) -> Option<ReservationReport> {
+        self.reservation_request.report()
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {
@@ -732,8 +737,8 @@ impl Attached for RemoteUsb {
         self.slots.is_empty()
     }
 
-    fn bequeath(&mut self, heir: [u8; 32]) {
-        self.bequeath_with(heir, Vec::new());
+    fn migrate(&mut self, successor: [u8; 32]) {
+        self.migrate_with(successor, Vec::new());
     }
 
     fn is_moving(&self) -> bool {
@@ -785,7 +790,7 @@ impl Movable for RemoteUsb {
         if !self.opened.is_empty() {
             to.runs(self.opened.len(), self.opened.runs());
         }
-        self.wish.save(to);
+        self.reservation_request.save(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
             to.u16(tag_of(flight.lane, tag));
@@ -815,7 +820,7 @@ impl Movable for RemoteUsb {
         for _ in 0..from.count("parts of a description", 4)? {
             remote.opened.push(from.payload("part of a description")?);
         }
-        remote.wish = Wish::restore(from)?;
+        remote.reservation_request = ReservationRequest::restore(from)?;
         // Nothing is launched before all of it is right: what was launched has to be answered.
         let (mut flights, mut urbs) = (Vec::new(), Vec::new());
         for _ in 0..from.count("requests in flight", 2)? {

@@ -7,7 +7,8 @@
 //! | echo | knows how long the path is, and sends a train |
 //! | measured | knows how wide it is: the device is opened; if that is too little, it says *echo* again, up to twice |
 //!
-//! What else both machines do makes a path seem slower than it is, and never quicker: the best of what was measured counts.
+//! What else both machines do makes a path seem slower than it is, and never quicker: the best of what was measured
+//! counts.
 
 use std::collections::{BTreeMap, VecDeque};
 

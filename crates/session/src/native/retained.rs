@@ -1,11 +1,13 @@
-//! Changes that a remote disk's exporter has answered and no flush has covered yet: kept, so that they can be written again.
+//! Changes that a remote disk's exporter has answered and no flush has covered yet: kept, so that they can be written
+//! again.
 //!
-//! An exporter whose machine was switched off has forgotten them. If all of them are here they are written again, in the order in
-//! which they were asked, before anything else is asked of the disk, and nobody has to be told. The exporter gives the disk back only
-//! under the lease that we had, so nobody else has written to it meanwhile ([`Leases`](crate::leases::Leases)).
+//! An exporter whose machine was switched off has forgotten them. If all of them are here they are written again, in
+//! the order in which they were asked, before anything else is asked of the disk, and nobody has to be told. The
+//! exporter gives the disk back only under the lease that we had, so nobody else has written to it meanwhile
+//! ([`Leases`](crate::leases::Leases)).
 //!
-//! What is kept is bounded, [`RETAINED_BYTES_MAX`] and [`RETAINED_MAX`]: of more, the oldest are forgotten. What is forgotten and not
-//! flushed when the exporter's machine was switched off is lost, and the next flush says so.
+//! What is kept is bounded, [`RETAINED_BYTES_MAX`] and [`RETAINED_MAX`]: of more, the oldest are forgotten. What is
+//! forgotten and not flushed when the exporter's machine was switched off is lost, and the next flush says so.
 
 use std::collections::VecDeque;
 
@@ -18,7 +20,8 @@ use crate::snapshot::{Reader, Writer};
 pub const RETAINED_BYTES_MAX: u64 = 8 << 20;
 /// Changes that are kept at most.
 pub const RETAINED_MAX: usize = 2048;
-/// A payload of more bytes than this may be a window on a larger buffer, which is kept with it: it counts as [`LARGE_BYTES_MIN`] at least.
+/// A payload of more bytes than this may be a window on a larger buffer, which is kept with it: it counts as
+/// [`LARGE_BYTES_MIN`] at least.
 const SMALL_BYTES_MAX: u64 = 64 << 10;
 const LARGE_BYTES_MIN: u64 = 256 << 10;
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
-use farbus_wire::native::control::{Credit, End, LUGGAGE_BYTES_MAX};
+use farbus_wire::native::control::{Credit, End, MIGRATION_STATE_BYTES_MAX};
 use farbus_wire::native::{Arrived, Lanes};
 
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// A device of ours that an attachment serves: the class's own half of an exporter (requirement N1: connect, receive, transmit,
-/// disconnect). A new class is one more of these; nothing else changes.
+/// A device of ours that an attachment serves: the class's own half of an exporter (requirement N1: connect, receive,
+/// transmit, disconnect). A new class is one more of these; nothing else changes.
 pub trait Served: Send {
     /// What may be in flight.
     fn credit(&self) -> Credit;
@@ -33,7 +33,8 @@ pub trait Served: Send {
     /// What the device is, in its class's words.
     fn description(&self) -> Vec<u8>;
 
-    /// Whether that is known. Who opens one of which it is not waits until it is, or is refused what [`Served::poll_end`] says.
+    /// Whether that is known. Who opens one of which it is not waits until it is, or is refused what
+    /// [`Served::poll_end`] says.
     fn is_ready(&self) -> bool {
         true
     }
@@ -44,7 +45,8 @@ pub trait Served: Send {
     /// [`Reject`]: the importer broke the protocol; the session is over.
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject>;
 
-    /// Something may have happened to what [`Served::readiness`] stands for, or the moment of [`Served::poll_timeout`] come.
+    /// Something may have happened to what [`Served::readiness`] stands for, or the moment of [`Served::poll_timeout`]
+    /// come.
     fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes);
 
     /// When [`Served::handle_ready`] wants to be called, if at all.
@@ -75,10 +77,11 @@ pub trait Served: Send {
     /// Why it is of no use any more, if it is.
     fn poll_end(&mut self) -> Option<End>;
 
-    /// The importer hands the device over as it is: nothing is reset. What is in flight is withdrawn; its importer has waited for
-    /// what it wants answered. Says whether it waits for its heir now. A class that knows no such thing ends.
-    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
-        let _ = bequest;
+    /// The importer hands the device over as it is: nothing is reset. What is in flight is withdrawn; its importer has
+    /// waited for what it wants answered. Says whether it waits for its successor now. A class that knows no such thing
+    /// ends.
+    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+        let _ = migration;
         self.finish(now);
         false
     }
@@ -86,7 +89,8 @@ pub trait Served: Send {
     /// The attachment is over: everything in flight is withdrawn, and the device given back.
     fn finish(self: Box<Self>, now: Instant);
 
-    /// Another process is to go on with it: what would wait for ever is taken back from the device, as if it had not got there yet.
+    /// Another process is to go on with it: what would wait for ever is taken back from the device, as if it had not
+    /// got there yet.
     fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
         let _ = (now, lanes);
     }
@@ -114,8 +118,8 @@ pub trait Served: Send {
         Ok(())
     }
 
-    /// It is as another process wrote it down, over a device that is new here; [`Served::go_on`] begins. One that cannot be is of no
-    /// more use than to be finished.
+    /// It is as another process wrote it down, over a device that is new here; [`Served::go_on`] begins. One that
+    /// cannot be is of no more use than to be finished.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.
@@ -137,37 +141,38 @@ pub trait Served: Send {
 
 /// To whom a device is handed over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bequest {
+pub struct Migration {
     /// The key of the host that goes on with it; zeros for one without.
-    pub heir: [u8; 32],
+    pub successor: [u8; 32],
     /// What that host is given along with it.
-    pub luggage: Vec<u8>,
+    pub migration_state: Vec<u8>,
     /// How long it waits for that host; none: as long as is usual there.
     pub left: Option<Duration>,
 }
 
-/// A device that was handed over and that nobody has fetched, in its importer's hands again: another process is to wait for its heir.
+/// A device that was handed over and that nobody has fetched, in its importer's hands again: another process is to wait
+/// for its successor.
 pub struct Recalled {
     /// The lease under which it was handed over.
     pub lease: u64,
     /// It.
     pub served: Box<dyn Served>,
     /// To whom it goes.
-    pub bequest: Bequest,
+    pub migration: Migration,
 }
 
-impl Bequest {
+impl Migration {
     pub(super) fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let heir = from.take(32, "heir")?.try_into().expect("32 bytes");
-        let (luggage, ms) = (from.bytes("luggage")?.to_vec(), from.u64("time left")?);
-        if luggage.len() > LUGGAGE_BYTES_MAX || ms > u32::MAX.into() {
+        let successor = from.take(32, "successor")?.try_into().expect("32 bytes");
+        let (migration_state, ms) = (from.bytes("migration state")?.to_vec(), from.u64("time left")?);
+        if migration_state.len() > MIGRATION_STATE_BYTES_MAX || ms > u32::MAX.into() {
             return Err(Reject::new(
-                "luggage",
-                luggage.len() as u64,
-                "luggage has 16 MiB at most, and waits some seconds",
+                "migration state",
+                migration_state.len() as u64,
+                "migration state has 16 MiB at most, and waits some seconds",
             ));
         }
-        Ok(Self { heir, luggage, left: Some(Duration::from_millis(ms)) })
+        Ok(Self { successor, migration_state, left: Some(Duration::from_millis(ms)) })
     }
 }
 

@@ -11,7 +11,7 @@ use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
 use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 
-use super::exporter::{Bequest, Served, Unmovable};
+use super::exporter::{Migration, Served, Unmovable};
 use super::tagged::Tagged;
 use super::timing::ReadClock;
 use crate::Reject;
@@ -40,8 +40,8 @@ pub struct ServedBlock<D> {
     said: Option<BlockInfo>,
 }
 
-/// Takes a device that is handed over as it is; says whether it waits for its heir.
-type PassOn<D> = Box<dyn FnOnce(D, Instant, Bequest) -> bool + Send>;
+/// Takes a device that is handed over as it is; says whether it waits for its successor.
+type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
 
 struct Flight {
     cost: u32,
@@ -62,8 +62,8 @@ struct Arriving {
 }
 
 impl<D: BlockDevice> ServedBlock<D> {
-    /// Serves `device` as `attachment`; `durability` is as [`Description::durability`] says, and `give_back` is called with
-    /// the device in the end.
+    /// Serves `device` as `attachment`; `durability` is as [`Description::durability`] says, and `give_back` is called
+    /// with the device in the end.
     pub fn new(
         attachment: u16,
         device: D,
@@ -92,22 +92,23 @@ impl<D: BlockDevice> ServedBlock<D> {
         self
     }
 
-    /// The same for its heir, who is told what it will be: `device` may only be read.
+    /// The same for its successor, who is told what it will be: `device` may only be read.
     #[must_use]
     pub fn promising(mut self, info: BlockInfo) -> Self {
         self.said = Some(info);
         self
     }
 
-    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its heir.
+    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its
+    /// successor.
     #[must_use]
-    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Bequest) -> bool + Send + 'static) -> Self {
+    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Migration) -> bool + Send + 'static) -> Self {
         self.pass_on = Some(Box::new(pass_on));
         self
     }
 
-    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment that it began at,
-    /// and a device that answers before its call returns takes no time.
+    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment
+    /// that it began at, and a device that answers before its call returns takes no time.
     #[must_use]
     pub fn timed_by(mut self, clock: ReadClock) -> Self {
         self.clock = Some(clock);
@@ -295,9 +296,9 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.device.is_ready()
     }
 
-    fn hand_over(mut self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
+    fn hand_over(mut self: Box<Self>, now: Instant, migration: Migration) -> bool {
         match self.pass_on.take() {
-            Some(pass_on) => pass_on(self.device, now, bequest),
+            Some(pass_on) => pass_on(self.device, now, migration),
             None => {
                 self.finish(now);
                 false

@@ -30,9 +30,9 @@ pub trait Shown: Send {
     fn over(&self) -> Option<&'static str>;
 }
 
-impl Shown for observe::Seat {
+impl Shown for observe::Observer {
     fn take(&mut self) -> Option<(Part, Payload)> {
-        observe::Seat::take(self).map(|event| (event.part(), event.data))
+        observe::Observer::take(self).map(|event| (event.part(), event.data))
     }
 
     fn grant_max(&self) -> u32 {
@@ -54,9 +54,9 @@ impl Shown for observe::Seat {
     }
 }
 
-impl Shown for stream::Seat {
+impl Shown for stream::Subscriber {
     fn take(&mut self) -> Option<(Part, Payload)> {
-        stream::Seat::take(self).map(|frame| (frame.part(), frame.data))
+        stream::Subscriber::take(self).map(|frame| (frame.part(), frame.data))
     }
 
     fn grant_max(&self) -> u32 {
@@ -81,7 +81,7 @@ impl Shown for stream::Seat {
 /// A seat, and what its owner asked for.
 pub struct ServedObserver {
     attachment: u16,
-    seat: Box<dyn Shown>,
+    observer: Box<dyn Shown>,
     readiness: Readiness,
     /// Makes it unready: what it stood for is being seen to.
     hush: Box<dyn Fn() + Send>,
@@ -103,10 +103,11 @@ impl fmt::Debug for ServedObserver {
 }
 
 impl ServedObserver {
-    /// Serves `seat` as `attachment`; `readiness` is what the seat's wake makes ready and `hush` unready, and `give_back` is called in the end.
+    /// Serves `observer` as `attachment`; `readiness` is what the seat's wake makes ready and `hush` unready, and
+    /// `give_back` is called in the end.
     pub fn new(
         attachment: u16,
-        seat: Box<dyn Shown>,
+        observer: Box<dyn Shown>,
         readiness: Readiness,
         hush: impl Fn() + Send + 'static,
         description: Vec<u8>,
@@ -114,18 +115,28 @@ impl ServedObserver {
     ) -> Self {
         let give_back: Option<Box<dyn FnOnce(Instant) + Send>> = Some(Box::new(give_back));
         let (granted, tag, waits_for_room) = (0, 0, false);
-        Self { attachment, seat, readiness, hush: Box::new(hush), description, granted, tag, waits_for_room, give_back }
+        Self {
+            attachment,
+            observer,
+            readiness,
+            hush: Box::new(hush),
+            description,
+            granted,
+            tag,
+            waits_for_room,
+            give_back,
+        }
     }
 
     fn send(&mut self, lanes: &mut Lanes) {
-        let most = self.seat.waiting_bytes_max();
+        let most = self.observer.waiting_bytes_max();
         self.waits_for_room = false;
         while self.granted > 0 {
             if lanes.untaken_bytes() > most {
                 self.waits_for_room = true;
                 break;
             }
-            let Some((part, payload)) = self.seat.take() else { break };
+            let Some((part, payload)) = self.observer.take() else { break };
             self.granted -= 1;
             let head = Head::new(Kind::Event, self.attachment, self.tag);
             self.tag = self.tag.wrapping_add(1);
@@ -143,11 +154,11 @@ impl Served for ServedObserver {
     }
 
     fn answers_bytes_max(&self) -> usize {
-        self.seat.waiting_bytes_max() + URB_BYTES_MAX as usize
+        self.observer.waiting_bytes_max() + URB_BYTES_MAX as usize
     }
 
     fn room_wanted(&self) -> Option<usize> {
-        self.waits_for_room.then(|| self.seat.waiting_bytes_max())
+        self.waits_for_room.then(|| self.observer.waiting_bytes_max())
     }
 
     fn description(&self) -> Vec<u8> {
@@ -160,7 +171,7 @@ impl Served for ServedObserver {
                 let bytes = arrived.body.contiguous();
                 let more = bytes.as_ref().try_into().map(u32::from_le_bytes);
                 let more = more.map_err(|_| Reject::new("grant", bytes.len() as u64, "it has 4 bytes"))?;
-                let most = self.seat.grant_max();
+                let most = self.observer.grant_max();
                 let granted = self.granted.checked_add(more).filter(|granted| *granted <= most);
                 self.granted = granted.ok_or(Reject::new("grant", more.into(), "no more than a device may hold"))?;
                 self.send(lanes);
@@ -185,7 +196,7 @@ impl Served for ServedObserver {
 
     fn restore(&mut self, _now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
         let (granted, tag) = (from.u32("grant")?, from.u16("tag")?);
-        if granted > self.seat.grant_max() {
+        if granted > self.observer.grant_max() {
             return Err(Reject::new("grant", granted.into(), "no more than a device may hold"));
         }
         (self.granted, self.tag) = (granted, tag);
@@ -193,7 +204,7 @@ impl Served for ServedObserver {
     }
 
     fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
-        if !self.seat.is_movable() {
+        if !self.observer.is_movable() {
             return Err(Unmovable);
         }
         to.u32(self.granted);
@@ -202,7 +213,7 @@ impl Served for ServedObserver {
     }
 
     fn poll_end(&mut self) -> Option<End> {
-        self.seat.over().map(|why| End { cause: Cause::Gone, message: why.to_owned() })
+        self.observer.over().map(|why| End { cause: Cause::Gone, message: why.to_owned() })
     }
 
     fn finish(mut self: Box<Self>, now: Instant) {

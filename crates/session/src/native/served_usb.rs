@@ -11,14 +11,14 @@ use farbus_wire::native::usb::{self, Description, Request};
 use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
-use super::exporter::{Bequest, Served, Unmovable};
+use super::exporter::{Migration, Served, Unmovable};
 use super::tagged::Tagged;
 use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a far importer keeps up to 1024 at each
-/// endpoint that it receives ahead ([`crate::far`]).
+/// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a far importer keeps up to
+/// 1024 at each endpoint that it receives ahead ([`crate::far`]).
 const REQUESTS_MAX: u16 = 4096;
 
 /// A USB device and the requests of its importer.
@@ -40,8 +40,8 @@ pub struct ServedUsb<D> {
     clock: Option<ReadClock>,
 }
 
-/// Takes a device that is handed over as it is; says whether it waits for its heir.
-type PassOn<D> = Box<dyn FnOnce(D, Instant, Bequest) -> bool + Send>;
+/// Takes a device that is handed over as it is; says whether it waits for its successor.
+type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
 
 struct Flight {
     cost: usize,
@@ -89,8 +89,8 @@ struct Arriving {
 }
 
 impl<D: Device> ServedUsb<D> {
-    /// Serves `device`, which is called what `record` says, as `attachment`; `give_back` is called with it in the end, after a
-    /// reset.
+    /// Serves `device`, which is called what `record` says, as `attachment`; `give_back` is called with it in the end,
+    /// after a reset.
     pub fn new(
         attachment: u16,
         device: D,
@@ -115,15 +115,16 @@ impl<D: Device> ServedUsb<D> {
         }
     }
 
-    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its heir.
+    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its
+    /// successor.
     #[must_use]
-    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Bequest) -> bool + Send + 'static) -> Self {
+    pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Migration) -> bool + Send + 'static) -> Self {
         self.pass_on = Some(Box::new(pass_on));
         self
     }
 
-    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment that it began at,
-    /// and a device that answers before its call returns takes no time.
+    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment
+    /// that it began at, and a device that answers before its call returns takes no time.
     #[must_use]
     pub fn timed_by(mut self, clock: ReadClock) -> Self {
         self.clock = Some(clock);
@@ -411,7 +412,7 @@ impl<D: Device> Served for ServedUsb<D> {
         self.device.is_gone().then_some(End { cause: Cause::Gone, message })
     }
 
-    fn hand_over(mut self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
+    fn hand_over(mut self: Box<Self>, now: Instant, migration: Migration) -> bool {
         let Some(pass_on) = self.pass_on.take() else {
             self.finish(now);
             return false;
@@ -423,12 +424,12 @@ impl<D: Device> Served for ServedUsb<D> {
         while let Some(done) = self.done.pop() {
             self.flights.remove(done.id.0 as u16);
         }
-        // What is still under way would be answered to the heir: a real device takes its time to let go.
+        // What is still under way would be answered to the successor: a real device takes its time to let go.
         if !self.flights.is_empty() {
             self.finish(now);
             return false;
         }
-        pass_on(self.device, now, bequest)
+        pass_on(self.device, now, migration)
     }
 
     /// A transfer that may wait for ever is one that waits for the device to say something.

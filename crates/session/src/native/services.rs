@@ -4,19 +4,19 @@ use farbus_model::{Identity, Instant};
 use farbus_modules::Allowance;
 use farbus_wire::native::control::{Cause, End, Inherit, Open};
 
-use super::served::{Bequest, Recalled, Served};
+use super::served::{Migration, Recalled, Served};
 use crate::reserve::ledger::Path;
-use crate::reserve::{Refusal, Reservation, Standing, State};
+use crate::reserve::{Refusal, Reservation, ReservationReport, State};
 use crate::snapshot::SavedPart;
 
-/// A device that was handed over, in its heir's hands.
+/// A device that was handed over, in its successor's hands.
 pub struct Inherited {
-    /// The heir's lease.
+    /// The successor's lease.
     pub lease: u64,
     /// It.
     pub served: Box<dyn Served>,
     /// What came along.
-    pub luggage: Vec<u8>,
+    pub migration_state: Vec<u8>,
 }
 
 /// What an exporter offers to sessions.
@@ -43,15 +43,15 @@ pub trait Services {
         self.open(now, number, open)
     }
 
-    /// Which device `open` names now; `None` if there is none, or it has no identity. An importer that had a device with an identity
-    /// is given none without.
+    /// Which device `open` names now; `None` if there is none, or it has no identity. An importer that had a device
+    /// with an identity is given none without.
     fn identity(&mut self, open: &Open) -> Option<Identity> {
         let _ = open;
         None
     }
 
-    /// An heir asks for a device that is to be handed over to it. `None`: it was not yet, and is asked for again by
-    /// the session when it looks for legacies.
+    /// An successor asks for a device that is to be handed over to it. `None`: it was not yet, and is asked for again
+    /// by the session when it looks for devices that were handed over to it.
     ///
     /// # Errors
     /// [`End`]: it never will.
@@ -60,7 +60,8 @@ pub trait Services {
         Some(Err(End { cause: Cause::Refused, message: "nothing is handed over here".to_owned() }))
     }
 
-    /// What an heir may see of the device until it is his: it changes nothing. `None`: nothing, as of any but block devices.
+    /// What a successor may see of the device until it is his: it changes nothing. `None`: nothing, as of any but block
+    /// devices.
     ///
     /// # Errors
     /// [`End`]: it never will be his.
@@ -69,15 +70,21 @@ pub trait Services {
         None
     }
 
-    /// Reserves what is asked for the device that is to be opened as `open` next, by an importer whose path was measured.
+    /// Reserves what is asked for the device that is to be opened as `open` next, by an importer whose path was
+    /// measured.
     ///
     /// # Errors
     /// How it stands, and the end that says why in words; nothing is reserved then.
-    fn reserve(&mut self, open: &Open, reservation: &Reservation, path: Path) -> Result<Standing, (Standing, End)> {
+    fn reserve(
+        &mut self,
+        open: &Open,
+        reservation: &Reservation,
+        path: Path,
+    ) -> Result<ReservationReport, (ReservationReport, End)> {
         let _ = (open, path);
         let refusal = Refusal::Kind;
         let message = "nothing is reserved here".to_owned();
-        Err((refusal.standing(reservation.criticality, State::Refused), End { cause: Cause::Reservation, message }))
+        Err((refusal.report(reservation.criticality, State::Refused), End { cause: Cause::Reservation, message }))
     }
 
     /// What was reserved so is not needed: its device was not opened.
@@ -85,7 +92,8 @@ pub trait Services {
         let _ = open;
     }
 
-    /// What attachment `number` handed over, of which nobody knows yet what becomes of it; `None`: that is known, or there is nothing.
+    /// What attachment `number` handed over, of which nobody knows yet what becomes of it; `None`: that is known, or
+    /// there is nothing.
     fn recall(&mut self, now: Instant, number: u16, open: &Open) -> Option<Recalled> {
         let _ = (now, number, open);
         None
@@ -118,6 +126,6 @@ pub struct Left {
     pub state: Option<SavedPart>,
     /// What [`Served::save_modules`] wrote.
     pub modules: SavedPart,
-    /// It was handed over, and waits for its heir.
-    pub bequest: Option<Bequest>,
+    /// It was handed over, and waits for its successor.
+    pub migration: Option<Migration>,
 }

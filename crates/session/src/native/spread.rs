@@ -75,19 +75,19 @@ impl Loads {
 #[derive(Debug)]
 pub(super) struct Endpoints {
     usable: LaneSet,
-    seats: [Seat; 32],
+    places: [Place; 32],
 }
 
 /// An endpoint's.
 #[derive(Clone, Copy, Debug, Default)]
-struct Seat {
+struct Place {
     lane: u8,
     in_flight: u16,
 }
 
 impl Default for Endpoints {
     fn default() -> Self {
-        Self { usable: LaneSet::FIRST, seats: [Seat::default(); 32] }
+        Self { usable: LaneSet::FIRST, places: [Place::default(); 32] }
     }
 }
 
@@ -105,34 +105,34 @@ impl Endpoints {
     /// A request begins at this endpoint: on which lane.
     pub fn enter(&mut self, endpoint: EpAddr, is_bulk: bool) -> u8 {
         let at = index(endpoint);
-        if self.seats[at].in_flight == 0 {
-            self.seats[at].lane = self.choose(at, is_bulk);
+        if self.places[at].in_flight == 0 {
+            self.places[at].lane = self.choose(at, is_bulk);
         }
-        self.seats[at].in_flight += 1;
-        self.seats[at].lane
+        self.places[at].in_flight += 1;
+        self.places[at].lane
     }
 
     fn choose(&self, at: usize, is_bulk: bool) -> u8 {
         if !is_bulk || self.usable == LaneSet::FIRST {
             return 0;
         }
-        let before = self.seats[at].lane;
+        let before = self.places[at].lane;
         if before != 0 && self.usable.contains(before) {
             return before;
         }
         // Endpoints that have one keep it: its path is known to it by now.
-        let taken = |lane: u8| self.seats.iter().filter(|seat| seat.lane == lane).count();
+        let taken = |lane: u8| self.places.iter().filter(|place| place.lane == lane).count();
         self.usable.iter().filter(|&lane| lane != 0).min_by_key(|&lane| taken(lane)).unwrap_or(0)
     }
 
     /// A request at this endpoint is nobody's any more.
     pub fn leave(&mut self, endpoint: EpAddr) {
-        self.seats[index(endpoint)].in_flight -= 1;
+        self.places[index(endpoint)].in_flight -= 1;
     }
 
     /// None has any.
     pub fn clear(&mut self) {
-        self.seats.iter_mut().for_each(|seat| seat.in_flight = 0);
+        self.places.iter_mut().for_each(|place| place.in_flight = 0);
     }
 
     /// A request of another process is in flight there.
@@ -140,11 +140,11 @@ impl Endpoints {
     /// # Errors
     /// [`Reject`]: the endpoint has others elsewhere.
     pub fn enter_again(&mut self, endpoint: EpAddr, lane: u8) -> Result<(), Reject> {
-        let seat = &mut self.seats[index(endpoint)];
-        if usize::from(lane) >= LANES_MAX || (seat.in_flight > 0 && seat.lane != lane) {
+        let place = &mut self.places[index(endpoint)];
+        if usize::from(lane) >= LANES_MAX || (place.in_flight > 0 && place.lane != lane) {
             return Err(Reject::new("lane", lane.into(), "an endpoint has one at a time"));
         }
-        *seat = Seat { lane, in_flight: seat.in_flight + 1 };
+        *place = Place { lane, in_flight: place.in_flight + 1 };
         Ok(())
     }
 }

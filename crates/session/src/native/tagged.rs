@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// Things by number, of which the last one put in is found at once: a device that answers before its call returns has never more than
-/// that one. A tag says nothing of how many there are, so no place is kept for those below it.
+/// Things by number, of which the last one put in is found at once: a device that answers before its call returns has
+/// never more than that one. A tag says nothing of how many there are, so no place is kept for those below it.
 #[derive(Debug)]
 pub(super) struct Tagged<T> {
     last: Option<(u16, T)>,

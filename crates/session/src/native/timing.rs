@@ -11,8 +11,8 @@ use crate::Reject;
 const TIMED_ONE_IN: u32 = 64;
 /// And one in so long at least: who asks seldom is timed as well.
 const TIMED_EVERY: Duration = Duration::from_secs(1);
-/// Of isochronous requests one in so many: a stream's slack is the least of some, and a reply's twelve bytes stand beside twenty of its own.
-/// No multiple of two or three, because two streams in step would share it unevenly.
+/// Of isochronous requests one in so many: a stream's slack is the least of some, and a reply's twelve bytes stand
+/// beside twenty of its own. No multiple of two or three, because two streams in step would share it unevenly.
 const ISOCHRONOUS_ONE_IN: u32 = 5;
 
 /// Reads a clock: the one whose moments are handed in elsewhere. For what has to be measured within a turn.

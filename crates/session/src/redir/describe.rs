@@ -17,8 +17,8 @@ pub fn device_connect(device: &impl Device) -> DeviceConnect {
     }
 }
 
-/// What it is made of as it is set now; before it is set, what its first configuration will make of it: a guest's filter asks
-/// for interfaces, and its controller for endpoints, before anybody has configured anything.
+/// What it is made of as it is set now; before it is set, what its first configuration will make of it: a guest's
+/// filter asks for interfaces, and its controller for endpoints, before anybody has configured anything.
 pub fn parts(device: &impl Device) -> (InterfaceInfo, EpInfo) {
     let all = device.descriptors();
     let mut selection = device.selection().clone();
@@ -49,7 +49,8 @@ pub fn parts(device: &impl Device) -> (InterfaceInfo, EpInfo) {
     (InterfaceInfo(interfaces.take(PLACES).collect()), endpoints)
 }
 
-/// Most bytes of one packet of a stream. The protocol's length has 16 bits, and a descriptor may claim more than any bus carries.
+/// Most bytes of one packet of a stream. The protocol's length has 16 bits, and a descriptor may claim more than any
+/// bus carries.
 pub fn interval_bytes_max(endpoint: &Endpoint) -> u16 {
     u16::try_from(endpoint.interval_bytes_max()).unwrap_or(u16::MAX)
 }

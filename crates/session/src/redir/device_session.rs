@@ -16,9 +16,9 @@
 //! | the same, of a stream's URB that has data | its packets, here or there |
 //! | its guest stays after all | what was said meanwhile goes on once all that was withdrawn has come back |
 //!
-//! **Why an id may come twice.** QEMU names a packet by the address of its guest's transfer descriptor. The guest's driver may
-//! reuse that memory as soon as it has cancelled, before our answer to the cancel is there; QEMU tells the answers apart by
-//! their order.
+//! **Why an id may come twice.** QEMU names a packet by the address of its guest's transfer descriptor. The guest's
+//! driver may reuse that memory as soon as it has cancelled, before our answer to the cancel is there; QEMU tells the
+//! answers apart by their order.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -224,7 +224,8 @@ impl<D: Device> DeviceSession<D> {
         ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
         self.device.reset(now, &mut self.done);
         if !self.device.is_gone() && self.state == State::Alone {
-            // A device far away learns of a reset by what only a host asks that has just made one (Linux's hub_port_init).
+            // A device far away learns of a reset by what only a host asks that has just made one (Linux's
+            // hub_port_init).
             let setup = Setup::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
             let urb = Urb::control(self.take_id(), setup, Payload::Empty);
             self.launch(now, urb, Flight::Forgotten);
@@ -259,8 +260,8 @@ impl<D: Device> DeviceSession<D> {
         self.collect(now);
     }
 
-    /// Takes back the reads that have nothing yet: a device may keep one waiting for ever. What writes is waited for: nobody
-    /// could tell how much of it was taken; and a read that has begun is, for the device is at it.
+    /// Takes back the reads that have nothing yet: a device may keep one waiting for ever. What writes is waited for:
+    /// nobody could tell how much of it was taken; and a read that has begun is, for the device is at it.
     pub fn take_back_reads(&mut self, now: Instant) {
         let mut urbs = Vec::new();
         for (urb, flight) in &mut self.flights {
@@ -296,8 +297,8 @@ impl<D: Device> DeviceSession<D> {
         requests
     }
 
-    /// The guest stays after all: as soon as what was withdrawn has come back, whole, in part or not at all, its streams and its reads
-    /// go on behind it.
+    /// The guest stays after all: as soon as what was withdrawn has come back, whole, in part or not at all, its
+    /// streams and its reads go on behind it.
     pub fn stay(&mut self) {
         self.is_to_go_on = self.is_moving;
     }
@@ -727,8 +728,8 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Does what can be done by itself: answers what the device has finished, keeps streams going. Call it after anything
-    /// happened; `is_due` is false where only room was made since the last call.
+    /// Does what can be done by itself: answers what the device has finished, keeps streams going. Call it after
+    /// anything happened; `is_due` is false where only room was made since the last call.
     pub fn advance(&mut self, now: Instant, mut is_due: bool) {
         self.collect(now);
         while self.refill(now, is_due) {

@@ -3,11 +3,11 @@
 use farbus_wire::usbip::Reject;
 use farbus_wire::usbredir::Caps;
 
-/// Names what it is, and its version: an heir says it to be given no other.
+/// Names what it is, and its version: a successor says it to be given no other.
 pub const MAGIC: &[u8; 8] = b"redir\0\0\x01";
 
-/// A guest's stream, frozen where nothing is under way at the device: what the guest has asked and has no answer to, as bytes of
-/// its own; what it is to be told, as bytes of ours; and what both depend on.
+/// A guest's stream, frozen where nothing is under way at the device: what the guest has asked and has no answer to, as
+/// bytes of its own; what it is to be told, as bytes of ours; and what both depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frozen {
     /// What the guest said it can do.
@@ -23,8 +23,8 @@ pub struct Frozen {
 }
 
 impl Frozen {
-    /// As bytes, little-endian: magic and version, capabilities, configuration, number of alternate settings and those, length
-    /// and bytes from the guest, length and bytes to it.
+    /// As bytes, little-endian: magic and version, capabilities, configuration, number of alternate settings and those,
+    /// length and bytes from the guest, length and bytes to it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.theirs.bits().to_le_bytes());

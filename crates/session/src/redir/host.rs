@@ -63,9 +63,9 @@ impl<D: Device> RedirHost<D> {
         }
     }
 
-    /// The guest is about to go on elsewhere (a live migration): nothing new is begun for it or said to it, streams stop, and what
-    /// it still says waits. What was handed to the connection before has to be sent, whole: a guest takes along what it has
-    /// read, and not what lies on the way to it.
+    /// The guest is about to go on elsewhere (a live migration): nothing new is begun for it or said to it, streams
+    /// stop, and what it still says waits. What was handed to the connection before has to be sent, whole: a guest
+    /// takes along what it has read, and not what lies on the way to it.
     pub fn quiesce(&mut self, now: Instant) {
         self.is_held = true;
         self.session.quiesce(now);
@@ -81,8 +81,8 @@ impl<D: Device> RedirHost<D> {
         self.session.is_quiet() && self.conn.as_ref().is_some_and(|conn| conn.common().is_some())
     }
 
-    /// The guest stays, or goes on from here on another connection: at the very next byte in both directions, whatever carries
-    /// them. Call [`RedirHost::advance`] afterwards.
+    /// The guest stays, or goes on from here on another connection: at the very next byte in both directions, whatever
+    /// carries them. Call [`RedirHost::advance`] afterwards.
     pub fn resume(&mut self) {
         self.is_held = false;
         self.session.stay();
@@ -114,8 +114,8 @@ impl<D: Device> RedirHost<D> {
         Frozen { theirs, configuration, alternates, from_guest, to_guest }
     }
 
-    /// Goes on with a frozen stream; the device is in the state that it says. The guest's requests are begun at once; their
-    /// answers wait for whoever carries the stream from here.
+    /// Goes on with a frozen stream; the device is in the state that it says. The guest's requests are begun at once;
+    /// their answers wait for whoever carries the stream from here.
     ///
     /// # Errors
     /// [`Fault`]: what the guest had said is not what a guest says, or the device is another's; call [`RedirHost::disconnect`].
@@ -170,8 +170,8 @@ impl<D: Device> RedirHost<D> {
         self.conn.as_mut().expect("somebody is connected").handle_received(count);
     }
 
-    /// The journey of every request, from the guest's bytes to the device, and back from what the device has finished to the
-    /// bytes that wait to be sent. Call it after anything happened.
+    /// The journey of every request, from the guest's bytes to the device, and back from what the device has finished
+    /// to the bytes that wait to be sent. Call it after anything happened.
     ///
     /// # Errors
     /// [`Fault`]: the connection is at its end; call [`RedirHost::disconnect`].

@@ -1,9 +1,9 @@
 //! A device for a usbredir guest: what QEMU's `usb-redir` asks becomes requests to a [`Device`](farbus_model::Device).
 //!
-//! Two state machines, because two things live for different times. [`DeviceSession`] is the device and what is under way with
-//! it: requests by the guest's ids, streams and what was received ahead. [`RedirHost`] lends it a connection. A connection that
-//! ends is *nobody uses the device now*, not *the device is gone*; and a session may go on on another connection, with everything
-//! that is under way, which is what a guest's live migration is.
+//! Two state machines, because two things live for different times. [`DeviceSession`] is the device and what is under
+//! way with it: requests by the guest's ids, streams and what was received ahead. [`RedirHost`] lends it a connection.
+//! A connection that ends is *nobody uses the device now*, not *the device is gone*; and a session may go on on another
+//! connection, with everything that is under way, which is what a guest's live migration is.
 //!
 //! | file | what it holds |
 //! |---|---|

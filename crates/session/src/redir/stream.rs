@@ -14,12 +14,12 @@ use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Payload, Stat
 use farbus_wire::usbredir::message::DataPacket;
 use farbus_wire::usbredir::{Message, Outcome, Packet};
 
-/// Failures one behind the other that a stream lives through. A bus may lose a packet now and then; a device that answers
-/// nothing else has failed.
+/// Failures one behind the other that a stream lives through. A bus may lose a packet now and then; a device that
+/// answers nothing else has failed.
 const FAILURES_MAX: u32 = 16;
 
-/// Packets in a row that may be windows on a link's receive buffer: further ones would hold one buffer each, of a quarter of a
-/// megabyte, for a few bytes.
+/// Packets in a row that may be windows on a link's receive buffer: further ones would hold one buffer each, of a
+/// quarter of a megabyte, for a few bytes.
 const BORROWED_MAX: usize = 8;
 
 /// What kind of stream it is.
@@ -174,8 +174,8 @@ impl Stream {
         std::mem::take(&mut self.dropped)
     }
 
-    /// How many of its URBs may be submitted now. `is_due`: an isochronous IN stream goes on whether there is room or not, once
-    /// each time something happened.
+    /// How many of its URBs may be submitted now. `is_due`: an isochronous IN stream goes on whether there is room or
+    /// not, once each time something happened.
     pub fn urbs_wanted(&mut self, is_due: bool) -> usize {
         if self.is_paused {
             return 0;

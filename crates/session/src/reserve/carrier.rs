@@ -64,7 +64,8 @@ impl Carrier {
         Self { bus: bus.into(), speed, endpoints }
     }
 
-    /// What is on no bus: a disk that is a file, frames that a program makes. Its claims count in microframes all the same.
+    /// What is on no bus: a disk that is a file, frames that a program makes. Its claims count in microframes all the
+    /// same.
     pub fn without_bus() -> Self {
         Self { bus: String::new(), speed: realtime::Speed::High, endpoints: Vec::new() }
     }
@@ -139,7 +140,8 @@ impl Carrier {
         EpAddr::from_byte(address)
     }
 
-    /// The one that the device's data go through: isochronous before interrupt before bulk, in before out, the larger first.
+    /// The one that the device's data go through: isochronous before interrupt before bulk, in before out, the larger
+    /// first.
     fn usual(&self) -> Option<&Endpoint> {
         let rank = |endpoint: &&Endpoint| {
             let shape = endpoint.shape?;

@@ -17,8 +17,8 @@ use farbus_model::Instant;
 const QUEUE_MAX: Duration = Duration::from_millis(100);
 /// Over so long what arrives is counted.
 const WINDOW: Duration = Duration::from_millis(200);
-/// A link is behind for so long, and less than was reserved has arrived meanwhile, before it is concluded what the path carries. A machine
-/// that stood still for a while catches up in that time: then as much has arrived.
+/// A link is behind for so long, and less than was reserved has arrived meanwhile, before it is concluded what the path
+/// carries. A machine that stood still for a while catches up in that time: then as much has arrived.
 const LATE_FOR: Duration = Duration::from_millis(700);
 /// After a change what was in queues is on its way for so long.
 const SETTLING: Duration = Duration::from_secs(1);

@@ -1,8 +1,9 @@
 //! Who was admitted, what each has, and who gives way to whom.
 //!
-//! One entry a device, under its name. What is settled is settled for all of them at once: those of high criticality first, then those
-//! of low criticality that run, then those that wait, each in the order of its coming; whoever has a place on his bus keeps it
-//! ([`farbus_realtime::schedule::replan`]). Nothing here knows a clock, a device or a link: [`Ledger`] is told, and answers with [`News`].
+//! One entry a device, under its name. What is settled is settled for all of them at once: those of high criticality
+//! first, then those of low criticality that run, then those that wait, each in the order of its coming; whoever has a
+//! place on his bus keeps it ([`farbus_realtime::schedule::replan`]). Nothing here knows a clock, a device or a link:
+//! [`Ledger`] is told, and answers with [`News`].
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use farbus_realtime::pipe::{Stage, worst_ns};
 use farbus_realtime::schedule::{self, Options, Plan, Request, plan, replan};
 use farbus_realtime::transfer::interval_ps;
 use farbus_realtime::vcpu::Reserve;
-use farbus_wire::native::reserve::{Claim, Criticality, Lack, Reservation, Standing, State, Word};
+use farbus_wire::native::reserve::{Claim, Criticality, Lack, Reservation, ReservationReport, State, Word};
 
 use super::carrier::{Carrier, Load};
 use super::processors::{Processors, missing_ppb};
@@ -23,8 +24,8 @@ const WORK_MAX: u64 = 1_000_000;
 /// Drivers ask for eight packets at a time, a millisecond's (U8): data are there when the last is.
 const URB_PACKETS: u64 = 8;
 const URB_NS: u64 = 1_000_000;
-/// What a packet takes of a link beside its data, eighths of a byte: its own four of a reply's, and an eighth of a reply's heads (20) and
-/// of a segment's (52).
+/// What a packet takes of a link beside its data, eighths of a byte: its own four of a reply's, and an eighth of a
+/// reply's heads (20) and of a segment's (52).
 const PACKET_OVERHEAD_EIGHTHS: u64 = 4 * 8 + 20 + 52;
 /// The same of data: a segment has 52 bytes of heads, and 1448 of data.
 const SEGMENT_BYTES: u64 = 1448;
@@ -71,7 +72,7 @@ pub struct News {
     /// The device.
     pub device: String,
     /// How.
-    pub standing: Standing,
+    pub report: ReservationReport,
 }
 
 /// One line of a listing.
@@ -84,7 +85,7 @@ pub struct Line<'a> {
     /// What was asked for.
     pub reservation: &'a Reservation,
     /// How it stands.
-    pub standing: Standing,
+    pub report: ReservationReport,
     /// To whom its data go.
     pub path: Option<&'a str>,
     /// What it takes of that, or would take, bits a second.
@@ -118,7 +119,7 @@ struct Entry {
     path: Option<String>,
     /// Its place among all.
     order: u64,
-    standing: Standing,
+    report: ReservationReport,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +133,7 @@ struct Expected {
 struct Settled {
     plans: BTreeMap<String, Plan>,
     processors: Processors,
-    standings: BTreeMap<u64, Result<Standing, Refusal>>,
+    reports: BTreeMap<u64, Result<ReservationReport, Refusal>>,
 }
 
 impl Ledger {
@@ -150,8 +151,8 @@ impl Ledger {
         }
     }
 
-    /// Reserves what is asked for, in the place of what the device had. One that is of low criticality and was suspended in the process
-    /// before this one may be suspended here.
+    /// Reserves what is asked for, in the place of what the device had. One that is of low criticality and was
+    /// suspended in the process before this one may be suspended here.
     ///
     /// # Errors
     /// [`Refusal`]: nothing has changed.
@@ -176,8 +177,15 @@ impl Ledger {
             None => State::Refused,
         };
         let criticality = reservation.criticality;
-        let standing =
-            Standing { state, lack: Lack::None, criticality, missing: 0, bound_ns: 0, path_bits_per_s: 0, bus_ppm: 0 };
+        let report = ReservationReport {
+            state,
+            lack: Lack::None,
+            criticality,
+            missing: 0,
+            bound_ns: 0,
+            path_bits_per_s: 0,
+            bus_ppm: 0,
+        };
         let entry = Entry {
             device: device.to_owned(),
             bus: carrier.bus().to_owned(),
@@ -186,13 +194,13 @@ impl Ledger {
             loads,
             path: path.map(str::to_owned),
             order,
-            standing,
+            report,
         };
         let mut entries: Vec<Entry> = self.entries.iter().filter(|entry| entry.device != device).cloned().collect();
         entries.push(entry);
         entries.sort_by_key(|entry| entry.order);
         let settled = self.settle(&entries, None);
-        if let Some(Err(refusal)) = settled.standings.get(&order)
+        if let Some(Err(refusal)) = settled.reports.get(&order)
             && !(is_expected && criticality == Criticality::Low)
         {
             return Err(refusal.clone());
@@ -231,9 +239,9 @@ impl Ledger {
         let mut entries = self.entries.clone();
         let Some(entry) = entries.iter_mut().find(|entry| entry.device == device) else { return Ok(Vec::new()) };
         entry.path = Some(path.to_owned());
-        let (order, was_admitted) = (entry.order, entry.standing.state == State::Admitted);
+        let (order, was_admitted) = (entry.order, entry.report.state == State::Admitted);
         let settled = self.settle(&entries, Some(order));
-        if let Some(Err(refusal)) = settled.standings.get(&order)
+        if let Some(Err(refusal)) = settled.reports.get(&order)
             && was_admitted
         {
             return Err(refusal.clone());
@@ -264,10 +272,7 @@ impl Ledger {
     /// What is reserved of the way to an importer, bits a second.
     pub fn path_bits_per_s(&self, path: &str) -> u64 {
         let its_own = self.entries.iter().filter(|entry| entry.path.as_deref() == Some(path));
-        its_own
-            .filter(|entry| entry.standing.state == State::Admitted)
-            .map(|entry| entry.standing.path_bits_per_s)
-            .sum()
+        its_own.filter(|entry| entry.report.state == State::Admitted).map(|entry| entry.report.path_bits_per_s).sum()
     }
 
     fn forget_paths(&mut self) {
@@ -281,8 +286,8 @@ impl Ledger {
     }
 
     /// How a device's reservation stands; none: it has none.
-    pub fn standing(&self, device: &str) -> Option<Standing> {
-        self.entries.iter().find(|entry| entry.device == device).map(|entry| entry.standing)
+    pub fn report(&self, device: &str) -> Option<ReservationReport> {
+        self.entries.iter().find(|entry| entry.device == device).map(|entry| entry.report)
     }
 
     /// All of them, in the order of their coming.
@@ -291,7 +296,7 @@ impl Ledger {
             device: &entry.device,
             bus: &entry.bus,
             reservation: &entry.reservation,
-            standing: entry.standing,
+            report: entry.report,
             path: entry.path.as_deref(),
             bits_per_s: path_bits_per_s(entry),
             processor: {
@@ -314,20 +319,20 @@ impl Ledger {
     }
 
     fn adopt(&mut self, settled: Settled) -> Vec<News> {
-        let Settled { plans, processors, standings } = settled;
+        let Settled { plans, processors, reports } = settled;
         (self.plans, self.processors) = (plans, processors);
         let mut news = Vec::new();
         for entry in &mut self.entries {
             let criticality = entry.reservation.criticality;
-            let standing = match &standings[&entry.order] {
-                Ok(standing) => *standing,
-                Err(refusal) => refusal.standing(criticality, State::Suspended),
+            let report = match &reports[&entry.order] {
+                Ok(report) => *report,
+                Err(refusal) => refusal.report(criticality, State::Suspended),
             };
             // How much is missing changes with all that comes and goes; whether it runs is what matters to its user.
-            let is_news = entry.standing.state != standing.state;
-            entry.standing = standing;
+            let is_news = entry.report.state != report.state;
+            entry.report = report;
             if is_news {
-                news.push(News { device: entry.device.clone(), standing });
+                news.push(News { device: entry.device.clone(), report });
             }
         }
         news
@@ -346,7 +351,7 @@ impl Ledger {
         for entry in &self.entries {
             draft.processors.leave(&owner_of(&entry.device));
         }
-        let rank = |entry: &&Entry| match (entry.reservation.criticality, entry.standing.state) {
+        let rank = |entry: &&Entry| match (entry.reservation.criticality, entry.report.state) {
             (Criticality::High, _) => 0,
             (Criticality::Low, State::Admitted) => 1,
             // Who comes is behind who waits.
@@ -355,8 +360,8 @@ impl Ledger {
         };
         let mut all: Vec<&Entry> = entries.iter().collect();
         all.sort_by_key(|entry| (rank(entry), moves == Some(entry.order), entry.order));
-        let standings = all.into_iter().map(|entry| (entry.order, draft.take_in(entry))).collect();
-        Settled { plans: draft.plans, processors: draft.processors, standings }
+        let reports = all.into_iter().map(|entry| (entry.order, draft.take_in(entry))).collect();
+        Settled { plans: draft.plans, processors: draft.processors, reports }
     }
 }
 
@@ -376,10 +381,10 @@ fn owner_of(device: &str) -> String {
 
 impl Draft<'_> {
     /// All of what it asks for, or nothing.
-    fn take_in(&mut self, entry: &Entry) -> Result<Standing, Refusal> {
+    fn take_in(&mut self, entry: &Entry) -> Result<ReservationReport, Refusal> {
         // Who was admitted and is of high criticality stays: what the path lacks now others have to give.
         let is_high = entry.reservation.criticality == Criticality::High;
-        let stays = is_high && entry.standing.state == State::Admitted && self.moves != Some(entry.order);
+        let stays = is_high && entry.report.state == State::Admitted && self.moves != Some(entry.order);
         let mut requests = self.requests.get(&entry.bus).cloned().unwrap_or_default();
         requests.extend_from_slice(&entry.requests);
         let plan = if entry.requests.is_empty() { None } else { Some(self.plan(entry, &requests)?) };
@@ -406,7 +411,7 @@ impl Draft<'_> {
         if let Some(path) = &entry.path {
             self.paths.insert(path.clone(), reserved);
         }
-        Ok(Standing {
+        Ok(ReservationReport {
             state: State::Admitted,
             lack: Lack::None,
             criticality: entry.reservation.criticality,
@@ -504,7 +509,7 @@ impl Ledger {
         let entries = self
             .entries
             .iter()
-            .map(|entry| (&entry.device, entry.order, &entry.reservation, entry.standing.state == State::Suspended));
+            .map(|entry| (&entry.device, entry.order, &entry.reservation, entry.report.state == State::Suspended));
         let expected = self.expected.iter();
         let expected = expected.map(|(device, it)| (device, it.order, &it.reservation, it.is_suspended));
         for (device, order, reservation, is_suspended) in entries.chain(expected) {

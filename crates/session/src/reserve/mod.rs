@@ -1,5 +1,5 @@
-//! Reservations in the running system: what a device's user is promised of its bus, of this host's processors and of the path to him
-//! (requirements R1, R2, R4, R6).
+//! Reservations in the running system: what a device's user is promised of its bus, of this host's processors and of
+//! the path to him (requirements R1, R2, R4, R6).
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | [`ledger`] | who was admitted, what each has, and who gives way to whom |
 //! | [`refusal`] | why something is not to be had, and how much of it is missing |
 //! | [`congestion`] | what a path still carries, by what arrives |
-//! | [`gate`] | what holds the requests of a device that is suspended |
+//! | [`suspension`] | what holds the requests of a device that is suspended |
 //!
 //! | who comes | room for it | no room |
 //! |---|---|---|
@@ -20,14 +20,14 @@
 
 pub mod carrier;
 pub mod congestion;
-pub mod gate;
 pub mod ledger;
 pub mod processors;
 pub mod refusal;
+pub mod suspension;
 
 pub use carrier::Carrier;
-pub use farbus_wire::native::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, Standing, State};
-pub use gate::{Gate, Gated};
+pub use farbus_wire::native::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State};
 pub use ledger::{Asked, Cost, Ledger, News};
 pub use processors::Processors;
 pub use refusal::Refusal;
+pub use suspension::{SuspendableDevice, Suspension};

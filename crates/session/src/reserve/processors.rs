@@ -1,7 +1,8 @@
 //! Who has which part of which processor.
 //!
-//! Equation 1 is a test of one processor, so whoever comes is given one of them, the first that carries it beside those who have it.
-//! Whoever reserves by itself (a tuned pipe) enters here as well: [`Processors::enter_all`], by any name, and [`Processors::leave`].
+//! Equation 1 is a test of one processor, so whoever comes is given one of them, the first that carries it beside those
+//! who have it. Whoever reserves by itself (a tuned pipe) enters here as well: [`Processors::enter_all`], by any name,
+//! and [`Processors::leave`].
 
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
 

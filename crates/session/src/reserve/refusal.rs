@@ -3,7 +3,7 @@
 use std::fmt;
 
 use farbus_realtime::schedule::Invalid;
-use farbus_wire::native::reserve::{Criticality, Lack, Standing, State};
+use farbus_wire::native::reserve::{Criticality, Lack, ReservationReport, State};
 
 /// Why a reservation is refused, or suspended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,9 +94,9 @@ impl Refusal {
     }
 
     /// The same as it is said to whoever asked.
-    pub fn standing(&self, criticality: Criticality, state: State) -> Standing {
+    pub fn report(&self, criticality: Criticality, state: State) -> ReservationReport {
         let (lack, missing) = self.lack();
-        Standing { state, lack, criticality, missing, bound_ns: 0, path_bits_per_s: 0, bus_ppm: 0 }
+        ReservationReport { state, lack, criticality, missing, bound_ns: 0, path_bits_per_s: 0, bus_ppm: 0 }
     }
 }
 

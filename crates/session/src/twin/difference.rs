@@ -2,8 +2,8 @@
 
 use farbus_model::{Descriptors, Speed};
 
-/// What a user would notice first were the second device in the first one's place; `None` if it is nothing. Texts are not looked at:
-/// serial numbers are different, and a user goes on seeing the first one's.
+/// What a user would notice first were the second device in the first one's place; `None` if it is nothing. Texts are
+/// not looked at: serial numbers are different, and a user goes on seeing the first one's.
 pub fn difference(one: (&Descriptors, Speed), other: (&Descriptors, Speed)) -> Option<String> {
     let ((one, speed), (other, other_speed)) = (one, other);
     if speed != other_speed {

@@ -1,8 +1,8 @@
 //! A device that may be exchanged for its twin while it is in use (requirement N12).
 //!
-//! Two adapters of one make are the same device to their user, but for what the user has told the one and not the other. A [`Twinned`]
-//! device remembers that ([`settings`] says what) and lets another device take its place when its owner says so
-//! ([`Command::Swap`]):
+//! Two adapters of one make are the same device to their user, but for what the user has told the one and not the
+//! other. A [`Twinned`] device remembers that ([`settings`] says what) and lets another device take its place when its
+//! owner says so ([`Command::Swap`]):
 //!
 //! | stage | the user's requests | the twin |
 //! |---|---|---|
@@ -22,8 +22,8 @@
 //! | sends data that the first does not take within [`DRAIN_TIME_MAX`] | keeps the switch from being: all goes on with the first |
 //! | sends data as the first is unplugged | fails as on a bad cable: nobody knows what was taken |
 //!
-//! The first device may be unplugged from the moment that an exchange has begun; before, its user's session ends with it.
-//! A reset of the port, and the end of a session, make the switch at once: there is nothing to be told then.
+//! The first device may be unplugged from the moment that an exchange has begun; before, its user's session ends with
+//! it. A reset of the port, and the end of a session, make the switch at once: there is nothing to be told then.
 
 mod difference;
 pub mod settings;
@@ -43,8 +43,8 @@ use crate::snapshot::{Reader, Writer};
 pub use difference::difference;
 use settings::{Setting, Settings, is_setting};
 
-/// How long requests that send something may take to end before all goes on with the first device. A serial line at 300 baud empties
-/// its buffer of 64 bytes in two seconds.
+/// How long requests that send something may take to end before all goes on with the first device. A serial line at 300
+/// baud empties its buffer of 64 bytes in two seconds.
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
 /// How long the twin may take to be told everything.
 pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(10);
@@ -541,7 +541,8 @@ impl farbus_model::DeviceLayer for Twinned {
         result
     }
 
-    /// What is behind it, and what that was told. In the place of another device it is not what a new process opens under that name.
+    /// What is behind it, and what that was told. In the place of another device it is not what a new process opens
+    /// under that name.
     fn save(&self) -> Option<Vec<u8>> {
         if self.exchange.is_some() || self.is_exchanged {
             return None;

@@ -20,8 +20,8 @@ use farbus_model::{Descriptors, Direction, Setup};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// A maker's requests that are remembered: an adapter's driver makes a dozen of them. One that loads a program makes more, and
-/// such a device cannot be told everything again.
+/// A maker's requests that are remembered: an adapter's driver makes a dozen of them. One that loads a program makes
+/// more, and such a device cannot be told everything again.
 pub const VENDOR_SETTINGS_MAX: usize = 128;
 
 /// Bytes of a setting that is written down: its setup packet, and how much data follows.

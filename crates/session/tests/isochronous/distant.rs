@@ -1,4 +1,5 @@
-//! A device at the end of a made-up way: what is asked of it, and what it answers, takes its time, which shakes; and its clock is off.
+//! A device at the end of a made-up way: what is asked of it, and what it answers, takes its time, which shakes; and
+//! its clock is off.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! A shelf of disks in that world: an exporter that was started anew shares them in another order, or another disk under a name.
+//! A shelf of disks in that world: an exporter that was started anew shares them in another order, or another disk
+//! under a name.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -205,13 +206,13 @@ impl Shelf {
 }
 
 /// The importer's end; an older one hears and says nothing of identities, and takes every exporter for the one it knew.
-struct Seat {
+struct Observer {
     attachment: u16,
     remote: RemoteBlock,
     is_old: bool,
 }
 
-impl Attached for Seat {
+impl Attached for Observer {
     type Done = Completions<BlockDone>;
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
@@ -252,7 +253,7 @@ impl Attached for Seat {
     }
 }
 
-impl Movable for Seat {
+impl Movable for Observer {
     fn save(&self, to: &mut Writer) {
         to.flag(self.is_old);
         to.u16(self.attachment);
@@ -270,7 +271,7 @@ impl Movable for Seat {
 }
 
 pub struct ShelfWorld {
-    world: World<Seat>,
+    world: World<Observer>,
     shelf: Shelf,
     peers: Peers,
     done: Completions<BlockDone>,
@@ -296,7 +297,7 @@ impl ShelfWorld {
             has_identities: matches!(peers, Peers::Both | Peers::OldImporter),
             ids: DISKS as u128,
         };
-        let world = World::over_links(seat(1, peers), random.pick(&LINKS));
+        let world = World::over_links(observer(1, peers), random.pick(&LINKS));
         let done = Completions::new(BufferPool::new(0));
         Self {
             world,
@@ -334,8 +335,8 @@ impl ShelfWorld {
                 if random.once_in(3) {
                     shelf.leases = Leases::after(1_900_000_000_000 + 1000 * shelf.processes + 500);
                 }
-                // The devices are another process's now, perhaps in another order: but not if it gives up. One without identities cannot
-                // compare them, and its importers hear nothing of it.
+                // The devices are another process's now, perhaps in another order: but not if it gives up. One without
+                // identities cannot compare them, and its importers hear nothing of it.
                 let (is_meant, order) = (!random.once_in(4), random.next());
                 let mut has_begun = !shelf.has_identities;
                 self.world.exporter_moves_on(is_meant, |now, left| {
@@ -428,7 +429,7 @@ impl ShelfWorld {
         }
         self.attachment += 1;
         self.mine = None;
-        self.world.remote = seat(self.attachment, self.peers);
+        self.world.remote = observer(self.attachment, self.peers);
         self.world.remote.use_lanes(self.world.importer.usable_lanes());
         if let Some(incarnation) = self.world.importer.their_incarnation() {
             self.world.remote.note_exporter(incarnation);
@@ -449,11 +450,11 @@ impl ShelfWorld {
     }
 }
 
-fn seat(attachment: u16, peers: Peers) -> Seat {
+fn observer(attachment: u16, peers: Peers) -> Observer {
     let (name, reason) = ("disk0".into(), String::new());
     let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
     let is_old = matches!(peers, Peers::OldImporter | Peers::BothOld);
-    Seat { attachment, remote: RemoteBlock::new(attachment, open), is_old }
+    Observer { attachment, remote: RemoteBlock::new(attachment, open), is_old }
 }
 
 /// A disk that is to be handed over, and what its name stands for now.
@@ -464,7 +465,7 @@ struct Lent {
 
 impl Services for Lent {
     fn open(&mut self, _now: Instant, _number: u16, _open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        unreachable!("an heir inherits")
+        unreachable!("a successor inherits")
     }
 
     fn identity(&mut self, _open: &Open) -> Option<Identity> {
@@ -473,7 +474,7 @@ impl Services for Lent {
 
     fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
         let served = Box::new(used(number, 1));
-        self.is_handed_over.then_some(Ok(Inherited { lease: 9, served, luggage: Vec::new() }))
+        self.is_handed_over.then_some(Ok(Inherited { lease: 9, served, migration_state: Vec::new() }))
     }
 
     fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
@@ -488,13 +489,13 @@ fn used(attachment: u16, number: u8) -> ServedBlock<UsedDisk> {
 }
 
 #[test]
-fn an_heir_is_not_given_another_disk_than_it_was_shown() {
+fn a_successor_is_not_given_another_disk_than_it_was_shown() {
     let (first, second) = (Identity { id: 1, generation: 0 }, Identity { id: 2, generation: 0 });
     for (now, is_given) in [(first, true), (second, false)] {
         let (random, mut done) = (&mut Random::new(1), Completions::new(BufferPool::new(0)));
         let (name, reason) = ("disk0".into(), String::new());
         let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
-        let mut world = World::new(RemoteBlock::heir(1, open));
+        let mut world = World::new(RemoteBlock::successor(1, open));
         let mut lent = Lent { identity: first, is_handed_over: false };
         while !world.is_linked() {
             world.link(random, &mut done);
@@ -509,7 +510,7 @@ fn an_heir_is_not_given_another_disk_than_it_was_shown() {
         world.exchange(&mut lent, &mut done);
         lent.is_handed_over = true;
         if let Some(session) = &mut world.exporter {
-            session.look_for_legacies(world.now, &mut lent);
+            session.look_for_handed_over(world.now, &mut lent);
         }
         world.exchange(&mut lent, &mut done);
         match (is_given, Attached::state(&world.remote)) {

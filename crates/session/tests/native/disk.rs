@@ -123,7 +123,7 @@ impl Drop for SlowDisk {
     }
 }
 
-struct Desk {
+struct TestExporter {
     medium: Arc<Mutex<Medium>>,
     seed: u64,
     epoch: u64,
@@ -132,7 +132,7 @@ struct Desk {
     trims: bool,
 }
 
-impl Desk {
+impl TestExporter {
     fn disk(&mut self) -> SlowDisk {
         self.seed += 1;
         let (medium, info) = (Arc::clone(&self.medium), BlockInfo { trims: self.trims, ..INFO });
@@ -167,7 +167,7 @@ impl Desk {
 
 /// A disk that nobody has asked anything, as it is served anew.
 pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
-    Box::new(DiskWorld::new(random, None).desk.serve_anew(number))
+    Box::new(DiskWorld::new(random, None).exporter_services.serve_anew(number))
 }
 
 /// Whether what an earlier release kept of a disk is read, whole.
@@ -175,7 +175,7 @@ pub fn cache_is_read(saved: &[u8], disk: &RemoteBlock) -> Result<(), farbus_sess
     Cached::new(INFO).restore(saved, disk).map(|(mut cached, _)| cached.leave())
 }
 
-impl Services for Desk {
+impl Services for TestExporter {
     fn identity(&mut self, _open: &Open) -> Option<Identity> {
         Some(Identity { id: 7, generation: 0 })
     }
@@ -194,7 +194,7 @@ impl Services for Desk {
             return None;
         }
         self.epoch += 1;
-        Some(Ok(Inherited { lease: self.epoch, served: Box::new(self.serve(number)), luggage: Vec::new() }))
+        Some(Ok(Inherited { lease: self.epoch, served: Box::new(self.serve(number)), migration_state: Vec::new() }))
     }
 
     fn show(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
@@ -223,7 +223,7 @@ pub struct DiskWorld {
     has_failed: bool,
     /// What a block has to be on the medium once a flush has succeeded.
     promised: Vec<Option<u8>>,
-    desk: Desk,
+    exporter_services: TestExporter,
     done: Completions<BlockDone>,
     asked: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
     known: Vec<Known>,
@@ -251,8 +251,8 @@ impl DiskWorld {
     }
 
     /// One that somebody else uses, until he hands it over.
-    pub fn of_an_heir(random: &mut Random) -> Self {
-        Self::with(random, None, RemoteBlock::heir)
+    pub fn of_a_successor(random: &mut Random) -> Self {
+        Self::with(random, None, RemoteBlock::successor)
     }
 
     /// One of which what is read is fetched ahead, and what is written is answered early.
@@ -263,8 +263,8 @@ impl DiskWorld {
     }
 
     /// One that somebody else uses and hands over, and of which something is kept here.
-    pub fn of_an_heir_with_a_cache(random: &mut Random) -> Self {
-        let mut this = Self::of_an_heir(random);
+    pub fn of_a_successor_with_a_cache(random: &mut Random) -> Self {
+        let mut this = Self::of_a_successor(random);
         this.cached = Some(Cached::new(INFO));
         this.pump();
         this
@@ -288,7 +288,13 @@ impl DiskWorld {
             below: nothing(),
             has_failed: false,
             promised: vec![Some(0); BLOCKS as usize],
-            desk: Desk { medium, seed: random.next() >> 1, epoch: 0, is_elsewhere, trims: random.once_in(2) },
+            exporter_services: TestExporter {
+                medium,
+                seed: random.next() >> 1,
+                epoch: 0,
+                is_elsewhere,
+                trims: random.once_in(2),
+            },
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
             known: vec![Known::Byte(0); BLOCKS as usize],
@@ -307,7 +313,7 @@ impl DiskWorld {
         while !this.world.is_linked() {
             this.world.link(random, &mut this.done);
         }
-        this.world.exchange(&mut this.desk, &mut this.done);
+        this.world.exchange(&mut this.exporter_services, &mut this.done);
         assert_eq!(*this.world.remote.state(), State::Open);
         this
     }
@@ -322,10 +328,10 @@ impl DiskWorld {
     /// Lets the disk hear something.
     fn with_disk<T>(
         &mut self,
-        act: impl FnOnce(&mut World<Piped<RemoteBlock>>, &mut Desk, &mut Completions<BlockDone>) -> T,
+        act: impl FnOnce(&mut World<Piped<RemoteBlock>>, &mut TestExporter, &mut Completions<BlockDone>) -> T,
     ) -> T {
         let done = if self.cached.is_some() { &mut self.below } else { &mut self.done };
-        let acted = act(&mut self.world, &mut self.desk, done);
+        let acted = act(&mut self.world, &mut self.exporter_services, done);
         self.pump();
         acted
     }
@@ -359,7 +365,7 @@ impl DiskWorld {
     pub fn step(&mut self, random: &mut Random) {
         self.world.now = self.world.now + Duration::from_micros(random.below(1000));
         if self.cached.is_some() && random.once_in(150) {
-            self.desk.medium.lock().unwrap().fails += random.below(3) as u32;
+            self.exporter_services.medium.lock().unwrap().fails += random.below(3) as u32;
             self.has_failed = true;
         }
         match random.below(40) {
@@ -368,17 +374,17 @@ impl DiskWorld {
             11 if random.once_in(16) => self.crash(random),
             12 | 13 if !self.world.is_all_linked() => self.with_disk(|world, _, done| world.link(random, done)),
             19 if random.once_in(4) && !self.is_lent() => {
-                let desk = &mut self.desk;
-                let serve = |now, left: &Left| Ok(desk.serve_again(now, left));
+                let exporter_services = &mut self.exporter_services;
+                let serve = |now, left: &Left| Ok(exporter_services.serve_again(now, left));
                 self.world.exporter_moves_on(!random.once_in(4), serve);
                 if let Some(session) = &mut self.world.exporter {
-                    assert!(session.show_again(self.world.now, &mut self.desk), "it is there");
+                    assert!(session.show_again(self.world.now, &mut self.exporter_services), "it is there");
                 }
             }
-            21..=23 if self.desk.is_elsewhere || self.is_lent() => self.changes_elsewhere(random),
-            25 if self.cached.is_some() && !self.desk.is_elsewhere => self.lend(),
+            21..=23 if self.exporter_services.is_elsewhere || self.is_lent() => self.changes_elsewhere(random),
+            25 if self.cached.is_some() && !self.exporter_services.is_elsewhere => self.lend(),
             26 if self.is_lent() && random.once_in(2) => self.comes_home(),
-            24 if self.desk.is_elsewhere && random.once_in(8) => self.handed_over(),
+            24 if self.exporter_services.is_elsewhere && random.once_in(8) => self.handed_over(),
             20 if random.once_in(4) && crate::modules::is_movable_now(&mut self.world.remote) => {
                 let is_meant = !random.once_in(4);
                 self.move_on(random, is_meant);
@@ -388,7 +394,7 @@ impl DiskWorld {
                     session.handle_ready(self.world.now);
                 }
             }
-            _ => self.with_disk(|world, desk, done| world.shuffle(random, desk, done)),
+            _ => self.with_disk(|world, exporter_services, done| world.shuffle(random, exporter_services, done)),
         }
         self.look_at_medium();
         self.check();
@@ -400,7 +406,7 @@ impl DiskWorld {
         if self.busy[block] {
             return;
         }
-        let mut medium = self.desk.medium.lock().unwrap();
+        let mut medium = self.exporter_services.medium.lock().unwrap();
         let range = block * BLOCK as usize..(block + 1) * BLOCK as usize;
         medium.cached[range.clone()].fill(byte);
         medium.durable[range].fill(byte);
@@ -410,7 +416,7 @@ impl DiskWorld {
     }
 
     fn is_lent(&self) -> bool {
-        self.desk.medium.lock().unwrap().is_lent
+        self.exporter_services.medium.lock().unwrap().is_lent
     }
 
     /// It is handed over to another, as soon as all is still.
@@ -423,7 +429,7 @@ impl DiskWorld {
         let is_open = *Attached::state(remote) == State::Open && is_ours && is_quiet;
         if is_open && self.asked.is_empty() && is_linked {
             remote.hold_still(self.world.now, &mut self.below);
-            remote.bequeath([9; 32]);
+            remote.migrate([9; 32]);
             self.pump();
         }
     }
@@ -431,16 +437,17 @@ impl DiskWorld {
     /// That one did not come, or has been and gone.
     fn comes_home(&mut self) {
         let Some(session) = &mut self.world.exporter else { return };
-        self.desk.medium.lock().unwrap().is_lent = false;
-        self.desk.epoch += 1;
-        session.take_back(self.world.now, 1, self.desk.epoch, Box::new(self.desk.serve(1)));
+        self.exporter_services.medium.lock().unwrap().is_lent = false;
+        self.exporter_services.epoch += 1;
+        session.take_back(self.world.now, 1, self.exporter_services.epoch, Box::new(self.exporter_services.serve(1)));
     }
 
-    /// While the exporter is not there its disk gets another medium: whoever opens it again sees that one, and nothing of before.
+    /// While the exporter is not there its disk gets another medium: whoever opens it again sees that one, and nothing
+    /// of before.
     fn change_medium(&mut self, random: &mut Random) {
         let bytes: Vec<u8> = (0..BLOCKS).map(|_| random.below(256) as u8).collect();
         let all: Vec<u8> = bytes.iter().flat_map(|&byte| [byte; BLOCK as usize]).collect();
-        let mut medium = self.desk.medium.lock().unwrap();
+        let mut medium = self.exporter_services.medium.lock().unwrap();
         (medium.cached, medium.durable) = (all.clone(), all);
         self.known.fill(Known::Anything);
         self.promised.fill(None);
@@ -464,14 +471,14 @@ impl DiskWorld {
 
     fn handed_over(&mut self) {
         assert!(self.asked.values().all(|asked| asked.0 == BlockOp::Read) || self.world.remote.inner().is_expected());
-        self.desk.is_elsewhere = false;
-        self.desk.medium.lock().unwrap().is_taken = false;
-        self.look_for_legacies();
+        self.exporter_services.is_elsewhere = false;
+        self.exporter_services.medium.lock().unwrap().is_taken = false;
+        self.look_for_handed_over();
     }
 
-    fn look_for_legacies(&mut self) {
+    fn look_for_handed_over(&mut self) {
         if let Some(session) = &mut self.world.exporter {
-            session.look_for_legacies(self.world.now, &mut self.desk);
+            session.look_for_handed_over(self.world.now, &mut self.exporter_services);
         }
     }
 
@@ -554,8 +561,8 @@ impl DiskWorld {
     /// The exporter is killed; sometimes its machine is, and what was not durable is lost in part.
     fn crash(&mut self, random: &mut Random) {
         self.world.crash();
-        let mut medium = self.desk.medium.lock().unwrap();
-        medium.is_taken = self.desk.is_elsewhere;
+        let mut medium = self.exporter_services.medium.lock().unwrap();
+        medium.is_taken = self.exporter_services.is_elsewhere;
         medium.is_lent = false;
         if random.once_in(2) {
             medium.boot += 1;
@@ -574,7 +581,7 @@ impl DiskWorld {
             }
             medium.durable = medium.cached.clone();
             drop(medium);
-            if self.cached.is_some() && !self.desk.is_elsewhere && random.once_in(2) {
+            if self.cached.is_some() && !self.exporter_services.is_elsewhere && random.once_in(2) {
                 self.change_medium(random);
             }
         }
@@ -638,7 +645,7 @@ impl DiskWorld {
             self.trimmed.fill(false);
             self.may_fail = false;
         }
-        let medium = self.desk.medium.lock().unwrap();
+        let medium = self.exporter_services.medium.lock().unwrap();
         for (block, promised) in self.promised.iter().enumerate().filter(|_| result.is_ok()) {
             let Some(byte) = promised else { continue };
             let durable = &medium.durable[block * BLOCK as usize..(block + 1) * BLOCK as usize];
@@ -656,7 +663,8 @@ impl DiskWorld {
         }
     }
 
-    /// A link that stays: everything is answered, and the disk holds what it should. Or no link ever again. How many requests were answered in this world.
+    /// A link that stays: everything is answered, and the disk holds what it should. Or no link ever again. How many
+    /// requests were answered in this world.
     pub fn settle(mut self, random: &mut Random) -> u32 {
         if random.once_in(8) {
             self.is_over = true;
@@ -668,24 +676,24 @@ impl DiskWorld {
                 self.check();
             }
             assert!(self.asked.is_empty(), "nothing hangs");
-            let is_taken = self.desk.medium.lock().unwrap().is_taken;
-            assert_eq!(is_taken, self.desk.is_elsewhere, "the claim is free, if it was ours");
+            let is_taken = self.exporter_services.medium.lock().unwrap().is_taken;
+            assert_eq!(is_taken, self.exporter_services.is_elsewhere, "the claim is free, if it was ours");
             return self.answered;
         }
         while !self.world.is_all_linked() {
             self.with_disk(|world, _, done| world.link(random, done));
         }
-        self.desk.medium.lock().unwrap().fails = 0;
-        if self.desk.is_elsewhere {
+        self.exporter_services.medium.lock().unwrap().fails = 0;
+        if self.exporter_services.is_elsewhere {
             self.handed_over();
         }
         for _ in 0..20 {
             if self.is_lent() {
                 self.comes_home();
             }
-            self.with_disk(|world, desk, done| world.exchange(desk, done));
+            self.with_disk(|world, exporter_services, done| world.exchange(exporter_services, done));
             self.look_at_medium();
-            self.look_for_legacies();
+            self.look_for_handed_over();
             self.check();
         }
         assert!(!self.world.remote.inner().is_expected());
@@ -694,12 +702,12 @@ impl DiskWorld {
         if self.cached.is_some() {
             // What was answered early may have failed: a flush says whether all of it is there.
             self.submit(BlockRequest::flush(BlockId(self.next_id)), (BlockOp::Flush, 0, 0, 0));
-            self.with_disk(|world, desk, done| world.exchange(desk, done));
+            self.with_disk(|world, exporter_services, done| world.exchange(exporter_services, done));
             self.check();
             assert!(self.asked.is_empty());
             return self.answered;
         }
-        let cached = self.desk.medium.lock().unwrap().cached.clone();
+        let cached = self.exporter_services.medium.lock().unwrap().cached.clone();
         self.compare(0, &cached);
         self.answered
     }

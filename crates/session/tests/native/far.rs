@@ -13,7 +13,7 @@ use farbus_wire::snapshot::Writer;
 use crate::kernel::KIND;
 use crate::random::Random;
 use crate::recorded;
-use crate::usb::Seat;
+use crate::usb::Observer;
 use crate::world::{LIMITS, World, spoil};
 
 /// Everything is received ahead that may be.
@@ -62,14 +62,15 @@ impl Near {
         }
     }
 
-    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was refused.
+    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was
+    /// refused.
     pub fn spoil(world: &mut World<Self>, random: &mut Random) -> bool {
         let mut saved = Self::saved(world);
         for _ in 0..1 + random.below(3) {
             spoil(&mut saved, random);
         }
         let Ok((mut importer, mut far)) = Self::restored(world.now, &saved) else { return true };
-        assert_eq!(importer.hello().standing.lane, 0);
+        assert_eq!(importer.hello().report.lane, 0);
         let mut done = Completions::new(farbus_model::BufferPool::new(0));
         far.act(world.now, &mut done, |remote, done| remote.handle_renewed(world.now, done));
         far.act(world.now, &mut done, |remote, done| remote.handle_over(Cause::Gone, "enough", done));
@@ -79,7 +80,7 @@ impl Near {
     }
 }
 
-impl Seat for Near {
+impl Observer for Near {
     const RESETS_AT_ONCE: bool = true;
     const HAS_ONE_LENGTH: bool = true;
 

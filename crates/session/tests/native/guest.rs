@@ -1,5 +1,5 @@
-//! A guest that goes from host to host in that world, each an importer of its own, with a device that says something whenever it likes: also
-//! while it is being withdrawn, whole, in part, or not at all.
+//! A guest that goes from host to host in that world, each an importer of its own, with a device that says something
+//! whenever it likes: also while it is being withdrawn, whole, in part, or not at all.
 //!
 //! Every endpoint sends bytes that count. What the guest hears of one is the next, always, wherever it is.
 
@@ -13,7 +13,9 @@ use farbus_model::{
     Payload, Selection, Speed, Status, UrbId,
 };
 use farbus_session::Reject;
-use farbus_session::native::{Attached, Bequest, Inherited, RemoteUsb, Served, ServedUsb, Services, State as Standing};
+use farbus_session::native::{
+    Attached, Inherited, Migration, RemoteUsb, Served, ServedUsb, Services, State as GuestState,
+};
 use farbus_session::redir::usbredir::message::DataPacket;
 use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
 use farbus_session::redir::{CAPS, FROZEN_MAGIC, Frozen, RedirHost};
@@ -170,23 +172,23 @@ impl Drop for Restless {
 }
 
 /// The exporter's devices: one, which is opened, or handed over.
-struct House {
+struct GuestServices {
     seed: u64,
     lease: u64,
-    left: Arc<Mutex<Option<(Restless, Bequest)>>>,
+    left: Arc<Mutex<Option<(Restless, Migration)>>>,
 }
 
-impl House {
+impl GuestServices {
     fn serve(&mut self, number: u16, device: Restless) -> (u64, Box<dyn Served>) {
         let left = Arc::clone(&self.left);
-        let pass_on = move |device: Restless, _, bequest| left.lock().unwrap().replace((device, bequest)).is_none();
+        let pass_on = move |device: Restless, _, migration| left.lock().unwrap().replace((device, migration)).is_none();
         let served = ServedUsb::new(number, device, record(), Limits::DEFAULT, |_, _| {});
         self.lease += 1;
         (self.lease, Box::new(served.inheritable(pass_on)))
     }
 }
 
-impl Services for House {
+impl Services for GuestServices {
     fn identity(&mut self, _open: &Open) -> Option<Identity> {
         Some(Identity { id: 9, generation: 0 })
     }
@@ -196,22 +198,22 @@ impl Services for House {
     }
 
     fn inherit(&mut self, _now: Instant, number: u16, _inherit: &Inherit) -> Option<Result<Inherited, End>> {
-        let (device, Bequest { luggage, .. }) = self.left.lock().unwrap().take()?;
+        let (device, Migration { migration_state, .. }) = self.left.lock().unwrap().take()?;
         let (lease, served) = self.serve(number, device);
-        Some(Ok(Inherited { lease, served, luggage }))
+        Some(Ok(Inherited { lease, served, migration_state }))
     }
 }
 
 /// What a host lends its guest.
-struct Lender(RedirHost<RemoteUsb>);
+struct GuestHost(RedirHost<RemoteUsb>);
 
-impl Lender {
+impl GuestHost {
     fn remote<T>(&mut self, act: impl FnOnce(&mut RemoteUsb, &mut Completions) -> T) -> T {
         self.0.with_device(act)
     }
 }
 
-impl Attached for Lender {
+impl Attached for GuestHost {
     type Done = ();
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, (): &mut ()) -> Result<(), Reject> {
@@ -230,7 +232,7 @@ impl Attached for Lender {
         self.remote(|remote, _| remote.poll_message())
     }
 
-    fn state(&self) -> &Standing {
+    fn state(&self) -> &GuestState {
         self.0.session().device().state()
     }
 
@@ -315,13 +317,13 @@ enum Stage {
 
 /// A guest, the host where it is, and the one where it goes.
 pub struct GuestWorld {
-    here: World<Lender>,
-    there: Option<World<Lender>>,
-    house: House,
+    here: World<GuestHost>,
+    there: Option<World<GuestHost>>,
+    exporter_services: GuestServices,
     guest: Guest,
     stage: Stage,
     /// The guest's stream, until its device has followed it.
-    luggage: Option<Vec<u8>>,
+    migration_state: Option<Vec<u8>>,
     moves: u32,
 }
 
@@ -332,21 +334,21 @@ fn open() -> Open {
 
 impl GuestWorld {
     pub fn new(random: &mut Random) -> Self {
-        let lender = Lender(RedirHost::new(RemoteUsb::new(1, open()), Limits::DEFAULT));
+        let guest_host = GuestHost(RedirHost::new(RemoteUsb::new(1, open()), Limits::DEFAULT));
         let conn = Conn::new(Side::Guest, "test", CAPS, &Limits::DEFAULT);
         let next = BTreeMap::new();
         let guest = Guest { conn, said: Vec::new(), reads: VecDeque::new(), next_id: 10, next, heard: 0 };
-        let house = House { seed: random.next(), lease: 0, left: Arc::default() };
-        let (here, there, stage, luggage, moves) = (World::new(lender), None, Stage::Stays, None, 0);
-        let mut world = Self { here, there, house, guest, stage, luggage, moves };
+        let exporter_services = GuestServices { seed: random.next(), lease: 0, left: Arc::default() };
+        let (here, there, stage, migration_state, moves) = (World::new(guest_host), None, Stage::Stays, None, 0);
+        let mut world = Self { here, there, exporter_services, guest, stage, migration_state, moves };
         world.here.link(random, &mut ());
-        world.here.exchange(&mut world.house, &mut ());
+        world.here.exchange(&mut world.exporter_services, &mut ());
         world.here.remote.0.connect();
         world.guest.flush();
         world.carry();
         world.guest.say(1, Message::SetConfiguration(1));
         world.carry();
-        world.here.exchange(&mut world.house, &mut ());
+        world.here.exchange(&mut world.exporter_services, &mut ());
         world.carry();
         world.guest.say(0, Message::StartInterruptReceiving(KEYS));
         let (bytes_per_transfer, endpoint) = (READ_BYTES, STREAM);
@@ -381,18 +383,21 @@ impl GuestWorld {
     }
 
     fn shuffle(&mut self, random: &mut Random) {
-        let (here, house) = (&mut self.here, &mut self.house);
+        let (here, exporter_services) = (&mut self.here, &mut self.exporter_services);
         for world in [Some(here), self.there.as_mut()].into_iter().flatten() {
             world.now = world.now + Duration::from_micros(100);
-            world.shuffle(random, house, &mut ());
+            world.shuffle(random, exporter_services, &mut ());
             let now = world.now;
             if random.once_in(100) {
                 world.link(random, &mut ());
             }
             if let Some(session) = &mut world.exporter {
                 session.handle_ready(now);
-                session.look_for_legacies(now, house);
-                assert!(!session.has_heirs() || !session.only_talks(), "what an heir waits for comes from elsewhere");
+                session.look_for_handed_over(now, exporter_services);
+                assert!(
+                    !session.has_successors() || !session.only_talks(),
+                    "what a successor waits for comes from elsewhere"
+                );
             }
             if !world.is_linked() {
                 world.link(random, &mut ());
@@ -437,9 +442,9 @@ impl GuestWorld {
     }
 
     fn leave(&mut self, random: &mut Random) {
-        self.luggage = Some(self.here.remote.0.freeze().to_bytes());
-        let lender = Lender(RedirHost::new(RemoteUsb::heir(1, open(), *FROZEN_MAGIC), Limits::DEFAULT));
-        let mut there = World::new(lender);
+        self.migration_state = Some(self.here.remote.0.freeze().to_bytes());
+        let guest_host = GuestHost(RedirHost::new(RemoteUsb::successor(1, open(), *FROZEN_MAGIC), Limits::DEFAULT));
+        let mut there = World::new(guest_host);
         there.now = self.here.now;
         there.link(random, &mut ());
         self.there = Some(there);
@@ -448,16 +453,16 @@ impl GuestWorld {
 
     /// The device follows as soon as nothing is under way, and the guest goes on when it is there.
     fn follow(&mut self) {
-        let luggage = &mut self.luggage;
+        let migration_state = &mut self.migration_state;
         self.here.remote.remote(|remote, _| {
-            if let Some(luggage) = luggage.take_if(|_| remote.is_still()) {
-                remote.bequeath_with([1; 32], luggage);
+            if let Some(migration_state) = migration_state.take_if(|_| remote.is_still()) {
+                remote.migrate_with([1; 32], migration_state);
             }
         });
-        let is_there = |world: &World<Lender>| *world.remote.state() == Standing::Open;
+        let is_there = |world: &World<GuestHost>| *world.remote.state() == GuestState::Open;
         let Some(mut there) = self.there.take_if(|world| is_there(world)) else { return };
-        let luggage = there.remote.remote(|remote, _| remote.take_luggage());
-        let frozen = Frozen::from_bytes(&luggage).expect("it survives the way");
+        let migration_state = there.remote.remote(|remote, _| remote.take_migration_state());
+        let frozen = Frozen::from_bytes(&migration_state).expect("it survives the way");
         there.remote.0.thaw(there.now, frozen).expect("a guest said all this");
         self.guest.conn = Conn::continued(Side::Guest, CAPS, CAPS, &Limits::DEFAULT);
         self.here = there;

@@ -1,4 +1,5 @@
-//! A kernel in that world: it speaks USB/IP to an exporter over the session's device, through a socket that takes what it likes.
+//! A kernel in that world: it speaks USB/IP to an exporter over the session's device, through a socket that takes what
+//! it likes.
 
 use farbus_model::{Completions, Device, InFlight, Instant, Limits, UrbId};
 use farbus_session::importer::Greeting;
@@ -10,7 +11,7 @@ use farbus_wire::snapshot::{self, Writer};
 
 use crate::random::Random;
 use crate::recorded;
-use crate::usb::{Seat, record};
+use crate::usb::{Observer, record};
 use crate::world::{LIMITS, World, spoil};
 
 /// Kind of the snapshots of these tests.
@@ -77,7 +78,8 @@ impl Kernel {
         }
     }
 
-    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was refused.
+    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was
+    /// refused.
     pub fn spoil(world: &mut World<Self>, random: &mut Random) -> bool {
         let now = world.now;
         let mut saved = Self::saved(world);
@@ -87,7 +89,7 @@ impl Kernel {
         }
         let Ok((mut importer, mut exporter)) = Self::restored(now, &saved) else { return true };
         let hello = importer.hello();
-        assert_eq!(hello.standing.lane, 0);
+        assert_eq!(hello.position.lane, 0);
         let _ = exporter.advance(now, &mut Nothing);
         exporter.with_device(now, |remote, done| {
             Device::reset(remote, now, done);
@@ -156,7 +158,7 @@ impl Kernel {
     }
 }
 
-impl Seat for Kernel {
+impl Observer for Kernel {
     const RESETS_AT_ONCE: bool = false;
 
     fn remote(&self) -> &RemoteUsb {

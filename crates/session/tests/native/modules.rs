@@ -1,4 +1,5 @@
-//! Modules between the two ends of a session: what changes nothing that can be seen above, what fails, what strangers make of it.
+//! Modules between the two ends of a session: what changes nothing that can be seen above, what fails, what strangers
+//! make of it.
 
 use std::sync::Arc;
 use std::time::Duration;

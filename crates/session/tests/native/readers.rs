@@ -1,9 +1,10 @@
-//! One disk and several importers: one who writes alone, or many who read beside each other; and a disk that has another size when its
-//! exporter is there again.
+//! One disk and several importers: one who writes alone, or many who read beside each other; and a disk that has
+//! another size when its exporter is there again.
 //!
-//! Held against it: what is read is what the disk had, at a moment since it was asked. Nobody writes whose reader could not know: one whose exporter
-//! has lost it, and which does not know that yet, shows nothing that is old, whatever its owner or time make of its device. What a crash of the
-//! exporter let others write is not known to who has no link; with the next one nothing of before is shown.
+//! Held against it: what is read is what the disk had, at a moment since it was asked. Nobody writes whose reader could
+//! not know: one whose exporter has lost it, and which does not know that yet, shows nothing that is old, whatever its
+//! owner or time make of its device. What a crash of the exporter let others write is not known to who has no link;
+//! with the next one nothing of before is shown.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -224,8 +225,8 @@ impl Importer {
         answered
     }
 
-    /// Its exporter loses it, and it does not know. Some time later the exporter takes the device from it, because its owner wants it back or nobody
-    /// came in time; somebody writes, and it reads on.
+    /// Its exporter loses it, and it does not know. Some time later the exporter takes the device from it, because its
+    /// owner wants it back or nobody came in time; somebody writes, and it reads on.
     fn lose_device(&mut self, random: &mut Random) {
         self.world.cut_unnoticed();
         for _ in 0..3 {
@@ -330,7 +331,8 @@ impl ReadersWorld {
         }
     }
 
-    /// The exporter's process is killed: nobody has the disk any more, which may be another size when it is there again.
+    /// The exporter's process is killed: nobody has the disk any more, which may be another size when it is there
+    /// again.
     fn crash(&mut self, random: &mut Random, moment: u64) {
         for importer in self.importers.iter_mut().flatten() {
             importer.linked.get_or_insert(moment);

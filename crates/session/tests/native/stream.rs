@@ -38,10 +38,10 @@ impl Source {
     }
 
     fn serve(&self, number: u16) -> Box<dyn Served> {
-        let seat = self.stage.sit(self.policy, || ()).expect("there is a seat");
+        let observer = self.stage.sit(self.policy, || ()).expect("there is a seat");
         let description = self.stage.description().encode();
         let readiness = Readiness::new(Arc::new(()));
-        Box::new(ServedObserver::new(number, Box::new(seat), readiness, || (), description, |_| ()))
+        Box::new(ServedObserver::new(number, Box::new(observer), readiness, || (), description, |_| ()))
     }
 }
 

@@ -15,8 +15,8 @@ use farbus_session::far::LINGER;
 use farbus_session::native::{Allowed, Attached, Left, Piped, RemoteUsb, Served, ServedUsb, Services, State};
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{
-    Asked as Claimed, Carrier, Claim, Cost, Criticality, Gate, Gated, Ledger, News, Reservation, Standing,
-    State as Reserved,
+    Asked as Claimed, Carrier, Claim, Cost, Criticality, Ledger, News, Reservation, ReservationReport,
+    State as Reserved, SuspendableDevice, Suspension,
 };
 use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 
@@ -129,16 +129,16 @@ impl Drop for Counting {
 /// What is reserved on the exporter's host, which its process's end forgets; and whom the session is yet to tell of it.
 struct Office {
     ledger: Ledger,
-    gate: Gate,
+    suspension: Suspension,
     /// Whether the reservation is there that high criticality has beside ours.
     has_rival: bool,
-    news: Option<Standing>,
+    news: Option<ReservationReport>,
 }
 
 impl Default for Office {
     fn default() -> Self {
         let ledger = Ledger::new(2, Cost { turn_ns: 20_000, kib_ns: 1000 });
-        Self { ledger, gate: Gate::default(), has_rival: false, news: None }
+        Self { ledger, suspension: Suspension::default(), has_rival: false, news: None }
     }
 }
 
@@ -149,11 +149,11 @@ impl Office {
     }
 
     fn hear(&mut self, news: Vec<News>) {
-        for News { device, standing } in news {
-            assert!(device == "zero" || standing.state == Reserved::Admitted, "high criticality is never displaced");
+        for News { device, report } in news {
+            assert!(device == "zero" || report.state == Reserved::Admitted, "high criticality is never displaced");
             if device == "zero" {
-                self.gate.close(standing.state == Reserved::Suspended);
-                self.news = Some(standing);
+                self.suspension.close(report.state == Reserved::Suspended);
+                self.news = Some(report);
             }
         }
     }
@@ -177,13 +177,13 @@ impl Office {
     }
 }
 
-struct Desk {
+struct TestExporter {
     silicon: Arc<Mutex<Silicon>>,
     seed: u64,
     office: Office,
 }
 
-impl Desk {
+impl TestExporter {
     fn serve(&mut self, number: u16) -> ServedUsb<Box<dyn Device>> {
         assert!(!std::mem::replace(&mut self.silicon.lock().unwrap().is_taken, true), "it has one user");
         self.seed += 1;
@@ -191,12 +191,12 @@ impl Desk {
         let (silicon, random) = (Arc::clone(&self.silicon), Random::new(self.seed));
         let device = Box::new(Counting { inner, silicon, queues: BTreeMap::new(), random });
         let silicon = Arc::clone(&self.silicon);
-        let (gated, _) = Gated::new(device, self.office.gate.clone(), vec![INTERRUPT_IN]);
+        let (suspendable, _) = SuspendableDevice::new(device, self.office.suspension.clone(), vec![INTERRUPT_IN]);
         let give_back = move |device: Box<dyn Device>, _| {
             drop(device);
             silicon.lock().unwrap().is_taken = false;
         };
-        ServedUsb::new(number, Box::new(gated) as Box<dyn Device>, record(), Limits::DEFAULT, give_back)
+        ServedUsb::new(number, Box::new(suspendable) as Box<dyn Device>, record(), Limits::DEFAULT, give_back)
     }
 
     fn serve_again(&mut self, now: Instant, left: &Left) -> Box<dyn Served> {
@@ -210,27 +210,32 @@ impl Desk {
 /// A device that nobody has asked anything, as it is served anew.
 pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
     let mut world = UsbWorld::new(random, None, |remote| remote);
-    world.desk.silicon.lock().unwrap().is_taken = false;
-    Box::new(world.desk.serve(number))
+    world.exporter_services.silicon.lock().unwrap().is_taken = false;
+    Box::new(world.exporter_services.serve(number))
 }
 
-impl Services for Desk {
+impl Services for TestExporter {
     fn identity(&mut self, _open: &Open) -> Option<Identity> {
         Some(Identity { id: 8, generation: 0 })
     }
 
-    fn reserve(&mut self, _open: &Open, reservation: &Reservation, path: Path) -> Result<Standing, (Standing, End)> {
+    fn reserve(
+        &mut self,
+        _open: &Open,
+        reservation: &Reservation,
+        path: Path,
+    ) -> Result<ReservationReport, (ReservationReport, End)> {
         assert!(path.bits_per_s > 0, "it was measured");
         let carrier = Office::carrier();
         let asked = Claimed { device: "zero", carrier: &carrier, reservation: reservation.clone(), path: Some("desk") };
         match self.office.ledger.admit(asked) {
             Ok(news) => {
                 self.office.hear(news);
-                Ok(self.office.ledger.standing("zero").unwrap())
+                Ok(self.office.ledger.report("zero").unwrap())
             }
             Err(refusal) => {
                 let end = End { cause: Cause::Reservation, message: refusal.to_string() };
-                Err((refusal.standing(reservation.criticality, Reserved::Refused), end))
+                Err((refusal.report(reservation.criticality, Reserved::Refused), end))
             }
         }
     }
@@ -268,10 +273,11 @@ pub fn record() -> DeviceRecord {
 }
 
 /// Who drives the session's device.
-pub trait Seat: Attached<Done = Completions> {
+pub trait Observer: Attached<Done = Completions> {
     /// Whether a reset is said as such, and ends everything at once.
     const RESETS_AT_ONCE: bool;
-    /// Whether an endpoint's requests are all of one length, and what it sends is lost only with its exporter's memory or a reset.
+    /// Whether an endpoint's requests are all of one length, and what it sends is lost only with its exporter's memory
+    /// or a reset.
     const HAS_ONE_LENGTH: bool = false;
 
     /// Requests that were not answered.
@@ -291,7 +297,7 @@ pub trait Seat: Attached<Done = Completions> {
         Self: Sized;
 }
 
-impl Seat for RemoteUsb {
+impl Observer for RemoteUsb {
     const RESETS_AT_ONCE: bool = true;
 
     fn remote(&self) -> &RemoteUsb {
@@ -317,7 +323,7 @@ impl Seat for RemoteUsb {
     }
 }
 
-impl Seat for Piped<RemoteUsb> {
+impl Observer for Piped<RemoteUsb> {
     const RESETS_AT_ONCE: bool = true;
 
     fn remote(&self) -> &RemoteUsb {
@@ -355,9 +361,9 @@ struct Asked {
     is_withdrawn: bool,
 }
 
-pub struct UsbWorld<S: Seat = RemoteUsb> {
+pub struct UsbWorld<S: Observer = RemoteUsb> {
     world: World<S>,
-    desk: Desk,
+    exporter_services: TestExporter,
     done: Completions,
     asked: BTreeMap<u64, Asked>,
     next_id: u64,
@@ -388,18 +394,22 @@ impl UsbWorld<Near> {
     }
 }
 
-impl<S: Seat> UsbWorld<S> {
-    pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, seat: impl FnOnce(RemoteUsb) -> S) -> Self {
+impl<S: Observer> UsbWorld<S> {
+    pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, observer: impl FnOnce(RemoteUsb) -> S) -> Self {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
         let reserves = random.once_in(3);
         let claims = vec![Claim { endpoint: INTERRUPT_IN.as_byte(), bytes: 64, period: 1 }];
         let reservation = Reservation { criticality: Criticality::Low, latency_ns: 0, claims };
         let remote = if reserves { RemoteUsb::reserving(1, open, reservation) } else { RemoteUsb::new(1, open) };
-        let mut world = World::over_links(seat(remote), random.pick(&LINKS));
+        let mut world = World::over_links(observer(remote), random.pick(&LINKS));
         world.allowed = allowed;
         let mut this = Self {
             world,
-            desk: Desk { silicon: Arc::default(), seed: random.next() >> 1, office: Office::default() },
+            exporter_services: TestExporter {
+                silicon: Arc::default(),
+                seed: random.next() >> 1,
+                office: Office::default(),
+            },
             reserves,
             done: Completions::new(BufferPool::new(1 << 20)),
             asked: BTreeMap::new(),
@@ -415,7 +425,7 @@ impl<S: Seat> UsbWorld<S> {
         while !this.world.is_linked() {
             this.world.link(random, &mut this.done);
         }
-        this.world.exchange(&mut this.desk, &mut this.done);
+        this.world.exchange(&mut this.exporter_services, &mut this.done);
         assert_eq!(*this.world.remote.state(), State::Open);
         assert_eq!(this.world.remote.remote().descriptors().configurations.len(), 1);
         this
@@ -427,14 +437,14 @@ impl<S: Seat> UsbWorld<S> {
             0..=9 => self.ask(random),
             10 if random.once_in(4) => self.world.cut_some(random),
             24 if self.reserves && self.world.is_linked() && self.is_in_office() => {
-                self.desk.office.rival();
+                self.exporter_services.office.rival();
             }
             11 if random.once_in(16) => {
                 self.world.crash();
                 self.crashes += 1;
                 self.note_gap();
-                self.desk.silicon.lock().unwrap().is_taken = false;
-                self.desk.office = Office::default();
+                self.exporter_services.silicon.lock().unwrap().is_taken = false;
+                self.exporter_services.office = Office::default();
             }
             12 | 13 if !self.world.is_all_linked() => self.world.link(random, &mut self.done),
             14..=18 => {
@@ -463,12 +473,17 @@ impl<S: Seat> UsbWorld<S> {
             // Time enough to be gone.
             23 if S::HAS_ONE_LENGTH && random.once_in(2) => self.world.now = self.world.now + LINGER,
             22 if random.once_in(4) => {
-                let resets = self.desk.silicon.lock().unwrap().resets;
-                let desk = &mut self.desk;
-                self.world.exporter_moves_on(!random.once_in(4), |now, left| Ok(desk.serve_again(now, left)));
-                assert_eq!(self.desk.silicon.lock().unwrap().resets, resets, "the device knows nothing of it");
+                let resets = self.exporter_services.silicon.lock().unwrap().resets;
+                let exporter_services = &mut self.exporter_services;
+                self.world
+                    .exporter_moves_on(!random.once_in(4), |now, left| Ok(exporter_services.serve_again(now, left)));
+                assert_eq!(
+                    self.exporter_services.silicon.lock().unwrap().resets,
+                    resets,
+                    "the device knows nothing of it"
+                );
             }
-            _ => self.world.shuffle(random, &mut self.desk, &mut self.done),
+            _ => self.world.shuffle(random, &mut self.exporter_services, &mut self.done),
         }
         self.world.remote.pump(self.world.now, false, &mut self.done);
         self.tell();
@@ -478,16 +493,17 @@ impl<S: Seat> UsbWorld<S> {
     /// Whether its exporter has reserved what it asked for, and has its device.
     fn is_in_office(&self) -> bool {
         let session = self.world.exporter.as_ref();
-        session.is_some_and(|session| session.is_attached(1)) && self.desk.office.ledger.standing("zero").is_some()
+        session.is_some_and(|session| session.is_attached(1))
+            && self.exporter_services.office.ledger.report("zero").is_some()
     }
 
     /// What the session's thread does that is woken.
     fn tell(&mut self) {
         if let Some(session) = &mut self.world.exporter
             && session.is_attached(1)
-            && let Some(standing) = self.desk.office.news.take()
+            && let Some(report) = self.exporter_services.office.news.take()
         {
-            session.say_standing(1, standing);
+            session.say_report(1, report);
         }
     }
 
@@ -551,7 +567,8 @@ impl<S: Seat> UsbWorld<S> {
                     continue;
                 }
                 Status::Gone => continue,
-                // An exporter that forgot, or was given up, while a port's reset was undone: a kernel configures its device next.
+                // An exporter that forgot, or was given up, while a port's reset was undone: a kernel configures its
+                // device next.
                 Status::Invalid if (self.crashes > 0 || is_over) && !S::RESETS_AT_ONCE => {
                     self.is_configured = false;
                     continue;
@@ -588,29 +605,29 @@ impl<S: Seat> UsbWorld<S> {
             self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
             assert!(self.asked.is_empty(), "nothing hangs");
-            assert!(!self.desk.silicon.lock().unwrap().is_taken, "the claim is free");
+            assert!(!self.exporter_services.silicon.lock().unwrap().is_taken, "the claim is free");
             return self.count;
         }
         while !self.world.is_all_linked() {
             self.world.link(random, &mut self.done);
         }
-        self.world.exchange(&mut self.desk, &mut self.done);
-        if self.desk.office.has_rival {
-            self.desk.office.rival();
+        self.world.exchange(&mut self.exporter_services, &mut self.done);
+        if self.exporter_services.office.has_rival {
+            self.exporter_services.office.rival();
             self.tell();
         }
         for _ in 0..20 {
-            self.world.exchange(&mut self.desk, &mut self.done);
+            self.world.exchange(&mut self.exporter_services, &mut self.done);
             self.world.remote.pump(self.world.now, true, &mut self.done);
             self.check();
         }
         assert!(self.asked.is_empty(), "nothing hangs");
         assert_eq!(self.world.remote.owes(), 0);
         if self.reserves && *self.world.remote.state() == State::Open {
-            let told = self.world.remote.remote().reserved().map(|standing| standing.state);
+            let told = self.world.remote.remote().reserved().map(|report| report.state);
             assert_eq!(told, Some(Reserved::Admitted), "and whoever was suspended goes on");
         }
-        let silicon = self.desk.silicon.lock().unwrap();
+        let silicon = self.exporter_services.silicon.lock().unwrap();
         let mut arrived = silicon.arrived.iter();
         for accepted in &self.accepted {
             assert!(arrived.any(|arrived| arrived == accepted), "what was accepted arrived, in order");

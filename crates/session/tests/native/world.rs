@@ -135,7 +135,7 @@ impl<A: Attached> World<A> {
 
     fn greet(&mut self, hello: &farbus_wire::native::Hello, random: &mut Random) -> Welcome {
         if let Some(session) = &mut self.exporter
-            && session.id() == hello.standing.session
+            && session.id() == hello.position.session
         {
             let welcome = session.resume(hello);
             assert_eq!(welcome.outcome, Outcome::Resumed);
@@ -204,8 +204,8 @@ impl<A: Attached> World<A> {
         self.incarnation += 1;
     }
 
-    /// The exporter's process is replaced by another, which serves again what `serve` makes of it; or would have been, if it is not
-    /// meant. Says whether there was one.
+    /// The exporter's process is replaced by another, which serves again what `serve` makes of it; or would have been,
+    /// if it is not meant. Says whether there was one.
     pub fn exporter_moves_on(
         &mut self,
         is_meant: bool,
@@ -337,7 +337,8 @@ impl<A: Attached> World<A> {
 }
 
 impl<A: Movable> World<A> {
-    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was refused.
+    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was
+    /// refused.
     pub fn spoil(&mut self, random: &mut Random, live: impl FnOnce(A)) -> bool {
         let mut writer = Writer::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
@@ -348,7 +349,7 @@ impl<A: Movable> World<A> {
         let Ok(mut reader) = snapshot::open(&bytes, KIND) else { return true };
         match ImporterSession::restore::<A>(self.now, LIMITS, &mut reader) {
             Ok((mut importer, remote)) => {
-                assert_eq!(importer.hello().standing.lane, 0);
+                assert_eq!(importer.hello().report.lane, 0);
                 live(remote);
                 false
             }
@@ -363,7 +364,8 @@ impl<A: Movable> World<A> {
         writer.into_bytes()
     }
 
-    /// The importer's process is replaced by another, which goes on with what it was told; or would have been, if it is not meant.
+    /// The importer's process is replaced by another, which goes on with what it was told; or would have been, if it is
+    /// not meant.
     pub fn move_on(&mut self, is_meant: bool) {
         self.move_on_with(is_meant, |_, _| ());
     }

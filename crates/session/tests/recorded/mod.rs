@@ -1,4 +1,5 @@
-//! Snapshots that releases of farbus wrote, kept as files: whatever a release can read, it reads as that release wrote it.
+//! Snapshots that releases of farbus wrote, kept as files: whatever a release can read, it reads as that release wrote
+//! it.
 //!
 //! `snapshots/VERSION/NAME-NUMBER.PART` is one. A version is recorded once, with the code that is released with it:
 //!
@@ -27,7 +28,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots")
 }
 
-/// Keeps a snapshot of this version, if that is what the tests are run for: every eighth, not only those of a world's beginning.
+/// Keeps a snapshot of this version, if that is what the tests are run for: every eighth, not only those of a world's
+/// beginning.
 pub fn note(name: &str, parts: &[&[u8]]) {
     note_some(name, parts, &BYTES, 8);
 }

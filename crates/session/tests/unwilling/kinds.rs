@@ -81,7 +81,7 @@ pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
                 [frame(kind, fresh(turn), 0, &body), frame(Kind::Close, fresh(turn), 0, &[])].concat()
             }),
         ],
-        Kind::Opened | Kind::Refused | Kind::Closed | Kind::Luggage | Kind::Reply | Kind::Event => {
+        Kind::Opened | Kind::Refused | Kind::Closed | Kind::MigrationState | Kind::Reply | Kind::Event => {
             vec![plain(vec![0; 1000])]
         }
         Kind::Close => vec![
@@ -101,7 +101,7 @@ pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
             says("of a device", move |_| frame(kind, DISK, 0, &1_u32.to_le_bytes())),
         ],
         Kind::Inherit => vec![says("of what is not there", move |turn| {
-            let inherit = Inherit { luggage: [0; 8], open: open("nosuch", Class::USB) };
+            let inherit = Inherit { migration_state: [0; 8], open: open("nosuch", Class::USB) };
             let offers = encode_offers(&[]);
             [frame(Kind::Modules, fresh(turn), 0, &offers), frame(kind, fresh(turn), 0, &inherit.encode())].concat()
         })],
@@ -199,7 +199,7 @@ pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
             says("begun again and again", move |_| flagged(kind, true, 1, 0, &[]).repeat(512)),
         ],
         Kind::Refused | Kind::Closed => vec![plain(end(Cause::Refused))],
-        Kind::Luggage => vec![
+        Kind::MigrationState => vec![
             plain(vec![0; 60_000]),
             says("a byte at a time", move |_| flagged(kind, true, 1, 0, &[7]).repeat(512)),
             says("in no pieces", move |_| flagged(kind, true, 1, 0, &[]).repeat(512)),

@@ -1,10 +1,10 @@
 //! What session tests are made of: a client that writes frames by hand and checks every answer
-//! ([`desk`]), a device whose every completion is the test's decision ([`scripted`]), an exporter in
+//! ([`loopback`]), a device whose every completion is the test's decision ([`scripted`]), an exporter in
 //! front of an exporter ([`relay`]), and whole sessions, played ([`talk`]) and written down ([`transcript`], [`pcap`]).
 
 #![allow(dead_code, unused_imports, reason = "every test takes what it needs")]
 
-pub mod desk;
+pub mod loopback;
 pub mod pcap;
 pub mod relay;
 pub mod scripted;
@@ -14,6 +14,6 @@ pub mod transcript;
 #[path = "../../../wire/tests/peer/mod.rs"]
 pub mod peer;
 
-pub use desk::{Desk, Shelf, record};
+pub use loopback::{Loopback, Shelf, record};
 pub use relay::{Relay, remote};
 pub use scripted::{Manners, Scripted};

@@ -4,7 +4,7 @@ use farbus_model::{BufferPool, Completions, Device, EpAddr, Instant, Limits, Sta
 use farbus_session::importer::Greeting;
 use farbus_session::{Handshake, OnReset, Reject, RemoteDevice};
 
-use super::desk::Desk;
+use super::loopback::Loopback;
 use super::peer::{self, BUS_ID, Submit};
 use super::scripted::{Manners, Scripted};
 
@@ -14,7 +14,7 @@ pub fn remote(device: &impl Device, limits: Limits) -> RemoteDevice {
     let asked: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
     handshake.handle_transmitted(asked);
     let mut reply = peer::op(0x0111, 0x0003, 0);
-    super::desk::record(device).encode(false, &mut reply);
+    super::loopback::record(device).encode(false, &mut reply);
     let space = handshake.receive_space();
     space[..reply.len()].copy_from_slice(&reply);
     let greeting = handshake.handle_received(reply.len()).expect("an import reply");
@@ -27,16 +27,16 @@ pub fn remote(device: &impl Device, limits: Limits) -> RemoteDevice {
 /// A kernel's connection (`near`), the remote device behind it, a link, and the exporter that has
 /// the device itself (`far`). Bytes cross the link when the test says so.
 pub struct Relay {
-    pub near: Desk<RemoteDevice>,
-    pub far: Desk<Scripted>,
+    pub near: Loopback<RemoteDevice>,
+    pub far: Loopback<Scripted>,
 }
 
 impl Relay {
     /// With a configured device.
     pub fn new(manners: Manners, limits: Limits) -> Self {
         let device = Scripted::new(manners);
-        let near = Desk::imported_by(remote(&device, limits), limits, OnReset::PassOn);
-        let mut relay = Self { near, far: Desk::imported(device, limits) };
+        let near = Loopback::imported_by(remote(&device, limits), limits, OnReset::PassOn);
+        let mut relay = Self { near, far: Loopback::imported(device, limits) };
         relay.near.submit(&Submit::control(u32::MAX, peer::setup::set_configuration(1)));
         relay.settle();
         relay.far.device(|device, done| {

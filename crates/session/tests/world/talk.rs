@@ -12,7 +12,7 @@ use farbus_model::{
 use farbus_session::importer::Greeting;
 use farbus_session::{Handshake, RemoteDevice};
 
-use super::desk::Desk;
+use super::loopback::Loopback;
 use super::peer::BUS_ID;
 use super::relay::{completions, receive};
 use super::transcript::{Transcript, Who};
@@ -88,23 +88,23 @@ pub fn device_session() -> Transcript {
 
 /// An exporter whose words are written down, and those of whoever speaks to it.
 struct Recorded {
-    desk: Desk<Emulated<SourceSink>>,
+    loopback: Loopback<Emulated<SourceSink>>,
     transcript: Transcript,
 }
 
 impl Recorded {
     fn new() -> Self {
-        Self { desk: Desk::connected(zero(), LIMITS), transcript: Transcript::default() }
+        Self { loopback: Loopback::connected(zero(), LIMITS), transcript: Transcript::default() }
     }
 
     fn hears(&mut self, bytes: &[u8]) {
-        self.transcript.said(Who::Client, self.desk.now.as_nanos(), bytes);
-        self.desk.receive(bytes).expect("an importer breaks no rule");
+        self.transcript.said(Who::Client, self.loopback.now.as_nanos(), bytes);
+        self.loopback.receive(bytes).expect("an importer breaks no rule");
     }
 
     fn says(&mut self) -> Vec<u8> {
-        let bytes = self.desk.read_bytes(usize::MAX);
-        self.transcript.said(Who::Server, self.desk.now.as_nanos(), &bytes);
+        let bytes = self.loopback.read_bytes(usize::MAX);
+        self.transcript.said(Who::Server, self.loopback.now.as_nanos(), &bytes);
         bytes
     }
 }
@@ -140,7 +140,7 @@ impl Session {
     }
 
     fn pass(&mut self, span: Duration) {
-        self.exporter.desk.pass(span);
+        self.exporter.loopback.pass(span);
     }
 
     fn ask(&mut self, make: impl FnOnce(UrbId) -> Urb) -> Done {

@@ -1,5 +1,6 @@
-//! What West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (ACM TECS 22, 4, Article 67, 2023) published, as
-//! far as it stands there in figures. Of its plots the text names some values; the others are not guessed.
+//! What West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (ACM TECS 22, 4, Article 67, 2023)
+//! published, as far as it stands there in figures. Of its plots the text names some values; the others are not
+//! guessed.
 
 /// A scenario of the round trips over a router: Table 2, and what was seen, Table 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,10 @@
-//! Section 6.1.1: 1 KiB messages go from one board through a router to another and back, beside two cameras on the router's bus
-//! (Tables 2 to 4, Figure 10).
+//! Section 6.1.1: 1 KiB messages go from one board through a router to another and back, beside two cameras on the
+//! router's bus (Tables 2 to 4, Figure 10).
 //!
-//! What the paper leaves open is chosen so: a message is a packet, and those of one budget are one transfer. Both boards send, a
-//! budget every other period each, within a microframe of each other: so their transfers meet on the bus. Every thread looks once each 250 us for what has come, hands
-//! all of it on and waits for its next budget; all it does is work of `LOOK_NS`; when it begins to do so a new boot draws. Beside them runs a task with what Equation 1
+//! What the paper leaves open is chosen so: a message is a packet, and those of one budget are one transfer. Both
+//! boards send, a budget every other period each, within a microframe of each other: so their transfers meet on the
+//! bus. Every thread looks once each 250 us for what has come, hands all of it on and waits for its next budget; all it
+//! does is work of `LOOK_NS`; when it begins to do so a new boot draws. Beside them runs a task with what Equation 1
 //! leaves, so that they are preempted.
 
 use std::collections::VecDeque;
@@ -32,7 +33,8 @@ const BOTTOM_HALF_PPM: u32 = 100_000;
 /// The systems boot anew so often, so that one run sees many phases.
 const BOOT_S: u64 = 2;
 
-/// What a board sends to the router, and what it gets from there: `b1` and `b2` of the paper for one, `b3` and `b4` for the other.
+/// What a board sends to the router, and what it gets from there: `b1` and `b2` of the paper for one, `b3` and `b4` for
+/// the other.
 const SENDS: [u32; 2] = [11, 13];
 const GETS: [u32; 2] = [12, 14];
 

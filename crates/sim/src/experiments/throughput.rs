@@ -59,7 +59,8 @@ pub fn planned(scenario: &Throughput) -> Result<Plan, Refusal> {
     plan(&cameras.chain(bulks).collect::<Vec<_>>(), Options::default())
 }
 
-/// Runs a scenario for so many seconds of bus time. Packets are up to `variation_permille` shorter than Equation 3 has them.
+/// Runs a scenario for so many seconds of bus time. Packets are up to `variation_permille` shorter than Equation 3 has
+/// them.
 pub fn run(
     scenario: &Throughput,
     load: Load,

@@ -1,10 +1,10 @@
-//! Section 6.2: a USB-CAN device with five channels and a small buffer, one endpoint each way, and one processor on which its driver,
-//! tasks that read and write, and CPU-bound tasks run (Tables 7 to 9, Figures 12 to 16).
+//! Section 6.2: a USB-CAN device with five channels and a small buffer, one endpoint each way, and one processor on
+//! which its driver, tasks that read and write, and CPU-bound tasks run (Tables 7 to 9, Figures 12 to 16).
 //!
-//! What the paper leaves open is chosen so. Costs are those of [`Costs`]. On Linux a bottom half falls behind only where another
-//! device has much to do at once: its *storms* are of that device, at random, and their mean distance is the one number here that
-//! was fitted, to the last row of Table 9 (`mean_ns` of [`STORMS`]); the other rows and all figures follow from it. On Quest the same
-//! storms have an I/O VCPU of their own.
+//! What the paper leaves open is chosen so. Costs are those of [`Costs`]. On Linux a bottom half falls behind only
+//! where another device has much to do at once: its *storms* are of that device, at random, and their mean distance is
+//! the one number here that was fitted, to the last row of Table 9 (`mean_ns` of [`STORMS`]); the other rows and all
+//! figures follow from it. On Quest the same storms have an I/O VCPU of their own.
 
 use farbus_realtime::pipe::fill_ns;
 use farbus_realtime::vcpu::{Load, Overload, Reserve, admit};
@@ -83,8 +83,8 @@ pub struct Costs {
     pub bottom_half: u64,
     /// The receiving thread, each time it runs.
     pub receive: u64,
-    /// The same, for each message. With the 31 us that a 2 ms budget for a full buffer has for each, the paper's reserve would not
-    /// carry its own traffic: 6,000 messages a second would take 186 ms of the 143.
+    /// The same, for each message. With the 31 us that a 2 ms budget for a full buffer has for each, the paper's
+    /// reserve would not carry its own traffic: 6,000 messages a second would take 186 ms of the 143.
     pub receive_message: u64,
     /// A task that reads or writes, for each message: 128 take just below 2 ms.
     pub user_message: u64,
@@ -111,13 +111,13 @@ const FIRST_CPU_BOUND: TaskId = 3;
 /// What was seen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
-    /// Messages that the device overwrote. The paper does not say what it counts; of messages its Table 9 and the losses of its
-    /// Figure 13 fit together.
+    /// Messages that the device overwrote. The paper does not say what it counts; of messages its Table 9 and the
+    /// losses of its Figure 13 fit together.
     pub overruns: u64,
     /// Frames a second that each channel's task read, or its unit took, the first second left out.
     pub frames: [Vec<u64>; CHANNELS],
-    /// How far the counters of CPU-bound tasks, one step each 10 us, are ahead of (above 0) or behind what budget and period
-    /// promise; the mean.
+    /// How far the counters of CPU-bound tasks, one step each 10 us, are ahead of (above 0) or behind what budget and
+    /// period promise; the mean.
     pub counter_error: f64,
     /// What Equation 1 says of the processor.
     pub load: Result<Load, Overload>,

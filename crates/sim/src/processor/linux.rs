@@ -1,5 +1,5 @@
-//! Linux: bottom halves are soft interrupts, before everybody until they are too much, and then behind everybody who has a
-//! reserve (section 6.2.1 of the paper). Their time is nobody's (`CONFIG_IRQ_TIME_ACCOUNTING`).
+//! Linux: bottom halves are soft interrupts, before everybody until they are too much, and then behind everybody who
+//! has a reserve (section 6.2.1 of the paper). Their time is nobody's (`CONFIG_IRQ_TIME_ACCOUNTING`).
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,8 @@ use super::role::{Choice, Role, TaskId, Turns};
 /// What of a Linux system its kernel's documentation leaves to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Soft interrupts that take longer in one go are left to `ksoftirqd`: `MAX_SOFTIRQ_TIME` of `kernel/softirq.c`, 2 ms.
+    /// Soft interrupts that take longer in one go are left to `ksoftirqd`: `MAX_SOFTIRQ_TIME` of `kernel/softirq.c`, 2
+    /// ms.
     pub softirq_ns_max: u64,
     /// So are those that are raised anew more often in one go: `MAX_SOFTIRQ_RESTART`.
     pub softirq_restarts_max: u32,
@@ -19,8 +20,8 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// The constants of `kernel/softirq.c`; the slice of `kernel/sched/fair.c` on two processors; and what the paper believes
-    /// to have seen.
+    /// The constants of `kernel/softirq.c`; the slice of `kernel/sched/fair.c` on two processors; and what the paper
+    /// believes to have seen.
     fn default() -> Self {
         Self { softirq_ns_max: 2_000_000, softirq_restarts_max: 10, slice_ns: 1_500_000, reclaims: true }
     }

@@ -6,11 +6,11 @@ use crate::reject::Reject;
 /// Bytes of a device's name, a reason, a refusal: what people read in one line or two.
 pub const TEXT_BYTES_MAX: usize = 1024;
 
-/// Bytes with which luggage says what it is, and of which version.
-pub const LUGGAGE_NAME_BYTES: usize = 8;
-/// Bytes of luggage at most: of a virtual machine's device, what it had asked and not been answered. Its controller asks for half a
-/// mebibyte at once; a disk's queue of those, both ways, is within it.
-pub const LUGGAGE_BYTES_MAX: usize = 16 << 20;
+/// Bytes with which migration state says what it is, and of which version.
+pub const MIGRATION_STATE_NAME_BYTES: usize = 8;
+/// Bytes of migration state at most: of a virtual machine's device, what it had asked and not been answered. Its
+/// controller asks for half a mebibyte at once; a disk's queue of those, both ways, is within it.
+pub const MIGRATION_STATE_BYTES_MAX: usize = 16 << 20;
 
 /// What a device is asked in: which requests there are, and what they look like (requirement N1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -94,8 +94,8 @@ impl Open {
 /// Importer: I want this device as soon as it is handed over to me, and understand what comes along with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inherit {
-    /// How the luggage begins that is understood.
-    pub luggage: [u8; LUGGAGE_NAME_BYTES],
+    /// How the migration state begins that is understood.
+    pub migration_state: [u8; MIGRATION_STATE_NAME_BYTES],
     /// What is wanted.
     pub open: Open,
 }
@@ -103,7 +103,7 @@ pub struct Inherit {
 impl Inherit {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        [&self.luggage[..], &self.open.encode()].concat()
+        [&self.migration_state[..], &self.open.encode()].concat()
     }
 
     /// As it travelled.
@@ -111,10 +111,14 @@ impl Inherit {
     /// # Errors
     /// [`Reject`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
-        let Some((luggage, open)) = bytes.split_first_chunk() else {
-            return Err(Reject::new("luggage", bytes.len() as u64, "what luggage is has 8 bytes"));
+        let Some((migration_state, open)) = bytes.split_first_chunk() else {
+            return Err(Reject::new(
+                "migration state",
+                bytes.len() as u64,
+                "the name of a migration state has 8 bytes",
+            ));
         };
-        Ok(Self { luggage: *luggage, open: Open::decode(open)? })
+        Ok(Self { migration_state: *migration_state, open: Open::decode(open)? })
     }
 }
 
@@ -209,22 +213,23 @@ pub const HANDED_OVER: &str = "handed over";
 /// Importer: I am done with a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Close {
-    /// The key of the host that goes on with it as it is; `None`: nobody does, and it is reset. Zeros are a host without a key.
-    pub heir: Option<[u8; 32]>,
-    /// What the heir is given along with it; the exporter does not look inside.
-    pub luggage: Vec<u8>,
+    /// The key of the host that goes on with it as it is; `None`: nobody does, and it is reset. Zeros are a host
+    /// without a key.
+    pub successor: Option<[u8; 32]>,
+    /// What the successor is given along with it; the exporter does not look inside.
+    pub migration_state: Vec<u8>,
 }
 
 impl Close {
     /// It goes to the host with this key.
-    pub fn to(heir: [u8; 32], luggage: Vec<u8>) -> Self {
-        Self { heir: Some(heir), luggage }
+    pub fn to(successor: [u8; 32], migration_state: Vec<u8>) -> Self {
+        Self { successor: Some(successor), migration_state }
     }
 
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = self.heir.map(Vec::from).unwrap_or_default();
-        bytes.extend(&self.luggage);
+        let mut bytes = self.successor.map(Vec::from).unwrap_or_default();
+        bytes.extend(&self.migration_state);
         bytes
     }
 
@@ -237,11 +242,11 @@ impl Close {
             return Ok(Self::default());
         }
         match bytes.split_first_chunk() {
-            None => Err(Reject::new("heir", bytes.len() as u64, "a key has 32 bytes")),
-            Some((_, luggage)) if luggage.len() > LUGGAGE_BYTES_MAX => {
-                Err(Reject::new("luggage", luggage.len() as u64, "luggage has 16 MiB at most"))
+            None => Err(Reject::new("successor", bytes.len() as u64, "a key has 32 bytes")),
+            Some((_, migration_state)) if migration_state.len() > MIGRATION_STATE_BYTES_MAX => {
+                Err(Reject::new("migration state", migration_state.len() as u64, "migration state has 16 MiB at most"))
             }
-            Some((heir, luggage)) => Ok(Self::to(*heir, luggage.to_vec())),
+            Some((successor, migration_state)) => Ok(Self::to(*successor, migration_state.to_vec())),
         }
     }
 }
@@ -294,7 +299,7 @@ mod tests {
         assert_eq!(Opened::decode(&opened.encode()), Ok(opened.clone()));
         let nothing = Opened { credit: Credit { requests: 0, bytes: 0 }, ..opened };
         assert_eq!(Opened::decode(&nothing.encode()).unwrap_err().field, "requests");
-        let inherit = Inherit { luggage: *b"redir\0\0\x01", open };
+        let inherit = Inherit { migration_state: *b"redir\0\0\x01", open };
         let bytes = inherit.encode();
         assert_eq!(Inherit::decode(&bytes), Ok(inherit));
         for end in 0..bytes.len() {
@@ -303,8 +308,8 @@ mod tests {
         for close in [Close::default(), Close::to([7; 32], Vec::new()), Close::to([7; 32], vec![1, 2, 3])] {
             assert_eq!(Close::decode(&close.encode()), Ok(close));
         }
-        assert_eq!(Close::decode(&[1]).unwrap_err().field, "heir");
-        assert_eq!(Close::decode(&vec![0; 33 + LUGGAGE_BYTES_MAX]).unwrap_err().field, "luggage");
+        assert_eq!(Close::decode(&[1]).unwrap_err().field, "successor");
+        assert_eq!(Close::decode(&vec![0; 33 + MIGRATION_STATE_BYTES_MAX]).unwrap_err().field, "migration state");
         for cause in Cause::ALL {
             let end = End { cause, message: "because".into() };
             assert_eq!(End::decode(&end.encode()), Ok(end));

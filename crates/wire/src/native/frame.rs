@@ -7,8 +7,8 @@
 //!  +-------+-------+---------------+---------------+---------------+----------
 //! ```
 //!
-//! Little-endian. A message that is longer than a frame goes on in [`Kind::Data`] frames of the same attachment and tag, and
-//! frames of other messages may come in between: that is what lets an interrupt pass a disk.
+//! Little-endian. A message that is longer than a frame goes on in [`Kind::Data`] frames of the same attachment and
+//! tag, and frames of other messages may come in between: that is what lets an interrupt pass a disk.
 
 use core::time::Duration;
 
@@ -47,7 +47,7 @@ pub enum Kind {
     /// Importer: I want this device once it is handed over to me.
     Inherit,
     /// Exporter: what came along with the device that is opened next.
-    Luggage,
+    MigrationState,
     /// Importer: the device that is opened next is used through these modules. Exporter: their other halves are there.
     Modules,
     /// Importer: do this.
@@ -56,8 +56,8 @@ pub enum Kind {
     Reply,
     /// The message of this tag goes on.
     Data,
-    /// Importer: withdraw the request of this tag. Exporter: that was seen, whatever it met; the tag is free once the request is
-    /// answered as well.
+    /// Importer: withdraw the request of this tag. Exporter: that was seen, whatever it met; the tag is free once the
+    /// request is answered as well.
     Cancel,
     /// Exporter: something happened that nobody asked for.
     Event,
@@ -88,7 +88,7 @@ impl Kind {
         Kind::Closed,
         Kind::Grant,
         Kind::Inherit,
-        Kind::Luggage,
+        Kind::MigrationState,
         Kind::Modules,
         Kind::Request,
         Kind::Reply,
@@ -114,7 +114,7 @@ impl Kind {
             Kind::Closed => 20,
             Kind::Grant => 21,
             Kind::Inherit => 22,
-            Kind::Luggage => 23,
+            Kind::MigrationState => 23,
             Kind::Modules => 24,
             Kind::Request => 32,
             Kind::Reply => 33,
@@ -145,7 +145,7 @@ impl Kind {
             20 => Kind::Closed,
             21 => Kind::Grant,
             22 => Kind::Inherit,
-            23 => Kind::Luggage,
+            23 => Kind::MigrationState,
             24 => Kind::Modules,
             32 => Kind::Request,
             33 => Kind::Reply,
@@ -220,8 +220,8 @@ impl Head {
         Self { kind, flags: Flags { more: false, plain: false, timed: false }, attachment, tag, length: 0 }
     }
 
-    /// Says that so many counted frames arrived: their number's low 32 bits stand where others have attachment and tag. No more than
-    /// 2³² frames are on their way.
+    /// Says that so many counted frames arrived: their number's low 32 bits stand where others have attachment and tag.
+    /// No more than 2³² frames are on their way.
     pub const fn acknowledgement(count: u64) -> Self {
         Self::new(Kind::Ack, count as u16, (count >> 16) as u16)
     }
@@ -261,7 +261,8 @@ impl Head {
 /// Bytes of a [`Residence`].
 pub const RESIDENCE_BYTES: usize = 12;
 
-/// How long a request stayed where at its exporter, ns (4 s at most): latency by stage without comparing clocks (requirement N13).
+/// How long a request stayed where at its exporter, ns (4 s at most): latency by stage without comparing clocks
+/// (requirement N13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residence {
     /// From its first byte's arrival to the device: the frames of its data are waited for.

@@ -45,7 +45,7 @@ impl core::fmt::Debug for SessionId {
 
 /// Where a session stands on one lane, as one of its ends sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct LanePosition {
     /// Which session.
     pub session: SessionId,
     /// Which of its lanes.
@@ -128,7 +128,7 @@ pub struct Hello {
     /// The highest.
     pub version_max: u8,
     /// Which session, and where it stands.
-    pub standing: Standing,
+    pub position: LanePosition,
     /// What it wishes.
     pub options: Options,
 }
@@ -141,7 +141,7 @@ pub struct Welcome {
     /// What becomes of the link.
     pub outcome: Outcome,
     /// Which session, and where it stands.
-    pub standing: Standing,
+    pub position: LanePosition,
     /// What it grants.
     pub options: Options,
 }
@@ -183,13 +183,13 @@ impl Outcome {
 
 impl Hello {
     /// Of this version.
-    pub fn new(standing: Standing, options: Options) -> Self {
-        Self { version_min: VERSION, version_max: VERSION, standing, options }
+    pub fn new(position: LanePosition, options: Options) -> Self {
+        Self { version_min: VERSION, version_max: VERSION, position, options }
     }
 
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        encode([self.version_min, self.version_max], self.standing, self.options)
+        encode([self.version_min, self.version_max], self.position, self.options)
     }
 
     /// From the bytes at the front, and how many they were; `None` while some are missing.
@@ -197,18 +197,18 @@ impl Hello {
     /// # Errors
     /// [`Reject`]: this is no hello.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reject> {
-        let Some(([version_min, version_max], standing, options, count)) = decode(bytes)? else { return Ok(None) };
+        let Some(([version_min, version_max], position, options, count)) = decode(bytes)? else { return Ok(None) };
         if version_min > version_max {
             return Err(Reject::new("version", version_min.into(), "the lowest is not above the highest"));
         }
-        Ok(Some((Self { version_min, version_max, standing, options }, count)))
+        Ok(Some((Self { version_min, version_max, position, options }, count)))
     }
 }
 
 impl Welcome {
     /// As it travels.
     pub fn encode(&self) -> Vec<u8> {
-        encode([self.version, self.outcome.code()], self.standing, self.options)
+        encode([self.version, self.outcome.code()], self.position, self.options)
     }
 
     /// From the bytes at the front, and how many they were; `None` while some are missing.
@@ -216,28 +216,28 @@ impl Welcome {
     /// # Errors
     /// [`Reject`]: this is no welcome.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, Reject> {
-        let Some(([version, outcome], standing, options, count)) = decode(bytes)? else { return Ok(None) };
-        Ok(Some((Self { version, outcome: Outcome::from_code(outcome)?, standing, options }, count)))
+        let Some(([version, outcome], position, options, count)) = decode(bytes)? else { return Ok(None) };
+        Ok(Some((Self { version, outcome: Outcome::from_code(outcome)?, position, options }, count)))
     }
 }
 
-fn encode(two: [u8; 2], standing: Standing, options: Options) -> Vec<u8> {
+fn encode(two: [u8; 2], position: LanePosition, options: Options) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(GREETING_BYTES + 24);
     bytes.extend(MAGIC);
     bytes.extend(two);
-    bytes.extend(standing.lane.to_le_bytes());
+    bytes.extend(position.lane.to_le_bytes());
     bytes.extend([0; 4]);
-    bytes.extend(standing.session.0);
-    bytes.extend(standing.link.to_le_bytes());
-    bytes.extend(standing.received.to_le_bytes());
-    bytes.extend(standing.incarnation.to_le_bytes());
+    bytes.extend(position.session.0);
+    bytes.extend(position.link.to_le_bytes());
+    bytes.extend(position.received.to_le_bytes());
+    bytes.extend(position.incarnation.to_le_bytes());
     options.encode(&mut bytes);
     let length = (bytes.len() - GREETING_BYTES) as u32;
     bytes[12..16].copy_from_slice(&length.to_le_bytes());
     bytes
 }
 
-type Decoded = ([u8; 2], Standing, Options, usize);
+type Decoded = ([u8; 2], LanePosition, Options, usize);
 
 fn decode(bytes: &[u8]) -> Result<Option<Decoded>, Reject> {
     let begun = bytes.len().min(MAGIC.len());
@@ -251,27 +251,27 @@ fn decode(bytes: &[u8]) -> Result<Option<Decoded>, Reject> {
         return Err(Reject::new("options length", length as u64, "options have 1024 bytes at most"));
     }
     let Some(options) = rest.get(..length) else { return Ok(None) };
-    let standing = Standing {
+    let position = LanePosition {
         session: SessionId(head[16..32].try_into().expect("sixteen bytes")),
         lane: u16::from_le_bytes([head[10], head[11]]),
         link: u64_at(32),
         received: u64_at(40),
         incarnation: u64_at(48),
     };
-    Ok(Some(([head[8], head[9]], standing, Options::decode(options)?, GREETING_BYTES + length)))
+    Ok(Some(([head[8], head[9]], position, Options::decode(options)?, GREETING_BYTES + length)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const STANDING: Standing =
-        Standing { session: SessionId([7; 16]), lane: 1, link: 2, received: 3 << 40, incarnation: u64::MAX };
+    const POSITION: LanePosition =
+        LanePosition { session: SessionId([7; 16]), lane: 1, link: 2, received: 3 << 40, incarnation: u64::MAX };
 
     #[test]
     fn a_greeting_survives_the_way_in_whatever_pieces() {
         let options = Options { grace_ms: Some(20_000), ..Options::default() };
-        let hello = Hello::new(STANDING, options);
+        let hello = Hello::new(POSITION, options);
         let bytes = hello.encode();
         assert_eq!(bytes.len(), GREETING_BYTES + 8);
         for end in 0..bytes.len() {
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(Hello::decode(&more), Ok(Some((hello, bytes.len()))));
         for outcome in Outcome::ALL {
             let options = Options { unacknowledged_bytes_max: Some(9), lanes: Some(4), ..Options::default() };
-            let welcome = Welcome { version: 1, outcome, standing: STANDING, options };
+            let welcome = Welcome { version: 1, outcome, position: POSITION, options };
             let bytes = welcome.encode();
             assert_eq!(Welcome::decode(&bytes), Ok(Some((welcome, bytes.len()))));
         }
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_is_not_known_is_passed_over_and_what_is_wrong_is_refused() {
-        let mut bytes = Hello::new(STANDING, Options::default()).encode();
+        let mut bytes = Hello::new(POSITION, Options::default()).encode();
         bytes.extend([0xff, 0xff, 3, 0, 1, 2, 3]);
         bytes[12] = 7;
         let (hello, count) = Hello::decode(&bytes).unwrap().unwrap();

@@ -1,4 +1,5 @@
-//! Which device an attachment uses: the exporter says it before [`opened`](super::control::Opened), the importer before it asks again.
+//! Which device an attachment uses: the exporter says it before [`opened`](super::control::Opened), the importer before
+//! it asks again.
 //!
 //! ```text
 //!   0 word 1   1 id 16   17 generation 8

@@ -1,8 +1,9 @@
 //! One ordered stream of frames that outlives the links it runs over.
 //!
-//! Every counted frame has a number, its place in the stream; it is not written down, both ends count. A frame stays with its
-//! sender until the receiver has said that it arrived. When a link is lost, whoever makes the next one says how many frames
-//! it has, and the other goes on with the next: each frame is understood exactly once, whatever was cut where.
+//! Every counted frame has a number, its place in the stream; it is not written down, both ends count. A frame stays
+//! with its sender until the receiver has said that it arrived. When a link is lost, whoever makes the next one says
+//! how many frames it has, and the other goes on with the next: each frame is understood exactly once, whatever was cut
+//! where.
 //!
 //! | at the moment of the cut the frame was | its receiver has counted it | what happens |
 //! |---|---|---|
@@ -26,17 +27,19 @@ use crate::buffer::{Incoming, RUNS_MAX, Runs};
 use crate::reject::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: with one acknowledgement for sixteen
-/// requests of 16 KiB a block request and its reply, all told, stay below the paper's 32 bytes (six would do).
+/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: with one
+/// acknowledgement for sixteen requests of 16 KiB a block request and its reply, all told, stay below the paper's 32
+/// bytes (six would do).
 const ACKNOWLEDGE_BYTES: usize = 256 << 10;
-/// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests of 4 KiB bring:
-/// whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
+/// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests
+/// of 4 KiB bring: whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
 const ACKNOWLEDGE_BYTES_MAX: usize = 512 << 10;
-/// Frames that may arrive before the same, be they ever so small: what was sent and is kept for the next link stays in the caches, at a
-/// cost of an eighth of a byte a frame.
+/// Frames that may arrive before the same, be they ever so small: what was sent and is kept for the next link stays in
+/// the caches, at a cost of an eighth of a byte a frame.
 const ACKNOWLEDGE_FRAMES: u32 = 64;
-/// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more, so that it is little where the
-/// link takes little; where it takes all that it is given it is given twice as much each time, up to a limit.
+/// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more, so that it is
+/// little where the link takes little; where it takes all that it is given it is given twice as much each time, up to a
+/// limit.
 const CUT_AHEAD_BYTES_MIN: usize = 64 << 10;
 /// See [`CUT_AHEAD_BYTES_MIN`].
 const CUT_AHEAD_BYTES_MAX: usize = 1 << 20;
@@ -78,8 +81,8 @@ pub struct Lane {
 
 /// Pings that are answered at a time; of more the oldest are forgotten.
 const PONGS_MAX: usize = 4;
-/// Frames that are not counted and wait for the link: answers to pings and acknowledgements, of which a later one says all that an earlier
-/// one said.
+/// Frames that are not counted and wait for the link: answers to pings and acknowledgements, of which a later one says
+/// all that an earlier one said.
 const UNCOUNTED_MAX: usize = 8;
 /// What a frame takes beside its bytes.
 const FRAME_BYTES: usize = size_of::<Frame>();
@@ -525,7 +528,8 @@ impl Sent {
         self.acknowledged + self.next as u64
     }
 
-    /// The count that an acknowledgement means by its low 32 bits: the next one, from what is acknowledged on, that ends so.
+    /// The count that an acknowledgement means by its low 32 bits: the next one, from what is acknowledged on, that
+    /// ends so.
     fn acknowledged_by(&self, low: u32) -> u64 {
         self.acknowledged + u64::from(low.wrapping_sub(self.acknowledged as u32))
     }
@@ -578,8 +582,9 @@ fn number(body: &Payload) -> Result<u64, Reject> {
 }
 
 impl Lane {
-    /// Writes down what a lane in another process needs to go on, over the next link. What waits to be cut is cut, whatever is
-    /// unacknowledged; this lane may go on all the same. What arrived and was not asked for counts as not arrived.
+    /// Writes down what a lane in another process needs to go on, over the next link. What waits to be cut is cut,
+    /// whatever is unacknowledged; this lane may go on all the same. What arrived and was not asked for counts as not
+    /// arrived.
     pub fn save(&mut self, now: Instant, to: &mut Writer) {
         while let Some(cut) = self.waiting.cut(now) {
             self.sent.put(cut);

@@ -1,8 +1,8 @@
 //! The lanes of one session: the first, on which it begins, and further ones over links of their own.
 //!
-//! A request, its data, its withdrawal and its answers go on one lane, which its tag says: the three highest bits. What has no tag of a
-//! request's goes on the first. Each lane counts, acknowledges and resumes for itself, so that none waits for another; order is kept
-//! within a lane, and between lanes there is none.
+//! A request, its data, its withdrawal and its answers go on one lane, which its tag says: the three highest bits. What
+//! has no tag of a request's goes on the first. Each lane counts, acknowledges and resumes for itself, so that none
+//! waits for another; order is kept within a lane, and between lanes there is none.
 
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{BufferPool, Instant};

@@ -5,7 +5,8 @@ use farbus_model::{Instant, Payload};
 
 use super::frame::{Head, Kind};
 
-/// Bytes of a device's own part that need no memory of their own: all but an isochronous schedule's and a description's.
+/// Bytes of a device's own part that need no memory of their own: all but an isochronous schedule's and a
+/// description's.
 const PART_INLINE_BYTES: usize = 32;
 /// Bytes of a device's own part at most: it lies in the first frame of its message, whatever follows.
 pub const PART_BYTES_MAX: usize = 32 << 10;
@@ -40,8 +41,8 @@ pub struct Message {
     pub urgency: Urgency,
     /// With which others it keeps its order.
     pub flow: Flow,
-    /// A timed reply: when the device had it done. Its part begins with a [`super::frame::Residence`], whose last field is made when it is
-    /// cut.
+    /// A timed reply: when the device had it done. Its part begins with a [`super::frame::Residence`], whose last field
+    /// is made when it is cut.
     pub done_at: Option<Instant>,
 }
 

@@ -1,4 +1,5 @@
-//! farbus's own tongue: a session joins two hosts, outlives its links, and carries any number of devices (requirements N1 to N6).
+//! farbus's own tongue: a session joins two hosts, outlives its links, and carries any number of devices (requirements
+//! N1 to N6).
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -33,7 +34,7 @@ pub mod usb;
 use crate::reader;
 
 pub use frame::{Head, Kind};
-pub use hello::{Hello, Options, Outcome, SessionId, Standing, Welcome};
+pub use hello::{Hello, LanePosition, Options, Outcome, SessionId, Welcome};
 pub use lane::{Arrived, Lane, LaneLimits};
 pub use lanes::{LaneSet, Lanes};
 pub use message::{Flow, Message, Part, Urgency};

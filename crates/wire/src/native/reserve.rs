@@ -1,4 +1,5 @@
-//! What is reserved for a device: asked for before it is opened, answered, and told whenever that changes (requirement R2).
+//! What is reserved for a device: asked for before it is opened, answered, and told whenever that changes (requirement
+//! R2).
 //!
 //! ```text
 //!   ask       importer: 0, criticality 1, claims 1, 0, latency ns 8, then of each claim: endpoint 1, 0 0 0, bytes 4, period 4
@@ -8,7 +9,8 @@
 //!   measured  importer: 4, bits a second 8
 //! ```
 //!
-//! The kind is one that may be passed over: an exporter that knows none of it opens the device and says nothing of a standing.
+//! The kind is one that may be passed over: an exporter that knows none of it opens the device and says nothing of a
+//! standing.
 
 use super::reader::Reader;
 use crate::reject::Reject;
@@ -90,7 +92,7 @@ pub enum Lack {
 
 /// What the exporter says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Standing {
+pub struct ReservationReport {
     /// Where it stands.
     pub state: State,
     /// What there is too little of.
@@ -112,8 +114,8 @@ pub struct Standing {
 pub enum Word {
     /// Importer: for the device that is opened next. It is not opened before the path was measured.
     Ask(Reservation),
-    /// Exporter: so it stands.
-    Standing(Standing),
+    /// Exporter: what became of it.
+    Report(ReservationReport),
     /// Exporter: say this back at once. Importer: there.
     Echo,
     /// Exporter: one of several, as fast as the path takes them.
@@ -164,14 +166,14 @@ impl Word {
                 }
                 bytes
             }
-            Word::Standing(standing) => {
-                let Standing { state, lack, criticality, .. } = standing;
+            Word::Report(report) => {
+                let ReservationReport { state, lack, criticality, .. } = report;
                 let mut bytes =
                     vec![1, code_of(&STATES, state), code_of(&LACKS, lack), code_of(&CRITICALITIES, criticality)];
-                for number in [standing.missing, standing.bound_ns, standing.path_bits_per_s] {
+                for number in [report.missing, report.bound_ns, report.path_bits_per_s] {
                     bytes.extend(number.to_le_bytes());
                 }
-                bytes.extend(standing.bus_ppm.to_le_bytes());
+                bytes.extend(report.bus_ppm.to_le_bytes());
                 bytes
             }
             Word::Echo => vec![2],
@@ -188,7 +190,7 @@ impl Word {
         let mut reader = Reader::new(bytes);
         let word = match reader.u8("word")? {
             0 => Word::Ask(reservation(&mut reader)?),
-            1 => Word::Standing(standing(&mut reader)?),
+            1 => Word::Report(report(&mut reader)?),
             2 => Word::Echo,
             3 => {
                 let (place, cars) = (reader.u8("place")?, reader.u8("cars")?);
@@ -228,8 +230,8 @@ fn reservation(reader: &mut Reader<'_>) -> Result<Reservation, Reject> {
     Ok(Reservation { criticality, latency_ns, claims })
 }
 
-fn standing(reader: &mut Reader<'_>) -> Result<Standing, Reject> {
-    Ok(Standing {
+fn report(reader: &mut Reader<'_>) -> Result<ReservationReport, Reject> {
+    Ok(ReservationReport {
         state: of_code(&STATES, reader.u8("state")?, "state", "it is admitted, suspended or refused")?,
         lack: of_code(&LACKS, reader.u8("lack")?, "lack", "a reservation lacks nothing such")?,
         criticality: of_code(&CRITICALITIES, reader.u8("criticality")?, "criticality", "it is low or high")?,
@@ -249,8 +251,8 @@ mod tests {
         let claims =
             vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }, Claim { endpoint: 2, bytes: 64, period: 1 }];
         let ask = Word::Ask(Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
-        let standing = |state, lack| {
-            Word::Standing(Standing {
+        let report = |state, lack| {
+            Word::Report(ReservationReport {
                 state,
                 lack,
                 criticality: Criticality::High,
@@ -260,9 +262,9 @@ mod tests {
                 bus_ppm: 10,
             })
         };
-        let standings = STATES.map(|state| standing(state, Lack::None)).into_iter();
-        let lacking = LACKS.map(|lack| standing(State::Refused, lack)).into_iter();
-        for word in [ask, Word::Echo, Word::Measured(20_000_000)].into_iter().chain(standings).chain(lacking) {
+        let reports = STATES.map(|state| report(state, Lack::None)).into_iter();
+        let lacking = LACKS.map(|lack| report(State::Refused, lack)).into_iter();
+        for word in [ask, Word::Echo, Word::Measured(20_000_000)].into_iter().chain(reports).chain(lacking) {
             let bytes = word.encode();
             assert_eq!(Word::decode(&bytes), Ok(word));
             assert!((0..bytes.len()).all(|end| Word::decode(&bytes[..end]).is_err()));

@@ -4,8 +4,8 @@
 //!   event     0 sequence 8  8 moment 8   then the frame
 //! ```
 //!
-//! Frames are sent as far as there is a grant. Who opened the stream exclusively gets all, and the source waits for him; who opened it
-//! to read, beside others, gets the latest, and sees by the sequence what he missed.
+//! Frames are sent as far as there is a grant. Who opened the stream exclusively gets all, and the source waits for
+//! him; who opened it to read, beside others, gets the latest, and sees by the sequence what he missed.
 
 use std::fmt;
 

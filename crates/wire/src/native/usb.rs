@@ -1,4 +1,5 @@
-//! The USB class: 16 bytes ask for a bulk or interrupt transfer, 8 answer, frames' heads included (requirement N5; paper: 16 and 16).
+//! The USB class: 16 bytes ask for a bulk or interrupt transfer, 8 answer, frames' heads included (requirement N5;
+//! paper: 16 and 16).
 //!
 //! ```text
 //!   request   0 endpoint 1   1 bits 1   2 stream, or polling interval 2   4 length 4
@@ -11,8 +12,9 @@
 //!             then the data that came in
 //! ```
 //!
-//! Bits: 0 and 1 the transfer type as in `bmAttributes`, 2 a short packet is an error, 3 end with a zero-length packet, 4
-//! as soon as possible, 5 reset the device instead (all else is 0). Endpoint 0x80 is a control transfer whose data comes in.
+//! Bits: 0 and 1 the transfer type as in `bmAttributes`, 2 a short packet is an error, 3 end with a zero-length packet,
+//! 4 as soon as possible, 5 reset the device instead (all else is 0). Endpoint 0x80 is a control transfer whose data
+//! comes in.
 
 use farbus_model::limits::{ISO_PACKETS_MAX, URB_BYTES_MAX};
 use farbus_model::{

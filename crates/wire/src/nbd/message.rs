@@ -181,8 +181,8 @@ impl Failure {
         }
     }
 
-    /// What a medium's trouble is called here. A medium that is gone, or out of reach, is not the server's end: others of its
-    /// exports go on.
+    /// What a medium's trouble is called here. A medium that is gone, or out of reach, is not the server's end: others
+    /// of its exports go on.
     pub const fn of(error: StoreError) -> Self {
         match error {
             StoreError::Medium | StoreError::Gone | StoreError::Lost => Failure::Medium,

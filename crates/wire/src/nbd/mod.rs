@@ -1,4 +1,5 @@
-//! NBD, fixed newstyle, the server's end: how programs, virtual machines and kernels use a block device that is not theirs.
+//! NBD, fixed newstyle, the server's end: how programs, virtual machines and kernels use a block device that is not
+//! theirs.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | [`haggle`] | the handshake: options and their answers |
 //! | [`server`] | a connection: credits, pieces, replies |
 //!
-//! Source: the NBD project's `doc/proto.md`, whose sections are named beside the code that meets them. Extended headers and TLS
-//! are refused as it asks: a client goes on without.
+//! Source: the NBD project's `doc/proto.md`, whose sections are named beside the code that meets them. Extended headers
+//! and TLS are refused as it asks: a client goes on without.
 
 pub mod export;
 pub mod haggle;

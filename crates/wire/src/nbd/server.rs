@@ -1,7 +1,7 @@
 //! The server's end of an NBD connection.
 //!
-//! A request for more than a device takes at once, or than [`NBD_PIECE_BYTES_MAX`], is asked of it in pieces, which travel while
-//! the rest of a long write still arrives:
+//! A request for more than a device takes at once, or than [`NBD_PIECE_BYTES_MAX`], is asked of it in pieces, which
+//! travel while the rest of a long write still arrives:
 //!
 //! | the request | its pieces come back |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | a read that must not be cut (DF), or without structured replies | held until all are there, then sent in order, uncopied |
 //! | anything else | one answer after the last; the first failure is the one that is told |
 //!
-//! Out of credit ([`NBD_REQUESTS_MAX`], [`NBD_PAYLOAD_BYTES_MAX`]) nothing more is parsed and nothing more is to be received: the
-//! client waits in its socket.
+//! Out of credit ([`NBD_REQUESTS_MAX`], [`NBD_PAYLOAD_BYTES_MAX`]) nothing more is parsed and nothing more is to be
+//! received: the client waits in its socket.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -119,8 +119,8 @@ const NUMBER_SHIFT: u32 = 48;
 const FIELD: u64 = (1 << SLOT_SHIFT) - 1;
 
 impl ServerConn {
-    /// A fresh connection to a client that may use `exports`. `number` is what it has to itself among the connections of one
-    /// device: the names of its requests carry it.
+    /// A fresh connection to a client that may use `exports`. `number` is what it has to itself among the connections
+    /// of one device: the names of its requests carry it.
     pub fn new(number: u16, exports: Arc<[Export]>, limits: &Limits) -> Self {
         let mut outgoing = Outgoing::default();
         outgoing.put(&message::greeting());

@@ -1,7 +1,7 @@
 //! Two hosts, a code that a person carries between them, and the few messages that turn it into trust.
 //!
-//! Runs inside TLS between hosts whose keys are shown but not yet known. The cryptography (SPAKE2, and proofs over both keys)
-//! comes from outside as values; this machine holds the order, which is what keeps a code from being guessed:
+//! Runs inside TLS between hosts whose keys are shown but not yet known. The cryptography (SPAKE2, and proofs over both
+//! keys) comes from outside as values; this machine holds the order, which is what keeps a code from being guessed:
 //!
 //! | step | joiner (was told the code) | waiter (shows it) |
 //! |---|---|---|
@@ -11,11 +11,12 @@
 //! | 4 | | looks at it: wrong costs a try and is answered by `Refusal`; right is answered by its own `Proof` |
 //! | 5 | looks at it | |
 //!
-//! The joiner proves first. A host that only guesses thus learns from the waiter whether its one guess was right, and nothing
-//! it could try others on; a host that pretends to be the waiter gets one guess for each time that a person types the code.
+//! The joiner proves first. A host that only guesses thus learns from the waiter whether its one guess was right, and
+//! nothing it could try others on; a host that pretends to be the waiter gets one guess for each time that a person
+//! types the code.
 //!
-//! A message is a kind (1 byte), the length of its body (2 bytes, big endian), and the body. A `Hello`'s body is the name's
-//! length (1 byte), the name, and the share; a `Proof`'s is 32 bytes; a `Refusal`'s is one.
+//! A message is a kind (1 byte), the length of its body (2 bytes, big endian), and the body. A `Hello`'s body is the
+//! name's length (1 byte), the name, and the share; a `Proof`'s is 32 bytes; a `Refusal`'s is one.
 
 use std::fmt;
 
@@ -85,8 +86,8 @@ pub enum Event {
         /// For the key exchange.
         share: [u8; SHARE_BYTES],
     },
-    /// The peer knows the code and sees the same two keys. A waiter now says [`Pairing::confirm`] or [`Pairing::refuse`]; for
-    /// a joiner this is the end.
+    /// The peer knows the code and sees the same two keys. A waiter now says [`Pairing::confirm`] or
+    /// [`Pairing::refuse`]; for a joiner this is the end.
     Proved,
     /// The peer's proof is wrong. A waiter now says [`Pairing::refuse`]; for a joiner this is the end.
     NotProved,

@@ -16,8 +16,8 @@
 //! submitted. Answered with 0 at once, as an exporter does for what it does not know, the client
 //! completes the URB; the submit's own answer then finds nobody and the client cuts the connection
 //! (`testusb` tests 11 and 12 hit this now and then). Numbers ascend on one connection, so an unlink of
-//! a number above all submitted ones waits for its submit. A client whose numbers do not ascend gets that right, too: what it was
-//! told is over is not begun, as far back as [`ANSWERED_MAX`] unlinks.
+//! a number above all submitted ones waits for its submit. A client whose numbers do not ascend gets that right, too:
+//! what it was told is over is not begun, as far back as [`ANSWERED_MAX`] unlinks.
 //!
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
 
@@ -60,11 +60,13 @@ pub struct ServerConn {
     highest: Option<u32>,
     /// Unlinks that came before their submit: (its number, their own).
     early: Vec<(u32, u32)>,
-    /// Numbers below the highest that were unlinked and not in flight, the last ones: nearly all had been answered before.
+    /// Numbers below the highest that were unlinked and not in flight, the last ones: nearly all had been answered
+    /// before.
     answered: VecDeque<u32>,
 }
 
-/// Unknown unlinks remembered, in case their submits are on their way yet. A client has a few such in a race, never many.
+/// Unknown unlinks remembered, in case their submits are on their way yet. A client has a few such in a race, never
+/// many.
 const ANSWERED_MAX: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -478,8 +480,8 @@ impl ServerConn {
 }
 
 impl ServerConn {
-    /// Writes down what a connection in another process needs to go on over the same socket: what of the client's bytes was not
-    /// understood yet, what of ours it has not taken, and what it is owed.
+    /// Writes down what a connection in another process needs to go on over the same socket: what of the client's bytes
+    /// was not understood yet, what of ours it has not taken, and what it is owed.
     ///
     /// # Panics
     /// Before its handshake: such a connection is not worth passing on.

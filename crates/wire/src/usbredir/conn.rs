@@ -6,8 +6,8 @@
 //! | before the other's hello | nothing else: what both can do is not known, and with it not how a header looks |
 //! | behind it | everything that both can do |
 //!
-//! A stream may move from one connection to another, with its device, and goes on at the next byte: then nobody says hello, and
-//! what both can do is as it was ([`Conn::continued`]). QEMU's live migration is such a move.
+//! A stream may move from one connection to another, with its device, and goes on at the next byte: then nobody says
+//! hello, and what both can do is as it was ([`Conn::continued`]). QEMU's live migration is such a move.
 
 use farbus_model::{BufferPool, Limits};
 
@@ -80,8 +80,8 @@ impl Conn {
         self.incoming.received(count);
     }
 
-    /// The next packet of the other end, if its bytes are all there; a hello among them. A transfer's data is a window on what
-    /// was received.
+    /// The next packet of the other end, if its bytes are all there; a hello among them. A transfer's data is a window
+    /// on what was received.
     ///
     /// # Errors
     /// [`Reject`]: the bytes are no packet of this protocol, and the connection is at its end.

@@ -1,4 +1,5 @@
-//! What a usb-host says of its device: who it is, its interfaces, its endpoints. Tables have 32 places whatever is there.
+//! What a usb-host says of its device: who it is, its interfaces, its endpoints. Tables have 32 places whatever is
+//! there.
 
 use farbus_model::{Direction, EpAddr, Speed, TransferType};
 
@@ -129,7 +130,8 @@ pub struct EndpointInfo {
     pub interval: u8,
     /// The interface it belongs to.
     pub interface: u8,
-    /// Most bytes in one service interval (its packet's size, times packets an interval); 0 where not both ends can say it.
+    /// Most bytes in one service interval (its packet's size, times packets an interval); 0 where not both ends can say
+    /// it.
     pub packet_bytes_max: u16,
     /// Streams it can have; 0 where not both ends can say it.
     pub streams_max: u32,

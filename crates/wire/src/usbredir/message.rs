@@ -1,8 +1,8 @@
 //! The bytes of usbredir 0.7: checked views of what a stranger sent, and encoders that cannot fail.
 //!
-//! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data. [`Shape`] knows the sizes, so
-//! that a length meets its limit before anything is reserved for it; [`Message::decode`] reads the fixed part; where the data
-//! lies is the connection's to say.
+//! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data. [`Shape`] knows
+//! the sizes, so that a length meets its limit before anything is reserved for it; [`Message::decode`] reads the fixed
+//! part; where the data lies is the connection's to say.
 
 use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::{Direction, EpAddr, Payload, Setup};
@@ -441,8 +441,8 @@ impl Message {
         }
     }
 
-    /// Reads a message of this type that was sent to `to`: `fixed` has the bytes that [`Shape::of`] names, `data` what follows. A
-    /// transfer's data is held against its length and left where it is.
+    /// Reads a message of this type that was sent to `to`: `fixed` has the bytes that [`Shape::of`] names, `data` what
+    /// follows. A transfer's data is held against its length and left where it is.
     ///
     /// # Errors
     /// A field outside its rule.

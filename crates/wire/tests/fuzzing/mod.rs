@@ -1,8 +1,8 @@
 //! Fuzzing on the stable compiler: a target is a test named `fuzz_…`, a function of bytes.
 //!
-//! It first gets the inputs that once broke something or that show a rare way (`tests/inputs/NAME/*.hex`), then random ones
-//! and mutations of those, for `FARBUS_FUZZ_SECONDS` (2 without it). What breaks it is made small and printed as the file to
-//! commit. `FARBUS_FUZZ_SEED` plays a run again.
+//! It first gets the inputs that once broke something or that show a rare way (`tests/inputs/NAME/*.hex`), then random
+//! ones and mutations of those, for `FARBUS_FUZZ_SECONDS` (2 without it). What breaks it is made small and printed as
+//! the file to commit. `FARBUS_FUZZ_SEED` plays a run again.
 
 #![allow(dead_code, reason = "every test takes what it needs")]
 

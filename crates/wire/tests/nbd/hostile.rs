@@ -1,5 +1,5 @@
-//! Bytes that nobody meant: nothing panics, nothing is reserved that has not arrived, and what is understood does not depend on how
-//! they were cut.
+//! Bytes that nobody meant: nothing panics, nothing is reserved that has not arrived, and what is understood does not
+//! depend on how they were cut.
 
 use farbus_model::BlockInfo;
 use farbus_wire::nbd::ServerConn;

@@ -64,11 +64,11 @@ struct Asked {
     submit: Submit,
     order: u64,
     is_iso: bool,
-    fate: Fate,
+    outcome: Outcome,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Outcome {
     Open,
     Answered,
     Withdrawn,
@@ -79,11 +79,11 @@ impl Checker {
     pub fn asked(&mut self, submit: &Submit, is_iso: bool) {
         // The data is not needed any more, and there may be much of it.
         let submit = Submit { data: Vec::new(), ..submit.clone() };
-        let fate = if self.given_up.contains(&submit.seqnum) { Fate::Withdrawn } else { Fate::Open };
-        let asked = Asked { order: self.submits, is_iso, fate, submit };
+        let outcome = if self.given_up.contains(&submit.seqnum) { Outcome::Withdrawn } else { Outcome::Open };
+        let asked = Asked { order: self.submits, is_iso, outcome, submit };
         self.submits += 1;
         let before = self.asked.insert(asked.submit.seqnum, asked);
-        assert!(before.is_none_or(|before| before.fate != Fate::Open), "the test uses a number twice");
+        assert!(before.is_none_or(|before| before.outcome != Outcome::Open), "the test uses a number twice");
     }
 
     /// An unlink was sent.
@@ -147,8 +147,8 @@ impl Checker {
     fn submitted(&mut self, reply: &RetSubmit) {
         let asked = self.asked.get_mut(&reply.seqnum).expect("looked up before");
         let seqnum = reply.seqnum;
-        assert_eq!(asked.fate, Fate::Open, "{seqnum} is answered, and was before");
-        asked.fate = Fate::Answered;
+        assert_eq!(asked.outcome, Outcome::Open, "{seqnum} is answered, and was before");
+        asked.outcome = Outcome::Answered;
         let submit = &asked.submit;
         assert!(reply.actual <= submit.length, "{seqnum}: {} of {} bytes", reply.actual, submit.length);
         assert_eq!(reply.number_of_packets, submit.number_of_packets, "{seqnum}: number_of_packets is echoed");
@@ -173,23 +173,23 @@ impl Checker {
     fn unlinked(&mut self, seqnum: u32, status: i32) {
         let victim = self.unlinks.remove(&seqnum);
         let victim = victim.unwrap_or_else(|| panic!("an answer to unlink {seqnum}, which nobody waits for"));
-        let fate = self.asked.get(&victim).map(|asked| asked.fate);
-        match (status, fate) {
-            (ECONNRESET, Some(Fate::Open)) => {
-                self.asked.get_mut(&victim).expect("looked up just now").fate = Fate::Withdrawn;
+        let outcome = self.asked.get(&victim).map(|asked| asked.outcome);
+        match (status, outcome) {
+            (ECONNRESET, Some(Outcome::Open)) => {
+                self.asked.get_mut(&victim).expect("looked up just now").outcome = Outcome::Withdrawn;
             }
             // A second unlink of what is withdrawn is answered alike, or as unknown.
-            (ECONNRESET | 0, Some(Fate::Withdrawn)) => {}
-            (0, Some(Fate::Answered)) => {}
+            (ECONNRESET | 0, Some(Outcome::Withdrawn)) => {}
+            (0, Some(Outcome::Answered)) => {}
             (0, None) => drop(self.given_up.insert(victim)),
-            (0, Some(Fate::Open)) => panic!("RET_UNLINK 0 while {victim} is pending: its data is lost"),
-            (status, fate) => panic!("RET_UNLINK {status} for {victim}, which is {fate:?}"),
+            (0, Some(Outcome::Open)) => panic!("RET_UNLINK 0 while {victim} is pending: its data is lost"),
+            (status, outcome) => panic!("RET_UNLINK {status} for {victim}, which is {outcome:?}"),
         }
     }
 
     /// Submits without an answer.
     pub fn open(&self) -> Vec<u32> {
-        self.asked.values().filter(|asked| asked.fate == Fate::Open).map(|asked| asked.submit.seqnum).collect()
+        self.asked.values().filter(|asked| asked.outcome == Outcome::Open).map(|asked| asked.submit.seqnum).collect()
     }
 
     /// Nothing is owed any more, and nothing half said.

@@ -1,4 +1,5 @@
-//! A raw disk through vhci, as the 2008 paper measured raw disks: `farbus-bench device` has the paper's rows, and the paths that need no kernel.
+//! A raw disk through vhci, as the 2008 paper measured raw disks: `farbus-bench device` has the paper's rows, and the
+//! paths that need no kernel.
 
 use super::way::{is_thorough, run};
 use crate::Result;

@@ -74,8 +74,8 @@ impl<'a> Bench<'a> {
         Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&said), same: 0 })
     }
 
-    /// One device's proof: `words` is what the using machine is to do, with the device's name and number put after the first;
-    /// `play` is done by the host while it does that, and `judge` reads what came out.
+    /// One device's proof: `words` is what the using machine is to do, with the device's name and number put after the
+    /// first; `play` is done by the host while it does that, and `judge` reads what came out.
     pub(super) fn device(
         &mut self,
         name: &'static str,

@@ -26,7 +26,8 @@ const EXPORTER: &str = concat!(
     include_str!("../../../guest/pair/serve.sh")
 );
 
-/// The functions, and the drivers that have the devices before they are shared. `dummy_hcd` is loaded by the script, seven-fold.
+/// The functions, and the drivers that have the devices before they are shared. `dummy_hcd` is loaded by the script,
+/// seven-fold.
 const EXPORTER_MODULES: &[&str] = &[
     "virtio_mmio",
     "virtio_net",

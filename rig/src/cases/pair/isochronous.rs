@@ -51,8 +51,9 @@ fn judge(said: &str, seconds: f64) -> Result<String> {
         let lost = ["errors", "short", "wrong", "failed requests"].iter().map(|what| number_before(line, what));
         let lost: f64 = lost.sum::<Option<f64>>().ok_or_else(|| Error::Expectation(format!("no figures: {line}")))?;
         let took = number_before(line, "s for").unwrap_or_default();
-        // Never faster than the bus. How much later is the machine's doing, which emulates two others beside whatever else it has to
-        // do (seen: 0.2 % when it has nothing, 2.7 times beside several compilers); the figure is printed.
+        // Never faster than the bus. How much later is the machine's doing, which emulates two others beside whatever
+        // else it has to do (seen: 0.2 % when it has nothing, 2.7 times beside several compilers); the figure is
+        // printed.
         expect(lost == 0.0 && (0.95 * seconds..=4.0 * seconds).contains(&took), || {
             format!("packets were lost, or it was not in real time: {line}")
         })?;

@@ -34,14 +34,16 @@ struct Machine {
     fast: &'static [(&'static str, &'static str)],
     /// Full speed.
     slow: &'static str,
-    /// How much of a tone has to sound. When a busy machine is late, QEMU's OHCI leaves out frames, and what was due in them.
+    /// How much of a tone has to sound. When a busy machine is late, QEMU's OHCI leaves out frames, and what was due in
+    /// them.
     tone_min: f64,
     /// Whether the card is asked something. QEMU's OHCI ends the reader's answer with no bytes, for local users too.
     card_answers: bool,
     client: Client,
 }
 
-/// Ports 1 to 4 are SuperSpeed; a UAS device needs streams there, which USB/IP has not, so it is plugged into a port of USB 2.
+/// Ports 1 to 4 are SuperSpeed; a UAS device needs streams there, which USB/IP has not, so it is plugged into a port of
+/// USB 2.
 const XHCI: Machine = Machine {
     controllers: &["qemu-xhci,id=hc,p2=12,p3=4"],
     fast: &[("stick", "bus=hc.0,port=1"), ("disc", "bus=hc.0,port=2"), ("uas", "bus=hc.0,port=5")],
@@ -51,8 +53,8 @@ const XHCI: Machine = Machine {
     client: Client::Farbus,
 };
 
-/// One controller for what is fast, another whose companion takes what is slow: OHCI, because UHCI has its registers in an I/O
-/// space that a microvm's PCI bus has not.
+/// One controller for what is fast, another whose companion takes what is slow: OHCI, because UHCI has its registers in
+/// an I/O space that a microvm's PCI bus has not.
 const EHCI: Machine = Machine {
     controllers: &["usb-ehci,id=hc", "ich9-usb-ehci1,id=slow", "pci-ohci,masterbus=slow.0,firstport=0,num-ports=6"],
     fast: &[],

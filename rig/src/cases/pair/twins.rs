@@ -53,7 +53,8 @@ fn twins(lab: &Lab) -> Result<String> {
     bench.verdict()
 }
 
-/// What is at a serial line's other end answers in capitals, byte by byte, until the machine is gone. Says how much it has heard.
+/// What is at a serial line's other end answers in capitals, byte by byte, until the machine is gone. Says how much it
+/// has heard.
 fn answer_in_capitals(socket: &Path) -> Result<Arc<AtomicUsize>> {
     let listener = UnixListener::bind(socket).map_err(Error::io("listen for the serial line"))?;
     let count = Arc::new(AtomicUsize::new(0));

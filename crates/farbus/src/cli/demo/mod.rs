@@ -23,7 +23,7 @@ use self::image::{Image, TAIL_BYTES};
 use self::stage::{Scratch, Stage};
 use super::Failure;
 use super::output::say;
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::units::format_bytes;
 use crate::devices::class_words::classes;
 use crate::exporter::share::Share;
@@ -162,7 +162,7 @@ fn steadily(
 fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stage: &mut Stage) -> Result<(), Failure> {
     stage.doing("show")?;
     let shown = OpenedDisk::usb(disk)
-        .and_then(|disk| FileAttachment::over(disk, target, &Hands::Own, &scratch.path("attached")));
+        .and_then(|disk| FileAttachment::over(disk, target, &SystemAccess::Own, &scratch.path("attached")));
     let attachment = match shown {
         Ok(attachment) => attachment,
         Err(error) => {

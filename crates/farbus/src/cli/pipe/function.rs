@@ -1,5 +1,5 @@
-//! What a pipe of the command does with its messages. None of it waits: a program that does not read in time loses what it was to have, and
-//! that is counted.
+//! What a pipe of the command does with its messages. None of it waits: a program that does not read in time loses what
+//! it was to have, and that is counted.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -1,7 +1,7 @@
 //! `farbus pipe`: a device's data by a deadline.
 
 mod function;
-mod house;
+mod host_pipes;
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use farbus_gadgets::zero::SourceSink;
 use farbus_host::RemoteDevice;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
-use farbus_io::sys::cpuset::Entrance;
+use farbus_io::sys::cpuset::CpusetEntry;
 use farbus_model::{Device, Direction};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -25,8 +25,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::Failure;
 use super::output::{print_json, say};
 use crate::broker::confined::{give_rights_away, start_broker};
-use crate::broker::{Hands, Mandate};
-use crate::common::control::Door;
+use crate::broker::{BrokerPolicy, SystemAccess};
+use crate::common::control::ControlSocket;
 use crate::exporter::sources::what::What;
 use crate::frontend::tuned_pipe::{
     End, Endpoint, Inlet, Patient, Pipe, PipeError, Processors, Quality, Received, Report, Shape, Strictness, Terms,
@@ -35,7 +35,7 @@ use crate::frontend::tuned_pipe::{
 use crate::importer::client::{Attribute, Client, ClientConfig, FailureReport, Target};
 use crate::importer::discovery::local_shares::resolve;
 use function::{Function, run_once};
-use house::{House, Shown};
+use host_pipes::{HostPipes, Shown};
 
 const NS_PER_S: u64 = 1_000_000_000;
 /// How often is looked who else promises processors by now.
@@ -113,7 +113,8 @@ pub struct Args {
     /// Keep the rights it was started with.
     #[arg(long)]
     no_sandbox: bool,
-    /// For programs: one object on standard output, when it has ended. What --program prints goes to standard error then.
+    /// For programs: one object on standard output, when it has ended. What --program prints goes to standard error
+    /// then.
     #[arg(long)]
     pub json: bool,
     /// The same object into this file, and standard output is that of --program.
@@ -152,36 +153,40 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let report = args.report.as_ref().map(|path| created(path)).transpose()?;
     // Programs are started before anybody has a deadline, or no rights: such a thread may not.
     let functions = args.functions()?;
-    let (door, knocks) = Door::hang().map_err(Failure::local)?;
+    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
     let there = |target: &Option<Target>| target.clone().map(resolve).transpose();
     let (from, to) = (there(&args.target)?, there(&args.forward)?);
     let targets = || [&from, &to].into_iter().flatten();
-    let mandate = Mandate {
-        remove: vec![door.path().to_owned()],
+    let broker_policy = BrokerPolicy {
+        remove: vec![control_socket.path().to_owned()],
         hosts: targets().map(|target| target.address.clone()).collect(),
-        promises: Some(house::owner()),
+        promises: Some(host_pipes::owner()),
         processors: args.cpus.clone(),
         programs: functions.iter().filter_map(Function::program).collect(),
-        ..Mandate::default()
+        ..BrokerPolicy::default()
     };
-    let hands = if args.no_sandbox { Hands::Own } else { Hands::Through(Arc::new(start_broker(&mandate)?)) };
-    let target = from.as_ref().map(|target| client_for(target, &hands)).transpose()?;
-    let forward = to.as_ref().map(|target| client_for(target, &hands)).transpose()?;
+    let system = if args.no_sandbox {
+        SystemAccess::Own
+    } else {
+        SystemAccess::Through(Arc::new(start_broker(&broker_policy)?))
+    };
+    let target = from.as_ref().map(|target| client_for(target, &system)).transpose()?;
+    let forward = to.as_ref().map(|target| client_for(target, &system)).transpose()?;
     let processors = match args.cpus.as_slice() {
         [] => Processors::anywhere(strictness),
-        cpus => taken(cpus, &hands, strictness)
+        cpus => taken(cpus, &system, strictness)
             .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together")))?,
     };
     // From here on whatever a stranger says is read without rights, but for that to deadlines.
     if !args.no_sandbox {
         give_rights_away(&Needs { deadlines: true, ..Needs::default() })?;
     }
-    let house = House::new(hands);
-    let processors = processors.beside(house.clone()).map_err(refused)?;
+    let host_pipes = HostPipes::new(system);
+    let processors = processors.beside(host_pipes.clone()).map_err(refused)?;
     let (name, host) = args.names();
-    let shown = Arc::new(Shown::new(name, host, &house, Arc::clone(&is_over)));
+    let shown = Arc::new(Shown::new(name, host, &host_pipes, Arc::clone(&is_over)));
     let for_door = Arc::clone(&shown);
-    door.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
     let endpoint = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
         (None, Some(target)) => args.open_there(target, &processors)?,
@@ -214,7 +219,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     {
         thread::sleep(Duration::from_millis(20));
         if greeted.elapsed() > GREETING_INTERVAL {
-            house.greet().iter().for_each(|refused| eprintln!("farbus: warning: promised twice: {refused}"));
+            host_pipes.greet().iter().for_each(|refused| eprintln!("farbus: warning: promised twice: {refused}"));
             greeted = Instant::now();
         }
     }
@@ -255,19 +260,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Processors of its own, by whoever has the rights to take them.
-fn taken(cpus: &[usize], hands: &Hands, strictness: Strictness) -> io::Result<Processors> {
-    match hands {
-        Hands::Own => Processors::exclusive(cpus, strictness).map_err(io::Error::other),
-        Hands::Through(broker) => {
-            let take = |&cpu: &usize| Ok(Entrance::passed(cpu, broker.processor(cpu)?));
-            let entrances = cpus.iter().map(take).collect::<io::Result<_>>()?;
-            Ok(Processors::kept_elsewhere(entrances, strictness))
+fn taken(cpus: &[usize], system: &SystemAccess, strictness: Strictness) -> io::Result<Processors> {
+    match system {
+        SystemAccess::Own => Processors::exclusive(cpus, strictness).map_err(io::Error::other),
+        SystemAccess::Through(broker) => {
+            let take = |&cpu: &usize| Ok(CpusetEntry::passed(cpu, broker.processor(cpu)?));
+            let entries = cpus.iter().map(take).collect::<io::Result<_>>()?;
+            Ok(Processors::kept_elsewhere(entries, strictness))
         }
     }
 }
 
-fn client_for<'a>(target: &'a Target, hands: &Hands) -> Result<(Client, &'a Target), Failure> {
-    Ok((Client::for_host(&target.address, hands.clone(), ClientConfig::default())?, target))
+fn client_for<'a>(target: &'a Target, system: &SystemAccess) -> Result<(Client, &'a Target), Failure> {
+    Ok((Client::for_host(&target.address, system.clone(), ClientConfig::default())?, target))
 }
 
 /// A device that is shared somewhere; one that is not is told how.

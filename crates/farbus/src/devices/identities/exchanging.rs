@@ -1,7 +1,7 @@
 //! A USB device that is swapped for its twin: the identity goes to the twin.
 //!
-//! There is no journal of such a swap. So nothing is that device from before the exchange on until it is known how that ended: whoever is
-//! killed in between leaves two devices that have new identities when they are shared next.
+//! There is no journal of such a swap. So nothing is that device from before the exchange on until it is known how that
+//! ended: whoever is killed in between leaves two devices that have new identities when they are shared next.
 
 use farbus_io::evidence::Evidence;
 use farbus_io::trust::{DeviceId, Devices, Folder, StateError};

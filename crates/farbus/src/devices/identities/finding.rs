@@ -18,7 +18,8 @@ use tracing::{debug, warn};
 use super::plugged::{KnownUsb, Plugged};
 use crate::devices::media_journal::{Journals, Medium, MovedDevice};
 
-/// Devices that one process, or its other half, adds to the list: more than a configuration names, and few beside what the list holds.
+/// Devices that one process, or its other half, adds to the list: more than a configuration names, and few beside what
+/// the list holds.
 const NEW_MAX: usize = 512;
 /// The longest view, bytes: a few numbers.
 pub const VIEW_BYTES_MAX: usize = 256;

@@ -4,18 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use farbus_io::trust::DeviceId;
-use farbus_session::registry::BlockFace;
+use farbus_session::registry::BlockClass;
 use farbus_session::stream::Stage;
 use serde::{Deserialize, Serialize};
 
 use super::finding::{Identified, Identities};
 
 /// What a device is besides a USB device.
-pub(crate) enum Face {
+pub(crate) enum DeviceClass {
     /// No other class.
     Usb,
     /// A block device.
-    Block(BlockFace),
+    Block(BlockClass),
     /// A stream of frames.
     Stream(Stage),
 }

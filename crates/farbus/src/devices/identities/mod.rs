@@ -7,8 +7,8 @@
 //! | a device made of code | the same, from what it is and what it is called |
 //! | memory, or a scratch view | a new one each time: what it holds ends with it |
 //!
-//! An identity of the second kind never is that of another device by mistake, and is not found again after a restart. The half of farbus that
-//! keeps its rights does this ([`crate::broker`]): evidence is out of reach for the other one.
+//! An identity of the second kind never is that of another device by mistake, and is not found again after a restart.
+//! The half of farbus that keeps its rights does this ([`crate::broker`]): evidence is out of reach for the other one.
 
 pub mod exchanging;
 mod finding;

@@ -1,4 +1,5 @@
-//! What is noted in the audit log of each use of a device, whoever the user is: a paired host, or a program that proves no key.
+//! What is noted in the audit log of each use of a device, whoever the user is: a paired host, or a program that proves
+//! no key.
 
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ pub enum Recorder {
 }
 
 impl Recorder {
-    /// One for a process that keeps its rights; `None` if there is no folder to keep a log in, because nobody ever made a key.
+    /// One for a process that keeps its rights; `None` if there is no folder to keep a log in, because nobody ever made
+    /// a key.
     pub fn of_user() -> Option<Self> {
         let folder = Folder::of_user().ok().filter(|folder| folder.path().exists());
         folder.map(|folder| Recorder::Own(Arc::new(Audit::new(folder))))

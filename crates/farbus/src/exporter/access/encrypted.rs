@@ -1,7 +1,8 @@
 //! Paired hosts at the door, and strangers before it.
 //!
-//! Whoever connects is met by a thread of its own, within limits of time, bytes and numbers (`farbus_io::trust::limits`); until
-//! its key is known to be paired not a byte of it reaches a protocol of ours. Then the same thread is its session.
+//! Whoever connects is met by a thread of its own, within limits of time, bytes and numbers
+//! (`farbus_io::trust::limits`); until its key is known to be paired not a byte of it reaches a protocol of ours. Then
+//! the same thread is its session.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -11,8 +12,8 @@ use std::time::Duration;
 
 use farbus_io::link::{Clock, Connection, Link};
 use farbus_io::trust::{
-    Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, QuicDoor, QuicServer, Refusal, Secured,
-    Terms, Ticket,
+    Admission, Event, Fingerprint, HandshakeError, Outcome, Proof, Protocol, QuicAcceptor, QuicServer, Refusal,
+    Secured, Terms, Ticket,
 };
 use tracing::{debug, warn};
 
@@ -31,7 +32,7 @@ const OVER_TCP: [Protocol; 3] = [Protocol::UsbIp, Protocol::Control, Protocol::S
 const GAVE_WAY: &str = "it proved no key while others waited";
 
 /// What is behind a door.
-pub trait Household: Send + Sync + 'static {
+pub trait ConnectionHandler: Send + Sync + 'static {
     /// The time there.
     fn clock(&self) -> Clock;
 
@@ -46,26 +47,26 @@ pub trait Household: Send + Sync + 'static {
 }
 
 /// The door for paired hosts.
-pub struct Door<H> {
+pub struct SecureListener<H> {
     trust: Trust,
-    household: Arc<H>,
+    handler: Arc<H>,
     admission: Admission,
 }
 
-impl<H: Household> Door<H> {
-    /// Where `household` listens.
-    pub fn new(trust: Trust, household: Arc<H>) -> Self {
+impl<H: ConnectionHandler> SecureListener<H> {
+    /// Where `handler` listens.
+    pub fn new(trust: Trust, handler: Arc<H>) -> Self {
         let admission = Admission::default();
         // Where paired hosts were seen last they most likely are.
         let peers = trust.peers().unwrap_or_default();
         let addresses = peers.iter().filter_map(|peer| peer.address.as_deref()?.parse::<SocketAddr>().ok());
-        addresses.for_each(|address| admission.note_proved(address.ip(), household.clock().now()));
-        Self { trust, household, admission }
+        addresses.for_each(|address| admission.note_proved(address.ip(), handler.clock().now()));
+        Self { trust, handler, admission }
     }
 
     /// Lets in whoever comes, until the household or this way to it closes.
     pub fn accept_all(self: &Arc<Self>, listening: &Listening) {
-        let is_over = || self.household.is_closing() || listening.is_closed();
+        let is_over = || self.handler.is_closing() || listening.is_closed();
         while !is_over() {
             match listening.accept() {
                 Ok((link, Origin::Address(from))) => self.let_in(Connection { link, from }),
@@ -91,7 +92,7 @@ impl<H: Household> Door<H> {
 
     /// The place of a stranger from there; `None` if it is not met.
     fn admit(&self, from: SocketAddr) -> Option<Ticket> {
-        match self.admission.enter(from.ip(), self.household.clock().now()) {
+        match self.admission.enter(from.ip(), self.handler.clock().now()) {
             Ok(ticket) => Some(ticket),
             Err(refusal) => {
                 if matches!(refusal, Refusal::Failures { is_first: true }) {
@@ -136,7 +137,7 @@ impl<H: Household> Door<H> {
             Err(_) => Proof::Failed,
         };
         let gave_way = ticket.is_cut();
-        ticket.leave(self.household.clock().now(), proof);
+        ticket.leave(self.handler.clock().now(), proof);
         match met {
             Ok(secured) => self.welcome(secured, from),
             Err(error) => {
@@ -155,12 +156,12 @@ impl<H: Household> Door<H> {
     fn welcome(&self, mut secured: Secured, from: SocketAddr) {
         // Unpaired since its handshake began: it gets nothing.
         let Some(peer) = self.trust.peer(&secured.peer) else { return };
-        if self.household.is_closing() {
+        if self.handler.is_closing() {
             return;
         }
         secured.link.set_peer(format!("{} ({from})", peer.name));
         let guest = Guest::new(self.trust.clone(), secured.peer, peer.name, from.to_string());
-        if let Err(error) = Arc::clone(&self.household).receive(secured.link, guest, secured.protocol) {
+        if let Err(error) = Arc::clone(&self.handler).receive(secured.link, guest, secured.protocol) {
             warn!(%from, %error, "the connection was turned away");
         }
     }
@@ -178,13 +179,13 @@ impl<H: Household> Door<H> {
     }
 }
 
-impl<H: Household> QuicDoor for Door<H> {
+impl<H: ConnectionHandler> QuicAcceptor for SecureListener<H> {
     fn terms(&self) -> Terms {
         self.trust.terms_for_guests(&[Protocol::Session])
     }
 
     fn enter(&self, from: SocketAddr) -> Option<Ticket> {
-        if self.household.is_closing() { None } else { self.admit(from) }
+        if self.handler.is_closing() { None } else { self.admit(from) }
     }
 
     fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket) {

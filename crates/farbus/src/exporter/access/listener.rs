@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use farbus_io::link::{Interest, Link, Listener, Wake, wait};
 use farbus_io::trust::QuicServer;
 
-use crate::common::socket_place::{Entrance, Origin, Place};
+use crate::common::socket_place::{Origin, Place, SocketListener};
 use crate::exporter::access::networks::Network;
 
 /// One place that is listened at.
 pub struct Listening {
-    entrance: Entrance,
+    listener: SocketListener,
     place: Place,
     /// From which addresses others may connect; `None` is everybody. Who may connect to a socket its mode says.
     allowed: Mutex<Option<Vec<Network>>>,
@@ -28,10 +28,10 @@ impl Listening {
     ///
     /// # Errors
     /// What the system says of the socket.
-    pub fn new(entrance: Entrance, allowed: Option<Vec<Network>>) -> io::Result<Self> {
-        let place = entrance.place()?;
+    pub fn new(listener: SocketListener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
+        let place = listener.place()?;
         let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
-        Ok(Self { entrance, place, allowed, is_closed, wake, beside: OnceLock::new() })
+        Ok(Self { listener, place, allowed, is_closed, wake, beside: OnceLock::new() })
     }
 
     /// Where it is.
@@ -62,14 +62,14 @@ impl Listening {
     /// # Errors
     /// What the system says: [`io::ErrorKind::WouldBlock`] if it was for nothing.
     pub fn accept(&self) -> io::Result<(Link, Origin)> {
-        let mut interests = [Interest::new(self.entrance.as_fd(), false), Interest::new(self.wake.as_fd(), false)];
+        let mut interests = [Interest::new(self.listener.as_fd(), false), Interest::new(self.wake.as_fd(), false)];
         // Whatever is wrong with the socket, the next call says.
         let _ = wait(&mut interests, None);
         if self.is_closed() {
             // What comes now is for whoever the socket was handed over to.
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.entrance.accept()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+        self.listener.accept()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
     /// What is served beside it ends with it.
@@ -87,7 +87,7 @@ impl Listening {
 
     /// Lets nobody in any more.
     pub fn close(&self) {
-        self.entrance.shut_down();
+        self.listener.shut_down();
         self.hand_over();
     }
 }
@@ -124,16 +124,17 @@ impl Addresses {
         self.all().drain(..).for_each(|listening| listening.close());
     }
 
-    /// Another handle on the socket that is listened at, for another process. `None` of one with a path, which goes with its process.
+    /// Another handle on the socket that is listened at, for another process. `None` of one with a path, which goes
+    /// with its process.
     ///
     /// # Errors
     /// `NotFound` if nobody listens there; if the system has no more descriptors.
     pub fn listener(&self, place: &Place) -> io::Result<Option<Listener>> {
         let all = self.all();
         let listening = all.iter().find(|listening| listening.place() == place);
-        match &listening.ok_or(io::ErrorKind::NotFound)?.entrance {
-            Entrance::Tcp(listener) => listener.try_clone().map(Some),
-            Entrance::Local(_) => Ok(None),
+        match &listening.ok_or(io::ErrorKind::NotFound)?.listener {
+            SocketListener::Tcp(listener) => listener.try_clone().map(Some),
+            SocketListener::Local(_) => Ok(None),
         }
     }
 

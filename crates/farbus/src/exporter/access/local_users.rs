@@ -1,8 +1,8 @@
 //! Which users of this machine are served without encryption at a TCP port.
 //!
-//! A port of the loopback is open to every user of a machine, and what is offered there may be its owner's disk. So each connection
-//! from this machine is held against its user, whom the kernel knows ([`farbus_io::sys::tcp_owner`]). One that a program forwards,
-//! as `ssh -L` or a container's proxy does, is that program's.
+//! A port of the loopback is open to every user of a machine, and what is offered there may be its owner's disk. So
+//! each connection from this machine is held against its user, whom the kernel knows ([`farbus_io::sys::tcp_owner`]).
+//! One that a program forwards, as `ssh -L` or a container's proxy does, is that program's.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use std::{fmt, io};
 use farbus_io::link::Link;
 use farbus_io::sys::tcp_owner::PeerOwner;
 
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::runtime_folder;
 use crate::common::socket_place::Origin;
 
@@ -122,7 +122,7 @@ impl std::error::Error for NotServed {}
 pub struct LocalPeers {
     users: Mutex<LocalUsers>,
     /// Whoever may ask the kernel.
-    hands: Mutex<Hands>,
+    system: Mutex<SystemAccess>,
 }
 
 impl LocalPeers {
@@ -131,9 +131,9 @@ impl LocalPeers {
         *self.users.lock().unwrap_or_else(PoisonError::into_inner) = users;
     }
 
-    /// The kernel is asked by `hands` from now on.
-    pub fn ask_through(&self, hands: Hands) {
-        *self.hands.lock().unwrap_or_else(PoisonError::into_inner) = hands;
+    /// The kernel is asked by `system` from now on.
+    pub fn ask_through(&self, system: SystemAccess) {
+        *self.system.lock().unwrap_or_else(PoisonError::into_inner) = system;
     }
 
     /// Whether this user is served.
@@ -147,7 +147,7 @@ impl LocalPeers {
     /// [`NotServed`].
     pub fn recognize(&self, link: &Link, from: Origin) -> Result<Origin, NotServed> {
         let Origin::Address(address) = from else { return Ok(from) };
-        let asked = self.hands.lock().unwrap_or_else(PoisonError::into_inner).peer_owner(link);
+        let asked = self.system.lock().unwrap_or_else(PoisonError::into_inner).peer_owner(link);
         match asked {
             Ok(PeerOwner::User(user)) if self.serves(user) => Ok(Origin::Own(address, user)),
             Ok(PeerOwner::User(user)) => Err(NotServed::User(user)),

@@ -18,8 +18,8 @@ const STRANGERS_MAX: usize = 512;
 const KNOWN_PLACES: usize = 64;
 /// How long a connection by address alone may stay without a device, where another has no place.
 pub const IDLE_TIME: Duration = Duration::from_secs(1);
-/// Of these, connections beyond their peer's share that are heard at once, to be told that they are refused. Others are closed
-/// unread: a tool asks again, a flood is not answered.
+/// Of these, connections beyond their peer's share that are heard at once, to be told that they are refused. Others are
+/// closed unread: a tool asks again, a flood is not answered.
 const SURPLUS_MAX: usize = 8;
 /// How often a log says that connections are closed unread.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
@@ -50,23 +50,23 @@ pub enum Place {
 
 /// Why a connection is closed unread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crowded {
+pub enum QuotaError {
     /// There are [`SESSIONS_MAX`], or [`STRANGERS_MAX`] by address alone, and this is one more.
     Full,
     /// Its peer has as many as are left for all others.
     Share,
 }
 
-impl fmt::Display for Crowded {
+impl fmt::Display for QuotaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Crowded::Full => f.write_str("there are as many connections as may be"),
-            Crowded::Share => f.write_str(REFUSAL),
+            QuotaError::Full => f.write_str("there are as many connections as may be"),
+            QuotaError::Share => f.write_str(REFUSAL),
         }
     }
 }
 
-impl std::error::Error for Crowded {}
+impl std::error::Error for QuotaError {}
 
 /// What a surplus connection is told.
 pub const REFUSAL: &str = "this peer has as many connections as are left for all others";
@@ -100,8 +100,8 @@ impl Visitor {
 /// devices has them.
 ///
 /// # Errors
-/// [`Crowded`].
-pub fn place(visitor: Visitor, present: impl IntoIterator<Item = (Visitor, Place)>) -> Result<Place, Crowded> {
+/// [`QuotaError`].
+pub fn place(visitor: Visitor, present: impl IntoIterator<Item = (Visitor, Place)>) -> Result<Place, QuotaError> {
     let (mut all, mut strangers, mut own, mut surplus) = (0, 0, 0, 0);
     for (who, place) in present.into_iter().filter(|(_, place)| *place != Place::Within) {
         all += 1;
@@ -115,10 +115,10 @@ pub fn place(visitor: Visitor, present: impl IntoIterator<Item = (Visitor, Place
         false => left_of_all.min(STRANGERS_MAX.saturating_sub(strangers)),
     };
     match () {
-        () if left == 0 => Err(Crowded::Full),
+        () if left == 0 => Err(QuotaError::Full),
         () if own < left => Ok(Place::Own),
         () if surplus < SURPLUS_MAX => Ok(Place::Surplus),
-        () => Err(Crowded::Share),
+        () => Err(QuotaError::Share),
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(shares, [256, 128, 64, 32, 16, 8, 4, 2, 1]);
         assert_eq!(place(from(99), present.iter().copied()), Ok(Place::Own), "the last place is anybody's");
         present.push((from(99), Place::Own));
-        assert_eq!(place(from(100), present.iter().copied()), Err(Crowded::Full));
+        assert_eq!(place(from(100), present.iter().copied()), Err(QuotaError::Full));
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
             assert_eq!(place(from(1), present.iter().copied()), Ok(Place::Surplus));
             present.push((from(1), Place::Surplus));
         }
-        assert_eq!(place(from(1), present.iter().copied()), Err(Crowded::Share));
+        assert_eq!(place(from(1), present.iter().copied()), Err(QuotaError::Share));
         assert_eq!(place(from(2), present.iter().copied()), Ok(Place::Own));
     }
 
@@ -190,7 +190,7 @@ mod tests {
             present.extend(place(address(n), present.iter().copied()).map(|place| (address(n), place)));
         }
         assert_eq!(present.len(), STRANGERS_MAX);
-        assert_eq!(place(address(2000), present.iter().copied()), Err(Crowded::Full));
+        assert_eq!(place(address(2000), present.iter().copied()), Err(QuotaError::Full));
         for n in 0..12 {
             let host = Visitor::Host(Fingerprint::from_bytes([n; 32]));
             assert_eq!(place(host, present.iter().copied()), Ok(Place::Own));

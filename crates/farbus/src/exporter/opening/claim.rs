@@ -3,7 +3,7 @@
 use farbus_model::{Device, Instant};
 use farbus_session::claims::Mode;
 use farbus_session::native::control as native;
-use farbus_session::registry::{ClaimedBlock, FaceRefusal, name_of};
+use farbus_session::registry::{ClaimedBlock, ClassRefusal, name_of};
 use farbus_session::stream::Stage;
 use farbus_session::{Claimed, DeviceRecord, Offers, OpStatus, Registry};
 use tracing::{info, warn};
@@ -13,8 +13,8 @@ use crate::exporter::session::entry::Session;
 use crate::exporter::state::shared::Shared;
 use crate::hosts::trust::Use;
 
-const BLOCK_FACE: &str = "it is a USB device and no block device";
-const STREAM_FACE: &str = "it is no stream of frames";
+const NOT_BLOCK: &str = "it is a USB device and no block device";
+const NOT_STREAM: &str = "it is no stream of frames";
 
 /// The devices that are shared, for the peer of one session.
 pub struct Offer<'a> {
@@ -45,7 +45,7 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
         let outcome = claimed.as_ref().map(|_| Mode::Exclusive.as_str()).map_err(OpStatus::to_string);
         self.note(bus_id, holder, outcome);
         claimed.map(|Claimed { record, device }| {
-            let device = self.shared.reservations.behind_gate(self.session, bus_id, device);
+            let device = self.shared.reservations.behind_suspension(self.session, bus_id, device);
             (record, device)
         })
     }
@@ -81,7 +81,7 @@ impl Offer<'_> {
             permissions.record(self.session, Use::Attach, bus_id, Err(quota::REFUSAL));
             return Err(OpStatus::NotAvailable);
         }
-        if !self.session.is_heir() && name.is_some_and(|name| self.shared.predecessor.uses(&name)) {
+        if !self.session.is_successor() && name.is_some_and(|name| self.shared.predecessor.uses(&name)) {
             return Err(OpStatus::Busy);
         }
         Ok(())
@@ -92,7 +92,7 @@ impl Offer<'_> {
     /// # Errors
     /// Why it is not the peer's.
     pub fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
-        self.claim_by(bus_id, BLOCK_FACE, |registry, peer, now| {
+        self.claim_by(bus_id, NOT_BLOCK, |registry, peer, now| {
             let claimed = registry.claim_block(bus_id, peer, asked, now)?;
             let mode = claimed.mode;
             Ok((claimed, mode))
@@ -104,7 +104,7 @@ impl Offer<'_> {
     /// # Errors
     /// Why it is not the peer's.
     pub fn claim_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Stage, Mode), native::End> {
-        self.claim_by(bus_id, STREAM_FACE, |registry, peer, now| {
+        self.claim_by(bus_id, NOT_STREAM, |registry, peer, now| {
             let (stage, mode) = registry.claim_stream(bus_id, peer, asked, now)?;
             Ok(((stage, mode), mode))
         })
@@ -115,7 +115,7 @@ impl Offer<'_> {
         &self,
         bus_id: &str,
         lacking: &str,
-        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<(T, Mode), FaceRefusal>,
+        claim: impl FnOnce(&mut Registry, &str, Instant) -> Result<(T, Mode), ClassRefusal>,
     ) -> Result<T, native::End> {
         let refusal = |cause, message: String| native::End { cause, message };
         self.admit(bus_id).map_err(|status| match status {
@@ -124,14 +124,14 @@ impl Offer<'_> {
         })?;
         let (claimed, holder) = self.claim_for(bus_id, claim);
         // Its importer asks for the USB device next: no word of it.
-        if !matches!(claimed, Err(FaceRefusal::Class)) {
+        if !matches!(claimed, Err(ClassRefusal::Class)) {
             let outcome = claimed.as_ref().map(|(_, mode)| mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
             self.note(bus_id, holder, outcome);
         }
         claimed.map(|(what, _)| what).map_err(|refused| match refused {
-            FaceRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
-            FaceRefusal::Class => refusal(native::Cause::Class, lacking.to_owned()),
-            FaceRefusal::Busy => self.shared.registry.busy(bus_id, self.shared.serving.clock.now()),
+            ClassRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
+            ClassRefusal::Class => refusal(native::Cause::Class, lacking.to_owned()),
+            ClassRefusal::Busy => self.shared.registry.busy(bus_id, self.shared.serving.clock.now()),
         })
     }
 
@@ -159,7 +159,7 @@ impl Offer<'_> {
             Err(status) => info!(device = bus_id, peer, status, holder, "refused"),
         }
         // What was noted in the process before this one is no news.
-        if !self.session.is_heir() {
+        if !self.session.is_successor() {
             let allowed = outcome.as_ref().map(|_| ()).map_err(String::as_str);
             self.shared.permissions.record(self.session, Use::Attach, bus_id, allowed);
         }

@@ -1,4 +1,5 @@
-//! The use of a device by one session: it is opened as what was asked for, and in the end given back, or handed over to a successor.
+//! The use of a device by one session: it is opened as what was asked for, and in the end given back, or handed over to
+//! a successor.
 
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -11,7 +12,7 @@ use farbus_model::{BlockDevice, BufferPool, Command, Completions, Device, Instan
 use farbus_session::block::{BlockExport, make_durable};
 use farbus_session::claims::Mode;
 use farbus_session::leases::Key;
-use farbus_session::native::{Bequest, control as native};
+use farbus_session::native::{Migration, control as native};
 use farbus_session::registry::ClaimedBlock;
 use farbus_session::stream::Policy;
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
@@ -21,7 +22,7 @@ use crate::exporter::access::quota::{self, Place};
 use crate::exporter::opening::claim::Offer;
 use crate::exporter::opening::driven_disk::may_drive;
 use crate::exporter::session::entry::Session;
-use crate::exporter::session::threads::{Face, Fate, Opened};
+use crate::exporter::session::threads::{HandoverOutcome, Opened, OpenedDevice};
 use crate::exporter::state::registry::HandedOver;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 use crate::hosts::trust::Use;
@@ -70,8 +71,8 @@ impl DeviceUse {
     }
 
     /// A device that was opened with a lease that is known.
-    pub fn with_lease(self, face: Face, lease: u64) -> Opened {
-        Opened { face, tenant: self.session, lease }
+    pub fn with_lease(self, opened_device: OpenedDevice, lease: u64) -> Opened {
+        Opened { opened_device, session_handle: self.session, lease }
     }
 
     /// What came of opening a device: its user has a lease, or the use ends here.
@@ -82,10 +83,10 @@ impl DeviceUse {
         self,
         bus_id: &str,
         open: &native::Open,
-        face: Result<(Face, Option<Mode>), native::End>,
+        opened_device: Result<(OpenedDevice, Option<Mode>), native::End>,
     ) -> Result<Opened, native::End> {
-        match face {
-            Ok((face, mode)) => {
+        match opened_device {
+            Ok((opened_device, mode)) => {
                 let registry = &self.shared.registry;
                 if !open.reason.is_empty() {
                     registry.lock().explain(&self.session.peer, &open.reason);
@@ -93,7 +94,7 @@ impl DeviceUse {
                 // Readers do not exclude each other, and nobody is fenced off by them.
                 let key = registry.key_of(bus_id);
                 let lease = if mode == Some(Mode::Exclusive) { registry.leases().give(&key) } else { 0 };
-                Ok(self.with_lease(face, lease))
+                Ok(self.with_lease(opened_device, lease))
             }
             Err(end) => {
                 self.end();
@@ -111,37 +112,43 @@ impl DeviceUse {
     }
 
     /// How a device is used that nobody handed over; `None`: looked on at.
-    pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(Face, Option<Mode>), native::End> {
+    pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(OpenedDevice, Option<Mode>), native::End> {
         match open.class {
             native::Class::USB if open.mode == native::Mode::Observe => {
-                self.open_observer(bus_id).map(|face| (face, None))
+                self.open_observer(bus_id).map(|opened_device| (opened_device, None))
             }
-            native::Class::USB => self.open_usb(bus_id, open.mode).map(|face| (face, Some(Mode::Exclusive))),
+            native::Class::USB => {
+                self.open_usb(bus_id, open.mode).map(|opened_device| (opened_device, Some(Mode::Exclusive)))
+            }
             native::Class::BLOCK => {
                 let claimed = self.offer().claim_block(bus_id, open.mode);
                 if matches!(&claimed, Err(end) if end.cause == native::Cause::Class)
                     && may_drive(&self.shared.registry, bus_id, open.mode, self.now())?
                 {
-                    return self.open_driven(bus_id).map(|face| (face, Some(Mode::Exclusive)));
+                    return self.open_driven(bus_id).map(|opened_device| (opened_device, Some(Mode::Exclusive)));
                 }
                 let claimed = claimed?;
                 let mode = claimed.mode;
-                self.open_block(bus_id, claimed).map(|face| (face, Some(mode)))
+                self.open_block(bus_id, claimed).map(|opened_device| (opened_device, Some(mode)))
             }
             native::Class::STREAM => self.open_stream(bus_id, open.mode),
             _ => Err(refusal(native::Cause::Class, format!("'{}' is nothing of that kind", open.name))),
         }
     }
 
-    /// The heir of a device, or who did not get rid of it.
-    pub fn take_over(&self, open: &native::Open, handed_over: HandedOver) -> Result<(Face, Option<Mode>), native::End> {
+    /// The successor of a device, or who did not get rid of it.
+    pub fn take_over(
+        &self,
+        open: &native::Open,
+        handed_over: HandedOver,
+    ) -> Result<(OpenedDevice, Option<Mode>), native::End> {
         if let Err(status) = self.offer().admit(&handed_over.bus_id) {
             give_home(&self.shared, handed_over);
             return Err(refusal(native::Cause::Refused, status.to_string()));
         }
         let is_fitting = (open.class == native::Class::USB) == handed_over.device.is_some();
         if let (true, Some(name)) = (is_fitting, self.shared.registry.device_name(&handed_over.bus_id))
-            && let Err(end) = self.shared.reservations.reserve_for_heir(&self.session, &name)
+            && let Err(end) = self.shared.reservations.reserve_for_successor(&self.session, &name)
         {
             give_home(&self.shared, handed_over);
             return Err(end);
@@ -166,18 +173,18 @@ impl DeviceUse {
         };
         info!(device = bus_id, from = who, peer = self.session.peer, "taken over");
         self.shared.permissions.record(&self.session, Use::Attach, &bus_id, Ok(()));
-        let face = match (open.class, usb, export) {
-            (native::Class::USB, Some(device), _) => Ok(self.usb_face(record, device)),
+        let opened_device = match (open.class, usb, export) {
+            (native::Class::USB, Some(device), _) => Ok(self.usb_class(record, device)),
             (native::Class::BLOCK, None, Some(export)) => {
                 let mode = Mode::Exclusive;
                 self.open_block(&bus_id, ClaimedBlock { record, export, mode })
             }
             _ => Err(refusal(native::Cause::Gone, OpStatus::NoDevice.to_string())),
         };
-        face.map(|face| (face, Some(Mode::Exclusive)))
+        opened_device.map(|opened_device| (opened_device, Some(Mode::Exclusive)))
     }
 
-    fn open_usb(&self, bus_id: &str, mode: native::Mode) -> Result<Face, native::End> {
+    fn open_usb(&self, bus_id: &str, mode: native::Mode) -> Result<OpenedDevice, native::End> {
         if mode != native::Mode::Exclusive {
             return Err(refusal(
                 native::Cause::Refused,
@@ -187,16 +194,16 @@ impl DeviceUse {
         let claimed = self.offer().claim(bus_id);
         let (record, device) =
             claimed.map_err(|status| self.shared.registry.why_not_claimed(bus_id, status, self.now()))?;
-        Ok(self.usb_face(record, device))
+        Ok(self.usb_class(record, device))
     }
 
-    fn usb_face(&self, record: DeviceRecord, device: Box<dyn Device>) -> Face {
+    fn usb_class(&self, record: DeviceRecord, device: Box<dyn Device>) -> OpenedDevice {
         let reservations = &self.shared.reservations;
-        let device = reservations.behind_gate(&self.session, &record.bus_id, device);
+        let device = reservations.behind_suspension(&self.session, &record.bus_id, device);
         // Whoever has not asked for it himself hears what is reserved for him.
         let name = self.shared.registry.device_name(&record.bus_id);
-        if let Some(standing) = name.and_then(|name| reservations.ledger().standing(&name)) {
-            self.session.leave_reserved(standing);
+        if let Some(report) = name.and_then(|name| reservations.ledger().report(&name)) {
+            self.session.leave_reserved(report);
         }
         let used = self.clone();
         let give_back = move |device: Box<dyn Device>, now| {
@@ -205,19 +212,19 @@ impl DeviceUse {
             used.take_in((!is_gone).then_some(device), is_gone, now);
         };
         let used = self.clone();
-        let pass_on = move |device: Box<dyn Device>, now, bequest: Bequest| {
+        let pass_on = move |device: Box<dyn Device>, now, migration: Migration| {
             let device = used.session.without_gate(device);
             if device.is_gone() {
                 used.take_in(None, true, now);
                 return false;
             }
-            used.bequeath(Some(device), bequest)
+            used.migrate(Some(device), migration)
         };
-        Face::Usb { record, device, give_back: Box::new(give_back), pass_on: Box::new(pass_on) }
+        OpenedDevice::Usb { record, device, give_back: Box::new(give_back), pass_on: Box::new(pass_on) }
     }
 
     /// Takes a USB disk as its driver would: alone.
-    fn open_driven(&self, bus_id: &str) -> Result<Face, native::End> {
+    fn open_driven(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
         let reservations = &self.shared.reservations;
         let carrier = reservations.carrier(bus_id, Some(native::Class::USB));
         let claimed = self.offer().claim(bus_id);
@@ -237,12 +244,12 @@ impl DeviceUse {
         };
         // What a disk holds in its cache is as durable as the power that it has from this host.
         reservations.cover(&self.session, bus_id, carrier.as_ref());
-        let (gate, give_back) = (reservations.gate_of(&self.session, bus_id), Box::new(give_back));
-        Ok(Face::Disk { disk: Box::new(disk), durability: boot_number(), give_back, gate })
+        let (suspension, give_back) = (reservations.gate_of(&self.session, bus_id), Box::new(give_back));
+        Ok(OpenedDevice::Disk { disk: Box::new(disk), durability: boot_number(), give_back, suspension })
     }
 
     /// Somebody looks on, whoever uses the device.
-    fn open_observer(&self, bus_id: &str) -> Result<Face, native::End> {
+    fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
         let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
         self.offer().admit(bus_id).map_err(|status| match status {
             OpStatus::NoDevice => refusal(native::Cause::Gone, status.to_string()),
@@ -255,11 +262,11 @@ impl DeviceUse {
         let observable =
             observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
         let Bell { wake, readiness, hush } = Bell::hang().map_err(|error| refused(&error.to_string()))?;
-        let seat = observable.audience.sit(move || wake.wake());
-        let seat = Box::new(seat.ok_or_else(|| refused("as many look on as may"))?);
+        let observer = observable.audience.sit(move || wake.wake());
+        let observer = Box::new(observer.ok_or_else(|| refused("as many look on as may"))?);
         self.session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = self.session.peer, "observed");
-        if !self.session.is_heir() {
+        if !self.session.is_successor() {
             self.shared.permissions.record(&self.session, Use::Observe, bus_id, Ok(()));
         }
         let used = self.clone();
@@ -268,30 +275,40 @@ impl DeviceUse {
             used.end();
         };
         let (description, leave) = (observable.description, Box::new(leave));
-        Ok(Face::Observer { seat, readiness, hush, description, leave, gate: None })
+        Ok(OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension: None })
     }
 
     /// Somebody reads a stream: all of it, alone; or the latest of it, beside others.
-    fn open_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Face, Option<Mode>), native::End> {
+    fn open_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(OpenedDevice, Option<Mode>), native::End> {
         let (stage, mode) = self.offer().claim_stream(bus_id, asked)?;
         let policy = if mode == Mode::Exclusive { Policy::All } else { Policy::Latest };
-        let seat = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
+        let observer = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
             let wake = Arc::clone(&bell.wake);
-            let seat = stage.sit(policy, move || wake.wake());
-            seat.map(|seat| (bell, seat)).ok_or_else(|| "its source has ended, or as many read it as may".to_owned())
+            let observer = stage.sit(policy, move || wake.wake());
+            observer
+                .map(|observer| (bell, observer))
+                .ok_or_else(|| "its source has ended, or as many read it as may".to_owned())
         });
-        let (Bell { readiness, hush, .. }, seat) = seat.map_err(|what| {
+        let (Bell { readiness, hush, .. }, observer) = observer.map_err(|what| {
             self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, self.now());
             refusal(native::Cause::Device, what)
         })?;
         let used = self.clone();
         let leave = Box::new(move |now| used.take_in(None, false, now));
         let description = stage.description().encode();
-        let gate = (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
-        Ok((Face::Observer { seat: Box::new(seat), readiness, hush, description, leave, gate }, Some(mode)))
+        let suspension =
+            (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
+        Ok((
+            OpenedDevice::Observer { observer: Box::new(observer), readiness, hush, description, leave, suspension },
+            Some(mode),
+        ))
     }
 
-    fn open_block(&self, bus_id: &str, ClaimedBlock { export, mode, .. }: ClaimedBlock) -> Result<Face, native::End> {
+    fn open_block(
+        &self,
+        bus_id: &str,
+        ClaimedBlock { export, mode, .. }: ClaimedBlock,
+    ) -> Result<OpenedDevice, native::End> {
         let device = export.open(mode).map_err(|what| {
             let now = self.now();
             self.shared.registry.lock().release(bus_id, &self.session.peer, None, Ending::Detached, now);
@@ -309,7 +326,7 @@ impl DeviceUse {
             used.take_in(None, is_gone, now);
         };
         let used = self.clone();
-        let pass_on = move |device: Box<dyn BlockDevice>, now, bequest: Bequest| {
+        let pass_on = move |device: Box<dyn BlockDevice>, now, migration: Migration| {
             let is_gone = device.is_gone();
             if let Err(error) = make_durable(device) {
                 warn!(peer = used.session.peer, %error, "the last writes may be lost");
@@ -319,15 +336,16 @@ impl DeviceUse {
                 used.take_in(None, is_gone, now);
                 return false;
             }
-            used.bequeath(None, bequest)
+            used.migrate(None, migration)
         };
         let (give_back, pass_on) = (Box::new(give_back), Box::new(pass_on));
-        let gate = (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
-        Ok(Face::Block { device, durability: export.durability(), give_back, pass_on, gate })
+        let suspension =
+            (mode == Mode::Exclusive).then(|| self.shared.reservations.gate_of(&self.session, bus_id)).flatten();
+        Ok(OpenedDevice::Block { device, durability: export.durability(), give_back, pass_on, suspension })
     }
 
     /// Somebody reads what is to be his, whoever uses it.
-    pub fn show_block(&self, bus_id: &str, export: &BlockExport) -> Result<Face, native::End> {
+    pub fn show_block(&self, bus_id: &str, export: &BlockExport) -> Result<OpenedDevice, native::End> {
         let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
         if !export.may_be_inherited() {
             return Err(refused(
@@ -341,22 +359,27 @@ impl DeviceUse {
         self.shared.permissions.record(&self.session, Use::Observe, bus_id, Ok(()));
         let used = self.clone();
         let leave = Box::new(move |_| used.end());
-        Ok(Face::Shown { device, info: *export.info(), durability: export.durability(), leave })
+        Ok(OpenedDevice::Shown { device, info: *export.info(), durability: export.durability(), leave })
     }
 
-    /// It waits for its heir, in nobody's thread. Says whether it does.
-    fn bequeath(&self, device: Option<Box<dyn Device>>, bequest: Bequest) -> bool {
+    /// It waits for its successor, in nobody's thread. Says whether it does.
+    fn migrate(&self, device: Option<Box<dyn Device>>, migration: Migration) -> bool {
         let bus_id = self.session.take_device();
         self.end();
         let Some(bus_id) = bus_id else { return false };
-        let Bequest { heir, luggage, left } = bequest;
-        let (from, heir) = (key_of(&self.session), Some(heir).filter(|heir| *heir != [0; 32]));
-        info!(device = bus_id, peer = self.session.peer, luggage = luggage.len(), "handed over: it waits for its heir");
+        let Migration { successor, migration_state, left } = migration;
+        let (from, successor) = (key_of(&self.session), Some(successor).filter(|successor| *successor != [0; 32]));
+        info!(
+            device = bus_id,
+            peer = self.session.peer,
+            migration_state = migration_state.len(),
+            "handed over: it waits for its successor"
+        );
         let (who, home) = (self.session.peer.clone(), (Arc::downgrade(&self.session), self.number));
-        let handed_over = HandedOver { bus_id: bus_id.clone(), who, device, luggage, home };
+        let handed_over = HandedOver { bus_id: bus_id.clone(), who, device, migration_state, home };
         let until = self.now() + left.unwrap_or(self.shared.registry.successor_time());
         let key = self.shared.registry.key_of(&bus_id);
-        let before = self.shared.registry.leases().hand_over(&key, from, heir, until, handed_over);
+        let before = self.shared.registry.leases().hand_over(&key, from, successor, until, handed_over);
         assert!(before.is_none(), "a device has one user who hands it over");
         self.shared.sessions.wake_all();
         give_up_in_time(&self.shared, until);
@@ -399,20 +422,30 @@ fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
     let bus_id = handed_over.bus_id.clone();
     warn!(device = bus_id, peer = home.peer, "it goes back to who handed it over");
     let key = shared.registry.key_of(&bus_id);
-    let fate = match back_home(shared, handed_over) {
-        Ok((_, face)) => Fate::Back(face, shared.registry.leases().give(&key)),
-        Err(end) => Fate::Over(end),
+    let handover_outcome = match back_home(shared, handed_over) {
+        Ok((_, opened_device)) => HandoverOutcome::Back(opened_device, shared.registry.leases().give(&key)),
+        Err(end) => HandoverOutcome::Over(end),
     };
     let now = shared.serving.clock.now();
-    match home.leave_fate(fate) {
-        Some(Fate::Back(Face::Usb { device, give_back, .. }, _)) => give_back(device, now),
-        Some(Fate::Back(Face::Block { device, give_back, .. }, _)) => give_back(device, now),
-        Some(Fate::Back(Face::Observer { .. } | Face::Shown { .. } | Face::Disk { .. }, _) | Fate::Over(_)) | None => {}
+    match home.leave_handover_outcome(handover_outcome) {
+        Some(HandoverOutcome::Back(OpenedDevice::Usb { device, give_back, .. }, _)) => give_back(device, now),
+        Some(HandoverOutcome::Back(OpenedDevice::Block { device, give_back, .. }, _)) => give_back(device, now),
+        Some(
+            HandoverOutcome::Back(
+                OpenedDevice::Observer { .. } | OpenedDevice::Shown { .. } | OpenedDevice::Disk { .. },
+                _,
+            )
+            | HandoverOutcome::Over(_),
+        )
+        | None => {}
     }
 }
 
 /// It is in the hands of who handed it over again, and of his connection.
-pub(crate) fn back_home(shared: &Arc<Shared>, handed_over: HandedOver) -> Result<(Arc<Session>, Face), native::End> {
+pub(crate) fn back_home(
+    shared: &Arc<Shared>,
+    handed_over: HandedOver,
+) -> Result<(Arc<Session>, OpenedDevice), native::End> {
     let gone = || refusal(native::Cause::Gone, OpStatus::NoDevice.to_string());
     let (home, number) = (handed_over.home.0.upgrade(), handed_over.home.1);
     let Some(home) = home else {
@@ -428,21 +461,21 @@ pub(crate) fn back_home(shared: &Arc<Shared>, handed_over: HandedOver) -> Result
     shared.sessions.go_on_with(number, &home);
     home.hold(&bus_id);
     let used = DeviceUse { shared: Arc::clone(shared), number, session: Arc::clone(&home) };
-    let face = match (device, export) {
-        (Some(device), _) => Ok(used.usb_face(record, device)),
+    let opened_device = match (device, export) {
+        (Some(device), _) => Ok(used.usb_class(record, device)),
         (None, Some(export)) => {
             let mode = Mode::Exclusive;
             used.open_block(&bus_id, ClaimedBlock { record, export, mode })
         }
         (None, None) => Err(gone()),
     };
-    if face.is_err() {
+    if opened_device.is_err() {
         used.end();
     }
-    face.map(|face| (home, face))
+    opened_device.map(|opened_device| (home, opened_device))
 }
 
-/// A thread that waits as long as an heir may take.
+/// A thread that waits as long as a successor may take.
 fn give_up_in_time(shared: &Arc<Shared>, until: Instant) {
     let weak = Arc::downgrade(shared);
     let wait = move || {
@@ -455,8 +488,8 @@ fn give_up_in_time(shared: &Arc<Shared>, until: Instant) {
             give_home(&shared, handed_over);
         }
     };
-    if let Err(error) = thread::Builder::new().name("heir".into()).stack_size(STACK_BYTES).spawn(wait) {
-        warn!(%error, "nobody can wait for an heir");
+    if let Err(error) = thread::Builder::new().name("successor".into()).stack_size(STACK_BYTES).spawn(wait) {
+        warn!(%error, "nobody can wait for a successor");
         let all = shared.registry.leases().clear();
         all.into_iter().for_each(|handed_over| give_home(shared, handed_over));
     }

@@ -1,5 +1,5 @@
-//! A USB disk that its exporter drives itself, for an importer that asks for it as a block device: one round trip a request, however the disk
-//! is spoken to (requirement U9).
+//! A USB disk that its exporter drives itself, for an importer that asks for it as a block device: one round trip a
+//! request, however the disk is spoken to (requirement U9).
 
 use farbus_host::driven_disk::fits;
 use farbus_model::Instant;

@@ -14,9 +14,9 @@ use farbus_session::OpStatus;
 use farbus_session::claims::Mode;
 use farbus_session::leases::{DeviceKey, Worth};
 use farbus_session::native::known_device::compare;
-use farbus_session::native::{Allowed, Bequest, Left, control as native};
+use farbus_session::native::{Allowed, Left, Migration, control as native};
 use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Reservation, Standing};
+use farbus_session::reserve::{Reservation, ReservationReport};
 use tracing::warn;
 
 use crate::exporter::access::quota::Visitor;
@@ -24,11 +24,11 @@ use crate::exporter::opening::claim::Offer;
 use crate::exporter::opening::device_use::{DeviceUse, back_home, gone, key_of, refusal};
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::saved::{Credentials, Owner};
-use crate::exporter::session::threads::{House, Opened};
+use crate::exporter::session::threads::{DeviceProvider, Opened};
 use crate::exporter::state::registry::{DeviceRegistry, HandedOver};
 use crate::exporter::state::shared::Shared;
 
-impl House for Shared {
+impl DeviceProvider for Shared {
     type Caller = Session;
 
     fn owner(caller: &Session) -> Option<Visitor> {
@@ -64,13 +64,13 @@ impl House for Shared {
             .registry
             .leases()
             .legacy_of(&key, key_of(caller), open.epoch)
-            .is_some_and(|legacy| !legacy.luggage.is_empty())
+            .is_some_and(|saved_session| !saved_session.migration_state.is_empty())
         {
-            return Err(refusal(native::Cause::Refused, LUGGAGE.to_owned()));
+            return Err(refusal(native::Cause::Refused, MIGRATION_STATE.to_owned()));
         }
         let used = DeviceUse::enter(self, caller, peer, open)?;
         let worth = self.registry.leases().worth(&key, key_of(caller), open.epoch, is_compared);
-        let face = match worth {
+        let opened_device = match worth {
             Worth::Inherits(handed_over) => used.take_over(open, handed_over),
             Worth::NotHis => Err(self.registry.busy(&bus_id, self.serving.clock.now())),
             Worth::Stale => {
@@ -79,7 +79,7 @@ impl House for Shared {
             Worth::Other => Err(refusal(native::Cause::Gone, another(&open.name))),
             Worth::Nothing => used.open_anew(&bus_id, open),
         };
-        used.opened(&bus_id, open, face)
+        used.opened(&bus_id, open, opened_device)
     }
 
     fn inherit(
@@ -99,14 +99,16 @@ impl House for Shared {
         let key = self.registry.key_of(&bus_id);
         let is_understood = {
             let leases = self.registry.leases();
-            let HandedOver { luggage, .. } = leases.legacy_of(&key, key_of(caller), open.epoch)?;
-            luggage.is_empty() || luggage.starts_with(&inherit.luggage)
+            let HandedOver { migration_state, .. } = leases.legacy_of(&key, key_of(caller), open.epoch)?;
+            migration_state.is_empty() || migration_state.starts_with(&inherit.migration_state)
         };
         if let Err(end) = known_to_successor(self, caller, open) {
             return Some(Err(end));
         }
         if !is_understood {
-            return refused("it moves with luggage of another version of farbus: install the same on both hosts");
+            return refused(
+                "it moves with migration state of another version of farbus: install the same on both hosts",
+            );
         }
         let used = match DeviceUse::enter(self, caller, peer, open) {
             Ok(used) => used,
@@ -117,9 +119,9 @@ impl House for Shared {
             used.end();
             return None;
         };
-        let luggage = std::mem::take(&mut handed_over.luggage);
-        let face = used.take_over(open, handed_over);
-        Some(used.opened(&bus_id, open, face).map(|opened| (opened, luggage)))
+        let migration_state = std::mem::take(&mut handed_over.migration_state);
+        let opened_device = used.take_over(open, handed_over);
+        Some(used.opened(&bus_id, open, opened_device).map(|opened| (opened, migration_state)))
     }
 
     fn show(
@@ -138,8 +140,8 @@ impl House for Shared {
             return Some(Err(refusal(native::Cause::Class, message)));
         };
         let shown = DeviceUse::enter(self, caller, peer, &inherit.open).and_then(|used| {
-            let face = used.show_block(&bus_id, &export);
-            used.opened(&bus_id, &inherit.open, face.map(|face| (face, None)))
+            let opened_device = used.show_block(&bus_id, &export);
+            used.opened(&bus_id, &inherit.open, opened_device.map(|opened_device| (opened_device, None)))
         });
         Some(shown)
     }
@@ -172,18 +174,18 @@ impl House for Shared {
             compare(&open.name, expected, actual)?;
         }
         let used = DeviceUse::enter(self, caller, &caller.peer, open)?;
-        used.session().is_heir.store(true, Ordering::Release);
+        used.session().is_successor.store(true, Ordering::Release);
         if let Err(end) = self.reservations.reserve_again(caller, &bus_id, open.class) {
             used.end();
             return Err(end);
         }
         match used.open_anew(&bus_id, open) {
-            Ok((face, mode)) => {
+            Ok((opened_device, mode)) => {
                 self.registry.lock().explain(&caller.peer, &open.reason);
                 if mode == Some(Mode::Exclusive) {
                     self.registry.leases().keep(&DeviceKey::of(&bus_id, actual), left.lease);
                 }
-                Ok(used.with_lease(face, left.lease))
+                Ok(used.with_lease(opened_device, left.lease))
             }
             Err(end) => {
                 used.end();
@@ -192,12 +194,12 @@ impl House for Shared {
         }
     }
 
-    fn recall(self: &Arc<Self>, open: &native::Open) -> Option<(Opened, Bequest)> {
+    fn recall(self: &Arc<Self>, open: &native::Open) -> Option<(Opened, Migration)> {
         let bus_id = self.registry.bus_id_of(&open.name).ok()?;
         let key = self.registry.key_of(&bus_id);
-        let (lease, heir, until, handed_over) = self.registry.leases().recall(&key)?;
-        let luggage = handed_over.luggage.clone();
-        let (home, face) = match back_home(self, handed_over) {
+        let (lease, successor, until, handed_over) = self.registry.leases().recall(&key)?;
+        let migration_state = handed_over.migration_state.clone();
+        let (home, opened_device) = match back_home(self, handed_over) {
             Ok(back) => back,
             Err(end) => {
                 warn!(device = bus_id, why = end.message, "what was handed over is lost");
@@ -205,8 +207,8 @@ impl House for Shared {
             }
         };
         let left = Some(until - self.serving.clock.now());
-        let bequest = Bequest { heir: heir.unwrap_or_default(), luggage, left };
-        Some((Opened { face, tenant: home, lease }, bequest))
+        let migration = Migration { successor: successor.unwrap_or_default(), migration_state, left };
+        Some((Opened { opened_device, session_handle: home, lease }, migration))
     }
 
     fn reserve(
@@ -215,7 +217,7 @@ impl House for Shared {
         open: &native::Open,
         reservation: &Reservation,
         path: Path,
-    ) -> Result<Standing, (Standing, native::End)> {
+    ) -> Result<ReservationReport, (ReservationReport, native::End)> {
         self.reservations.reserve_for(caller, open, reservation, path)
     }
 
@@ -225,9 +227,9 @@ impl House for Shared {
         }
     }
 
-    fn reserved(&self, open: &native::Open) -> Option<Standing> {
+    fn reserved(&self, open: &native::Open) -> Option<ReservationReport> {
         let bus_id = self.registry.bus_id_of(&open.name).ok()?;
-        self.reservations.ledger().standing(&self.registry.device_name(&bus_id)?)
+        self.reservations.ledger().report(&self.registry.device_name(&bus_id)?)
     }
 
     fn note_progress(&self, open: &native::Open, progress: Progress) {
@@ -256,8 +258,8 @@ impl House for Shared {
     }
 }
 
-/// Why who brings no room for luggage does not get the device.
-const LUGGAGE: &str =
+/// Why who brings no room for migration state does not get the device.
+const MIGRATION_STATE: &str =
     "it moves with a virtual machine: 'farbus attach HOST/DEVICE --via redir --inherit' goes on with it";
 
 /// Why an importer that names no identities does not get a device again.
@@ -284,6 +286,6 @@ fn known_to_successor(shared: &Shared, caller: &Session, open: &native::Open) ->
     }
     match caller.guest {
         Some(_) => Ok(bus_id),
-        None => Err(refused("an heir is known by its key: the two hosts have to be paired")),
+        None => Err(refused("a successor is known by its key: the two hosts have to be paired")),
     }
 }

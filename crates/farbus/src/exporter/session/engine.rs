@@ -38,8 +38,8 @@ impl Mailbox {
         Ok(Self { orders: Mutex::default(), numbers: AtomicU64::new(0), wake: Wake::new()? })
     }
 
-    /// Leaves a command and waits for its answer, so long at most; none: it was not carried out and will not be. One that is being carried
-    /// out then is waited for as long once more.
+    /// Leaves a command and waits for its answer, so long at most; none: it was not carried out and will not be. One
+    /// that is being carried out then is waited for as long once more.
     pub fn ask(&self, command: Command, time_max: Duration) -> Option<Result<(), CommandError>> {
         let (answer, answered) = mpsc::sync_channel(1);
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);

@@ -10,14 +10,14 @@ use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{Device, Instant};
 use farbus_session::Ending;
 use farbus_session::native::control as native;
-use farbus_session::reserve::Standing;
-use farbus_session::reserve::gate::Behind;
+use farbus_session::reserve::ReservationReport;
+use farbus_session::reserve::suspension::Behind;
 
 use crate::exporter::access::memory::fixed_bytes;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::{self, Place, Visitor};
 use crate::exporter::session::engine::Mailbox;
-use crate::exporter::session::threads::{Fate, Tenant};
+use crate::exporter::session::threads::{HandoverOutcome, SessionHandle};
 use crate::link::meters::Meters;
 use crate::link::status::Links;
 
@@ -48,13 +48,13 @@ pub struct Session {
     pub observes: OnceLock<String>,
     pub is_taken_back: AtomicBool,
     /// What it uses was used by the process before this one.
-    pub is_heir: AtomicBool,
+    pub is_successor: AtomicBool,
     /// A session's: how it ended.
     pub ending: Mutex<Option<Ending>>,
     /// What became of a device that it has handed over.
-    pub(crate) fate: Mutex<Waiting>,
+    pub(crate) handover_outcome: Mutex<Waiting>,
     /// How what is reserved for its device stands, as it is yet to hear.
-    pub(crate) reserved: Mutex<Option<Standing>>,
+    pub(crate) reserved: Mutex<Option<ReservationReport>>,
     pub(crate) has_news: AtomicBool,
     /// Its device, if that is behind a gate.
     pub(crate) behind: Mutex<Option<Behind>>,
@@ -79,7 +79,7 @@ pub struct Belonging {
 pub(crate) enum Waiting {
     #[default]
     Yes,
-    Told(Fate),
+    Told(HandoverOutcome),
     Gone,
 }
 
@@ -108,9 +108,9 @@ impl Session {
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
-            is_heir: AtomicBool::new(false),
+            is_successor: AtomicBool::new(false),
             ending: Mutex::default(),
-            fate: Mutex::default(),
+            handover_outcome: Mutex::default(),
             reserved: Mutex::default(),
             has_news: AtomicBool::new(false),
             behind: Mutex::default(),
@@ -165,27 +165,27 @@ impl Session {
     }
 
     /// Whether the process before this one had what it uses.
-    pub fn is_heir(&self) -> bool {
-        self.is_heir.load(Ordering::Acquire)
+    pub fn is_successor(&self) -> bool {
+        self.is_successor.load(Ordering::Acquire)
     }
 
     /// Tells it what became of the device that it has handed over; the fate again if it is gone.
     #[must_use]
-    pub fn leave_fate(&self, fate: Fate) -> Option<Fate> {
+    pub fn leave_handover_outcome(&self, handover_outcome: HandoverOutcome) -> Option<HandoverOutcome> {
         {
-            let mut waiting = self.fate.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut waiting = self.handover_outcome.lock().unwrap_or_else(PoisonError::into_inner);
             if matches!(*waiting, Waiting::Gone) {
-                return Some(fate);
+                return Some(handover_outcome);
             }
-            *waiting = Waiting::Told(fate);
+            *waiting = Waiting::Told(handover_outcome);
         }
         self.mailbox.wake();
         None
     }
 
     /// It is told how what is reserved for its device stands.
-    pub fn leave_reserved(&self, standing: Standing) {
-        *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) = Some(standing);
+    pub fn leave_reserved(&self, report: ReservationReport) {
+        *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
         self.has_news.store(true, Ordering::Release);
         self.mailbox.wake();
     }
@@ -224,9 +224,9 @@ impl Session {
         gives_way
     }
 
-    pub(crate) fn fate(&self, next: Waiting) -> Option<Fate> {
-        match std::mem::replace(&mut *self.fate.lock().unwrap_or_else(PoisonError::into_inner), next) {
-            Waiting::Told(fate) => Some(fate),
+    pub(crate) fn handover_outcome(&self, next: Waiting) -> Option<HandoverOutcome> {
+        match std::mem::replace(&mut *self.handover_outcome.lock().unwrap_or_else(PoisonError::into_inner), next) {
+            Waiting::Told(handover_outcome) => Some(handover_outcome),
             Waiting::Yes | Waiting::Gone => None,
         }
     }
@@ -250,7 +250,7 @@ impl Session {
     }
 }
 
-impl Tenant for Session {
+impl SessionHandle for Session {
     fn credit_bytes(&self) -> usize {
         self.credit_bytes.load(Ordering::Acquire)
     }
@@ -281,15 +281,15 @@ impl Tenant for Session {
         *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(ending);
     }
 
-    fn take_fate(&self) -> Option<Fate> {
-        self.fate(Waiting::Yes)
+    fn take_handover_outcome(&self) -> Option<HandoverOutcome> {
+        self.handover_outcome(Waiting::Yes)
     }
 
-    fn leave(&self) -> Option<Fate> {
-        self.fate(Waiting::Gone)
+    fn leave(&self) -> Option<HandoverOutcome> {
+        self.handover_outcome(Waiting::Gone)
     }
 
-    fn take_reserved(&self) -> Option<Standing> {
+    fn take_reserved(&self) -> Option<ReservationReport> {
         if !self.has_news.swap(false, Ordering::AcqRel) {
             return None;
         }

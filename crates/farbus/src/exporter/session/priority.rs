@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use farbus_io::link::Favour;
+use farbus_io::link::LinkPriority;
 use farbus_model::Instant;
 use farbus_session::native::control::Open;
-use farbus_session::reserve::{Criticality, Standing, State};
+use farbus_session::reserve::{Criticality, ReservationReport, State};
 
 /// A paced link may catch up by so much, %.
 const PACE_PERCENT: u64 = 150;
@@ -16,20 +16,20 @@ pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// None, most of the time: then nothing is looked at.
 #[derive(Default)]
-pub struct Favoured {
+pub struct PrioritizedDevices {
     /// They, and how what is reserved for them stands.
-    pub devices: Vec<(Open, Standing)>,
+    pub devices: Vec<(Open, ReservationReport)>,
     /// Whether they may be others now, or stand otherwise.
     pub has_news: bool,
     /// When the link is asked next.
     pub next_at: Option<Instant>,
     /// What was asked of the link last.
-    last: Favour,
+    last: LinkPriority,
     /// What the path gave them while it did, bits a second.
     bits_per_s: u64,
 }
 
-impl Favoured {
+impl PrioritizedDevices {
     /// They may be others now, or stand otherwise.
     pub fn note_news(&mut self) {
         self.has_news = true;
@@ -37,7 +37,7 @@ impl Favoured {
 
     /// There is another link: nothing was asked of it.
     pub fn note_link(&mut self) {
-        (self.last, self.has_news) = (Favour::None, true);
+        (self.last, self.has_news) = (LinkPriority::None, true);
     }
 
     /// When the link is to be asked how far it has come, if at all.
@@ -46,28 +46,28 @@ impl Favoured {
     }
 
     /// How the link is to stand: as the most critical of them wants it.
-    pub fn favour(&self) -> Favour {
+    pub fn priority(&self) -> LinkPriority {
         self.last
     }
 
     /// Whether that is not how it stands.
     pub fn has_changed(&mut self) -> bool {
-        let admitted: u64 = self.devices.iter().map(|(_, standing)| standing.path_bits_per_s).sum();
+        let admitted: u64 = self.devices.iter().map(|(_, report)| report.path_bits_per_s).sum();
         self.bits_per_s = self.bits_per_s.max(admitted);
-        let critical = self.devices.iter().max_by_key(|(_, standing)| (standing.criticality, standing.path_bits_per_s));
-        let wanted = favour(critical.map(|(_, standing)| standing), self.bits_per_s);
+        let critical = self.devices.iter().max_by_key(|(_, report)| (report.criticality, report.path_bits_per_s));
+        let wanted = priority(critical.map(|(_, report)| report), self.bits_per_s);
         std::mem::replace(&mut self.last, wanted) != wanted
     }
 }
 
 /// How the link of a device stands, whose reservation stands so.
-fn favour(standing: Option<&Standing>, asked_bits_per_s: u64) -> Favour {
-    match standing {
-        None => Favour::None,
-        Some(Standing { criticality: Criticality::High, .. }) => Favour::First,
-        Some(Standing { state: State::Admitted, path_bits_per_s, .. }) => {
-            Favour::Last { bytes_per_s: (path_bits_per_s * PACE_PERCENT / 100 / 8).max(1) }
+fn priority(report: Option<&ReservationReport>, asked_bits_per_s: u64) -> LinkPriority {
+    match report {
+        None => LinkPriority::None,
+        Some(ReservationReport { criticality: Criticality::High, .. }) => LinkPriority::First,
+        Some(ReservationReport { state: State::Admitted, path_bits_per_s, .. }) => {
+            LinkPriority::Last { bytes_per_s: (path_bits_per_s * PACE_PERCENT / 100 / 8).max(1) }
         }
-        Some(_) => Favour::Last { bytes_per_s: (asked_bits_per_s / WAITING_PART / 8).max(1500) },
+        Some(_) => LinkPriority::Last { bytes_per_s: (asked_bits_per_s / WAITING_PART / 8).max(1500) },
     }
 }

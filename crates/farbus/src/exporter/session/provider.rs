@@ -9,9 +9,11 @@ use farbus_model::limits::CREDIT_BYTES_MAX;
 use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Identity, Instant, Limits, Readiness};
 use farbus_session::native::control::{End, Inherit, Open};
 use farbus_session::native::served_observer::Shown;
-use farbus_session::native::{Allowed, Bequest, GatedServed, Left, Served, ServedBlock, ServedObserver, ServedUsb};
+use farbus_session::native::{
+    Allowed, Left, Migration, Served, ServedBlock, ServedObserver, ServedUsb, SuspendableServed,
+};
 use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Gate, Reservation, Standing};
+use farbus_session::reserve::{Reservation, ReservationReport, Suspension};
 use farbus_session::{DeviceRecord, Ending, Reject};
 
 use crate::exporter::access::quota::Visitor;
@@ -20,8 +22,8 @@ use crate::exporter::session::saved::Owner;
 use crate::link::status::Links;
 
 /// What a session is for those who may end it or ask something of it.
-pub trait Tenant: Send + Sync {
-    /// Where its owner's orders are left; woken when [`Tenant::end`] has something to say.
+pub trait SessionHandle: Send + Sync {
+    /// Where its owner's orders are left; woken when [`SessionHandle::end`] has something to say.
     fn mailbox(&self) -> &Mailbox;
 
     /// Where the links of its session are shown.
@@ -35,36 +37,37 @@ pub trait Tenant: Send + Sync {
     /// Why it is to end, if it is.
     fn end(&self) -> Option<End>;
 
-    /// Whether it ends here because another process goes on in this one's place: then its importer is told nothing, and comes back.
+    /// Whether it ends here because another process goes on in this one's place: then its importer is told nothing, and
+    /// comes back.
     fn is_replaced(&self) -> bool;
 
     /// It has ended, and how; said before its device is given back.
     fn note_ending(&self, ending: Ending);
 
     /// What became of its device, which was handed over; none so far, or it was not.
-    fn take_fate(&self) -> Option<Fate>;
+    fn take_handover_outcome(&self) -> Option<HandoverOutcome>;
 
     /// How what is reserved for its device stands, if that is news.
-    fn take_reserved(&self) -> Option<Standing>;
+    fn take_reserved(&self) -> Option<ReservationReport>;
 
     /// The same for the last time: nobody waits for one any more.
-    fn leave(&self) -> Option<Fate>;
+    fn leave(&self) -> Option<HandoverOutcome>;
 }
 
 /// What became of a device that was handed over.
-pub enum Fate {
+pub enum HandoverOutcome {
     /// It is somebody else's, and why.
     Over(End),
     /// Nobody came for it: it is its user's again, under this lease.
-    Back(Face, u64),
+    Back(OpenedDevice, u64),
 }
 
 /// A device that was opened for a session, and who may ask something of its attachment.
 pub struct Opened {
     /// The device, as the class that was asked for.
-    pub face: Face,
+    pub opened_device: OpenedDevice,
     /// Whoever may end the attachment.
-    pub tenant: Arc<dyn Tenant>,
+    pub session_handle: Arc<dyn SessionHandle>,
     /// By which it may be handed over; 0 if it cannot be.
     pub lease: u64,
 }
@@ -72,11 +75,11 @@ pub struct Opened {
 /// Takes a device back.
 pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
 
-/// Takes a device that is handed over; says whether it waits for its heir.
-pub type PassOn<D> = Box<dyn FnOnce(D, Instant, Bequest) -> bool + Send>;
+/// Takes a device that is handed over; says whether it waits for its successor.
+pub type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
 
 /// As what a device was opened.
-pub enum Face {
+pub enum OpenedDevice {
     /// A USB device.
     Usb {
         /// What it is called.
@@ -91,7 +94,7 @@ pub enum Face {
     /// What shows itself: a USB device that somebody else may use, a stream of frames.
     Observer {
         /// Where it is looked at from.
-        seat: Box<dyn Shown>,
+        observer: Box<dyn Shown>,
         /// Ready when there is something to see.
         readiness: Readiness,
         /// Makes it unready.
@@ -101,7 +104,7 @@ pub enum Face {
         /// Told in the end.
         leave: Box<dyn FnOnce(Instant) + Send>,
         /// What suspends it, if anything does.
-        gate: Option<Gate>,
+        suspension: Option<Suspension>,
     },
     /// A block device that somebody else uses, for whoever is to inherit it.
     Shown {
@@ -125,7 +128,7 @@ pub enum Face {
         /// Or where if it is handed over.
         pass_on: PassOn<Box<dyn BlockDevice>>,
         /// What suspends it, if anything does.
-        gate: Option<Gate>,
+        suspension: Option<Suspension>,
     },
     /// A USB disk that is driven here, as a block device.
     Disk {
@@ -136,28 +139,28 @@ pub enum Face {
         /// Where the USB device goes in the end.
         give_back: GiveBack<Box<dyn Device>>,
         /// What suspends it, if anything does.
-        gate: Option<Gate>,
+        suspension: Option<Suspension>,
     },
 }
 
-impl Face {
+impl OpenedDevice {
     pub fn served(self, number: u16, limits: Limits, clock: Clock) -> Box<dyn Served> {
         let clock = Box::new(move || clock.now());
         let credit = limits.payload_bytes_max;
         match self {
-            Face::Usb { record, device, give_back, pass_on } => {
+            OpenedDevice::Usb { record, device, give_back, pass_on } => {
                 let usb = ServedUsb::new(number, device, record, limits, give_back);
                 Box::new(usb.inheritable(pass_on).timed_by(clock))
             }
-            Face::Block { device, durability, give_back, pass_on, gate } => {
+            OpenedDevice::Block { device, durability, give_back, pass_on, suspension } => {
                 let block = ServedBlock::new(number, device, durability, give_back).with_credit(credit);
-                behind(gate, Box::new(block.inheritable(pass_on).timed_by(clock)))
+                behind(suspension, Box::new(block.inheritable(pass_on).timed_by(clock)))
             }
-            Face::Shown { device, info, durability, leave } => {
+            OpenedDevice::Shown { device, info, durability, leave } => {
                 let block = ServedBlock::new(number, device, durability, move |_, now| leave(now));
                 Box::new(block.with_credit(credit).promising(info).timed_by(clock))
             }
-            Face::Disk { disk, durability, give_back, gate } => {
+            OpenedDevice::Disk { disk, durability, give_back, suspension } => {
                 let give_back = move |disk: Box<DrivenDisk<Box<dyn Device>>>, now| {
                     let mut unheard = Completions::new(BufferPool::new(0));
                     let device = disk.into_device(now, &mut unheard);
@@ -165,13 +168,13 @@ impl Face {
                     give_back(device, now);
                 };
                 let block = ServedBlock::new(number, disk, durability, give_back).with_credit(credit);
-                behind(gate, Box::new(block.timed_by(clock)))
+                behind(suspension, Box::new(block.timed_by(clock)))
             }
-            Face::Observer { seat, readiness, hush, description, leave, gate } => {
-                let shown = Box::new(ServedObserver::new(number, seat, readiness, hush, description, leave));
-                match gate {
+            OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension } => {
+                let shown = Box::new(ServedObserver::new(number, observer, readiness, hush, description, leave));
+                match suspension {
                     None => shown,
-                    Some(gate) => Box::new(GatedServed::new(shown, gate).quiet()),
+                    Some(suspension) => Box::new(SuspendableServed::new(shown, suspension).quiet()),
                 }
             }
         }
@@ -192,17 +195,17 @@ impl Face {
     }
 }
 
-fn behind(gate: Option<Gate>, served: Box<dyn Served>) -> Box<dyn Served> {
-    match gate {
+fn behind(suspension: Option<Suspension>, served: Box<dyn Served>) -> Box<dyn Served> {
+    match suspension {
         None => served,
-        Some(gate) => Box::new(GatedServed::new(served, gate)),
+        Some(suspension) => Box::new(SuspendableServed::new(served, suspension)),
     }
 }
 
 /// What sessions are offered.
-pub trait House: Send + Sync + 'static {
+pub trait DeviceProvider: Send + Sync + 'static {
     /// Whoever has a session, while it has one.
-    type Caller: Tenant + 'static;
+    type Caller: SessionHandle + 'static;
 
     /// The time there.
     fn clock(&self) -> Clock;
@@ -221,8 +224,8 @@ pub trait House: Send + Sync + 'static {
         None
     }
 
-    /// Opens a device for `caller`, who is called `peer` now. `is_compared`: `caller` named the identity of the device that it had, and
-    /// it is that one.
+    /// Opens a device for `caller`, who is called `peer` now. `is_compared`: `caller` named the identity of the device
+    /// that it had, and it is that one.
     ///
     /// # Errors
     /// [`End`]: why not.
@@ -270,7 +273,7 @@ pub trait House: Send + Sync + 'static {
     fn reopen(self: &Arc<Self>, caller: &Self::Caller, left: &Left) -> Result<Opened, End>;
 
     /// What was opened so and handed over, if nobody knows yet what becomes of it: it goes on in another process.
-    fn recall(self: &Arc<Self>, open: &Open) -> Option<(Opened, Bequest)>;
+    fn recall(self: &Arc<Self>, open: &Open) -> Option<(Opened, Migration)>;
 
     /// Reserves what is asked for the device that `caller` opens next, over a path that was measured.
     ///
@@ -282,13 +285,13 @@ pub trait House: Send + Sync + 'static {
         open: &Open,
         reservation: &Reservation,
         path: Path,
-    ) -> Result<Standing, (Standing, End)>;
+    ) -> Result<ReservationReport, (ReservationReport, End)>;
 
     /// What was reserved so is not needed.
     fn unreserve(&self, open: &Open);
 
     /// How what is reserved for a device stands.
-    fn reserved(&self, open: &Open) -> Option<Standing>;
+    fn reserved(&self, open: &Open) -> Option<ReservationReport>;
 
     /// The link that carries a device for which something is reserved has come so far.
     fn note_progress(&self, open: &Open, progress: Progress);
@@ -301,7 +304,7 @@ pub trait House: Send + Sync + 'static {
 }
 
 /// What one of its devices may hold.
-pub fn limits_of<H: House>(house: &H, tenant: &dyn Tenant) -> Limits {
-    let limits = house.limits();
-    Limits { payload_bytes_max: limits.payload_bytes_max.min(tenant.credit_bytes()), ..limits }
+pub fn limits_of<H: DeviceProvider>(provider: &H, session_handle: &dyn SessionHandle) -> Limits {
+    let limits = provider.limits();
+    Limits { payload_bytes_max: limits.payload_bytes_max.min(session_handle.credit_bytes()), ..limits }
 }

@@ -43,7 +43,7 @@ pub enum Credentials {
 }
 
 /// A session that another process began.
-pub struct Legacy {
+pub struct SavedSession {
     /// Whose it is.
     pub owner: Owner,
     /// All that was reserved there, by its importers and by others'.
@@ -89,7 +89,7 @@ pub fn save(
 ///
 /// # Errors
 /// [`Reject`]: none can have stood so.
-pub fn restore(now: Instant, bytes: &[u8]) -> Result<Legacy, Reject> {
+pub fn restore(now: Instant, bytes: &[u8]) -> Result<SavedSession, Reject> {
     let mut from = snapshot::open(bytes, SNAPSHOT_KIND)?;
     let peer = text(&mut from, "peer")?;
     let credentials = match from.u8("credentials")? {
@@ -109,7 +109,7 @@ pub fn restore(now: Instant, bytes: &[u8]) -> Result<Legacy, Reject> {
     let reservations = from.bytes("reservations")?.to_vec();
     let (session, left) = ExporterSession::restore(now, LaneLimits::DEFAULT, &mut from)?;
     from.end("snapshot")?;
-    Ok(Legacy { owner: Owner { peer, credentials }, reservations, session, left })
+    Ok(SavedSession { owner: Owner { peer, credentials }, reservations, session, left })
 }
 
 fn text(from: &mut Reader<'_>, field: &'static str) -> Result<String, Reject> {
@@ -120,13 +120,13 @@ fn text(from: &mut Reader<'_>, field: &'static str) -> Result<String, Reject> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farbus_session::native::hello::{Hello, Options, SessionId, Standing};
+    use farbus_session::native::hello::{Hello, LanePosition, Options, SessionId};
     use std::time::Duration;
 
     #[test]
     fn a_session_has_its_owner_in_another_process_and_not_without_its_end() {
-        let standing = Standing { session: SessionId::NONE, lane: 0, link: 1, received: 0, incarnation: 7 };
-        let hello = Hello::new(standing, Options::default());
+        let position = LanePosition { session: SessionId::NONE, lane: 0, link: 1, received: 0, incarnation: 7 };
+        let hello = Hello::new(position, Options::default());
         let grace = Duration::from_secs(20);
         let begun = ExporterSession::begin(&hello, SessionId([3; 16]), 9, grace, LaneLimits::DEFAULT);
         let (mut session, _) = begun.unwrap_or_else(|_| panic!("it begins"));
@@ -135,10 +135,10 @@ mod tests {
         for credentials in [host, Credentials::User(1000), Credentials::Address("::1".parse().unwrap())] {
             let owner = Owner { peer: "desk (192.0.2.7)".into(), credentials };
             let bytes = save(&owner, &mut session, Instant::ZERO, b"reserved", |_, name| name.to_owned());
-            let legacy = restore(Instant::ZERO, &bytes).unwrap();
-            assert_eq!((legacy.owner, legacy.session.id()), (owner, SessionId([3; 16])));
-            assert_eq!(legacy.reservations, b"reserved");
-            assert!(legacy.left.is_empty() && !legacy.session.is_linked());
+            let saved_session = restore(Instant::ZERO, &bytes).unwrap();
+            assert_eq!((saved_session.owner, saved_session.session.id()), (owner, SessionId([3; 16])));
+            assert_eq!(saved_session.reservations, b"reserved");
+            assert!(saved_session.left.is_empty() && !saved_session.session.is_linked());
             assert!((0..bytes.len()).all(|end| restore(Instant::ZERO, &bytes[..end]).is_err()));
         }
     }

@@ -12,7 +12,7 @@ use farbus_model::budget::CONNECTION_BYTES;
 
 use crate::exporter::access::memory::Accounts;
 use crate::exporter::access::paired_host::Guest;
-use crate::exporter::access::quota::{self, Complaint, Crowded, Place, Visitor};
+use crate::exporter::access::quota::{self, Complaint, Place, QuotaError, Visitor};
 use crate::exporter::session::entry::{Belonging, Session};
 use crate::link::status::Links;
 
@@ -75,7 +75,7 @@ impl SessionTable {
         let find = || quota::place(visitor, sessions.values().filter_map(|session| session.counted()));
         let place = match find() {
             // The oldest that does nothing here gives way.
-            Err(Crowded::Full) if sessions.values().any(|session| session.gave_way(now)) => find(),
+            Err(QuotaError::Full) if sessions.values().any(|session| session.gave_way(now)) => find(),
             place => place,
         };
         let place = place.map_err(io::Error::other)?;

@@ -1,7 +1,7 @@
 //! The exporter's sessions: each has a thread, which goes on without a link until the next one comes.
 //!
-//! Whoever connects says which session the link is for. A new one begins on the thread that met it; for one that is there the link is
-//! handed over to its thread.
+//! Whoever connects says which session the link is for. A new one begins on the thread that met it; for one that is
+//! there the link is handed over to its thread.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,18 +17,18 @@ use farbus_session::native::control::{Cause, End, Inherit, Open};
 use farbus_session::native::hello::{Hello, Outcome, SessionId, Welcome};
 use farbus_session::native::{ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, Services, exporter};
 use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Reservation, Standing};
+use farbus_session::reserve::{Reservation, ReservationReport};
 use farbus_session::{Ending, Reject};
 use tracing::{debug, info, warn};
 
 use crate::exporter::access::quota::Visitor;
-use crate::exporter::session::priority::{Favoured, LOOK_EVERY};
+use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
 use crate::exporter::session::provider::limits_of;
-pub use crate::exporter::session::provider::{Face, Fate, House, Opened, Tenant};
+pub use crate::exporter::session::provider::{DeviceProvider, HandoverOutcome, Opened, OpenedDevice, SessionHandle};
 use crate::exporter::session::saved;
 use crate::link::greeting;
-use crate::link::link_set::Cable;
-use crate::parting::{Asked, Asker, Parter, Verdict};
+use crate::link::link_set::LinkSet;
+use crate::saving::{Asked, SaveRequest, SaveRequester, Verdict};
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ const WAITING_LINKS_MAX: usize = 2 * LANES_MAX as usize;
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// A session of another process that is yet to go on here.
-pub struct Pending<H: House> {
+pub struct Pending<H: DeviceProvider> {
     caller: Arc<H::Caller>,
     inbox: Arc<Inbox>,
     session: ExporterSession,
@@ -65,14 +65,14 @@ struct Inbox {
     owner: Option<Visitor>,
     links: Mutex<Vec<(Link, Hello)>>,
     wake: Arc<Wake>,
-    parter: Parter<Vec<u8>>,
+    save_requester: SaveRequester<Vec<u8>>,
 }
 
 impl Inbox {
     fn new(owner: Option<Visitor>) -> io::Result<Arc<Self>> {
         let wake = Arc::new(Wake::new()?);
-        let (links, parter) = (Mutex::default(), Parter::new(Arc::clone(&wake)));
-        Ok(Arc::new(Self { owner, links, wake, parter }))
+        let (links, save_requester) = (Mutex::default(), SaveRequester::new(Arc::clone(&wake)));
+        Ok(Arc::new(Self { owner, links, wake, save_requester }))
     }
 }
 
@@ -93,13 +93,14 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody is on the line who speaks it: a session begins and is served until it ends, or a link more is handed over.
+    /// Somebody is on the line who speaks it: a session begins and is served until it ends, or a link more is handed
+    /// over.
     ///
     /// # Errors
     /// The link was lost before a session had it.
-    pub fn serve<H: House>(&self, house: &Arc<H>, link: Link, caller: &Arc<H::Caller>) -> io::Result<()> {
+    pub fn serve<H: DeviceProvider>(&self, provider: &Arc<H>, link: Link, caller: &Arc<H::Caller>) -> io::Result<()> {
         let hello = greeting::hear_hello(&link, GREETING_TIME_MAX)?;
-        if hello.standing.session != SessionId::NONE {
+        if hello.position.session != SessionId::NONE {
             return self.hand_over(link, hello, H::owner(caller));
         }
         let id = SessionId(random());
@@ -109,7 +110,7 @@ impl Sessions {
             Ok(begun) => begun,
             Err(refusal) => return greeting::welcome(&link, &refusal, GREETING_TIME_MAX),
         };
-        allow(&mut session, house);
+        allow(&mut session, provider);
         if !session.draw_on(H::allowance(caller)) {
             warn!(peer = link.peer(), "no session begins: its peer holds as much memory as it may");
             return greeting::welcome(
@@ -122,7 +123,7 @@ impl Sessions {
         self.table().insert(id, Arc::clone(&inbox));
         let greeted = greeting::welcome(&link, &welcome, GREETING_TIME_MAX);
         let peer = link.peer().to_owned();
-        let engine = Engine::new(house, session, Some(link), caller, peer, &inbox);
+        let engine = Engine::new(provider, session, Some(link), caller, peer, &inbox);
         let served = greeted.and(engine).map(Engine::run);
         self.table().remove(&id);
         served
@@ -130,14 +131,14 @@ impl Sessions {
 
     /// Asks every session to be ready for another process.
     pub fn ask_all(&self) -> Vec<Asked<Vec<u8>>> {
-        self.table().values().map(|inbox| inbox.parter.ask()).collect()
+        self.table().values().map(|inbox| inbox.save_requester.ask()).collect()
     }
 
     /// Links for a session of another process are kept for it from now on.
     ///
     /// # Errors
     /// If the system has no more descriptors, or there is such a session already.
-    pub fn expect<H: House>(
+    pub fn expect<H: DeviceProvider>(
         &self,
         caller: Arc<H::Caller>,
         session: ExporterSession,
@@ -155,13 +156,13 @@ impl Sessions {
     ///
     /// # Errors
     /// If the system has no more descriptors.
-    pub fn go_on<H: House>(&self, house: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
+    pub fn go_on<H: DeviceProvider>(&self, provider: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
         let Pending { caller, inbox, mut session, left } = pending;
-        allow(&mut session, house);
+        allow(&mut session, provider);
         // What another process held goes on, whatever its peer holds by now.
         let _ = session.draw_on(H::allowance(&caller));
         let (id, peer) = (session.id(), H::identity(&caller).peer);
-        let served = Engine::new(house, session, None, &caller, peer, &inbox).and_then(|mut engine| {
+        let served = Engine::new(provider, session, None, &caller, peer, &inbox).and_then(|mut engine| {
             engine.take_up(left)?;
             engine.run();
             Ok(())
@@ -172,7 +173,7 @@ impl Sessions {
 
     /// The session's thread is told; one that is not there, or another host's, is not known.
     fn hand_over(&self, link: Link, hello: Hello, owner: Option<Visitor>) -> io::Result<()> {
-        let inbox = self.table().get(&hello.standing.session).cloned();
+        let inbox = self.table().get(&hello.position.session).cloned();
         match inbox.filter(|inbox| inbox.owner == owner) {
             Some(inbox) => {
                 let mut links = inbox.links.lock().unwrap_or_else(PoisonError::into_inner);
@@ -193,17 +194,17 @@ impl Sessions {
 }
 
 /// One session's thread.
-struct Engine<'a, H: House> {
-    house: &'a Arc<H>,
+struct Engine<'a, H: DeviceProvider> {
+    provider: &'a Arc<H>,
     session: ExporterSession,
-    cable: Cable,
+    link_set: LinkSet,
     /// What the cable waits on for devices.
     watched: Vec<Readiness>,
     caller: &'a Arc<H::Caller>,
     peer: String,
-    tenants: Tenants,
+    session_handles: SessionHandles,
     /// Its devices for which something is reserved, and how the link stands because of that.
-    favoured: Favoured,
+    prioritized: PrioritizedDevices,
     inbox: &'a Inbox,
     clock: Clock,
     /// How many changes of identities its importer has been told.
@@ -212,8 +213,8 @@ struct Engine<'a, H: House> {
 
 /// Whoever may end an attachment of a session or ask something of it.
 #[derive(Default)]
-struct Tenants {
-    by_number: BTreeMap<u16, Arc<dyn Tenant>>,
+struct SessionHandles {
+    by_number: BTreeMap<u16, Arc<dyn SessionHandle>>,
     /// One moved in whose mailbox nobody waits on yet.
     has_news: bool,
 }
@@ -230,24 +231,35 @@ enum Last {
     HandedOver,
 }
 
-impl<'a, H: House> Engine<'a, H> {
+impl<'a, H: DeviceProvider> Engine<'a, H> {
     fn new(
-        house: &'a Arc<H>,
+        provider: &'a Arc<H>,
         session: ExporterSession,
         link: Option<Link>,
         caller: &'a Arc<H::Caller>,
         peer: String,
         inbox: &'a Inbox,
     ) -> io::Result<Self> {
-        let clock = house.clock();
-        let mut cable = Cable::shown_by(caller.links().clone())?;
+        let clock = provider.clock();
+        let mut link_set = LinkSet::shown_by(caller.links().clone())?;
         if let Some(link) = link {
-            cable.put(link)?;
+            link_set.put(link)?;
         }
-        let (tenants, watched) = (Tenants::default(), Vec::new());
-        let (favoured, identity_changes) = (Favoured::default(), house.identity_changes());
-        let mut engine =
-            Self { house, session, cable, watched, caller, peer, tenants, favoured, inbox, clock, identity_changes };
+        let (session_handles, watched) = (SessionHandles::default(), Vec::new());
+        let (prioritized, identity_changes) = (PrioritizedDevices::default(), provider.identity_changes());
+        let mut engine = Self {
+            provider,
+            session,
+            link_set,
+            watched,
+            caller,
+            peer,
+            session_handles,
+            prioritized,
+            inbox,
+            clock,
+            identity_changes,
+        };
         engine.watch_all()?;
         Ok(engine)
     }
@@ -272,10 +284,10 @@ impl<'a, H: House> Engine<'a, H> {
             Last::CutOff => Ending::CutOff,
             Last::HandedOver => Ending::HandedOver,
         };
-        for (&number, tenant) in &self.tenants.by_number {
-            tenant.note_ending(ending);
-            if let Some(Fate::Back(face, _)) = tenant.leave() {
-                face.served(number, self.house.limits(), self.house.clock()).finish(now);
+        for (&number, session_handle) in &self.session_handles.by_number {
+            session_handle.note_ending(ending);
+            if let Some(HandoverOutcome::Back(opened_device, _)) = session_handle.leave() {
+                opened_device.served(number, self.provider.limits(), self.provider.clock()).finish(now);
             }
         }
         match last {
@@ -287,7 +299,7 @@ impl<'a, H: House> Engine<'a, H> {
             Last::HandedOver => self.session.leave(now),
             Last::Ended | Last::Over | Last::CutOff => self.session.finish(now),
         }
-        self.cable.cut_all();
+        self.link_set.cut_all();
     }
 
     /// Does what can be done, sends what can be sent, waits for what comes next.
@@ -295,29 +307,29 @@ impl<'a, H: House> Engine<'a, H> {
         self.take_links()?;
         let now = self.clock.now();
         if let Some(end) = self.caller.end().filter(|_| self.session.may_close(now)) {
-            for number in self.tenants.by_number.keys().filter(|_| !self.caller.is_replaced()) {
+            for number in self.session_handles.by_number.keys().filter(|_| !self.caller.is_replaced()) {
                 self.session.close(now, *number, &end);
             }
             self.flush();
             return Ok(Some(Last::Ended));
         }
-        if let Some(asker) = self.inbox.parter.asked() {
+        if let Some(asker) = self.inbox.save_requester.asked() {
             return self.part(asker);
         }
         let before = self.session.attachments();
         self.carry_out_orders();
-        if self.favoured.has_news {
+        if self.prioritized.has_news {
             // What waited is to go at the pace of now.
-            self.see_to_favour(self.clock.now());
+            self.set_link_priority(self.clock.now());
         }
         if !self.receive() {
             return Ok(Some(Last::CutOff));
         }
         self.session.handle_ready(self.clock.now());
-        if std::mem::take(&mut self.tenants.has_news) || self.session.attachments() != before {
-            self.favoured.note_news();
+        if std::mem::take(&mut self.session_handles.has_news) || self.session.attachments() != before {
+            self.prioritized.note_news();
             let session = &self.session;
-            self.tenants.by_number.retain(|&number, _| session.is_attached(number));
+            self.session_handles.by_number.retain(|&number, _| session.is_attached(number));
             self.watch_all()?;
         }
         self.flush();
@@ -329,7 +341,7 @@ impl<'a, H: House> Engine<'a, H> {
             self.flush();
         }
         let now = self.clock.now();
-        self.see_to_favour(now);
+        self.set_link_priority(now);
         if self.session.is_ended() || (!self.session.is_linked() && self.session.is_needed_by_nobody()) {
             return Ok(Some(Last::Ended));
         }
@@ -339,48 +351,49 @@ impl<'a, H: House> Engine<'a, H> {
         if !self.watches_devices() {
             self.watch_all()?;
         }
-        let due = [self.session.poll_timeout(), self.favoured.poll_timeout()].into_iter().flatten().min();
+        let due = [self.session.poll_timeout(), self.prioritized.poll_timeout()].into_iter().flatten().min();
         let span = due.map(|at| at - now);
         let only_talk = self.session.only_talks();
-        self.cable.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
+        self.link_set.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
     }
 
-    /// The link goes before others, or behind them, as what is reserved for its devices says, and tells how far it has come. One whose
-    /// devices have nothing reserved does neither.
-    fn see_to_favour(&mut self, now: Instant) {
-        if std::mem::take(&mut self.favoured.has_news) {
-            let house = self.house;
-            self.favoured.devices =
-                self.session.opened().filter_map(|open| Some((open.clone(), house.reserved(open)?))).collect();
-            if self.favoured.has_changed()
-                && let Some(link) = self.cable.link()
+    /// The link goes before others, or behind them, as what is reserved for its devices says, and tells how far it has
+    /// come. One whose devices have nothing reserved does neither.
+    fn set_link_priority(&mut self, now: Instant) {
+        if std::mem::take(&mut self.prioritized.has_news) {
+            let provider = self.provider;
+            self.prioritized.devices =
+                self.session.opened().filter_map(|open| Some((open.clone(), provider.reserved(open)?))).collect();
+            if self.prioritized.has_changed()
+                && let Some(link) = self.link_set.link()
             {
-                link.favour(self.favoured.favour());
+                link.priority(self.prioritized.priority());
             }
         }
-        if self.favoured.poll_timeout().is_some_and(|at| at <= now) {
-            self.favoured.next_at = Some(now + LOOK_EVERY);
-            let progress = self.cable.link().and_then(Link::progress);
-            for (open, _) in &self.favoured.devices {
-                progress.into_iter().for_each(|progress| self.house.note_progress(open, progress));
+        if self.prioritized.poll_timeout().is_some_and(|at| at <= now) {
+            self.prioritized.next_at = Some(now + LOOK_EVERY);
+            let progress = self.link_set.link().and_then(Link::progress);
+            for (open, _) in &self.prioritized.devices {
+                progress.into_iter().for_each(|progress| self.provider.note_progress(open, progress));
             }
         }
     }
 
     /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
-    fn part(&mut self, asker: Asker<Vec<u8>>) -> io::Result<Option<Last>> {
-        let (house, owner) = (self.house, H::identity(self.caller));
+    fn part(&mut self, asker: SaveRequest<Vec<u8>>) -> io::Result<Option<Last>> {
+        let (provider, owner) = (self.provider, H::identity(self.caller));
         self.carry_out_orders();
         let now = self.clock.now();
-        let mut opening = Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+        let mut opening =
+            Opening { provider, caller: &**self.caller, peer: &self.peer, session_handles: &mut self.session_handles };
         self.session.recall(now, &mut opening);
         let verdict = match self.come_to_rest()? {
             // Whoever asked hears nothing, and gives up.
             false => Verdict::Stay,
             true => {
                 let now = self.clock.now();
-                let reservations = house.reservations();
-                asker.part(saved::save(&owner, &mut self.session, now, &reservations, |_, name| house.name_of(name)))
+                let reservations = provider.reservations();
+                asker.part(saved::save(&owner, &mut self.session, now, &reservations, |_, name| provider.name_of(name)))
             }
         };
         if verdict == Verdict::Go {
@@ -416,11 +429,11 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// Opens what another process had open, as soon as it is here.
     fn take_up(&mut self, all: Vec<Left>) -> io::Result<()> {
-        self.favoured.note_news();
+        self.prioritized.note_news();
         let until = self.clock.now() + TAKE_UP_TIME_MAX;
         for left in all {
             let opened = loop {
-                match self.house.reopen(self.caller, &left) {
+                match self.provider.reopen(self.caller, &left) {
                     Err(end) if end.cause == Cause::Gone && self.clock.now() < until && self.caller.end().is_none() => {
                         thread::sleep(GLANCE);
                     }
@@ -428,13 +441,13 @@ impl<'a, H: House> Engine<'a, H> {
                 }
             };
             let (number, now) = (left.number, self.clock.now());
-            let served = opened.and_then(|Opened { face, tenant, .. }| {
-                let limits = limits_of(&**self.house, &*tenant);
-                let served = face.serve_again(self.clock, limits, &left);
-                self.tenants.by_number.insert(number, tenant);
+            let served = opened.and_then(|Opened { opened_device, session_handle, .. }| {
+                let limits = limits_of(&**self.provider, &*session_handle);
+                let served = opened_device.serve_again(self.clock, limits, &left);
+                self.session_handles.by_number.insert(number, session_handle);
                 served.map_err(|reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") })
             });
-            self.house.settle(&left);
+            self.provider.settle(&left);
             match served {
                 Ok(served) => {
                     info!(device = left.open.name, peer = self.peer, "goes on");
@@ -452,38 +465,46 @@ impl<'a, H: House> Engine<'a, H> {
     }
 
     fn tell_identities(&mut self) {
-        let mut opening =
-            Opening { house: self.house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+        let mut opening = Opening {
+            provider: self.provider,
+            caller: &**self.caller,
+            peer: &self.peer,
+            session_handles: &mut self.session_handles,
+        };
         self.session.tell_identities(&mut opening);
     }
 
-    /// Heirs see again what they saw in another process, as soon as it is here.
+    /// Successors see again what they saw in another process, as soon as it is here.
     fn show_again(&mut self, until: Instant) {
         loop {
             let now = self.clock.now();
-            let mut opening =
-                Opening { house: self.house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+            let mut opening = Opening {
+                provider: self.provider,
+                caller: &**self.caller,
+                peer: &self.peer,
+                session_handles: &mut self.session_handles,
+            };
             if self.session.show_again(now, &mut opening) {
                 return;
             }
             if now >= until || self.caller.end().is_some() {
                 let message = "no such device is shared here any more".to_owned();
-                return self.session.give_up_heirs(now, &End { cause: Cause::Gone, message });
+                return self.session.give_up_successors(now, &End { cause: Cause::Gone, message });
             }
             thread::sleep(GLANCE);
         }
     }
 
     fn watch_all(&mut self) -> io::Result<()> {
-        self.cable.watch_anew()?;
-        self.cable.watch(&self.inbox.wake)?;
-        self.cable.watch(self.caller.mailbox())?;
-        for tenant in self.tenants.by_number.values() {
-            self.cable.watch(tenant.mailbox())?;
+        self.link_set.watch_anew()?;
+        self.link_set.watch(&self.inbox.wake)?;
+        self.link_set.watch(self.caller.mailbox())?;
+        for session_handle in self.session_handles.by_number.values() {
+            self.link_set.watch(session_handle.mailbox())?;
         }
         self.watched.clear();
         self.watched.extend(self.session.readiness().cloned());
-        self.watched.iter().try_for_each(|readiness| self.cable.watch_device(readiness))
+        self.watched.iter().try_for_each(|readiness| self.link_set.watch_device(readiness))
     }
 
     /// Whether each device is waited for where it says so now: one that is being reset says so elsewhere.
@@ -498,19 +519,19 @@ impl<'a, H: House> Engine<'a, H> {
         let links = std::mem::take(&mut *self.inbox.links.lock().unwrap_or_else(PoisonError::into_inner));
         for (link, hello) in links {
             let welcome = self.session.resume(&hello);
-            if hello.standing.lane != 0 {
+            if hello.position.lane != 0 {
                 self.take_further(link, &welcome)?;
                 continue;
             }
             if welcome.outcome == Outcome::Resumed {
                 // The old one, if it was not known to be lost, is.
-                self.cable.cut();
-                info!(peer = self.peer, link = hello.standing.link, "the session goes on over a new link");
+                self.link_set.cut();
+                info!(peer = self.peer, link = hello.position.link, "the session goes on over a new link");
             }
             match greeting::welcome(&link, &welcome, GREETING_TIME_MAX) {
                 Ok(()) if welcome.outcome == Outcome::Resumed => {
-                    self.cable.put(link)?;
-                    self.favoured.note_link();
+                    self.link_set.put(link)?;
+                    self.prioritized.note_link();
                 }
                 Err(error) if welcome.outcome == Outcome::Resumed => self.lose_to(&error),
                 Ok(()) => {}
@@ -522,13 +543,13 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// The same for a further lane, whatever becomes of the first.
     fn take_further(&mut self, link: Link, welcome: &Welcome) -> io::Result<()> {
-        let (number, is_ours) = (welcome.standing.lane, welcome.outcome == Outcome::Resumed);
+        let (number, is_ours) = (welcome.position.lane, welcome.outcome == Outcome::Resumed);
         if is_ours {
-            self.cable.cut_further(number);
+            self.link_set.cut_further(number);
             debug!(peer = self.peer, lane = number, "the session has a further link");
         }
         match greeting::welcome(&link, welcome, GREETING_TIME_MAX) {
-            Ok(()) if is_ours => self.cable.put_further(number, link),
+            Ok(()) if is_ours => self.link_set.put_further(number, link),
             Ok(()) => Ok(()),
             Err(error) => {
                 debug!(peer = self.peer, lane = number, %error, "a link was lost in its greeting");
@@ -542,7 +563,7 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// Its importer makes another; how long that may take is his to say.
     fn lose_further(&mut self, number: u16, why: &str) {
-        self.cable.cut_further(number);
+        self.link_set.cut_further(number);
         self.session.handle_lane_lost(number, self.clock.now());
         debug!(peer = self.peer, lane = number, why, "a further link was lost");
     }
@@ -554,7 +575,7 @@ impl<'a, H: House> Engine<'a, H> {
 
     fn lose(&mut self, end: LinkEnd, why: &str) {
         let now = self.clock.now();
-        self.cable.cut();
+        self.link_set.cut();
         match end {
             LinkEnd::Closed => self.session.handle_closed(now),
             LinkEnd::Lost => self.session.handle_lost(now),
@@ -566,7 +587,7 @@ impl<'a, H: House> Engine<'a, H> {
 
     /// Whether the importer kept to the protocol.
     fn receive(&mut self) -> bool {
-        match self.cable.receive(self.session.lane_mut()) {
+        match self.link_set.receive(self.session.lane_mut()) {
             Ok(None) => {}
             Ok(Some(0)) => self.lose(LinkEnd::Closed, "the peer closed it"),
             Ok(Some(_)) => {
@@ -577,12 +598,12 @@ impl<'a, H: House> Engine<'a, H> {
             }
             Err(error) => self.lose_to(&error),
         }
-        self.cable.further().all(|number| self.receive_further(number))
+        self.link_set.further().all(|number| self.receive_further(number))
     }
 
     fn receive_further(&mut self, number: u16) -> bool {
         let Some(lane) = self.session.lanes_mut().get_mut(number) else { return true };
-        match self.cable.receive_further(number, lane) {
+        match self.link_set.receive_further(number, lane) {
             Ok(None) => {}
             Ok(Some(0)) => self.lose_further(number, "the peer closed it"),
             Ok(Some(_)) => {
@@ -598,24 +619,29 @@ impl<'a, H: House> Engine<'a, H> {
 
     fn advance(&mut self) -> Result<(), Reject> {
         loop {
-            let (now, house) = (self.clock.now(), self.house);
-            let mut opening = Opening { house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
+            let (now, provider) = (self.clock.now(), self.provider);
+            let mut opening = Opening {
+                provider,
+                caller: &**self.caller,
+                peer: &self.peer,
+                session_handles: &mut self.session_handles,
+            };
             if !self.session.advance(now, &mut opening)? {
                 return Ok(());
             }
-            if !self.cable.is_blocked() {
+            if !self.link_set.is_blocked() {
                 self.flush();
             }
         }
     }
 
     fn flush(&mut self) {
-        if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
+        if let Err(error) = self.link_set.send(self.session.lane_mut(), self.clock) {
             self.lose_to(&error);
         }
-        for number in self.cable.further() {
+        for number in self.link_set.further() {
             let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
-            if let Err(error) = self.cable.send_further(number, lane, self.clock) {
+            if let Err(error) = self.link_set.send_further(number, lane, self.clock) {
                 self.lose_further(number, &error.to_string());
             }
         }
@@ -624,33 +650,37 @@ impl<'a, H: House> Engine<'a, H> {
     fn carry_out_orders(&mut self) {
         self.caller.mailbox().clear();
         let now = self.clock.now();
-        if self.session.has_heirs() {
-            let mut opening =
-                Opening { house: self.house, caller: &**self.caller, peer: &self.peer, tenants: &mut self.tenants };
-            self.session.look_for_legacies(now, &mut opening);
+        if self.session.has_successors() {
+            let mut opening = Opening {
+                provider: self.provider,
+                caller: &**self.caller,
+                peer: &self.peer,
+                session_handles: &mut self.session_handles,
+            };
+            self.session.look_for_handed_over(now, &mut opening);
         }
-        let changes = self.house.identity_changes();
+        let changes = self.provider.identity_changes();
         if std::mem::replace(&mut self.identity_changes, changes) != changes {
             self.tell_identities();
         }
         let may_close = self.session.may_close(self.clock.now());
         let mut ended = Vec::new();
-        for (&number, tenant) in &self.tenants.by_number {
+        for (&number, session_handle) in &self.session_handles.by_number {
             let session = &mut self.session;
-            match tenant.take_fate() {
+            match session_handle.take_handover_outcome() {
                 None => {}
-                Some(Fate::Over(end)) => session.let_go(number, &end),
-                Some(Fate::Back(face, lease)) => {
-                    let limits = limits_of(&**self.house, &**tenant);
-                    session.take_back(now, number, lease, face.served(number, limits, self.house.clock()));
+                Some(HandoverOutcome::Over(end)) => session.let_go(number, &end),
+                Some(HandoverOutcome::Back(opened_device, lease)) => {
+                    let limits = limits_of(&**self.provider, &**session_handle);
+                    session.take_back(now, number, lease, opened_device.served(number, limits, self.provider.clock()));
                 }
             }
-            if let Some(standing) = tenant.take_reserved() {
-                session.say_standing(number, standing);
-                self.favoured.note_news();
+            if let Some(report) = session_handle.take_reserved() {
+                session.say_report(number, report);
+                self.prioritized.note_news();
             }
-            tenant.mailbox().carry_out(|command| session.command(now, number, command));
-            if let Some(end) = tenant.end().filter(|_| !tenant.is_replaced() && may_close) {
+            session_handle.mailbox().carry_out(|command| session.command(now, number, command));
+            if let Some(end) = session_handle.end().filter(|_| !session_handle.is_replaced() && may_close) {
                 ended.push((number, end));
             }
         }
@@ -660,31 +690,36 @@ impl<'a, H: House> Engine<'a, H> {
     }
 }
 
-fn allow<H: House>(session: &mut ExporterSession, house: &Arc<H>) {
-    if let Some(modules) = house.modules() {
+fn allow<H: DeviceProvider>(session: &mut ExporterSession, provider: &Arc<H>) {
+    if let Some(modules) = provider.modules() {
         session.allow(modules);
     }
 }
 
 /// What a session's importer may open.
-struct Opening<'a, H: House> {
-    house: &'a Arc<H>,
+struct Opening<'a, H: DeviceProvider> {
+    provider: &'a Arc<H>,
     caller: &'a H::Caller,
     peer: &'a str,
-    tenants: &'a mut Tenants,
+    session_handles: &'a mut SessionHandles,
 }
 
-impl<H: House> Services for Opening<'_, H> {
-    fn reserve(&mut self, open: &Open, reservation: &Reservation, path: Path) -> Result<Standing, (Standing, End)> {
-        self.house.reserve(self.caller, open, reservation, path)
+impl<H: DeviceProvider> Services for Opening<'_, H> {
+    fn reserve(
+        &mut self,
+        open: &Open,
+        reservation: &Reservation,
+        path: Path,
+    ) -> Result<ReservationReport, (ReservationReport, End)> {
+        self.provider.reserve(self.caller, open, reservation, path)
     }
 
     fn unreserve(&mut self, open: &Open) {
-        self.house.unreserve(open);
+        self.provider.unreserve(open);
     }
 
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let opened = self.house.open(self.caller, self.peer, open, false)?;
+        let opened = self.provider.open(self.caller, self.peer, open, false)?;
         Ok(self.move_in(number, opened))
     }
 
@@ -695,39 +730,43 @@ impl<H: House> Services for Opening<'_, H> {
         open: &Open,
         _identity: Identity,
     ) -> Result<(u64, Box<dyn Served>), End> {
-        let opened = self.house.open(self.caller, self.peer, open, true)?;
+        let opened = self.provider.open(self.caller, self.peer, open, true)?;
         Ok(self.move_in(number, opened))
     }
 
     fn identity(&mut self, open: &Open) -> Option<Identity> {
-        self.house.device_identity(open)
+        self.provider.device_identity(open)
     }
 
     fn inherit(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {
-        let inherited = self.house.inherit(self.caller, self.peer, inherit)?;
-        Some(inherited.map(|(opened, luggage)| {
+        let inherited = self.provider.inherit(self.caller, self.peer, inherit)?;
+        Some(inherited.map(|(opened, migration_state)| {
             let (lease, served) = self.move_in(number, opened);
-            Inherited { lease, served, luggage }
+            Inherited { lease, served, migration_state }
         }))
     }
 
     fn recall(&mut self, _now: Instant, number: u16, open: &Open) -> Option<Recalled> {
-        let (opened, bequest) = self.house.recall(open)?;
+        let (opened, migration) = self.provider.recall(open)?;
         let (lease, served) = self.move_in(number, opened);
-        Some(Recalled { lease, served, bequest })
+        Some(Recalled { lease, served, migration })
     }
 
     fn show(&mut self, _now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
-        let shown = self.house.show(self.caller, self.peer, inherit)?;
+        let shown = self.provider.show(self.caller, self.peer, inherit)?;
         Some(shown.map(|opened| self.move_in(number, opened).1))
     }
 }
 
-impl<H: House> Opening<'_, H> {
-    fn move_in(&mut self, number: u16, Opened { face, tenant, lease }: Opened) -> (u64, Box<dyn Served>) {
-        let limits = limits_of(&**self.house, &*tenant);
-        self.tenants.by_number.insert(number, tenant);
-        self.tenants.has_news = true;
-        (lease, face.served(number, limits, self.house.clock()))
+impl<H: DeviceProvider> Opening<'_, H> {
+    fn move_in(
+        &mut self,
+        number: u16,
+        Opened { opened_device, session_handle, lease }: Opened,
+    ) -> (u64, Box<dyn Served>) {
+        let limits = limits_of(&**self.provider, &*session_handle);
+        self.session_handles.by_number.insert(number, session_handle);
+        self.session_handles.has_news = true;
+        (lease, opened_device.served(number, limits, self.provider.clock()))
     }
 }

@@ -10,7 +10,7 @@ use farbus_model::BlockDevice;
 use farbus_session::block::{BlockExport, Changes, MemoryMedium, SparseMemory, View};
 use farbus_session::native::control::Mode;
 
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::devices::identities::Identified;
 
 /// The largest disk: what is tested.
@@ -18,7 +18,8 @@ const SIZE_MAX: u64 = 16 << 40;
 /// Memory for the changes of a scratch view unless somebody says otherwise.
 const SCRATCH_BYTES: u64 = 256 << 20;
 
-/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]` or `memory:SIZE[,ro]`.
+/// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]` or
+/// `memory:SIZE[,ro]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockSpec {
     medium: Medium,
@@ -125,15 +126,19 @@ impl BlockSpec {
     ///
     /// # Errors
     /// A sentence for a person: what stands against it.
-    pub fn export(&self, hands: &Hands) -> Result<BlockExport, String> {
-        self.export_identified(hands, &self.view()).map(|(export, _)| export)
+    pub fn export(&self, system: &SystemAccess) -> Result<BlockExport, String> {
+        self.export_identified(system, &self.view()).map(|(export, _)| export)
     }
 
     /// The same, and which device it is: two views of one medium are two devices.
     ///
     /// # Errors
     /// A sentence for a person: what stands against it.
-    pub(crate) fn export_identified(&self, hands: &Hands, view: &str) -> Result<(BlockExport, Identified), String> {
+    pub(crate) fn export_identified(
+        &self,
+        system: &SystemAccess,
+        view: &str,
+    ) -> Result<(BlockExport, Identified), String> {
         // What is in memory ends with this process, and changes of each user's own end with him.
         let mut known = Identified::fresh();
         let (medium, durability): (Arc<dyn farbus_model::Medium>, _) = match &self.medium {
@@ -144,9 +149,9 @@ impl BlockSpec {
             }
             Medium::Path(path) => {
                 let read_only = self.opens_read_only();
-                let store = hands.open_image(path, read_only).map_err(|error| error.to_string())?;
+                let store = system.open_image(path, read_only).map_err(|error| error.to_string())?;
                 if self.scratch.is_none() {
-                    known = hands.identify_image(path, read_only, &store, view);
+                    known = system.identify_image(path, read_only, &store, view);
                 }
                 (Arc::new(store), boot_number())
             }
@@ -155,7 +160,7 @@ impl BlockSpec {
             None => None,
             Some(Medium::Memory(bytes)) => Some(Changes::Memory(*bytes)),
             Some(Medium::Path(path)) => {
-                let store = hands.open_image(path, false).map_err(|error| error.to_string())?;
+                let store = system.open_image(path, false).map_err(|error| error.to_string())?;
                 Some(Changes::Medium(Arc::new(store)))
             }
         };
@@ -169,8 +174,8 @@ impl BlockSpec {
     ///
     /// # Errors
     /// As [`BlockSpec::export`].
-    pub fn open(&self, hands: &Hands) -> Result<Opened, String> {
-        let export = self.export(hands)?;
+    pub fn open(&self, system: &SystemAccess) -> Result<Opened, String> {
+        let export = self.export(system)?;
         let device = export.open(export.mode(Mode::Exclusive))?;
         let zeroes_fast = export.zeroes_fast() || matches!(self.medium, Medium::Memory(_));
         Ok(Opened { device, zeroes_fast, export: Arc::new(export) })
@@ -307,8 +312,9 @@ mod tests {
 
     #[test]
     fn a_range_that_is_not_there_is_refused_with_its_size() {
-        let open =
-            |text: &str| text.parse::<BlockSpec>().unwrap().open(&Hands::Own).map(|opened| *opened.device.info());
+        let open = |text: &str| {
+            text.parse::<BlockSpec>().unwrap().open(&SystemAccess::Own).map(|opened| *opened.device.info())
+        };
         assert_eq!(open("memory:1M,offset=4096").unwrap().size_bytes, (1 << 20) - 4096);
         assert!(open("memory:1M,ro").unwrap().is_read_only);
         assert!(!open("memory:1M,scratch").unwrap().is_read_only);

@@ -13,26 +13,27 @@ use farbus_model::Device;
 use farbus_session::DeviceRecord;
 use farbus_session::block::BlockExport;
 use farbus_session::native::control::Mode;
-use farbus_session::registry::{BlockFace, DEVICES_MAX, Renew};
+use farbus_session::registry::{BlockClass, DEVICES_MAX, Renew};
 
 use super::usb;
 use super::what::What;
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::failure::Failure;
-use crate::devices::identities::labels::{Face, Which};
+use crate::devices::identities::labels::{DeviceClass, Which};
 use crate::devices::identities::naming::Naming;
 use crate::exporter::share::Share;
 
-/// Offers a device as `naming` says; real devices that nobody names have names of their own, and may be several; a bridge is two.
+/// Offers a device as `naming` says; real devices that nobody names have names of their own, and may be several; a
+/// bridge is two.
 pub fn offer(
     share: &Share,
     real: &mut Option<usb::Shared>,
-    hands: &Hands,
+    system: &SystemAccess,
     naming: Naming<'_>,
     what: &What,
 ) -> Result<Vec<DeviceRecord>, Failure> {
-    let made = |words: String| Which::Made(hands.identify_made(&words));
-    let add = |device: Box<dyn Device>| share.offer(naming, device, Face::Usb, made(format!("{what:?}")));
+    let made = |words: String| Which::Made(system.identify_made(&words));
+    let add = |device: Box<dyn Device>| share.offer(naming, device, DeviceClass::Usb, made(format!("{what:?}")));
     let one = match *what {
         What::Usb(ref selector) => {
             let real = real.as_mut().expect("whoever offers real devices has somebody who opens them");
@@ -46,25 +47,26 @@ pub fn offer(
         What::Audio { speed } => add(Box::new(Audio::device(speed))),
         What::Can(ref settings) => add(Box::new(Can::device(settings))),
         What::Stream(ref spec) => {
-            let (stage, device) = spec.open(hands).map_err(Failure::local)?;
-            share.offer(naming, device, Face::Stream(stage), made(format!("{what:?}")))
+            let (stage, device) = spec.open(system).map_err(Failure::local)?;
+            share.offer(naming, device, DeviceClass::Stream(stage), made(format!("{what:?}")))
         }
         What::Disk { ref spec, sector_bytes, .. } => {
             let (export, known) =
-                spec.export_identified(hands, &spec.view_with(sector_bytes)).map_err(Failure::local)?;
+                spec.export_identified(system, &spec.view_with(sector_bytes)).map_err(Failure::local)?;
             let export = Arc::new(export);
             let (product, serial) = (spec.name(), Options::serial_of(&spec.identity()));
             let options = Options { sector_bytes, serial, product, ..Options::default() };
-            let face = BlockFace { renew: usb_face(Arc::clone(&export), options), export };
-            let disk = (face.renew)().map_err(|error| Failure::local(format!("{spec}: {error}")))?;
-            let note_name = |id, name: &str, is_named| hands.note_name(id, name, is_named);
-            share.offer_known(naming, disk, Face::Block(face), known, note_name)
+            let class = BlockClass { renew: usb_class(Arc::clone(&export), options), export };
+            let disk = (class.renew)().map_err(|error| Failure::local(format!("{spec}: {error}")))?;
+            let note_name = |id, name: &str, is_named| system.note_name(id, name, is_named);
+            share.offer_known(naming, disk, DeviceClass::Block(class), known, note_name)
         }
     };
     one.map(|record| vec![record]).map_err(Failure::local)
 }
 
-/// Both ends, under names that nothing here has: two bridges of one host differ in their names, and so in their addresses.
+/// Both ends, under names that nothing here has: two bridges of one host differ in their names, and so in their
+/// addresses.
 fn offer_bridge(
     share: &Share,
     settings: &bridge::Settings,
@@ -78,12 +80,13 @@ fn offer_bridge(
     let mut all = std::iter::once(name.to_owned()).chain(numbered.take(DEVICES_MAX));
     let name = all.find(is_free).unwrap_or_else(|| name.to_owned());
     let ends = crate::exporter::sources::bridge::open(settings, &name).map_err(Failure::local)?;
-    let add = |(end, device)| share.offer(naming.with(&format!("{name}{end}")), Box::new(device), Face::Usb, which);
+    let add =
+        |(end, device)| share.offer(naming.with(&format!("{name}{end}")), Box::new(device), DeviceClass::Usb, which);
     ends.into_iter().map(add).collect::<Result<_, _>>().map_err(Failure::local)
 }
 
-/// Makes a block device's face as a USB disk.
-fn usb_face(export: Arc<BlockExport>, options: Options) -> Renew {
+/// Makes a block device's class as a USB disk.
+fn usb_class(export: Arc<BlockExport>, options: Options) -> Renew {
     let mode = export.mode(Mode::Exclusive);
     let read_only = export.info().is_read_only;
     Box::new(move || {

@@ -15,7 +15,7 @@ use farbus_session::native::stream::{Description, Format, Frame, PixelFormat};
 use farbus_session::stream::Stage;
 use tracing::{info, warn};
 
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::exporter::state::shared::STACK_BYTES;
 
 /// A source looks at least so often whether it is wanted.
@@ -49,12 +49,13 @@ impl StreamSpec {
         }
     }
 
-    /// Opens it, and shows its frames to whoever watches until its stage is closed. The device says to USB hosts what it is.
+    /// Opens it, and shows its frames to whoever watches until its stage is closed. The device says to USB hosts what
+    /// it is.
     ///
     /// # Errors
     /// A sentence for a person.
-    pub fn open(&self, hands: &Hands) -> Result<(Stage, Box<dyn Device>), String> {
-        let frames = self.frames(hands)?;
+    pub fn open(&self, system: &SystemAccess) -> Result<(Stage, Box<dyn Device>), String> {
+        let frames = self.frames(system)?;
         let starter = Arc::new(Starter::default());
         let for_stage = Arc::clone(&starter);
         let stage = Stage::new(self.description, move || for_stage.wake());
@@ -64,10 +65,10 @@ impl StreamSpec {
         Ok((stage.clone(), Box::new(Placard::device(&title, stage.tally()))))
     }
 
-    fn frames(&self, hands: &Hands) -> Result<Frames, String> {
+    fn frames(&self, system: &SystemAccess) -> Result<Frames, String> {
         let frame_bytes = self.description.frame_bytes_max as usize;
         match (&self.source, self.description.format) {
-            (Source::Path(path), _) => hands
+            (Source::Path(path), _) => system
                 .open_frames(path)
                 .map(|file| FrameFile::new(file, frame_bytes))
                 .map(Frames::File)
@@ -161,7 +162,8 @@ enum Frames {
     File(FrameFile),
 }
 
-/// Starts a source's thread for its first reader: by then whoever shares it has given his rights away, and the thread has none.
+/// Starts a source's thread for its first reader: by then whoever shares it has given his rights away, and the thread
+/// has none.
 #[derive(Default)]
 struct Starter {
     runner: Mutex<Option<Runner>>,

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::broker::Broker;
 use crate::common::failure::Attribute;
-use crate::devices::identities::labels::{Face, Which};
+use crate::devices::identities::labels::{DeviceClass, Which};
 use crate::devices::identities::naming::Naming;
 use crate::devices::selection::{Wanted, name as own_name};
 use crate::exporter::share::{Share, ShareError};
@@ -240,7 +240,7 @@ impl Shared {
     ) -> Result<DeviceRecord, UsbError> {
         let known = self.broker.identify_usb(found.bus, found.number);
         let device = Box::new(Twinned::new(Box::new(device)));
-        let record = share.offer(naming, device, Face::Usb, Which::Known(known)).map_err(UsbError::Share)?;
+        let record = share.offer(naming, device, DeviceClass::Usb, Which::Known(known)).map_err(UsbError::Share)?;
         if known.is_lasting {
             self.broker.note_name(known.id, name_of(&record), share.is_named(&record));
         }
@@ -271,7 +271,8 @@ impl Shared {
         }
     }
 
-    /// From now on `wanted` is meant and nothing else: what is not meant any more is taken off the lists, and its session ended.
+    /// From now on `wanted` is meant and nothing else: what is not meant any more is taken off the lists, and its
+    /// session ended.
     fn want(&mut self, share: &Share, wanted: Wanted) -> io::Result<bool> {
         self.wanted = wanted;
         self.follow_twins(share);
@@ -288,8 +289,8 @@ impl Shared {
         self.reconcile(share)
     }
 
-    /// Makes what is shared what is plugged in. Says whether there is something that may become possible by waiting: a device
-    /// whose session has not noticed yet that it is gone, a node that udev has not given to us yet.
+    /// Makes what is shared what is plugged in. Says whether there is something that may become possible by waiting: a
+    /// device whose session has not noticed yet that it is gone, a node that udev has not given to us yet.
     fn reconcile(&mut self, share: &Share) -> io::Result<bool> {
         let all = match self.is_empty() && self.devices.is_empty() {
             true => Vec::new(),
@@ -319,7 +320,8 @@ impl Shared {
                 continue;
             }
             if found.configuration == 0 || found.is_being_reset() {
-                // The kernel is about to choose one, and to look for drivers; what is taken before is taken from nobody.
+                // The kernel is about to choose one, and to look for drivers; what is taken before is taken from
+                // nobody.
                 is_waiting = true;
                 continue;
             }
@@ -351,7 +353,8 @@ fn place_of(found: &Found) -> Place {
     (found.bus_id.clone(), found.number)
 }
 
-/// Whether it is the one at this place, as far as that is known: whoever gives a device back resets it, and it is not gone meanwhile.
+/// Whether it is the one at this place, as far as that is known: whoever gives a device back resets it, and it is not
+/// gone meanwhile.
 fn is_at(found: &Found, (bus_id, number): &Place) -> bool {
     found.bus_id == *bus_id && (found.number == *number || found.is_being_reset())
 }

@@ -1,4 +1,5 @@
-//! What is reserved for what is shared here: the ledger, the gates of those who are suspended, and what the paths to importers carry.
+//! What is reserved for what is shared here: the ledger, the gates of those who are suspended, and what the paths to
+//! importers carry.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +12,7 @@ use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::reserve::congestion::{Conclusion, Congestion, Sample};
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{
-    Asked, Carrier, Cost, Criticality, Gate, Lack, Ledger, News, Refusal, Reservation, Standing, State,
+    Asked, Carrier, Cost, Criticality, Lack, Ledger, News, Refusal, Reservation, ReservationReport, State, Suspension,
 };
 use farbus_session::snapshot::{self, Reader, Writer};
 
@@ -32,7 +33,7 @@ struct Inner {
     ledger: Ledger,
     /// The owner's word, which holds while no importer has asked for something else.
     owned: BTreeMap<String, Reservation>,
-    gates: BTreeMap<String, Gate>,
+    suspensions: BTreeMap<String, Suspension>,
     paths: BTreeMap<String, Congestion>,
     /// What they were known to carry before more was tried.
     proved: BTreeMap<String, u64>,
@@ -44,13 +45,14 @@ impl Default for Reservations {
     fn default() -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let ledger = Ledger::new(processors, measured_cost());
-        let (owned, gates) = (BTreeMap::new(), BTreeMap::new());
+        let (owned, suspensions) = (BTreeMap::new(), BTreeMap::new());
         let (paths, proved, measured) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { inner: Mutex::new(Inner { ledger, owned, gates, paths, proved, measured }) }
+        Self { inner: Mutex::new(Inner { ledger, owned, suspensions, paths, proved, measured }) }
     }
 }
 
-/// What a turn and a KiB cost this machine: a pair of sockets, some of each, the shortest of several tries (what else runs is not ours).
+/// What a turn and a KiB cost this machine: a pair of sockets, some of each, the shortest of several tries (what else
+/// runs is not ours).
 fn measured_cost() -> Cost {
     const TRIES: u32 = 32;
     const KIB: usize = 32;
@@ -101,7 +103,7 @@ impl Reservations {
         carrier: &Carrier,
         reservation: Reservation,
         (path, measured): (&str, Path),
-    ) -> Result<(Standing, Vec<News>), Refusal> {
+    ) -> Result<(ReservationReport, Vec<News>), Refusal> {
         let mut inner = self.inner();
         let known = inner.ledger.path(path).unwrap_or_default();
         // What others use of it meanwhile was not there to be measured.
@@ -114,9 +116,9 @@ impl Reservations {
         *most = (*most).max(measured.bits_per_s);
         let mut news = inner.ledger.note_path(path, Path { bits_per_s, round_trip_ns });
         news.extend(inner.admit(device, carrier, reservation, Some(path))?);
-        let standing = inner.ledger.standing(device).expect("it was admitted just now");
+        let report = inner.ledger.report(device).expect("it was admitted just now");
         inner.close_gates(&news);
-        Ok((standing, news))
+        Ok((report, news))
     }
 
     /// What the process before this one had reserved for a device is reserved here.
@@ -159,15 +161,15 @@ impl Reservations {
     }
 
     /// What suspends a device; none if nothing ever does.
-    pub fn gate_of(&self, device: &str) -> Option<Gate> {
-        self.inner().gates.get(device).cloned()
+    pub fn gate_of(&self, device: &str) -> Option<Suspension> {
+        self.inner().suspensions.get(device).cloned()
     }
 
     /// An importer uses a device no more: what its owner said of it holds again.
     pub fn release(&self, device: &str, carrier: Option<&Carrier>) -> Vec<News> {
         let mut inner = self.inner();
         inner.forget_link(device);
-        inner.gates.remove(device);
+        inner.suspensions.remove(device);
         let owned = inner.owned.get(device).cloned();
         let is_his = owned.is_some() && inner.ledger.reservation(device) == owned.as_ref();
         let mut news = match is_his {
@@ -189,11 +191,11 @@ impl Reservations {
     }
 
     /// What holds a device's requests while it is suspended, and which; none if nothing ever does.
-    pub fn gate(&self, device: &str, carrier: &Carrier) -> Option<(Gate, Vec<EpAddr>)> {
+    pub fn suspension(&self, device: &str, carrier: &Carrier) -> Option<(Suspension, Vec<EpAddr>)> {
         let inner = self.inner();
-        let gate = inner.gates.get(device)?.clone();
+        let suspension = inner.suspensions.get(device)?.clone();
         let endpoints = inner.ledger.claims(device).iter().map(|claim| carrier.address(claim)).collect();
-        Some((gate, endpoints))
+        Some((suspension, endpoints))
     }
 
     /// Whether it is its user who reserved something for a device.
@@ -202,8 +204,8 @@ impl Reservations {
     }
 
     /// How a device's reservation stands.
-    pub fn standing(&self, device: &str) -> Option<Standing> {
-        self.inner().ledger.standing(device)
+    pub fn report(&self, device: &str) -> Option<ReservationReport> {
+        self.inner().ledger.report(device)
     }
 
     /// The same for people and programs.
@@ -213,8 +215,8 @@ impl Reservations {
         lines.find(|line| line.device == device).map(|line| ReservationStatus::of(&line))
     }
 
-    /// Parts of processors for the threads of whoever reserves by himself, tuned pipes, in the place of those that he had: all reservations
-    /// are held against what is left. Says of which processors.
+    /// Parts of processors for the threads of whoever reserves by himself, tuned pipes, in the place of those that he
+    /// had: all reservations are held against what is left. Says of which processors.
     ///
     /// # Errors
     /// [`Overload`]: nothing has changed.
@@ -242,8 +244,8 @@ impl Reservations {
             return Vec::new();
         };
         let path = path.to_owned();
-        let standing = inner.ledger.standing(device).filter(|standing| standing.state == State::Admitted);
-        let Some(standing) = standing else {
+        let report = inner.ledger.report(device).filter(|report| report.state == State::Admitted);
+        let Some(report) = report else {
             inner.forget_link(device);
             return Vec::new();
         };
@@ -253,7 +255,7 @@ impl Reservations {
             queued_bytes: on_link(progress.queued_bytes),
         };
         let congestion = inner.paths.entry(path.clone()).or_default();
-        let concluded = congestion.note(now, device, standing.path_bits_per_s, sample);
+        let concluded = congestion.note(now, device, report.path_bits_per_s, sample);
         let known = inner.ledger.path(&path).unwrap_or_default();
         let bits_per_s = match concluded {
             None => return Vec::new(),
@@ -277,8 +279,8 @@ impl Reservations {
         let news = inner.ledger.note_path(&path, Path { bits_per_s, ..known });
         tracing::info!(path, bits_per_s, changes = news.len(), "the path to an importer carries something else");
         inner.close_gates(&news);
-        for News { device, standing } in &news {
-            if standing.state != State::Admitted {
+        for News { device, report } in &news {
+            if report.state != State::Admitted {
                 inner.forget_link(device);
             }
         }
@@ -314,22 +316,22 @@ impl Inner {
         let is_low = reservation.criticality == Criticality::Low;
         let news = self.ledger.admit(Asked { device, carrier, reservation, path })?;
         if is_low {
-            self.gates.entry(device.to_owned()).or_default();
-        } else if let Some(gate) = self.gates.remove(device) {
-            gate.close(false);
+            self.suspensions.entry(device.to_owned()).or_default();
+        } else if let Some(suspension) = self.suspensions.remove(device) {
+            suspension.close(false);
         }
-        let state = self.ledger.standing(device).map(|standing| standing.state);
-        if let Some(gate) = self.gates.get(device) {
-            gate.close(state == Some(State::Suspended));
+        let state = self.ledger.report(device).map(|report| report.state);
+        if let Some(suspension) = self.suspensions.get(device) {
+            suspension.close(state == Some(State::Suspended));
         }
         self.close_gates(&news);
         Ok(news)
     }
 
     fn close_gates(&self, news: &[News]) {
-        for News { device, standing } in news {
-            if let Some(gate) = self.gates.get(device) {
-                gate.close(standing.state != State::Admitted);
+        for News { device, report } in news {
+            if let Some(suspension) = self.suspensions.get(device) {
+                suspension.close(report.state != State::Admitted);
             }
         }
     }
@@ -351,8 +353,7 @@ impl Inner {
     /// What a path has to carry so that whoever waits longest has room.
     fn room_for_one_more(&self, path: &str) -> Option<u64> {
         let mut its_own = self.ledger.lines().filter(|line| line.path == Some(path));
-        let waiting =
-            its_own.find(|line| line.standing.state == State::Suspended && line.standing.lack == Lack::Rate)?;
+        let waiting = its_own.find(|line| line.report.state == State::Suspended && line.report.lack == Lack::Rate)?;
         Some((self.ledger.path_bits_per_s(path) + waiting.bits_per_s) / 90 * 100 + 1000)
     }
 }

@@ -1,4 +1,5 @@
-//! Who may use which device, besides what paired hosts are allowed in `peers.toml`; and the note in the audit log of each use.
+//! Who may use which device, besides what paired hosts are allowed in `peers.toml`; and the note in the audit log of
+//! each use.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ pub struct Permissions {
     /// Which of this machine's users are served, and who finds out.
     pub local_peers: Arc<LocalPeers>,
     /// Devices that are one host's alone, by name: whatever else others are allowed.
-    lent: Mutex<BTreeMap<String, Lent>>,
+    lent: Mutex<BTreeMap<String, ExclusiveUse>>,
     /// Whether who may use a device may look on while another does.
     is_observable: AtomicBool,
     /// Who writes down what those do that prove no key.
@@ -28,7 +29,7 @@ pub struct Permissions {
 
 /// Whose a device is that is one host's alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lent {
+pub enum ExclusiveUse {
     /// This one's.
     Own,
     /// A paired one's.
@@ -37,12 +38,12 @@ pub enum Lent {
     Nobody,
 }
 
-impl Lent {
+impl ExclusiveUse {
     /// Whether it is this visitor's: of this machine's programs, those of users who are served.
     fn is_for(self, visitor: Visitor, local_peers: &LocalPeers) -> bool {
         match (self, visitor) {
-            (Lent::To(key), Visitor::Host(host)) => key == host,
-            (Lent::Own, Visitor::User(user) | Visitor::Own(_, user)) => local_peers.serves(user),
+            (ExclusiveUse::To(key), Visitor::Host(host)) => key == host,
+            (ExclusiveUse::Own, Visitor::User(user) | Visitor::Own(_, user)) => local_peers.serves(user),
             _ => false,
         }
     }
@@ -61,7 +62,7 @@ impl Permissions {
     }
 
     /// These devices are one host's alone from now on, and no others.
-    pub fn lend(&self, lent: BTreeMap<String, Lent>) {
+    pub fn lend(&self, lent: BTreeMap<String, ExclusiveUse>) {
         *self.lent.lock().unwrap_or_else(PoisonError::into_inner) = lent;
     }
 
@@ -117,10 +118,10 @@ mod tests {
         let us = crate::common::runtime_folder::owner();
         let loopback = [127, 0, 0, 1].into();
         for own in [Visitor::User(us), Visitor::User(0), Visitor::Own(loopback, us)] {
-            assert!(Lent::Own.is_for(own, &peers), "{own:?}");
+            assert!(ExclusiveUse::Own.is_for(own, &peers), "{own:?}");
         }
         for other in [Visitor::User(us + 4000), Visitor::Own(loopback, us + 4000), Visitor::Address(loopback)] {
-            assert!(!Lent::Own.is_for(other, &peers), "{other:?}");
+            assert!(!ExclusiveUse::Own.is_for(other, &peers), "{other:?}");
         }
     }
 }

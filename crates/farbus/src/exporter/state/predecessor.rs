@@ -2,23 +2,23 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::exporter::session::threads::{House, Pending};
+use crate::exporter::session::threads::{DeviceProvider, Pending};
 
 /// Sessions of the process before this one. Two locks: the sessions' and the names'; each is held alone.
-pub struct Predecessor<H: House> {
+pub struct Predecessor<H: DeviceProvider> {
     /// The sessions, by their number in the table.
     pending: Mutex<Vec<(u64, Pending<H>)>>,
     /// Names of the devices that they use: nobody else gets those before.
     devices: Mutex<Vec<String>>,
 }
 
-impl<H: House> Default for Predecessor<H> {
+impl<H: DeviceProvider> Default for Predecessor<H> {
     fn default() -> Self {
         Self { pending: Mutex::default(), devices: Mutex::default() }
     }
 }
 
-impl<H: House> Predecessor<H> {
+impl<H: DeviceProvider> Predecessor<H> {
     /// A session that uses these devices goes on here later.
     pub fn keep(&self, number: u64, session: Pending<H>, devices: Vec<String>) {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).extend(devices);

@@ -1,4 +1,5 @@
-//! The devices that are shared here: which there are, who uses each, who has it next, and what is known of its name and identity.
+//! The devices that are shared here: which there are, who uses each, who has it next, and what is known of its name and
+//! identity.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
@@ -15,12 +16,14 @@ use crate::devices::identities::labels::{IdentityStatus, Label, Labels};
 use crate::devices::status::DeviceStatus;
 use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
-use crate::exporter::session::threads::Fate;
+use crate::exporter::session::threads::HandoverOutcome;
 
-/// How long a device that was handed over waits for its successor: below the 30 s after which Linux's usb-storage gives a command up.
+/// How long a device that was handed over waits for its successor: below the 30 s after which Linux's usb-storage gives
+/// a command up.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(20);
 
-/// The registry of shared devices and the leases of their users. Two locks: the registry's and the leases'; no caller holds both.
+/// The registry of shared devices and the leases of their users. Two locks: the registry's and the leases'; no caller
+/// holds both.
 pub struct DeviceRegistry {
     registry: Mutex<Registry>,
     leases: Mutex<Leases<HandedOver>>,
@@ -41,7 +44,7 @@ pub struct HandedOver {
     /// The USB device; none of a block device, which is opened anew.
     pub device: Option<Box<dyn Device>>,
     /// What the successor is given along with it.
-    pub luggage: Vec<u8>,
+    pub migration_state: Vec<u8>,
     /// Who handed it over, and his connection's number: it is his again if nobody comes.
     pub home: (Weak<Session>, u64),
 }
@@ -51,7 +54,8 @@ impl HandedOver {
     pub fn settle(&self, cause: native::Cause, message: &str) {
         if let Some(home) = self.home.0.upgrade() {
             // If he is gone meanwhile nobody needs to know.
-            let _ = home.leave_fate(Fate::Over(native::End { cause, message: message.to_owned() }));
+            let _ =
+                home.leave_handover_outcome(HandoverOutcome::Over(native::End { cause, message: message.to_owned() }));
         }
     }
 }

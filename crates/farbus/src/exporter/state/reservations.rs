@@ -8,10 +8,12 @@ use farbus_model::Device;
 use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::native::{control as native, reserve};
 use farbus_session::reserve::ledger::Path;
-use farbus_session::reserve::{Carrier, Criticality, Gate, Gated, News, Refusal, Reservation, Standing, State};
+use farbus_session::reserve::{
+    Carrier, Criticality, News, Refusal, Reservation, ReservationReport, State, SuspendableDevice, Suspension,
+};
 use tracing::{info, warn};
 
-use crate::common::processor_leases::{Beside, Books};
+use crate::common::processor_leases::{Beside, ProcessorLedger};
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::networks::Network;
 use crate::exporter::access::quota::Visitor;
@@ -30,8 +32,8 @@ pub fn path_of(visitor: Visitor) -> String {
     }
 }
 
-/// What is reserved for the devices that are shared here, and who may reserve. Two locks besides the ledger's: that of the networks and that
-/// of the buses; each is held alone.
+/// What is reserved for the devices that are shared here, and who may reserve. Two locks besides the ledger's: that of
+/// the networks and that of the buses; each is held alone.
 pub struct DeviceReservations {
     ledger: Reservations,
     /// Who reserves with high criticality and proves no key: at these addresses. Programs of this machine always may.
@@ -74,7 +76,8 @@ impl DeviceReservations {
         self.buses.lock().unwrap_or_else(PoisonError::into_inner).get(bus_id).cloned()
     }
 
-    /// A device as its bus sees it, used as this class, or as what it is; none of one that is not here, or in use as a USB device.
+    /// A device as its bus sees it, used as this class, or as what it is; none of one that is not here, or in use as a
+    /// USB device.
     pub fn carrier(&self, bus_id: &str, class: Option<native::Class>) -> Option<Carrier> {
         let bus = self.bus_of(bus_id);
         let mut registry = self.registry.lock();
@@ -94,13 +97,13 @@ impl DeviceReservations {
     }
 
     /// The same of one that somebody handed over and this caller may fetch.
-    fn carrier_for_heir(&self, caller: &Session, bus_id: &str, open: &native::Open) -> Option<Carrier> {
+    fn carrier_for_successor(&self, caller: &Session, bus_id: &str, open: &native::Open) -> Option<Carrier> {
         let bus = self.bus_of(bus_id);
         let key = caller.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes());
         let device = self.registry.key_of(bus_id);
         let leases = self.registry.leases();
-        let legacy = leases.legacy_of(&device, key, open.epoch)?;
-        let Some(device) = &legacy.device else { return Some(Carrier::without_bus()) };
+        let saved_session = leases.legacy_of(&device, key, open.epoch)?;
+        let Some(device) = &saved_session.device else { return Some(Carrier::without_bus()) };
         let bus = bus.unwrap_or_else(|| format!("gadgets, {} speed", device.speed()));
         Some(Carrier::new(bus, device.descriptors(), device.speed()))
     }
@@ -129,12 +132,12 @@ impl DeviceReservations {
         open: &native::Open,
         reservation: &Reservation,
         measured: Path,
-    ) -> Result<Standing, (Standing, native::End)> {
+    ) -> Result<ReservationReport, (ReservationReport, native::End)> {
         let criticality = reservation.criticality;
         let refused = |refusal: &Refusal| {
             let message = format!("it cannot be reserved: {refusal}");
             let end = native::End { cause: native::Cause::Reservation, message };
-            (refusal.standing(criticality, State::Refused), end)
+            (refusal.report(criticality, State::Refused), end)
         };
         let named = self.registry.bus_id_of(&open.name).ok().and_then(|bus_id| self.registry.device_name(&bus_id));
         if criticality == Criticality::High
@@ -148,20 +151,20 @@ impl DeviceReservations {
         }
         let bus_id = self.registry.bus_id_of(&open.name).map_err(|_| {
             let message = format!("no device called '{}' is shared here", open.name);
-            (Refusal::Kind.standing(criticality, State::Refused), native::End { cause: native::Cause::Gone, message })
+            (Refusal::Kind.report(criticality, State::Refused), native::End { cause: native::Cause::Gone, message })
         })?;
         let busy =
-            || (Refusal::Kind.standing(criticality, State::Refused), self.registry.busy(&bus_id, self.sessions.now()));
-        let carrier = self.carrier_for_heir(caller, &bus_id, open);
+            || (Refusal::Kind.report(criticality, State::Refused), self.registry.busy(&bus_id, self.sessions.now()));
+        let carrier = self.carrier_for_successor(caller, &bus_id, open);
         let carrier = carrier.or_else(|| self.carrier(&bus_id, Some(open.class))).ok_or_else(busy)?;
         let name = self.registry.device_name(&bus_id).unwrap_or_else(|| open.name.clone());
         let path = path_of(caller.visitor);
         let (rate, peer) = (measured.bits_per_s, &caller.peer);
         match self.ledger.admit(&name, &carrier, reservation.clone(), (&path, measured)) {
-            Ok((standing, news)) => {
+            Ok((report, news)) => {
                 info!(device = name, peer, rate, "reserved");
                 self.tell(news.into_iter().filter(|news| news.device != name).collect());
-                Ok(standing)
+                Ok(report)
             }
             Err(refusal) => {
                 info!(device = name, peer, rate, %refusal, "not reserved");
@@ -214,11 +217,11 @@ impl DeviceReservations {
         }
     }
 
-    /// A device goes on with an heir, and what is reserved for it.
+    /// A device goes on with a successor, and what is reserved for it.
     ///
     /// # Errors
     /// Why it does not; then it stays where it is.
-    pub fn reserve_for_heir(&self, session: &Session, device: &str) -> Result<(), native::End> {
+    pub fn reserve_for_successor(&self, session: &Session, device: &str) -> Result<(), native::End> {
         let Some(reservation) = self.ledger.reservation(device) else { return Ok(()) };
         let path = path_of(session.visitor);
         let moved = match reservation.criticality {
@@ -246,11 +249,11 @@ impl DeviceReservations {
     }
 
     /// What suspends what a session uses otherwise than as a USB device, and how that stands.
-    pub fn gate_of(&self, session: &Session, bus_id: &str) -> Option<Gate> {
+    pub fn gate_of(&self, session: &Session, bus_id: &str) -> Option<Suspension> {
         self.cover(session, bus_id, self.carrier(bus_id, None).as_ref());
         let name = self.registry.device_name(bus_id)?;
-        if let Some(standing) = self.ledger.standing(&name) {
-            session.leave_reserved(standing);
+        if let Some(report) = self.ledger.report(&name) {
+            session.leave_reserved(report);
         }
         self.ledger.gate_of(&name)
     }
@@ -276,34 +279,35 @@ impl DeviceReservations {
 
     /// Whom it concerns hears it.
     pub fn tell(&self, news: Vec<News>) {
-        for News { device, standing } in news {
+        for News { device, report } in news {
             let Ok(bus_id) = self.registry.bus_id_of(&device) else { continue };
-            match standing.state {
+            match report.state {
                 reserve::State::Suspended => {
-                    warn!(device, lack = ?standing.lack, missing = standing.missing, "suspended");
+                    warn!(device, lack = ?report.lack, missing = report.missing, "suspended");
                 }
                 _ => info!(device, "admitted"),
             }
-            self.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_reserved(standing));
+            self.sessions.holders_of(&bus_id).iter().for_each(|session| session.leave_reserved(report));
         }
     }
 
     /// A device that may be suspended is used through a gate.
-    pub fn behind_gate(&self, session: &Session, bus_id: &str, device: Box<dyn Device>) -> Box<dyn Device> {
+    pub fn behind_suspension(&self, session: &Session, bus_id: &str, device: Box<dyn Device>) -> Box<dyn Device> {
         let Some(name) = self.registry.device_name(bus_id) else { return device };
         let bus = self.bus_of(bus_id);
         let bus = bus.unwrap_or_else(|| format!("gadgets, {} speed", device.speed()));
         self.cover(session, bus_id, Some(&Carrier::new(bus, device.descriptors(), device.speed())));
         let carrier = Carrier::new("", device.descriptors(), device.speed());
-        let Some((gate, endpoints)) = self.ledger.gate(&name, &carrier) else { return device };
-        let (gated, behind) = Gated::new(device, gate, endpoints);
+        let Some((suspension, endpoints)) = self.ledger.suspension(&name, &carrier) else { return device };
+        let (suspendable, behind) = SuspendableDevice::new(device, suspension, endpoints);
         session.keep_behind(behind);
-        Box::new(gated)
+        Box::new(suspendable)
     }
 }
 
-/// Whoever has a part of a processor for threads of his own has it until he lets go of it, or nothing is shared here any more.
-impl Books for Weak<DeviceReservations> {
+/// Whoever has a part of a processor for threads of his own has it until he lets go of it, or nothing is shared here
+/// any more.
+impl ProcessorLedger for Weak<DeviceReservations> {
     fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
         let Some(reservations) = self.upgrade() else { return Ok(Vec::new()) };
         let (processors, news) = reservations.ledger.enter_threads(owner, reserves)?;

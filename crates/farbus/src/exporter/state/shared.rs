@@ -1,4 +1,5 @@
-//! What the exporter consists of: objects that each own one thing and its lock, which all connections and their owner share.
+//! What the exporter consists of: objects that each own one thing and its lock, which all connections and their owner
+//! share.
 //!
 //! | object | owns | locks |
 //! |---|---|---|
@@ -20,8 +21,8 @@
 //! | 2 | the registry | `Offer::claim_for` and `DeviceUse::take_over` (→ 3, a session's device), `owner::status` (→ 3, the ledger; the labels) |
 //! | 3 | a session's own; the ledger; the labels | nothing |
 //!
-//! The leases are never locked together with the registry: the key of a device's leases is read first. No lock is held while a device, a
-//! link or a file is used, except for an idle device's command, which the registry's lock keeps idle.
+//! The leases are never locked together with the registry: the key of a device's leases is read first. No lock is held
+//! while a device, a link or a file is used, except for an idle device's command, which the registry's lock keeps idle.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -45,8 +46,9 @@ use crate::link::modules::allowed;
 /// The stack of a session's thread: its frames are shallow, its buffers are on the heap.
 pub const STACK_BYTES: usize = 256 << 10;
 
-/// The exporter's objects. What they do together stands in files beside this one: `connections` serves, `opening` opens devices for sessions,
-/// `owner` does what the owner of this process asks for, `restart` goes on with sessions of another process.
+/// The exporter's objects. What they do together stands in files beside this one: `connections` serves, `opening` opens
+/// devices for sessions, `owner` does what the owner of this process asks for, `restart` goes on with sessions of
+/// another process.
 pub struct Shared {
     pub registry: Arc<DeviceRegistry>,
     pub sessions: Arc<SessionTable>,

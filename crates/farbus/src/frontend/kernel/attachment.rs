@@ -1,7 +1,7 @@
 //! A device as this machine's kernel has it: plugged into a port of `vhci_hcd`.
 //!
-//! The kernel's messages come in on a socket pair, and only such answers go back as the protocol allows (CVE-2026-31607). What is
-//! between the kernel and the device is one of three relays:
+//! The kernel's messages come in on a socket pair, and only such answers go back as the protocol allows
+//! (CVE-2026-31607). What is between the kernel and the device is one of three relays:
 //!
 //! | relay | the device is | it outlives its link | another process can go on |
 //! |---|---|---|---|
@@ -20,15 +20,15 @@ use farbus_session::snapshot::{self, Reader, Writer};
 use tracing::warn;
 
 use super::plain_relay::PlainRelay;
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::frontend::kernel::relay_loop::{KERNEL, Relayed, Relaying, Stop};
 use crate::frontend::kernel::session_relay::SessionRelay;
 use crate::frontend::{
-    Attachment, Ended, Ender, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status,
+    Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal,
 };
 use crate::importer::client::{Client, ClientError, GRACE, Target, local};
 use crate::link::meters::Meters;
-use crate::parting::{Parter, Saved, Verdict};
+use crate::saving::{SaveRequester, Saved, Verdict};
 
 /// Kind of the snapshots of a device in a session.
 const SNAPSHOT_KIND: u16 = 1;
@@ -102,8 +102,8 @@ pub(super) fn restore_device(
     })
 }
 
-/// A socket pair for a kernel, of which neither end is used yet. First of all what may be missing on this machine: nothing is taken
-/// from anybody before.
+/// A socket pair for a kernel, of which neither end is used yet. First of all what may be missing on this machine:
+/// nothing is taken from anybody before.
 pub(super) struct Socket {
     ours: Link,
     theirs: OwnedFd,
@@ -115,7 +115,7 @@ impl Socket {
     /// # Errors
     /// [`ClientError::Local`]: this kernel takes no devices, or this user may not plug them in.
     pub fn open(client: &Client) -> Result<Self, ClientError> {
-        client.hands().may_plug().map_err(local)?;
+        client.system().may_plug().map_err(local)?;
         let (ours, theirs) = Link::pair(KERNEL).map_err(local)?;
         Ok(Self { ours, theirs })
     }
@@ -131,9 +131,9 @@ impl Socket {
     ) -> Result<Box<dyn Attachment>, ClientError> {
         let relay = relay(self.ours)?;
         let (device_id, speed) = of(&relay);
-        let hands = client.hands().clone();
-        let port = hands.plug(self.theirs.as_fd(), device_id, speed).map_err(local)?;
-        Ok(Box::new(KernelAttachment::new(relay, target, hands, port, kind)?))
+        let system = client.system().clone();
+        let port = system.plug(self.theirs.as_fd(), device_id, speed).map_err(local)?;
+        Ok(Box::new(KernelAttachment::new(relay, target, system, port, kind)?))
     }
 }
 
@@ -155,7 +155,7 @@ pub(super) fn restore<R: Relaying + 'static>(
     let [socket] = <[OwnedFd; 1]>::try_from(descriptors)
         .map_err(|_| ClientError::Local("an attachment has its socket, and no other".into()))?;
     let relay = restore(reader, socket)?;
-    Ok(Box::new(KernelAttachment::new(relay, target, client.hands().clone(), Port(port), kind)?))
+    Ok(Box::new(KernelAttachment::new(relay, target, client.system().clone(), Port(port), kind)?))
 }
 
 /// A device that is plugged into this machine's kernel, and the relay to it.
@@ -164,30 +164,30 @@ struct KernelAttachment<R> {
     /// What does not change of it.
     relayed: Relayed,
     target: Target,
-    hands: Hands,
+    system: SystemAccess,
     port: Port,
     /// Kind of its snapshots.
     kind: u16,
-    ender: Ender,
-    parter: Parter<Saved>,
+    stop: StopSignal,
+    save_requester: SaveRequester<Saved>,
     meters: Arc<Meters>,
 }
 
 impl<R: Relaying> KernelAttachment<R> {
-    fn new(relay: R, target: &Target, hands: Hands, port: Port, kind: u16) -> Result<Self, ClientError> {
-        let ender = Ender::new().map_err(local)?;
-        let parter = Parter::new(ender.shared_wake());
+    fn new(relay: R, target: &Target, system: SystemAccess, port: Port, kind: u16) -> Result<Self, ClientError> {
+        let stop = StopSignal::new().map_err(local)?;
+        let save_requester = SaveRequester::new(stop.shared_wake());
         let (relayed, meters, target) = (relay.relayed(), Arc::default(), target.clone());
-        Ok(Self { relay, relayed, target, hands, port, kind, ender, parter, meters })
+        Ok(Self { relay, relayed, target, system, port, kind, stop, save_requester, meters })
     }
 
     /// Relays until it ends, or another process has it.
     fn relay(mut self) -> Ended {
         let end = loop {
-            if self.ender.hears() {
+            if self.stop.hears() {
                 break None;
             }
-            if let Some(asker) = self.parter.asked() {
+            if let Some(asker) = self.save_requester.asked() {
                 let mut to = Writer::new(self.kind);
                 to.u32(self.port.0);
                 match self.relay.save(&mut to) {
@@ -203,7 +203,7 @@ impl<R: Relaying> KernelAttachment<R> {
                     Err(end) => break Some(end),
                 }
             }
-            if let Err(end) = self.relay.turn(Interest::new(self.ender.wake().as_fd(), false), &self.meters) {
+            if let Err(end) = self.relay.turn(Interest::new(self.stop.wake().as_fd(), false), &self.meters) {
                 break Some(end);
             }
         };
@@ -244,9 +244,9 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
 
     fn handle(&self) -> Handle {
         let Relayed { session, cutter, is_movable, .. } = self.relayed.clone();
-        let handle = Handle::new(self.ender.clone())
+        let handle = Handle::new(self.stop.clone())
             .in_session(session)
-            .saving_by(is_movable.then(|| self.parter.clone()))
+            .saving_by(is_movable.then(|| self.save_requester.clone()))
             .metered_by(Arc::clone(&self.meters));
         match cutter {
             Some(cutter) => handle.cutting_by(cutter),
@@ -257,10 +257,10 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
     /// Relays until it ends, then unplugs.
     fn run(self: Box<Self>) -> Ended {
         wait_exactly();
-        let (hands, port) = (self.hands.clone(), self.port);
+        let (system, port) = (self.system.clone(), self.port);
         let ended = self.relay();
         if !matches!(ended, Ended::HandedOver | Ended::Released)
-            && let Err(error) = hands.unplug(port)
+            && let Err(error) = system.unplug(port)
         {
             warn!(%error, "the kernel did not let go of its port");
         }
@@ -272,7 +272,7 @@ impl<R: Relaying> Restored for KernelAttachment<R>
 where
     R: 'static,
 {
-    fn go_on(self: Box<Self>, _: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
+    fn go_on(self: Box<Self>, _: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
         Ok(self)
     }
 

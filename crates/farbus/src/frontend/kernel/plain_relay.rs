@@ -1,4 +1,5 @@
-//! The relay between this machine's kernel and a device over plain USB/IP: one thread, two sockets. It ends with its one link.
+//! The relay between this machine's kernel and a device over plain USB/IP: one thread, two sockets. It ends with its
+//! one link.
 
 use std::io;
 use std::net::SocketAddr;
@@ -86,7 +87,7 @@ impl PlainRelay {
         self.remote.try_flush()
     }
 
-    fn relay(&mut self, ender: Interest<'_>) -> Turn {
+    fn relay(&mut self, stop: Interest<'_>) -> Turn {
         self.exporter.advance(self.clock.now(), &mut Nothing).map_err(Stop::Fault)?;
         let remote_full = !self.flush_remote().map_err(lost)?;
         let kernel_full = !self.flush_kernel().map_err(kernel_ended)?;
@@ -95,7 +96,7 @@ impl PlainRelay {
         }
         self.calls.wait += 1;
         let mut interests =
-            [Interest::new(self.kernel.as_fd(), kernel_full), Interest::new(self.remote.as_fd(), remote_full), ender];
+            [Interest::new(self.kernel.as_fd(), kernel_full), Interest::new(self.remote.as_fd(), remote_full), stop];
         // What an encrypted link has decrypted already makes no socket readable.
         let has_received = self.remote.has_received();
         wait(&mut interests, has_received.then_some(Duration::ZERO)).map_err(kernel_ended)?;
@@ -115,8 +116,8 @@ impl Relaying for PlainRelay {
         Relayed { local_address: self.local_address, ..Relayed::how("over a plain connection") }
     }
 
-    fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
-        let turn = self.relay(ender);
+    fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn {
+        let turn = self.relay(stop);
         self.has_stopped = turn.is_err();
         if turn.is_ok() {
             meters.publish(self.exporter.counters(), self.calls);
@@ -134,7 +135,8 @@ impl Relaying for PlainRelay {
     fn close(&mut self) -> bool {
         if self.has_stopped {
             let now = self.clock.now();
-            // What the kernel still waits for ends as gone, as far as its socket takes it: what waited unsent for room too.
+            // What the kernel still waits for ends as gone, as far as its socket takes it: what waited unsent for room
+            // too.
             self.exporter.with_device(now, RemoteDevice::handle_lost);
             while let Ok(true) = self.flush_kernel()
                 && self.exporter.has_held()

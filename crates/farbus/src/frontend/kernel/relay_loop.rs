@@ -1,4 +1,5 @@
-//! Between this machine's kernel and a device that lives outside: one thread, which waits on both and on whoever may end it.
+//! Between this machine's kernel and a device that lives outside: one thread, which waits on both and on whoever may
+//! end it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use tracing::debug;
 
 use crate::importer::disk::DiskMode;
 use crate::importer::port::Cutter;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
 
 /// Why it ended by itself.
@@ -40,8 +41,8 @@ pub const KERNEL: &str = "this kernel";
 /// Whether and how a turn was the last.
 pub type Turn = Result<(), Stop>;
 
-/// How long what is on its way may take to be answered before the rest is passed on in flight: longer than a disk takes, shorter than
-/// anybody at the kernel's end notices. An interrupt that waits for a key never ends.
+/// How long what is on its way may take to be answered before the rest is passed on in flight: longer than a disk
+/// takes, shorter than anybody at the kernel's end notices. An interrupt that waits for a key never ends.
 const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// What does not change of a relay while it runs.
@@ -52,7 +53,7 @@ pub struct Relayed {
     /// How it is used, if it is a disk of ours.
     pub mode: Option<DiskMode>,
     /// Its session, if it is in one.
-    pub session: Option<Standing>,
+    pub session: Option<SessionStatus>,
     /// Our end of its link, as the exporter sees its user; none in a session.
     pub local_address: Option<SocketAddr>,
     /// Takes it from the kernel without waiting for anything, if the relay waits for anything when it closes.
@@ -73,15 +74,15 @@ pub trait Relaying: Send + Sized {
     /// What does not change of it.
     fn relayed(&self) -> Relayed;
 
-    /// One turn: does what can be done, waits for what comes next, on `ender` too.
+    /// One turn: does what can be done, waits for what comes next, on `stop` too.
     ///
     /// # Errors
     /// [`Stop`]: it was the last.
-    fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn;
+    fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn;
 
-    /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its way is
-    /// answered first, as far as that takes no time. It may go on here all the same, if the other does not. With it our end of the
-    /// kernel's socket; without it nobody can go on with this.
+    /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its
+    /// way is answered first, as far as that takes no time. It may go on here all the same, if the other does not. With
+    /// it our end of the kernel's socket; without it nobody can go on with this.
     ///
     /// # Errors
     /// [`Stop`]: it is over instead.
@@ -117,11 +118,12 @@ impl<D: Device> KernelSide<D> {
         self.exporter.device().expect("a relay has its device from the start")
     }
 
-    /// One turn: does what can be done, waits for what comes next, on `ender` too. `end` says whether the device is no more.
+    /// One turn: does what can be done, waits for what comes next, on `stop` too. `end` says whether the device is no
+    /// more.
     ///
     /// # Errors
     /// [`Stop`]: it was the last.
-    pub fn turn(&mut self, ender: Interest<'_>, meters: &Meters, end: impl FnOnce(&D) -> Option<Stop>) -> Turn {
+    pub fn turn(&mut self, stop: Interest<'_>, meters: &Meters, end: impl FnOnce(&D) -> Option<Stop>) -> Turn {
         let is_full = !self.act()?;
         meters.publish(self.exporter.counters(), self.calls);
         if let Some(stop) = end(self.device()) {
@@ -136,7 +138,7 @@ impl<D: Device> KernelSide<D> {
         let timeout = device.poll_timeout();
         let on_device = Watched::interest(device.readiness().expect("what is behind a session lives outside"));
         let on_device = on_device.expect("a session is waited for on a descriptor");
-        let mut interests = [Interest::new(self.kernel.as_fd(), is_full), on_device, ender];
+        let mut interests = [Interest::new(self.kernel.as_fd(), is_full), on_device, stop];
         wait(&mut interests, timeout.map(|at| at - now)).map_err(kernel_ended)?;
         let [on_kernel, on_device, _] = interests.map(|interest| interest.readable);
         let now = self.clock.now();
@@ -160,7 +162,8 @@ impl<D: Device> KernelSide<D> {
         self.flush()
     }
 
-    /// Lets what is on its way be answered, until `is_quiet`, or for as long as that takes no time. The kernel is not heard meanwhile.
+    /// Lets what is on its way be answered, until `is_quiet`, or for as long as that takes no time. The kernel is not
+    /// heard meanwhile.
     ///
     /// # Errors
     /// [`Stop`]: it is over instead.

@@ -15,7 +15,7 @@ use crate::frontend::kernel::relay_loop::{KERNEL, KernelSide, Relayed, Relaying,
 use crate::importer::options::ahead::Ahead;
 use crate::importer::session::connection::{Linked, Redial};
 use crate::importer::session::distance::Distance;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Meters;
 
 /// The relay, and what was told of its device's distance.
@@ -24,7 +24,7 @@ pub struct SessionRelay(KernelSide<Near>, Told);
 /// What was told of a device's distance, and where.
 #[derive(Default)]
 struct Told {
-    standing: Standing,
+    status: SessionStatus,
     distance: Distance,
 }
 
@@ -36,7 +36,7 @@ impl SessionRelay {
     pub fn new(kernel: Link, device: Linked<RemoteUsb>, device_id: u32, ahead: Ahead) -> Self {
         let clock = device.clock();
         let plan = plan_of(&device, ahead);
-        let told = Told { standing: device.standing(), ..Told::default() };
+        let told = Told { status: device.status(), ..Told::default() };
         let device = Far::new(Isochronous::new(device, plan.is_on), plan);
         // A session has a word for a reset: what shows one is understood here, and said.
         let on_reset = OnReset::ResetDevice;
@@ -60,7 +60,7 @@ impl SessionRelay {
         let device = Linked::<RemoteUsb>::restore(redial, &mut reader)?;
         // Whether anything is asked ahead was written down by both layers; this is how far, if so.
         let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.remote().in_flight_of());
-        let told = Told { standing: device.standing(), ..Told::default() };
+        let told = Told { status: device.status(), ..Told::default() };
         let streams = Isochronous::restore(clock.now(), device, &mut reader);
         let device = streams.map_err(|(device, reject)| {
             device.hand_over();
@@ -96,17 +96,17 @@ impl SessionRelay {
 impl Relaying for SessionRelay {
     fn relayed(&self) -> Relayed {
         let linked = self.linked();
-        let (session, is_movable) = (Some(linked.standing()), linked.is_movable());
+        let (session, is_movable) = (Some(linked.status()), linked.is_movable());
         Relayed { session, is_movable, ..Relayed::how("in a session") }
     }
 
-    fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
-        self.0.turn(ender, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))?;
+    fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn {
+        self.0.turn(stop, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))?;
         let (distance, told) = (Distance::of(self.0.device()), &mut self.1);
         // Most devices are not asked before their users ask.
         if distance != told.distance {
             told.distance = distance;
-            told.standing.note_distance(distance);
+            told.status.note_distance(distance);
         }
         Ok(())
     }

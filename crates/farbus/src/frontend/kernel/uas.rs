@@ -1,5 +1,5 @@
-//! A disk as this machine's kernel has it best: one of ours, that takes many commands at a time (USB Attached SCSI), whatever its
-//! exporter has.
+//! A disk as this machine's kernel has it best: one of ours, that takes many commands at a time (USB Attached SCSI),
+//! whatever its exporter has.
 
 use farbus_session::snapshot;
 use tracing::debug;
@@ -10,7 +10,7 @@ use crate::frontend::{Attachment, FrontEnd, Need, Prepared, Request, Restored};
 use crate::importer::client::{Client, ClientError, Target, local};
 use crate::importer::disk::{DiskMode, OpenedDisk};
 use crate::importer::options::ahead::Ahead;
-use crate::parting::Saved;
+use crate::saving::Saved;
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 12;
@@ -54,7 +54,8 @@ impl FrontEnd for Uas {
     }
 }
 
-/// What [`Auto`](crate::frontend::auto::Auto) chooses where there is a kernel that takes devices: whichever of the two this kernel has more of.
+/// What [`Auto`](crate::frontend::auto::Auto) chooses where there is a kernel that takes devices: whichever of the two
+/// this kernel has more of.
 ///
 /// | the device is | the kernel has |
 /// |---|---|

@@ -1,5 +1,5 @@
-//! The relay between this machine's kernel and a remote disk that is a disk of ours there: one that takes many commands at a time
-//! (USB Attached SCSI), whatever its exporter has.
+//! The relay between this machine's kernel and a remote disk that is a disk of ours there: one that takes many commands
+//! at a time (USB Attached SCSI), whatever its exporter has.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ use crate::importer::client::{ClientError, Target};
 use crate::importer::disk::{DiskMode, OpenedDisk, Way};
 use crate::importer::port::Cutter;
 use crate::importer::session::connection::Redial;
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Meters;
 
 /// What the kernel calls it: bus 1, device 1, as nothing else is on its bus.
@@ -37,7 +37,7 @@ type Disk = Emulated<AttachedScsi>;
 pub struct DiskRelay {
     side: KernelSide<Disk>,
     cutter: Cutter,
-    standing: Option<Standing>,
+    status: Option<SessionStatus>,
     mode: DiskMode,
     is_movable: bool,
 }
@@ -50,7 +50,7 @@ impl DiskRelay {
     /// requests would be in between, and nothing gained.
     pub fn new(kernel: Link, disk: OpenedDisk, target: &Target) -> Result<Self, ClientError> {
         let mode = disk.mode();
-        let OpenedDisk { device, clock, way, cutter, standing } = disk;
+        let OpenedDisk { device, clock, way, cutter, status } = disk;
         let Way::Device { is_movable } = way else {
             return Err(ClientError::Local(format!(
                 "{target} can be had as a USB disk alone, which takes one command at a time whatever it is shown as: --via uas wants a \
@@ -62,7 +62,7 @@ impl DiskRelay {
             ClientError::Local(format!("{target}: no disk for a kernel: {error}\n  try: --via fuse"))
         })?;
         let exporter = Exporter::imported(clock.now(), Limits::RELAYED, DEVICE_ID, disk, OnReset::ResetDevice);
-        Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, standing, mode, is_movable })
+        Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, status, mode, is_movable })
     }
 
     /// As another process wrote it down, to the end; nothing happens before its first turn.
@@ -75,17 +75,17 @@ impl DiskRelay {
         let mode = if is_read { DiskMode::Read } else { DiskMode::Exclusive };
         let mut known = None;
         let device = |saved: &[u8]| {
-            let (OpenedDisk { device, clock, way, cutter, standing }, pending) = OpenedDisk::restore(redial, saved)?;
-            known = Some((clock, way, cutter, standing));
+            let (OpenedDisk { device, clock, way, cutter, status }, pending) = OpenedDisk::restore(redial, saved)?;
+            known = Some((clock, way, cutter, status));
             Ok::<_, Wrong>((device, pending))
         };
         let state = reader.bytes("disk").map_err(wrong)?;
         let disk = AttachedScsi::restore(state, options_of(target, mode), device).map_err(|Wrong(error)| error)?;
-        let (clock, way, cutter, standing) = known.expect("its device was restored");
+        let (clock, way, cutter, status) = known.expect("its device was restored");
         let exporter = Self::resume(disk, clock, &mut reader).map_err(wrong)?;
         let is_movable = matches!(way, Way::Device { is_movable: true });
         let side = KernelSide::new(Link::over_local(socket, KERNEL), exporter, clock);
-        let relay = Self { side, cutter, standing, mode, is_movable };
+        let relay = Self { side, cutter, status, mode, is_movable };
         match reader.end("snapshot") {
             Ok(()) => Ok(relay),
             Err(reject) => {
@@ -165,28 +165,28 @@ impl Relaying for DiskRelay {
     fn relayed(&self) -> Relayed {
         Relayed {
             mode: Some(self.mode),
-            session: self.standing.clone(),
+            session: self.status.clone(),
             cutter: Some(self.cutter.clone()),
             is_movable: self.is_movable,
             ..Relayed::how("via uas")
         }
     }
 
-    fn turn(&mut self, ender: Interest<'_>, meters: &Meters) -> Turn {
-        let standing = &self.standing;
-        self.side.turn(ender, meters, |disk| {
-            let end = standing.as_ref().and_then(Standing::end).map(Stop::Ended);
+    fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn {
+        let status = &self.status;
+        self.side.turn(stop, meters, |disk| {
+            let end = status.as_ref().and_then(SessionStatus::end).map(Stop::Ended);
             end.or_else(|| disk.is_gone().then_some(Stop::Gone))
         })
     }
 
     fn save(&mut self, to: &mut Writer) -> Result<Option<OwnedFd>, Stop> {
-        let standing = self.standing.as_ref();
-        self.side.come_to_rest(|exporter| match standing.and_then(Standing::end) {
+        let status = self.status.as_ref();
+        self.side.come_to_rest(|exporter| match status.and_then(SessionStatus::end) {
             Some(end) => Err(Stop::Ended(end)),
             None => {
                 let disk = exporter.device().expect("a relay has its device from the start");
-                Ok(disk.function().is_quiet() || standing.is_some_and(|standing| standing.unlinked().is_some()))
+                Ok(disk.function().is_quiet() || status.is_some_and(|status| status.unlinked().is_some()))
             }
         })?;
         let socket = self.side.socket()?;

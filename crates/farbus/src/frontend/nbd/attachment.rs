@@ -4,8 +4,8 @@ use farbus_io::link::{Clock, Link};
 
 use super::engine::{NbdServer, Offer};
 use super::uri::uri;
-use crate::broker::Hands;
-use crate::common::socket_place::{Entrance, Protocol};
+use crate::broker::SystemAccess;
+use crate::common::socket_place::{Protocol, SocketListener};
 use crate::common::units::format_bytes;
 use crate::frontend::open_users::OpenUsers;
 use crate::frontend::shown_disk::ShownDisk;
@@ -14,8 +14,8 @@ use crate::frontend::{
 };
 use crate::importer::client::{Client, ClientError, Target, local};
 use crate::importer::disk::{OpenedDisk, Way};
-use crate::importer::session::status::Standing;
-use crate::parting::Saved;
+use crate::importer::session::status::SessionStatus;
+use crate::saving::Saved;
 
 /// What its clients speak; its port is IANA's.
 pub const PROTOCOL: Protocol = Protocol { name: "NBD", word: "nbd", port: 10809 };
@@ -58,8 +58,8 @@ impl FrontEnd for Nbd {
             true => OpenedDisk::inherit(client, &request.target)?,
             false => OpenedDisk::open(client, &request.target, request.mode)?,
         };
-        let entrance = prepared.entrance(client, &request.place_of(PROTOCOL))?;
-        let attachment = NbdAttachment::over(disk, &request.target, entrance, client.hands().clone())?;
+        let listener = prepared.listener(client, &request.place_of(PROTOCOL))?;
+        let attachment = NbdAttachment::over(disk, &request.target, listener, client.system().clone())?;
         Ok(Box::new(NbdAttachment { is_handed_over: request.is_handed_over, ..attachment }))
     }
 
@@ -84,7 +84,7 @@ impl FrontEnd for Nbd {
             Ok((offer, pending, clock))
         });
         let (server, disk) = (server.map_err(local)?, known.expect("its device was restored"));
-        Ok(Box::new(NbdAttachment::through(server, disk, &request.target, client.hands().clone())?))
+        Ok(Box::new(NbdAttachment::through(server, disk, &request.target, client.system().clone())?))
     }
 }
 
@@ -94,25 +94,35 @@ struct NbdAttachment {
     disk: ShownDisk,
     target: Target,
     uri: String,
-    hands: Hands,
+    system: SystemAccess,
     /// Whether another host is yet to hand it over.
     is_handed_over: bool,
 }
 
 impl NbdAttachment {
     /// Offers a disk that was opened before. It ends when the disk's link does, if there is no other after it.
-    fn over(disk: OpenedDisk, target: &Target, entrance: Entrance, hands: Hands) -> Result<Self, ClientError> {
+    fn over(
+        disk: OpenedDisk,
+        target: &Target,
+        listener: SocketListener,
+        system: SystemAccess,
+    ) -> Result<Self, ClientError> {
         let (disk, offer, clock, watched) = taken_apart(disk, target);
-        let server = NbdServer::new(entrance, vec![offer], watched).map_err(local)?.with_clock(clock);
-        Self::through(server, disk, target, hands)
+        let server = NbdServer::new(listener, vec![offer], watched).map_err(local)?.with_clock(clock);
+        Self::through(server, disk, target, system)
     }
 
-    fn through(mut server: NbdServer, disk: ShownDisk, target: &Target, hands: Hands) -> Result<Self, ClientError> {
+    fn through(
+        mut server: NbdServer,
+        disk: ShownDisk,
+        target: &Target,
+        system: SystemAccess,
+    ) -> Result<Self, ClientError> {
         if let Some(session) = &disk.session {
             server = server.movable(session.clone()).map_err(local)?;
         }
-        let uri = uri(&server.entrance().place().map_err(local)?, "");
-        Ok(Self { server, disk, target: target.clone(), uri, hands, is_handed_over: false })
+        let uri = uri(&server.listener().place().map_err(local)?, "");
+        Ok(Self { server, disk, target: target.clone(), uri, system, is_handed_over: false })
     }
 }
 
@@ -161,24 +171,24 @@ impl Attachment for NbdAttachment {
         let clients = self.server.open_clients();
         let users = OpenUsers::new(move || clients.count(), "an NBD client is connected", "NBD clients are connected");
         self.disk
-            .steered_by(Handle::new(self.server.ender()))
+            .steered_by(Handle::new(self.server.stop()))
             .cutting_by(self.disk.cutter.clone())
-            .holding_by(self.server.gate())
-            .saving_by(self.disk.is_movable.then(|| self.server.parter()))
+            .holding_by(self.server.hold_handle())
+            .saving_by(self.disk.is_movable.then(|| self.server.save_requester()))
             .metered_by(self.server.meters())
             .used_by(users.waited_for())
     }
 
     fn run(self: Box<Self>) -> Ended {
-        let place = self.server.entrance().place();
+        let place = self.server.listener().place();
         let ended = self.server.run();
         if matches!(ended, Ended::HandedOver) {
-            place.iter().for_each(|place| self.hands.leave_place(place));
+            place.iter().for_each(|place| self.system.leave_place(place));
             return ended;
         }
         // Whoever may still cut it off holds its link, too: to its exporter it ends here.
         self.disk.cutter.cut();
-        match (&ended, self.disk.session.as_ref().and_then(Standing::end)) {
+        match (&ended, self.disk.session.as_ref().and_then(SessionStatus::end)) {
             (Ended::Lost(_), Some(end)) => Ended::by(&end),
             _ => ended,
         }
@@ -186,8 +196,8 @@ impl Attachment for NbdAttachment {
 }
 
 impl Restored for NbdAttachment {
-    fn go_on(self: Box<Self>, hands: &Hands) -> Result<Box<dyn Attachment>, ClientError> {
-        let kept = self.server.entrance().place().and_then(|place| hands.take_place(&place));
+    fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
+        let kept = self.server.listener().place().and_then(|place| system.take_place(&place));
         match kept {
             Ok(()) => Ok(self),
             Err(error) => {

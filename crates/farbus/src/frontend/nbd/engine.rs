@@ -17,13 +17,13 @@ use farbus_session::snapshot::{self, Reader, Writer};
 use farbus_session::{Counters, Reject};
 use tracing::{debug, info, warn};
 
-use crate::common::socket_place::{Entrance, Place};
-use crate::frontend::hold::Gate;
+use crate::common::socket_place::{Place, SocketListener};
+use crate::frontend::hold::HoldHandle;
 use crate::frontend::open_users::OpenClients;
-use crate::frontend::{Ended, Ender};
-use crate::importer::session::status::Standing;
+use crate::frontend::{Ended, StopSignal};
+use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
-use crate::parting::{Asker, Parter, Saved, Verdict};
+use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 
 use super::memory::{ClientBudget, ClientMemory};
 use super::moving::{Clients, Moving};
@@ -42,7 +42,8 @@ pub struct Offer {
 
 /// Devices of one server, so that everything that it waits on fits one wait.
 const OFFERS_MAX: usize = INTERESTS_MAX - NBD_CONNECTIONS_MAX - OTHERS;
-/// What it waits on besides devices and clients: its owner, who may hold it still, its entrance, the way to what is remote.
+/// What it waits on besides devices and clients: its owner, who may hold it still, its entrance, the way to what is
+/// remote.
 const OTHERS: usize = 4;
 /// How long clients may take to read their last answers when the server ends.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
@@ -50,8 +51,8 @@ const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 /// Receives from one client before the others have their turn: some megabytes.
 const RECEIVES_MAX: u32 = 16;
-/// How long a client is served at a time while a device answers slowly, and after how many requests that is looked at: the others,
-/// and whoever ends the server, wait no longer.
+/// How long a client is served at a time while a device answers slowly, and after how many requests that is looked at:
+/// the others, and whoever ends the server, wait no longer.
 const TURN_TIME_MAX: Duration = Duration::from_millis(20);
 const LOOK_EVERY: u32 = 4;
 /// How long a client may take to choose an export: it holds a place that others wait for.
@@ -72,14 +73,14 @@ const SELF: u16 = u16::MAX;
 
 /// An NBD server: its entrance, its devices, its clients.
 pub struct NbdServer {
-    entrance: Entrance,
+    listener: SocketListener,
     devices: Vec<Box<dyn BlockDevice>>,
     exports: Arc<[Export]>,
     done: Completions<BlockDone>,
     clients: Vec<Client>,
     /// Ends the server when it breaks: the way to a remote device.
     watched: Option<Link>,
-    ender: Ender,
+    stop: StopSignal,
     clock: Clock,
     limits: Limits,
     budget: ClientBudget,
@@ -97,7 +98,7 @@ pub struct NbdServer {
     open: OpenClients,
     /// What is known of its device's moves, if it may go elsewhere.
     moving: Option<Moving>,
-    parter: Parter<Saved>,
+    save_requester: SaveRequester<Saved>,
     /// Requests of clients that had gone when another process went on here: nobody is to be told.
     orphans: BTreeSet<BlockId>,
 }
@@ -161,7 +162,8 @@ impl Client {
         Self { choose_until, ..self }
     }
 
-    /// Not while what was received waits for its turn, or nothing may be asked: there may be no room for more behind it.
+    /// Not while what was received waits for its turn, or nothing may be asked: there may be no room for more behind
+    /// it.
     fn wants_input(&self, limits: &Limits, is_held: bool) -> bool {
         !self.is_deaf
             && !self.is_waiting
@@ -203,14 +205,14 @@ impl Client {
 }
 
 impl NbdServer {
-    /// A server of `offers` at `entrance`. It ends when `watched` breaks, if that is given.
+    /// A server of `offers` at `listener`. It ends when `watched` breaks, if that is given.
     ///
     /// # Errors
     /// If the system has no more descriptors.
     ///
     /// # Panics
     /// Without an offer, or with more than [`INTERESTS_MAX`] allows.
-    pub fn new(entrance: Entrance, offers: Vec<Offer>, watched: Option<Link>) -> io::Result<Self> {
+    pub fn new(listener: SocketListener, offers: Vec<Offer>, watched: Option<Link>) -> io::Result<Self> {
         assert!((1..=OFFERS_MAX).contains(&offers.len()), "a server has something to offer, and not too much");
         // What lives elsewhere keeps what is written to it until that has arrived there.
         let is_elsewhere = offers.iter().any(|offer| offer.device.readiness().is_some());
@@ -224,17 +226,17 @@ impl NbdServer {
                 zeroes_fast: offer.zeroes_fast,
             })
             .collect();
-        let ender = Ender::new()?;
-        let parter = Parter::new(ender.shared_wake());
+        let stop = StopSignal::new()?;
+        let save_requester = SaveRequester::new(stop.shared_wake());
         let losses = offers.iter().map(|_| Losses::default()).collect();
         Ok(Self {
-            entrance,
+            listener,
             devices: offers.into_iter().map(|offer| offer.device).collect(),
             exports,
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
             clients: Vec::new(),
             watched,
-            ender,
+            stop,
             clock: Clock::start(),
             limits,
             budget: ClientBudget::of_process(),
@@ -248,7 +250,7 @@ impl NbdServer {
             losses,
             open: OpenClients::default(),
             moving: None,
-            parter,
+            save_requester,
             orphans: BTreeSet::new(),
         })
     }
@@ -283,24 +285,24 @@ impl NbdServer {
     ///
     /// # Errors
     /// If the system has no more descriptors.
-    pub fn movable(mut self, standing: Standing) -> io::Result<Self> {
-        self.moving = Some(Moving::new(Gate::new()?, standing));
+    pub fn movable(mut self, status: SessionStatus) -> io::Result<Self> {
+        self.moving = Some(Moving::new(HoldHandle::new()?, status));
         Ok(self)
     }
 
     /// What holds its device still, if that may move.
-    pub fn gate(&self) -> Option<Gate> {
-        self.moving.as_ref().map(|moving| moving.gate.clone())
+    pub fn hold_handle(&self) -> Option<HoldHandle> {
+        self.moving.as_ref().map(|moving| moving.hold_handle.clone())
     }
 
     /// Where it is.
-    pub fn entrance(&self) -> &Entrance {
-        &self.entrance
+    pub fn listener(&self) -> &SocketListener {
+        &self.listener
     }
 
     /// What ends it.
-    pub fn ender(&self) -> Ender {
-        self.ender.clone()
+    pub fn stop(&self) -> StopSignal {
+        self.stop.clone()
     }
 
     /// Counts its clients, from any thread.
@@ -309,8 +311,8 @@ impl NbdServer {
     }
 
     /// What makes it ready for another process, if its devices are.
-    pub fn parter(&self) -> Parter<Saved> {
-        self.parter.clone()
+    pub fn save_requester(&self) -> SaveRequester<Saved> {
+        self.save_requester.clone()
     }
 
     /// What passes through, for status.
@@ -321,10 +323,10 @@ impl NbdServer {
     /// Serves until it ends; then everything that was written is made durable, as far as it can be.
     pub fn run(mut self) -> Ended {
         let ended = loop {
-            if self.ender.hears() {
+            if self.stop.hears() {
                 break Ended::Asked;
             }
-            if let Some(asker) = self.parter.asked()
+            if let Some(asker) = self.save_requester.asked()
                 && self.part(asker) == Verdict::Go
             {
                 self.leave();
@@ -382,7 +384,7 @@ impl NbdServer {
     }
 
     /// Another process is to go on: nothing is heard until it is known whether it does.
-    fn part(&mut self, asker: Asker<Saved>) -> Verdict {
+    fn part(&mut self, asker: SaveRequest<Saved>) -> Verdict {
         match self.save() {
             Ok(Some(saved)) => asker.part(saved),
             // Whoever asked hears nothing, and gives up.
@@ -408,7 +410,7 @@ impl NbdServer {
             let Some(saved) = device.save(now) else { return Ok(None) };
             to.bytes(&saved);
         }
-        let mut descriptors = vec![self.entrance.as_fd().try_clone_to_owned()?];
+        let mut descriptors = vec![self.listener.as_fd().try_clone_to_owned()?];
         let here = |client: &&Client| !client.is_gone;
         to.count(self.clients.iter().filter(here).count());
         for client in self.clients.iter().filter(here) {
@@ -432,11 +434,11 @@ impl NbdServer {
     pub fn leave(mut self) {
         self.devices.iter_mut().for_each(BlockDevice::leave);
         // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
-        let _ = self.entrance.into_descriptor();
+        let _ = self.listener.into_descriptor();
     }
 
-    /// As another process saved it, at an entrance that was at `place` there; `restore` makes a device of what was saved of it, and says
-    /// what that was asked, and what clock it knows. Nothing happens before it runs.
+    /// As another process saved it, at an entrance that was at `place` there; `restore` makes a device of what was
+    /// saved of it, and says what that was asked, and what clock it knows. Nothing happens before it runs.
     ///
     /// # Errors
     /// None can have stood so, or the system has no more descriptors.
@@ -448,13 +450,13 @@ impl NbdServer {
         let mut from = snapshot::open(&saved.snapshot, SNAPSHOT_KIND).map_err(wrong)?;
         let mut descriptors = saved.descriptors.into_iter();
         let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof));
-        let entrance = Entrance::passed(next()?, place);
+        let listener = SocketListener::passed(next()?, place);
         let count = from.count("devices", 4).map_err(wrong)?;
         if count != 1 {
             return Err(wrong(Reject::new("devices", count as u64, "an attachment has one")));
         }
         let (offer, pending, clock) = restore(from.bytes("device").map_err(wrong)?)?;
-        let mut server = Self::new(entrance, vec![offer], None)?.with_clock(clock);
+        let mut server = Self::new(listener, vec![offer], None)?.with_clock(clock);
         match server.restore_clients(&mut from, pending, next) {
             Ok(()) => Ok(server),
             Err(error) => {
@@ -537,8 +539,8 @@ impl NbdServer {
         !self.done.is_empty()
     }
 
-    /// The journey of one client's requests: parsed, asked of the device, and what that answers at once is sent while it is still in
-    /// the cache. What its socket does not take now keeps its next requests waiting.
+    /// The journey of one client's requests: parsed, asked of the device, and what that answers at once is sent while
+    /// it is still in the cache. What its socket does not take now keeps its next requests waiting.
     fn serve_one(&mut self, at: usize) {
         let now = self.clock.now();
         let mut receives = 0;
@@ -685,13 +687,14 @@ impl NbdServer {
         let lets_in = farewell.is_none() && (has_place || has_stuck) && !is_away;
 
         let mut interests = Vec::with_capacity(INTERESTS_MAX);
-        interests.push(Interest::new(self.ender.wake().as_fd(), false));
+        interests.push(Interest::new(self.stop.wake().as_fd(), false));
         let watched = self.watched.as_ref().filter(|_| farewell.is_none());
         interests.extend(watched.map(|link| Interest::hangup(link.as_fd())));
         let at_watched = watched.map(|_| interests.len() - 1);
-        interests.extend(self.moving.as_ref().filter(|_| farewell.is_none()).map(|moving| moving.gate.interest()));
-        interests.extend(lets_in.then(|| Interest::new(self.entrance.as_fd(), false)));
-        let at_entrance = lets_in.then(|| interests.len() - 1);
+        interests
+            .extend(self.moving.as_ref().filter(|_| farewell.is_none()).map(|moving| moving.hold_handle.interest()));
+        interests.extend(lets_in.then(|| Interest::new(self.listener.as_fd(), false)));
+        let at_listener = lets_in.then(|| interests.len() - 1);
         let at_devices = interests.len();
         let outside = |at: &usize| self.devices[*at].readiness().and_then(Watched::interest);
         let waited_on: Vec<usize> = (0..self.devices.len()).filter(|at| outside(at).is_some()).collect();
@@ -710,14 +713,14 @@ impl NbdServer {
         }));
         if farewell.is_some() {
             // Its owner's word has been heard: it would be ready for ever.
-            interests[0] = Interest::end(self.ender.wake().as_fd());
+            interests[0] = Interest::end(self.stop.wake().as_fd());
         }
         wait(&mut interests, span)?;
         let ready: Vec<bool> = interests.iter().map(|interest| interest.readable || interest.writable).collect();
         let readable: Vec<bool> = interests[at_clients..].iter().map(|interest| interest.readable).collect();
         drop(interests);
 
-        if farewell.is_none() && ready[0] && self.ender.was_asked() {
+        if farewell.is_none() && ready[0] && self.stop.was_asked() {
             return Ok(Some(Ended::Asked));
         }
         if at_watched.is_some_and(|at| ready[at]) {
@@ -742,7 +745,7 @@ impl NbdServer {
             info!(peer = client.link.peer(), "an NBD client that chose nothing was cut off");
             client.lose();
         }
-        let has_visitor = at_entrance.is_some_and(|at| ready[at]);
+        let has_visitor = at_listener.is_some_and(|at| ready[at]);
         for client in self.clients.iter_mut().filter(|client| client.keeps_idle_memory()) {
             if now - client.moved_at >= IDLE_TIME_MAX {
                 client.memory.rest(&mut client.conn);
@@ -840,7 +843,7 @@ impl NbdServer {
 
     fn let_in(&mut self) {
         while self.clients.len() < NBD_CONNECTIONS_MAX {
-            match self.entrance.try_accept() {
+            match self.listener.try_accept() {
                 Ok(Some(link)) => {
                     let is_free = |number: &u16| {
                         self.clients.iter().all(|client| client.number != *number)

@@ -5,13 +5,13 @@
 use farbus_model::Instant;
 use tracing::{info, warn};
 
-use crate::frontend::hold::{Answer, Arrival, Gate, Granted, LEAVE_WITHIN, Order, QUIET_WITHIN, Wish};
-use crate::importer::session::status::Standing;
+use crate::frontend::hold::{Answer, Arrival, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN};
+use crate::importer::session::status::SessionStatus;
 
 /// What an engine knows of a disk's moves.
 pub(super) struct Moving {
-    pub gate: Gate,
-    standing: Standing,
+    pub hold_handle: HoldHandle,
+    status: SessionStatus,
     stay: Stay,
     was_expected: bool,
     arrival: Arrival,
@@ -32,7 +32,7 @@ struct Held {
     /// Who waits to be told that it is.
     asker: Option<Answer>,
     /// Who goes on with it when its clients have left.
-    heir: Option<[u8; 32]>,
+    successor: Option<[u8; 32]>,
 }
 
 /// How its clients do.
@@ -47,14 +47,14 @@ pub(super) struct Clients {
 }
 
 impl Moving {
-    pub fn new(gate: Gate, standing: Standing) -> Self {
-        let was_expected = standing.is_expected();
-        Self { gate, standing, stay: Stay::Here, was_expected, arrival: Arrival::default() }
+    pub fn new(hold_handle: HoldHandle, status: SessionStatus) -> Self {
+        let was_expected = status.is_expected();
+        Self { hold_handle, status, stay: Stay::Here, was_expected, arrival: Arrival::default() }
     }
 
     /// Whether it is yet to be handed over to us: then nothing was written to it.
     pub fn is_expected(&self) -> bool {
-        self.standing.is_expected()
+        self.status.is_expected()
     }
 
     /// Whether nothing may be asked of the disk.
@@ -71,7 +71,7 @@ impl Moving {
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.stay {
             Stay::Held(Held { since, asker: Some(_), .. }) => Some(*since + QUIET_WITHIN),
-            Stay::Held(Held { since, heir: Some(_), .. }) => Some(*since + LEAVE_WITHIN),
+            Stay::Held(Held { since, successor: Some(_), .. }) => Some(*since + LEAVE_WITHIN),
             Stay::Here | Stay::Held(_) | Stay::Leaving => None,
         }
     }
@@ -83,21 +83,21 @@ impl Moving {
 
     /// Takes orders, and sees what comes next.
     pub fn look_after(&mut self, now: Instant, clients: Clients) {
-        if std::mem::replace(&mut self.was_expected, self.standing.is_expected()) && !self.was_expected {
+        if std::mem::replace(&mut self.was_expected, self.status.is_expected()) && !self.was_expected {
             self.arrival.note(now, clients.answered, !clients.are_answered);
         }
         self.arrival.see(now, clients.answered);
         self.see_what_comes_next(now, clients);
-        self.gate.shut(self.is_held());
+        self.hold_handle.shut(self.is_held());
     }
 
     fn see_what_comes_next(&mut self, now: Instant, clients: Clients) {
-        for order in self.gate.take() {
+        for order in self.hold_handle.take() {
             self.carry_out(now, order, clients);
         }
         match &mut self.stay {
             Stay::Here => {}
-            Stay::Leaving if self.standing.is_ours() && self.standing.end().is_none() => {
+            Stay::Leaving if self.status.is_ours() && self.status.end().is_none() => {
                 warn!("nobody came for the disk: it is here again");
                 self.stay = Stay::Here;
             }
@@ -116,13 +116,13 @@ impl Moving {
                     self.stay = Stay::Here;
                 }
             }
-            Stay::Held(Held { heir: Some(heir), .. }) if clients.are_gone => {
-                let heir = *heir;
-                if let Err(why) = self.leave(heir) {
+            Stay::Held(Held { successor: Some(successor), .. }) if clients.are_gone => {
+                let successor = *successor;
+                if let Err(why) = self.leave(successor) {
                     warn!(why, "the disk stays here");
                 }
             }
-            Stay::Held(Held { heir: Some(_), since, .. }) if now - *since >= LEAVE_WITHIN => {
+            Stay::Held(Held { successor: Some(_), since, .. }) if now - *since >= LEAVE_WITHIN => {
                 warn!("whoever uses the disk has not left: it stays here");
                 self.stay = Stay::Here;
             }
@@ -130,44 +130,46 @@ impl Moving {
         }
     }
 
-    fn carry_out(&mut self, now: Instant, Order { wish, answer }: Order, clients: Clients) {
-        let result = match (wish, &mut self.stay) {
-            (Wish::Hold | Wish::Move(_), _) if self.standing.is_expected() => {
+    fn carry_out(&mut self, now: Instant, Order { command, answer }: Order, clients: Clients) {
+        let result = match (command, &mut self.stay) {
+            (HoldCommand::Hold | HoldCommand::Move(_), _) if self.status.is_expected() => {
                 Err("it is yet to be handed over to this host")
             }
-            (Wish::Hold | Wish::Move(_), Stay::Leaving) => Err("it is being handed over already"),
-            (Wish::Move(_), Stay::Held(Held { heir: Some(_), .. })) => Err("it is being handed over already"),
-            (Wish::Move(heir), Stay::Held(held)) if held.asker.is_none() => {
-                (held.heir, held.since) = (Some(heir), now);
+            (HoldCommand::Hold | HoldCommand::Move(_), Stay::Leaving) => Err("it is being handed over already"),
+            (HoldCommand::Move(_), Stay::Held(Held { successor: Some(_), .. })) => {
+                Err("it is being handed over already")
+            }
+            (HoldCommand::Move(successor), Stay::Held(held)) if held.asker.is_none() => {
+                (held.successor, held.since) = (Some(successor), now);
                 Ok(Granted::ToUser)
             }
-            (Wish::Hold | Wish::Move(_), Stay::Held(_)) => Err("it is held already"),
-            (Wish::Hold, Stay::Here) if clients.are_gone => Err("nobody uses it"),
-            (Wish::Move(heir), Stay::Here) if clients.are_gone => self.leave(heir),
-            (Wish::Hold, Stay::Here) => {
-                self.stay = Stay::Held(Held { since: now, asker: Some(answer), heir: None });
+            (HoldCommand::Hold | HoldCommand::Move(_), Stay::Held(_)) => Err("it is held already"),
+            (HoldCommand::Hold, Stay::Here) if clients.are_gone => Err("nobody uses it"),
+            (HoldCommand::Move(successor), Stay::Here) if clients.are_gone => self.leave(successor),
+            (HoldCommand::Hold, Stay::Here) => {
+                self.stay = Stay::Held(Held { since: now, asker: Some(answer), successor: None });
                 return;
             }
-            (Wish::Move(heir), Stay::Here) => {
-                self.stay = Stay::Held(Held { since: now, asker: Some(answer), heir: Some(heir) });
+            (HoldCommand::Move(successor), Stay::Here) => {
+                self.stay = Stay::Held(Held { since: now, asker: Some(answer), successor: Some(successor) });
                 return;
             }
-            (Wish::GoOn, Stay::Held(held)) => {
+            (HoldCommand::GoOn, Stay::Held(held)) => {
                 if let Some(asker) = held.asker.take() {
                     asker.give(Err("it is to go on"));
                 }
                 self.stay = Stay::Here;
                 Ok(Granted::ToUser)
             }
-            (Wish::GoOn, Stay::Here | Stay::Leaving) => Err("it is not held"),
+            (HoldCommand::GoOn, Stay::Here | Stay::Leaving) => Err("it is not held"),
         };
         answer.give(result);
     }
 
-    fn leave(&mut self, heir: [u8; 32]) -> Result<Granted, &'static str> {
-        let left = self.standing.bequeath(heir);
+    fn leave(&mut self, successor: [u8; 32]) -> Result<Granted, &'static str> {
+        let left = self.status.migrate(successor);
         if left.is_ok() {
-            info!("the disk goes to its heir");
+            info!("the disk goes to its successor");
         }
         self.stay = if left.is_ok() { Stay::Leaving } else { Stay::Here };
         left.map(|()| Granted::AtOnce)
@@ -193,10 +195,10 @@ mod tests {
     fn ordered(
         moving: &mut Moving,
         clients: Clients,
-        order: impl FnOnce(&Gate) -> Result<Granted, &'static str> + Send + 'static,
+        order: impl FnOnce(&HoldHandle) -> Result<Granted, &'static str> + Send + 'static,
     ) -> Result<Granted, &'static str> {
-        let gate = moving.gate.clone();
-        let asked = thread::spawn(move || order(&gate));
+        let hold_handle = moving.hold_handle.clone();
+        let asked = thread::spawn(move || order(&hold_handle));
         while !asked.is_finished() {
             moving.look_after(at_s(1), clients);
             thread::sleep(Duration::from_millis(1));
@@ -204,54 +206,54 @@ mod tests {
         asked.join().unwrap()
     }
 
-    fn moving() -> (Moving, Standing) {
-        let standing = Standing::default();
-        (Moving::new(Gate::new().unwrap(), standing.clone()), standing)
+    fn moving() -> (Moving, SessionStatus) {
+        let status = SessionStatus::default();
+        (Moving::new(HoldHandle::new().unwrap(), status.clone()), status)
     }
 
     #[test]
     fn it_goes_when_whoever_uses_it_has_left_and_comes_back_if_nobody_wants_it() {
-        let (mut moving, standing) = moving();
-        assert_eq!(ordered(&mut moving, ANSWERED, |gate| gate.hand_over([7; 32])), Ok(Granted::ToUser));
-        assert!(moving.is_held() && !moving.is_away() && standing.is_ours() && moving.gate.is_shut());
+        let (mut moving, status) = moving();
+        assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::ToUser));
+        assert!(moving.is_held() && !moving.is_away() && status.is_ours() && moving.hold_handle.is_shut());
         assert_eq!(
-            ordered(&mut moving, ANSWERED, |gate| gate.hand_over([8; 32])),
+            ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([8; 32])),
             Err("it is being handed over already")
         );
         moving.look_after(at_s(2), GONE);
-        assert!(moving.is_away() && standing.heir() == Some([7; 32]));
-        assert_eq!(ordered(&mut moving, GONE, Gate::go_on), Err("it is not held"));
-        standing.disinherit();
+        assert!(moving.is_away() && status.successor() == Some([7; 32]));
+        assert_eq!(ordered(&mut moving, GONE, HoldHandle::go_on), Err("it is not held"));
+        status.disinherit();
         moving.look_after(at_s(3), GONE);
-        assert!(!moving.is_held() && !moving.gate.is_shut());
-        assert_eq!(ordered(&mut moving, GONE, |gate| gate.hand_over([7; 32])), Ok(Granted::AtOnce));
+        assert!(!moving.is_held() && !moving.hold_handle.is_shut());
+        assert_eq!(ordered(&mut moving, GONE, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::AtOnce));
     }
 
     #[test]
     fn whoever_does_not_leave_in_time_keeps_it() {
-        let (mut moving, standing) = moving();
-        assert_eq!(ordered(&mut moving, GONE, Gate::hold), Err("nobody uses it"));
-        assert_eq!(ordered(&mut moving, ANSWERED, Gate::hold), Ok(Granted::ToUser));
+        let (mut moving, status) = moving();
+        assert_eq!(ordered(&mut moving, GONE, HoldHandle::hold), Err("nobody uses it"));
+        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
         assert_eq!(moving.poll_timeout(), None, "it is held until somebody says otherwise");
-        assert_eq!(ordered(&mut moving, ANSWERED, |gate| gate.hand_over([7; 32])), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::ToUser));
         assert_eq!(moving.poll_timeout(), Some(at_s(1) + LEAVE_WITHIN));
         moving.look_after(at_s(1) + LEAVE_WITHIN, ANSWERED);
-        assert!(!moving.is_held() && standing.is_ours());
-        assert_eq!(ordered(&mut moving, ANSWERED, Gate::hold), Ok(Granted::ToUser));
-        assert_eq!(ordered(&mut moving, ANSWERED, Gate::go_on), Ok(Granted::ToUser));
+        assert!(!moving.is_held() && status.is_ours());
+        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
+        assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::go_on), Ok(Granted::ToUser));
         assert!(!moving.is_held());
     }
 
     #[test]
     fn what_is_not_ours_yet_is_neither_held_nor_handed_on_and_what_never_ends_goes_on() {
-        let (mut moving, standing) = moving();
-        standing.note_expected(true);
+        let (mut moving, status) = moving();
+        status.note_expected(true);
         let not_yet = Err("it is yet to be handed over to this host");
-        assert_eq!(ordered(&mut moving, GONE, |gate| gate.hand_over([7; 32])), not_yet);
-        assert_eq!(ordered(&mut moving, BUSY, Gate::hold), not_yet);
-        standing.note_expected(false);
-        let gate = moving.gate.clone();
-        let asked = thread::spawn(move || gate.hold());
+        assert_eq!(ordered(&mut moving, GONE, |hold_handle| hold_handle.hand_over([7; 32])), not_yet);
+        assert_eq!(ordered(&mut moving, BUSY, HoldHandle::hold), not_yet);
+        status.note_expected(false);
+        let hold_handle = moving.hold_handle.clone();
+        let asked = thread::spawn(move || hold_handle.hold());
         while !moving.is_held() {
             moving.look_after(at_s(1), BUSY);
         }

@@ -31,7 +31,8 @@ const BITS_PER_S_MAX: u64 = 1_000_000;
 const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Frames that an adapter has room for, each way, unless somebody says otherwise: 4 KiB of 64 bytes, as the paper's (section 6.2).
+/// Frames that an adapter has room for, each way, unless somebody says otherwise: 4 KiB of 64 bytes, as the paper's
+/// (section 6.2).
 pub const ROOM: usize = 64;
 
 /// A frame, as `gs_usb` writes it.
@@ -132,7 +133,8 @@ fn ask<P: Port>(device: &mut RemoteDevice<P>, request: u8, value: u16, length: u
     device.control_in(setup).map(|payload| payload.into_vec())
 }
 
-/// Propagation, both segments, jump width and prescaler: the nearest rate that is no more than 1 % off, with the sampling point near 7/8.
+/// Propagation, both segments, jump width and prescaler: the nearest rate that is no more than 1 % off, with the
+/// sampling point near 7/8.
 fn timing_of(clock: u32, rate: u32) -> Option<[u32; 5]> {
     if !(10_000..=1_000_000).contains(&rate) {
         return None;

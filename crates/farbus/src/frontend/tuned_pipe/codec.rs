@@ -11,7 +11,8 @@ pub trait Codec: Send {
     /// Writes into a message that is to go to which channel it goes.
     fn address(&mut self, channel: usize, message: &mut [u8]);
 
-    /// Whether the device says of each message that it went out ([`Sorted::WentOut`]); without that a message is out when its transfer is.
+    /// Whether the device says of each message that it went out ([`Sorted::WentOut`]); without that a message is out
+    /// when its transfer is.
     fn is_told(&self) -> bool;
 }
 

@@ -1,9 +1,10 @@
-//! A device's endpoints, and the thread that keeps them moving: it takes what came, sorts it to the pipes, sends what they have, and
-//! sleeps. No other thread touches the device, and it waits for nothing but its own next period.
+//! A device's endpoints, and the thread that keeps them moving: it takes what came, sorts it to the pipes, sends what
+//! they have, and sleeps. No other thread touches the device, and it waits for nothing but its own next period.
 //!
-//! **Its period.** A periodic thread comes twice within two periods at the worst, first as early and then as late as may be: so its period is
-//! half the time in which the device's room fills at the rates of all pipes, and no longer than any of theirs, whose deadline it inherits
-//! (as the paper's bottom half inherits the priority of the task that it works for). Its budget is a share of that period.
+//! **Its period.** A periodic thread comes twice within two periods at the worst, first as early and then as late as
+//! may be: so its period is half the time in which the device's room fills at the rates of all pipes, and no longer
+//! than any of theirs, whose deadline it inherits (as the paper's bottom half inherits the priority of the task that it
+//! works for). Its budget is a share of that period.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +21,7 @@ use serde::Serialize;
 use super::codec::{Codec, Sorted};
 use super::error::PipeError;
 use super::job::{Jobs, Roster};
-use super::processors::{Processors, Seat, said};
+use super::processors::{ProcessorShare, Processors, said};
 use super::ring::Ring;
 use super::way::Way;
 
@@ -28,8 +29,9 @@ use super::way::Way;
 pub const PERIOD_NS_MIN: u64 = 100_000;
 /// The same.
 pub const PERIOD_NS_MAX: u64 = (1 << 22) * 1000;
-/// For so long a processor may stand still, by its hypervisor or its firmware, without that any thread on it sees why: what is promised allows for
-/// it. Who measures a promise watches the processors, and says nothing of the time around a longer gap (the benchmark's canaries).
+/// For so long a processor may stand still, by its hypervisor or its firmware, without that any thread on it sees why:
+/// what is promised allows for it. Who measures a promise watches the processors, and says nothing of the time around a
+/// longer gap (the benchmark's canaries).
 pub const STILL_NS_MAX: u64 = 5_000_000;
 /// The longest that the receiving thread sleeps if nothing asks it to come sooner.
 const IDLE_PERIOD_NS: u64 = 10_000_000;
@@ -52,7 +54,8 @@ pub struct Shape {
     pub channels: usize,
     /// How they share the endpoints.
     pub codec: Box<dyn Codec>,
-    /// Of each channel, what turns it on when it has its first pipe: before that it would fill the device's room for nobody.
+    /// Of each channel, what turns it on when it has its first pipe: before that it would fill the device's room for
+    /// nobody.
     pub begin: Vec<Vec<(Setup, Vec<u8>)>>,
     /// What it can do, each way.
     pub attributes: Attributes,
@@ -90,8 +93,8 @@ impl Terms {
 /// An open device, for pipes.
 pub struct Endpoint {
     shared: Arc<Shared>,
-    desk: Mutex<Desk>,
-    seat: Arc<Seat>,
+    channels: Mutex<OpenedChannels>,
+    share: Arc<ProcessorShare>,
     processors: Processors,
     attributes: Attributes,
     has: [bool; 2],
@@ -113,7 +116,7 @@ pub struct Granted {
 
 /// Who has a channel.
 #[derive(Default)]
-struct Desk {
+struct OpenedChannels {
     opened: Vec<Opened>,
 }
 
@@ -186,7 +189,7 @@ impl Endpoint {
     /// [`PipeError`] if no processor carries it.
     pub fn open(way: Box<dyn Way>, shape: Shape, processors: &Processors, terms: Terms) -> Result<Self, PipeError> {
         let reserve = reserve_of(IDLE_PERIOD_NS, terms.share_ppm);
-        let seat = Arc::new(processors.seat(reserve)?);
+        let share = Arc::new(processors.share(reserve)?);
         assert!(shape.channels <= CHANNELS_MAX, "{} channels", shape.channels);
         let lanes = || (0..shape.channels).map(|_| PiLock::new(Lane::default())).collect();
         let shared = Arc::new(Shared {
@@ -203,7 +206,7 @@ impl Endpoint {
         let (room_in, room_out) = (shape.room_in, shape.room_out);
         let has = [shape.input.is_some(), shape.output.is_some()];
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let (for_thread, its_seat) = (Arc::clone(&shared), Arc::clone(&seat));
+        let (for_thread, its_seat) = (Arc::clone(&shared), Arc::clone(&share));
         let thread = thread::Builder::new().name("pipe-receiver".into()).spawn(move || {
             let (mut reservation, warnings) = its_seat.sit(reserve);
             *for_thread.granted.lock() = Granted { policy: reservation.policy().to_string(), warnings };
@@ -229,7 +232,8 @@ impl Endpoint {
                 receiver.begin();
                 let jobs = roster.end(job);
                 if jobs.overruns > receiver.counts.jobs.overruns {
-                    // Its jobs are short: the processor stood still under it, and pipes would pay for that until its budgets are made up for.
+                    // Its jobs are short: the processor stood still under it, and pipes would pay for that until its
+                    // budgets are made up for.
                     reservation.renew();
                 }
                 receiver.counts.jobs = jobs;
@@ -242,8 +246,20 @@ impl Endpoint {
         let thread = Some(thread.map_err(PipeError::System)?);
         // One that panicked has said so.
         let _ = told.recv();
-        let (processors, desk) = (processors.clone(), Mutex::default());
-        Ok(Self { shared, desk, seat, processors, attributes, has, room_in, room_out, message_bytes, terms, thread })
+        let (processors, channels) = (processors.clone(), Mutex::default());
+        Ok(Self {
+            shared,
+            channels,
+            share,
+            processors,
+            attributes,
+            has,
+            room_in,
+            room_out,
+            message_bytes,
+            terms,
+            thread,
+        })
     }
 
     /// What its thread was granted last.
@@ -283,12 +299,12 @@ impl Endpoint {
         self.terms.transfer
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn channels(&self) -> MutexGuard<'_, OpenedChannels> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A channel for one user, whose period `derive` finds (`u64::MAX` for one who has no thread), with room for what comes in the longest
-    /// time between two looks of both threads.
+    /// A channel for one user, whose period `derive` finds (`u64::MAX` for one who has no thread), with room for what
+    /// comes in the longest time between two looks of both threads.
     pub(super) fn claim(
         &self,
         channel: usize,
@@ -303,36 +319,36 @@ impl Endpoint {
         if channel >= channels {
             return Err(PipeError::Channel { asked: channel, channels });
         }
-        let mut desk = self.desk();
+        let mut channels = self.channels();
         let beside = |opened: &&Opened| opened.direction == direction;
-        if desk.opened.iter().filter(beside).any(|opened| opened.channel == channel) {
+        if channels.opened.iter().filter(beside).any(|opened| opened.channel == channel) {
             return Err(PipeError::Taken(channel));
         }
-        let others: Vec<Quality> = desk.opened.iter().filter(beside).map(|opened| opened.quality).collect();
+        let others: Vec<Quality> = channels.opened.iter().filter(beside).map(|opened| opened.quality).collect();
         let period_ns = derive(&self.attributes, &others)?;
         let opened = Opened { channel, direction, quality: *quality, period_ns };
-        let receiver_ns = self.receiver_period(desk.opened.iter().chain([&opened]))?;
-        self.seat.change(reserve_of(receiver_ns, self.terms.share_ppm))?;
+        let receiver_ns = self.receiver_period(channels.opened.iter().chain([&opened]))?;
+        self.share.change(reserve_of(receiver_ns, self.terms.share_ppm))?;
         // Whoever has no thread is given what others collected: as much as their buffers, twice.
         let own_ns = if period_ns == u64::MAX { 0 } else { period_ns };
         let buffered = 2 * (quality.buffer_bytes as usize).div_ceil(self.message_bytes);
         let messages = messages_in(2 * (own_ns + receiver_ns), quality, self.message_bytes).max(buffered) + buffered;
         *self.shared.lane(channel, direction).lock() =
             Lane { ring: Some(Ring::new(self.message_bytes, messages)), ..Lane::default() };
-        desk.opened.push(opened);
+        channels.opened.push(opened);
         self.shared.promise(reserve_of(receiver_ns, self.terms.share_ppm));
         self.shared.used.fetch_or(1 << channel, Ordering::Release);
         Ok(())
     }
 
     pub(super) fn release(&self, channel: usize, direction: Direction) {
-        let mut desk = self.desk();
-        desk.opened.retain(|opened| (opened.channel, opened.direction) != (channel, direction));
+        let mut channels = self.channels();
+        channels.opened.retain(|opened| (opened.channel, opened.direction) != (channel, direction));
         self.shared.lane(channel, direction).lock().ring = None;
         // Less is always admitted.
-        if let Ok(period_ns) = self.receiver_period(desk.opened.iter()) {
+        if let Ok(period_ns) = self.receiver_period(channels.opened.iter()) {
             let reserve = reserve_of(period_ns, self.terms.share_ppm);
-            if self.seat.change(reserve).is_ok() {
+            if self.share.change(reserve).is_ok() {
                 self.shared.promise(reserve);
             }
         }
@@ -354,8 +370,8 @@ impl Endpoint {
     }
 }
 
-/// How often a buffer is looked at that is full after so long. Two looks are two periods apart at the most, and the processor may stand still
-/// between them.
+/// How often a buffer is looked at that is full after so long. Two looks are two periods apart at the most, and the
+/// processor may stand still between them.
 fn emptied_ns(full_after_ns: u64) -> u64 {
     let moving = full_after_ns.checked_sub(STILL_NS_MAX).map(|rest| rest / 2);
     moving.filter(|period| *period >= PERIOD_NS_MIN).unwrap_or(full_after_ns / 2)

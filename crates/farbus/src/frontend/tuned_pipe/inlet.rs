@@ -1,4 +1,5 @@
-//! Where another pipe's function puts what is to go on: the way through a host that only passes data on takes no thread of its own.
+//! Where another pipe's function puts what is to go on: the way through a host that only passes data on takes no thread
+//! of its own.
 
 use std::sync::Arc;
 

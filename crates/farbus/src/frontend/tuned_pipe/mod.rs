@@ -1,9 +1,11 @@
 //! # Tuned pipes: a device's data by a deadline
 //!
-//! **This room is** the `tpipe` of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), section 5, on Linux: a function
-//! that runs once a period with a promised execution time, at one end of one channel of a device's endpoint, here or on another host. From
-//! a quality of service follow its budget and period (Little's law), whether the endpoint and a processor carry it (Equation 1), the
-//! buffers, and how late a message is at the worst (as Equations 9 and 10, for threads that look once a period). What was promised and what became of it is in its [`Report`].
+//! **This room is** the `tpipe` of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), section
+//! 5, on Linux: a function that runs once a period with a promised execution time, at one end of one channel of a
+//! device's endpoint, here or on another host. From a quality of service follow its budget and period (Little's law),
+//! whether the endpoint and a processor carry it (Equation 1), the buffers, and how late a message is at the worst (as
+//! Equations 9 and 10, for threads that look once a period). What was promised and what became of it is in its
+//! [`Report`].
 //!
 //! **It may touch** the scheduler, threads, the clock.
 //!
@@ -11,9 +13,9 @@
 //!
 //! **Enter at** [`tpipe`]; the journey of a message is `Receiver::turn` in `endpoint.rs`, then the loop in `pipe.rs`.
 //!
-//! **Why** everything runs by the clock and nobody wakes anybody: a thread that is woken is as late as who wakes it. Two periodic threads and
-//! a buffer between them have a bound that is the sum of theirs, and two locks held for a copy are all that they share
-//! ([`PiLock`](farbus_io::sys::pi_lock::PiLock): whoever has it runs as urgently as who waits).
+//! **Why** everything runs by the clock and nobody wakes anybody: a thread that is woken is as late as who wakes it.
+//! Two periodic threads and a buffer between them have a bound that is the sum of theirs, and two locks held for a copy
+//! are all that they share ([`PiLock`](farbus_io::sys::pi_lock::PiLock): whoever has it runs as urgently as who waits).
 //!
 //! | of the paper | here |
 //! |---|---|
@@ -50,6 +52,6 @@ pub use farbus_realtime::vcpu::{Overload, Reserve};
 pub use inlet::Inlet;
 pub use opening::{delay_ns, here, there};
 pub use pipe::{End, Flow, Pipe, Report, Turn, tpipe};
-pub use processors::{Processors, Seat, Strictness};
+pub use processors::{ProcessorShare, Processors, Strictness};
 pub use unfit::SetUpError;
 pub use way::{Driven, InSession, Patient, Plain, Way};

@@ -51,8 +51,8 @@ pub fn there(client: &Client, target: &Target) -> Result<(RemoteDevice<Patient>,
         .map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
 }
 
-/// What a path to a device takes, in nanoseconds: the longest of some round trips, with a margin. It is what was seen, and no promise of
-/// the network's.
+/// What a path to a device takes, in nanoseconds: the longest of some round trips, with a margin. It is what was seen,
+/// and no promise of the network's.
 ///
 /// # Errors
 /// [`RemoteError`].
@@ -68,7 +68,8 @@ pub fn delay_ns(device: &mut RemoteDevice<Patient>) -> Result<u64, RemoteError> 
 }
 
 impl Shape {
-    /// The first bulk endpoints of a device, cut into messages of a size; it makes its source wait while nobody fetches.
+    /// The first bulk endpoints of a device, cut into messages of a size; it makes its source wait while nobody
+    /// fetches.
     pub fn bulk(device: &RemoteDevice<Patient>, speed: Speed, message_bytes: usize) -> Option<Self> {
         let settings = &device.descriptors().configuration(device.configuration())?.settings;
         let find = |direction| settings.iter().find_map(|setting| setting.find(TransferType::Bulk, direction));

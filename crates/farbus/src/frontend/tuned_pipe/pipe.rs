@@ -118,7 +118,8 @@ pub struct Report {
     pub bound_ns: u64,
     /// The same by the paper's Equation 9, whose user thread is woken by the message: a period less.
     pub equation_9_ns: u64,
-    /// How late one was, from when the receiving thread had it until its function was through with it; outgoing, until that thread sent it.
+    /// How late one was, from when the receiving thread had it until its function was through with it; outgoing, until
+    /// that thread sent it.
     pub worst_ns: u64,
     /// Its jobs.
     pub jobs: Jobs,
@@ -139,8 +140,8 @@ impl Report {
     }
 }
 
-/// The paper's call: makes a pipe of that quality at one end of `endpoint`, which runs `function` with `argument` once a period, on a
-/// processor that carries it beside all others.
+/// The paper's call: makes a pipe of that quality at one end of `endpoint`, which runs `function` with `argument` once
+/// a period, on a processor that carries it beside all others.
 ///
 /// # Errors
 /// [`PipeError`]: the endpoint or the processors do not carry it, or it cannot be.
@@ -155,12 +156,12 @@ pub fn tpipe<A: Send + 'static>(
     let mut derived = None;
     endpoint.claim(channel, direction, &quality, |attributes, others| {
         let reserve = derive(attributes, others, &quality)?;
-        let seat =
-            endpoint.processors().seat(Reserve { period_ns: in_range("the pipe", reserve.period_ns)?, ..reserve })?;
-        derived = Some((reserve, seat));
+        let share =
+            endpoint.processors().share(Reserve { period_ns: in_range("the pipe", reserve.period_ns)?, ..reserve })?;
+        derived = Some((reserve, share));
         Ok(reserve.period_ns)
     })?;
-    let (reserve, seat) = derived.expect("a claim derives");
+    let (reserve, share) = derived.expect("a claim derives");
     // From here on a drop gives everything back.
     let inside = Arc::new(Inside::default());
     let granted = Granted::default();
@@ -171,7 +172,7 @@ pub fn tpipe<A: Send + 'static>(
     let (tell, told) = std::sync::mpsc::sync_channel(1);
     let name = format!("pipe-{}-{channel}", direction_name(direction));
     let thread = thread::Builder::new().name(name).spawn(move || {
-        let (reservation, warnings) = seat.sit(reserve);
+        let (reservation, warnings) = share.sit(reserve);
         let _ = tell.send(Granted { policy: reservation.policy().to_string(), warnings });
         let (mut roster, mut counts) = (Roster::new(reserve), Counts::default());
         let room_bytes = quota * message_bytes;
@@ -220,9 +221,10 @@ pub fn tpipe<A: Send + 'static>(
     Ok(pipe)
 }
 
-/// What comes goes through the transfer, the receiving thread and the function; what goes, the other way. A thread that looks once a period,
-/// and is woken by nobody, has looked as early as may be and looks again as late as may be: two of its periods. Equation 9 has two for the
-/// receiving thread (bottom half and thread) and one for the user's, which a message wakes there.
+/// What comes goes through the transfer, the receiving thread and the function; what goes, the other way. A thread that
+/// looks once a period, and is woken by nobody, has looked as early as may be and looks again as late as may be: two of
+/// its periods. Equation 9 has two for the receiving thread (bottom half and thread) and one for the user's, which a
+/// message wakes there.
 fn stages(direction: Direction, transfer: Stage, receiver_ns: u64, period_ns: u64) -> Vec<Stage> {
     let [receiver, user] = [receiver_ns, period_ns].map(|period_ns| Stage::Server { period_ns });
     let mut stages = vec![transfer, receiver, receiver, user, user];
@@ -245,8 +247,8 @@ impl<A> Pipe<A> {
         self.reserve
     }
 
-    /// What lies on its way, as long as the endpoint has the pipes that it has now: a path over several pipes and hosts is late by the sum
-    /// of theirs at the worst (Equation 10, [`worst_ns`]).
+    /// What lies on its way, as long as the endpoint has the pipes that it has now: a path over several pipes and hosts
+    /// is late by the sum of theirs at the worst (Equation 10, [`worst_ns`]).
     pub fn stages(&self) -> Vec<Stage> {
         let receiver_ns = self.endpoint.period_ns();
         stages(self.end.direction, self.endpoint.transfer(), receiver_ns, self.reserve.period_ns)

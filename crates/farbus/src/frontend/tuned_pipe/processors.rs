@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farbus_io::sys::cpuset::{CpusetError, Entrance, Exclusive};
+use farbus_io::sys::cpuset::{CpusetEntry, CpusetError, Exclusive};
 use farbus_io::sys::scheduling::{LockedMemory, Policy, Reservation};
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
 
@@ -40,23 +40,23 @@ struct Inner {
 
 /// Where threads run.
 enum Place {
-    /// Wherever the kernel likes. Deadlines are kept by all processors together then: a set that one processor would carry (its sum is at
-    /// most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m - (m - 1) times its largest part
-    /// (Goossens, Funk and Baruah, 2003).
+    /// Wherever the kernel likes. Deadlines are kept by all processors together then: a set that one processor would
+    /// carry (its sum is at most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m -
+    /// (m - 1) times its largest part (Goossens, Funk and Baruah, 2003).
     Anywhere,
     /// On one processor that is nobody else's, for as long as it is kept.
-    Own { entrance: Entrance, _kept: Option<Exclusive> },
+    Own { cpuset_entry: CpusetEntry, _kept: Option<Exclusive> },
 }
 
 #[derive(Default)]
 struct Ledger {
     next: u64,
     /// Of each place, what was promised to whom.
-    seats: Vec<(usize, u64, Reserve)>,
+    shares: Vec<(usize, u64, Reserve)>,
 }
 
 /// A promise that counts until it is dropped.
-pub struct Seat {
+pub struct ProcessorShare {
     processors: Processors,
     place: usize,
     id: u64,
@@ -75,19 +75,20 @@ impl Processors {
     pub fn exclusive(cpus: &[usize], strictness: Strictness) -> Result<Self, CpusetError> {
         let take = |&cpu: &usize| {
             let kept = Exclusive::take(cpu)?;
-            Ok(Place::Own { entrance: kept.entrance()?, _kept: Some(kept) })
+            Ok(Place::Own { cpuset_entry: kept.cpuset_entry()?, _kept: Some(kept) })
         };
         let own = cpus.iter().map(take).collect::<Result<Vec<_>, _>>()?;
         Ok(Self::over(own, strictness))
     }
 
     /// The same where another process has taken them, and keeps them.
-    pub fn kept_elsewhere(entrances: Vec<Entrance>, strictness: Strictness) -> Self {
-        let own = entrances.into_iter().map(|entrance| Place::Own { entrance, _kept: None });
+    pub fn kept_elsewhere(cpuset_entries: Vec<CpusetEntry>, strictness: Strictness) -> Self {
+        let own = cpuset_entries.into_iter().map(|cpuset_entry| Place::Own { cpuset_entry, _kept: None });
         Self::over(own.collect(), strictness)
     }
 
-    /// The same where others promise time of them, too: of one of our own they have nothing, and of all together they have what we leave.
+    /// The same where others promise time of them, too: of one of our own they have nothing, and of all together they
+    /// have what we leave.
     ///
     /// # Errors
     /// [`PipeError::Promised`] if they have promised what is our own.
@@ -128,7 +129,7 @@ impl Processors {
     ///
     /// # Errors
     /// [`PipeError::Processor`] of the one that lacks least, [`PipeError::Promised`].
-    pub fn seat(&self, reserve: Reserve) -> Result<Seat, PipeError> {
+    pub fn share(&self, reserve: Reserve) -> Result<ProcessorShare, PipeError> {
         let mut ledger = self.ledger();
         let mut least = None;
         for place in 0..self.0.places.len() {
@@ -137,8 +138,8 @@ impl Processors {
                     self.admit_beside(place, ledger.with(place, None, reserve))?;
                     ledger.next += 1;
                     let id = ledger.next;
-                    ledger.seats.push((place, id, reserve));
-                    return Ok(Seat { processors: self.clone(), place, id });
+                    ledger.shares.push((place, id, reserve));
+                    return Ok(ProcessorShare { processors: self.clone(), place, id });
                 }
                 Err(overload) => {
                     let missing = |overload: &Overload| match overload {
@@ -174,10 +175,10 @@ impl fmt::Debug for Processors {
 }
 
 impl Place {
-    fn own(&self) -> Option<&Entrance> {
+    fn own(&self) -> Option<&CpusetEntry> {
         match self {
             Place::Anywhere => None,
-            Place::Own { entrance, .. } => Some(entrance),
+            Place::Own { cpuset_entry, .. } => Some(cpuset_entry),
         }
     }
 }
@@ -185,28 +186,29 @@ impl Place {
 impl Ledger {
     /// What is promised at a place, with `reserve` besides or in the place of a seat's own.
     fn with(&self, place: usize, instead_of: Option<u64>, reserve: Reserve) -> Vec<Reserve> {
-        let others = self.seats.iter().filter(|(at, id, _)| *at == place && Some(*id) != instead_of);
+        let others = self.shares.iter().filter(|(at, id, _)| *at == place && Some(*id) != instead_of);
         others.map(|(.., reserve)| *reserve).chain([reserve]).collect()
     }
 }
 
-impl Seat {
+impl ProcessorShare {
     /// It is promised this from now on.
     ///
     /// # Errors
-    /// [`PipeError`] as [`Processors::seat`]; it is promised what it was.
+    /// [`PipeError`] as [`Processors::share`]; it is promised what it was.
     pub fn change(&self, reserve: Reserve) -> Result<(), PipeError> {
         let mut ledger = self.processors.ledger();
         let all = ledger.with(self.place, Some(self.id), reserve);
         admit(&all, &[])?;
         self.processors.admit_beside(self.place, all)?;
-        if let Some(seat) = ledger.seats.iter_mut().find(|(_, id, _)| *id == self.id) {
-            seat.2 = reserve;
+        if let Some(share) = ledger.shares.iter_mut().find(|(_, id, _)| *id == self.id) {
+            share.2 = reserve;
         }
         Ok(())
     }
 
-    /// The calling thread takes its place and asks the kernel for what was promised. What it did not get is in the second half.
+    /// The calling thread takes its place and asks the kernel for what was promised. What it did not get is in the
+    /// second half.
     pub fn sit(&self, reserve: Reserve) -> (Reservation, Vec<String>) {
         let mut warnings = Vec::new();
         if let Some(own) = self.processors.0.places[self.place].own()
@@ -240,11 +242,11 @@ pub fn said(reservation: &Reservation) -> Vec<String> {
     said
 }
 
-impl Drop for Seat {
+impl Drop for ProcessorShare {
     fn drop(&mut self) {
         let mut ledger = self.processors.ledger();
-        ledger.seats.retain(|(_, id, _)| *id != self.id);
-        let left = ledger.seats.iter().filter(|(at, ..)| *at == self.place).map(|(.., reserve)| *reserve).collect();
+        ledger.shares.retain(|(_, id, _)| *id != self.id);
+        let left = ledger.shares.iter().filter(|(at, ..)| *at == self.place).map(|(.., reserve)| *reserve).collect();
         // Less is always admitted; who does not answer any more has nothing to be told.
         let _ = self.processors.admit_beside(self.place, left);
     }
@@ -266,16 +268,16 @@ mod tests {
     #[test]
     fn equation_1_decides_before_the_kernel_is_asked() {
         let processors = Processors::anywhere(Strictness::None);
-        let first = processors.seat(reserve(40_000, 100_000)).unwrap();
-        let second = processors.seat(reserve(40_000, 100_000)).unwrap();
-        let beyond = processors.seat(reserve(1_000, 100_000));
+        let first = processors.share(reserve(40_000, 100_000)).unwrap();
+        let second = processors.share(reserve(40_000, 100_000)).unwrap();
+        let beyond = processors.share(reserve(1_000, 100_000));
         let Err(PipeError::Processor(Overload::Demand(load))) = beyond else { panic!("beyond the bound") };
         assert_eq!(load.demand_ppb, 810_000_000);
         assert!(second.change(reserve(60_000, 100_000)).is_err());
         drop(first);
         second.change(reserve(60_000, 100_000)).unwrap();
-        assert!(processors.seat(reserve(22_000, 100_000)).is_ok());
-        assert!(matches!(processors.seat(reserve(2, 1)), Err(PipeError::Processor(Overload::Reserve(_)))));
+        assert!(processors.share(reserve(22_000, 100_000)).is_ok());
+        assert!(matches!(processors.share(reserve(2, 1)), Err(PipeError::Processor(Overload::Reserve(_)))));
     }
 
     /// What others leave, and what they were told last.
@@ -295,11 +297,11 @@ mod tests {
         let others = Others::default();
         let told = || others.0.lock().unwrap().clone();
         let processors = Processors::anywhere(Strictness::None).beside(others.clone()).unwrap();
-        let first = processors.seat(reserve(30, 100)).unwrap();
-        let Err(PipeError::Promised(why)) = processors.seat(reserve(40, 100)) else { panic!("beyond what is left") };
+        let first = processors.share(reserve(30, 100)).unwrap();
+        let Err(PipeError::Promised(why)) = processors.share(reserve(40, 100)) else { panic!("beyond what is left") };
         assert!(why.contains("missing"), "{why}");
         assert_eq!(told(), [reserve(30, 100)], "and who is refused has nothing");
-        let second = processors.seat(reserve(10, 100)).unwrap();
+        let second = processors.share(reserve(10, 100)).unwrap();
         assert!(matches!(second.change(reserve(40, 100)), Err(PipeError::Promised(_))));
         drop(first);
         assert_eq!(told(), [reserve(10, 100)]);

@@ -1,4 +1,5 @@
-//! What lies between the thread that receives and a pipe's: whole messages, in memory that is taken when the pipe is opened.
+//! What lies between the thread that receives and a pipe's: whole messages, in memory that is taken when the pipe is
+//! opened.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! The way to a device for a thread that never waits for it: it looks, takes what came, sends what waits, and sleeps until its next period.
+//! The way to a device for a thread that never waits for it: it looks, takes what came, sends what waits, and sleeps
+//! until its next period.
 
 use std::time::Duration;
 

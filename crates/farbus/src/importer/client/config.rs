@@ -12,9 +12,11 @@ use crate::importer::options::transport::Over as Transport;
 
 /// The grace period of a USB device that this machine's kernel uses, where nothing else is configured.
 ///
-/// Linux's usb-storage gives a command up after 30 s; until then the session has to have a new link, and the command its answer.
+/// Linux's usb-storage gives a command up after 30 s; until then the session has to have a new link, and the command
+/// its answer.
 pub const GRACE: Duration = Duration::from_secs(20);
-/// The grace period of a device that farbus itself drives, a disk shown by FUSE or NBD among them: no kernel's timer runs.
+/// The grace period of a device that farbus itself drives, a disk shown by FUSE or NBD among them: no kernel's timer
+/// runs.
 pub const GRACE_DISK: Duration = Duration::from_secs(60);
 
 /// How a [`Client`](super::Client) takes devices.
@@ -28,16 +30,17 @@ pub const GRACE_DISK: Duration = Duration::from_secs(60);
 /// ```
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    /// For how long a session keeps its device after it lost its last link. Zero takes devices by plain USB/IP, without a session, and a
-    /// device is lost with its link. `None` means [`GRACE`] or [`GRACE_DISK`] where a session is possible: with paired hosts, at sockets of
-    /// this machine, and where an option asks for one. Other hosts may not know farbus's own protocol.
+    /// For how long a session keeps its device after it lost its last link. Zero takes devices by plain USB/IP, without
+    /// a session, and a device is lost with its link. `None` means [`GRACE`] or [`GRACE_DISK`] where a session is
+    /// possible: with paired hosts, at sockets of this machine, and where an option asks for one. Other hosts may not
+    /// know farbus's own protocol.
     pub grace: Option<Duration>,
     /// What the links of a session to a paired host run over.
     pub transport: Transport,
     /// How many links a session has, 1 or more. The exporter may grant fewer.
     pub links: u16,
-    /// Whether a device is asked for data before its user asks, so that distance is felt less. It applies to devices that this
-    /// machine's kernel uses.
+    /// Whether a device is asked for data before its user asks, so that distance is felt less. It applies to devices
+    /// that this machine's kernel uses.
     pub prefetch: Prefetch,
     /// What the data of a device passes through on its way, such as compression.
     pub modules: Recipe,
@@ -62,8 +65,8 @@ impl Default for ClientConfig {
 }
 
 impl ClientConfig {
-    /// The grace period of a session; zero means that there is to be none. `usual` is the period if none is configured, and
-    /// `has_sessions` says whether the exporter is known to speak farbus's protocol.
+    /// The grace period of a session; zero means that there is to be none. `usual` is the period if none is configured,
+    /// and `has_sessions` says whether the exporter is known to speak farbus's protocol.
     ///
     /// # Errors
     /// [`ClientError::Local`] if the options contradict each other; what `has_sessions` returns.

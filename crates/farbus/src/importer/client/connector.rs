@@ -10,7 +10,7 @@ use farbus_io::link::{Link, LinkError};
 use farbus_io::trust::Protocol;
 
 use super::error::{ClientError, local, lost};
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::socket_place::Place;
 use crate::hosts::known_host::{KnownHost, moved_to};
 use crate::hosts::reach::{ANSWER_TIME_MAX, Found};
@@ -21,7 +21,7 @@ use crate::importer::session::connection::Dial;
 /// Makes links to hosts, through the rights of this process or those of its broker.
 #[derive(Clone, Debug)]
 pub struct Connector {
-    hands: Hands,
+    system: SystemAccess,
     /// What the links of sessions run over.
     transport: Transport,
     /// A host that was looked up while the files that say who it is could be read; `None` for one that is not paired.
@@ -30,37 +30,42 @@ pub struct Connector {
 
 impl Connector {
     /// A connector that looks up each host when it is needed.
-    pub fn new(hands: Hands, transport: Transport) -> Self {
-        Self { hands, transport, pinned: None }
+    pub fn new(system: SystemAccess, transport: Transport) -> Self {
+        Self { system, transport, pinned: None }
     }
 
     /// A connector that looks up one host (`HOST:PORT`) now and needs no files later.
     ///
     /// # Errors
     /// [`ClientError::Local`] if the list of paired hosts cannot be read.
-    pub fn for_host(address: &str, hands: Hands, transport: Transport) -> Result<Self, ClientError> {
+    pub fn for_host(address: &str, system: SystemAccess, transport: Transport) -> Result<Self, ClientError> {
         let known = KnownHost::find(address)?.map(Arc::new);
-        Ok(Self { hands, transport, pinned: Some((address.to_owned(), known)) })
+        Ok(Self { system, transport, pinned: Some((address.to_owned(), known)) })
     }
 
-    /// As [`Connector::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key there, that
-    /// address is remembered.
+    /// As [`Connector::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
+    /// there, that address is remembered.
     ///
     /// # Errors
     /// [`ClientError::Local`] if it is not a paired host: then nothing would tell a false address from a right one.
-    pub fn for_host_at(address: &str, moved: &str, hands: Hands, transport: Transport) -> Result<Self, ClientError> {
+    pub fn for_host_at(
+        address: &str,
+        moved: &str,
+        system: SystemAccess,
+        transport: Transport,
+    ) -> Result<Self, ClientError> {
         let name = address.rsplit_once(':').map_or(address, |(name, _)| name);
         let unknown = || {
             let what = "is not a paired host, so --address says nothing about it\n  see: farbus peers";
             ClientError::Local(format!("'{name}' {what}"))
         };
         let known = KnownHost::find(address)?.ok_or_else(unknown)?.looked_for_at(moved_to(moved));
-        Ok(Self { hands, transport, pinned: Some((address.to_owned(), Some(Arc::new(known)))) })
+        Ok(Self { system, transport, pinned: Some((address.to_owned(), Some(Arc::new(known)))) })
     }
 
     /// The rights that it uses.
-    pub fn hands(&self) -> &Hands {
-        &self.hands
+    pub fn system(&self) -> &SystemAccess {
+        &self.system
     }
 
     /// The paired host that an address names, if it names one.
@@ -74,15 +79,15 @@ impl Connector {
         }
     }
 
-    /// A link for USB/IP. To the name of a paired host it is encrypted, and never plain. Waits for `time_max` at most, as each receive
-    /// on the link does.
+    /// A link for USB/IP. To the name of a paired host it is encrypted, and never plain. Waits for `time_max` at most,
+    /// as each receive on the link does.
     ///
     /// # Errors
     /// [`ClientError`].
     pub fn connect(&self, address: &str, time_max: Duration) -> Result<Link, ClientError> {
         let link = match self.known(address)? {
             Some(known) => self.connect_encrypted(&known, Protocol::UsbIp, time_max)?,
-            None => self.hands.connect(address, time_max).map_err(ClientError::Link)?,
+            None => self.system.connect(address, time_max).map_err(ClientError::Link)?,
         };
         link.set_receive_timeout(Some(time_max)).map_err(|source| lost(address, source))?;
         Ok(link)
@@ -98,8 +103,8 @@ impl Connector {
         protocol: Protocol,
         time_max: Duration,
     ) -> Result<Link, ClientError> {
-        let found = search(known, &self.hands, Way::Connected, |hints| {
-            let connected = self.hands.connect_known(known, time_max, hints);
+        let found = search(known, &self.system, Way::Connected, |hints| {
+            let connected = self.system.connect_known(known, time_max, hints);
             let (link, Found { place, is_new }) = connected.map_err(NotFound::NoConnection)?;
             let Place::Address(at) = place else { unreachable!("a paired host has an address") };
             let link = known.encrypt(link, protocol).map_err(|error| NotFound::NotMet(error, at))?;
@@ -110,16 +115,16 @@ impl Connector {
 
     /// An encrypted link over QUIC to a paired host. Only the handshake tells whether a host is there.
     fn connect_quic(&self, known: &KnownHost) -> Result<Link, ClientError> {
-        let found = search(known, &self.hands, Way::Datagrams, |hints| {
-            let (socket, to, is_new) = self.hands.datagrams(known, hints).map_err(NotFound::NoConnection)?;
+        let found = search(known, &self.system, Way::Datagrams, |hints| {
+            let (socket, to, is_new) = self.system.datagrams(known, hints).map_err(NotFound::NoConnection)?;
             let link = known.encrypt_datagrams(socket, to).map_err(|error| NotFound::NotMet(error, to))?;
             Ok((link, to, is_new))
         });
         found.map_err(|failure| not_found(known, failure))
     }
 
-    /// Connects to an exporter for a session. Returns what makes the session's links, of which the first is made already, and the
-    /// exporter's name for people.
+    /// Connects to an exporter for a session. Returns what makes the session's links, of which the first is made
+    /// already, and the exporter's name for people.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -142,8 +147,8 @@ impl Connector {
         Ok(Box::new(as_dial(self.session_links(address, known)?)))
     }
 
-    /// Makes one link of a session after the other. It uses a connection to the broker of its own, so that waiting for a link keeps
-    /// nobody else waiting.
+    /// Makes one link of a session after the other. It uses a connection to the broker of its own, so that waiting for
+    /// a link keeps nobody else waiting.
     fn session_links(
         &self,
         address: &str,
@@ -153,12 +158,12 @@ impl Connector {
             let what = format!("QUIC is for paired hosts, and {address} is none: see 'farbus pair'");
             return Err(ClientError::Local(what));
         }
-        let apart = Self { hands: self.hands.apart().map_err(local)?, ..self.clone() };
+        let apart = Self { system: self.system.apart().map_err(local)?, ..self.clone() };
         let address = address.to_owned();
         Ok(move || match &known {
             Some(known) if apart.transport == Transport::Quic => apart.connect_quic(known),
             Some(known) => apart.connect_encrypted(known, Protocol::Session, ANSWER_TIME_MAX),
-            None => apart.hands.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
+            None => apart.system.connect(&address, ANSWER_TIME_MAX).map_err(ClientError::Link),
         })
     }
 }

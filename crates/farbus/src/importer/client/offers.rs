@@ -50,8 +50,8 @@ pub fn offers(connector: &Connector, address: &str, time_max: Duration) -> Resul
     }
 }
 
-/// Tells an exporter what a device is used for: a paired host over its encrypted link, an exporter on this machine as its owner would.
-/// `user` is this end of the link that carries the device.
+/// Tells an exporter what a device is used for: a paired host over its encrypted link, an exporter on this machine as
+/// its owner would. `user` is this end of the link that carries the device.
 ///
 /// # Errors
 /// [`ClientError`].
@@ -65,7 +65,7 @@ pub fn explain(
     if ask(connector, &target.address, &question, ANSWER_TIME_MAX)?.is_none()
         && let Some(user) = user
     {
-        let told = connector.hands().explain(&user.to_string(), reason);
+        let told = connector.system().explain(&user.to_string(), reason);
         told.map_err(|error| ClientError::Local(error.to_string()))?;
     }
     Ok(())

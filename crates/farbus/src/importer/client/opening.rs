@@ -1,7 +1,7 @@
 //! Opening devices: [`Client`].
 //!
-//! The journey of a device that is opened in a session is one function, `Client::request`: connect, begin the session, open the
-//! device, read the answer. Every kind of device takes it; they differ in what they ask for.
+//! The journey of a device that is opened in a session is one function, `Client::request`: connect, begin the session,
+//! open the device, read the answer. Every kind of device takes it; they differ in what they ask for.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use super::connector::Connector;
 use super::error::{ClientError, local, lost, unreachable};
 use super::target::Target;
 use super::{offers, usbip};
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::failure::Attribute;
 use crate::common::host_address::LOCAL;
 use crate::devices::offer::Listed;
@@ -37,8 +37,8 @@ const ATTACHMENT: u16 = 1;
 
 /// Takes devices from other hosts.
 ///
-/// A client holds options and no link: each call connects. To a host's name that is paired every link is encrypted; to any other
-/// address it is plain.
+/// A client holds options and no link: each call connects. To a host's name that is paired every link is encrypted; to
+/// any other address it is plain.
 #[derive(Clone, Debug)]
 pub struct Client {
     connector: Connector,
@@ -57,13 +57,13 @@ impl Default for Client {
 impl Client {
     /// A client with these options.
     pub fn new(config: ClientConfig) -> Self {
-        Self::through(Hands::Own, config)
+        Self::through(SystemAccess::Own, config)
     }
 
-    /// A client that connects, plugs in and mounts through `hands`, the rights of another process among them.
+    /// A client that connects, plugs in and mounts through `system`, the rights of another process among them.
     #[doc(hidden)]
-    pub fn through(hands: Hands, config: ClientConfig) -> Self {
-        Self { connector: Connector::new(hands, config.transport), config }
+    pub fn through(system: SystemAccess, config: ClientConfig) -> Self {
+        Self { connector: Connector::new(system, config.transport), config }
     }
 
     /// A client for a single host (`HOST:PORT`), which it looks up now; it reads no files later.
@@ -71,18 +71,23 @@ impl Client {
     /// # Errors
     /// [`ClientError::Local`] if the list of paired hosts cannot be read.
     #[doc(hidden)]
-    pub fn for_host(address: &str, hands: Hands, config: ClientConfig) -> Result<Self, ClientError> {
-        Ok(Self { connector: Connector::for_host(address, hands, config.transport)?, config })
+    pub fn for_host(address: &str, system: SystemAccess, config: ClientConfig) -> Result<Self, ClientError> {
+        Ok(Self { connector: Connector::for_host(address, system, config.transport)?, config })
     }
 
-    /// As [`Client::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key there, that
-    /// address is remembered.
+    /// As [`Client::for_host`], for a paired host that is now at `moved` (`HOST[:PORT]`). Once it has proved its key
+    /// there, that address is remembered.
     ///
     /// # Errors
     /// [`ClientError::Local`] if it is not a paired host.
     #[doc(hidden)]
-    pub fn for_host_at(address: &str, moved: &str, hands: Hands, config: ClientConfig) -> Result<Self, ClientError> {
-        Ok(Self { connector: Connector::for_host_at(address, moved, hands, config.transport)?, config })
+    pub fn for_host_at(
+        address: &str,
+        moved: &str,
+        system: SystemAccess,
+        config: ClientConfig,
+    ) -> Result<Self, ClientError> {
+        Ok(Self { connector: Connector::for_host_at(address, moved, system, config.transport)?, config })
     }
 
     /// The options with which this client opens devices.
@@ -92,8 +97,8 @@ impl Client {
 
     /// The rights that it acts with.
     #[doc(hidden)]
-    pub fn hands(&self) -> &Hands {
-        self.connector.hands()
+    pub fn system(&self) -> &SystemAccess {
+        self.connector.system()
     }
 
     /// The devices that a host (`HOST:PORT`) offers, as USB/IP describes them. The host may take 10 s to answer.
@@ -104,8 +109,8 @@ impl Client {
         offers::records(&self.connector, address, ANSWER_TIME_MAX)
     }
 
-    /// The devices that a host (`HOST:PORT`) offers. A paired host also says who uses each device, and since when. The host may take
-    /// `time_max` to answer.
+    /// The devices that a host (`HOST:PORT`) offers. A paired host also says who uses each device, and since when. The
+    /// host may take `time_max` to answer.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -113,8 +118,8 @@ impl Client {
         offers::offers(&self.connector, address, time_max)
     }
 
-    /// Tells an exporter what its device is used for. `user` is this end of the link that carries the device; a paired host does not
-    /// need it. Plain USB/IP has no such message.
+    /// Tells an exporter what its device is used for. `user` is this end of the link that carries the device; a paired
+    /// host does not need it. Plain USB/IP has no such message.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -176,7 +181,8 @@ impl Client {
         usbip::import(&self.connector, target)
     }
 
-    /// Imports a device by plain USB/IP and reads its descriptors. It stays unconfigured, for another host to configure.
+    /// Imports a device by plain USB/IP and reads its descriptors. It stays unconfigured, for another host to
+    /// configure.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -185,8 +191,8 @@ impl Client {
         usbip::enumerate(&self.connector, target)
     }
 
-    /// Opens a USB device in a session with a grace period as configured, else `usual`. `None` if there is to be no session; see
-    /// [`ClientConfig::grace`].
+    /// Opens a USB device in a session with a grace period as configured, else `usual`. `None` if there is to be no
+    /// session; see [`ClientConfig::grace`].
     ///
     /// # Errors
     /// [`ClientError`].
@@ -224,7 +230,8 @@ impl Client {
         self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))
     }
 
-    /// Opens a USB device beside its user, to see what the device sends. What it sends before this returns is in `seen`.
+    /// Opens a USB device beside its user, to see what the device sends. What it sends before this returns is in
+    /// `seen`.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -236,8 +243,8 @@ impl Client {
         self.accepted(target, opened)
     }
 
-    /// Opens a stream of frames: exclusively, and its exporter waits for this reader; else the latest frames, beside other readers.
-    /// Frames that come before this returns are in `frames`.
+    /// Opens a stream of frames: exclusively, and its exporter waits for this reader; else the latest frames, beside
+    /// other readers. Frames that come before this returns are in `frames`.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -257,8 +264,8 @@ impl Client {
         self.accepted(target, opened)
     }
 
-    /// Opens a USB device of which this host is the successor: it is there once its user hands it over, with migration state that
-    /// begins with `state_name`, and [`Attached::state`] says so.
+    /// Opens a USB device of which this host is the successor: it is there once its user hands it over, with migration
+    /// state that begins with `state_name`, and [`Attached::state`] says so.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -266,18 +273,18 @@ impl Client {
     pub fn inherit(
         &self,
         target: &Target,
-        state_name: [u8; native::LUGGAGE_NAME_BYTES],
+        state_name: [u8; native::MIGRATION_STATE_NAME_BYTES],
         usual: Duration,
     ) -> Result<Linked<RemoteUsb>, ClientError> {
         let grace = self.successors_grace_period(target, usual)?;
         let open = request_to_open(target, native::Class::USB, native::Mode::Exclusive);
-        let remote = Piped::new(RemoteUsb::heir(ATTACHMENT, open, state_name), through(&self.config.modules));
+        let remote = Piped::new(RemoteUsb::successor(ATTACHMENT, open, state_name), through(&self.config.modules));
         let (dial, exporter) = self.connector.dial(&target.address)?;
         Linked::begin(self.config.links, dial, remote, grace).map_err(|source| lost(&exporter, source))
     }
 
     /// Opens a block device of which this host is the successor. It may be read before it is handed over
-    /// ([`Standing::is_expected`](crate::importer::session::status::Standing::is_expected)).
+    /// ([`SessionStatus::is_expected`](crate::importer::session::status::Standing::is_expected)).
     ///
     /// # Errors
     /// [`ClientError`].
@@ -285,7 +292,7 @@ impl Client {
     pub fn inherit_block(&self, target: &Target, usual: Duration) -> Result<Linked<RemoteBlock>, ClientError> {
         let grace = self.successors_grace_period(target, usual)?;
         let open = request_to_open(target, native::Class::BLOCK, native::Mode::Exclusive);
-        let remote = RemoteBlock::heir(ATTACHMENT, open);
+        let remote = RemoteBlock::successor(ATTACHMENT, open);
         let opened = self.request(target, remote, grace, &mut Completions::new(BufferPool::new(0)))?;
         self.accepted(target, opened)
     }
@@ -295,8 +302,8 @@ impl Client {
         Ok(Redial { dial: self.connector.redial(&target.address)?, through: through(&self.config.modules) })
     }
 
-    /// Opens a device in a session: connect → begin the session → open the device → read the answer. What the device sends before
-    /// the answer is in `done`.
+    /// Opens a device in a session: connect → begin the session → open the device → read the answer. What the device
+    /// sends before the answer is in `done`.
     fn request<A: Attached>(
         &self,
         target: &Target,

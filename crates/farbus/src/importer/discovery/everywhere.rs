@@ -1,5 +1,5 @@
-//! What is offered here and elsewhere, without anybody being named: this machine's own shares, the hosts that it is paired with,
-//! and hosts nearby that announce themselves.
+//! What is offered here and elsewhere, without anybody being named: this machine's own shares, the hosts that it is
+//! paired with, and hosts nearby that announce themselves.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::channel;
@@ -43,8 +43,8 @@ struct Candidate {
     is_guess: bool,
 }
 
-/// Everybody who is there, this machine first, each asked for what it offers. A paired host is asked over its encrypted link, and
-/// over nothing else.
+/// Everybody who is there, this machine first, each asked for what it offers. A paired host is asked over its encrypted
+/// link, and over nothing else.
 pub fn all() -> Vec<Neighbour> {
     let ours = own();
     let paired = paired();

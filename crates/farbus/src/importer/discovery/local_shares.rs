@@ -83,7 +83,8 @@ fn is_name(name: &str) -> bool {
     name.strip_prefix(NAME.0).is_some_and(|rest| rest.ends_with(NAME.1))
 }
 
-/// The sockets of this user's shares, and of whoever became root by `sudo`; a process that was killed may have left one.
+/// The sockets of this user's shares, and of whoever became root by `sudo`; a process that was killed may have left
+/// one.
 ///
 /// # Errors
 /// If the runtime folder is not safe, or cannot be read.
@@ -128,7 +129,8 @@ pub fn resolve(target: Target) -> Result<Target, ClientError> {
     }
 }
 
-/// What `localhost` offers, by its shares; none if it is not this machine that is meant, or no share has a socket of its own.
+/// What `localhost` offers, by its shares; none if it is not this machine that is meant, or no share has a socket of
+/// its own.
 ///
 /// # Errors
 /// [`ClientError`]: if the folder of the sockets is not safe.

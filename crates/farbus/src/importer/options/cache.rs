@@ -10,7 +10,8 @@ pub enum Cache {
     /// What is read in order is fetched before it is asked for. Nobody can tell but by a clock.
     #[default]
     Ahead,
-    /// What is written is answered before it has arrived there, too, as by a disk with a write cache: whoever wants it durable flushes.
+    /// What is written is answered before it has arrived there, too, as by a disk with a write cache: whoever wants it
+    /// durable flushes.
     Writeback,
 }
 

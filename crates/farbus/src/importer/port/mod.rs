@@ -50,8 +50,8 @@ impl DevicePort {
                 Cutter::new(move || link.shut_down())
             }
             DevicePort::Session(port) => {
-                let quitter = port.ask(Linked::quitter);
-                Cutter::new(move || quitter.quit())
+                let session_stop = port.ask(Linked::session_stop);
+                Cutter::new(move || session_stop.quit())
             }
         })
     }

@@ -11,8 +11,8 @@ use farbus_session::native::control::End;
 
 use crate::importer::session::connection::Linked;
 
-/// A port over a session. Whoever drives the device has it nearly all the time; a watcher sees to it while nobody asks anything, so
-/// that a link which is lost then is replaced all the same.
+/// A port over a session. Whoever drives the device has it nearly all the time; a watcher sees to it while nobody asks
+/// anything, so that a link which is lost then is replaced all the same.
 pub struct SessionPort {
     inner: Arc<Mutex<Inner>>,
     /// What was finished for this handle's user, who need not ask anybody for it.

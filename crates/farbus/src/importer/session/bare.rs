@@ -1,8 +1,9 @@
 //! Sessions over links that their user makes: without keys, without a house of devices.
 //!
-//! The product's sessions run between paired hosts, over TLS. This is the same protocol and the same pieces over whatever stream a
-//! program has: for measuring what they cost, and for two ends that are safe from others already. The importer's half is
-//! [`Linked`](crate::importer::session::connection::Linked); the exporter's is [`serve`], which, unlike the product's, ends with its link.
+//! The product's sessions run between paired hosts, over TLS. This is the same protocol and the same pieces over
+//! whatever stream a program has: for measuring what they cost, and for two ends that are safe from others already. The
+//! importer's half is [`Linked`](crate::importer::session::connection::Linked); the exporter's is [`serve`], which,
+//! unlike the product's, ends with its link.
 
 use std::io;
 use std::net::TcpStream;
@@ -13,7 +14,7 @@ use farbus_session::native::{ExporterSession, LaneLimits, Services};
 
 use crate::importer::session::connection::Dial;
 use crate::link::greeting;
-use crate::link::link_set::Cable;
+use crate::link::link_set::LinkSet;
 
 /// What says how late it is, and a connected byte channel.
 pub use farbus_io::link::{Clock, Link};
@@ -47,7 +48,8 @@ pub fn dial(address: String) -> Dial {
     Box::new(move || Link::connect(&address, CONNECT_TIME_MAX).map_err(|error| error.source))
 }
 
-/// Serves one session, with what `services` opens, until its link ends. What they measure within a turn they measure with `clock`, too.
+/// Serves one session, with what `services` opens, until its link ends. What they measure within a turn they measure
+/// with `clock`, too.
 ///
 /// # Errors
 /// What the system says of the link; `InvalidData` if the importer broke the protocol.
@@ -78,11 +80,11 @@ fn serve_session(
     session: &mut ExporterSession,
     services: &mut impl Services,
 ) -> io::Result<()> {
-    let mut cable = Cable::new()?;
-    cable.put(link)?;
+    let mut link_set = LinkSet::new()?;
+    link_set.put(link)?;
     let mut attachments = 0;
     loop {
-        let received = cable.receive(session.lane_mut())?;
+        let received = link_set.receive(session.lane_mut())?;
         let mut now = clock.now();
         match received {
             None => {}
@@ -90,8 +92,8 @@ fn serve_session(
             Some(_) => {
                 let wrong = |reject| io::Error::new(io::ErrorKind::InvalidData, reject);
                 while session.advance(now, services).map_err(wrong)? {
-                    if !cable.is_blocked() {
-                        cable.send(session.lane_mut(), clock)?;
+                    if !link_set.is_blocked() {
+                        link_set.send(session.lane_mut(), clock)?;
                     }
                     now = clock.now();
                 }
@@ -99,16 +101,16 @@ fn serve_session(
         }
         session.handle_ready(now);
         if std::mem::replace(&mut attachments, session.attachments()) != session.attachments() {
-            cable.watch_anew()?;
-            session.readiness().try_for_each(|readiness| cable.watch_device(readiness))?;
+            link_set.watch_anew()?;
+            session.readiness().try_for_each(|readiness| link_set.watch_device(readiness))?;
         }
-        cable.send(session.lane_mut(), clock)?;
+        link_set.send(session.lane_mut(), clock)?;
         if session.is_ended() {
             return Ok(());
         }
         let span = session.poll_timeout().map(|at| at - clock.now());
         let only_talk = session.only_talks();
-        cable.wait(session.lane_mut(), span, only_talk)?;
+        link_set.wait(session.lane_mut(), span, only_talk)?;
     }
 }
 

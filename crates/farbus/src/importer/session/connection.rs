@@ -14,16 +14,16 @@ use farbus_io::link::{Clock, Link, LinkEnd, Wake};
 use farbus_model::{BlockDone, BlockLayer, Command, CommandError, Completions, DeviceLayer, Instant, Readiness};
 use farbus_session::native::control::{Cause, End};
 use farbus_session::native::hello::{Hello, Welcome};
-use farbus_session::native::reserve::{self, Standing as Reserved};
+use farbus_session::native::reserve::{self, ReservationReport};
 use farbus_session::native::{
     Attached, ImporterSession, LaneLimits, Movable, Piped, Progress, RemoteBlock, RemoteUsb, State, Through,
 };
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{debug, info, warn};
 
-use crate::importer::session::status::Standing;
+use crate::importer::session::status::SessionStatus;
 use crate::link::greeting;
-use crate::link::link_set::Cable;
+use crate::link::link_set::LinkSet;
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
@@ -54,23 +54,23 @@ pub struct Redial {
 pub struct Linked<A: Attached> {
     session: ImporterSession,
     remote: Piped<A>,
-    cable: Cable,
+    link_set: LinkSet,
     dialer: Dialer,
     readiness: Readiness,
     clock: Clock,
     host: String,
     /// Links of the first lane that were made after its first.
     relinks: u32,
-    quitter: Quitter,
-    standing: Standing,
+    session_stop: SessionStop,
+    status: SessionStatus,
     /// Whether it was handed over.
-    is_bequeathed: bool,
+    is_migrating: bool,
     /// Whether it was another process's, and has not begun here.
     is_new_here: bool,
     /// Further lanes for which a link is being made.
     dialling: Vec<u16>,
     /// How what is reserved for it stands, as it was told last.
-    reserved: Option<Reserved>,
+    reserved: Option<ReservationReport>,
 }
 
 impl<A: Attached> Linked<A> {
@@ -130,31 +130,31 @@ impl<A: Attached> Linked<A> {
         }
         session.their_incarnation().into_iter().for_each(|incarnation| remote.note_exporter(incarnation));
         debug!(host, "session began");
-        let mut cable = Cable::new()?;
-        cable.put(link)?;
-        link_further(&mut session, &mut dial, &mut cable)?;
+        let mut link_set = LinkSet::new()?;
+        link_set.put(link)?;
+        link_further(&mut session, &mut dial, &mut link_set)?;
         remote.use_lanes(session.usable_lanes());
         let dialer = Dialer::start(dial)?;
-        cable.watch(&*dialer.wake)?;
-        let readiness = cable.readiness();
-        let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
-        let standing = Standing::waking(Arc::clone(&dialer.wake), cable.shown().clone());
-        standing.note_expected(remote.is_expected());
+        link_set.watch(&*dialer.wake)?;
+        let readiness = link_set.readiness();
+        let session_stop = SessionStop { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let status = SessionStatus::waking(Arc::clone(&dialer.wake), link_set.shown().clone());
+        status.note_expected(remote.is_expected());
         if remote.goes_through("pause") {
-            standing.note_pausable();
+            status.note_pausable();
         }
         let mut linked = Self {
             session,
             remote,
-            cable,
+            link_set,
             dialer,
             readiness,
             clock,
             host,
             relinks: 0,
-            quitter,
-            standing,
-            is_bequeathed: false,
+            session_stop,
+            status,
+            is_migrating: false,
             is_new_here: false,
             dialling: Vec::new(),
             reserved: None,
@@ -190,7 +190,7 @@ impl<A: Attached> Linked<A> {
 
     /// How many links there are now.
     pub fn links(&self) -> usize {
-        usize::from(self.cable.link().is_some()) + self.cable.further().count()
+        usize::from(self.link_set.link().is_some()) + self.link_set.further().count()
     }
 
     /// Links of the first lane that were made after its first.
@@ -203,17 +203,17 @@ impl<A: Attached> Linked<A> {
     /// # Errors
     /// If the system has no more descriptors.
     pub fn link(&self) -> io::Result<Option<Link>> {
-        self.cable.link().map(Link::try_clone).transpose()
+        self.link_set.link().map(Link::try_clone).transpose()
     }
 
     /// What ends it, from any thread.
-    pub fn quitter(&self) -> Quitter {
-        self.quitter.clone()
+    pub fn session_stop(&self) -> SessionStop {
+        self.session_stop.clone()
     }
 
     /// What can be seen of it from any thread.
-    pub fn standing(&self) -> Standing {
-        self.standing.clone()
+    pub fn status(&self) -> SessionStatus {
+        self.status.clone()
     }
 
     /// Why it is over, if it is.
@@ -224,7 +224,8 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Sends what waits, and waits until something may have happened, `until` then at most; [`Linked::turn`] comes next.
+    /// Sends what waits, and waits until something may have happened, `until` then at most; [`Linked::turn`] comes
+    /// next.
     ///
     /// # Errors
     /// What the system says.
@@ -232,7 +233,7 @@ impl<A: Attached> Linked<A> {
         self.send();
         let at = [until, self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min();
         let span = at.map(|at| at - self.clock.now());
-        self.cable.wait(self.session.lane_mut(), span, true)
+        self.link_set.wait(self.session.lane_mut(), span, true)
     }
 
     /// When [`Linked::turn`] wants to be called, whatever else happens.
@@ -244,7 +245,7 @@ impl<A: Attached> Linked<A> {
             return Some(Instant::ZERO);
         }
         // What an encrypted link has decrypted already makes no socket readable.
-        if self.cable.has_received() {
+        if self.link_set.has_received() {
             return Some(Instant::ZERO);
         }
         [self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min()
@@ -265,24 +266,24 @@ impl<A: Attached> Linked<A> {
         self.see_to_modules(done);
         self.send();
         if let Some(timed) = self.remote.poll_timed() {
-            self.standing.note_timed(timed);
+            self.status.note_timed(timed);
         }
         if let Some(reserved) = self.remote.reserved() {
             self.note_reserved(reserved);
         }
-        if self.standing.is_expected() && !self.remote.is_expected() && self.end().is_none() {
+        if self.status.is_expected() && !self.remote.is_expected() && self.end().is_none() {
             info!(host = self.host, "the device was handed over to this host");
-            self.standing.note_expected(false);
+            self.status.note_expected(false);
         }
-        if self.is_bequeathed && self.end().is_none() && !self.remote.is_moving() {
+        if self.is_migrating && self.end().is_none() && !self.remote.is_moving() {
             warn!(host = self.host, "nobody came for the device: it goes on here");
-            self.is_bequeathed = false;
-            self.standing.disinherit();
+            self.is_migrating = false;
+            self.status.disinherit();
         }
-        if let Some(heir) = self.standing.heir().filter(|_| self.end().is_none() && !self.is_bequeathed) {
-            self.hand_over_to(heir, done);
+        if let Some(successor) = self.status.successor().filter(|_| self.end().is_none() && !self.is_migrating) {
+            self.hand_over_to(successor, done);
         }
-        if self.end().is_none() && self.quitter.is_quit.load(Ordering::Acquire) {
+        if self.end().is_none() && self.session_stop.is_quit.load(Ordering::Acquire) {
             self.remote.handle_over(Cause::Asked, "given up here", done);
         }
         // While it is linked there is no such moment, and no clock to be asked.
@@ -292,12 +293,12 @@ impl<A: Attached> Linked<A> {
             self.remote.handle_over(Cause::Network, "no link to its exporter in time", done);
         }
         if let Some(end) = self.end() {
-            self.standing.note_end(end);
+            self.status.note_end(end);
         }
     }
 
     /// How what is reserved for it stands is told once.
-    fn note_reserved(&mut self, reserved: Reserved) {
+    fn note_reserved(&mut self, reserved: ReservationReport) {
         if self.reserved.replace(reserved) == Some(reserved) {
             return;
         }
@@ -310,12 +311,12 @@ impl<A: Attached> Linked<A> {
             }
             reserve::State::Refused => {}
         }
-        self.standing.note_reserved(reserved);
+        self.status.note_reserved(reserved);
     }
 
     /// Modules have moments of their own.
     fn see_to_modules(&mut self, done: &mut A::Done) {
-        if let Some(is_paused) = self.standing.take_pause() {
+        if let Some(is_paused) = self.status.take_pause() {
             self.remote.pause(self.clock.now(), is_paused);
         }
         if let Some(due) = self.remote.poll_timeout() {
@@ -327,11 +328,11 @@ impl<A: Attached> Linked<A> {
     }
 
     /// As soon as nothing is under way.
-    fn hand_over_to(&mut self, heir: [u8; 32], done: &mut A::Done) {
+    fn hand_over_to(&mut self, successor: [u8; 32], done: &mut A::Done) {
         self.remote.hold_still(self.clock.now(), done);
-        self.is_bequeathed = self.remote.is_still();
-        if self.is_bequeathed {
-            self.remote.bequeath(heir);
+        self.is_migrating = self.remote.is_still();
+        if self.is_migrating {
+            self.remote.migrate(successor);
         }
         self.send();
     }
@@ -358,34 +359,34 @@ impl<A: Attached> Linked<A> {
         let host = String::from_utf8_lossy(from.bytes("host").map_err(wrong)?).into_owned();
         let Redial { dial, through } = redial;
         let dialer = Dialer::start(dial)?;
-        let cable = Cable::new()?;
-        cable.watch(&*dialer.wake)?;
-        let readiness = cable.readiness();
-        let quitter = Quitter { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let link_set = LinkSet::new()?;
+        link_set.watch(&*dialer.wake)?;
+        let readiness = link_set.readiness();
+        let session_stop = SessionStop { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
         let (session, mut remote): (_, Piped<A>) = restored;
         if let Err(reject) = remote.resume(through) {
             remote.hand_over();
             return Err(wrong(reject));
         }
-        let (relinks, is_bequeathed, is_new_here) = (0, false, true);
-        let standing = Standing::waking(Arc::clone(&dialer.wake), cable.shown().clone());
-        standing.note_link(false);
+        let (relinks, is_migrating, is_new_here) = (0, false, true);
+        let status = SessionStatus::waking(Arc::clone(&dialer.wake), link_set.shown().clone());
+        status.note_link(false);
         if remote.goes_through("pause") {
-            standing.note_pausable();
+            status.note_pausable();
         }
         Ok(Self {
             session,
             remote,
-            cable,
+            link_set,
             dialer,
             readiness,
             clock,
             host,
             relinks,
-            quitter,
-            standing,
-            is_bequeathed,
+            session_stop,
+            status,
+            is_migrating,
             is_new_here,
             dialling: Vec::new(),
             reserved: None,
@@ -412,7 +413,7 @@ impl<A: Attached> Linked<A> {
                     continue;
                 }
             };
-            let number = welcome.standing.lane;
+            let number = welcome.position.lane;
             self.dialling.retain(|&other| other != number);
             match self.session.handle_welcome(&welcome) {
                 Ok(Progress::Linked) if number != 0 => self.use_further(number, link),
@@ -422,7 +423,7 @@ impl<A: Attached> Linked<A> {
                 }
                 Ok(Progress::Renewed) => {
                     warn!(host = self.host, "its exporter was started anew: the device is opened again");
-                    self.cable.cut_all();
+                    self.link_set.cut_all();
                     self.use_link(link);
                     self.remote.handle_renewed(self.clock.now(), done);
                     self.note_exporter();
@@ -450,17 +451,17 @@ impl<A: Attached> Linked<A> {
 
     fn use_link(&mut self, link: Link) {
         self.relinks += 1;
-        if let Err(error) = self.cable.put(link) {
+        if let Err(error) = self.link_set.put(link) {
             return self.lose(LinkEnd::of(&error), &error.to_string());
         }
         info!(host = self.host, "linked again");
-        self.standing.note_link(true);
+        self.status.note_link(true);
         self.remote.use_lanes(self.session.usable_lanes());
         self.dial_further(Duration::ZERO);
     }
 
     fn use_further(&mut self, number: u16, link: Link) {
-        if let Err(error) = self.cable.put_further(number, link) {
+        if let Err(error) = self.link_set.put_further(number, link) {
             return self.lose_further(number, &error.to_string());
         }
         info!(host = self.host, lane = number, "a further link is there");
@@ -471,7 +472,7 @@ impl<A: Attached> Linked<A> {
     fn dial_further(&mut self, pause: Duration) {
         let wanting: Vec<u16> = self.session.wanting_links().filter(|number| !self.dialling.contains(number)).collect();
         for number in wanting {
-            self.cable.shown().note_down(number);
+            self.link_set.shown().note_down(number);
             self.dialling.push(number);
             self.dialer.dial(self.session.hello_further(number), pause);
         }
@@ -479,7 +480,7 @@ impl<A: Attached> Linked<A> {
 
     /// What it has waits for its next link; what is asked meanwhile goes on the others.
     fn lose_further(&mut self, number: u16, why: &str) {
-        self.cable.cut_further(number);
+        self.link_set.cut_further(number);
         self.session.handle_lane_lost(number, self.clock.now());
         self.remote.use_lanes(self.session.usable_lanes());
         if self.end().is_none() {
@@ -490,26 +491,26 @@ impl<A: Attached> Linked<A> {
 
     fn lose(&mut self, end: LinkEnd, why: &str) {
         let was_linked = self.session.is_linked();
-        self.cable.cut();
+        self.link_set.cut();
         self.session.handle_lost(self.clock.now());
         self.remote.use_lanes(self.session.usable_lanes());
         if self.end().is_none() && was_linked {
             warn!(host = self.host, end = end.as_str(), why, "the link was lost; the device waits for another");
-            self.standing.note_link(false);
+            self.status.note_link(false);
             self.dialer.dial(self.session.hello(), Duration::ZERO);
         }
     }
 
     fn receive(&mut self, done: &mut A::Done) {
-        match self.cable.receive(self.session.lane_mut()) {
+        match self.link_set.receive(self.session.lane_mut()) {
             Ok(None) => {}
             Ok(Some(0)) => self.lose(LinkEnd::Closed, "its exporter closed it"),
             Ok(Some(_)) => self.take_in(0, done),
             Err(error) => self.lose(LinkEnd::of(&error), &error.to_string()),
         }
-        for number in self.cable.further() {
+        for number in self.link_set.further() {
             let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
-            match self.cable.receive_further(number, lane) {
+            match self.link_set.receive_further(number, lane) {
                 Ok(None) => {}
                 Ok(Some(0)) => self.lose_further(number, "its exporter closed it"),
                 Ok(Some(_)) => self.take_in(number, done),
@@ -541,12 +542,12 @@ impl<A: Attached> Linked<A> {
         while let Some(message) = self.remote.poll_message() {
             self.session.send(message);
         }
-        if let Err(error) = self.cable.send(self.session.lane_mut(), self.clock) {
+        if let Err(error) = self.link_set.send(self.session.lane_mut(), self.clock) {
             self.lose(LinkEnd::of(&error), &error.to_string());
         }
-        for number in self.cable.further() {
+        for number in self.link_set.further() {
             let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
-            if let Err(error) = self.cable.send_further(number, lane, self.clock) {
+            if let Err(error) = self.link_set.send_further(number, lane, self.clock) {
                 self.lose_further(number, &error.to_string());
             }
         }
@@ -567,7 +568,7 @@ impl<A: Attached> Linked<A> {
         }
         self.session.goodbye();
         self.send();
-        if let Some(link) = self.cable.link() {
+        if let Some(link) = self.link_set.link() {
             link.finish_sending();
         }
     }
@@ -575,12 +576,12 @@ impl<A: Attached> Linked<A> {
 
 /// Ends a session from any thread, whatever it waits for.
 #[derive(Clone, Debug)]
-pub struct Quitter {
+pub struct SessionStop {
     is_quit: Arc<AtomicBool>,
     wake: Arc<Wake>,
 }
 
-impl Quitter {
+impl SessionStop {
     /// Its device is of no use to anybody any more.
     pub fn quit(&self) {
         self.is_quit.store(true, Ordering::Release);
@@ -591,15 +592,16 @@ impl Quitter {
 /// What came of dialling: a link on which the exporter has answered, or the exporter's word that it will not.
 type Dialled = Result<(Link, Welcome), String>;
 
-/// Links of further lanes, before the device is opened: its first requests find them. Those that cannot be had now come later.
-fn link_further(session: &mut ImporterSession, dial: &mut Dial, cable: &mut Cable) -> io::Result<()> {
+/// Links of further lanes, before the device is opened: its first requests find them. Those that cannot be had now come
+/// later.
+fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut LinkSet) -> io::Result<()> {
     for number in session.wanting_links().collect::<Vec<_>>() {
         let Ok(link) = dial() else { return Ok(()) };
         let Ok(welcome) = greeting::greet(&link, &session.hello_further(number), GREETING_TIME_MAX) else {
             return Ok(());
         };
         match session.handle_welcome(&welcome) {
-            Ok(Progress::Linked) => cable.put_further(number, link)?,
+            Ok(Progress::Linked) => link_set.put_further(number, link)?,
             // What is wrong with it is heard on the first.
             _ => return Ok(()),
         }
@@ -657,7 +659,7 @@ fn dial_until(dial: &mut Dial, wanting: &mut Vec<Wanting>, asked: &Receiver<(Hel
         };
         match (heard, next) {
             (Ok((hello, after)), _) => {
-                wanting.retain(|other| other.hello.standing.lane != hello.standing.lane);
+                wanting.retain(|other| other.hello.position.lane != hello.position.lane);
                 wanting.push(Wanting { hello, at: std::time::Instant::now() + after, pause: PAUSE });
             }
             (Err(mpsc::RecvTimeoutError::Timeout), Some(at)) => {
@@ -676,10 +678,10 @@ fn try_once(dial: &mut Dial, Wanting { hello, at, pause }: &mut Wanting) -> Opti
         Ok(link) => match greeting::greet(&link, hello, GREETING_TIME_MAX) {
             Ok(welcome) => return Some(Ok((link, welcome))),
             // The exporter may have counted this link: the next is another one.
-            Err(_) => hello.standing.link += 1,
+            Err(_) => hello.position.link += 1,
         },
         // What becomes of the session is the first lane's to hear.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && hello.standing.lane == 0 => {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && hello.position.lane == 0 => {
             return Some(Err(error.to_string()));
         }
         Err(_) => {}

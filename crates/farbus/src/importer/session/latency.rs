@@ -15,8 +15,8 @@ pub(crate) struct Samples {
     is_told: bool,
 }
 
-/// Stages of requests, of as many as were timed lately. Their sum is what the session saw; what shows the device here (FUSE, NBD, a
-/// kernel) adds its own.
+/// Stages of requests, of as many as were timed lately. Their sum is what the session saw; what shows the device here
+/// (FUSE, NBD, a kernel) adds its own.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
     /// Requests.

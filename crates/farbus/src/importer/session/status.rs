@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use farbus_io::link::Wake;
 use farbus_session::native::Timed;
 use farbus_session::native::control::End;
-use farbus_session::native::reserve::Standing as Reserved;
+use farbus_session::native::reserve::ReservationReport;
 
 use crate::importer::session::distance::Distance;
 use crate::importer::session::latency::{Latency, Samples};
@@ -15,13 +15,13 @@ use crate::link::status::{Links, LinksStatus};
 
 /// What a session's owner can see of it, and wish of it, from any thread.
 #[derive(Clone, Debug, Default)]
-pub struct Standing(Arc<Inner>);
+pub struct SessionStatus(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     state: Mutex<State>,
-    /// Whether an heir was named: looked at in every turn.
-    has_heir: AtomicBool,
+    /// Whether a successor was named: looked at in every turn.
+    has_successor: AtomicBool,
     /// Whether it is to pause, or to go on: looked at in every turn.
     has_pause: AtomicBool,
     /// Whether it is yet to be handed over to us.
@@ -34,7 +34,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     /// The key of whoever is to have it.
-    heir: Option<[u8; 32]>,
+    successor: Option<[u8; 32]>,
     /// Since when there is no link.
     unlinked: Option<Instant>,
     end: Option<End>,
@@ -46,10 +46,10 @@ struct State {
     /// What its owner wants of that.
     pause: Option<bool>,
     /// How what is reserved for it stands.
-    reserved: Option<Reserved>,
+    reserved: Option<ReservationReport>,
 }
 
-impl Standing {
+impl SessionStatus {
     fn with<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
         look(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -68,17 +68,17 @@ impl Standing {
     ///
     /// # Errors
     /// Why it does not.
-    pub fn bequeath(&self, heir: [u8; 32]) -> Result<(), &'static str> {
+    pub fn migrate(&self, successor: [u8; 32]) -> Result<(), &'static str> {
         self.with(|state| match state {
             State { end: Some(_), .. } => Err("it is over already"),
             _ if self.is_expected() => Err("it is yet to be handed over to this host"),
-            State { heir: Some(_), .. } => Err("it is being handed over already"),
-            State { heir: named, .. } => {
-                *named = Some(heir);
+            State { successor: Some(_), .. } => Err("it is being handed over already"),
+            State { successor: named, .. } => {
+                *named = Some(successor);
                 Ok(())
             }
         })?;
-        self.0.has_heir.store(true, Ordering::Release);
+        self.0.has_successor.store(true, Ordering::Release);
         if let Some(wake) = &self.0.wake {
             wake.wake();
         }
@@ -128,20 +128,20 @@ impl Standing {
         self.0.is_expected.store(is_expected, Ordering::Release);
     }
 
-    /// Whether no heir is named.
+    /// Whether no successor is named.
     pub fn is_ours(&self) -> bool {
-        self.heir().is_none()
+        self.successor().is_none()
     }
 
-    /// Its heir did not come.
+    /// Its successor did not come.
     pub(crate) fn disinherit(&self) {
-        self.0.has_heir.store(false, Ordering::Release);
-        self.with(|state| state.heir = None);
+        self.0.has_successor.store(false, Ordering::Release);
+        self.with(|state| state.successor = None);
     }
 
-    /// The key of its heir, if one was named.
-    pub(crate) fn heir(&self) -> Option<[u8; 32]> {
-        if self.0.has_heir.load(Ordering::Acquire) { self.with(|state| state.heir) } else { None }
+    /// The key of its successor, if one was named.
+    pub(crate) fn successor(&self) -> Option<[u8; 32]> {
+        if self.0.has_successor.load(Ordering::Acquire) { self.with(|state| state.successor) } else { None }
     }
 
     /// For how long it has been waiting for a link, if it has none and is not over.
@@ -164,12 +164,12 @@ impl Standing {
     }
 
     /// How what is reserved for it stands is known.
-    pub(crate) fn note_reserved(&self, reserved: Reserved) {
+    pub(crate) fn note_reserved(&self, reserved: ReservationReport) {
         self.with(|state| state.reserved = Some(reserved));
     }
 
     /// How what is reserved for it at its exporter stands; none if nothing is.
-    pub fn reserved(&self) -> Option<Reserved> {
+    pub fn reserved(&self) -> Option<ReservationReport> {
         self.with(|state| state.reserved)
     }
 
@@ -213,29 +213,29 @@ mod tests {
 
     #[test]
     fn what_its_owner_wants_is_heard_once_and_only_where_it_can_be() {
-        let standing = Standing::default();
-        assert!(standing.pause(true).unwrap_err().contains("--module pause"));
-        standing.note_pausable();
-        assert_eq!((standing.pause(true), standing.pause(false)), (Ok(()), Ok(())));
-        assert_eq!([standing.take_pause(), standing.take_pause()], [Some(false), None]);
-        standing.note_end(&End { cause: Cause::Network, message: "no link".into() });
-        assert_eq!(standing.pause(true), Err("it is over already"));
+        let status = SessionStatus::default();
+        assert!(status.pause(true).unwrap_err().contains("--module pause"));
+        status.note_pausable();
+        assert_eq!((status.pause(true), status.pause(false)), (Ok(()), Ok(())));
+        assert_eq!([status.take_pause(), status.take_pause()], [Some(false), None]);
+        status.note_end(&End { cause: Cause::Network, message: "no link".into() });
+        assert_eq!(status.pause(true), Err("it is over already"));
     }
 
     #[test]
     fn a_link_that_is_lost_twice_was_lost_once() {
-        let standing = Standing::default();
-        assert_eq!(standing.unlinked(), None);
-        standing.note_link(false);
-        let first = standing.unlinked().expect("it waits");
+        let status = SessionStatus::default();
+        assert_eq!(status.unlinked(), None);
+        status.note_link(false);
+        let first = status.unlinked().expect("it waits");
         std::thread::sleep(Duration::from_millis(2));
-        standing.note_link(false);
-        assert!(standing.unlinked().is_some_and(|now| now > first));
-        standing.note_link(true);
-        assert_eq!(standing.unlinked(), None);
-        standing.note_link(false);
+        status.note_link(false);
+        assert!(status.unlinked().is_some_and(|now| now > first));
+        status.note_link(true);
+        assert_eq!(status.unlinked(), None);
+        status.note_link(false);
         let end = End { cause: Cause::Network, message: "no link".into() };
-        standing.note_end(&end);
-        assert_eq!((standing.unlinked(), standing.end()), (None, Some(end)), "nothing is waited for any more");
+        status.note_end(&end);
+        assert_eq!((status.unlinked(), status.end()), (None, Some(end)), "nothing is waited for any more");
     }
 }

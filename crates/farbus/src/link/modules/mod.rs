@@ -15,7 +15,8 @@ use farbus_session::native::{Allowed, Through};
 use crate::link::modules::program::Program;
 use crate::link::modules::recording::Recording;
 
-/// The modules of this process, and those programs that these words name, started; the words then name them as all else.
+/// The modules of this process, and those programs that these words name, started; the words then name them as all
+/// else.
 fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
     let (mut catalogue, mut named) = (Catalogue::builtin(), Vec::new());
     for asked in asked {

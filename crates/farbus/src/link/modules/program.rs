@@ -1,5 +1,5 @@
-//! Modules that are programs: started before rights are given away, in a process that has none, one use at a time; or read before, and run in a
-//! sandbox.
+//! Modules that are programs: started before rights are given away, in a process that has none, one use at a time; or
+//! read before, and run in a sandbox.
 
 #[cfg(feature = "wasm")]
 use std::fs::File;
@@ -50,8 +50,9 @@ impl Program {
         asked.name.contains('/')
     }
 
-    /// Starts it, or reads it. It is called like its file, without what is behind a dot: both ends call it the same. What is behind the dot
-    /// says how it is run: `.ring` shares memory, `.wasm` has a sandbox in this process, any other has pipes.
+    /// Starts it, or reads it. It is called like its file, without what is behind a dot: both ends call it the same.
+    /// What is behind the dot says how it is run: `.ring` shares memory, `.wasm` has a sandbox in this process, any
+    /// other has pipes.
     ///
     /// # Errors
     /// [`Refusal`].

@@ -1,6 +1,7 @@
 //! The gate for hostile bytes: a command descriptor block becomes a typed [`Command`] or sense data.
 //!
-//! Ranges of blocks are not judged here: that takes a medium ([`Geometry::span`](super::super::medium::Geometry::span)).
+//! Ranges of blocks are not judged here: that takes a medium
+//! ([`Geometry::span`](super::super::medium::Geometry::span)).
 
 use super::limits::{PARAMETER_BYTES_MAX, TRANSFER_BLOCKS_MAX, WRITE_SAME_BLOCKS_MAX};
 use super::mode;

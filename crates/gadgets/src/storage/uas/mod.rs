@@ -1,5 +1,5 @@
-//! A block device as a USB Attached SCSI disk at high speed: many commands at a time, each ended when its time comes, so that a disk far
-//! away is as quick as its line.
+//! A block device as a USB Attached SCSI disk at high speed: many commands at a time, each ended when its time comes,
+//! so that a disk far away is as quick as its line.
 //!
 //! ```text
 //! command pipe ─► unit ─► block device ─► unit ─┬► read ready ─► data-in pipe ─┐
@@ -7,8 +7,8 @@
 //!                   └► write ready ─► data-out pipe ─► unit ─► block device ─► unit ─► status
 //! ```
 //!
-//! At high speed there are no streams: data moves in the order in which the status pipe said that it would (UAS §5.3). Read data is there before
-//! it is announced, so nothing that was announced fails.
+//! At high speed there are no streams: data moves in the order in which the status pipe said that it would (UAS §5.3).
+//! Read data is there before it is announced, so nothing that was announced fails.
 
 mod iu;
 #[cfg(test)]
@@ -106,8 +106,8 @@ impl AttachedScsi {
         Emulated::new(&definition, disk)
     }
 
-    /// One that goes on where another process's was saved, over its device: the first part of the state, which `device` restores, and says
-    /// what it was asked. What the host waits for is [`Emulated::resume`]'s.
+    /// One that goes on where another process's was saved, over its device: the first part of the state, which `device`
+    /// restores, and says what it was asked. What the host waits for is [`Emulated::resume`]'s.
     ///
     /// # Errors
     /// Why not: none can have stood so. The device has been left.
@@ -132,7 +132,8 @@ impl AttachedScsi {
         }
     }
 
-    /// Writes down where everything stands, the requests of the device below among that. None: no other process can go on with it.
+    /// Writes down where everything stands, the requests of the device below among that. None: no other process can go
+    /// on with it.
     pub fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.unit.with_device(now, |_, _| {});
         self.follow();

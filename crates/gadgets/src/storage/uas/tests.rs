@@ -638,7 +638,8 @@ fn commands_go_on_in_another_process_wherever_they_stand() {
     let mut host = Host::new();
     let data = pattern(9, 30 * 4096);
     assert_eq!(host.write(1, &block_10(op::WRITE_10, 0, 0, 240), &data).0, GOOD);
-    // Announced and not fetched, fetched in part, read in part; asked for data and sent a part of it; on its way to the medium.
+    // Announced and not fetched, fetched in part, read in part; asked for data and sent a part of it; on its way to the
+    // medium.
     host.command(1, &read_10(0, 8));
     host.command(2, &read_10(8, 8));
     host.answer_all();

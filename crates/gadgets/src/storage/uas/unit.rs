@@ -9,8 +9,9 @@
 //! | WRITE SAME, VERIFY | writes, reads, a piece after the other |
 //! | the rest | an answer at once |
 //!
-//! **Order.** Commands that are in flight together may be carried out in any order, as the host's simple task attribute says (SAM-5).
-//! What was given up, by a reset or an abort, may still be on its way to the medium: nothing new is begun before it has arrived there.
+//! **Order.** Commands that are in flight together may be carried out in any order, as the host's simple task attribute
+//! says (SAM-5). What was given up, by a reset or an abort, may still be on its way to the medium: nothing new is begun
+//! before it has arrived there.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,7 +29,8 @@ use crate::storage::sense::Sense;
 
 /// Commands at a time: twice what Linux's `uas` has.
 pub const TASKS_MAX: usize = 64;
-/// Data of all commands, bytes, from which on no other begins: 64 of the megabyte that hosts ask for at most. One may have 32 MiB.
+/// Data of all commands, bytes, from which on no other begins: 64 of the megabyte that hosts ask for at most. One may
+/// have 32 MiB.
 pub const DATA_BYTES_MAX: u64 = 64 << 20;
 /// The pieces in which a medium is verified, or written with one pattern, bytes.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -546,8 +548,8 @@ impl Unit {
         self.events.clear();
     }
 
-    /// The bus was reset: what the host told the disk to do with itself is forgotten, but for the write cache: a host that turned it off
-    /// counts on that.
+    /// The bus was reset: what the host told the disk to do with itself is forgotten, but for the write cache: a host
+    /// that turned it off counts on that.
     pub fn reset(&mut self) {
         self.forsake_all();
         self.is_stopped = false;
@@ -611,7 +613,8 @@ impl Unit {
         Some(())
     }
 
-    /// A unit that is new goes on where another was saved, whose device was asked for `pending`. `None`: none can have stood so.
+    /// A unit that is new goes on where another was saved, whose device was asked for `pending`. `None`: none can have
+    /// stood so.
     pub fn load(&mut self, from: &mut Loader<'_>, pending: &Pending) -> Option<()> {
         (self.is_stopped, self.write_cache) = (from.flag()?, from.flag()?);
         self.attention = load_sense(from)?;

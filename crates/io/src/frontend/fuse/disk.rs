@@ -12,12 +12,13 @@ use rustix::event::EventfdFlags;
 
 use super::health::Health;
 use crate::link::Wake;
-use crate::parting::{Parter, Saved};
+use crate::saving::{SaveRequester, Saved};
 
 /// Whether what was written is durable.
 pub(super) type Flushed = Result<(), StoreError>;
 
-/// One disk, for its owner: how it is, and how it is told to flush or to end. It is served by a thread that alone has the device.
+/// One disk, for its owner: how it is, and how it is told to flush or to end. It is served by a thread that alone has
+/// the device.
 pub(super) struct Disk {
     /// Set as soon as the device is known to be gone; requests are then refused without asking it.
     lost: AtomicBool,
@@ -26,7 +27,7 @@ pub(super) struct Disk {
     orders: Mutex<Orders>,
     /// Wakes the thread: there are orders, it is lost, or another process is to go on.
     wake: Arc<Wake>,
-    parter: Parter<Saved>,
+    save_requester: SaveRequester<Saved>,
     /// Whether another process serves it now.
     is_handed_over: AtomicBool,
     health: Mutex<Health>,
@@ -50,7 +51,7 @@ impl Disk {
             lost: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             orders: Mutex::default(),
-            parter: Parter::new(Arc::clone(&wake)),
+            save_requester: SaveRequester::new(Arc::clone(&wake)),
             is_handed_over: AtomicBool::new(false),
             wake,
             health: Mutex::new(Health::Serving),
@@ -110,8 +111,8 @@ impl Disk {
     }
 
     /// What makes it ready for another process.
-    pub(super) fn parter(&self) -> &Parter<Saved> {
-        &self.parter
+    pub(super) fn save_requester(&self) -> &SaveRequester<Saved> {
+        &self.save_requester
     }
 
     pub(super) fn is_handed_over(&self) -> bool {

@@ -21,10 +21,11 @@ use super::handles::{Ask, Handles};
 use super::protocol::{Attributes, Body, FILE, FOLDER, HEAD_BYTES, Kernel, Nonsense, Op, Request, Terms};
 use super::state::{STATE_VERSION, SavedAsked, State};
 use crate::link::{Clock, Interest, Watched, wait};
-use crate::parting::{self, Saved, Verdict};
+use crate::saving::{self, Saved, Verdict};
 use crate::sys::errno::of_store;
 
-/// How much the kernel reads ahead of a program that reads in order: several requests, so that they overtake the link's delay.
+/// How much the kernel reads ahead of a program that reads in order: several requests, so that they overtake the link's
+/// delay.
 pub(super) const READ_AHEAD_BYTES: u32 = 4 << 20;
 /// How long the kernel may take to say hello: it did so when it mounted.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(5);
@@ -32,9 +33,11 @@ const HELLO_TIME_MAX: Duration = Duration::from_secs(5);
 const POOL_BYTES: usize = 8 << 20;
 /// Idle buffers that are kept for what is written.
 const CHUNKS_KEPT: usize = 8;
-/// A write of so many bytes or fewer is copied for a device that keeps it: a buffer of the largest size is not held for it.
+/// A write of so many bytes or fewer is copied for a device that keeps it: a buffer of the largest size is not held for
+/// it.
 const COPIED_BYTES_MAX: usize = 64 << 10;
-/// A range is discarded or zeroed in pieces of so many bytes: a request's length has 32 bits, and its end is on a block's.
+/// A range is discarded or zeroed in pieces of so many bytes: a request's length has 32 bits, and its end is on a
+/// block's.
 const PIECE_BYTES: u64 = 1 << 30;
 
 /// A disk as one file in one folder.
@@ -76,7 +79,7 @@ pub(super) struct Engine {
 
 /// A request that the device has.
 struct Asked {
-    by: Asker,
+    by: SaveRequest,
     /// A change: its place among all changes.
     change: Option<u64>,
     /// A flush: changes before this one are durable when it succeeds.
@@ -87,7 +90,7 @@ struct Asked {
     rest: Range<u64>,
 }
 
-enum Asker {
+enum SaveRequest {
     /// A program, through the kernel, by this number.
     Program(u64),
     Owner(SyncSender<Flushed>),
@@ -180,7 +183,7 @@ impl Engine {
             let is_right = what.is_some()
                 && asked.id <= state.next_id
                 && (asked.rest.is_empty() || zeroes && asked.rest.end <= engine.file.size);
-            let by = asked.unique.map_or(Asker::Nobody, Asker::Program);
+            let by = asked.unique.map_or(SaveRequest::Nobody, SaveRequest::Program);
             let (change, covers, ask, rest) = (asked.change, asked.covers, asked.ask, asked.rest.clone());
             if !is_right || engine.asked.insert(asked.id, Asked { by, change, covers, ask, rest }).is_some() {
                 engine.leave();
@@ -195,7 +198,7 @@ impl Engine {
     }
 
     /// Another process is to go on: the kernel is not heard until it is known whether it does.
-    fn part(&mut self, asker: parting::Asker<Saved>) -> Verdict {
+    fn part(&mut self, asker: saving::SaveRequest<Saved>) -> Verdict {
         match self.save() {
             Ok(Some(saved)) => asker.part(saved),
             // Whoever asked hears nothing, and gives up.
@@ -207,17 +210,18 @@ impl Engine {
         }
     }
 
-    /// Writes it down, with what the kernel asked and has no answer to; none if it ends, or its owner waits for a flush.
+    /// Writes it down, with what the kernel asked and has no answer to; none if it ends, or its owner waits for a
+    /// flush.
     fn save(&mut self) -> io::Result<Option<Saved>> {
         self.collect();
         let is_ending = self.is_over || self.disk.is_lost();
-        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, Asker::Owner(_)));
+        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, SaveRequest::Owner(_)));
         let now = self.clock.now();
         let Some(device) = self.device.as_mut().filter(|_| !is_ending && !is_waited_for) else { return Ok(None) };
         let Some(device) = device.save(now) else { return Ok(None) };
         let asked = self.asked.iter().map(|(&id, asked)| SavedAsked {
             id,
-            unique: if let Asker::Program(unique) = asked.by { Some(unique) } else { None },
+            unique: if let SaveRequest::Program(unique) = asked.by { Some(unique) } else { None },
             change: asked.change,
             covers: asked.covers,
             ask: asked.ask,
@@ -281,7 +285,7 @@ impl Engine {
         let mut is_flushing = false;
         loop {
             self.look_after_owner();
-            if let Some(asker) = self.disk.parter().asked()
+            if let Some(asker) = self.disk.save_requester().asked()
                 && self.part(asker) == Verdict::Go
             {
                 return self.leave();
@@ -291,7 +295,7 @@ impl Engine {
                     break;
                 }
                 is_flushing = true;
-                self.flush(Asker::Nobody, None);
+                self.flush(SaveRequest::Nobody, None);
             }
             self.receive_all();
             self.end_turn();
@@ -325,15 +329,15 @@ impl Engine {
             if !self.is_dirty() {
                 let _ = asker.try_send(self.handles.told_to_nobody());
             } else {
-                self.flush(Asker::Owner(asker), None);
+                self.flush(SaveRequest::Owner(asker), None);
             }
         }
     }
 
     /// The device is lost: whoever waits is told, and it goes as soon as it owes nothing.
     fn let_go(&mut self) {
-        let waiting: Vec<Asker> =
-            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, Asker::Nobody)).collect();
+        let waiting: Vec<SaveRequest> =
+            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, SaveRequest::Nobody)).collect();
         waiting.into_iter().for_each(|asker| self.refuse(asker));
         if self.asked.is_empty() {
             self.device = None;
@@ -417,7 +421,7 @@ impl Engine {
         match op {
             Op::Read { offset, size } => self.read_at(unique, offset, size),
             Op::Write { offset, size } => self.write_at(unique, offset, size),
-            Op::Fsync { handle } => self.flush(Asker::Program(unique), Some(Ask::Sync(handle))),
+            Op::Fsync { handle } => self.flush(SaveRequest::Program(unique), Some(Ask::Sync(handle))),
             Op::Flush { handle } => self.close(unique, Ask::Close(handle)),
             Op::Release { handle } if node == FILE => self.close(unique, Ask::Release(handle)),
             Op::Release { .. } | Op::FolderDone => kernel.ok(unique),
@@ -455,8 +459,8 @@ impl Engine {
             Op::Statfs => kernel.body(unique, &Body::statfs(self.file.size)),
             Op::Change => kernel.error(unique, Errno::PERM),
             Op::Forget => {}
-            // ENOSYS once, and the kernel does it by itself or asks no more: without that every write would be preceded by a
-            // question for the file's capabilities.
+            // ENOSYS once, and the kernel does it by itself or asks no more: without that every write would be preceded
+            // by a question for the file's capabilities.
             Op::Init { .. } | Op::Destroy | Op::Other => kernel.error(unique, Errno::NOSYS),
         }
     }
@@ -471,7 +475,7 @@ impl Engine {
             0 => self.kernel().data(unique, &Payload::Empty),
             len => {
                 let id = self.new_id();
-                self.ask(BlockRequest::read(id, offset, len), Asked::by(Asker::Program(unique)));
+                self.ask(BlockRequest::read(id, offset, len), Asked::by(SaveRequest::Program(unique)));
             }
         }
     }
@@ -486,7 +490,7 @@ impl Engine {
         let payload = if is_copied { Payload::from(&self.chunk[..len]) } else { Payload::shared(&self.chunk, 0..len) };
         let id = self.new_id();
         let change = Some(self.new_change());
-        self.ask(BlockRequest::write(id, offset, payload), Asked { change, ..Asked::by(Asker::Program(unique)) });
+        self.ask(BlockRequest::write(id, offset, payload), Asked { change, ..Asked::by(SaveRequest::Program(unique)) });
         self.keeps |= self.asked.contains_key(&id.0);
     }
 
@@ -496,8 +500,9 @@ impl Engine {
         if len < length && !mode.contains(FallocateFlags::KEEP_SIZE) {
             return self.kernel().error(unique, Errno::NOSPC);
         }
-        // Beside these there is nothing to allocate on a disk, and nothing to move. A hole reads as zeros, and is worth it only where space
-        // is given back for it: who may do without one (a loop device that discards) does not have zeros written for it.
+        // Beside these there is nothing to allocate on a disk, and nothing to move. A hole reads as zeros, and is worth
+        // it only where space is given back for it: who may do without one (a loop device that discards) does not have
+        // zeros written for it.
         let op = match mode - FallocateFlags::KEEP_SIZE {
             FallocateFlags::PUNCH_HOLE if self.device.as_ref().is_none_or(|device| device.info().trims) => {
                 BlockOp::Discard
@@ -509,7 +514,7 @@ impl Engine {
             return self.kernel().ok(unique);
         }
         let change = Some(self.new_change());
-        self.zero(op, Asked { change, rest: offset..offset + len, ..Asked::by(Asker::Program(unique)) });
+        self.zero(op, Asked { change, rest: offset..offset + len, ..Asked::by(SaveRequest::Program(unique)) });
     }
 
     /// Asks for the first piece of what is to be zeroed.
@@ -534,7 +539,7 @@ impl Engine {
     /// A descriptor was closed, or the last of a handle.
     fn close(&mut self, unique: u64, ask: Ask) {
         if self.is_dirty() {
-            return self.flush(Asker::Program(unique), Some(ask));
+            return self.flush(SaveRequest::Program(unique), Some(ask));
         }
         let told = self.hear(ask, Ok(()));
         match told {
@@ -552,7 +557,7 @@ impl Engine {
     }
 
     /// Makes durable what was answered.
-    fn flush(&mut self, by: Asker, ask: Option<Ask>) {
+    fn flush(&mut self, by: SaveRequest, ask: Option<Ask>) {
         let covers = self.asked.values().filter_map(|asked| asked.change).min().unwrap_or(self.begun);
         let id = self.new_id();
         self.ask(BlockRequest::flush(id), Asked { covers: Some(covers), ask, ..Asked::by(by) });
@@ -568,7 +573,8 @@ impl Engine {
         self.begun - 1
     }
 
-    /// Lets the device do something, unless it is lost, and answers what it has done at once while that is in the cache.
+    /// Lets the device do something, unless it is lost, and answers what it has done at once while that is in the
+    /// cache.
     fn ask(&mut self, request: BlockRequest, asked: Asked) {
         let Some(device) = self.device.as_mut().filter(|_| !self.disk.is_lost()) else {
             self.let_go();
@@ -621,31 +627,31 @@ impl Engine {
         }
     }
 
-    fn tell(&self, asker: Asker, result: Flushed, op: BlockOp, length: u32, payload: &Payload) {
+    fn tell(&self, asker: SaveRequest, result: Flushed, op: BlockOp, length: u32, payload: &Payload) {
         let kernel = self.kernel();
         match (asker, result) {
-            (Asker::Program(unique), Err(error)) => kernel.error(unique, of_store(error)),
-            (Asker::Program(unique), Ok(())) => match op {
+            (SaveRequest::Program(unique), Err(error)) => kernel.error(unique, of_store(error)),
+            (SaveRequest::Program(unique), Ok(())) => match op {
                 BlockOp::Read => kernel.data(unique, payload),
                 BlockOp::Write => kernel.written(unique, length),
                 BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => kernel.ok(unique),
             },
-            (Asker::Owner(asker), result) => {
+            (SaveRequest::Owner(asker), result) => {
                 // There is room for the one answer that is ever sent.
                 let _ = asker.try_send(result);
             }
-            (Asker::Nobody, _) => {}
+            (SaveRequest::Nobody, _) => {}
         }
     }
 
     /// The device is lost.
-    fn refuse(&self, asker: Asker) {
+    fn refuse(&self, asker: SaveRequest) {
         match asker {
-            Asker::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
-            Asker::Owner(asker) => {
+            SaveRequest::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
+            SaveRequest::Owner(asker) => {
                 let _ = asker.try_send(Err(self.undurable.unwrap_or(StoreError::Gone)));
             }
-            Asker::Nobody => {}
+            SaveRequest::Nobody => {}
         }
     }
 
@@ -721,7 +727,7 @@ impl Drop for Engine {
 }
 
 impl Asked {
-    fn by(by: Asker) -> Self {
+    fn by(by: SaveRequest) -> Self {
         Self { by, change: None, covers: None, ask: None, rest: 0..0 }
     }
 }

@@ -1,14 +1,14 @@
 //! A disk as a file, without any USB in the kernel: a FUSE file system of one folder with one file,
 //! ready for `losetup`, `mkfs`, `mount`, `qemu`.
 //!
-//! One thread serves it, which owns the kernel's end and the device ([`BlockDevice`]). What the kernel asks is asked of the device as
-//! it comes, up to [`FUSE_REQUESTS_MAX`] at a time, and answered as the device completes it, in any order: read-ahead and
-//! asynchronous direct I/O reach as deep as the link. A device that answers at once is answered for at once; nothing is handed to
-//! another thread on a request's way, and what is written goes from where the kernel put it. The kernel may keep the disk's pages
-//! in its cache, for the disk is ours alone. The file has the disk's size for ever: a program that cuts
-//! it before writing is refused (`dd` wants `conv=notrunc`). A loop device belongs on top with
-//! `losetup --direct-io=on`: without it one disk is cached twice, and kernels such as 6.1 write page by
-//! page (160 MiB through ext4 took 41,000 requests; with it, 282).
+//! One thread serves it, which owns the kernel's end and the device ([`BlockDevice`]). What the kernel asks is asked of
+//! the device as it comes, up to [`FUSE_REQUESTS_MAX`] at a time, and answered as the device completes it, in any
+//! order: read-ahead and asynchronous direct I/O reach as deep as the link. A device that answers at once is answered
+//! for at once; nothing is handed to another thread on a request's way, and what is written goes from where the kernel
+//! put it. The kernel may keep the disk's pages in its cache, for the disk is ours alone. The file has the disk's size
+//! for ever: a program that cuts it before writing is refused (`dd` wants `conv=notrunc`). A loop device belongs on top
+//! with `losetup --direct-io=on`: without it one disk is cached twice, and kernels such as 6.1 write page by page (160
+//! MiB through ext4 took 41,000 requests; with it, 282).
 //!
 //! | what happens | what the owner sees | what programs see |
 //! |---|---|---|
@@ -18,7 +18,7 @@
 //! | the device says it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
 //! | [`Cutter::cut`] | [`Health::Lost`], soon [`Health::Ended`] | an error at once, gone from the tree |
 //! | [`DiskMount`] dropped | | unmounted; who still uses it gets `ENODEV` |
-//! | another process goes on ([`DiskMount::parter`]) | [`Health::Ended`], handed over | nothing |
+//! | another process goes on ([`DiskMount::save_requester`]) | [`Health::Ended`], handed over | nothing |
 //! | the process is killed | | `ENOTCONN` until somebody says `umount` |
 
 mod disk;
@@ -52,7 +52,7 @@ pub use self::mounter::{Keeper, Left, Mounted, Mounter};
 pub use self::mountpoint::OwnMounter;
 use self::state::State;
 use crate::link::Clock;
-use crate::parting::{Parter, Saved};
+use crate::saving::{SaveRequester, Saved};
 use crate::sys::writeback;
 
 #[cfg(doc)]
@@ -106,8 +106,8 @@ pub struct Unmounted {
 }
 
 impl DiskMount {
-    /// Mounts `device` as the file `file_name` in the folder `at`, which is made if it is missing. The device's moments are this
-    /// mount's own.
+    /// Mounts `device` as the file `file_name` in the folder `at`, which is made if it is missing. The device's moments
+    /// are this mount's own.
     ///
     /// # Errors
     /// [`MountError`], which says what to type next.
@@ -115,8 +115,8 @@ impl DiskMount {
         Self::mount_by(&OwnMounter, at, file_name, Box::new(device), Clock::start())
     }
 
-    /// The same by `mounter`, of a device whose moments are `clock`'s. Programs read and write any byte: of a device of larger blocks
-    /// they get errors where they keep to none.
+    /// The same by `mounter`, of a device whose moments are `clock`'s. Programs read and write any byte: of a device of
+    /// larger blocks they get errors where they keep to none.
     ///
     /// # Errors
     /// [`MountError`], which says what to type next.
@@ -159,10 +159,10 @@ impl DiskMount {
         Ok(())
     }
 
-    /// What makes it ready for another process. Once that has it, this is [`Health::Ended`] and [`DiskMount::is_handed_over`]:
-    /// dropping it leaves the mount as it is.
-    pub fn parter(&self) -> Parter<Saved> {
-        self.disk.parter().clone()
+    /// What makes it ready for another process. Once that has it, this is [`Health::Ended`] and
+    /// [`DiskMount::is_handed_over`]: dropping it leaves the mount as it is.
+    pub fn save_requester(&self) -> SaveRequester<Saved> {
+        self.disk.save_requester().clone()
     }
 
     /// Whether another process serves it.
@@ -180,8 +180,8 @@ impl DiskMount {
         &self.at
     }
 
-    /// How many programs have the file open, as the kernel counts: each `open` until its last descriptor and mapping is gone. A loop
-    /// device is one.
+    /// How many programs have the file open, as the kernel counts: each `open` until its last descriptor and mapping is
+    /// gone. A loop device is one.
     pub fn open_count(&self) -> usize {
         self.disk.open_count()
     }
@@ -273,8 +273,8 @@ pub struct Resting {
 }
 
 impl Resting {
-    /// As another process saved it; `restore` makes a device of what was saved of it, and says what that was asked, and whose moments it
-    /// is told.
+    /// As another process saved it; `restore` makes a device of what was saved of it, and says what that was asked, and
+    /// whose moments it is told.
     ///
     /// # Errors
     /// None can have stood so, or the system has no more descriptors.

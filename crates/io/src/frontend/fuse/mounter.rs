@@ -32,7 +32,8 @@ pub struct Mounted {
     pub keeper: Arc<dyn Keeper>,
 }
 
-/// What keeps a mount. A folder that was made for it goes when the last of its keepers is dropped, if nothing is mounted there.
+/// What keeps a mount. A folder that was made for it goes when the last of its keepers is dropped, if nothing is
+/// mounted there.
 pub trait Keeper: fmt::Debug + Send + Sync {
     /// How much the kernel reads ahead; best effort.
     fn set_read_ahead(&self, bytes: usize);

@@ -21,8 +21,8 @@ use super::error::MountError;
 /// What the table of mounts shows as the source.
 const SOURCE: &str = "farbus";
 
-/// Mounts at `at`; the descriptor through which the kernel asks. `open` is the path of that folder's descriptor, if it is open: the
-/// kernel then needs no way to it.
+/// Mounts at `at`; the descriptor through which the kernel asks. `open` is the path of that folder's descriptor, if it
+/// is open: the kernel then needs no way to it.
 pub(super) fn mount(at: &Path, open: Option<&Path>, read_only: bool) -> Result<OwnedFd, MountError> {
     match mount_directly(at, open, read_only) {
         Err(MountError::Refused { error, .. }) if Errno::from_io_error(&error) == Some(Errno::PERM) => {

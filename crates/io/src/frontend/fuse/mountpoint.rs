@@ -23,7 +23,8 @@ use super::{MountError, mounting};
 pub(super) struct Mountpoint {
     /// Absolute, without symbolic links: the process may change its folder, and the link its target.
     at: PathBuf,
-    /// The folder itself, until something is mounted there: whoever may rename folders on the way cannot have another one used.
+    /// The folder itself, until something is mounted there: whoever may rename folders on the way cannot have another
+    /// one used.
     folder: Option<OwnedFd>,
     made: bool,
     /// Which mount is ours, so that one which somebody puts there later is left alone.
@@ -197,7 +198,8 @@ fn path_of(folder: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", folder.as_raw_fd()).into()
 }
 
-/// Whether `folder` is what `at` means: it lies where the way really leads, and if root goes the way, its links are root's or its owner's.
+/// Whether `folder` is what `at` means: it lies where the way really leads, and if root goes the way, its links are
+/// root's or its owner's.
 fn check_way(at: &Path, really: &Path, folder: &OwnedFd) -> io::Result<()> {
     let changed = || io::Error::other("the way to it changes while it is looked for");
     if fs::read_link(path_of(folder))? != really {

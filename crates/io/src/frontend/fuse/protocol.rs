@@ -17,9 +17,9 @@ const MINOR: u32 = 31;
 /// From here on an answer to INIT has all its fields (Linux 3.15).
 const MINOR_MIN: u32 = 23;
 
-/// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_ASYNC_DIO` and `FUSE_MAX_PAGES`. Not asked for: `FUSE_WRITEBACK_CACHE`. Writes go
-/// through the kernel's cache to the device at once, so their errors reach the writer and no dirty page ever waits for us to free
-/// memory.
+/// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_ASYNC_DIO` and `FUSE_MAX_PAGES`. Not asked for: `FUSE_WRITEBACK_CACHE`.
+/// Writes go through the kernel's cache to the device at once, so their errors reach the writer and no dirty page ever
+/// waits for us to free memory.
 const WANTED: u32 = 1 << 0 | 1 << 5 | 1 << 15 | 1 << 22;
 
 /// `FOPEN_KEEP_CACHE`.
@@ -113,7 +113,8 @@ pub(super) enum Op {
     Other,
 }
 
-/// The first 8 (4) bytes at `at`; zeros where a request ends before: what they would say is then checked as any other number.
+/// The first 8 (4) bytes at `at`; zeros where a request ends before: what they would say is then checked as any other
+/// number.
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
 }
@@ -308,7 +309,8 @@ impl Kernel<'_> {
         self.send(unique, 0, [&body.0[..]].into_iter());
     }
 
-    /// The same; says whether the kernel took it. What is opened for a program that was killed meanwhile is never closed.
+    /// The same; says whether the kernel took it. What is opened for a program that was killed meanwhile is never
+    /// closed.
     pub fn opened(self, unique: u64, node: u64, handle: u64) -> bool {
         self.send(unique, 0, [&Body::opened(node, handle).0[..]].into_iter())
     }

@@ -1,7 +1,7 @@
 //! Where the serving of a mounted disk stands, for another process: JSON, and behind it what the device says of itself.
 //!
-//! The other process may be of another release. A field that it does not know is passed over, and a field that was added later has a
-//! default; a change that a reader may not pass over makes a new version.
+//! The other process may be of another release. A field that it does not know is passed over, and a field that was
+//! added later has a default; a change that a reader may not pass over makes a new version.
 
 use std::io;
 use std::ops::Range;

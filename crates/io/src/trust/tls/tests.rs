@@ -242,9 +242,9 @@ fn a_client_without_a_certificate_or_without_a_protocol_is_refused() {
     let [server, client] = hosts();
     let accepts = Accepts::One(client.fingerprint());
     let quiet = |link: Link, shown: Option<Arc<CertifiedKey>>| {
-        let gate = Arc::new(Gate::new(Accepts::Anybody));
+        let verifier = Arc::new(KeyVerifier::new(Accepts::Anybody));
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]).unwrap();
-        let builder = builder.dangerous().with_custom_certificate_verifier(gate);
+        let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
         let config = match shown {
             Some(shown) => builder.with_client_cert_resolver(Arc::new(Shown(shown))),
             None => builder.with_no_client_auth(),

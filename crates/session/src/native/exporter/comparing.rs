@@ -27,11 +27,17 @@ impl ExporterSession {
         Ok(())
     }
 
-    /// Compares the device that an heir is to get with the one that it was shown, if any. Returns whether that device is here.
+    /// Compares the device that a successor is to get with the one that it was shown, if any. Returns whether that
+    /// device is here.
     ///
     /// # Errors
     /// [`End`]: another device is here under its name.
-    pub(super) fn compare_for_heir(&self, number: u16, open: &Open, services: &mut impl Services) -> Result<bool, End> {
+    pub(super) fn compare_for_successor(
+        &self,
+        number: u16,
+        open: &Open,
+        services: &mut impl Services,
+    ) -> Result<bool, End> {
         match (self.identities.expected(number), services.identity(open)) {
             (None, _) => Ok(true),
             (Some(_), None) => Ok(false),
@@ -52,17 +58,19 @@ impl ExporterSession {
         self.identities.of(number)
     }
 
-    /// Tells importers what has changed: a swap raised the generation of the device that they use, or its identity became known.
+    /// Tells importers what has changed: a swap raised the generation of the device that they use, or its identity
+    /// became known.
     pub fn tell_identities(&mut self, services: &mut impl Services) {
         let attached = self.attachments.iter().filter(|(_, attached)| attached.unsaid.is_none());
-        let shown = self.handovers.successors.iter().filter(|(_, heir)| heir.shown.is_some());
+        let shown = self.handovers.successors.iter().filter(|(_, successor)| successor.shown.is_some());
         let attached = attached.map(|(&number, attached)| (number, &attached.open));
-        let all = attached.chain(shown.map(|(&number, heir)| (number, &heir.inherit.open)));
+        let all = attached.chain(shown.map(|(&number, successor)| (number, &successor.inherit.open)));
         let news = all.filter_map(|(number, open)| {
             let now = services.identity(open)?;
             let is_news = match self.identities.of(number) {
                 None => true,
-                // Another id is another device's, or its owner's later word: the importer hears of it when it opens the device again.
+                // Another id is another device's, or its owner's later word: the importer hears of it when it opens the
+                // device again.
                 Some(known) => now.id == known.id && now.generation > known.generation,
             };
             is_news.then_some((number, now))

@@ -1,4 +1,5 @@
-//! How a device goes from one importer to its successor: who waits for it, what it may see meanwhile, and what happens if nobody comes.
+//! How a device goes from one importer to its successor: who waits for it, what it may see meanwhile, and what happens
+//! if nobody comes.
 
 use farbus_model::Instant;
 use farbus_model::budget::ASKED_MAX;
@@ -12,7 +13,7 @@ use crate::Reject;
 /// The lease of a successor that sees the device before it is its own.
 const NOT_YET: u64 = 0;
 impl ExporterSession {
-    pub(super) fn open_for_heir(
+    pub(super) fn open_for_successor(
         &mut self,
         now: Instant,
         number: u16,
@@ -23,7 +24,7 @@ impl ExporterSession {
         if !self.may_begin(number)? {
             return Ok(());
         }
-        if let Err(end) = self.compare_for_heir(number, &inherit.open, services) {
+        if let Err(end) = self.compare_for_successor(number, &inherit.open, services) {
             self.say_end(Kind::Refused, number, &end);
             return Ok(());
         }
@@ -33,16 +34,18 @@ impl ExporterSession {
             return Ok(());
         }
         self.handovers.successors.insert(number, Successor { inherit, shown: None, left: None });
-        self.look_for_legacies(now, services);
+        self.look_for_handed_over(now, services);
         // What goes through modules is seen once it is his.
         let has_modules = self.offers.contains_key(&number);
-        let Some(heir) = self.handovers.successors.get_mut(&number).filter(|_| !has_modules) else { return Ok(()) };
-        match services.show(now, number, &heir.inherit) {
+        let Some(successor) = self.handovers.successors.get_mut(&number).filter(|_| !has_modules) else {
+            return Ok(());
+        };
+        match services.show(now, number, &successor.inherit) {
             None => {}
             Some(Ok(served)) => {
                 let opened = Opened { epoch: NOT_YET, credit: served.credit(), info: served.description() };
-                self.identities.note(number, services.identity(&heir.inherit.open));
-                heir.shown = Some(served);
+                self.identities.note(number, services.identity(&successor.inherit.open));
+                successor.shown = Some(served);
                 self.say_identity(number);
                 self.say_at_length(Kind::Opened, number, opened.encode());
             }
@@ -56,37 +59,37 @@ impl ExporterSession {
 
     /// Whoever is not to inherit any more sees no more of it either. Says whether he was.
     pub(super) fn disinherit(&mut self, now: Instant, number: u16) -> bool {
-        let Some(heir) = self.handovers.successors.remove(&number) else { return false };
-        if let Some(shown) = heir.shown {
+        let Some(successor) = self.handovers.successors.remove(&number) else { return false };
+        if let Some(shown) = successor.shown {
             shown.finish(now);
         }
         true
     }
 
     /// Something may have been handed over to somebody: who waits for a device here is given it.
-    pub fn look_for_legacies(&mut self, now: Instant, services: &mut impl Services) {
+    pub fn look_for_handed_over(&mut self, now: Instant, services: &mut impl Services) {
         let waiting = std::mem::take(&mut self.handovers.successors);
-        for (number, heir) in waiting {
+        for (number, successor) in waiting {
             // What he asked of what he sees is answered first; and that before he is given what is shown here again.
-            let is_busy = heir.left.is_some() || heir.shown.as_ref().is_some_and(|shown| !shown.is_at_rest());
-            let inherited = match self.compare_for_heir(number, &heir.inherit.open, services) {
+            let is_busy = successor.left.is_some() || successor.shown.as_ref().is_some_and(|shown| !shown.is_at_rest());
+            let inherited = match self.compare_for_successor(number, &successor.inherit.open, services) {
                 Err(end) => Some(Err(end)),
                 Ok(is_here) if is_busy || !is_here => None,
-                Ok(_) => services.inherit(now, number, &heir.inherit),
+                Ok(_) => services.inherit(now, number, &successor.inherit),
             };
             let Some(inherited) = inherited else {
-                self.handovers.successors.insert(number, heir);
+                self.handovers.successors.insert(number, successor);
                 continue;
             };
-            if let Some(shown) = heir.shown {
+            if let Some(shown) = successor.shown {
                 shown.finish(now);
             }
             match inherited {
-                Ok(Inherited { lease, served, luggage }) => {
-                    if !luggage.is_empty() {
-                        self.say_at_length(Kind::Luggage, number, luggage);
+                Ok(Inherited { lease, served, migration_state }) => {
+                    if !migration_state.is_empty() {
+                        self.say_at_length(Kind::MigrationState, number, migration_state);
                     }
-                    let open = heir.inherit.open;
+                    let open = successor.inherit.open;
                     self.identities.note(number, services.identity(&open));
                     self.agree_and_say_opened(now, number, Attached::new(open, lease, served));
                 }
@@ -110,29 +113,31 @@ impl ExporterSession {
         }
     }
 
-    /// What was handed over and not fetched comes back for as long as another process takes to go on: it waits there, or here again.
+    /// What was handed over and not fetched comes back for as long as another process takes to go on: it waits there,
+    /// or here again.
     pub fn recall(&mut self, now: Instant, services: &mut impl Services) {
         let moving = std::mem::take(&mut self.handovers.moving);
         for (number, open) in moving {
             match services.recall(now, number, &open) {
-                Some(Recalled { lease, served, bequest }) => {
+                Some(Recalled { lease, served, migration }) => {
                     self.attachments
-                        .insert(number, Attached { bequest: Some(bequest), ..Attached::new(open, lease, served) });
+                        .insert(number, Attached { migration: Some(migration), ..Attached::new(open, lease, served) });
                 }
                 None => drop(self.handovers.moving.insert(number, open)),
             }
         }
     }
 
-    /// What was recalled waits for its heir again.
+    /// What was recalled waits for its successor again.
     pub(super) fn hand_over_again(&mut self, now: Instant) {
-        let is_recalled = |(_, attached): &(&u16, &mut Attached)| attached.bequest.is_some();
+        let is_recalled = |(_, attached): &(&u16, &mut Attached)| attached.migration.is_some();
         let recalled: Vec<u16> = self.attachments.iter_mut().filter(is_recalled).map(|(&number, _)| number).collect();
         for number in recalled {
-            let Some(Attached { open, served, bequest: Some(bequest), .. }) = self.attachments.remove(&number) else {
+            let Some(Attached { open, served, migration: Some(migration), .. }) = self.attachments.remove(&number)
+            else {
                 continue;
             };
-            if served.hand_over(now, bequest) {
+            if served.hand_over(now, migration) {
                 self.handovers.moving.insert(number, open);
             } else {
                 let message = HANDED_OVER.to_owned();
@@ -141,21 +146,21 @@ impl ExporterSession {
         }
     }
 
-    /// Shows successors again what another process showed them. Says whether there is nobody left to whom that was not possible yet: because
-    /// its device is *gone*, which may pass by.
+    /// Shows successors again what another process showed them. Says whether there is nobody left to whom that was not
+    /// possible yet: because its device is *gone*, which may pass by.
     pub fn show_again(&mut self, now: Instant, services: &mut impl Services) -> bool {
         let mut refused = Vec::new();
-        for (&number, heir) in &mut self.handovers.successors {
-            let Some(state) = &heir.left else { continue };
-            let actual = services.identity(&heir.inherit.open);
-            if self.identities.compare(number, &heir.inherit.open, actual).is_err() {
+        for (&number, successor) in &mut self.handovers.successors {
+            let Some(state) = &successor.left else { continue };
+            let actual = services.identity(&successor.inherit.open);
+            if self.identities.compare(number, &successor.inherit.open, actual).is_err() {
                 // The device that it was shown may be on its way.
                 continue;
             }
             let wrong = |reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") };
-            match services.show(now, number, &heir.inherit) {
+            match services.show(now, number, &successor.inherit) {
                 Some(Ok(mut served)) => match served.restore(now, &mut state.reader()) {
-                    Ok(()) => (heir.shown, heir.left) = (Some(served), None),
+                    Ok(()) => (successor.shown, successor.left) = (Some(served), None),
                     Err(reject) => {
                         served.finish(now);
                         refused.push((number, wrong(reject)));
@@ -172,23 +177,23 @@ impl ExporterSession {
         for (number, end) in refused {
             self.close(now, number, &end);
         }
-        self.handovers.successors.values().all(|heir| heir.left.is_none())
+        self.handovers.successors.values().all(|successor| successor.left.is_none())
     }
 
     /// Ends the attachments of successors whose device has not come back with the other process, and says why.
-    pub fn give_up_heirs(&mut self, now: Instant, end: &End) {
+    pub fn give_up_successors(&mut self, now: Instant, end: &End) {
         let late: Vec<u16> = self
             .handovers
             .successors
             .iter()
-            .filter(|(_, heir)| heir.left.is_some())
+            .filter(|(_, successor)| successor.left.is_some())
             .map(|(&number, _)| number)
             .collect();
         late.into_iter().for_each(|number| self.close(now, number, end));
     }
 
     /// Whether it waits for a device to be handed over.
-    pub fn has_heirs(&self) -> bool {
+    pub fn has_successors(&self) -> bool {
         !self.handovers.successors.is_empty()
     }
 }

@@ -1,4 +1,5 @@
-//! Devices of a session that are on their way to a successor, and attachments of it that wait for a device as its successor.
+//! Devices of a session that are on their way to a successor, and attachments of it that wait for a device as its
+//! successor.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,8 @@ impl Handovers {
 
     /// Whether the attachment's device is on its way, or shown to it.
     pub fn has(&self, number: u16) -> bool {
-        self.moving.contains_key(&number) || self.successors.get(&number).is_some_and(|heir| heir.shown.is_some())
+        self.moving.contains_key(&number)
+            || self.successors.get(&number).is_some_and(|successor| successor.shown.is_some())
     }
 
     /// How many attachments have one that is on its way, or shown to them.
@@ -78,12 +80,12 @@ impl Handovers {
     /// [`Reject`]: none can have stood so.
     pub fn restore(from: &mut Reader<'_>, is_used: impl Fn(u16) -> bool) -> Result<Self, Reject> {
         let mut handovers = Self::default();
-        for _ in 0..from.count("heirs", 2)? {
-            let (number, inherit) = (from.u16("heir")?, Inherit::decode(from.bytes("inherit")?)?);
+        for _ in 0..from.count("successors", 2)? {
+            let (number, inherit) = (from.u16("successor")?, Inherit::decode(from.bytes("inherit")?)?);
             let left = if from.flag("shown")? { Some(from.part("state")?) } else { None };
             let is_new = number > 0 && !is_used(number);
             if !is_new || handovers.successors.insert(number, Successor { inherit, shown: None, left }).is_some() {
-                return Err(Reject::new("heir", number.into(), "each has a number of its own, from 1"));
+                return Err(Reject::new("successor", number.into(), "each has a number of its own, from 1"));
             }
         }
         Ok(handovers)

@@ -14,7 +14,7 @@ use crate::snapshot::{Reader, Writer};
 pub(super) struct Identities {
     /// The importer named them before it asked for the device.
     pub(super) expected: BTreeMap<u16, Identity>,
-    /// Devices that are open, handed over, or shown to an heir.
+    /// Devices that are open, handed over, or shown to a successor.
     known: BTreeMap<u16, Identity>,
 }
 

@@ -19,4 +19,6 @@ mod opening;
 mod session;
 mod untaken;
 
-pub use session::{Allowed, Bequest, ExporterSession, Inherited, Left, Recalled, Served, Services, Unmovable, refusal};
+pub use session::{
+    Allowed, ExporterSession, Inherited, Left, Migration, Recalled, Served, Services, Unmovable, refusal,
+};

@@ -33,12 +33,12 @@ impl ExporterSession {
         let mut had = Ok(None);
         if let Some(asking) = self.reserving.take(number) {
             let reserved = services.reserve(&open, &asking.reservation, asking.path);
-            let standing = reserved.as_ref().map_or_else(|(standing, _)| *standing, |standing| *standing);
-            let is_too_slow = standing.state == State::Refused && matches!(standing.lack, Lack::Rate | Lack::Delay);
+            let report = reserved.as_ref().map_or_else(|(report, _)| *report, |report| *report);
+            let is_too_slow = report.state == State::Refused && matches!(report.lack, Lack::Rate | Lack::Delay);
             if is_too_slow && self.reserving.measure_again(now, number, asking, &open, &mut self.lanes) {
                 return;
             }
-            self.say_standing(number, standing);
+            self.say_report(number, report);
             had = reserved.map(Some).map_err(|(_, end)| end);
         }
         // A device that would not be used is not taken from anybody.
@@ -93,8 +93,8 @@ impl ExporterSession {
     }
 
     /// Tells an importer how what is reserved for its device stands.
-    pub fn say_standing(&mut self, number: u16, standing: reserve::Standing) {
-        let part = Word::Standing(standing).encode().into();
+    pub fn say_report(&mut self, number: u16, report: reserve::ReservationReport) {
+        let part = Word::Report(report).encode().into();
         self.lanes.send(in_turn(Message::control(Kind::Reserve, number, 0, part)));
     }
 }

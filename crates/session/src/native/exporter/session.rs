@@ -13,8 +13,8 @@ use farbus_wire::native::frame::Head;
 use farbus_wire::native::hello::VERSION;
 use farbus_wire::native::modules::{decode_offers, encode_answers, encode_offers};
 use farbus_wire::native::{
-    Arrived, Flow, Hello, Kind, Lane, LaneLimits, Lanes, Message, Options, Outcome, Part, SessionId, Standing, Urgency,
-    Welcome,
+    Arrived, Flow, Hello, Kind, Lane, LaneLimits, LanePosition, Lanes, Message, Options, Outcome, Part, SessionId,
+    Urgency, Welcome,
 };
 
 use super::backlog::Backlog;
@@ -25,14 +25,14 @@ use crate::native::absence::Absence;
 use crate::native::pipe::{Saved, place_of};
 use crate::native::piped_served::PipedServed;
 use crate::native::reserving::Reserving;
-pub use crate::native::served::{Bequest, Recalled, Served, Unmovable};
+pub use crate::native::served::{Migration, Recalled, Served, Unmovable};
 pub use crate::native::services::{Allowed, Inherited, Left, Services};
 use crate::snapshot::{Reader, SavedPart, Writer};
 
 /// Attachments of one session: as many devices as the largest lab has on one host, doubled.
 pub(super) const ATTACHMENTS_MAX: usize = 512;
-/// Data moved, either way, that is worth a system call to say so, if it is of small requests: the importer works on the answers while the
-/// rest is made, and they are still in the cache.
+/// Data moved, either way, that is worth a system call to say so, if it is of small requests: the importer works on the
+/// answers while the rest is made, and they are still in the cache.
 const ENOUGH_BYTES_MIN: usize = 64 << 10;
 /// The same of large ones, of which it is so many otherwise.
 const ENOUGH_REQUESTS: usize = 12;
@@ -77,7 +77,7 @@ pub(super) struct Attached {
     pub(super) lease: u64,
     pub(super) served: Box<dyn Served>,
     /// It was handed over, and came back for as long as another process takes to go on.
-    pub(super) bequest: Option<Bequest>,
+    pub(super) migration: Option<Migration>,
     /// It is yet to be got to know: its importer has not been told that it is open; and what it goes through then.
     pub(super) unsaid: Option<Unsaid>,
 }
@@ -86,13 +86,13 @@ pub(super) struct Unsaid(Option<Agreed>);
 
 impl Attached {
     pub(super) fn new(open: Open, lease: u64, served: Box<dyn Served>) -> Self {
-        Self { open, lease, served, bequest: None, unsaid: None }
+        Self { open, lease, served, migration: None, unsaid: None }
     }
 }
 
 impl ExporterSession {
-    /// A session that begins with this greeting, and what to answer. `session` is random; `grace_max` is the longest that a
-    /// session outlives its link here.
+    /// A session that begins with this greeting, and what to answer. `session` is random; `grace_max` is the longest
+    /// that a session outlives its link here.
     ///
     /// # Errors
     /// [`Welcome`]: what to answer instead, if none can begin.
@@ -106,10 +106,10 @@ impl ExporterSession {
         if !(hello.version_min..=hello.version_max).contains(&VERSION) {
             return Err(refusal(hello, incarnation, Outcome::Version));
         }
-        if hello.standing.session != SessionId::NONE {
+        if hello.position.session != SessionId::NONE {
             return Err(refusal(hello, incarnation, Outcome::Unknown));
         }
-        if hello.standing.lane != 0 {
+        if hello.position.lane != 0 {
             return Err(refusal(hello, incarnation, Outcome::Refused));
         }
         let wished = hello.options.grace_ms.map_or(grace_max, |ms| Duration::from_millis(ms.into()));
@@ -118,8 +118,8 @@ impl ExporterSession {
             lanes_granted: hello.options.lanes.unwrap_or(1).clamp(1, LANES_MAX.into()) as u16,
             limits,
             session,
-            link: hello.standing.link,
-            their_incarnation: hello.standing.incarnation,
+            link: hello.position.link,
+            their_incarnation: hello.position.incarnation,
             incarnation,
             absence: Absence::none(wished.min(grace_max)),
             attachments: BTreeMap::new(),
@@ -147,10 +147,10 @@ impl ExporterSession {
         self.modules = Some(modules);
     }
 
-    /// The importer of this session has a new link; what to answer there. Unless it says [`Outcome::Resumed`] the link is none
-    /// of ours, and the session goes on as it was.
+    /// The importer of this session has a new link; what to answer there. Unless it says [`Outcome::Resumed`] the link
+    /// is none of ours, and the session goes on as it was.
     pub fn resume(&mut self, hello: &Hello) -> Welcome {
-        let theirs = hello.standing;
+        let theirs = hello.position;
         let is_same = theirs.session == self.session
             && theirs.incarnation == self.their_incarnation
             && theirs.lane < self.lanes_granted;
@@ -194,12 +194,12 @@ impl ExporterSession {
         let further = self.lanes.further().iter().find(|further| further.number == lane);
         let (link, received) = further
             .map_or((self.link, self.lanes.first().received()), |further| (further.link, further.lane.received()));
-        let standing = Standing { session: self.session, lane, link, received, incarnation: self.incarnation };
+        let position = LanePosition { session: self.session, lane, link, received, incarnation: self.incarnation };
         let grace_ms = Some(u32::try_from(self.absence.grace().as_millis()).unwrap_or(u32::MAX));
         // Who never heard of several is told nothing of them.
         let lanes = (self.lanes_granted > 1).then_some(self.lanes_granted.into());
         let options = Options { grace_ms, lanes, ..Options::default() };
-        Welcome { version: VERSION, outcome, standing, options }
+        Welcome { version: VERSION, outcome, position, options }
     }
 
     /// Its name.
@@ -214,8 +214,8 @@ impl ExporterSession {
         self.absence.begin(now);
     }
 
-    /// The link of this lane is lost, or was ended. How long a further one is waited for is the importer's to say: as long as the first is
-    /// there, so is he.
+    /// The link of this lane is lost, or was ended. How long a further one is waited for is the importer's to say: as
+    /// long as the first is there, so is he.
     pub fn handle_lane_lost(&mut self, number: u16, now: Instant) {
         match number {
             0 => self.handle_lost(now),
@@ -223,8 +223,8 @@ impl ExporterSession {
         }
     }
 
-    /// The link was ended by its other end, without a word: the importer is gone, or comes back at once (U13: a device is free
-    /// within 5 s after its user was killed).
+    /// The link was ended by its other end, without a word: the importer is gone, or comes back at once (U13: a device
+    /// is free within 5 s after its user was killed).
     pub fn handle_closed(&mut self, now: Instant) {
         self.lanes.first_mut().handle_lost();
         self.give_memory_back();
@@ -241,7 +241,7 @@ impl ExporterSession {
         self.absence.is_harmless(now)
     }
 
-    /// Whether this attachment is there, its device waiting for its heir or shown to it included.
+    /// Whether this attachment is there, its device waiting for its successor or shown to it included.
     pub fn is_attached(&self, number: u16) -> bool {
         self.attachments.contains_key(&number) || self.handovers.has(number)
     }
@@ -287,7 +287,7 @@ impl ExporterSession {
         self.attachments.values().map(|attached| &attached.open)
     }
 
-    /// What is served, or shown to an heir.
+    /// What is served, or shown to a successor.
     pub(super) fn all_served(&self) -> impl Iterator<Item = &dyn Served> {
         let attached = self.attachments.values().map(|attached| &*attached.served);
         attached.chain(self.handovers.shown())
@@ -378,7 +378,7 @@ impl ExporterSession {
             Kind::Modules => self.hear_offers(attachment, &arrived),
             Kind::Reserve => self.hear_reservation(now, attachment, &arrived, services),
             Kind::Open => self.open(now, attachment, &arrived, services),
-            _ => self.open_for_heir(now, attachment, &arrived, services),
+            _ => self.open_for_successor(now, attachment, &arrived, services),
         }
     }
 
@@ -509,8 +509,8 @@ impl ExporterSession {
         &mut self.lanes
     }
 
-    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for, and none is on its
-    /// way to somebody, of which somebody else tells.
+    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for,
+    /// and none is on its way to somebody, of which somebody else tells.
     pub fn only_talks(&self) -> bool {
         self.handovers.successors.is_empty()
             && self.handovers.moving.is_empty()
@@ -534,13 +534,13 @@ impl ExporterSession {
         self.each_served(|_, served, lanes| served.come_to_rest(now, lanes));
     }
 
-    /// Whether no device has anything of the importer's, and none is on its way to an heir.
+    /// Whether no device has anything of the importer's, and none is on its way to a successor.
     pub fn is_at_rest(&self) -> bool {
         self.handovers.moving.is_empty() && self.backlog.is_at_rest() && self.all_served().all(<dyn Served>::is_at_rest)
     }
 
-    /// Writes it down, at rest and with nothing heard since: for another process, whose devices are called what `name_of` says
-    /// of an attachment. This one may go on all the same, if the other does not.
+    /// Writes it down, at rest and with nothing heard since: for another process, whose devices are called what
+    /// `name_of` says of an attachment. This one may go on all the same, if the other does not.
     ///
     /// # Panics
     /// If it is not at rest.
@@ -555,7 +555,7 @@ impl ExporterSession {
         to.u16(self.lanes_granted);
         self.lanes.save(now, 0, to);
         to.count(self.attachments.len());
-        for (&number, Attached { open, lease, served, bequest, .. }) in &self.attachments {
+        for (&number, Attached { open, lease, served, migration, .. }) in &self.attachments {
             to.u16(number);
             to.bytes(&Open { name: name_of(number, &open.name), ..open.clone() }.encode());
             to.u64(*lease);
@@ -566,10 +566,10 @@ impl ExporterSession {
                 to.bytes(&state.into_bytes());
                 to.bytes(&modules.into_bytes());
             }
-            to.flag(bequest.is_some());
-            if let Some(Bequest { heir, luggage, left }) = bequest {
-                to.raw(heir);
-                to.bytes(luggage);
+            to.flag(migration.is_some());
+            if let Some(Migration { successor, migration_state, left }) = migration {
+                to.raw(successor);
+                to.bytes(migration_state);
                 to.u64(u64::try_from(left.unwrap_or_default().as_millis()).unwrap_or(u64::MAX));
             }
         }
@@ -583,8 +583,8 @@ impl ExporterSession {
         self.identities.save(to);
     }
 
-    /// A session without a link that goes on where another was saved, and what it served: [`ExporterSession::serve`] does so again, or
-    /// [`ExporterSession::give_up`] says why not.
+    /// A session without a link that goes on where another was saved, and what it served: [`ExporterSession::serve`]
+    /// does so again, or [`ExporterSession::give_up`] says why not.
     ///
     /// # Errors
     /// [`Reject`]: none can have stood so.
@@ -610,8 +610,8 @@ impl ExporterSession {
                 state = Some(from.part("state")?);
                 modules = from.part("modules")?;
             }
-            let bequest = if from.flag("handed over")? { Some(Bequest::restore(from)?) } else { None };
-            all.push(Left { number, open, lease, identity: None, state, modules, bequest });
+            let migration = if from.flag("handed over")? { Some(Migration::restore(from)?) } else { None };
+            all.push(Left { number, open, lease, identity: None, state, modules, migration });
         }
         let handovers = Handovers::restore(from, |number| all.iter().any(|left| left.number == number))?;
         let mut offers = BTreeMap::new();
@@ -652,10 +652,10 @@ impl ExporterSession {
         Ok((session, all))
     }
 
-    /// Serves what another process served, whose device is here again as it was there. What it went through it goes through again, or
-    /// it ends.
+    /// Serves what another process served, whose device is here again as it was there. What it went through it goes
+    /// through again, or it ends.
     pub fn serve(&mut self, now: Instant, left: Left, served: Box<dyn Served>) {
-        let Left { number, open, lease, bequest, modules, .. } = left;
+        let Left { number, open, lease, migration, modules, .. } = left;
         let mut served = match self.behind_modules(number, &open, &modules, served) {
             Ok(served) => served,
             Err((served, reject)) => {
@@ -665,7 +665,7 @@ impl ExporterSession {
             }
         };
         with_pool(&mut served, &mut self.pool, |served| served.go_on(now, &mut self.lanes));
-        self.attachments.insert(number, Attached { bequest, ..Attached::new(open, lease, served) });
+        self.attachments.insert(number, Attached { migration, ..Attached::new(open, lease, served) });
         self.note_credit();
         self.hand_over_again(now);
     }
@@ -735,6 +735,6 @@ fn with_pool<T>(served: &mut Box<dyn Served>, pool: &mut BufferPool, act: impl F
 
 /// A welcome that is none.
 pub fn refusal(hello: &Hello, incarnation: u64, outcome: Outcome) -> Welcome {
-    let standing = Standing { received: 0, incarnation, ..hello.standing };
-    Welcome { version: VERSION, outcome, standing, options: Options::default() }
+    let position = LanePosition { received: 0, incarnation, ..hello.position };
+    Welcome { version: VERSION, outcome, position, options: Options::default() }
 }

@@ -7,8 +7,8 @@
 //! | a withdrawal, a close, a grant, a word to a module | is done | is done | the session is cut off |
 //! | an acknowledgement, a ping | is done | is done | a later answer replaces an earlier one |
 //!
-//! A credit comes back to an importer with its reply, so whoever keeps to it never has more waiting for it than that. What is held beyond
-//! the devices' credits is taken from the importer's account ([`farbus_model::budget`]).
+//! A credit comes back to an importer with its reply, so whoever keeps to it never has more waiting for it than that.
+//! What is held beyond the devices' credits is taken from the importer's account ([`farbus_model::budget`]).
 
 use farbus_model::budget::{
     ANSWERS_BYTES_MAX, Allowance, OFFERS_BYTES_MAX, PROMPT_ANSWERS_BYTES_MAX, SESSION_BYTES, UNACKNOWLEDGED_BYTES_MIN,
@@ -17,13 +17,13 @@ use farbus_model::budget::{
 use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::module::Offer;
 use farbus_model::{BufferPool, Instant};
-use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, LUGGAGE_BYTES_MAX};
+use farbus_wire::native::control::{Cause, Close, End, HANDED_OVER, MIGRATION_STATE_BYTES_MAX};
 use farbus_wire::native::{Arrived, Head, Kind};
 
 use super::backlog::cost;
 use super::session::{Attached, ExporterSession};
 use crate::Reject;
-use crate::native::served::{Bequest, Served};
+use crate::native::served::{Migration, Served};
 use crate::native::services::Services;
 
 /// What a device that was asked for takes: two texts, and what is reserved for it.
@@ -38,7 +38,8 @@ fn offer_bytes(offer: &Offer) -> usize {
 }
 
 impl ExporterSession {
-    /// What it holds beyond its devices' credits is taken from an account from now on; whether the least of it could be.
+    /// What it holds beyond its devices' credits is taken from an account from now on; whether the least of it could
+    /// be.
     #[must_use]
     pub fn draw_on(&mut self, allowance: Allowance) -> bool {
         self.backlog.allowance = allowance;
@@ -148,7 +149,8 @@ impl ExporterSession {
         Ok(())
     }
 
-    /// Whether there is something to be done that waited until answers were taken, and they were: [`ExporterSession::advance`] does it.
+    /// Whether there is something to be done that waited until answers were taken, and they were:
+    /// [`ExporterSession::advance`] does it.
     pub fn has_waiting_work(&self) -> bool {
         let has_control = self.reserving.has_trains() || (!self.backlog.held.is_empty() && !self.backlog.is_starved);
         (has_control && self.has_room()) || self.has_room_to_show()
@@ -220,15 +222,15 @@ impl ExporterSession {
             return Ok(());
         }
         let Some(body) = self.take_in_close(number, arrived)? else { return Ok(()) };
-        let Close { heir, luggage } = Close::decode(&body)?;
+        let Close { successor, migration_state } = Close::decode(&body)?;
         self.reserving.forget(number);
         let Some(Attached { open, served, .. }) = self.attachments.remove(&number) else { return Ok(()) };
-        let message = match heir {
+        let message = match successor {
             None => {
                 served.finish(now);
                 String::new()
             }
-            Some(heir) if served.hand_over(now, Bequest { heir, luggage, left: None }) => {
+            Some(successor) if served.hand_over(now, Migration { successor, migration_state, left: None }) => {
                 self.handovers.moving.insert(number, open);
                 self.note_credit();
                 return Ok(());
@@ -243,11 +245,15 @@ impl ExporterSession {
     fn take_in_close(&mut self, number: u16, arrived: Arrived) -> Result<Option<Vec<u8>>, Reject> {
         let mut all = self.backlog.closing.remove(&number).unwrap_or_default();
         let bytes = all.len() + arrived.body.len();
-        if bytes > LUGGAGE_BYTES_MAX + 32 {
-            return Err(Reject::new("luggage", bytes as u64, "luggage has 16 MiB at most"));
+        if bytes > MIGRATION_STATE_BYTES_MAX + 32 {
+            return Err(Reject::new("migration state", bytes as u64, "migration state has 16 MiB at most"));
         }
         if !self.may_hold(2 * bytes) || all.try_reserve(arrived.body.len()).is_err() {
-            return Err(Reject::new("luggage", bytes as u64, "luggage fits the memory that a peer has here"));
+            return Err(Reject::new(
+                "migration state",
+                bytes as u64,
+                "migration state fits the memory that a peer has here",
+            ));
         }
         arrived.body.runs().for_each(|run| all.extend_from_slice(run));
         if arrived.head.flags.more {
@@ -264,7 +270,8 @@ impl ExporterSession {
         self.backlog.allowance.settle(held.max(SESSION_BYTES));
     }
 
-    /// Whether nothing is lost if its importer, who has no link, has to begin another: nothing is attached, asked for, or waited for.
+    /// Whether nothing is lost if its importer, who has no link, has to begin another: nothing is attached, asked for,
+    /// or waited for.
     pub fn is_needed_by_nobody(&self) -> bool {
         let is_empty =
             self.attachments.is_empty() && self.handovers.moving.is_empty() && self.handovers.successors.is_empty();

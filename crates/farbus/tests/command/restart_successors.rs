@@ -1,15 +1,15 @@
-//! `farbus daemon restart` where something was handed over and waits for its heir: it waits in the next process.
+//! `farbus daemon restart` where something was handed over and waits for its successor: it waits in the next process.
 
 use std::path::PathBuf;
 
-use super::harness::{House, PATIENCE, Running, wait_until};
+use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::nbd_migrate::{Client, SIZE};
 use super::restart::{exporter, restart};
 use super::trust::{Host, three};
 
 /// `farbus attach lab3/DEVICE --via VIA` on a host, and the socket where it is found there.
 fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Running, PathBuf) {
-    let socket = host.house.path(&format!("{}-{device}.sock", host.name));
+    let socket = host.harness.path(&format!("{}-{device}.sock", host.name));
     let target = format!("lab3/{device}");
     let words = ["attach", &target, "--address", address, "--socket", socket.to_str().unwrap(), "--via"];
     let process = host.start(&[&words[..], via].concat());
@@ -18,12 +18,12 @@ fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Runnin
 }
 
 #[test]
-fn what_waits_for_its_heir_waits_in_the_next_process_and_for_nobody_else() {
-    let house = House::new();
-    let [lab3, desk, rack] = three(&house);
+fn what_waits_for_its_replacement_waits_in_the_next_process_and_for_nobody_else() {
+    let harness = Harness::new();
+    let [lab3, desk, rack] = three(&harness);
     let [image, other] =
-        ["image", "other"].map(|name| format!("{{what='disk:{}'}}", house.image(name, SIZE).display()));
-    let (mut daemon, _, address) = exporter(&house, &lab3, &format!("{image}, {other}, {{what='keyboard'}}"));
+        ["image", "other"].map(|name| format!("{{what='disk:{}'}}", harness.image(name, SIZE).display()));
+    let (mut daemon, _, address) = exporter(&harness, &lab3, &format!("{image}, {other}, {{what='keyboard'}}"));
     let (mut disk, socket) = attach(&desk, &address, "disk", &["nbd"]);
     let (other, other_socket) = attach(&desk, &address, "disk2", &["nbd"]);
     let (mut keyboard, _) = attach(&desk, &address, "keyboard", &["redir"]);
@@ -33,7 +33,7 @@ fn what_waits_for_its_heir_waits_in_the_next_process_and_for_nobody_else() {
     for device in ["disk", "disk2", "keyboard"] {
         desk.ok(&["migrate", device, "--to", "rack"]);
     }
-    let waits = |log: &str| log.matches("it waits for its heir").count() == 3;
+    let waits = |log: &str| log.matches("it waits for its successor").count() == 3;
     wait_until(PATIENCE, "all of it waits", || waits(&daemon.log()));
     let _later = restart(&lab3, 3);
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0));
@@ -45,9 +45,9 @@ fn what_waits_for_its_heir_waits_in_the_next_process_and_for_nobody_else() {
     let refused = desk.run(&["attach", "lab3/disk", "--address", &address, "--via", "nbd"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
 
-    let (_heir, socket) = attach(&rack, &address, "disk", &["nbd"]);
+    let (_replacement, socket) = attach(&rack, &address, "disk", &["nbd"]);
     Client::connect(&socket).assert_reads(0, 7);
-    let (_heir, _) = attach(&rack, &address, "keyboard", &["redir", "--inherit"]);
+    let (_replacement, _) = attach(&rack, &address, "keyboard", &["redir", "--inherit"]);
     for attached in [&mut disk, &mut keyboard] {
         assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
         attached.assert_logged("linked again");

@@ -22,7 +22,7 @@ use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
-use crate::common::socket_place::{Entrance, Place};
+use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::{Identified, Identities};
 use crate::devices::media_journal;
 use crate::hosts::known_host::{self, KnownHost};
@@ -30,7 +30,7 @@ use crate::hosts::reach::{self, Found, Hints};
 
 /// Whoever acts for a process.
 #[derive(Clone, Debug, Default)]
-pub enum Hands {
+pub enum SystemAccess {
     /// The process itself.
     #[default]
     Own,
@@ -38,15 +38,15 @@ pub enum Hands {
     Through(Arc<Broker>),
 }
 
-impl Hands {
+impl SystemAccess {
     /// Hands that wait for nothing that others are asked.
     ///
     /// # Errors
     /// If the system has no more descriptors or threads.
     pub fn apart(&self) -> io::Result<Self> {
         match self {
-            Hands::Own => Ok(Hands::Own),
-            Hands::Through(broker) => Ok(Hands::Through(Arc::new(broker.line()?))),
+            SystemAccess::Own => Ok(SystemAccess::Own),
+            SystemAccess::Through(broker) => Ok(SystemAccess::Through(Arc::new(broker.line()?))),
         }
     }
 
@@ -56,8 +56,8 @@ impl Hands {
     /// [`LinkError`].
     pub fn connect(&self, host: &str, time_max: Duration) -> Result<Link, LinkError> {
         let dialled = match self {
-            Hands::Own => reach::dial(host, time_max, reach::ask_around),
-            Hands::Through(broker) => dial_through(broker, host, time_max, Hints::default()),
+            SystemAccess::Own => reach::dial(host, time_max, reach::ask_around),
+            SystemAccess::Through(broker) => dial_through(broker, host, time_max, Hints::default()),
         };
         let (fd, Found { place, .. }) = dialled?;
         place.link_over(fd).map_err(|source| LinkError { address: host.to_owned(), source })
@@ -74,8 +74,8 @@ impl Hands {
         hints: &Hints,
     ) -> Result<(Link, Found), LinkError> {
         let (fd, found) = match self {
-            Hands::Own => reach::dial_known(&known.as_remembered(), time_max, hints, reach::ask_around),
-            Hands::Through(broker) => dial_through(broker, known.asked(), time_max, hints.clone()),
+            SystemAccess::Own => reach::dial_known(&known.as_remembered(), time_max, hints, reach::ask_around),
+            SystemAccess::Through(broker) => dial_through(broker, known.asked(), time_max, hints.clone()),
         }?;
         let link = found.place.link_over(fd);
         Ok((link.map_err(|source| LinkError { address: known.asked().to_owned(), source })?, found))
@@ -88,8 +88,8 @@ impl Hands {
     pub fn datagrams(&self, known: &KnownHost, hints: &Hints) -> Result<(UdpSocket, SocketAddr, bool), LinkError> {
         let failed = |source| LinkError { address: known.asked().to_owned(), source };
         match self {
-            Hands::Own => reach::datagrams(&known.as_remembered(), hints, reach::ask_around),
-            Hands::Through(broker) => {
+            SystemAccess::Own => reach::datagrams(&known.as_remembered(), hints, reach::ask_around),
+            SystemAccess::Through(broker) => {
                 let question = Question::Datagrams { host: known.asked().to_owned(), hints: hints.clone() };
                 let ((to, is_new), fd) = broker.ask(&question, None).map_err(failed)?;
                 Ok((fd.ok_or_else(|| failed(io::Error::other("no socket came along")))?.into(), to, is_new))
@@ -103,8 +103,8 @@ impl Hands {
     /// If it cannot be written down.
     pub fn remember(&self, known: &KnownHost, at: SocketAddr) -> io::Result<()> {
         match self {
-            Hands::Own => known_host::remember(known.asked(), at),
-            Hands::Through(broker) => {
+            SystemAccess::Own => known_host::remember(known.asked(), at),
+            SystemAccess::Through(broker) => {
                 let question = Question::Proved { host: known.asked().to_owned(), at };
                 broker.ask::<Value>(&question, None).map(|_| ())
             }
@@ -115,21 +115,22 @@ impl Hands {
     ///
     /// # Errors
     /// What stands against it, with what to do.
-    pub fn listen_at(&self, place: &Place) -> io::Result<Entrance> {
+    pub fn listen_at(&self, place: &Place) -> io::Result<SocketListener> {
         match self {
-            Hands::Own => place.listen(),
-            Hands::Through(broker) => broker.listen_at(place),
+            SystemAccess::Own => place.listen(),
+            SystemAccess::Through(broker) => broker.listen_at(place),
         }
     }
 
-    /// What another process listened at is listened at here: a socket's path is removed at the latest when this process has ended.
+    /// What another process listened at is listened at here: a socket's path is removed at the latest when this process
+    /// has ended.
     ///
     /// # Errors
     /// If it is not meant to be listened at.
     pub fn take_place(&self, place: &Place) -> io::Result<()> {
         match self {
-            Hands::Own => Ok(()),
-            Hands::Through(broker) => {
+            SystemAccess::Own => Ok(()),
+            SystemAccess::Through(broker) => {
                 broker.ask::<Value>(&Question::TakePlace { place: place.clone() }, None).map(|_| ())
             }
         }
@@ -137,7 +138,7 @@ impl Hands {
 
     /// Another process listens there from now on: its path stays.
     pub fn leave_place(&self, place: &Place) {
-        if let Hands::Through(broker) = self
+        if let SystemAccess::Through(broker) = self
             && let Err(error) = broker.ask::<Value>(&Question::LeavePlace { place: place.clone() }, None)
         {
             tracing::warn!(%place, %error, "the socket may go when this process ends");
@@ -149,7 +150,7 @@ impl Hands {
     /// # Errors
     /// If it is not there, or nobody's to be kept here.
     pub fn keep_mount(&self, at: &Path) -> io::Result<Arc<dyn Keeper>> {
-        let Hands::Through(broker) = self else {
+        let SystemAccess::Through(broker) = self else {
             return Err(io::Error::other("only a daemon's other half keeps what another process mounted"));
         };
         let (line, for_abort) = (broker.line()?, broker.line()?);
@@ -163,8 +164,10 @@ impl Hands {
     /// If the kernel does not say.
     pub fn peer_owner(&self, link: &Link) -> io::Result<PeerOwner> {
         match self {
-            Hands::Own => peer_owner(link),
-            Hands::Through(broker) => broker.ask(&Question::PeerOwner, Some(link.as_fd())).map(|(owner, _)| owner),
+            SystemAccess::Own => peer_owner(link),
+            SystemAccess::Through(broker) => {
+                broker.ask(&Question::PeerOwner, Some(link.as_fd())).map(|(owner, _)| owner)
+            }
         }
     }
 
@@ -174,8 +177,8 @@ impl Hands {
     /// If that cannot be read, or is nobody's business.
     pub fn user_number(&self, name: &str) -> io::Result<Option<u32>> {
         match self {
-            Hands::Own => user_number(name),
-            Hands::Through(broker) => {
+            SystemAccess::Own => user_number(name),
+            SystemAccess::Through(broker) => {
                 broker.ask(&Question::UserNumber { name: name.to_owned() }, None).map(|(number, _)| number)
             }
         }
@@ -187,19 +190,19 @@ impl Hands {
     /// What stands against it, with what to type next.
     pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
         match self {
-            Hands::Own => {
+            SystemAccess::Own => {
                 media_journal::check(path)?;
                 FileStore::open(path, read_only).map_err(io::Error::other)
             }
-            Hands::Through(broker) => broker.open_image(path, read_only),
+            SystemAccess::Through(broker) => broker.open_image(path, read_only),
         }
     }
 
-    /// Which device a view of an image is that [`Hands::open_image`] has opened.
+    /// Which device a view of an image is that [`SystemAccess::open_image`] has opened.
     pub(crate) fn identify_image(&self, path: &Path, read_only: bool, store: &FileStore, view: &str) -> Identified {
         match self {
-            Hands::Own => Identities::own().of_store(store, view),
-            Hands::Through(broker) => {
+            SystemAccess::Own => Identities::own().of_store(store, view),
+            SystemAccess::Through(broker) => {
                 let (path, view) = (path.to_owned(), view.to_owned());
                 broker.identified(&Question::IdentifyImage { path, read_only, view })
             }
@@ -209,16 +212,16 @@ impl Hands {
     /// An id that devices made of code have in common which are what `words` say.
     pub(crate) fn identify_made(&self, words: &str) -> DeviceId {
         match self {
-            Hands::Own => Identities::own().of_made(words),
-            Hands::Through(broker) => broker.identified(&Question::IdentifyMade { words: words.to_owned() }).id,
+            SystemAccess::Own => Identities::own().of_made(words),
+            SystemAccess::Through(broker) => broker.identified(&Question::IdentifyMade { words: words.to_owned() }).id,
         }
     }
 
     /// A device is called so; whether its owner gave it that name.
     pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
         match self {
-            Hands::Own => Identities::own().note_name(device, name, is_named),
-            Hands::Through(broker) => broker.note_name(device, name, is_named),
+            SystemAccess::Own => Identities::own().note_name(device, name, is_named),
+            SystemAccess::Through(broker) => broker.note_name(device, name, is_named),
         }
     }
 
@@ -228,8 +231,8 @@ impl Hands {
     /// What stands against it.
     pub fn open_frames(&self, path: &Path) -> io::Result<OwnedFd> {
         match self {
-            Hands::Own => frames::open(path),
-            Hands::Through(broker) => broker.open_frames(path),
+            SystemAccess::Own => frames::open(path),
+            SystemAccess::Through(broker) => broker.open_frames(path),
         }
     }
 
@@ -239,8 +242,8 @@ impl Hands {
     /// What stands against it, with what to type next.
     pub fn may_plug(&self) -> io::Result<()> {
         match self {
-            Hands::Own => may_plug(),
-            Hands::Through(broker) => broker.ask::<Value>(&Question::MayPlug, None).map(|_| ()),
+            SystemAccess::Own => may_plug(),
+            SystemAccess::Through(broker) => broker.ask::<Value>(&Question::MayPlug, None).map(|_| ()),
         }
     }
 
@@ -250,11 +253,11 @@ impl Hands {
     /// What stands against it, with what to type next.
     pub fn plug(&self, socket: BorrowedFd<'_>, device_id: u32, speed: Speed) -> io::Result<Port> {
         match self {
-            Hands::Own => {
+            SystemAccess::Own => {
                 let vhci = Vhci::open().map_err(io::Error::other)?;
                 vhci.attach(socket, device_id, speed).map_err(io::Error::other)
             }
-            Hands::Through(broker) => {
+            SystemAccess::Through(broker) => {
                 let question = Question::Plug { device_id, speed: speed.name().to_owned() };
                 Ok(Port(broker.ask(&question, Some(socket))?.0))
             }
@@ -267,8 +270,8 @@ impl Hands {
     /// What the system says.
     pub fn unplug(&self, port: Port) -> io::Result<()> {
         match self {
-            Hands::Own => Vhci::open().and_then(|vhci| vhci.detach(port)).map_err(io::Error::other),
-            Hands::Through(broker) => broker.ask::<Value>(&Question::Unplug { port: port.0 }, None).map(|_| ()),
+            SystemAccess::Own => Vhci::open().and_then(|vhci| vhci.detach(port)).map_err(io::Error::other),
+            SystemAccess::Through(broker) => broker.ask::<Value>(&Question::Unplug { port: port.0 }, None).map(|_| ()),
         }
     }
 
@@ -278,12 +281,13 @@ impl Hands {
     /// If they cannot be found.
     pub fn running(&self) -> io::Result<BTreeSet<u32>> {
         match self {
-            Hands::Own => running(),
-            Hands::Through(broker) => broker.ask(&Question::Running, None).map(|(running, _)| running),
+            SystemAccess::Own => running(),
+            SystemAccess::Through(broker) => broker.ask(&Question::Running, None).map(|(running, _)| running),
         }
     }
 
-    /// Tells these processes what `owner` is to have of this host's processors while the other end of `lease` is open: who refused, and why.
+    /// Tells these processes what `owner` is to have of this host's processors while the other end of `lease` is open:
+    /// who refused, and why.
     ///
     /// # Errors
     /// If nobody can be asked.
@@ -295,8 +299,8 @@ impl Hands {
         lease: BorrowedFd<'_>,
     ) -> io::Result<Vec<(u32, String)>> {
         match self {
-            Hands::Own => Ok(ask_for(owner, whom, &reserves, lease)),
-            Hands::Through(broker) => {
+            SystemAccess::Own => Ok(ask_for(owner, whom, &reserves, lease)),
+            SystemAccess::Through(broker) => {
                 let question = Question::Promise { whom: whom.clone(), reserves };
                 broker.ask(&question, Some(lease)).map(|(refused, _)| refused)
             }
@@ -310,8 +314,8 @@ impl Hands {
     pub fn explain(&self, user: &str, reason: &str) -> io::Result<()> {
         let (user, reason) = (user.to_owned(), reason.to_owned());
         match self {
-            Hands::Own => ask_all(&OwnerQuestion::Explain { user, reason }).map(|_| ()),
-            Hands::Through(broker) => broker.ask::<Value>(&Question::Explain { user, reason }, None).map(|_| ()),
+            SystemAccess::Own => ask_all(&OwnerQuestion::Explain { user, reason }).map(|_| ()),
+            SystemAccess::Through(broker) => broker.ask::<Value>(&Question::Explain { user, reason }, None).map(|_| ()),
         }
     }
 }
@@ -332,11 +336,11 @@ pub(super) fn may_plug() -> io::Result<()> {
     }
 }
 
-impl Mounter for Hands {
+impl Mounter for SystemAccess {
     fn mount(&self, at: &Path, read_only: bool) -> Result<Mounted, MountError> {
         let broker = match self {
-            Hands::Own => return OwnMounter.mount(at, read_only),
-            Hands::Through(broker) => broker,
+            SystemAccess::Own => return OwnMounter.mount(at, read_only),
+            SystemAccess::Through(broker) => broker,
         };
         let told = |error: io::Error| MountError::Told(error.to_string());
         // Two lines: whoever cuts a mount off does not wait for whoever takes it away.
@@ -349,8 +353,8 @@ impl Mounter for Hands {
 
     fn owner(&self) -> (u32, u32) {
         match self {
-            Hands::Own => OwnMounter.owner(),
-            Hands::Through(broker) => broker.owner,
+            SystemAccess::Own => OwnMounter.owner(),
+            SystemAccess::Through(broker) => broker.owner,
         }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use farbus_model::{InFlight, Urb, UrbId};
 
-/// Ids of requests that the layer itself makes: beyond a user's, which have 32 bits, and an exporter's of its own, and below those
-/// that a session's device makes.
+/// Ids of requests that the layer itself makes: beyond a user's, which have 32 bits, and an exporter's of its own, and
+/// below those that a session's device makes.
 pub const OWN_ID_FIRST: u64 = 1 << 62;
 /// They end here.
 pub const OWN_ID_END: u64 = 1 << 63;
@@ -17,7 +17,7 @@ pub fn is_own(id: UrbId) -> bool {
 
 /// Something to be done with the device below.
 #[derive(Debug)]
-pub enum Errand {
+pub enum Action {
     /// Ask it something of our own.
     Ask(Urb),
     /// Withdraw something of our own.
@@ -28,18 +28,18 @@ pub enum Errand {
 
 /// What is to be done, in order.
 #[derive(Debug)]
-pub struct Errands {
-    queue: VecDeque<Errand>,
+pub struct Actions {
+    queue: VecDeque<Action>,
     next_id: u64,
 }
 
-impl Default for Errands {
+impl Default for Actions {
     fn default() -> Self {
         Self { queue: VecDeque::new(), next_id: OWN_ID_FIRST }
     }
 }
 
-impl Errands {
+impl Actions {
     /// None yet, of one whose next request has this id.
     pub fn going_on_at(next_id: u64) -> Self {
         Self { queue: VecDeque::new(), next_id }
@@ -55,18 +55,18 @@ impl Errands {
         urb.id = UrbId(self.next_id);
         self.next_id += 1;
         let id = urb.id;
-        self.queue.push_back(Errand::Ask(urb));
+        self.queue.push_back(Action::Ask(urb));
         id
     }
 
     /// Withdraws what was asked.
     pub fn withdraw(&mut self, id: UrbId) {
-        self.queue.push_back(Errand::Withdraw(id));
+        self.queue.push_back(Action::Withdraw(id));
     }
 
     /// Passes a user's request on.
     pub fn pass_on(&mut self, urb: InFlight) {
-        self.queue.push_back(Errand::PassOn(urb));
+        self.queue.push_back(Action::PassOn(urb));
     }
 
     /// Whether there is nothing to do.
@@ -75,7 +75,7 @@ impl Errands {
     }
 
     /// What comes next.
-    pub fn pop(&mut self) -> Option<Errand> {
+    pub fn pop(&mut self) -> Option<Action> {
         self.queue.pop_front()
     }
 }

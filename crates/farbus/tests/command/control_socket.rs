@@ -9,22 +9,22 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::harness::{House, PATIENCE, assert_quickest_is_noticed};
+use super::harness::{Harness, PATIENCE, assert_quickest_is_noticed};
 
-fn socket(house: &House) -> PathBuf {
-    let folder = fs::read_dir(house.path("run").join("farbus")).unwrap();
+fn socket(harness: &Harness) -> PathBuf {
+    let folder = fs::read_dir(harness.path("run").join("farbus")).unwrap();
     let mut paths = folder.map(|entry| entry.unwrap().path());
     paths.find(|path| path.extension().is_some_and(|end| end == "sock")).expect("somebody runs")
 }
 
-fn connect(house: &House) -> UnixStream {
-    let stream = UnixStream::connect(socket(house)).unwrap();
+fn connect(harness: &Harness) -> UnixStream {
+    let stream = UnixStream::connect(socket(harness)).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }
 
-fn ask(house: &House, question: &[u8]) -> Value {
-    let mut stream = connect(house);
+fn ask(harness: &Harness, question: &[u8]) -> Value {
+    let mut stream = connect(harness);
     stream.write_all(question).unwrap();
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line).unwrap();
@@ -33,32 +33,32 @@ fn ask(house: &House, question: &[u8]) -> Value {
 
 #[test]
 fn the_door_is_its_owners_alone_and_says_which_protocol_it_speaks() {
-    let house = House::new();
-    let _share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(socket(&house)), mode(house.path("run").join("farbus"))), (0o600, 0o700));
+    assert_eq!((mode(socket(&harness)), mode(harness.path("run").join("farbus"))), (0o600, 0o700));
     let version = json!({ "protocol": 1, "farbus": env!("CARGO_PKG_VERSION") });
-    assert_eq!(ask(&house, b"{\"ask\":\"version\"}\n"), json!({ "ok": version }));
-    assert_eq!(ask(&house, b"{\"ask\":\"type\",\"device\":\"tape\",\"text\":\"x\"}\n"), json!("unknown"));
-    let idle = ask(&house, b"{\"ask\":\"release\",\"device\":\"zero\"}\n");
+    assert_eq!(ask(&harness, b"{\"ask\":\"version\"}\n"), json!({ "ok": version }));
+    assert_eq!(ask(&harness, b"{\"ask\":\"type\",\"device\":\"tape\",\"text\":\"x\"}\n"), json!("unknown"));
+    let idle = ask(&harness, b"{\"ask\":\"release\",\"device\":\"zero\"}\n");
     assert_eq!(idle["failed"]["attribute"], "gone", "{idle}");
 }
 
 #[test]
 fn garbage_and_too_much_of_it_are_refused_and_the_next_one_is_answered() {
-    let house = House::new();
-    let share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
     for garbage in
         [&b"\n"[..], b"hello\n", b"\xff\xfe\0\n", b"{\"ask\":\"shutdown\"}\n", b"[[[[[[[[[[\n", b"{\"ask\":1}\n"]
     {
-        let answer = ask(&house, garbage);
+        let answer = ask(&harness, garbage);
         assert!(answer["refused"].as_str().unwrap().starts_with("not a question"), "{answer}");
     }
     let deep = [vec![b'['; 60_000], vec![b'\n']].concat();
-    assert!(ask(&house, &deep)["refused"].is_string());
+    assert!(ask(&harness, &deep)["refused"].is_string());
 
     // More than it listens to: it says so and hangs up, whatever still comes.
-    let mut stream = connect(&house);
+    let mut stream = connect(&harness);
     let mut sent = 0;
     let end = loop {
         match stream.write(&[b'x'; 4096]) {
@@ -69,16 +69,16 @@ fn garbage_and_too_much_of_it_are_refused_and_the_next_one_is_answered() {
     };
     assert!(matches!(end, ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{end:?}");
     assert!(share.process.peak_kib() < 64 << 10);
-    assert_eq!(house.json(&["status", "--json"])[0]["devices"][0]["name"], "zero");
+    assert_eq!(harness.json(&["status", "--json"])[0]["devices"][0]["name"], "zero");
 }
 
 #[test]
 fn a_client_that_asks_slowly_keeps_others_waiting_only_until_it_is_cut_off() {
-    let house = House::new();
-    let _share = house.share(&["zero"]);
+    let harness = Harness::new();
+    let _share = harness.share(&["zero"]);
     let mut times = Vec::new();
     for _ in 0..3 {
-        let mut slow = connect(&house);
+        let mut slow = connect(&harness);
         let started = Instant::now();
         let dribble = std::thread::spawn(move || {
             // Each byte comes in time, the question never does.
@@ -87,7 +87,7 @@ fn a_client_that_asks_slowly_keeps_others_waiting_only_until_it_is_cut_off() {
             }
             let _ = slow.read(&mut [0; 8]);
         });
-        assert!(house.json(&["status", "--json"])[0]["pid"].is_number());
+        assert!(harness.json(&["status", "--json"])[0]["pid"].is_number());
         times.push(started.elapsed());
         dribble.join().unwrap();
     }

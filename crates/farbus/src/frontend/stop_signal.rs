@@ -8,12 +8,12 @@ use farbus_io::link::Wake;
 
 /// Asks what serves something to end: a flag, and what wakes the thread that looks at it. Clones ask the same thread.
 #[derive(Clone, Debug)]
-pub struct Ender {
+pub struct StopSignal {
     asked: Arc<AtomicBool>,
     wake: Arc<Wake>,
 }
 
-impl Ender {
+impl StopSignal {
     /// Nobody has asked yet.
     ///
     /// # Errors

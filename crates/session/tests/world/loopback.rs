@@ -69,14 +69,14 @@ impl<D> Offers<D> for Nothing {
 
 /// The exporter and its client. Whatever is in flight when a test lets go of it ends as it would
 /// when the client goes away.
-pub struct Desk<D: Device + 'static> {
+pub struct Loopback<D: Device + 'static> {
     pub exporter: Exporter<D>,
     pub checker: Checker,
     pub now: Instant,
     offers: Box<dyn Offers<D>>,
 }
 
-impl<D: Device + 'static> Desk<D> {
+impl<D: Device + 'static> Loopback<D> {
     /// A client that has just connected to where `device` is offered.
     pub fn connected(device: D, limits: Limits) -> Self {
         let now = Instant::from_nanos(1);
@@ -105,10 +105,10 @@ impl<D: Device + 'static> Desk<D> {
 
     /// A client that has imported and configured `device`.
     pub fn configured(device: D, limits: Limits) -> Self {
-        let mut desk = Self::imported(device, limits);
-        desk.ask(&Submit::control(u32::MAX, peer::setup::set_configuration(1)));
-        assert_eq!(desk.checker.ret_submit(u32::MAX).status, 0);
-        desk
+        let mut loopback = Self::imported(device, limits);
+        loopback.ask(&Submit::control(u32::MAX, peer::setup::set_configuration(1)));
+        assert_eq!(loopback.checker.ret_submit(u32::MAX).status, 0);
+        loopback
     }
 
     /// Bytes arrive, all there is room for at once.
@@ -129,7 +129,7 @@ impl<D: Device + 'static> Desk<D> {
         self.exporter.advance(self.now, &mut *self.offers)
     }
 
-    /// Sends a submit; its answer stays where it is until [`Desk::read`].
+    /// Sends a submit; its answer stays where it is until [`Loopback::read`].
     pub fn submit(&mut self, submit: &Submit) {
         self.try_submit(submit).expect("a submit that no rule forbids");
     }
@@ -213,7 +213,7 @@ impl<D: Device + 'static> Desk<D> {
     }
 }
 
-impl<D: Device + 'static> Drop for Desk<D> {
+impl<D: Device + 'static> Drop for Loopback<D> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.hang_up();

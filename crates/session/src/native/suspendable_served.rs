@@ -1,7 +1,8 @@
-//! A device of ours that is suspended at times, whatever its class asks: what its importer says waits meanwhile, in order.
+//! A device of ours that is suspended at times, whatever its class asks: what its importer says waits meanwhile, in
+//! order.
 //!
-//! A USB device is suspended endpoint by endpoint ([`crate::reserve::Gated`]); of a disk or a stream of frames all waits, except that it is
-//! given back.
+//! A USB device is suspended endpoint by endpoint ([`crate::reserve::SuspendableDevice`]); of a disk or a stream of
+//! frames all waits, except that it is given back.
 
 use std::collections::VecDeque;
 
@@ -9,18 +10,18 @@ use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
 use farbus_wire::native::control::{Cause, Credit, End};
 use farbus_wire::native::{Arrived, Lanes};
 
-use super::served::{Bequest, Served, Unmovable};
+use super::served::{Migration, Served, Unmovable};
 use crate::Reject;
-use crate::reserve::Gate;
+use crate::reserve::Suspension;
 use crate::snapshot::{Reader, Writer};
 
 /// Frames that wait beside their credit in bytes: a request may be cut into as many as its bytes, and is not.
 const FRAMES_MAX: usize = 16_384;
 
 /// What is served, behind a gate.
-pub struct GatedServed {
+pub struct SuspendableServed {
     served: Box<dyn Served>,
-    gate: Gate,
+    suspension: Suspension,
     held: VecDeque<Arrived>,
     held_bytes: u64,
     /// What comes without being asked for waits, too.
@@ -31,11 +32,11 @@ pub struct GatedServed {
     end: Option<End>,
 }
 
-impl GatedServed {
-    /// What its importer says to `served` waits while `gate` is closed. Whoever opens it wakes the session.
-    pub fn new(served: Box<dyn Served>, gate: Gate) -> Self {
+impl SuspendableServed {
+    /// What its importer says to `served` waits while `suspension` is closed. Whoever opens it wakes the session.
+    pub fn new(served: Box<dyn Served>, suspension: Suspension) -> Self {
         let (held, is_quiet) = (VecDeque::new(), false);
-        Self { served, gate, held, held_bytes: 0, is_quiet, is_resting: false, end: None }
+        Self { served, suspension, held, held_bytes: 0, is_quiet, is_resting: false, end: None }
     }
 
     /// The same of one that says things by itself, which wait as well.
@@ -46,7 +47,7 @@ impl GatedServed {
     }
 
     fn is_closed(&self) -> bool {
-        self.gate.is_closed() && !self.is_resting
+        self.suspension.is_closed() && !self.is_resting
     }
 
     fn release(&mut self, now: Instant, lanes: &mut Lanes) -> Result<(), Reject> {
@@ -58,7 +59,7 @@ impl GatedServed {
     }
 }
 
-impl Served for GatedServed {
+impl Served for SuspendableServed {
     fn credit(&self) -> Credit {
         self.served.credit()
     }
@@ -138,8 +139,8 @@ impl Served for GatedServed {
         self.end.take().or_else(|| self.served.poll_end())
     }
 
-    fn hand_over(self: Box<Self>, now: Instant, bequest: Bequest) -> bool {
-        self.served.hand_over(now, bequest)
+    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+        self.served.hand_over(now, migration)
     }
 
     fn finish(self: Box<Self>, now: Instant) {

@@ -2,9 +2,9 @@
 //!
 //! | who | does |
 //! |---|---|
-//! | whoever restarts the daemon | [`Parter::ask`]s, from its own thread |
-//! | an attachment, or a session of the exporter, on its thread | stops, writes itself down, [`Asker::part`]s with that, and waits |
-//! | whoever asked | lets it [`Parted::go`]: another process has it; or drops the [`Parted`]: it stays |
+//! | whoever restarts the daemon | [`SaveRequester::ask`]s, from its own thread |
+//! | an attachment, or a session of the exporter, on its thread | stops, writes itself down, [`SaveRequest::part`]s with that, and waits |
+//! | whoever asked | lets it [`SaveReply::go`]: another process has it; or drops the [`SaveReply`]: it stays |
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ pub struct Saved {
 
 /// Asks one of them, which gives an `S`.
 #[derive(Debug)]
-pub struct Parter<S> {
+pub struct SaveRequester<S> {
     questions: Arc<Questions<S>>,
     wake: Arc<Wake>,
 }
@@ -34,10 +34,10 @@ pub struct Parter<S> {
 struct Questions<S> {
     /// Looked at in every turn of whoever is asked.
     is_asked: AtomicBool,
-    asker: Mutex<Option<Asker<S>>>,
+    asker: Mutex<Option<SaveRequest<S>>>,
 }
 
-impl<S> Clone for Parter<S> {
+impl<S> Clone for SaveRequester<S> {
     fn clone(&self) -> Self {
         Self { questions: Arc::clone(&self.questions), wake: Arc::clone(&self.wake) }
     }
@@ -45,13 +45,13 @@ impl<S> Clone for Parter<S> {
 
 /// What it answers to.
 #[derive(Debug)]
-pub struct Asker<S> {
-    parted: Sender<Parted<S>>,
+pub struct SaveRequest<S> {
+    save_reply: Sender<SaveReply<S>>,
 }
 
 /// What it gave; it waits until this is let go of, one way or the other.
 #[derive(Debug)]
-pub struct Parted<S> {
+pub struct SaveReply<S> {
     /// What another process goes on with.
     pub saved: S,
     go: Sender<()>,
@@ -68,9 +68,9 @@ pub enum Verdict {
 
 /// An answer that is waited for.
 #[derive(Debug)]
-pub struct Asked<S>(Receiver<Parted<S>>);
+pub struct Asked<S>(Receiver<SaveReply<S>>);
 
-impl<S> Parter<S> {
+impl<S> SaveRequester<S> {
     /// For one that `wake` wakes.
     pub fn new(wake: Arc<Wake>) -> Self {
         Self { questions: Arc::new(Questions { is_asked: AtomicBool::new(false), asker: Mutex::new(None) }), wake }
@@ -78,15 +78,15 @@ impl<S> Parter<S> {
 
     /// Asks it to be ready.
     pub fn ask(&self) -> Asked<S> {
-        let (parted, answer) = channel();
-        *self.questions.asker.lock().unwrap_or_else(PoisonError::into_inner) = Some(Asker { parted });
+        let (save_reply, answer) = channel();
+        *self.questions.asker.lock().unwrap_or_else(PoisonError::into_inner) = Some(SaveRequest { save_reply });
         self.questions.is_asked.store(true, Ordering::Release);
         self.wake.wake();
         Asked(answer)
     }
 
     /// Whether somebody has asked: its own question.
-    pub fn asked(&self) -> Option<Asker<S>> {
+    pub fn asked(&self) -> Option<SaveRequest<S>> {
         // Nobody else answers: a look is enough, and it is had in every turn.
         if !self.questions.is_asked.load(Ordering::Acquire) {
             return None;
@@ -98,23 +98,23 @@ impl<S> Parter<S> {
 
 impl<S> Asked<S> {
     /// The answer; none if it has ended meanwhile, or does not get to it in time.
-    pub fn wait(self, time_max: Duration) -> Option<Parted<S>> {
+    pub fn wait(self, time_max: Duration) -> Option<SaveReply<S>> {
         self.0.recv_timeout(time_max).ok()
     }
 }
 
-impl<S> Asker<S> {
+impl<S> SaveRequest<S> {
     /// Gives what there is to give, and waits for what becomes of it.
     pub fn part(self, saved: S) -> Verdict {
         let (go, gone) = channel();
-        match self.parted.send(Parted { saved, go }) {
+        match self.save_reply.send(SaveReply { saved, go }) {
             Ok(()) if gone.recv().is_ok() => Verdict::Go,
             _ => Verdict::Stay,
         }
     }
 }
 
-impl<S> Parted<S> {
+impl<S> SaveReply<S> {
     /// Another process has it.
     pub fn go(self) {
         // It waits for nothing else.
@@ -129,24 +129,24 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn parter() -> Parter<Vec<u8>> {
-        Parter::new(Arc::new(Wake::new().unwrap()))
+    fn save_requester() -> SaveRequester<Vec<u8>> {
+        SaveRequester::new(Arc::new(Wake::new().unwrap()))
     }
 
     #[test]
     fn an_attachment_goes_or_stays_as_whoever_asked_decides() {
-        let parter = parter();
+        let save_requester = save_requester();
         for is_meant in [true, false] {
-            let asked = parter.ask();
-            let asker = parter.asked().expect("somebody asked");
-            assert!(parter.asked().is_none(), "once");
+            let asked = save_requester.ask();
+            let asker = save_requester.asked().expect("somebody asked");
+            assert!(save_requester.asked().is_none(), "once");
             let attachment = thread::spawn(move || asker.part(vec![1]));
-            let parted = asked.wait(PATIENCE).expect("it answers");
-            assert_eq!(parted.saved, [1]);
+            let save_reply = asked.wait(PATIENCE).expect("it answers");
+            assert_eq!(save_reply.saved, [1]);
             if is_meant {
-                parted.go();
+                save_reply.go();
             } else {
-                drop(parted);
+                drop(save_reply);
             }
             assert_eq!(attachment.join().unwrap(), if is_meant { Verdict::Go } else { Verdict::Stay });
         }
@@ -154,11 +154,11 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_one_that_has_ended_and_it_does_not_wait_for_who_gave_up() {
-        let parter = parter();
-        let asked = parter.ask();
-        drop(parter.asked());
+        let save_requester = save_requester();
+        let asked = save_requester.ask();
+        drop(save_requester.asked());
         assert!(asked.wait(PATIENCE).is_none());
-        drop(parter.ask());
-        assert_eq!(parter.asked().expect("somebody asked").part(vec![1]), Verdict::Stay);
+        drop(save_requester.ask());
+        assert_eq!(save_requester.asked().expect("somebody asked").part(vec![1]), Verdict::Stay);
     }
 }

@@ -1,5 +1,5 @@
-//! A pipe among all that runs here: other processes that promise this host's processors to somebody are asked before a pipe is promised any,
-//! and `farbus status` finds it.
+//! A pipe among all that runs here: other processes that promise this host's processors to somebody are asked before a
+//! pipe is promised any, and `farbus status` finds it.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -13,19 +13,19 @@ use farbus_realtime::vcpu::{Overload, Reserve};
 use farbus_session::reserve::Processors;
 use serde::Serialize;
 
-use crate::broker::Hands;
+use crate::broker::SystemAccess;
 use crate::common::control::{Answer, Question};
 use crate::common::process_status::ProcessStatus;
-use crate::common::processor_leases::{Books, Promises};
+use crate::common::processor_leases::{ProcessorLeases, ProcessorLedger};
 use crate::frontend::tuned_pipe::{Beside, Pipe, Report};
 
 /// All processes here that promise the processors' time, ourselves among them.
 #[derive(Clone)]
-pub struct House(Arc<Inner>);
+pub struct HostPipes(Arc<Inner>);
 
 struct Inner {
     owner: String,
-    hands: Hands,
+    system: SystemAccess,
     state: Mutex<State>,
     /// What we have, and those who asked us.
     books: Arc<Mutex<Processors>>,
@@ -39,15 +39,16 @@ struct State {
     asked: BTreeSet<u32>,
 }
 
-impl House {
+impl HostPipes {
     /// Nothing is promised yet.
-    pub fn new(hands: Hands) -> Self {
+    pub fn new(system: SystemAccess) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let books = Arc::new(Mutex::new(Processors::new(processors)));
-        Self(Arc::new(Inner { owner: owner(), hands, state: Mutex::default(), books }))
+        Self(Arc::new(Inner { owner: owner(), system, state: Mutex::default(), books }))
     }
 
-    /// Whoever began to promise something after we did hears what we have; what they said to it if they have not as much left.
+    /// Whoever began to promise something after we did hears what we have; what they said to it if they have not as
+    /// much left.
     pub fn greet(&self) -> Vec<String> {
         let mut state = self.state();
         let Some(all) = Some(state.all.clone()).filter(|all| !all.is_empty()) else { return Vec::new() };
@@ -75,13 +76,13 @@ impl House {
     fn tell(&self, whom: &BTreeSet<u32>, all: &[Reserve]) -> Result<(UnixStream, Vec<(u32, String)>), String> {
         let (ours, theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
         let reserves = all.iter().map(|reserve| (reserve.budget_ns, reserve.period_ns)).collect();
-        let refused = self.0.hands.promise(&self.0.owner, whom, reserves, theirs.as_fd());
+        let refused = self.0.system.promise(&self.0.owner, whom, reserves, theirs.as_fd());
         Ok((ours, refused.map_err(|error| error.to_string())?))
     }
 
     /// Everybody but us.
     fn others(&self) -> BTreeSet<u32> {
-        let mut running = self.0.hands.running().unwrap_or_default();
+        let mut running = self.0.system.running().unwrap_or_default();
         running.remove(&std::process::id());
         running
     }
@@ -96,7 +97,7 @@ fn in_words(pid: u32, why: &str) -> String {
     format!("process {pid}: {why}")
 }
 
-impl Beside for House {
+impl Beside for HostPipes {
     fn admit(&self, all: &[Reserve]) -> Result<(), String> {
         let mut state = self.state();
         let ours = |overload: Overload| format!("beside the pipes of others: {overload}");
@@ -123,7 +124,7 @@ pub struct Shown<A> {
     pub host: String,
     since: Instant,
     pipes: Mutex<Vec<Pipe<A>>>,
-    promises: Promises,
+    promises: ProcessorLeases,
     is_over: Arc<AtomicBool>,
 }
 
@@ -140,8 +141,8 @@ struct Status {
 
 impl<A: Send + 'static> Shown<A> {
     /// These, until `is_over`.
-    pub fn new(name: String, host: String, house: &House, is_over: Arc<AtomicBool>) -> Self {
-        let promises = Promises::new(Arc::clone(&house.0.books));
+    pub fn new(name: String, host: String, host_pipes: &HostPipes, is_over: Arc<AtomicBool>) -> Self {
+        let promises = ProcessorLeases::new(Arc::clone(&host_pipes.0.books));
         Self { name, host, since: Instant::now(), pipes: Mutex::default(), promises, is_over }
     }
 

@@ -16,7 +16,7 @@ use crate::devices::selection::Wanted;
 /// What the confined half may have done for it. Everything else is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Mandate {
+pub struct BrokerPolicy {
     /// Sockets to remove when the other half is gone, however it went.
     pub remove: Vec<PathBuf>,
     /// Which USB devices may be opened, in the words of `farbus share` (`usb:1-1.4`).
@@ -50,7 +50,7 @@ pub struct Mandate {
     /// By what the process before knew USB devices that are plugged in.
     pub known_usb: Vec<KnownUsb>,
     /// With which arguments this program goes on in place of the other half, should it ask for that. None: it may not.
-    pub successor: Vec<String>,
+    pub replacement: Vec<String>,
     /// The file that says the rest, and may be read again.
     pub config: Option<PathBuf>,
     /// Where may be listened. Only a file says this, and what follows.
@@ -68,9 +68,9 @@ pub struct Mandate {
 }
 
 /// Reads a configuration: its text, for the other half to read itself, and what it asks for.
-pub type ReadConfig = fn(&Path) -> io::Result<(String, Mandate)>;
+pub type ReadConfig = fn(&Path) -> io::Result<(String, BrokerPolicy)>;
 
-impl Mandate {
+impl BrokerPolicy {
     /// The devices that are meant, all of them.
     pub(super) fn devices(&self) -> Wanted {
         let selectors = self.usb.iter().filter_map(|words| words.strip_prefix("usb:")?.parse::<Selector>().ok());
@@ -84,7 +84,7 @@ impl Mandate {
         Self {
             remove: self.remove.clone(),
             mounted: self.mounted.clone(),
-            successor: self.successor.clone(),
+            replacement: self.replacement.clone(),
             config: self.config.clone(),
             ..granted
         }

@@ -17,9 +17,9 @@ use farbus_model::{Completions, Device, DeviceLayer, EpAddr, InFlight, Instant, 
 
 /// Whether requests pass, for whoever decides that.
 #[derive(Clone, Debug, Default)]
-pub struct Gate(Arc<AtomicBool>);
+pub struct Suspension(Arc<AtomicBool>);
 
-impl Gate {
+impl Suspension {
     /// Nothing of what is reserved passes, or all.
     pub fn close(&self, is_closed: bool) {
         self.0.store(is_closed, Ordering::Release);
@@ -36,32 +36,33 @@ impl Gate {
 pub struct Behind(Arc<Mutex<Option<Box<dyn Device>>>>);
 
 impl Behind {
-    /// It; once, and not before [`Gated`] was dropped.
+    /// It; once, and not before [`SuspendableDevice`] was dropped.
     pub fn take(&self) -> Option<Box<dyn Device>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 /// A device behind a gate.
-pub struct Gated {
+pub struct SuspendableDevice {
     /// Some until it is dropped.
     device: Option<Box<dyn Device>>,
     behind: Behind,
-    gate: Gate,
+    suspension: Suspension,
     endpoints: Vec<EpAddr>,
     held: VecDeque<InFlight>,
 }
 
-impl Gated {
-    /// The device, whose requests to these endpoints wait while `gate` is closed; and where it is found in the end.
-    pub fn new(device: Box<dyn Device>, gate: Gate, endpoints: Vec<EpAddr>) -> (Self, Behind) {
+impl SuspendableDevice {
+    /// The device, whose requests to these endpoints wait while `suspension` is closed; and where it is found in the
+    /// end.
+    pub fn new(device: Box<dyn Device>, suspension: Suspension, endpoints: Vec<EpAddr>) -> (Self, Behind) {
         let behind = Behind::default();
         let for_end = behind.clone();
-        (Self { device: Some(device), behind, gate, endpoints, held: VecDeque::new() }, for_end)
+        (Self { device: Some(device), behind, suspension, endpoints, held: VecDeque::new() }, for_end)
     }
 
     fn release(&mut self, now: Instant, done: &mut Completions) {
-        while !self.gate.is_closed()
+        while !self.suspension.is_closed()
             && let Some(urb) = self.held.pop_front()
         {
             self.inner_mut().submit(now, urb, done);
@@ -69,7 +70,7 @@ impl Gated {
     }
 }
 
-impl Drop for Gated {
+impl Drop for SuspendableDevice {
     fn drop(&mut self) {
         for urb in self.held.drain(..) {
             drop(urb.recall());
@@ -78,7 +79,7 @@ impl Drop for Gated {
     }
 }
 
-impl DeviceLayer for Gated {
+impl DeviceLayer for SuspendableDevice {
     type Inner = dyn Device;
 
     fn inner(&self) -> &(dyn Device + 'static) {
@@ -94,7 +95,7 @@ impl DeviceLayer for Gated {
         if urb.endpoint.is_control() && urb.setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
             self.held.drain(..).for_each(|urb| done.push(urb.fail(Status::Shutdown)));
         }
-        if (self.gate.is_closed() || !self.held.is_empty()) && self.endpoints.contains(&urb.endpoint) {
+        if (self.suspension.is_closed() || !self.held.is_empty()) && self.endpoints.contains(&urb.endpoint) {
             urb.own_payload();
             return self.held.push_back(urb);
         }
@@ -119,7 +120,7 @@ impl DeviceLayer for Gated {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        match self.held.is_empty() || self.gate.is_closed() {
+        match self.held.is_empty() || self.suspension.is_closed() {
             true => self.inner().poll_timeout(),
             false => Some(Instant::ZERO),
         }

@@ -1,17 +1,18 @@
-//! What an importer wants reserved for what it opens, whatever class that is of: said before it is opened, measured, and told.
+//! What an importer wants reserved for what it opens, whatever class that is of: said before it is opened, measured,
+//! and told.
 
 use farbus_model::Instant;
 use farbus_wire::native::control::{Cause, End};
-use farbus_wire::native::reserve::{CAR_BYTES, Reservation, Standing, Word};
+use farbus_wire::native::reserve::{CAR_BYTES, Reservation, ReservationReport, Word};
 
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
 /// Nothing, unless somebody wants something.
 #[derive(Debug, Default)]
-pub struct Wish {
+pub struct ReservationRequest {
     reservation: Option<Reservation>,
-    standing: Option<Standing>,
+    report: Option<ReservationReport>,
     /// When the first half of a train was there, and its first car.
     half_at: Option<Instant>,
     first_at: Option<Instant>,
@@ -22,7 +23,7 @@ pub struct Wish {
 /// An exporter measures a path up to three times, with two answers each; later versions may do so more often.
 const ANSWERS_MAX: u8 = 32;
 
-impl Wish {
+impl ReservationRequest {
     /// For this.
     pub fn of(reservation: Reservation) -> Self {
         Self { reservation: Some(reservation), ..Self::default() }
@@ -30,20 +31,21 @@ impl Wish {
 
     /// What is to be said before a device is asked for, be it for the first time or anew.
     pub fn ask(&mut self) -> Option<Word> {
-        (self.standing, self.half_at, self.first_at) = (None, None, None);
+        (self.report, self.half_at, self.first_at) = (None, None, None);
         self.answers = 0;
         self.reservation.clone().map(Word::Ask)
     }
 
     /// How what is reserved stands, by the exporter's last word.
-    pub fn standing(&self) -> Option<Standing> {
-        self.standing
+    pub fn report(&self) -> Option<ReservationReport> {
+        self.report
     }
 
-    /// The exporter has opened what was asked for. If it has said nothing of what was to be reserved, it cannot do that.
+    /// The exporter has opened what was asked for. If it has said nothing of what was to be reserved, it cannot do
+    /// that.
     pub fn unheard(&self) -> Option<End> {
         let message = "its exporter is of a version that reserves nothing for it".to_owned();
-        (self.reservation.is_some() && self.standing.is_none()).then_some(End { cause: Cause::Reservation, message })
+        (self.reservation.is_some() && self.report.is_none()).then_some(End { cause: Cause::Reservation, message })
     }
 
     /// The exporter says something of it. Answers with what is to be said to that.
@@ -65,7 +67,7 @@ impl Wish {
 
     fn heard(&mut self, now: Instant, bytes: &[u8]) -> Result<Option<Word>, Reject> {
         match Word::decode(bytes)? {
-            Word::Standing(standing) => self.standing = Some(standing),
+            Word::Report(report) => self.report = Some(report),
             Word::Echo => return Ok(Some(Word::Echo)),
             Word::Train { place, cars } if place + 1 == cars => {
                 // Cars that were received together tell nothing: the longer way round is the surer.
@@ -90,7 +92,7 @@ impl Wish {
 
     /// For another process.
     pub fn save(&self, to: &mut Writer) {
-        let words = [self.reservation.clone().map(Word::Ask), self.standing.map(Word::Standing)];
+        let words = [self.reservation.clone().map(Word::Ask), self.report.map(Word::Report)];
         words.iter().for_each(|word| to.bytes(&word.as_ref().map(Word::encode).unwrap_or_default()));
     }
 
@@ -107,13 +109,13 @@ impl Wish {
                 _ => return Err(Reject::new("reservation", bytes[0].into(), "it is one")),
             },
         };
-        let standing = match from.bytes("standing")? {
+        let report = match from.bytes("standing")? {
             [] => None,
             bytes => match Word::decode(bytes).map_err(wrong)? {
-                Word::Standing(standing) => Some(standing),
+                Word::Report(report) => Some(report),
                 _ => return Err(Reject::new("standing", bytes[0].into(), "it is one")),
             },
         };
-        Ok(Self { reservation, standing, ..Self::default() })
+        Ok(Self { reservation, report, ..Self::default() })
     }
 }
