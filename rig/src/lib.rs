@@ -1,6 +1,6 @@
 //! The rig: farbus against real Linux kernels, in virtual machines.
 //!
-//! **This room is** a small laboratory. It boots Debian's stock kernel in QEMU within seconds, gives it a
+//! **This crate is** a small laboratory. It boots Debian's stock kernel in QEMU within seconds, gives it a
 //! root file system made on the spot, runs a shell script as the only work of that machine, and judges what
 //! came out. The cases in [`cases`] are the proof that an unmodified kernel takes a farbus device for real.
 //!
@@ -10,7 +10,7 @@
 //! **It never touches** another room's code: farbus is a program here, given by its path, spoken to over its
 //! command line and the wire, as a user would; and so are the strangers that it meets in [`peers`].
 //!
-//! **Enter at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
+//! **Start reading at** [`cases::all`] for what is proved, [`lab::Lab`] for the bench a case works at,
 //! [`machine::Guest`] for a running machine, [`pair::Pair`] for two of them on a cable, [`image`] for what is inside,
 //! [`interop`] for who met whom in a case.
 //!

@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let left_out = left_out(&selection, packages.len());
     let mut steps = vec![
         Step::new("format", "every file is formatted", || cargo::run(cargo(&["fmt", "--all", "--", "--check"]))),
-        Step::new("tidy", "the house's rules", tidy::run),
+        Step::new("tidy", "the rules of the architecture", tidy::run),
         Step::new("clippy", "no warnings", || {
             cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
         }),

@@ -1,10 +1,10 @@
-//! This room is where all of farbus's automation lives: `cargo xtask` checks, tests, measures, fuzzes and generates.
+//! This crate is where all of farbus's automation lives: `cargo xtask` checks, tests, measures, fuzzes and generates.
 //!
 //! It may touch the whole workspace from outside: its files, cargo, the package manager.
 //!
-//! It never touches the product's code: no room depends on it, and it depends on none.
+//! It never touches the product's code: no crate depends on it, and it depends on none.
 //!
-//! Enter at [`Command`], one file a subcommand; `test` is the README's second command and all that CI runs.
+//! Start reading at [`Command`], one file a subcommand; `test` is the README's second command and all that CI runs.
 //!
 //! Why a program and not scripts: the rules it holds need a parser, the steps need types, and a newcomer needs one
 //! language.
@@ -64,7 +64,7 @@ struct Cli {
 enum Command {
     /// Check format, clippy, tidy and the fast tests of what changed: the inner loop
     Check(check::Arguments),
-    /// Hold the house's rules (ARCHITECTURE.toml) against the code
+    /// Hold the rules of the architecture (ARCHITECTURE.toml) against the code
     Tidy,
     /// Compare the listings of the library's public API with the sources, or write them
     Api(api::Arguments),

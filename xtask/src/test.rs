@@ -22,7 +22,7 @@ const FUZZ_SECONDS: u32 = 5;
 #[command(after_help = "Steps, in order:
   format    every file is formatted
   clippy    no warnings
-  tidy      the house's rules
+  tidy      the rules of the architecture
   deny      licences, duplicates and sources of dependencies; known advisories where a database is (deny.toml)
   test      every test of every crate; one that fails fails the run, and is diagnosed alone
   examples  every example does what it shows
@@ -132,7 +132,7 @@ fn step(name: &'static str) -> Step {
             cargo::run(cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
             library::check()
         }),
-        "tidy" => Step::new(name, "the house's rules", tidy::run),
+        "tidy" => Step::new(name, "the rules of the architecture", tidy::run),
         "deny" => Step::new(name, "licences, duplicates, sources and advisories of dependencies", deny::run),
         "test" => Step::new(name, "every test of every crate", || rerun::run(&[], None)),
         "examples" => Step::new(name, "every example does what it shows", run_examples),

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the house's rules, held against the code.
+//! `cargo xtask tidy`: the rules of the architecture, held against the code.
 //!
 //! Each rule is a function from the sources to [`Violation`]s in a file of its own, and works on a [`Tree`] in memory,
 //! so that its tests are small trees in which it must speak up. What the rules are set to stands in
@@ -6,33 +6,36 @@
 //!
 //! | rule | what it refuses |
 //! |---|---|
-//! | `floor` | a package without a floor, a listed arrow that does not point down |
-//! | `arrow` | a dependency on a room that `ARCHITECTURE.toml` does not name |
-//! | `third-party` | a dependency on an outside crate that the room may not have |
+//! | `layer` | a package without a layer, a listed arrow that does not point down |
+//! | `arrow` | a dependency on a crate that `ARCHITECTURE.toml` does not name |
+//! | `third-party` | a dependency on an outside crate that the crate may not have |
 //! | `module-up` | a module that uses what its own parent defines |
 //! | `module-loop` | sibling modules whose subtrees use each other in a circle |
 //! | `folder` | a folder at the top of `src` that imports one it may not, or that is one too many |
-//! | `banned` | sockets, files, threads, clocks, … in a pure room; `anyhow` in a library |
+//! | `banned` | sockets, files, threads, clocks, … in a pure crate; `anyhow` in a library |
 //! | `unsafe` | `unsafe` outside its one folder |
 //! | `errno` | an error number of the operating system away from the edges |
-//! | `room` | a `lib.rs` that does not say what its room is |
+//! | `description` | a `lib.rs` that does not say what its crate is |
 //! | `length` | a file past its length, tests not counted |
 //! | `unfinished` | `todo!`, `unimplemented!`, `dbg!` |
 //! | `ignored` | a test that is never run |
 //! | `no-assert` | a test that cannot fail |
+//! | `retired` | an identifier or a file with a name that was given up (docs/glossary.md) |
+//! | `wide` | a comment of more than 120 columns |
 //! | `prose` | folders of one machine in the documents |
 //! | `syntax` | a file that does not parse |
 
 mod architecture;
 mod arrows;
 mod banned;
+mod description;
 mod folders;
 mod graph;
 mod length;
 mod manifest;
 mod modules;
 mod prose;
-mod room;
+mod retired;
 mod source;
 mod tests_assert;
 mod tree;
@@ -82,8 +85,8 @@ pub fn layers() -> Result<Layers, String> {
     let text =
         std::fs::read_to_string(&path).map_err(|trouble| format!("cannot read {}: {trouble}", path.display()))?;
     let architecture = architecture::read(&Tree::of([(architecture::FILE, text.as_str())]))?;
-    let pure = architecture.rooms.iter().filter(|room| room.kind == architecture::Kind::Pure);
-    Ok(Layers { pure: pure.map(|room| room.package.clone()).collect(), runtimes: architecture.third_party.runtimes })
+    let pure = architecture.crates.iter().filter(|rules| rules.kind == architecture::Kind::Pure);
+    Ok(Layers { pure: pure.map(|rules| rules.package.clone()).collect(), runtimes: architecture.third_party.runtimes })
 }
 
 fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
@@ -95,11 +98,13 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     violations.extend(modules::check(&architecture, &insides));
     violations.extend(folders::check(&architecture, &insides, &sources));
     violations.extend(banned::check(&architecture, &packages, &sources));
-    violations.extend(room::check(&packages, &sources));
+    violations.extend(description::check(&packages, &sources));
     violations.extend(length::check(&architecture, &sources));
     violations.extend(unfinished::check(&sources));
     violations.extend(tests_assert::check(&sources));
     violations.extend(prose::check(&architecture, tree));
+    violations.extend(retired::check(&architecture, &sources));
+    violations.extend(retired::check_width(tree));
     violations.sort();
     Ok(violations)
 }
@@ -107,7 +112,7 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fixtures::{HOUSE, workspace_with};
+    use fixtures::{ARCHITECTURE, workspace_with};
 
     #[test]
     fn a_tidy_tree_has_nothing_to_do() {
@@ -132,7 +137,7 @@ mod tests {
     fn a_tree_without_an_architecture_is_an_error() {
         let tree = Tree::of([("Cargo.toml", "[workspace]\nmembers = []\n")]);
         assert!(check(&tree).unwrap_err().contains("ARCHITECTURE.toml"));
-        assert!(HOUSE.contains("[[room]]"));
+        assert!(ARCHITECTURE.contains("[[crate]]"));
     }
 
     #[test]
@@ -142,7 +147,7 @@ mod tests {
         assert!(layers.runtimes.iter().any(|runtime| runtime == "tokio"));
     }
 
-    /// The house's own table must be in order whatever the code does.
+    /// The project's own table must be in order whatever the code does.
     #[test]
     fn the_real_architecture_is_in_order() {
         let text = std::fs::read_to_string(workspace::root().join("ARCHITECTURE.toml")).unwrap();

@@ -22,7 +22,7 @@ use farbus::{
     host::Port,
     internals::port::session::SessionPort,
     model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId},
-    reservation::Wish,
+    reservation::ReservationRequest,
 };
 
 use super::database::{Folder, Process};
@@ -153,7 +153,8 @@ fn wait(is_so: impl Fn() -> bool) -> Result<()> {
 
 /// Reads a stream until it is told to end.
 fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicBool, began: Instant) {
-    let Wish(wished) = format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse().expect("it is one");
+    let ReservationRequest(wished) =
+        format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse().expect("it is one");
     let config =
         ClientConfig { grace: Some(Duration::from_secs(20)), reservation: Some(wished), ..ClientConfig::default() };
     let linked = match Client::new(config).session(exporter, Duration::ZERO) {

@@ -39,14 +39,14 @@
 //!
 //! # Inside
 //!
-//! **This room is** where pure crates get sockets, threads, files and clocks: both ends of a link, the front ends, the
+//! **This crate is** where pure crates get sockets, threads, files and clocks: both ends of a link, the front ends, the
 //! daemon and the command.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
 //!
 //! **It never touches** a protocol's bytes or a device's inside: `session` and `wire` know them.
 //!
-//! **Enter at** `exporter/session/engine.rs` (one thread serves one link and its device) and at
+//! **Start reading at** `exporter/session/engine.rs` (one thread serves one link and its device) and at
 //! `importer/client/opening.rs` (how a device is opened).
 //!
 //! **Why** a library with a thin command on top: what the command can do, a program can do.

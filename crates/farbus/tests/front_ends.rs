@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use farbus::attach::{Attachment, Ended, FRONT_ENDS, FrontEnd, Handle, Migration, Need, Refused, Request, Status, Via};
 use farbus::client::{Client, ClientConfig, Target};
-use farbus::internals::Hands;
+use farbus::internals::SystemAccess;
 use farbus::internals::open_users::Act;
 use farbus::internals::saving::Saved;
 use farbus::internals::socket_place::Place;
@@ -70,7 +70,7 @@ impl Harness {
 
     /// Takes the disk; whoever had it before may have given it back this moment.
     fn take(&self, client: &Client, request: &Request) -> Box<dyn Attachment> {
-        let front_end = request.via.front_end(request, client.hands());
+        let front_end = request.via.front_end(request, client.system());
         let mut prepared = front_end.prepare(client, request).unwrap();
         let until = Instant::now() + PATIENCE;
         loop {
@@ -115,9 +115,9 @@ impl Running {
 
 /// What this machine has for `front_end`, or why it is left out.
 fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> Option<String> {
-    let chosen = request.via.front_end(request, &Hands::Own);
+    let chosen = request.via.front_end(request, &SystemAccess::Own);
     let obstacle = |need: &Need| match need {
-        Need::Kernel => Hands::Own.may_plug().err().map(|error| error.to_string()),
+        Need::Kernel => SystemAccess::Own.may_plug().err().map(|error| error.to_string()),
         Need::Mount(_) => {
             let device = StoreDevice::new(farbus_model::block::MemoryStore::new(vec![0; 512]));
             DiskMount::mount(&harness.folder.join("try"), "disk", device).err().map(|error| error.to_string())
@@ -252,7 +252,7 @@ fn saved(of: &mut Saved) -> Saved {
 fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
-        let front_end = request.via.front_end(request, client.hands());
+        let front_end = request.via.front_end(request, client.system());
         if front_end.needs(request).iter().any(|need| matches!(need, Need::Mount(_))) {
             // Tests of the command have a daemon, whose other half keeps it.
             println!("{}: left out: a mount goes on with a daemon alone", front_end.name());
@@ -260,11 +260,11 @@ fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
         }
         let running = Running::begin(harness.take(&client, request));
         let at = running.status.at.clone();
-        let mut parted = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
-        let restored = front_end.restore(&client, request, &[], saved(&mut parted.saved)).unwrap();
-        parted.go();
+        let mut reply = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
+        let restored = front_end.restore(&client, request, &[], saved(&mut reply.saved)).unwrap();
+        reply.go();
         assert!(matches!(running.ended(PATIENCE), Ended::HandedOver));
-        let running = Running::begin(restored.go_on(&Hands::Own).unwrap());
+        let running = Running::begin(restored.go_on(&SystemAccess::Own).unwrap());
         assert_eq!(running.status.at, at);
         assert!(running.handle.can_save(), "and once more");
         running.handle.end();
@@ -276,11 +276,11 @@ fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
 fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
-        let front_end = request.via.front_end(request, client.hands());
+        let front_end = request.via.front_end(request, client.system());
         let running = Running::begin(harness.take(&client, request));
-        let mut parted = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
-        front_end.restore(&client, request, &[], saved(&mut parted.saved)).unwrap().leave();
-        drop(parted);
+        let mut reply = running.handle.save().unwrap().wait(PATIENCE).expect("it comes to rest");
+        front_end.restore(&client, request, &[], saved(&mut reply.saved)).unwrap().leave();
+        drop(reply);
         let again = running.handle.save().unwrap().wait(PATIENCE).expect("it runs, and answers again");
         drop(again);
         running.handle.end();
@@ -292,7 +292,7 @@ fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
 fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
-        let front_end = request.via.front_end(request, client.hands());
+        let front_end = request.via.front_end(request, client.system());
         for snapshot in [Vec::new(), b"no snapshot".to_vec(), vec![0xff; 4096]] {
             let saved = Saved { snapshot, descriptors: Vec::new() };
             assert!(front_end.restore(&client, request, &[], saved).is_err());
@@ -304,7 +304,7 @@ fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
 fn what_was_prepared_stays_for_another_try_while_the_device_is_in_use() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
-        let front_end = request.via.front_end(request, client.hands());
+        let front_end = request.via.front_end(request, client.system());
         let user = harness.client(Duration::ZERO).open_disk(&request.target).unwrap();
         let mut prepared = front_end.prepare(&client, request).unwrap();
         for _ in 0..2 {

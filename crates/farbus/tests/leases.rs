@@ -191,18 +191,18 @@ fn a_device_nobody_comes_for_goes_on_where_it_was() {
         let now = typist.linked.clock().now();
         typist.linked.submit(now, read.launch(), &mut typist.done);
         typist.linked.turn(&mut typist.done);
-        typist.linked.report().migrate([7; 32]).unwrap();
-        assert_eq!(typist.linked.report().migrate([8; 32]), Err("it is being handed over already"));
-        scribe.linked.report().migrate([7; 32]).unwrap();
+        typist.linked.status().migrate([7; 32]).unwrap();
+        assert_eq!(typist.linked.status().migrate([8; 32]), Err("it is being handed over already"));
+        scribe.linked.status().migrate([7; 32]).unwrap();
         // What is asked meanwhile waits.
         scribe.ask(BlockRequest::write(BlockId(1), 0, Payload::from(vec![round as u8; 512])));
         assert_eq!(scribe.ask(BlockRequest::read(BlockId(2), 0, 512)), vec![round as u8; 512]);
-        while typist.linked.report().migrate([0; 32]).is_err() {
+        while typist.linked.status().migrate([0; 32]).is_err() {
             typist.linked.wait(None).unwrap();
             typist.linked.turn(&mut typist.done);
         }
         // Handed over again at once: and back again.
-        while typist.linked.remote().is_moving() || !typist.linked.report().is_ours() {
+        while typist.linked.remote().is_moving() || !typist.linked.status().is_ours() {
             typist.linked.wait(None).unwrap();
             typist.linked.turn(&mut typist.done);
         }

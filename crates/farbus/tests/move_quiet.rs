@@ -18,7 +18,7 @@ use std::{fs, io};
 use farbus::attach::Ended;
 use farbus::internals::StopSignal;
 use farbus::internals::connection::Linked;
-use farbus::internals::hold::{Gate, Granted};
+use farbus::internals::hold::{Granted, HoldHandle};
 use farbus::internals::nbd::{NbdServer, Offer};
 use farbus::internals::socket_place::SocketListener;
 use farbus::share::Share;
@@ -124,7 +124,7 @@ fn pair(here: &Trust, there: &Trust, name: &str) {
 /// A host of the disk's user: its NBD server, and what it is to its owner.
 struct Host {
     socket: PathBuf,
-    hold_handle: Gate,
+    hold_handle: HoldHandle,
     stop: StopSignal,
     thread: JoinHandle<Ended>,
 }
@@ -144,12 +144,12 @@ impl Host {
         let mut done = Completions::new(BufferPool::new(0));
         let linked = Linked::open(Box::new(dial), remote, Duration::from_secs(20), &mut done).unwrap();
         assert!(linked.end().is_none(), "{:?}", linked.end());
-        let (report, clock) = (linked.report(), linked.clock());
+        let (status, clock) = (linked.status(), linked.clock());
         let socket = home.0.join(format!("{number}.sock"));
         let listener = SocketListener::Local(LocalListener::bind(&socket).unwrap());
         let (name, description, zeroes_fast) = (String::new(), String::new(), false);
         let offer = Offer { name, description, device: Box::new(linked), zeroes_fast };
-        let server = NbdServer::new(listener, vec![offer], None).unwrap().with_clock(clock).movable(report).unwrap();
+        let server = NbdServer::new(listener, vec![offer], None).unwrap().with_clock(clock).movable(status).unwrap();
         let (hold_handle, stop) = (server.hold_handle().unwrap(), server.stop());
         Self { socket, hold_handle, stop, thread: thread::spawn(move || server.run()) }
     }

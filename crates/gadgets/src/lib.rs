@@ -1,6 +1,6 @@
 //! # Devices made of code
 //!
-//! **This room is** where gadgets live: each a short declarative [`Definition`](farbus_model::Definition)
+//! **This crate is** where gadgets live: each a short declarative [`Definition`](farbus_model::Definition)
 //! and a [`Function`] that says what its endpoints do. [`Emulated`] turns the two into a
 //! [`Device`](farbus_model::Device): standard requests, halts, queues and the bus's pace are its work.
 //!
@@ -8,7 +8,7 @@
 //!
 //! **It never touches** a file, a socket, a thread or a clock; nor the host that drives it.
 //!
-//! **Enter at** [`zero`], the smallest real one, then [`storage`]; then [`emulated`], which serves them.
+//! **Start reading at** [`zero`], the smallest real one, then [`storage`]; then [`emulated`], which serves them.
 //!
 //! **Why** a function never sees a queue: whether three URBs wait or none is the bus's affair. It is
 //! asked for data when the host wants some, and says so when it has none.

@@ -1,6 +1,6 @@
 //! # A USB host in user space
 //!
-//! **This room is** what a kernel's USB stack is to a device, without a kernel: it reads a device's
+//! **This crate is** what a kernel's USB stack is to a device, without a kernel: it reads a device's
 //! descriptors ([`enumerate`]), selects a configuration, and drives mass storage ([`storage`]) or
 //! whatever a client asks ([`Transfers`]). Everything in it is a state machine that asks for URBs
 //! and is told how they ended ([`Driver`]); a [`Port`] is the way to a device, and [`run`] pumps
@@ -11,8 +11,8 @@
 //! **It never touches** a socket, a file, a thread or a clock; nor a gadget by name. Whether the
 //! device is in this process or across the world is the port's affair.
 //!
-//! **Enter at** [`run`], the whole journey in one loop; then [`RemoteDisk`], [`DrivenDisk`] and [`RemoteDevice`],
-//! which callers use; then [`storage::bulk_only`], where the races are.
+//! **Start reading at** [`run`], the whole journey in one loop; then [`RemoteDisk`], [`DrivenDisk`] and
+//! [`RemoteDevice`], which callers use; then [`storage::bulk_only`], where the races are.
 //!
 //! **Why** everything a device says is checked here even though a wire has been checked before:
 //! the wire's gate sees that a reply fits its request, and only the driver knows what it must mean.

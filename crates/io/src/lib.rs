@@ -1,6 +1,6 @@
 //! # The only room with an outside
 //!
-//! **This room is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block
+//! **This crate is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block
 //! devices, [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices from this
 //! machine, [`trust`] knows keys and whose they are, [`sys`] speaks to the kernel.
 //!
@@ -9,7 +9,7 @@
 //! **It never touches** a protocol's bytes nor a device's meaning: it moves blocks and descriptors for
 //! rooms that understand them. Error numbers are spoken in [`sys`] and nowhere above it.
 //!
-//! **Enter at** `store::FileStore`, the smallest way in, then `frontend::fuse::DiskMount`.
+//! **Start reading at** `store::FileStore`, the smallest way in, then `frontend::fuse::DiskMount`.
 //!
 //! **Why** one room: everything a test cannot make up is behind one door, so all other rooms run in a
 //! simulator as they are.

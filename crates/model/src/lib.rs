@@ -1,6 +1,6 @@
 //! # The ground floor: words and contracts
 //!
-//! **This room is** the vocabulary that every other room speaks: ids, speeds, descriptors, setup
+//! **This crate is** the vocabulary that every other crate uses: ids, speeds, descriptors, setup
 //! packets, URBs and their completions, payload buffers, limits, our own [`Instant`], and the
 //! traits by which rooms meet ([`Device`], [`BlockDevice`], [`BlockStore`], [`Module`]).
 //!
@@ -8,7 +8,7 @@
 //!
 //! **It never touches** another farbus crate, nor any third-party one.
 //!
-//! **Enter at** [`Device`]: the one contract that a keyboard made of code, a device behind usbfs
+//! **Start reading at** [`Device`]: the one contract that a keyboard made of code, a device behind usbfs
 //! and a device on another machine all keep. Then read [`urb`] for what travels through it.
 //!
 //! **Why** a crate and not a module: contracts change more slowly than what keeps them, and a

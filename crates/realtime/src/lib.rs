@@ -1,4 +1,4 @@
-//! This room is the bus as numbers: what a USB bus can carry, worked out from the constants of the specification.
+//! This crate is the bus as numbers: what a USB bus can carry, worked out from the constants of the specification.
 //! That is the bandwidth tables of every transfer type at every speed and what Bulk-Only mass storage adds to them, how
 //! long a packet takes at the worst, which endpoint gets which interval of the bus, which virtual CPUs a processor
 //! carries and what a path promises end to end, and how hosts are joined by USB.
@@ -9,7 +9,7 @@
 //! other crate: it has no dependencies at all, the ground floor included, so it brings its own [`Speed`] and
 //! [`TransferKind`].
 //!
-//! Enter at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage,
+//! Start reading at [`bandwidth::table`] for the tables and [`bandwidth::bulk_only`] for mass storage,
 //! at [`transfer::Shape`] for the time of a packet, at [`schedule::plan`] for a schedule that is admitted or refused,
 //! at [`vcpu::admit`] and [`pipe::derive`] for processors and pipes, at [`timetable::Timetable`] for when a pipe runs,
 //! at [`topology::plan`] for hosts that are joined by USB.

@@ -126,7 +126,7 @@ impl<T> Leases<T> {
     /// What the lease `named` (0: none) is worth to `who`, who asks for `device` now. `is_compared`: he has named the
     /// device's identity, and it is that one.
     pub fn worth(&mut self, device: &DeviceKey, who: Key, named: u64, is_compared: bool) -> Worth<T> {
-        if self.legacy_of(device, who, named).is_some() {
+        if self.handed_over_to(device, who, named).is_some() {
             let waits = self.waiting.remove(device).expect("looked at just now");
             return Worth::Inherits(waits.what);
         }
@@ -152,7 +152,7 @@ impl<T> Leases<T> {
     }
 
     /// What waits of `device` for `who` with the lease `named` (0: none), for whoever wants to look before he takes it.
-    pub fn legacy_of(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
+    pub fn handed_over_to(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
         let waits = self.waiting.get(device)?;
         let is_known = who.is_some() && who == waits.successor;
         let has_lease = named == waits.lease;

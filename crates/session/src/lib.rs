@@ -1,6 +1,6 @@
 //! # The brain: who offers, who holds, and how a request passes between them
 //!
-//! **This room is** where a device and a connection meet. [`Exporter`] joins an incoming
+//! **This crate is** where a device and a connection meet. [`Exporter`] joins an incoming
 //! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the
 //! view of it that is his; [`RemoteDevice`] makes an outgoing connection look like one; [`Registry`] knows what is
 //! offered; [`isochronous`] carries a far one's streams; [`claims`] who holds a device, waits for it, had it;
@@ -12,7 +12,7 @@
 //!
 //! **It never touches** a socket, a thread or a clock; the shell that has them is `farbus`.
 //!
-//! **Enter at** [`Exporter::advance`], the journey of a request in one function.
+//! **Start reading at** [`Exporter::advance`], the journey of a request in one function.
 //!
 //! **Why** an importer is a device: an exporter over a [`RemoteDevice`] *is* the validating relay
 //! in front of a kernel, and a user-space host drives a remote disk as it drives a local one.

@@ -252,14 +252,14 @@ impl World for FaceToFace<'_> {
 
     fn settle(mut self) {
         self.asked.submit_overtaken(self.plan, &mut self.loopback);
-        settle_desk(&mut self.loopback);
+        settle(&mut self.loopback);
         self.loopback.checker.assert_settled();
         self.disconnect();
     }
 }
 
 /// Everything that is withdrawn comes back, then everything that is not.
-fn settle_desk(loopback: &mut Loopback<Scripted>) {
+fn settle(loopback: &mut Loopback<Scripted>) {
     loop {
         let moved = !loopback.read().is_empty()
             | loopback.device(|device, done| device.let_go(done))

@@ -1,4 +1,4 @@
-//! This room is a made-up world from a seed: host controllers that move packets microframe by microframe, processors
+//! This crate is a made-up world from a seed: host controllers that move packets microframe by microframe, processors
 //! that run virtual CPUs and the bottom halves of interrupts as Quest does and as Linux does, CAN channels behind a
 //! device with a small buffer, and hosts that reach each other through a router. On them the experiments of West,
 //! Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), are run again.
@@ -9,7 +9,8 @@
 //! It never touches clocks, threads, sockets, or text for people: a world is a function of its settings and its seed,
 //! and answers with figures; `bench` puts them beside the paper's.
 //!
-//! Enter at [`bus::Controller`] for a bus, [`processor::Processor`] for a processor, [`experiments`] for the paper's.
+//! Start reading at [`bus::Controller`] for a bus, [`processor::Processor`] for a processor, [`experiments`] for the
+//! paper's.
 //!
 //! Why so: a promise of the planner can be held against a bus only if there is one to break it, and an hour of a real
 //! one takes an hour. Here packets may be as short, requests as ill-timed and interrupts as many as the seed wants, and

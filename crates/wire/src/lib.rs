@@ -1,6 +1,6 @@
 //! # The tongues, as sans-IO state machines
 //!
-//! **This room is** where bytes become typed messages and back, and where the state of a
+//! **This crate is** where bytes become typed messages and back, and where the state of a
 //! connection lives. Today: [`usbip`], the protocol 0x0111 that Linux's and Windows' clients speak, [`native`], our
 //! own, [`nbd`], by which programs and kernels use a block device, [`usbredir`], which QEMU's `usb-redir` device
 //! speaks, and [`pairing`], by which two hosts that share a short code come to know each other's keys. [`snapshot`] is
@@ -10,7 +10,7 @@
 //!
 //! **It never touches** a socket or a clock, nor what the messages mean to a device.
 //!
-//! **Enter at** [`usbip::ServerConn`], then [`usbip::message`] for the bytes themselves.
+//! **Start reading at** [`usbip::ServerConn`], then [`usbip::message`] for the bytes themselves.
 //!
 //! **Why** two layers, message and connection: a fuzzer wants the first without the second, a peer
 //! in another tongue shares neither, and every stranger's length is compared with a limit in the

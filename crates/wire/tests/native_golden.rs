@@ -394,22 +394,22 @@ fn vectors() -> Vec<(&'static str, Said)> {
 }
 
 fn greetings() -> Vec<(&'static str, Said)> {
-    let report = LanePosition { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..LanePosition::default() };
+    let position = LanePosition { link: 1, incarnation: 0x0123_4567_89ab_cdef, ..LanePosition::default() };
     let options = Options { grace_ms: Some(20_000), unacknowledged_bytes_max: Some(16 << 20), lanes: None };
     let session = SessionId(std::array::from_fn(|at| 0xa0 + at as u8));
     let theirs = LanePosition { session, lane: 0, link: 3, received: 42, incarnation: 0xfedc_ba98_7654_3210 };
     let granted = Options { unacknowledged_bytes_max: None, ..options };
     let several = Options { lanes: Some(3), ..granted };
-    let further = LanePosition { session, lane: 1, ..report };
+    let further = LanePosition { session, lane: 1, ..position };
     let their_further = LanePosition { incarnation: theirs.incarnation, ..further };
     vec![
-        ("hello", Said::Hello(Hello::new(report, options))),
-        ("welcome", Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, report: theirs, options: granted })),
-        ("hello_lanes", Said::Hello(Hello::new(report, several))),
+        ("hello", Said::Hello(Hello::new(position, options))),
+        ("welcome", Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: theirs, options: granted })),
+        ("hello_lanes", Said::Hello(Hello::new(position, several))),
         ("hello_further", Said::Hello(Hello::new(further, Options::default()))),
         (
             "welcome_further",
-            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, report: their_further, options: several }),
+            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: their_further, options: several }),
         ),
         ("ping", Said::Number(Kind::Ping, 0x1122_3344_5566_7788)),
         ("pong", Said::Number(Kind::Pong, 0x1122_3344_5566_7788)),

@@ -10,13 +10,15 @@ pub const FILE: &str = "ARCHITECTURE.toml";
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    room: Vec<Room>,
+    #[serde(rename = "crate")]
+    crates: Vec<CrateRules>,
     third_party: ThirdParty,
     banned: Banned,
     unsafe_code: UnsafeCode,
     errno: Errno,
     files: Files,
     prose: Prose,
+    retired: Retired,
     #[serde(default)]
     folders: Vec<Folders>,
 }
@@ -24,25 +26,36 @@ struct Settings {
 /// The settings, and their text for the lines of violations in them.
 #[derive(Debug)]
 pub struct Architecture {
-    pub rooms: Vec<Room>,
+    pub crates: Vec<CrateRules>,
     pub third_party: ThirdParty,
     pub banned: Banned,
     pub unsafe_code: UnsafeCode,
     pub errno: Errno,
     pub files: Files,
     pub prose: Prose,
+    pub retired: Retired,
     pub folders: Vec<Folders>,
     text: String,
+}
+
+/// Names that the project has given up, and what stands in their place.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retired {
+    /// Words of any identifier, in lower case.
+    pub words: BTreeMap<String, String>,
+    /// Whole identifiers.
+    pub names: BTreeMap<String, String>,
 }
 
 /// A package of the workspace and what it may know.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Room {
+pub struct CrateRules {
     pub name: String,
     pub package: String,
-    /// Rooms import downwards only; 0 stands apart from the house.
-    pub floor: u32,
+    /// Crates import from lower layers only; 0 stands apart.
+    pub layer: u32,
     pub kind: Kind,
     pub arrows: Vec<String>,
     #[serde(default)]
@@ -155,33 +168,42 @@ pub fn leads(from: &[String], to: &[String], written: &str) -> bool {
 
 pub fn read(tree: &Tree) -> Result<Architecture, String> {
     let text = tree.get(FILE).ok_or_else(|| format!("{FILE} is missing: it says which arrows are allowed"))?;
-    let Settings { room, third_party, banned, unsafe_code, errno, files, prose, folders } =
+    let Settings { crates, third_party, banned, unsafe_code, errno, files, prose, retired, folders } =
         toml::from_str(text).map_err(|trouble| format!("{FILE}: {trouble}"))?;
     Ok(Architecture {
-        rooms: room,
+        crates,
         third_party,
         banned,
         unsafe_code,
         errno,
         files,
         prose,
+        retired,
         folders,
         text: text.to_owned(),
     })
 }
 
 impl Architecture {
-    pub fn room(&self, name: &str) -> Option<&Room> {
-        self.rooms.iter().find(|room| room.name == name)
+    pub fn crate_named(&self, name: &str) -> Option<&CrateRules> {
+        self.crates.iter().find(|rules| rules.name == name)
     }
 
-    pub fn room_of_package(&self, package: &str) -> Option<&Room> {
-        self.rooms.iter().find(|room| room.package == package)
+    pub fn rules_of_package(&self, package: &str) -> Option<&CrateRules> {
+        self.crates.iter().find(|rules| rules.package == package)
     }
 
-    /// Where a room's entry begins.
-    pub fn line_of(&self, room: &Room) -> usize {
-        self.line_with(&format!("name = \"{}\"", room.name))
+    /// What of an identifier is retired, and what to use instead.
+    pub fn retired_in(&self, name: &str) -> Option<(&str, &str)> {
+        let Retired { words, names } = &self.retired;
+        let found = names.get_key_value(name);
+        let found = found.or_else(|| words_of(name).iter().find_map(|word| words.get_key_value(word)));
+        found.map(|(retired, instead)| (retired.as_str(), instead.as_str()))
+    }
+
+    /// Where a crate's entry begins.
+    pub fn line_of(&self, rules: &CrateRules) -> usize {
+        self.line_with(&format!("name = \"{}\"", rules.name))
     }
 
     /// The first line that is this one.
@@ -196,23 +218,40 @@ impl Architecture {
     }
 }
 
+/// The words of an identifier in lower case: of `HeirOf`, `heir_of` and `HEIR_OF` the same.
+pub fn words_of(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut was_lower = false;
+    for sign in name.chars() {
+        if !sign.is_alphanumeric() || (sign.is_uppercase() && was_lower) {
+            words.push(String::new());
+        }
+        if sign.is_alphanumeric() {
+            words.last_mut().expect("there is one").extend(sign.to_lowercase());
+        }
+        was_lower = sign.is_lowercase() || sign.is_numeric();
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::fixtures::HOUSE;
+    use crate::tidy::fixtures::ARCHITECTURE;
 
     #[test]
-    fn rooms_are_found_by_both_names_and_by_line() {
-        let architecture = read(&Tree::of([(FILE, HOUSE)])).unwrap();
-        let wire = architecture.room("wire").unwrap();
-        assert_eq!(architecture.room_of_package("farbus-wire").unwrap().name, "wire");
+    fn crates_are_found_by_both_names_and_by_line() {
+        let architecture = read(&Tree::of([(FILE, ARCHITECTURE)])).unwrap();
+        let wire = architecture.crate_named("wire").unwrap();
+        assert_eq!(architecture.rules_of_package("farbus-wire").unwrap().name, "wire");
         let line = architecture.line_of(wire);
-        assert!(HOUSE.lines().nth(line - 1).unwrap().contains("\"wire\""));
+        assert!(ARCHITECTURE.lines().nth(line - 1).unwrap().contains("\"wire\""));
     }
 
     #[test]
     fn a_misspelt_setting_is_refused() {
-        let text = HOUSE.replace("lines_max", "line_max");
+        let text = ARCHITECTURE.replace("lines_max", "line_max");
         let trouble = read(&Tree::of([(FILE, text.as_str())])).unwrap_err();
         assert!(trouble.contains("line_max"), "{trouble}");
     }

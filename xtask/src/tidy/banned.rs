@@ -1,6 +1,6 @@
-//! Rules `banned`, `unsafe` and `errno`: names that have no place in a room.
+//! Rules `banned`, `unsafe` and `errno`: names that a crate may not use.
 
-use super::architecture::{Architecture, Kind, Room};
+use super::architecture::{Architecture, CrateRules, Kind};
 use super::manifest::Package;
 use super::source::{Name, Source, TokenKind};
 use super::violation::Violation;
@@ -10,8 +10,8 @@ pub fn check(architecture: &Architecture, packages: &[Package], sources: &[Sourc
     let mut violations = Vec::new();
     for source in sources {
         let package = packages.iter().find(|package| package.ships(&source.path));
-        if let Some(room) = package.and_then(|package| architecture.room_of_package(&package.name)) {
-            violations.extend(banned_names(architecture, room, source));
+        if let Some(rules) = package.and_then(|package| architecture.rules_of_package(&package.name)) {
+            violations.extend(banned_names(architecture, rules, source));
             if source.path.starts_with(&architecture.errno.within) {
                 violations.extend(errnos(architecture, source));
             }
@@ -21,11 +21,11 @@ pub fn check(architecture: &Architecture, packages: &[Package], sources: &[Sourc
     violations
 }
 
-fn banned_names(architecture: &Architecture, room: &Room, source: &Source) -> Vec<Violation> {
-    let mut rules: Vec<(&String, &String)> = Vec::new();
-    match room.kind {
-        Kind::Pure => rules.extend(architecture.banned.pure.iter().chain(&architecture.banned.library)),
-        Kind::Outside => rules.extend(&architecture.banned.library),
+fn banned_names(architecture: &Architecture, rules: &CrateRules, source: &Source) -> Vec<Violation> {
+    let mut banned_names: Vec<(&String, &String)> = Vec::new();
+    match rules.kind {
+        Kind::Pure => banned_names.extend(architecture.banned.pure.iter().chain(&architecture.banned.library)),
+        Kind::Outside => banned_names.extend(&architecture.banned.library),
         Kind::Binary => {}
     }
     let mut told = BTreeSet::new();
@@ -34,11 +34,11 @@ fn banned_names(architecture: &Architecture, room: &Room, source: &Source) -> Ve
         if architecture.banned.except.iter().any(|fine| covers(fine, &name)) {
             continue;
         }
-        let broken = rules.iter().find(|(banned, _)| covers(banned, &name));
+        let broken = banned_names.iter().find(|(banned, _)| covers(banned, &name));
         if let Some((banned, instead)) = broken
             && told.insert((name.line, *instead))
         {
-            let advice = format!("{} may not use {banned}: {instead}", room.name);
+            let advice = format!("{} may not use {banned}: {instead}", rules.name);
             violations.push(Violation::new(&source.path, name.line, "banned", advice));
         }
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn every_banned_name_is_found_in_a_pure_room() {
+    fn every_banned_name_is_found_in_a_pure_crate() {
         for (text, name) in [
             ("use std::time::Instant;\n", "std::time::Instant"),
             ("use std::time::{Duration, Instant};\n", "std::time::Instant"),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_rooms_with_an_outside_may() {
+    fn tests_and_crates_with_an_outside_may() {
         let test = "#[cfg(test)]\nmod tests {\n    use std::fs;\n}\n";
         assert_eq!(said_of("crates/wire/src/a.rs", test), [""; 0]);
         assert_eq!(said_of("crates/wire/tests/a.rs", "use std::fs;\n"), [""; 0]);

@@ -3,54 +3,54 @@
 use super::tree::Tree;
 use std::collections::BTreeMap;
 
-/// A small house: two floors, a room with an outside, and a program.
-pub const HOUSE: &str = r#"
-[[room]]
+/// A small architecture: two layers, a crate with an outside, and a program.
+pub const ARCHITECTURE: &str = r#"
+[[crate]]
 name = "model"
 package = "farbus-model"
-floor = 1
+layer = 1
 kind = "pure"
 arrows = []
 third_party = []
 
-[[room]]
+[[crate]]
 name = "wire"
 package = "farbus-wire"
-floor = 2
+layer = 2
 kind = "pure"
 arrows = ["model"]
 third_party = []
 
-[[room]]
+[[crate]]
 name = "host"
 package = "farbus-host"
-floor = 2
+layer = 2
 kind = "pure"
 arrows = ["model"]
 third_party = []
 
-[[room]]
+[[crate]]
 name = "io"
 package = "farbus-io"
-floor = 2
+layer = 2
 kind = "outside"
 arrows = ["model"]
 third_party = ["*"]
 runtimes = true
 
-[[room]]
+[[crate]]
 name = "session"
 package = "farbus-session"
-floor = 3
+layer = 3
 kind = "pure"
 arrows = ["model", "wire"]
 third_party = []
 test_arrows = ["host"]
 
-[[room]]
+[[crate]]
 name = "farbus"
 package = "farbus"
-floor = 4
+layer = 4
 kind = "binary"
 arrows = ["model", "session", "io"]
 third_party = ["*"]
@@ -89,16 +89,23 @@ lines_max = 20
 
 [prose]
 banned_folders = ["home"]
+
+[retired.words]
+heir = "successor"
+heirs = "successors"
+
+[retired.names]
+Desk = "Supervisor"
 "#;
 
-const ROOM: &str =
-    "//! This room is small. It may touch nothing. It never touches more. Enter at x. Why: to be short.\n";
+const DESCRIPTION: &str =
+    "//! This crate is small. It may touch nothing. It never touches more. Start reading at x. Why: to be short.\n";
 
 /// A tidy workspace in which some files are replaced or added. A library's modules are declared for it: every file
 /// `crates/NAME/src/X.rs` that is added gets a `mod X;` in a `lib.rs` that is not.
 pub fn workspace_with(changes: &[(&str, &str)]) -> Tree {
     let mut files = BTreeMap::new();
-    files.insert("ARCHITECTURE.toml".to_owned(), HOUSE.to_owned());
+    files.insert("ARCHITECTURE.toml".to_owned(), ARCHITECTURE.to_owned());
     files.insert("Cargo.toml".to_owned(), "[workspace]\nmembers = [\"crates/*\"]\n".to_owned());
     for name in ["model", "wire", "host", "io", "session"] {
         files.insert(format!("crates/{name}/Cargo.toml"), manifest(&format!("farbus-{name}"), ""));
@@ -110,7 +117,7 @@ pub fn workspace_with(changes: &[(&str, &str)]) -> Tree {
             .filter(|module| *module != "lib")
             .collect::<std::collections::BTreeSet<_>>();
         let declarations: String = modules.iter().map(|module| format!("mod {module};\n")).collect();
-        files.insert(format!("{top}lib.rs"), format!("{ROOM}{declarations}"));
+        files.insert(format!("{top}lib.rs"), format!("{DESCRIPTION}{declarations}"));
     }
     files.insert("crates/farbus/Cargo.toml".to_owned(), manifest("farbus", ""));
     files.insert("crates/farbus/src/main.rs".to_owned(), "fn main() {}\n".to_owned());
@@ -123,9 +130,9 @@ pub fn manifest(name: &str, tables: &str) -> String {
     format!("[package]\nname = \"{name}\"\n\n{tables}")
 }
 
-/// A library's root: the description of a room, then `rest` from the second line on.
+/// A library's root: the description of a crate, then `rest` from the second line on.
 pub fn lib(rest: &str) -> String {
-    format!("{ROOM}{rest}")
+    format!("{DESCRIPTION}{rest}")
 }
 
 /// Everything that tidy says about a tree.

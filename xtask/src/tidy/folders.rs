@@ -102,21 +102,21 @@ fn spare(architecture: &Architecture, folders: &Folders, arrows: &[&Arrow]) -> V
 
 #[cfg(test)]
 mod tests {
-    use crate::tidy::fixtures::{HOUSE, complaints, workspace_with};
+    use crate::tidy::fixtures::{ARCHITECTURE, complaints, workspace_with};
 
     /// Package `farbus-wire` with folders `low` and `high`, and these imports besides that point up.
-    fn house(imports_of_low: &str, back: &str, entries_max: usize) -> String {
+    fn architecture(imports_of_low: &str, back: &str, entries_max: usize) -> String {
         format!(
-            "{HOUSE}\n[[folders]]\nroot = \"crates/wire/src/lib.rs\"\nentries_max = {entries_max}\n\
+            "{ARCHITECTURE}\n[[folders]]\nroot = \"crates/wire/src/lib.rs\"\nentries_max = {entries_max}\n\
              back = [{back}]\n\
              [[folders.folder]]\nname = \"low\"\nimports = [{imports_of_low}]\n\
              [[folders.folder]]\nname = \"high\"\nimports = [\"low\"]\n"
         )
     }
 
-    fn told(house: &str, low: &str, more: &[(&str, &str)]) -> Vec<String> {
+    fn told(architecture: &str, low: &str, more: &[(&str, &str)]) -> Vec<String> {
         let mut changes = vec![
-            ("ARCHITECTURE.toml", house),
+            ("ARCHITECTURE.toml", architecture),
             ("crates/wire/src/low/mod.rs", "pub mod file;\n"),
             ("crates/wire/src/low/file.rs", low),
             ("crates/wire/src/high/mod.rs", "pub mod file;\npub mod other;\n"),
@@ -132,38 +132,38 @@ mod tests {
 
     #[test]
     fn imports_that_are_listed_are_fine() {
-        assert_eq!(told(&house("", "", 3), LOW, &[]), [""; 0]);
+        assert_eq!(told(&architecture("", "", 3), LOW, &[]), [""; 0]);
     }
 
     #[test]
     fn an_import_that_is_not_listed_is_refused() {
-        let said = told(&house("", "", 3), UP, &[("crates/wire/src/high/other.rs", "")]);
+        let said = told(&architecture("", "", 3), UP, &[("crates/wire/src/high/other.rs", "")]);
         assert_eq!(said.len(), 1, "{said:#?}");
         assert!(said[0].starts_with("crates/wire/src/low/file.rs:1: folder: `crate::high::file::High`: low does not"));
     }
 
     #[test]
     fn a_circle_of_folders_is_told_as_one_besides() {
-        let said = told(&house("", "", 3), UP, &[]);
+        let said = told(&architecture("", "", 3), UP, &[]);
         assert_eq!(said.len(), 2, "{said:#?}");
         assert!(said.iter().any(|line| line.contains("module-loop: ")), "{said:#?}");
     }
 
     #[test]
     fn the_list_may_not_point_up() {
-        let said = told(&house("\"high\"", "", 3), LOW, &[]);
+        let said = told(&architecture("\"high\"", "", 3), LOW, &[]);
         assert_eq!(said.len(), 1, "{said:#?}");
         assert!(said[0].contains("folder: low imports high, which is no folder below it"), "{}", said[0]);
     }
 
     #[test]
     fn an_import_that_is_excused_is_neither_refused_nor_part_of_a_circle() {
-        assert_eq!(told(&house("", "\n\"low::file -> high::file\",\n", 3), UP, &[]), [""; 0]);
+        assert_eq!(told(&architecture("", "\n\"low::file -> high::file\",\n", 3), UP, &[]), [""; 0]);
     }
 
     #[test]
     fn an_excuse_that_nothing_needs_is_refused() {
-        let said = told(&house("", "\n\"low::file -> high::file\",\n", 3), LOW, &[]);
+        let said = told(&architecture("", "\n\"low::file -> high::file\",\n", 3), LOW, &[]);
         assert_eq!(said.len(), 1, "{said:#?}");
         assert!(said[0].starts_with("ARCHITECTURE.toml:"), "{}", said[0]);
         assert!(said[0].contains("\"low::file -> high::file\" is an import that nobody makes any more"), "{}", said[0]);
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn what_stands_at_the_top_is_listed_and_counted() {
-        let said = told(&house("", "", 3), LOW, &[("crates/wire/src/stray.rs", "")]);
+        let said = told(&architecture("", "", 3), LOW, &[("crates/wire/src/stray.rs", "")]);
         assert_eq!(said.len(), 2, "{said:#?}");
         assert!(
             said[0].contains("folder: 4 folders and files are at the top of crates/wire/src, 3 may be"),

@@ -9,7 +9,7 @@ pub fn check(architecture: &Architecture, sources: &[Source]) -> Vec<Violation> 
     let long = sources.iter().filter(|source| !source.is_test_file() && source.lines_without_tests() > lines_max);
     long.map(|source| {
         let advice = format!(
-            "{} lines without its tests, {lines_max} are allowed: ask what room is missing",
+            "{} lines without its tests, {lines_max} are allowed: which module is missing?",
             source.lines_without_tests()
         );
         Violation::new(&source.path, lines_max + 1, "length", advice)

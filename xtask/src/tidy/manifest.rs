@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn dependencies_are_known_by_package_and_line() {
         let package = read_one(
-            "[package]\nname = \"a\"\n[dependencies]\nrooms.workspace = true\nother = { package = \"real\" , version = \"1\" }\n\n[dev-dependencies]\nbolero = \"1\"\n",
+            "[package]\nname = \"a\"\n[dependencies]\ncrates.workspace = true\nother = { package = \"real\" , version = \"1\" }\n\n[dev-dependencies]\nbolero = \"1\"\n",
         );
         assert_eq!(found(&package), [("real", false, 5), ("farbus-model", false, 4), ("bolero", true, 8)]);
     }

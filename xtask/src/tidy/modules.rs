@@ -7,7 +7,7 @@
 //! - A child may not name what its parent, or any module above it, defines itself: parent and child would hold each
 //!   other. What both need goes into a file beside the child, from which the parent may pass it on. (`module-up`)
 //! - Children of one parent may name each other, each counted with all that is below it, as long as no circle comes of
-//!   it: a folder is a room in the room. (`module-loop`)
+//!   it: the rules of crates hold for folders. (`module-loop`)
 //!
 //! Together these leave no circle of files anywhere: all files of a circle have a lowest module above them, and there
 //! the circle is either one of its children or passes through itself.
@@ -348,7 +348,7 @@ mod tests {
 
     /// No two files hold each other, but the folders do.
     #[test]
-    fn folders_are_rooms_in_the_room() {
+    fn folders_follow_the_rules_of_crates() {
         let tree = workspace_with(&[
             ("crates/wire/src/a/mod.rs", "mod up;\npub mod low;\n"),
             ("crates/wire/src/a/up.rs", "use crate::b::low::B;\n"),

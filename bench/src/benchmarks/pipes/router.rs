@@ -34,8 +34,8 @@ use farbus::{
         definition::InterfaceDefinition,
     },
     tuned::{
-        End, Endpoint, Flow, InSession, Inlet, Patient, PiLock, Pipe, Processors, Quality, Reserve, Seat, Shape, Stage,
-        Strictness, Terms, Turn, job::Roster, scheduling::now_ns, tpipe, worst_ns,
+        End, Endpoint, Flow, InSession, Inlet, Patient, PiLock, Pipe, ProcessorShare, Processors, Quality, Reserve,
+        Shape, Stage, Strictness, Terms, Turn, job::Roster, scheduling::now_ns, tpipe, worst_ns,
     },
 };
 
@@ -154,11 +154,11 @@ impl Board {
         let address = listener.local_addr()?.to_string();
         let mail = Mail::default();
         let mut shelf = Shelf(Some(Post::device(Arc::clone(&mail), transfer_ns)));
-        let seat = processors.seat(ENGINE)?;
+        let share = processors.share(ENGINE)?;
         let thread = thread::spawn(move || {
             let served = listener.accept().and_then(|(stream, _)| {
                 let link = bare::link(stream)?;
-                let _reservation = seat.sit(ENGINE);
+                let _reservation = share.sit(ENGINE);
                 bare::serve(&link, Clock::start(), &mut shelf)
             });
             if let Err(error) = served {
@@ -281,10 +281,10 @@ fn play(intervals: u64, seconds: u64) -> Result<Outcome> {
     let is_over = Arc::new(AtomicBool::new(false));
     let busy = Busy::begin()?;
     let ready = Arc::new(Barrier::new(2));
-    let seat = processors.seat(BOARD)?;
-    let far = echo(Arc::clone(&boards[1].mail), transfer_ns, seat, Arc::clone(&is_over), Arc::clone(&ready));
-    let (mail, seat, stop) = (Arc::clone(&boards[0].mail), processors.seat(BOARD)?, Arc::clone(&is_over));
-    let near = thread::spawn(move || ask(&mail, transfer_ns, &seat, &stop, &ready, seconds));
+    let share = processors.share(BOARD)?;
+    let far = echo(Arc::clone(&boards[1].mail), transfer_ns, share, Arc::clone(&is_over), Arc::clone(&ready));
+    let (mail, share, stop) = (Arc::clone(&boards[0].mail), processors.share(BOARD)?, Arc::clone(&is_over));
+    let near = thread::spawn(move || ask(&mail, transfer_ns, &share, &stop, &ready, seconds));
     thread::sleep(Duration::from_secs(seconds));
     is_over.store(true, Ordering::Release);
     let (trips, sent) = near.join().map_err(|_| anyhow!("the first board panicked"))?;
@@ -310,12 +310,12 @@ fn play(intervals: u64, seconds: u64) -> Result<Outcome> {
 fn ask(
     mail: &Mail,
     transfer_ns: u64,
-    seat: &Seat,
+    share: &ProcessorShare,
     is_over: &AtomicBool,
     ready: &Barrier,
     seconds: u64,
 ) -> (Vec<(u64, u64)>, u64) {
-    let _reservation = seat.sit(BOARD);
+    let _reservation = share.sit(BOARD);
     // Until it has its promise a thread starts when the machine lets it.
     ready.wait();
     let mut trips = Vec::with_capacity((seconds * 1_000_000_000 / PERIOD_NS) as usize);
@@ -343,9 +343,15 @@ fn ask(
 }
 
 /// The second board: sends back what came.
-fn echo(mail: Mail, transfer_ns: u64, seat: Seat, is_over: Arc<AtomicBool>, ready: Arc<Barrier>) -> JoinHandle<()> {
+fn echo(
+    mail: Mail,
+    transfer_ns: u64,
+    share: ProcessorShare,
+    is_over: Arc<AtomicBool>,
+    ready: Arc<Barrier>,
+) -> JoinHandle<()> {
     thread::spawn(move || {
-        let _reservation = seat.sit(BOARD);
+        let _reservation = share.sit(BOARD);
         ready.wait();
         let mut roster = Roster::new(BOARD);
         while !is_over.load(Ordering::Acquire) {

@@ -206,8 +206,8 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
         give_rights_away(&Needs::default())?;
     }
     let shown = Arc::new(Shown::new(&request));
-    let for_door = Arc::clone(&shown);
-    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let for_control_socket = Arc::clone(&shown);
+    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
     // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
     let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown);

@@ -112,8 +112,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         stop: server.stop(),
         meters: server.meters(),
     });
-    let for_door = Arc::clone(&shown);
-    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let for_control_socket = Arc::clone(&shown);
+    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
     let stop = server.stop();
     thread::spawn(move || {
         if signals.forever().next().is_some() {

@@ -229,8 +229,10 @@ pub fn run(args: Args) -> Result<(), Failure> {
     if let Some(broker) = broker.as_ref().filter(|_| !args.no_sandbox) {
         share.ask_through(SystemAccess::Through(Arc::new(broker.line().map_err(Failure::local)?)));
     }
-    let for_door = Arc::clone(&share);
-    control_socket.open(knocks, move |question| answer(&for_door, &address, question)).map_err(Failure::local)?;
+    let for_control_socket = Arc::clone(&share);
+    control_socket
+        .open(knocks, move |question| answer(&for_control_socket, &address, question))
+        .map_err(Failure::local)?;
     for (listener, place) in plain {
         share.listen_at(listener, None).map_err(Failure::local)?;
         say(format!("listening on {}   (Ctrl-C ends)", place.as_host()));

@@ -247,7 +247,7 @@ impl Talk {
     }
 }
 
-/// Why there is no door.
+/// Why this process answers on no control socket.
 #[derive(Debug)]
 pub struct ControlSocketError {
     path: PathBuf,
@@ -268,7 +268,7 @@ impl fmt::Display for ControlSocketError {
 impl std::error::Error for ControlSocketError {}
 
 impl ControlSocket {
-    /// A door that is there and not open yet: whoever knocks waits.
+    /// A control socket that exists but does not answer yet: those that connect wait.
     ///
     /// # Errors
     /// [`ControlSocketError`].
@@ -399,20 +399,20 @@ fn socket_of(pid: u32) -> String {
 }
 
 /// The socket of a running process.
-struct Knocker {
+struct ControlAddress {
     pid: u32,
     folder: Arc<RuntimeFolder>,
 }
 
 /// The sockets of running processes, in the order of their process ids.
-fn doors() -> io::Result<Vec<Knocker>> {
-    let mut doors = Vec::new();
+fn control_sockets() -> io::Result<Vec<ControlAddress>> {
+    let mut control_sockets = Vec::new();
     for folder in runtime_folder::all()?.into_iter().map(Arc::new) {
         let pids = folder.names()?.into_iter().filter_map(|name| name.strip_suffix(".sock")?.parse().ok());
-        doors.extend(pids.map(|pid| Knocker { pid, folder: Arc::clone(&folder) }));
+        control_sockets.extend(pids.map(|pid| ControlAddress { pid, folder: Arc::clone(&folder) }));
     }
-    doors.sort_by_key(|control_socket| control_socket.pid);
-    Ok(doors)
+    control_sockets.sort_by_key(|control_socket| control_socket.pid);
+    Ok(control_sockets)
 }
 
 /// The process ids of those who answer.
@@ -420,7 +420,7 @@ fn doors() -> io::Result<Vec<Knocker>> {
 /// # Errors
 /// If the folder cannot be read.
 pub fn running() -> io::Result<BTreeSet<u32>> {
-    Ok(doors()?.into_iter().map(|control_socket| control_socket.pid).collect())
+    Ok(control_sockets()?.into_iter().map(|control_socket| control_socket.pid).collect())
 }
 
 /// Asks every running process; the answers with their process ids, in that order. A socket whose
@@ -429,8 +429,8 @@ pub fn running() -> io::Result<BTreeSet<u32>> {
 /// # Errors
 /// If the folder cannot be read.
 pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
-    let doors = doors()?.into_iter();
-    Ok(doors
+    let control_sockets = control_sockets()?.into_iter();
+    Ok(control_sockets
         .filter_map(|control_socket| {
             Some((control_socket.pid, ask_at(&control_socket, question)?.unwrap_or_else(Silence::answer)))
         })
@@ -444,7 +444,7 @@ pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
 /// If the folder cannot be read.
 pub fn ask_in_turn(question: &Question) -> io::Result<Answer> {
     let mut ended = None;
-    for control_socket in doors()? {
+    for control_socket in control_sockets()? {
         match ask_at(&control_socket, question) {
             None | Some(Ok(Answer::Unknown)) => {}
             Some(Ok(answer)) => return Ok(answer),
@@ -474,7 +474,7 @@ impl Silence {
 }
 
 /// Asks one process at its socket; none if it is not there any more.
-fn ask_at(control_socket: &Knocker, question: &Question) -> Option<Result<Answer, Silence>> {
+fn ask_at(control_socket: &ControlAddress, question: &Question) -> Option<Result<Answer, Silence>> {
     match ask_with(control_socket, question, &[]) {
         Ok(answer) => Some(Ok(answer)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -491,12 +491,12 @@ fn ask_at(control_socket: &Knocker, question: &Question) -> Option<Result<Answer
 /// # Errors
 /// If it is not there any more, or does not answer.
 pub fn ask_one(pid: u32, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
-    let control_socket = doors()?.into_iter().find(|control_socket| control_socket.pid == pid);
+    let control_socket = control_sockets()?.into_iter().find(|control_socket| control_socket.pid == pid);
     ask_with(&control_socket.ok_or(io::ErrorKind::NotFound)?, question, fds)
 }
 
 /// Nothing is said, and nothing passed, before it is known whose process answers.
-fn ask_with(control_socket: &Knocker, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+fn ask_with(control_socket: &ControlAddress, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     let mut stream = control_socket.folder.connect(&socket_of(control_socket.pid))?;
     let is_restart = matches!(question, Question::Restart { .. });
     stream.set_read_timeout(Some(if is_restart { RESTART_TIME_MAX } else { ANSWER_TIME_MAX }))?;

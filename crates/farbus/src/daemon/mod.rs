@@ -175,8 +175,8 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         supervisor.stop();
         return Err(failure);
     }
-    let for_door = Arc::clone(&supervisor);
-    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let for_control_socket = Arc::clone(&supervisor);
+    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
     tick(&supervisor).map_err(Failure::local)?;
     join(&supervisor).map_err(Failure::local)?;
     for address in supervisor.unused() {

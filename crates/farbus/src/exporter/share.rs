@@ -235,11 +235,11 @@ impl Share {
         let spawn = |name: &str| thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
         let (for_recheck, shared) = (trust.clone(), Arc::clone(&self.shared));
         spawn("recheck").spawn(move || connections::recheck(&shared, &for_recheck))?;
-        let door = Arc::new(SecureListener::new(trust, Arc::clone(&self.shared)));
+        let listener = Arc::new(SecureListener::new(trust, Arc::clone(&self.shared)));
         if let Some(socket) = datagrams {
-            listening.accompany(door.serve_datagrams(socket)?);
+            listening.accompany(listener.serve_datagrams(socket)?);
         }
-        spawn("listen-secure").spawn(move || door.accept_all(&listening))?;
+        spawn("listen-secure").spawn(move || listener.accept_all(&listening))?;
         self.shared.listeners.add(for_shutdown);
         Ok(())
     }

@@ -45,8 +45,8 @@ impl OpenUsers {
         Self { count: Arc::new(count), words: (one, many), is_waited_for: false }
     }
 
-    /// When the disk migrates it waits for them: its [`Gate`](crate::frontend::hold::Gate) holds it until they have
-    /// left, or it stays.
+    /// When the disk migrates it waits for them: its [`HoldHandle`](crate::frontend::hold::HoldHandle) holds it until
+    /// they have left, or it stays.
     #[must_use]
     pub fn waited_for(self) -> Self {
         Self { is_waited_for: true, ..self }

@@ -165,16 +165,16 @@ pub fn wait_for_host(
     let local = |error: io::Error| PairError::Local(error.to_string());
     let (news, to_us) = mpsc::channel();
     let clock = Clock::start();
-    let desk = Arc::new(PairingServer {
+    let server = Arc::new(PairingServer {
         trust: trust.clone(),
         admission: Admission::default(),
         clock,
         state: Mutex::new(State::fresh(clock.now())),
         news,
     });
-    show(Progress::Code(desk.state().code.clone()));
+    show(Progress::Code(server.state().code.clone()));
     let for_shutdown = listener.try_clone().map_err(local)?;
-    let for_thread = Arc::clone(&desk);
+    let for_thread = Arc::clone(&server);
     thread::Builder::new().name("pair".into()).spawn(move || for_thread.accept_all(&listener)).map_err(local)?;
     let until = clock.now() + CODE_TIME_MAX;
     let ended = loop {
@@ -188,7 +188,7 @@ pub fn wait_for_host(
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break Err(PairError::Expired),
         }
     };
-    desk.state().is_over = true;
+    server.state().is_over = true;
     for_shutdown.shut_down();
     ended
 }
@@ -260,23 +260,23 @@ impl PairingServer {
             Ok(link) => ticket.on_cut(move || link.shut_down()),
             Err(error) => return warn!(%from, %error, "turned away"),
         }
-        let desk = Arc::clone(self);
+        let server = Arc::clone(self);
         let meet = move || {
-            let result = desk.meet(connection);
+            let result = server.meet(connection);
             let proof = if result.is_ok() { Proof::Given } else { Proof::Failed };
-            ticket.leave(desk.clock.now(), proof);
+            ticket.leave(server.clock.now(), proof);
             if let Err(error) = result {
                 warn!(%from, "not paired: {error}");
                 let (address, why) = (from.to_string(), error.to_string());
-                desk.trust.record(&Audited {
+                server.trust.record(&Audited {
                     address: Some(&address),
                     why: why.lines().next(),
                     ..Audited::new("pair", Outcome::Refused)
                 });
             }
             // Last: whoever waits ends its process on it.
-            if desk.state().was_guessed_at {
-                let _ = desk.news.send(News::Guessed);
+            if server.state().was_guessed_at {
+                let _ = server.news.send(News::Guessed);
             }
         };
         if let Err(error) = thread::Builder::new().name("pair".into()).stack_size(STACK_BYTES).spawn(meet) {
@@ -423,7 +423,7 @@ mod tests {
 
     use super::*;
 
-    fn desk(name: &str) -> (PairingServer, mpsc::Receiver<News>) {
+    fn server(name: &str) -> (PairingServer, mpsc::Receiver<News>) {
         let folder = std::env::temp_dir().join(format!("farbus-desk-{}-{name}", std::process::id()));
         let trust = Trust::at(Folder::at(&folder)).unwrap();
         std::fs::remove_dir_all(folder).unwrap();
@@ -439,29 +439,29 @@ mod tests {
 
     #[test]
     fn an_expired_code_is_void_though_it_is_right() {
-        let (desk, _news) = desk("expired");
-        let code = desk.state().code.clone();
-        desk.state().until = desk.clock.now();
-        assert_eq!(desk.judge(&code, true, from()), Err(Refusal::Void));
-        assert!(!desk.state().is_over);
+        let (server, _news) = server("expired");
+        let code = server.state().code.clone();
+        server.state().until = server.clock.now();
+        assert_eq!(server.judge(&code, true, from()), Err(Refusal::Void));
+        assert!(!server.state().is_over);
     }
 
     #[test]
     fn guesses_that_arrive_together_are_counted_one_by_one() {
-        let (desk, news) = desk("together");
-        let first = desk.state().code.clone();
+        let (server, news) = server("together");
+        let first = server.state().code.clone();
         // Fifty hosts got their shares while the first code held, and answer at once.
         let verdicts: Vec<_> = thread::scope(|scope| {
             let guessers: Vec<_> =
-                (0..50).map(|_| scope.spawn(|| desk.judge(&first, false, from()).unwrap_err())).collect();
+                (0..50).map(|_| scope.spawn(|| server.judge(&first, false, from()).unwrap_err())).collect();
             guessers.into_iter().map(|guesser| guesser.join().unwrap()).collect()
         });
         let count = |refusal| verdicts.iter().filter(|&&verdict| verdict == refusal).count();
         assert_eq!((count(Refusal::WrongCode), count(Refusal::Void)), (3, 47));
-        assert_eq!(desk.judge(&first, true, from()), Err(Refusal::Void), "a void code is void for whoever has it");
-        let second = desk.state().code.clone();
-        assert_eq!(desk.judge(&second, true, from()), Ok(()));
-        assert_eq!(desk.judge(&second, true, from()), Err(Refusal::Taken), "one code, one host");
+        assert_eq!(server.judge(&first, true, from()), Err(Refusal::Void), "a void code is void for whoever has it");
+        let second = server.state().code.clone();
+        assert_eq!(server.judge(&second, true, from()), Ok(()));
+        assert_eq!(server.judge(&second, true, from()), Err(Refusal::Taken), "one code, one host");
         let codes = news.try_iter().filter(|item| matches!(item, News::Progress(Progress::Code(_)))).count();
         assert_eq!(codes, 1, "a new one was shown");
     }

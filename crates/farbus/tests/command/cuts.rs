@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use farbus::attach::{Attachment, Ended, FileAttachment};
 use farbus::client::{Client, ClientConfig};
-use farbus::internals::Hands;
+use farbus::internals::SystemAccess;
 use farbus::internals::disk::OpenedDisk;
 
 use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, wait_until};
@@ -468,8 +468,8 @@ fn a_usb_disk_as_a_file_outlives_cut_links() {
     let client = Client::new(config);
     let target = format!("{}/disk", cutter.address).parse().unwrap();
     let disk = client.open_disk(&target).unwrap();
-    let shown =
-        FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &target, &Hands::Own, &harness.path("mnt")).unwrap();
+    let shown = FileAttachment::over(OpenedDisk::usb(disk).unwrap(), &target, &SystemAccess::Own, &harness.path("mnt"))
+        .unwrap();
     let (file, handle) = (shown.file().to_owned(), shown.handle());
     let is_done = AtomicBool::new(false);
     thread::scope(|s| {

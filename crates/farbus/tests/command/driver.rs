@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farbus::internals::connection::{Dial, Linked};
 use farbus::model::{BufferPool, Completions, Device, Done, EpAddr, Payload, Setup, Status, Urb, UrbId};
-use farbus::reservation::Wish;
+use farbus::reservation::ReservationRequest;
 use farbus_io::link::Link;
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::{Class, Mode, Open};
@@ -24,7 +24,7 @@ impl Driver {
 
     /// One for which this is reserved.
     pub fn reserving(address: &str, device: &str, reservation: &str) -> Self {
-        let Wish(reservation) = reservation.parse().unwrap();
+        let ReservationRequest(reservation) = reservation.parse().unwrap();
         Self::asking(address, device, |number, open| RemoteUsb::reserving(number, open, reservation))
     }
 

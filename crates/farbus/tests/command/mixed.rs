@@ -14,7 +14,7 @@ use farbus::client::{Client, ClientConfig, Target};
 use farbus::host::Port;
 use farbus::internals::port::session::SessionPort;
 use farbus::model::{EpAddr, IsoPacket, Payload, Setup, Status, Urb, UrbId};
-use farbus::reservation::Wish;
+use farbus::reservation::ReservationRequest;
 use serde_json::Value;
 
 use super::congestion::on_host;
@@ -38,12 +38,12 @@ struct Brought {
     told: Mutex<Vec<String>>,
 }
 
-fn reservation(criticality: &str) -> farbus::reservation::Wish {
-    format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse::<Wish>().unwrap()
+fn reservation(criticality: &str) -> farbus::reservation::ReservationRequest {
+    format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse::<ReservationRequest>().unwrap()
 }
 
 fn client(criticality: &str) -> Client {
-    let Wish(reservation) = reservation(criticality);
+    let ReservationRequest(reservation) = reservation(criticality);
     Client::new(ClientConfig {
         grace: Some(Duration::from_secs(20)),
         reservation: Some(reservation),
@@ -54,7 +54,7 @@ fn client(criticality: &str) -> Client {
 /// Reads a stream until it is told to end.
 fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicBool, is_on: impl FnOnce()) {
     let linked = client(criticality).session(target, Duration::ZERO).unwrap().expect("a session was asked for");
-    let report = linked.report();
+    let status = linked.status();
     let mut port = SessionPort::new(linked);
     port.submit(Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty));
     assert_eq!(port.wait(None).unwrap().unwrap().status, Status::Ok);
@@ -72,7 +72,7 @@ fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicB
             asked.push_back(id);
             id += 1;
         }
-        if let Some(reserved) = report.reserved() {
+        if let Some(reserved) = status.reserved() {
             let now = format!("{:?}", reserved.state);
             brought.is_suspended.store(now == "Suspended", Ordering::Release);
             if now != told {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use farbus::client::{Client, ClientConfig};
 use farbus::model::{EpAddr, Status, Urb};
-use farbus::reservation::Wish;
+use farbus::reservation::ReservationRequest;
 use serde_json::Value;
 
 use super::driver::Driver;
@@ -27,7 +27,7 @@ fn reserved(host: &Host<'_>) -> Vec<(String, String)> {
 fn as_told(driver: &mut Driver) -> Option<String> {
     driver.submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 64));
     assert_eq!(driver.wait().status, Status::Ok, "what is not reserved goes on");
-    driver.linked.report().reserved().map(|reserved| format!("{:?}", reserved.state))
+    driver.linked.status().reserved().map(|reserved| format!("{:?}", reserved.state))
 }
 
 #[test]
@@ -50,13 +50,13 @@ fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
     assert!(misread.code == Some(2), "{misread:?}");
     // The same by an importer.
     let share = harness.share(&["zero"]);
-    let Wish(odd) = "bytes=64,period=3".parse().unwrap();
+    let ReservationRequest(odd) = "bytes=64,period=3".parse().unwrap();
     let reserving =
         |reservation| Client::new(ClientConfig { reservation: Some(reservation), ..ClientConfig::default() });
     let client = reserving(odd);
     let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it cannot be");
     assert!(refused.to_string().contains("it cannot be reserved: endpoint 0x83: a period of 3"), "{refused}");
-    let Wish(quick) = "bytes=64,period=1,latency=10us".parse().unwrap();
+    let ReservationRequest(quick) = "bytes=64,period=1,latency=10us".parse().unwrap();
     let client = reserving(quick);
     let refused = client.session(&share.library_target("zero"), Duration::from_secs(5)).err().expect("it is too slow");
     assert!(refused.to_string().contains("ms are missing: data are there after"), "{refused}");

@@ -175,7 +175,7 @@ fn a_session_at_a_socket_outlives_its_links() {
         assert_eq!(read(&mut disk, round * 4096, 4096), [round as u8; 4096]);
     }
     let DevicePort::Session(port) = disk.port_mut() else { panic!("it is in a session") };
-    let latency = port.ask(|linked| linked.report().latency()).expect("the first request was timed");
+    let latency = port.ask(|linked| linked.status().latency()).expect("the first request was timed");
     assert!(latency.samples > 0 && latency.back_end_us.p99 > 0.0, "{latency:?}");
     assert!(latency.all_us.p99 >= latency.back_end_us.p50 + latency.network_us.p50, "{latency:?}");
 }

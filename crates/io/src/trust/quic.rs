@@ -380,7 +380,7 @@ mod tests {
         UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()
     }
 
-    fn house(identity: &Arc<Identity>, accepts: Accepts) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
+    fn served_host(identity: &Arc<Identity>, accepts: Accepts) -> (Arc<Host>, QuicServer, SocketAddr, Receiver<Met>) {
         let (met, to_us) = channel();
         let (is_closed, met) = (AtomicBool::new(false), Mutex::new(met));
         let host =
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn bytes_pass_both_ways_and_an_end_is_an_end() {
         let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-        let (host, server, at, met) = house(&theirs, Accepts::One(our_key));
+        let (host, server, at, met) = served_host(&theirs, Accepts::One(our_key));
         let near = terms(&ours, Accepts::One(their_key)).connect_quic(socket(), at).unwrap();
         let far = met.recv().unwrap().unwrap();
         assert_eq!((near.peer, far.peer), (their_key, our_key));
@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn a_stranger_and_an_impostor_are_told_apart() {
         let ((ours, our_key), (theirs, their_key), (_, other_key)) = (identity(), identity(), identity());
-        let (_host, _server, at, met) = house(&theirs, Accepts::One(other_key));
+        let (_host, _server, at, met) = served_host(&theirs, Accepts::One(other_key));
         let refused = terms(&ours, Accepts::One(their_key)).connect_quic(socket(), at).unwrap_err();
         assert!(matches!(refused, HandshakeError::Refused), "{refused:?}");
         let stranger = met.recv().unwrap().unwrap_err();
@@ -482,7 +482,7 @@ mod tests {
     #[test]
     fn a_link_outlives_its_address_on_a_network_that_loses_one_in_twenty_and_no_silence() {
         let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
-        let (_host, _server, at, met) = house(&theirs, Accepts::One(our_key));
+        let (_host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
         let (through, moves, is_down) = roaming(at);
         let near = terms(&ours, Accepts::One(their_key)).connect_quic(socket(), through).unwrap();
         let far = met.recv().unwrap().unwrap();

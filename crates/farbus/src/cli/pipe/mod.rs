@@ -185,8 +185,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let processors = processors.beside(host_pipes.clone()).map_err(refused)?;
     let (name, host) = args.names();
     let shown = Arc::new(Shown::new(name, host, &host_pipes, Arc::clone(&is_over)));
-    let for_door = Arc::clone(&shown);
-    control_socket.open(knocks, move |question| for_door.answer(question)).map_err(Failure::local)?;
+    let for_control_socket = Arc::clone(&shown);
+    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
     let endpoint = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
         (None, Some(target)) => args.open_there(target, &processors)?,

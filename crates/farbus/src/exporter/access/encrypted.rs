@@ -1,4 +1,4 @@
-//! Paired hosts at the door, and strangers before it.
+//! The TLS and QUIC listener for paired hosts, and what a connection may cost before it proves a key.
 //!
 //! Whoever connects is met by a thread of its own, within limits of time, bytes and numbers
 //! (`farbus_io::trust::limits`); until its key is known to be paired not a byte of it reaches a protocol of ours. Then
@@ -31,7 +31,7 @@ const OVER_TCP: [Protocol; 3] = [Protocol::UsbIp, Protocol::Control, Protocol::S
 /// Why a connection was cut that had to give way to another.
 const GAVE_WAY: &str = "it proved no key while others waited";
 
-/// What is behind a door.
+/// Serves the connections that a [`SecureListener`] accepts.
 pub trait ConnectionHandler: Send + Sync + 'static {
     /// The time there.
     fn clock(&self) -> Clock;
@@ -46,7 +46,7 @@ pub trait ConnectionHandler: Send + Sync + 'static {
     fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()>;
 }
 
-/// The door for paired hosts.
+/// Accepts connections of paired hosts.
 pub struct SecureListener<H> {
     trust: Trust,
     handler: Arc<H>,
@@ -114,10 +114,10 @@ impl<H: ConnectionHandler> SecureListener<H> {
             Ok(link) => ticket.on_cut(move || link.shut_down()),
             Err(error) => return warn!(%from, %error, "the connection was turned away"),
         }
-        let door = Arc::clone(self);
+        let listener = Arc::clone(self);
         self.on_a_thread(from, move || {
-            let met = door.trust.terms_for_guests(&OVER_TCP).accept(connection.link);
-            door.judge(met, from, ticket);
+            let met = listener.trust.terms_for_guests(&OVER_TCP).accept(connection.link);
+            listener.judge(met, from, ticket);
         });
     }
 
@@ -189,7 +189,7 @@ impl<H: ConnectionHandler> QuicAcceptor for SecureListener<H> {
     }
 
     fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket) {
-        let door = Arc::clone(&self);
-        self.on_a_thread(from, move || door.judge(met, from, ticket));
+        let listener = Arc::clone(&self);
+        self.on_a_thread(from, move || listener.judge(met, from, ticket));
     }
 }

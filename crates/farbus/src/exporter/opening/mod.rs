@@ -63,8 +63,8 @@ impl DeviceProvider for Shared {
         if self
             .registry
             .leases()
-            .legacy_of(&key, key_of(caller), open.epoch)
-            .is_some_and(|saved_session| !saved_session.migration_state.is_empty())
+            .handed_over_to(&key, key_of(caller), open.epoch)
+            .is_some_and(|device| !device.migration_state.is_empty())
         {
             return Err(refusal(native::Cause::Refused, MIGRATION_STATE.to_owned()));
         }
@@ -99,7 +99,7 @@ impl DeviceProvider for Shared {
         let key = self.registry.key_of(&bus_id);
         let is_understood = {
             let leases = self.registry.leases();
-            let HandedOver { migration_state, .. } = leases.legacy_of(&key, key_of(caller), open.epoch)?;
+            let HandedOver { migration_state, .. } = leases.handed_over_to(&key, key_of(caller), open.epoch)?;
             migration_state.is_empty() || migration_state.starts_with(&inherit.migration_state)
         };
         if let Err(end) = known_to_successor(self, caller, open) {

@@ -102,8 +102,8 @@ impl DeviceReservations {
         let key = caller.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes());
         let device = self.registry.key_of(bus_id);
         let leases = self.registry.leases();
-        let saved_session = leases.legacy_of(&device, key, open.epoch)?;
-        let Some(device) = &saved_session.device else { return Some(Carrier::without_bus()) };
+        let handed_over = leases.handed_over_to(&device, key, open.epoch)?;
+        let Some(device) = &handed_over.device else { return Some(Carrier::without_bus()) };
         let bus = bus.unwrap_or_else(|| format!("gadgets, {} speed", device.speed()));
         Some(Carrier::new(bus, device.descriptors(), device.speed()))
     }

@@ -206,9 +206,9 @@ impl Endpoint {
         let (room_in, room_out) = (shape.room_in, shape.room_out);
         let has = [shape.input.is_some(), shape.output.is_some()];
         let (tell, told) = std::sync::mpsc::sync_channel(1);
-        let (for_thread, its_seat) = (Arc::clone(&shared), Arc::clone(&share));
+        let (for_thread, own_share) = (Arc::clone(&shared), Arc::clone(&share));
         let thread = thread::Builder::new().name("pipe-receiver".into()).spawn(move || {
-            let (mut reservation, warnings) = its_seat.sit(reserve);
+            let (mut reservation, warnings) = own_share.sit(reserve);
             *for_thread.granted.lock() = Granted { policy: reservation.policy().to_string(), warnings };
             let _ = tell.send(());
             let mut receiver = Receiver::new(way, shape, for_thread, terms);
@@ -223,7 +223,7 @@ impl Endpoint {
                 let wanted = receiver.shared.reserve();
                 if wanted != now {
                     // What the pipes need has changed, and Equation 1 has admitted it.
-                    reservation.change(&its_seat.wishes(wanted));
+                    reservation.change(&own_share.wishes(wanted));
                     let granted = Granted { policy: reservation.policy().to_string(), warnings: said(&reservation) };
                     *receiver.shared.granted.lock() = granted;
                     roster.change(wanted);

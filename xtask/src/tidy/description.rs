@@ -1,25 +1,25 @@
-//! Rule `room`: a library says what it is before it says anything else.
+//! Rule `description`: a library says what it is before it says anything else.
 
 use super::manifest::Package;
 use super::source::Source;
 use super::violation::Violation;
 
 /// What the description has to say. A sentence may open with the words or carry them, in any emphasis.
-const PARTS: [&str; 5] = ["This room is", "It may touch", "It never touches", "Enter at", "Why"];
+const PARTS: [&str; 5] = ["This crate is", "It may touch", "It never touches", "Start reading at", "Why"];
 
 pub fn check(packages: &[Package], sources: &[Source]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for source in sources {
-        let is_room = packages.iter().any(|package| source.path == format!("{}src/lib.rs", package.folder));
-        if !is_room {
+        let is_ours = packages.iter().any(|package| source.path == format!("{}src/lib.rs", package.folder));
+        if !is_ours {
             continue;
         }
         let said = source.description.replace("**", "").split_whitespace().collect::<Vec<_>>().join(" ");
         let missing: Vec<_> =
             PARTS.iter().filter(|part| !said.contains(**part)).map(|part| format!("\"{part} …\"")).collect();
         if !missing.is_empty() {
-            let advice = format!("the description at the top lacks {}: say what this room is", missing.join(", "));
-            violations.push(Violation::new(&source.path, 1, "room", advice));
+            let advice = format!("the description at the top lacks {}: say what this crate is", missing.join(", "));
+            violations.push(Violation::new(&source.path, 1, "description", advice));
         }
     }
     violations
@@ -30,17 +30,17 @@ mod tests {
     use crate::tidy::fixtures::{complaints, workspace_with};
 
     #[test]
-    fn a_room_without_a_description_is_told_what_is_missing() {
-        let tree = workspace_with(&[("crates/io/src/lib.rs", "//! This room is io. Enter at the door.\nfn f() {}\n")]);
+    fn a_crate_without_a_description_is_told_what_is_missing() {
+        let tree = workspace_with(&[("crates/io/src/lib.rs", "//! This crate is io. Start at the top.\nfn f() {}\n")]);
         let said = complaints(&tree);
         assert_eq!(said.len(), 1, "{said:#?}");
-        assert!(said[0].starts_with("crates/io/src/lib.rs:1: room: "), "{}", said[0]);
+        assert!(said[0].starts_with("crates/io/src/lib.rs:1: description: "), "{}", said[0]);
         assert!(said[0].contains("\"It may touch …\", \"It never touches …\", \"Why …\""), "{}", said[0]);
     }
 
     #[test]
     fn emphasis_and_line_ends_do_not_matter() {
-        let text = "//! # Io\n//!\n//! **This room\n//! is** io. **It may touch** x, **It never touches** y. Enter at z.\n//! Why: so.\n";
+        let text = "//! # Io\n//!\n//! **This crate\n//! is** io. **It may touch** x, **It never touches** y. Start reading at z.\n//! Why: so.\n";
         assert_eq!(complaints(&workspace_with(&[("crates/io/src/lib.rs", text)])), [""; 0]);
     }
 }
