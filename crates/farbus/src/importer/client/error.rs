@@ -79,12 +79,12 @@ pub enum ClientError {
     },
     /// A device was named without a host, and this machine shares none of that name to this user, or several.
     Here(HereError),
-    /// This machine lacks something, or does not allow it.
+    /// This machine lacks something, or refuses it.
     Local(String),
 }
 
 impl ClientError {
-    /// Which of the parties has to act: the network, the exporter, the device or this machine.
+    /// Which party has to act: the network, the exporter, the device or this machine.
     pub fn attribute(&self) -> Attribute {
         match self {
             ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
