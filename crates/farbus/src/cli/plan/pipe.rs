@@ -1,4 +1,4 @@
-//! `farbus plan pipe`: what a tuned pipe takes of a processor, and how late its data are at the worst.
+//! `farbus plan pipe`: the share of a processor that a tuned pipe takes, and the worst delay of its data.
 
 use std::fmt::Write;
 use std::str::FromStr;

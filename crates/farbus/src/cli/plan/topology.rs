@@ -1,4 +1,5 @@
-//! `farbus plan topology`: which cables between hosts are debug links, which need a bridge, and who does what when.
+//! `farbus plan topology`: which cables between hosts are debug links, which need a bridge, and which host does what
+//! when.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -38,7 +39,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The plan in a file, and its text.
+/// Reads a plan; returns the plan, and the text of its file.
 ///
 /// # Errors
 /// What is wrong with it, and where.
