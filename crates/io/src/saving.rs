@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attachment_goes_or_stays_as_whoever_asked_decides() {
+    fn asking_thread_decides_whether_an_attachment_stays() {
         let save_requester = save_requester();
         for is_meant in [true, false] {
             let asked = save_requester.ask();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_one_that_has_ended_and_it_does_not_wait_for_who_gave_up() {
+    fn neither_side_of_a_save_waits_for_one_that_has_ended() {
         let save_requester = save_requester();
         let asked = save_requester.ask();
         drop(save_requester.asked());

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_seldom_is_always_written_and_no_kind_hides_another() {
+    fn rare_events_are_always_written_and_no_kind_hides_another() {
         let mut tally = Tally::default();
         for n in 0..1000 {
             assert_eq!(tally.note(&"seldom", &"others", 10, at(7000 * n)), Verdict::Write, "{n}");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_without_number_are_bounded_and_none_is_lost() {
+    fn number_of_kinds_is_bounded_and_no_event_is_lost() {
         let mut tally = Tally::default();
         let (mut written, mut counted) = (0, 0);
         for n in 1..=10_000u32 {

@@ -142,7 +142,7 @@ impl BlockDevice for Late {
 }
 
 #[test]
-fn what_programs_ask_at_once_is_asked_at_once() {
+fn concurrent_requests_of_programs_reach_the_device_concurrently() {
     let Some(scratch) = rig(&["fio"]) else { return };
     let (late, strings) = Late::new(64 * MIB, Duration::from_millis(2));
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
@@ -176,7 +176,7 @@ fn what_programs_ask_at_once_is_asked_at_once() {
 }
 
 #[test]
-fn no_more_is_asked_than_there_is_room_for() {
+fn requests_in_flight_keep_to_the_limit() {
     let Some(scratch) = rig(&["fio"]) else { return };
     let (late, strings) = Late::new(64 * MIB, Duration::from_millis(1));
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
@@ -208,7 +208,7 @@ fn a_flush_comes_after_what_was_answered_and_covers_it() {
 }
 
 #[test]
-fn a_device_that_is_lost_owes_nobody_anything() {
+fn requests_to_a_lost_device_fail_and_it_is_dropped() {
     let Some(scratch) = rig(&[]) else { return };
     let (late, strings) = Late::new(16 * MIB, Duration::ZERO);
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
@@ -232,7 +232,7 @@ fn a_device_that_is_lost_owes_nobody_anything() {
 }
 
 #[test]
-fn users_of_a_cut_disk_are_told_at_once_and_its_device_goes_when_it_has_answered() {
+fn cut_disk_fails_its_users_at_once_and_drops_its_device_after_its_answers() {
     let Some(scratch) = rig(&[]) else { return };
     let (late, strings) = Late::new(16 * MIB, Duration::ZERO);
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
@@ -267,7 +267,7 @@ fn a_disk_that_is_unmounted_waits_for_its_last_answers() {
 }
 
 #[test]
-fn what_a_device_takes_at_once_is_all_that_it_is_asked_for() {
+fn requests_keep_to_the_devices_size_limit() {
     /// Refuses requests that are longer than its limit.
     struct Small(StoreDevice<MemoryStore>, BlockInfo);
 

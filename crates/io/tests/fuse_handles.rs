@@ -15,7 +15,7 @@ use farbus_model::block::MemoryStore;
 use farbus_model::{BlockStore, StoreDevice, StoreError};
 
 #[test]
-fn a_loss_is_told_to_each_open_file_once_and_the_close_of_one_takes_it_from_nobody() {
+fn each_open_file_is_told_of_a_loss_once_even_after_another_closed() {
     let Some((mount, loses)) = mounted() else { return };
     let open = || File::options().read(true).write(true).open(mount.file()).unwrap();
     let [first, second, third] = [open(), open(), open()];
@@ -33,7 +33,7 @@ fn a_loss_is_told_to_each_open_file_once_and_the_close_of_one_takes_it_from_nobo
 }
 
 #[test]
-fn a_loss_that_nobody_heard_of_is_told_to_the_next_who_opens_the_file() {
+fn unreported_loss_is_told_to_the_next_open_of_the_file() {
     let Some((mount, loses)) = mounted() else { return };
     let open = || File::options().read(true).write(true).open(mount.file()).unwrap();
     let writer = open();

@@ -137,7 +137,7 @@ fn fio_reads_back_what_it_wrote_by_every_way_into_the_file() {
 // ---- the store goes away ----
 
 #[test]
-fn a_store_that_is_gone_in_mid_write_ends_everything_and_says_what_was_lost() {
+fn store_lost_during_a_write_ends_the_mount_and_reports_lost_data() {
     let Some(scratch) = rig(&["losetup", "mkfs.ext4", "mount", "umount"]) else { return };
     let (store, strings) = Fragile::of_size(128 * MIB);
     let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
@@ -201,7 +201,7 @@ fn a_store_that_never_answers_is_cut_off_from_its_users() {
 }
 
 #[test]
-fn each_trouble_of_the_store_has_its_own_error_and_fsync_reports_it() {
+fn each_store_error_has_its_own_errno_and_fsync_reports_it() {
     let Some(scratch) = rig(&[]) else { return };
     for (error, expected) in
         [(StoreError::Medium, Errno::IO), (StoreError::NoSpace, Errno::NOSPC), (StoreError::ReadOnly, Errno::ROFS)]
@@ -227,7 +227,7 @@ fn each_trouble_of_the_store_has_its_own_error_and_fsync_reports_it() {
 // ---- coming and going ----
 
 #[test]
-fn an_unmount_by_somebody_else_is_told_to_the_owner() {
+fn unmount_by_another_program_is_reported_to_the_owner() {
     let Some(scratch) = rig(&["umount"]) else { return };
     let (store, strings) = Fragile::of_size(MIB);
     let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
@@ -241,7 +241,7 @@ fn an_unmount_by_somebody_else_is_told_to_the_owner() {
 }
 
 #[test]
-fn what_somebody_else_mounts_at_the_same_place_is_left_alone() {
+fn another_mount_at_the_same_place_is_left_alone() {
     let Some(scratch) = rig(&["umount", "mount"]) else { return };
     let at = scratch.path("at");
     fs::create_dir(&at).unwrap();
@@ -460,7 +460,7 @@ fn a_read_only_disk_is_read_and_cannot_be_opened_for_writing() {
 }
 
 #[test]
-fn places_and_names_that_will_not_do_are_refused() {
+fn unsuitable_mountpoints_and_file_names_are_refused() {
     let Some(scratch) = rig(&[]) else { return };
     let store = || MemoryStore::new(vec![0; 512]);
     for name in ["", ".", "..", "a/b", "a\0b"] {

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_farbus_that_is_measured_is_this_one_unless_another_is_named() {
+    fn farbus_bench_measures_this_farbus_unless_another_is_named() {
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
         assert!(!says_which(&words("modules --plots .")));
         assert!(says_which(&words("modules --farbus /usr/bin/farbus")) && says_which(&words("--farbus=./farbus deep")));

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_attachment_cannot_do_is_refused_and_never_silently_done() {
+    fn operations_that_an_attachment_lacks_are_refused() {
         let stop = StopSignal::new().unwrap();
         let handle = Handle::new(stop.clone());
         assert_eq!((handle.hold(), handle.resume()), (Err(Refused::NoGate), Err(Refused::NoGate)));

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_answer_after_an_arrival_is_told_once() {
+    fn first_answer_after_an_arrival_is_logged_once() {
         let mut arrival = Arrival::default();
         let at_us = |us: u64| Instant::from_nanos(us * 1000);
         arrival.see(at_us(1), 5);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_loopback_is_explained() {
+    fn hint_is_given_for_loopback_addresses_only() {
         for own in ["localhost:3240", "127.0.0.1:99", "[::1]:3240"] {
             assert!(hint(own).is_some(), "{own}");
         }

@@ -119,6 +119,7 @@ impl Announcer {
     /// Announces `wanted` and withdraws everything else. An announcement that stays is not repeated, unless a network
     /// came or went. Call it from time to time: an announcement that begins before its network is up is heard by no
     /// host (seen with mdns-sd 0.21.7).
+    ///
     /// # Errors
     /// [`DiscoveryError`]; announcements before the failed one are made.
     pub fn announce(&mut self, wanted: &[Announcement]) -> Result<(), DiscoveryError> {
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn who_announces_itself_is_found_and_who_leaves_is_not() {
+    fn announced_host_is_found_until_it_withdraws() {
         // A port that is in use nowhere, so that concurrent tests do not hear each other.
         let port = std::net::UdpSocket::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
         let mut announcer = Announcer::new("lab3.example.org", port).unwrap();

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_device_is_known_by_what_it_keeps_when_it_is_plugged_elsewhere() {
+    fn block_device_keeps_its_evidence_in_another_port() {
         let machine = Machine::new();
         let stable = |text: &str| (text.to_owned(), true);
         machine.device("dm-0", "253:0", &[("dm/uuid", "LVM-abc")]);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_device_that_says_nothing_of_its_own_has_no_lasting_evidence() {
+    fn block_device_without_own_ids_has_no_lasting_evidence() {
         let machine = Machine::new();
         let passing = |dev: &str| (format!("block device={dev} sequence=9"), false);
         for (name, dev, minor, files) in [
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_device_is_its_backing_file_whatever_that_is_called() {
+    fn loop_device_has_the_evidence_of_its_renamed_backing_file() {
         let folder = std::env::temp_dir().join(format!("farbus-loop-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join("a.img");

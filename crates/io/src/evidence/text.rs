@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hardware_says_of_itself_is_kept_as_one_printable_line() {
+    fn text_of_hardware_becomes_one_printable_line() {
         let evidence = Evidence::stable("a\u{1b}[2J\nb\u{e4}");
         assert_eq!((evidence.text.as_str(), evidence.is_stable), ("a\\u{1b}[2J\\u{a}b\\u{e4}", true));
         let long = Evidence::stable(&"x".repeat(TEXT_BYTES_MAX + 1));

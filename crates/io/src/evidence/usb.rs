@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_serial_number_goes_with_its_device_from_port_to_port_unless_two_have_it() {
+    fn unique_serial_number_identifies_a_device_in_any_port() {
         let inventory = Inventory::at(Path::new("/nowhere"));
         let of = |at: usize, all: &[Found]| Evidence::of_usb(&all[at], all, &inventory);
         let here = of(0, &[found("1-1", 1, Some("A1"))]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_a_serial_number_is_known_by_its_port_and_what_it_says_of_itself() {
+    fn device_without_serial_number_is_known_by_port_and_descriptors() {
         let root = std::env::temp_dir().join(format!("farbus-ports-{}", std::process::id()));
         let devices = root.join("sys/bus/usb/devices");
         std::fs::create_dir_all(&devices).unwrap();

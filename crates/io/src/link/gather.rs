@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_wakes_and_is_forgotten() {
+    fn one_ready_descriptor_ends_a_wait_until_it_is_removed() {
         let all = Gathering::new().unwrap();
         let (one, two) = (Wake::new().unwrap(), Wake::new().unwrap());
         all.watch(one.as_fd(), false).unwrap();

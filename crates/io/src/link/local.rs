@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_its_owner_s_and_goes_with_its_listener() {
+    fn socket_belongs_to_its_owner_and_is_removed_with_its_listener() {
         let path = std::env::temp_dir().join(format!("farbus-local-{}.sock", std::process::id()));
         let listener = LocalListener::bind(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_is_known_and_a_mode_lets_others_in() {
+    fn client_user_is_known_and_the_mode_admits_other_users() {
         let path = std::env::temp_dir().join(format!("farbus-mode-{}.sock", std::process::id()));
         let listener = LocalListener::bind_for(&path, 0o7660).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o660);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_program_left_is_replaced_and_a_file_is_not() {
+    fn stale_socket_is_replaced_and_a_file_is_not() {
         let path = std::env::temp_dir().join(format!("farbus-stale-{}.sock", std::process::id()));
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "the standard library leaves it");

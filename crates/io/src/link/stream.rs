@@ -369,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stays_in_the_machine_is_not_paced() {
+    fn link_within_one_machine_is_not_paced() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let link = Link::connect(&listener.local_addr().unwrap().to_string(), Duration::from_secs(5)).unwrap();
         assert_eq!(sockopt::tcp_congestion(&link.fd).unwrap(), LOOPBACK_CONGESTION);

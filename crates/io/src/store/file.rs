@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sticks_out_of_whole_blocks_is_zeroed_too() {
+    fn parts_outside_whole_blocks_are_zeroed_too() {
         let scratch = Scratch::of_size(1 << 20);
         let mut store = scratch.open();
         assert_eq!(store.block_sizes(), BlockSizes::FILE);
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn one_writer_or_several_readers() {
+    fn file_has_either_one_writer_or_several_readers() {
         let scratch = Scratch::of_size(4096);
         let in_use = |read_only| match FileStore::open(&scratch.0, read_only) {
             Err(OpenError { trouble: Trouble::InUse, .. }) => true,
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_disk_is_refused_with_what_to_type_next() {
+    fn path_that_is_no_disk_is_refused_with_what_to_type_next() {
         let refused = |path: &Path, read_only: bool| FileStore::open(path, read_only).unwrap_err().to_string();
         assert!(refused(Path::new("/nowhere/disk"), false).contains("truncate -s 1G /nowhere/disk"));
         assert!(refused(Path::new("/tmp"), false).contains("neither a regular file nor a block device"));
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_short_by_somebody_else_is_a_medium_error() {
+    fn truncated_file_is_a_medium_error() {
         let scratch = Scratch::of_size(8192);
         let mut store = scratch.open();
         File::options().write(true).open(&scratch.0).unwrap().set_len(4096).unwrap();

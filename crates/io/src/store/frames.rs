@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_whole_whoever_writes_them_and_end_with_the_file() {
+    fn frames_from_any_writer_are_whole_and_end_with_the_file() {
         let folder = std::env::temp_dir().join(format!("farbus-frames-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let never = || false;

@@ -34,7 +34,7 @@ mod tests {
     use super::boot_number;
 
     #[test]
-    fn a_machine_that_goes_on_has_its_number() {
+    fn boot_number_stays_the_same_until_a_restart() {
         assert_eq!(boot_number(), boot_number());
     }
 }

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_work_has_the_other_users_rights() {
+    fn other_users_rights_apply_to_the_work_only() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

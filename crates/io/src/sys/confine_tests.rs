@@ -225,7 +225,7 @@ fn no_call_with_a_path_changes_a_file_that_is_not_in_its_folder_nor_reaches_anot
 }
 
 #[test]
-fn folder_of_roots_makes_nobody_root() {
+fn state_folder_of_root_is_refused() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_lent_again_only_when_nobody_looks_at_it() {
+    fn memory_is_lent_again_after_its_last_reader_is_gone() {
         let mut leases = Leases::default();
         let mut take = || leases.take(None, 5000, 16384).unwrap();
         let first = take().unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mapped_says_so() {
+    fn failed_mapping_is_an_error() {
         use std::os::fd::AsFd;
         let null = std::fs::File::open("/proc/self/status").unwrap();
         assert!(Leases::default().take(Some(null.as_fd()), 1, 1 << 20).is_err());

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_at_both_ends() {
+    fn message_that_is_too_long_is_refused_at_both_ends() {
         let (ours, theirs) = Passage::pair().unwrap();
         assert_eq!(ours.send(&vec![0; MESSAGE_BYTES_MAX + 1], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(ours.send(&[], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);

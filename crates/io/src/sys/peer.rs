@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_who_it_is() {
+    fn credentials_of_the_connecting_process_are_read() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let found = Credentials::of(&ours).unwrap();
         assert_eq!((found.user(), found.process()), (rustix::process::getuid().as_raw(), Some(std::process::id())));

@@ -116,7 +116,7 @@ mod tests {
     use crate::sys::scheduling::{Policy, Reservation};
 
     #[test]
-    fn one_at_a_time() {
+    fn lock_excludes_other_threads() {
         let count = PiLock::new(0u64);
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_it_runs_as_urgently_as_who_waits() {
+    fn lock_owner_inherits_the_priority_of_a_waiting_thread() {
         let lock = PiLock::new(());
         thread::scope(|scope| {
             let (lock, (taken, is_taken), (end, is_to_end)) = (&lock, mpsc::channel(), mpsc::channel::<()>());

@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_granted_is_the_kernel_s_and_ends_with_the_reservation() {
+    fn granted_policy_is_in_force_until_the_reservation_is_dropped() {
         let wishes = [Policy::Deadline { budget: MS / 10, period: 100 * MS }, Policy::Fifo { priority: 1 }];
         apart(|| {
             let reservation = Reservation::take(&wishes);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_run_on_all_processors_of_his_domain_is_told_so() {
+    fn deadline_of_a_thread_bound_to_some_processors_is_denied_as_affinity() {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap();
         if !may_reserve() || cpus.count() < 2 {
             return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");

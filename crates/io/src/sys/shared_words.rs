@@ -76,7 +76,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
     #[test]
-    fn what_one_writes_the_other_sees_and_memory_that_may_shrink_is_none() {
+    fn words_are_shared_and_unsealed_memory_is_refused() {
         let file = File::from(memfd_create("words", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());
         file.set_len(4096).unwrap();
         assert!(SharedWords::map(file.as_fd(), 4).is_err(), "it is not sealed");

@@ -101,7 +101,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_connection_takes_it_or_its_kernel_is_too_old() {
+    fn retransmission_minimum_is_set_unless_the_kernel_is_too_old() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         if let Err(error) = set_retransmission_min(&stream, Duration::from_millis(50)) {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn how_far_it_has_come_is_known_and_how_fast_it_goes_is_ours_to_say() {
+    fn progress_is_reported_and_the_sending_rate_can_be_limited() {
         use std::io::{Read, Write};
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

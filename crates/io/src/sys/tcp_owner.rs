@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_closed_is_nobody_and_not_root() {
+    fn closed_client_counts_as_closed_and_not_as_root() {
         let (client, server) = connected("127.0.0.1");
         drop(client);
         assert_eq!(peer_owner(&server).unwrap(), PeerOwner::Closed);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_reset_is_closed_whatever_stands_there_now() {
+    fn reset_connection_counts_as_closed() {
         let (client, server) = connected("127.0.0.1");
         rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).unwrap();
         drop(client);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_none_are_refused() {
+    fn invalid_answers_of_the_kernel_are_refused() {
         for wrong in [&[][..], &[0; 5], &[0; 16], &[20, 0, 0, 0, 20, 0, 0, 0]] {
             assert!(read_answer(wrong).is_err(), "{wrong:?}");
         }
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_ours_or_not() {
+    fn own_addresses_are_told_from_others() {
         assert!(is_own_address("127.0.0.1".parse().unwrap()) && is_own_address("127.9.9.9".parse().unwrap()));
         assert!(!is_own_address("192.0.2.1".parse().unwrap()));
     }

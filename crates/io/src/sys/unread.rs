@@ -29,7 +29,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn what_is_sent_waits_until_it_is_read() {
+    fn sent_data_counts_as_unread_until_it_is_read() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         assert!(is_all_read(&ours).unwrap());
         ours.write_all(b"abc").unwrap();

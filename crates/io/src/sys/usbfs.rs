@@ -10,8 +10,7 @@
 //! results only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data
 //! need not be kept, and IN buffers are owned here until then.
 //!
-//! The layout of the structures is `include/uapi/linux/usbdevice_fs.h`; a test holds the call numbers that follow from
-//! it.
+//! The layout of the structures is `include/uapi/linux/usbdevice_fs.h`; a test checks the resulting call numbers.
 #![allow(unsafe_code, reason = "a device is driven by ioctls on memory that the kernel remembers")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -705,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_refuses_and_keeps_nothing() {
+    fn node_that_is_no_device_refuses_transfers_and_keeps_none() {
         let mut usbfs = Usbfs::open(Path::new("/dev/null")).unwrap();
         let transfer = Transfer {
             kind: TransferType::Isochronous,

@@ -536,7 +536,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
     }
 
     #[test]
-    fn a_port_that_somebody_else_took_is_passed_over() {
+    fn port_taken_by_another_process_is_skipped() {
         let (port, words) = told(Speed::High, &[Err(Errno::BUSY), Err(Errno::AGAIN), Ok(())]);
         assert_eq!(port.unwrap(), Port(8));
         assert_eq!(words, ["2/3", "3/3", "8/3"]);
@@ -545,7 +545,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
     }
 
     #[test]
-    fn a_kernel_that_knows_no_10_gigabit_gets_the_device_at_5() {
+    fn kernel_without_10_gigabit_gets_the_device_at_5() {
         let (port, words) = told(Speed::SuperPlus, &[Err(Errno::INVAL), Err(Errno::BUSY), Ok(())]);
         assert_eq!(port.unwrap(), Port(7));
         assert_eq!(words, ["6/6", "6/5", "7/5"]);

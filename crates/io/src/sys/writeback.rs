@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_granted_the_report_is_true() {
+    fn protection_report_matches_what_was_granted() {
         let report = protect_writeback_path();
         println!("{report}");
         let locked_kib: u64 = std::fs::read_to_string("/proc/self/status")

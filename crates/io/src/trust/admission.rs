@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_failures_are_cut_to_one_in_six_seconds_and_others_are_unharmed() {
+    fn failing_address_is_limited_to_one_try_in_six_seconds() {
         let admission = Admission::default();
         let (guesser, other) = ("10.0.0.9".parse().unwrap(), "10.0.0.7".parse().unwrap());
         let (mut tried, mut told) = (0, 0);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_network_does_not_lock_a_paired_host_out_and_a_stranger_gains_nothing_by_it() {
+    fn lost_links_do_not_lock_a_paired_host_out_nor_help_others() {
         let admission = Admission::default();
         let (paired, stranger) = ("10.0.0.7".parse().unwrap(), "10.0.0.9".parse().unwrap());
         admission.visit(paired, at(1), Proof::Given).unwrap();
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn success_is_free_and_crowds_are_bounded() {
+    fn successes_do_not_count_and_places_are_bounded() {
         let admission = Admission::default();
         for _ in 0..1000 {
             admission.visit(elsewhere(1), at(1), Proof::Given).unwrap();
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn under_pressure_the_oldest_goes_after_a_second_and_is_told_to() {
+    fn oldest_connection_is_cut_after_a_second_if_all_places_are_taken() {
         let admission = Admission::default();
         let places = STRANGERS_MAX - PROVED_PLACES;
         let crowd: Vec<_> = (0..places).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_for_long_stays_bounded_and_who_was_there_keeps_its_rank() {
+    fn long_flood_stays_bounded_and_proved_addresses_keep_their_rank() {
         let admission = Admission::default();
         let paired = IpAddr::from([10, 0, 0, 7]);
         admission.note_proved(paired, at(1));

@@ -444,8 +444,8 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_takes_nothing_stops_nobody() {
-        // A folder that cannot be written to, even by root.
+    fn unwritable_log_does_not_fail_and_is_written_again_later() {
+        // A folder in the file's place, to which not even root can write.
         let folder = folder("full");
         fs::create_dir_all(folder.file(AUDIT_FILE)).unwrap();
         let audit = Audit::new(folder.clone());
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_a_few_lines_and_one_number_that_is_right() {
+    fn flood_is_a_few_lines_and_one_correct_count() {
         let folder = folder("number");
         let audit = Audit::new(folder.clone());
         for n in 0..10_000u32 {
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_written_when_its_time_is_over_though_nothing_else_happens() {
+    fn summary_is_written_at_the_end_of_its_window_without_further_events() {
         let folder = folder("alone");
         let audit = Audit::within(folder.clone(), AUDIT_BYTES_MAX, Duration::from_millis(100));
         for _ in 0..50 {

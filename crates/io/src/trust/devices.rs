@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_found_again_by_its_medium_and_its_part_of_it_and_by_nothing_else() {
+    fn device_is_recognised_by_medium_and_part_only() {
         let scratch = Scratch::new();
         assert_eq!(Devices::load(&scratch.0).unwrap(), Devices::default());
         let (whole, part) = (scratch.add("file a", ""), scratch.add("file a", "ro"));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_medium_is_one_device_whoever_had_it_before() {
+    fn medium_belongs_to_the_device_it_was_given_to_last_until_retired() {
         let scratch = Scratch::new();
         let (a, b) = (scratch.add("file a", ""), scratch.add("file b", ""));
         let part = scratch.add("file a", "ro");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_bounded_and_what_was_not_offered_for_long_goes_first() {
+    fn device_list_is_bounded_and_drops_the_longest_unoffered_first() {
         let mut all = Devices::default();
         let device = |at: usize| KnownDevice::new(&format!("file {at}"), "", format!("{at:08}"));
         (0..limits::DEVICES_MAX).for_each(|at| {

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_of_roots_goes_to_a_user_who_is_not_root_and_goes_on_working() {
+    fn folder_of_root_is_given_to_another_user_and_still_works() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_that_holds_other_things_of_roots_is_not_given_away() {
+    fn folder_with_other_files_of_root_is_not_given_away() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

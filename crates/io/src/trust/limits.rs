@@ -43,7 +43,7 @@ pub const LAST_WORDS_BYTES_MAX: usize = 64 << 10;
 
 /// Wrong guesses before a pairing code becomes invalid.
 pub const TRIES_A_CODE: u32 = 3;
-/// How many codes one `farbus pair` shows before it gives up: nine guesses at one of 10^8, whoever tries.
+/// How many codes one `farbus pair` shows before it gives up: nine guesses at one of 10^8 codes in all.
 pub const CODES_A_PAIRING: u32 = 3;
 /// How long a pairing code is valid: the time to walk to the other machine and type it.
 pub const CODE_TIME_MAX: Duration = Duration::from_secs(120);

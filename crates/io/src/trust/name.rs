@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_hosts_and_nothing_that_a_terminal_obeys() {
+    fn names_are_host_names_without_control_characters() {
         assert_eq!(name_from("Lab3"), Ok("lab3".into()));
         for wrong in ["", "-a", "a-", "a b", "a/b", "\u{1b}[2J", "ä", &"a".repeat(64), "a.b"] {
             assert_eq!(name_from(wrong), Err(NotAName), "{wrong:?}");

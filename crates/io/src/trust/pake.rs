@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn invalid_message_is_refused() {
         let [j, w, _] = prints();
         let code = Code::generate();
         for share in [&[][..], &[0; 33], &[0xff; 33], &[b'A'; 32]] {

@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_outlives_its_address_on_a_network_that_loses_one_in_twenty_and_no_silence() {
+    fn link_outlives_an_address_change_with_5_percent_loss_but_not_silence() {
         let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
         let (_host, _server, at, met) = house(&theirs, Accepts::One(our_key));
         let (through, moves, is_down) = roaming(at);

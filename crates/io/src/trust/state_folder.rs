@@ -15,7 +15,6 @@
 //! Names have one component, so `openat` with `O_NOFOLLOW` on the folder's descriptor does what `openat2` does with
 //! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`. It works also where a filter of system calls cannot allow `openat2`,
 //! whose flags are in memory.
-//! flags lie in memory.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};

@@ -179,9 +179,11 @@ impl<K: Kernel> UsbDevice<K> {
     /// setting, another configuration or a reset frees them. For sessions that can name a stream: USB/IP cannot, and
     /// its clients do without (Linux drives such a disk by Bulk-Only).
     ///
+    /// Waits for the host controller, not for the device.
+    ///
     /// # Errors
-    /// [`Status::Invalid`] for an endpoint that is not there or has none, or where the controller has none; [`Status::NoCredit`]
-    /// while requests wait there, or a call is on its way.
+    /// [`Status::Invalid`] for an endpoint that does not exist or supports none, or if the controller supports none;
+    /// [`Status::NoCredit`] while requests wait there, or a call is under way.
     pub fn alloc_streams(&mut self, endpoints: &[EpAddr], count: u16) -> Result<u16, Status> {
         self.kernel.calls().alloc_streams(&self.idle_bulk(endpoints)?, count)
     }

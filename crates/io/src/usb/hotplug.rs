@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_devices_that_come_or_go_are_news() {
+    fn events_count_only_if_a_device_came_or_went() {
         let said = |action: &str, kind: &str| {
             let words =
                 [&format!("{action}@/devices/usb1/1-1"), &format!("ACTION={action}"), "SUBSYSTEM=usb", kind, ""];
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_nothing_new() {
+    fn no_event_is_no_change() {
         let hotplug = Hotplug::new().unwrap();
         assert!(!hotplug.has_changed().unwrap());
     }

@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_come_in_order_with_what_stands_against_them() {
+    fn devices_are_listed_in_order_with_their_obstacles() {
         let root = Root::new("all");
         root.put("sys/bus/usb/devices/usb1/busnum", "1");
         for (bus_id, number, class) in [("1-10", 5, 0), ("1-2", 2, 9), ("1-2.1", 3, 0), ("1-2.4", 4, 0)] {

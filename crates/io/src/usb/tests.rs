@@ -363,7 +363,7 @@ fn packets(count: u32, length: u32, stride: u32) -> Vec<IsoPacket> {
 }
 
 #[test]
-fn data_moves_both_ways_with_the_clients_wishes() {
+fn data_moves_both_ways_with_the_clients_flags() {
     let mut bench = Bench::configured();
     let mut read = Urb::data_in(UrbId(1), BULK_IN, 512);
     read.flags = UrbFlags { short_not_ok: true, zero_packet: true, iso_asap: true };
@@ -385,7 +385,7 @@ fn data_moves_both_ways_with_the_clients_wishes() {
 }
 
 #[test]
-fn a_short_answer_is_as_long_as_it_is_and_a_failed_one_keeps_what_came() {
+fn short_answers_keep_their_length_and_failed_ones_their_data() {
     let mut bench = Bench::configured();
     bench.read(1, 64);
     bench.read(2, 64);
@@ -708,7 +708,7 @@ fn stuck_in_a_call() -> Bench {
 }
 
 #[test]
-fn a_call_that_waits_for_its_device_makes_nobody_else_wait() {
+fn call_that_waits_for_its_device_does_not_block_other_requests() {
     let mut bench = stuck_in_a_call();
     // Requests that arrive meanwhile wait in order and keep their payloads; withdrawn ones are answered at once.
     let window: Arc<[u8]> = b"window".as_slice().into();
@@ -773,7 +773,7 @@ fn a_reset_during_a_call_answers_at_once_and_comes_after_it() {
 }
 
 #[test]
-fn a_device_that_goes_during_a_call_takes_all_that_waited_with_it() {
+fn unplugging_during_a_call_fails_all_waiting_requests() {
     let mut bench = stuck_in_a_call();
     bench.read(3, 8);
     {
@@ -787,7 +787,7 @@ fn a_device_that_goes_during_a_call_takes_all_that_waited_with_it() {
 }
 
 #[test]
-fn a_device_is_given_back_after_its_call_and_never_if_that_does_not_end() {
+fn device_is_given_back_after_its_call_or_not_if_that_never_ends() {
     for ends in [true, false] {
         let mut bench = stuck_in_a_call();
         bench.device.reset(NOW, &mut bench.done);
@@ -807,7 +807,7 @@ fn a_device_is_given_back_after_its_call_and_never_if_that_does_not_end() {
 }
 
 #[test]
-fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
+fn data_in_lent_memory_is_sent_from_there_and_lent_again() {
     let mut bench = Bench::configured();
     bench.kernel.world().lends = Some(8192);
     bench.read(1, 4096);

@@ -32,7 +32,7 @@ fn start(script: &str) -> Hired {
 }
 
 #[test]
-fn one_that_works_is_heard_in_its_order_and_used_again() {
+fn working_program_answers_in_order_and_is_used_again() {
     if !has_python() {
         return;
     }
@@ -66,7 +66,7 @@ while True:
 }
 
 #[test]
-fn what_it_passes_on_as_it_was_it_need_not_say() {
+fn unchanged_payload_is_passed_on_without_being_sent_back() {
     if !has_python() {
         return;
     }
@@ -97,7 +97,7 @@ fn a_program_that_does_not_begin_is_no_module() {
 }
 
 #[test]
-fn what_a_program_said_before_it_ended_is_heard() {
+fn output_before_a_programs_end_is_read() {
     if !has_python() {
         return;
     }

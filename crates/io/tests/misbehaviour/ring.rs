@@ -61,7 +61,7 @@ fn start(script: &str) -> Hired {
 }
 
 #[test]
-fn one_that_works_answers_where_it_was_told_and_in_memory_of_its_own() {
+fn working_program_answers_in_the_hosts_memory_and_its_own() {
     if !has_python() {
         return;
     }
@@ -101,7 +101,7 @@ while True:
 }
 
 #[test]
-fn what_it_keeps_stays_its_own_for_as_long() {
+fn region_that_a_program_keeps_is_not_reused() {
     if !has_python() {
         return;
     }
@@ -252,7 +252,7 @@ pub fn cases() -> Vec<Case> {
 
 /// The example of `docs/modules.md` does the same as the others there; another test runs it inside farbus.
 #[test]
-fn the_example_is_there() {
+fn ring_example_compiles_without_warnings() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules/xor_ring.c");
     let built = Command::new("cc").args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror"]).arg(source).status();
     assert!(built.is_ok_and(|status| status.success()));

@@ -47,7 +47,7 @@ fn the_example_changes_what_passes_and_changes_it_back() {
 }
 
 #[test]
-fn it_says_when_it_wants_to_be_called() {
+fn sandbox_module_sets_its_timeout() {
     let text = with("", "").replace("(i64.const -1)", "(i64.const 5)");
     let half = start(&text)().unwrap();
     assert_eq!(half.poll_timeout(), Some(farbus_model::Instant::from_nanos(5)));

@@ -454,7 +454,7 @@ mod tests {
     const USUAL: &str = "--rate 400 --buffer 16 --execution-us 500 --no-sandbox";
 
     #[test]
-    fn a_device_is_here_or_there_and_what_comes_goes_one_way() {
+    fn pipe_has_one_device_and_at_most_one_destination() {
         let args = read(&format!("pipe lab3/can {USUAL} --can 500000,0 --channel 0,1")).unwrap();
         assert_eq!((args.channel.len(), args.message_bytes()), (2, can::MESSAGE_BYTES));
         assert!(read(&format!("pipe {USUAL}")).unwrap_err().contains("required"));
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_to_type() {
+    fn invalid_pipe_arguments_are_refused_with_what_to_type() {
         let refusal = |line: &str| {
             let failure = run(&read(line).unwrap()).unwrap_err();
             (failure.report().attribute, failure.to_string())

@@ -333,7 +333,7 @@ note: ";
     }
 
     #[test]
-    fn everything_is_there_once_and_no_line_is_longer_than_a_screen() {
+    fn each_table_is_printed_once_and_fits_the_screen() {
         let plan = Plan::of(None, None);
         let (text, json) = (plan.to_text(), plan.to_json());
         assert_eq!(json["tables"].as_array().unwrap().len(), 14);

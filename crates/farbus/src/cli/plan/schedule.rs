@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_to_type() {
+    fn invalid_schedules_are_refused_with_what_to_type() {
         let refusal = |bus: &Bus, mode| Planned::of(bus, mode).err().unwrap();
         let (attribute, why) = refusal(&table_5(65_536, 1), ModeName::Sound);
         assert_eq!(attribute, Attribute::Refused);

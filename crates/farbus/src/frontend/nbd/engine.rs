@@ -439,8 +439,9 @@ impl NbdServer {
 
     /// Restores a server that another process saved, with a listener at `place`. `restore` makes a device of the saved
     /// bytes, and returns its open requests and its clock. Nothing happens before [`NbdServer::run`].
+    ///
     /// # Errors
-    /// None can have stood so, or the system has no more descriptors.
+    /// The snapshot is invalid, or the system has no more descriptors.
     pub fn restore(
         saved: Saved,
         place: &Place,

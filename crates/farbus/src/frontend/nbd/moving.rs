@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_when_whoever_uses_it_has_left_and_comes_back_if_nobody_wants_it() {
+    fn disk_migrates_after_its_clients_left_and_returns_without_a_successor() {
         let (mut moving, status) = moving();
         assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::ToUser));
         assert!(moving.is_held() && !moving.is_away() && status.is_ours() && moving.hold_handle.is_shut());
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_leave_in_time_keeps_it() {
+    fn disk_stays_if_its_clients_do_not_leave_in_time() {
         let (mut moving, status) = moving();
         assert_eq!(ordered(&mut moving, GONE, HoldHandle::hold), Err("nobody uses it"));
         assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_yet_is_neither_held_nor_handed_on_and_what_never_ends_goes_on() {
+    fn expected_disk_is_not_held_and_unanswered_requests_end_a_hold() {
         let (mut moving, status) = moving();
         status.note_expected(true);
         let not_yet = Err("it is yet to be handed over to this host");

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uri_says_where_whatever_the_path() {
+    fn uri_escapes_any_socket_path() {
         let socket = |path: &str| uri(&Place::Socket(path.into()), "");
         assert_eq!(socket("/run/farbus/nbd-disk.sock"), "nbd+unix:///?socket=/run/farbus/nbd-disk.sock");
         assert_eq!(socket("a b,c&d'e\u{fc}"), "nbd+unix:///?socket=a%20b%2Cc%26d%27e%C3%BC");

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_breaks_a_promise_is_counted_by_kind() {
+    fn jobs_that_break_a_promise_are_counted_by_kind() {
         let mut roster = Roster::new(Reserve { budget_ns: 10, period_ns: 100 });
         roster.table = Timetable::new(1000, 100);
         let job = roster.look(1020).unwrap();

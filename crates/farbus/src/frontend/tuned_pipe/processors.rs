@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_promised_of_the_same_processors_is_not_promised_again() {
+    fn time_promised_by_other_processes_is_not_promised_again() {
         let others = Others::default();
         let told = || others.0.lock().unwrap().clone();
         let processors = Processors::anywhere(Strictness::None).beside(others.clone()).unwrap();

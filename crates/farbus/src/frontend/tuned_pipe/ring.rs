@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_stay_whole_and_in_order_and_what_has_no_room_is_counted() {
+    fn messages_stay_whole_and_in_order_and_lost_ones_are_counted() {
         let (mut ring, mut taken) = (Ring::new(3, 4), Vec::new());
         for round in 0..10u8 {
             for at in 0..5 {

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_of_a_refusal_says_who_has_to_act() {
+    fn status_of_a_refusal_determines_its_attribute() {
         let attribute = |status| {
             let target = "lab3/1-1".parse().unwrap();
             ClientError::Refused { target, status, user: None }.attribute()

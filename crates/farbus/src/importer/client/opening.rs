@@ -39,7 +39,6 @@ const ATTACHMENT: u16 = 1;
 ///
 /// A client holds options and no link: each call connects. A link to a paired host's name is encrypted; a link to any
 /// other address is plain.
-/// any other address it is plain.
 #[derive(Clone, Debug)]
 pub struct Client {
     connector: Connector,

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_looks_like_a_bus_id_is_asked_for_unlisted() {
+    fn unlisted_device_is_asked_for_only_if_its_name_is_like_a_bus_id() {
         for bus_id in ["1-1", "1-1.4", "usbip-vudc.0", "0-0-0"] {
             assert!(may_be_bus_id(bus_id), "{bus_id}");
         }

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_alone_is_on_this_machine() {
+    fn target_without_a_host_means_this_machine() {
         let read = |text: &str| target_from(text).map(|target| target.to_string());
         assert_eq!(read("disk"), Ok("localhost:3240/disk".into()));
         assert_eq!(read("1-1.4"), Ok("localhost:3240/1-1.4".into()));

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cache_is_read_as_it_is_said_and_nothing_is_kept_of_writes_unasked() {
+    fn cache_words_parse_as_printed_and_writeback_is_not_the_default() {
         for cache in Cache::ALL {
             assert_eq!(cache.as_str().parse(), Ok(cache));
         }

@@ -52,7 +52,7 @@ pub fn dial(address: String) -> Dial {
 /// within a turn.
 ///
 /// # Errors
-/// What the system says of the link; `InvalidData` if the importer broke the protocol.
+/// The link's error; `InvalidData` if the importer broke the protocol.
 pub fn serve(link: &Link, clock: Clock, services: &mut impl Services) -> io::Result<()> {
     let hello = greeting::hear_hello(link, GREETING_TIME_MAX)?;
     let [id, incarnation] = [random(), random()];

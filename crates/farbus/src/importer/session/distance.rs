@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_did_not_happen_is_not_told() {
+    fn counts_of_zero_are_left_out() {
         assert!(Distance::default().counts().is_empty() && Distance::default().drift_us().is_none());
         let received = Received { ahead: 3, thrown_away: 0 };
         let distance =

@@ -81,7 +81,7 @@ mod tests {
     use farbus_session::native::frame::Residence;
 
     #[test]
-    fn stages_are_told_of_the_latest_and_each_once() {
+    fn latency_covers_the_latest_requests_and_each_is_taken_once() {
         let mut samples = Samples::default();
         assert_eq!((samples.summary(), samples.take_latest()), (None, None));
         let timed = |total_ns| {

@@ -212,7 +212,7 @@ mod tests {
     use farbus_session::native::control::Cause;
 
     #[test]
-    fn what_its_owner_wants_is_heard_once_and_only_where_it_can_be() {
+    fn orders_are_taken_once_and_refused_if_impossible() {
         let status = SessionStatus::default();
         assert!(status.pause(true).unwrap_err().contains("--module pause"));
         status.note_pausable();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_lost_twice_was_lost_once() {
+    fn second_loss_of_a_link_keeps_the_time_of_the_first() {
         let status = SessionStatus::default();
         assert_eq!(status.unlinked(), None);
         status.note_link(false);

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_saved_by_another_process_hear_what_they_were_not_told() {
+    fn restored_handles_are_told_of_losses_they_do_not_know() {
         let mut handles = Handles::default();
         (0..2).for_each(|_| _ = handles.open_next());
         handles.lose(StoreError::Medium);

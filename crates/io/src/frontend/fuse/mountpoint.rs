@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_was_made_goes_away_and_one_that_was_there_stays() {
+    fn created_mountpoint_is_removed_and_an_existing_one_stays() {
         let at = std::env::temp_dir().join(format!("farbus-mountpoint-{}", std::process::id()));
         let mut point = Mountpoint::prepare(&at).unwrap();
         assert!(at.is_dir());

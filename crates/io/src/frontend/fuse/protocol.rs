@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_wherever_they_are_broken_in_two() {
+    fn requests_are_parsed_wherever_they_are_split() {
         for name in ["", "disk.img", &"n".repeat(255)] {
             let rest = [name.as_bytes(), &[0]].concat();
             assert_eq!(parse(1, &rest), Ok(Op::Lookup { name: name.as_bytes().to_vec() }));
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_the_lengths_that_the_kernel_knows() {
+    fn answers_have_the_lengths_that_the_kernel_expects() {
         let of = Attributes { node: FILE, size: 1000, perm: 0o600, owner: (1, 2), time: (3, 4) };
         let terms = Terms { request_bytes_max: 1 << 20, background_max: 64, read_ahead_bytes: 1 << 20 };
         assert_eq!(Body::attr(&of).0.len(), 16 + 88);

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_read_as_it_was_written_and_not_without_its_end() {
+    fn state_reads_back_and_a_truncated_one_is_refused() {
         let asked =
             SavedAsked { id: 7, unique: Some(9), change: None, covers: Some(3), ask: Some(Ask::Sync(2)), rest: 0..8 };
         let (owner, time, at, name) = ((0, 1), (2, 3), PathBuf::from("/mnt/a b"), "disk.img".into());

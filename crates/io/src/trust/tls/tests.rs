@@ -48,7 +48,7 @@ fn hear(client: Result<Secured, HandshakeError>) -> HandshakeError {
 }
 
 #[test]
-fn paired_hosts_meet_and_each_knows_who_the_other_is() {
+fn paired_hosts_learn_each_others_keys() {
     let [server, client] = hosts();
     let (server_terms, client_terms) = (
         terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp),
@@ -116,7 +116,7 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
 }
 
 #[test]
-fn what_comes_with_the_last_word_of_the_handshake_is_not_waited_for() {
+fn bytes_sent_with_the_last_handshake_message_are_there_at_once() {
     let [server, client] = hosts();
     let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
     let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
@@ -157,7 +157,7 @@ fn an_end_that_was_not_announced_is_an_error() {
 }
 
 #[test]
-fn a_stranger_is_refused_and_hears_it_and_nothing_else() {
+fn unknown_peer_is_refused_and_told_so() {
     let [server, client] = hosts();
     let [known, _] = hosts();
     let server_terms = terms(&server, Accepts::One(known.fingerprint()), Protocol::UsbIp);
@@ -267,7 +267,7 @@ fn a_client_without_a_certificate_or_without_a_protocol_is_refused() {
 }
 
 #[test]
-fn hosts_that_speak_different_protocols_part() {
+fn hosts_without_a_common_protocol_do_not_connect() {
     let [server, client] = hosts();
     let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
     let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::Pairing);
@@ -289,7 +289,7 @@ fn attack(attacker: impl FnOnce(TcpStream) + Send + 'static, limits: HandshakeLi
 }
 
 #[test]
-fn a_stranger_who_says_nothing_is_not_waited_for() {
+fn silent_peer_is_cut_off_in_time() {
     let silent = |mut stream: TcpStream| {
         let _ = stream.read(&mut [0; 16]);
     };
@@ -307,7 +307,7 @@ fn a_stranger_who_says_nothing_is_not_waited_for() {
 }
 
 #[test]
-fn a_stranger_who_says_garbage_or_a_gigabyte_is_cut_off_at_once() {
+fn peer_that_sends_garbage_or_a_gigabyte_is_cut_off_at_once() {
     let usbip = |mut stream: TcpStream| {
         let _ = stream.write_all(&[0x01, 0x11, 0x80, 0x05, 0, 0, 0, 0]);
         let mut answer = Vec::new();
