@@ -39,14 +39,17 @@
 //!
 //! # Inside
 //!
-//! Here the pure crates get sockets, threads, files and clocks: both ends of a link, the front ends, the daemon and the
-//! command. Code here may use all of `io`, but does not parse protocols or look inside devices: `session` and `wire`
-//! do.
+//! **This room is** the crate that gives the pure crates sockets, threads, files and clocks: both ends of a link, the
+//! front ends, the daemon and the command.
 //!
-//! Start reading at `exporter/session/engine.rs` (one thread serves one link and its device) and at
+//! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
+//!
+//! **It never touches** the bytes of a protocol or the inside of a device: `session` and `wire` do.
+//!
+//! **Enter at** `exporter/session/engine.rs` (one thread serves one link and its device) and at
 //! `importer/client/opening.rs` (how a device is opened).
 //!
-//! The command is a thin layer over the library: what it can do, a program can do.
+//! **Why** a library with a thin command on top: what the command can do, a program can do.
 
 // Without the feature `cli`, code that only the command uses is unused where it stands.
 #![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]

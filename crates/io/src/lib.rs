@@ -1,16 +1,17 @@
 //! # Where farbus touches the operating system
 //!
-//! [`link`] carries bytes, [`store`] keeps blocks in files and block devices, [`frontend`] shows a device to programs
-//! that know nothing of USB, [`usb`] takes real USB devices of this machine, [`trust`] keeps keys and paired hosts,
-//! [`sys`] calls the kernel.
+//! **This room is** the crate of all system calls: [`link`] carries bytes, [`store`] keeps blocks in files and block
+//! devices, [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices of this
+//! machine, [`trust`] keeps keys and paired hosts, [`sys`] calls the kernel.
 //!
-//! This crate may use files, sockets, mounts, threads and the kernel's switches. It does not parse farbus's protocols
-//! and does not know what devices do: it moves blocks and descriptors for crates that do. Error numbers are used in
-//! [`sys`] and nowhere else.
+//! **It may touch** files, sockets, mounts, threads and the kernel's switches.
 //!
-//! Start reading at `store::FileStore`, the simplest part, then `frontend::fuse::DiskMount`.
+//! **It never touches** the content of farbus's protocols, nor what devices do: it moves blocks and descriptors for
+//! crates that do. Error numbers are used in [`sys`] and nowhere else.
 //!
-//! Everything that a test cannot simulate is in one crate, so that all other crates run in a simulator unchanged.
+//! **Enter at** `store::FileStore`, the simplest part, then read `frontend::fuse::DiskMount`.
+//!
+//! **Why** one crate: everything that a test cannot simulate is here, so all other crates run in a simulator unchanged.
 
 pub mod discovery;
 pub mod evidence;
