@@ -9,7 +9,7 @@ use crate::broker::SystemAccess;
 use crate::hosts::known_host::{KnownHost, KnownHostError};
 use crate::hosts::reach::Hints;
 
-/// How many addresses are tried at once.
+/// How many addresses may fail before the search makes its last attempt.
 const PLACES_MAX: usize = 4;
 
 /// Why there is no link.
