@@ -3,7 +3,7 @@
 //!
 //! Keys, certificates and ALPN are those of TLS over TCP (`tls.rs`). A connection carries one link: one stream that the
 //! importer opens, lane 0. A link is a descriptor, while QUIC runs in an asynchronous runtime: a task carries bytes
-//! between the stream and one end of a socket pair, whose other end is the link. That costs one more copy in each
+//! between the stream and one end of a socket pair, whose other end is the link. That costs one more hop in each
 //! direction, so TCP is the first choice.
 //!
 //! An importer finishes its handshake before the exporter has checked its key (RFC 8446 §2). So an exporter that
