@@ -39,19 +39,19 @@
 //!
 //! # Inside
 //!
-//! **This crate is** where pure crates get sockets, threads, files and clocks: both ends of a link, the front ends, the
-//! daemon and the command.
+//! **This crate is** the crate that gives the pure crates sockets, threads, files and clocks: both ends of a link, the
+//! front ends, the daemon and the command.
 //!
 //! **It may touch** all of `io`: sockets, threads, clocks, the kernel.
 //!
-//! **It never touches** a protocol's bytes or a device's inside: `session` and `wire` know them.
+//! **It never touches** the bytes of a protocol or the inside of a device: `session` and `wire` do.
 //!
 //! **Start reading at** `exporter/session/engine.rs` (one thread serves one link and its device) and at
 //! `importer/client/opening.rs` (how a device is opened).
 //!
 //! **Why** a library with a thin command on top: what the command can do, a program can do.
 
-// What only the command uses is in the folder it belongs to, and is unused without it.
+// Without the feature `cli`, code that only the command uses is unused where it stands.
 #![cfg_attr(not(feature = "cli"), allow(dead_code, unused_imports))]
 
 mod broker;
@@ -85,7 +85,7 @@ pub mod share {
     pub use crate::exporter::share::Share;
 }
 
-/// Attaching a device of another host to this machine: to its kernel, as a file, for programs, to a virtual machine.
+/// Attaches a device of another host to this machine: to its kernel, as a file, to programs, to a virtual machine.
 ///
 /// A [`Request`](attach::Request) says what and how, [`FrontEnd::take`](attach::FrontEnd::take) takes the device, and
 /// [`Attachment::run`](attach::Attachment::run) serves it until a [`Handle`](attach::Handle) or its exporter ends it.
@@ -97,7 +97,7 @@ pub mod attach {
     pub use crate::importer::disk::DiskMode;
 }
 
-/// Streams of frames from another host.
+/// Stream exports of another host, frame by frame.
 pub mod frames {
     pub use crate::frontend::stream::{Description, Format, Frame, Frames, PixelFormat, Wanted, open_stream};
 }
@@ -113,7 +113,7 @@ pub mod trust {
     pub use farbus_io::trust::{Folder, StateError};
 }
 
-/// What the data of a device passes through on its way: compression, sealing, recording, and programs of others.
+/// What the data of a device passes through on its way: compression, sealing, recording, and external programs.
 pub mod modules {
     pub use crate::link::modules::{allowed, recipe};
     pub use farbus_modules::{Asked, Recipe, Refusal};

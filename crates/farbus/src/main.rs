@@ -10,7 +10,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
-    // Before anything is opened: what is open now is somebody else's.
+    // Before this process opens anything: descriptors that are open now are inherited.
     inherited::note();
     let cli = Cli::parse();
     if cli.is_started_by_farbus() {
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // It would say so on the same full disk, and panic: whoever logs goes on without that line.
+        // The message about a failed log line would go to the same full disk, and panic: drop the line instead.
         .log_internal_errors(false)
         .with_ansi(styled)
         .with_target(false)

@@ -1,18 +1,17 @@
-//! # The only room with an outside
+//! # Where farbus touches the operating system
 //!
-//! **This crate is** where farbus meets the world: [`link`] carries bytes, [`store`] keeps blocks in files and block
-//! devices, [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices from this
-//! machine, [`trust`] knows keys and whose they are, [`sys`] speaks to the kernel.
+//! **This crate is** the crate of all system calls: [`link`] carries bytes, [`store`] keeps blocks in files and block
+//! devices, [`frontend`] shows a device to programs that know nothing of USB, [`usb`] takes real USB devices of this
+//! machine, [`trust`] keeps keys and paired hosts, [`sys`] calls the kernel.
 //!
-//! **It may touch** the world: files, sockets, mounts, threads, the kernel's switches.
+//! **It may touch** files, sockets, mounts, threads and the kernel's switches.
 //!
-//! **It never touches** a protocol's bytes nor a device's meaning: it moves blocks and descriptors for
-//! rooms that understand them. Error numbers are spoken in [`sys`] and nowhere above it.
+//! **It never touches** the content of farbus's protocols, nor what devices do: it moves blocks and descriptors for
+//! crates that do. Error numbers are used in [`sys`] and nowhere else.
 //!
-//! **Start reading at** `store::FileStore`, the smallest way in, then `frontend::fuse::DiskMount`.
+//! **Start reading at** `store::FileStore`, the simplest part, then read `frontend::fuse::DiskMount`.
 //!
-//! **Why** one room: everything a test cannot make up is behind one door, so all other rooms run in a
-//! simulator as they are.
+//! **Why** one crate: everything that a test cannot simulate is here, so all other crates run in a simulator unchanged.
 
 pub mod discovery;
 pub mod evidence;

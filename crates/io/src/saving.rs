@@ -1,10 +1,10 @@
-//! How a thread that serves something is asked to be ready for another process, and what becomes of it.
+//! How a serving thread is asked for a snapshot for a replacement process, and told what becomes of it.
 //!
-//! | who | does |
+//! | which thread | does |
 //! |---|---|
-//! | whoever restarts the daemon | [`SaveRequester::ask`]s, from its own thread |
-//! | an attachment, or a session of the exporter, on its thread | stops, writes itself down, [`SaveRequest::part`]s with that, and waits |
-//! | whoever asked | lets it [`SaveReply::go`]: another process has it; or drops the [`SaveReply`]: it stays |
+//! | the one that restarts the daemon | calls [`SaveRequester::ask`] |
+//! | that of an attachment, or of an exporter's session | stops, writes a snapshot, calls [`SaveRequest::part`] with it, and waits |
+//! | the asking thread | calls [`SaveReply::go`]: the replacement continues; or drops the [`SaveReply`]: the attachment stays |
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use std::time::Duration;
 
 use crate::link::Wake;
 
-/// What another process goes on with of an attachment.
+/// What a replacement process needs to continue an attachment.
 #[derive(Debug)]
 pub struct Saved {
-    /// Where everything stands.
+    /// The state.
     pub snapshot: Vec<u8>,
-    /// What is open of it, in an order that the snapshot knows.
+    /// The open descriptors, in an order that the snapshot knows.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Asks one of them, which gives an `S`.
+/// Asks a serving thread, which answers with an `S`.
 #[derive(Debug)]
 pub struct SaveRequester<S> {
     questions: Arc<Questions<S>>,
@@ -32,7 +32,7 @@ pub struct SaveRequester<S> {
 
 #[derive(Debug)]
 struct Questions<S> {
-    /// Looked at in every turn of whoever is asked.
+    /// Checked in every turn of the serving thread.
     is_asked: AtomicBool,
     asker: Mutex<Option<SaveRequest<S>>>,
 }
@@ -43,40 +43,40 @@ impl<S> Clone for SaveRequester<S> {
     }
 }
 
-/// What it answers to.
+/// A request for a snapshot, as the serving thread sees it.
 #[derive(Debug)]
 pub struct SaveRequest<S> {
     save_reply: Sender<SaveReply<S>>,
 }
 
-/// What it gave; it waits until this is let go of, one way or the other.
+/// The serving thread's answer. That thread waits until this is dropped or [`SaveReply::go`] is called.
 #[derive(Debug)]
 pub struct SaveReply<S> {
-    /// What another process goes on with.
+    /// The snapshot.
     pub saved: S,
     go: Sender<()>,
 }
 
-/// What became of it.
+/// The asking thread's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Another process has it.
+    /// The replacement process continues.
     Go,
-    /// It stays.
+    /// The attachment stays in this process.
     Stay,
 }
 
-/// An answer that is waited for.
+/// An answer that is awaited.
 #[derive(Debug)]
 pub struct Asked<S>(Receiver<SaveReply<S>>);
 
 impl<S> SaveRequester<S> {
-    /// For one that `wake` wakes.
+    /// A requester for a thread that `wake` wakes.
     pub fn new(wake: Arc<Wake>) -> Self {
         Self { questions: Arc::new(Questions { is_asked: AtomicBool::new(false), asker: Mutex::new(None) }), wake }
     }
 
-    /// Asks it to be ready.
+    /// Asks for a snapshot.
     pub fn ask(&self) -> Asked<S> {
         let (save_reply, answer) = channel();
         *self.questions.asker.lock().unwrap_or_else(PoisonError::into_inner) = Some(SaveRequest { save_reply });
@@ -85,9 +85,9 @@ impl<S> SaveRequester<S> {
         Asked(answer)
     }
 
-    /// Whether somebody has asked: its own question.
+    /// The request, if there is one; for the serving thread.
     pub fn asked(&self) -> Option<SaveRequest<S>> {
-        // Nobody else answers: a look is enough, and it is had in every turn.
+        // Only the serving thread answers: a load, made in every turn, is enough.
         if !self.questions.is_asked.load(Ordering::Acquire) {
             return None;
         }
@@ -97,14 +97,14 @@ impl<S> SaveRequester<S> {
 }
 
 impl<S> Asked<S> {
-    /// The answer; none if it has ended meanwhile, or does not get to it in time.
+    /// The answer; `None` if the serving thread has ended meanwhile, or does not answer in time.
     pub fn wait(self, time_max: Duration) -> Option<SaveReply<S>> {
         self.0.recv_timeout(time_max).ok()
     }
 }
 
 impl<S> SaveRequest<S> {
-    /// Gives what there is to give, and waits for what becomes of it.
+    /// Answers with `saved`, and waits for the decision.
     pub fn part(self, saved: S) -> Verdict {
         let (go, gone) = channel();
         match self.save_reply.send(SaveReply { saved, go }) {
@@ -115,7 +115,7 @@ impl<S> SaveRequest<S> {
 }
 
 impl<S> SaveReply<S> {
-    /// Another process has it.
+    /// Tells the serving thread that the replacement continues.
     pub fn go(self) {
         // It waits for nothing else.
         let _ = self.go.send(());
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn an_attachment_goes_or_stays_as_whoever_asked_decides() {
+    fn asking_thread_decides_whether_an_attachment_stays() {
         let save_requester = save_requester();
         for is_meant in [true, false] {
             let asked = save_requester.ask();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_one_that_has_ended_and_it_does_not_wait_for_who_gave_up() {
+    fn neither_side_of_a_save_waits_for_one_that_has_ended() {
         let save_requester = save_requester();
         let asked = save_requester.ask();
         drop(save_requester.asked());

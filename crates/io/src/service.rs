@@ -1,11 +1,11 @@
-//! What a service tells its manager (sd_notify(3)): a datagram of `KEY=VALUE` lines to `$NOTIFY_SOCKET`.
+//! What a service tells its manager (sd_notify(3)): datagrams of `KEY=VALUE` lines to `$NOTIFY_SOCKET`.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
-/// The way to the service manager, if there is one.
+/// The connection to the service manager, if there is one.
 #[derive(Debug, Default)]
 pub struct Manager {
     socket: Option<UnixDatagram>,
@@ -13,11 +13,10 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// As the environment says; without a manager everything said is said to nobody. Whoever gives rights away later
-    /// still reaches the manager.
+    /// Connects as the environment says; without a manager, messages go nowhere. The connection survives confinement.
     ///
     /// # Errors
-    /// If it names a socket that cannot be meant or is not there, or the system has no more descriptors.
+    /// The environment names a socket that is invalid or missing, or the system has no more descriptors.
     pub fn from_environment() -> io::Result<Self> {
         let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
             return Ok(Self::default());
@@ -35,34 +34,35 @@ impl Manager {
         Ok(Self { socket: Some(socket), watchdog })
     }
 
-    /// How often it wants to hear that we live, at least.
+    /// How often the manager wants to be told that the service is alive, at least.
     pub fn watchdog(&self) -> Option<Duration> {
         self.watchdog
     }
 
-    /// Everything that was configured is on offer.
+    /// Reports that everything in the configuration is on offer.
     pub fn ready(&self, status: &str) {
         self.say(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// The configuration is being read again; [`Manager::ready`] says when that is done.
+    /// Reports that the configuration is being read again; [`Manager::ready`] reports the end of that.
     pub fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_us = now.tv_sec.unsigned_abs() * 1_000_000 + now.tv_nsec.unsigned_abs() / 1000;
         self.say(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
     }
 
-    /// The end has begun.
+    /// Reports that the service has begun to stop.
     pub fn stopping(&self) {
         self.say("STOPPING=1");
     }
 
-    /// Another process goes on in our place: its number is that of the service from now on, and what it says is heard.
+    /// Reports that a replacement process continues: `pid` is the service's main process from now on, and may send
+    /// messages.
     pub fn hand_over(&self, pid: u32) {
         self.say(&format!("MAINPID={pid}"));
     }
 
-    /// We live.
+    /// Reports that the service is alive.
     pub fn alive(&self) {
         self.say("WATCHDOG=1");
     }

@@ -1,47 +1,48 @@
-//! Counting what comes too often to be written down each time: the first few of a kind are, the rest become one number.
+//! Limits how often similar events are logged: the first few of a kind are written, the others are counted.
 //!
-//! Pure: time is an argument. A kind's *window* begins with the first that is noted, and lasts [`WINDOW`]. Within it so
-//! many are let through as the caller says; those beyond are counted, and [`Tally::poll_due`] gives their number when
-//! the window is over. The number of kinds is bounded: beyond [`KINDS_MAX`] all others are one kind.
+//! Time is an argument. A kind's *window* begins with its first event, and lasts [`WINDOW`]. Within it, as many events
+//! are written as the caller says; the rest are counted, and [`Tally::poll_due`] returns their number when the window
+//! is over. The number of kinds is bounded: beyond [`KINDS_MAX`], all further kinds are counted as one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use farbus_model::Instant;
 
-/// How long what is alike is counted together: a person who reads a log thinks in minutes.
+/// How long similar events are counted together: a person who reads a log thinks in minutes.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// Kinds that are told apart. A stranger may come from as many addresses as it has; each kind costs some 200 bytes.
+/// The most kinds that are told apart. An attacker may come from any number of addresses; each kind costs some 200
+/// bytes.
 pub const KINDS_MAX: usize = 1024;
 
-/// What to do with one that was noted.
+/// What to do with an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Write it down.
+    /// Write it.
     Write,
-    /// It is counted.
+    /// Do not write it: it was counted.
     Counted,
 }
 
-/// How many of a kind were counted and not written down.
+/// The number of events of a kind that were counted and not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary<K> {
     /// The kind of event.
     pub kind: K,
     /// How many events of that kind were not written down.
     pub count: u64,
-    /// Over how long.
+    /// How long the window was.
     pub span: Duration,
 }
 
-/// Counts, by kind.
+/// Counts events by kind.
 #[derive(Debug)]
 pub struct Tally<K> {
     window: Duration,
     kinds: BTreeMap<K, Window>,
-    /// When the next number is due.
+    /// When the next summary is due.
     due: Option<Instant>,
-    /// When kinds that are over were removed last, to make room.
+    /// When expired kinds were last removed to make room.
     swept: Instant,
 }
 
@@ -59,18 +60,18 @@ impl<K> Default for Tally<K> {
 }
 
 impl<K> Tally<K> {
-    /// With windows of this length.
+    /// A tally with windows of this length.
     pub fn over(window: Duration) -> Self {
         Self { window, kinds: BTreeMap::new(), due: None, swept: Instant::ZERO }
     }
 }
 
 impl<K: Ord + Clone> Tally<K> {
-    /// One of this kind is there, of which `written_max` may be written down in a window. `other` is what it counts as
-    /// if there are too many kinds.
+    /// Counts an event, of whose kind `written_max` may be written in a window. It counts as `other` if there are too
+    /// many kinds.
     pub fn note(&mut self, kind: &K, other: &K, written_max: u32, now: Instant) -> Verdict {
         let is_new = !self.kinds.contains_key(kind);
-        // Not at each of a flood.
+        // Not at each event of a flood.
         if is_new && self.kinds.len() >= KINDS_MAX && now >= self.swept + self.window / 16 {
             let window = self.window;
             self.swept = now;
@@ -94,12 +95,12 @@ impl<K: Ord + Clone> Tally<K> {
         Verdict::Counted
     }
 
-    /// When the next number is due, if any is.
+    /// When the next summary is due, if any is.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Takes a number whose window is over.
+    /// Takes a summary whose window is over.
     pub fn poll_due(&mut self, now: Instant) -> Option<Summary<K>> {
         self.due.filter(|due| now >= *due)?;
         let is_due = |of_kind: &Window| of_kind.counted > 0 && now >= of_kind.began + self.window;
@@ -107,7 +108,7 @@ impl<K: Ord + Clone> Tally<K> {
         self.take(kind, now)
     }
 
-    /// Takes a number, however long its window lasts yet: nobody counts any more.
+    /// Takes a summary even if its window is not over: counting ends.
     pub fn poll_last(&mut self, now: Instant) -> Option<Summary<K>> {
         let kind = self.kinds.iter().find(|(_, of_kind)| of_kind.counted > 0).map(|(kind, _)| kind.clone())?;
         self.take(kind, now)
@@ -133,7 +134,7 @@ mod tests {
     fn every_one_of_a_flood_is_either_written_or_counted() {
         let mut tally = Tally::default();
         let (mut written, mut counted) = (0, 0);
-        // 100,000 in 200 s.
+        // 100,000 events in 200 s.
         for n in 0..100_000 {
             let now = at(2 * n);
             while let Some(Summary { kind: "flood", count, span }) = tally.poll_due(now) {
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_seldom_is_always_written_and_no_kind_hides_another() {
+    fn rare_events_are_always_written_and_no_kind_hides_another() {
         let mut tally = Tally::default();
         for n in 0..1000 {
             assert_eq!(tally.note(&"seldom", &"others", 10, at(7000 * n)), Verdict::Write, "{n}");
@@ -169,14 +170,14 @@ mod tests {
         }
         assert_eq!(tally.poll_timeout(), Some(at(0) + WINDOW));
         assert_eq!(tally.poll_due(at(59_999)), None);
-        // One that comes late is still of this window, until its number was taken.
+        // A late event still belongs to this window until the summary is taken.
         assert_eq!(tally.note(&"kind", &"others", 2, at(60_500)), Verdict::Counted);
         assert_eq!(tally.poll_due(at(61_000)).map(|summary| summary.count), Some(2));
         assert_eq!(tally.note(&"kind", &"others", 2, at(61_000)), Verdict::Write);
     }
 
     #[test]
-    fn kinds_without_number_are_bounded_and_none_is_lost() {
+    fn number_of_kinds_is_bounded_and_no_event_is_lost() {
         let mut tally = Tally::default();
         let (mut written, mut counted) = (0, 0);
         for n in 1..=10_000u32 {
@@ -188,7 +189,7 @@ mod tests {
             counted += summary.count;
         }
         assert_eq!(written + counted, 10_000);
-        // Those whose windows are over make room.
+        // Kinds whose windows are over make room.
         assert_eq!(tally.note(&20_000, &0, 1, at(70_000)), Verdict::Write);
         assert_eq!(tally.kinds.len(), 1);
     }

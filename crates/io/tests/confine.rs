@@ -1,4 +1,4 @@
-//! What a confined process can still do, tried in one: the child below gives its rights away and then tries everything.
+//! What a confined process can still do: the child below confines itself and then tries everything.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -9,10 +9,10 @@ use std::thread;
 
 use farbus_io::sys::confine::{Needs, confine};
 
-/// Tells the child apart from a test run: the port that somebody listens on.
+/// Tells the child process from a test run: the port on which the parent listens.
 const CHILD: &str = "FARBUS_TEST_CONFINED_CHILD";
 
-/// Not a test by itself: the process of the next one. One line for each attempt that went wrong.
+/// Not a test by itself: the child process of the next test. Prints a line for each attempt that went wrong.
 #[test]
 fn child_that_is_confined_tries_everything() {
     let Ok(port) = std::env::var(CHILD) else { return };

@@ -1,5 +1,5 @@
-//! A mounted disk whose device answers late: how many requests reach it at once, in which order they may end, and what
-//! becomes of them when it is lost.
+//! A mounted disk whose device answers late: how many requests reach it at once, in which order they may end, and how
+//! they end when it is lost.
 //!
 //! Needs root and FUSE. Without them every test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
@@ -25,8 +25,7 @@ use rustix::io::Errno;
 
 const MIB: usize = 1 << 20;
 
-/// Answers when it is due: so long after it was asked, the last one first of those that are due together, or when it is
-/// told to.
+/// Answers each request after a delay, or when told to; of those that are due together, the last one first.
 struct Late {
     device: StoreDevice<MemoryStore>,
     delay: Duration,
@@ -36,17 +35,17 @@ struct Late {
     strings: Arc<Strings>,
 }
 
-/// What a test pulls and sees.
+/// How a test controls the device, and what it observes.
 struct Strings {
     wake: Arc<Wake>,
-    /// Nothing is answered.
+    /// Whether answers are held back.
     is_holding: AtomicBool,
-    /// Everything is answered so, and the device is gone.
+    /// Whether the device is gone and everything fails.
     is_gone: AtomicBool,
     in_flight: AtomicUsize,
     in_flight_max: AtomicUsize,
     flushes: AtomicU32,
-    /// Changes that were answered when a flush was asked, and how many there were in all.
+    /// How many changes were answered when a flush was requested, and how many in all.
     answered: AtomicU32,
     flushed: Mutex<Vec<u32>>,
 }
@@ -105,7 +104,7 @@ impl BlockDevice for Late {
     }
 
     fn submit(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        // As a device behind a link does: what is written stays where it is.
+        // Like a device behind a link: written data stays where it is.
         request.share_payload();
         if request.op == BlockOp::Flush {
             self.strings.flushed.lock().unwrap().push(self.strings.answered.load(Ordering::Relaxed));
@@ -143,11 +142,11 @@ impl BlockDevice for Late {
 }
 
 #[test]
-fn what_programs_ask_at_once_is_asked_at_once() {
+fn concurrent_requests_of_programs_reach_the_device_concurrently() {
     let Some(scratch) = rig(&["fio"]) else { return };
     let (late, strings) = Late::new(64 * MIB, Duration::from_millis(2));
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
-    // One direct read of 8 MiB is eight requests, whose answers come in the wrong order.
+    // One direct read of 8 MiB is eight requests, whose answers come in reverse order.
     let pattern: Vec<u8> = (0..8 * MIB).map(|at| (at / 4096 + at / 7) as u8).collect();
     let file = File::options().read(true).write(true).open(disk.file()).unwrap();
     file.write_all_at(&pattern, 0).unwrap();
@@ -164,7 +163,7 @@ fn what_programs_ask_at_once_is_asked_at_once() {
     assert!(back == pattern);
     drop(file);
 
-    // Asynchronous direct I/O of 32 requests, and every byte is looked at.
+    // Asynchronous direct I/O of 32 requests, checking every byte.
     strings.in_flight_max.store(0, Ordering::Release);
     let filename = format!("--filename={file_name}");
     let work = "--name=deep --rw=randrw --bsrange=512-256k --blockalign=512 --size=32m --verify=crc32c --verify_fatal=1 \
@@ -177,12 +176,12 @@ fn what_programs_ask_at_once_is_asked_at_once() {
 }
 
 #[test]
-fn no_more_is_asked_than_there_is_room_for() {
+fn requests_in_flight_keep_to_the_limit() {
     let Some(scratch) = rig(&["fio"]) else { return };
     let (late, strings) = Late::new(64 * MIB, Duration::from_millis(1));
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
     let filename = format!("--filename={}", disk.file().display());
-    // Of several programs, each with more under way than the device is asked for.
+    // From several programs, each with more under way than the device accepts.
     let work = "--name=flood --rw=randread --bs=4k --size=32m --number_ios=2000 --numjobs=4 --ioengine=libaio --direct=1 \
                 --iodepth=64 --minimal";
     let args: Vec<&str> = std::iter::once(&*filename).chain(work.split_whitespace()).collect();
@@ -202,14 +201,14 @@ fn a_flush_comes_after_what_was_answered_and_covers_it() {
         file.sync_all().unwrap();
         assert_eq!(strings.flushed.lock().unwrap().last(), Some(&round), "what was written had been answered");
     }
-    // Nothing was written since: closing and unmounting have nothing to flush.
+    // No writes since: closing and unmounting have nothing to flush.
     drop(file);
     assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Ok(()) });
     assert_eq!(strings.flushes.load(Ordering::Relaxed), 3);
 }
 
 #[test]
-fn a_device_that_is_lost_owes_nobody_anything() {
+fn requests_to_a_lost_device_fail_and_it_is_dropped() {
     let Some(scratch) = rig(&[]) else { return };
     let (late, strings) = Late::new(16 * MIB, Duration::ZERO);
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
@@ -221,7 +220,7 @@ fn a_device_that_is_lost_owes_nobody_anything() {
         wait_until("two requests", || strings.in_flight.load(Ordering::Acquire) >= 2);
         strings.set(&strings.is_gone, true);
         assert_eq!(errno(writer.join().unwrap()), Errno::NOLINK, "the way to it was lost");
-        // The kernel may have read ahead, and then asks once more for what its program wants.
+        // The kernel may have read ahead, and then asks once more for what its program needs.
         let error = errno(reader.join().unwrap());
         assert!([Errno::NOLINK, Errno::NODEV].contains(&error), "{error}");
     });
@@ -233,7 +232,7 @@ fn a_device_that_is_lost_owes_nobody_anything() {
 }
 
 #[test]
-fn users_of_a_cut_disk_are_told_at_once_and_its_device_goes_when_it_has_answered() {
+fn cut_disk_fails_its_users_at_once_and_drops_its_device_after_its_answers() {
     let Some(scratch) = rig(&[]) else { return };
     let (late, strings) = Late::new(16 * MIB, Duration::ZERO);
     let mut disk = DiskMount::mount(&scratch.path("at"), "disk", late).unwrap();
@@ -268,8 +267,8 @@ fn a_disk_that_is_unmounted_waits_for_its_last_answers() {
 }
 
 #[test]
-fn what_a_device_takes_at_once_is_all_that_it_is_asked_for() {
-    /// Refuses what is longer than it says.
+fn requests_keep_to_the_devices_size_limit() {
+    /// Refuses requests that are longer than its limit.
     struct Small(StoreDevice<MemoryStore>, BlockInfo);
 
     impl BlockDevice for Small {
@@ -301,12 +300,12 @@ fn what_a_device_takes_at_once_is_all_that_it_is_asked_for() {
     assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Ok(()) });
 }
 
-// ---- what the tests stand on ----
+// ---- the tests' tools ----
 
-/// A folder that goes away with its test.
+/// A folder that is removed with its test.
 struct Scratch(PathBuf);
 
-/// What the test needs of this machine, or why it cannot run.
+/// Checks what the test needs of this machine; prints why it cannot run.
 fn rig(programs: &[&str]) -> Option<Scratch> {
     let missing = |program: &&&str| !matches!(Command::new("which").arg(program).output(), Ok(o) if o.status.success());
     let lacks = if !rustix::process::geteuid().is_root() {
@@ -324,7 +323,7 @@ fn rig(programs: &[&str]) -> Option<Scratch> {
         return Some(scratch);
     };
     assert!(std::env::var_os("FARBUS_REQUIRE_RIG").is_none_or(|v| v != "1"), "cannot run here: {lacks}");
-    // Past the harness, which would keep it to itself.
+    // Bypasses the test harness, which would capture it.
     let thread = thread::current();
     let _ = writeln!(std::io::stderr(), "SKIP {}: {lacks}", thread.name().unwrap_or("?"));
     None

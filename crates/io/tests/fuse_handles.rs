@@ -1,4 +1,4 @@
-//! Who hears that what was written to a disk mounted through FUSE is lost, and who is counted as its user.
+//! Which programs are told that data written to a disk mounted through FUSE is lost, and which count as its users.
 //!
 //! Needs root and FUSE. Without them every test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
@@ -15,13 +15,14 @@ use farbus_model::block::MemoryStore;
 use farbus_model::{BlockStore, StoreDevice, StoreError};
 
 #[test]
-fn a_loss_is_told_to_each_open_file_once_and_the_close_of_one_takes_it_from_nobody() {
+fn each_open_file_is_told_of_a_loss_once_even_after_another_closed() {
     let Some((mount, loses)) = mounted() else { return };
     let open = || File::options().read(true).write(true).open(mount.file()).unwrap();
     let [first, second, third] = [open(), open(), open()];
     third.write_all_at(&[1; 4096], 0).unwrap();
     loses.store(true, Ordering::Release);
-    // Its close flushes, and finds the loss: RELEASE, whose answer nobody sees, must not take it from the others.
+    // Its close flushes, and finds the loss. The answer to RELEASE reaches no program, so it must not consume the
+    // report.
     drop(third);
     for (file, who) in [(&first, "first"), (&second, "second")] {
         file.sync_all().expect_err(who);
@@ -32,13 +33,13 @@ fn a_loss_is_told_to_each_open_file_once_and_the_close_of_one_takes_it_from_nobo
 }
 
 #[test]
-fn a_loss_that_nobody_heard_of_is_told_to_the_next_who_opens_the_file() {
+fn unreported_loss_is_told_to_the_next_open_of_the_file() {
     let Some((mount, loses)) = mounted() else { return };
     let open = || File::options().read(true).write(true).open(mount.file()).unwrap();
     let writer = open();
     writer.write_all_at(&[1; 4096], 0).unwrap();
     loses.store(true, Ordering::Release);
-    // As a program that does not look at how `close` ends.
+    // Like a program that ignores the result of `close`.
     drop(writer);
     let next = open();
     assert!(next.sync_all().is_err());
@@ -101,7 +102,7 @@ impl BlockStore for Forgetful {
     }
 }
 
-/// A mounted disk in a folder that goes away with it.
+/// A mounted disk, in a folder that is removed with it.
 struct Mounted(Option<DiskMount>, PathBuf);
 
 impl std::ops::Deref for Mounted {
@@ -119,7 +120,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A disk, and what makes it lose what was written.
+/// A disk, and a switch that makes it lose written data.
 fn mounted() -> Option<(Mounted, Arc<AtomicBool>)> {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
         assert!(std::env::var_os("FARBUS_REQUIRE_RIG").is_none_or(|v| v != "1"), "it needs root and /dev/fuse");

@@ -1,5 +1,5 @@
-//! A disk mounted through FUSE, used as people use it: through a loop device, by a file system, by
-//! `fio`, by programs that do not let go, and after its store is gone.
+//! A disk mounted through FUSE, used as people use it: through a loop device, by a file system, by `fio`, by programs
+//! that keep it open, and after its store is gone.
 //!
 //! Needs root, FUSE, loop devices and a few programs. Without them every test says so and passes;
 //! with `FARBUS_REQUIRE_RIG=1` it fails instead.
@@ -25,7 +25,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 const MIB: u64 = 1 << 20;
-/// How long anything may take that should take no time, on a machine that is busy or stalls.
+/// How long an operation may take that should take no time, on a machine that is busy or stalls.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CLEAN: Unmounted = Unmounted { in_use: false, flushed: Ok(()) };
 
@@ -61,7 +61,7 @@ fn ext4_on_a_loop_device_keeps_every_file_buffered_and_direct() {
         assert_eq!(disk.unmount().unwrap(), CLEAN);
         assert!(!scratch.path("at").exists(), "the folder was ours");
 
-        // What is in the image, and not in anybody's cache.
+        // Check the image, not a cache.
         run("fsck.ext4", &["-f", "-n", &text(&image)]);
         fs::remove_file(image).unwrap();
     }
@@ -80,8 +80,8 @@ fn trimming_the_file_system_gives_the_images_space_back() {
     rustix::fs::sync();
     let full = allocated();
     fs::remove_file(tree.0.join("big")).unwrap();
-    // ext4 frees the blocks of a deleted file in its journal's commit, but just after it has told those who wait for
-    // that commit: who trims at once may be too early.
+    // ext4 frees the blocks of a deleted file in its journal's commit, but just after it has answered those who wait
+    // for that commit: a trim at once may be too early.
     let trimmed = || {
         rustix::fs::sync();
         run("fstrim", &[&text(&tree.0)]);
@@ -137,7 +137,7 @@ fn fio_reads_back_what_it_wrote_by_every_way_into_the_file() {
 // ---- the store goes away ----
 
 #[test]
-fn a_store_that_is_gone_in_mid_write_ends_everything_and_says_what_was_lost() {
+fn store_lost_during_a_write_ends_the_mount_and_reports_lost_data() {
     let Some(scratch) = rig(&["losetup", "mkfs.ext4", "mount", "umount"]) else { return };
     let (store, strings) = Fragile::of_size(128 * MIB);
     let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
@@ -158,7 +158,7 @@ fn a_store_that_is_gone_in_mid_write_ends_everything_and_says_what_was_lost() {
     drop(file);
     tree.unmount();
     drop(device);
-    // Data that was acknowledged is lost, and that is said.
+    // Acknowledged data is lost, and that is reported.
     assert_eq!(disk.unmount().unwrap(), Unmounted { in_use: false, flushed: Err(StoreError::Gone) });
     assert_eq!(disk.health(), Health::Ended);
     assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
@@ -191,7 +191,7 @@ fn a_store_that_never_answers_is_cut_off_from_its_users() {
         assert!(!scratch.path("at").join("disk").exists());
         assert!(started.elapsed() < PATIENCE, "{:?}", started.elapsed());
         drop(stuck);
-        // What was held inside may have been a flush, caused by a close: then the first write is safe.
+        // The request that was held may have been a flush, caused by a close: then the first write is safe.
         let unmounted = owner.join().unwrap();
         assert!(!unmounted.in_use && matches!(unmounted.flushed, Ok(()) | Err(StoreError::Gone)), "{unmounted:?}");
     });
@@ -201,7 +201,7 @@ fn a_store_that_never_answers_is_cut_off_from_its_users() {
 }
 
 #[test]
-fn each_trouble_of_the_store_has_its_own_error_and_fsync_reports_it() {
+fn each_store_error_has_its_own_errno_and_fsync_reports_it() {
     let Some(scratch) = rig(&[]) else { return };
     for (error, expected) in
         [(StoreError::Medium, Errno::IO), (StoreError::NoSpace, Errno::NOSPC), (StoreError::ReadOnly, Errno::ROFS)]
@@ -227,7 +227,7 @@ fn each_trouble_of_the_store_has_its_own_error_and_fsync_reports_it() {
 // ---- coming and going ----
 
 #[test]
-fn an_unmount_by_somebody_else_is_told_to_the_owner() {
+fn unmount_by_another_program_is_reported_to_the_owner() {
     let Some(scratch) = rig(&["umount"]) else { return };
     let (store, strings) = Fragile::of_size(MIB);
     let mut disk = mount(&scratch.path("at"), "disk", store).unwrap();
@@ -241,7 +241,7 @@ fn an_unmount_by_somebody_else_is_told_to_the_owner() {
 }
 
 #[test]
-fn what_somebody_else_mounts_at_the_same_place_is_left_alone() {
+fn another_mount_at_the_same_place_is_left_alone() {
     let Some(scratch) = rig(&["umount", "mount"]) else { return };
     let at = scratch.path("at");
     fs::create_dir(&at).unwrap();
@@ -284,7 +284,7 @@ fn a_dropped_disk_refuses_the_users_that_are_left() {
     assert!(strings.store_is_dropped(), "whoever waits for the link's end need not wait for the users");
 }
 
-/// Not a test by itself: what the next one does as an ordinary user.
+/// Not a test by itself: what the next test does as an ordinary user.
 #[test]
 fn child_that_mounts_and_unmounts() {
     let Some(at) = std::env::var_os("FARBUS_TEST_CHILD_USES") else { return };
@@ -311,8 +311,8 @@ fn child_that_mounts_and_unmounts() {
 #[test]
 fn an_ordinary_user_mounts_with_fuses_helper_or_is_told_to_install_it() {
     let Some(scratch) = rig(&["setpriv", "fusermount3"]) else { return };
-    // The build folder may lie where nobody else can look. Copied by another process: a descriptor of
-    // ours open for writing may be in another test's child, and then the copy cannot be run.
+    // The build folder may be inaccessible to other users. Copied by another process: a descriptor of ours that is open
+    // for writing may be in another test's child, and then the copy cannot be run.
     let program = scratch.path("test");
     run("cp", &[&text(&std::env::current_exe().unwrap()), &text(&program)]);
     fs::create_dir(scratch.path("home")).unwrap();
@@ -334,7 +334,7 @@ fn an_ordinary_user_mounts_with_fuses_helper_or_is_told_to_install_it() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("NoHelper"));
 }
 
-/// Not a test by itself: the process that the next one kills.
+/// Not a test by itself: the process that the next test kills.
 #[test]
 fn child_that_mounts_and_waits() {
     let Some(at) = std::env::var_os("FARBUS_TEST_CHILD_MOUNTS_AT") else { return };
@@ -374,7 +374,7 @@ fn the_mount_of_a_killed_process_is_recognised_and_cleared_as_told() {
 #[test]
 fn the_file_has_the_disks_size_whatever_is_done_to_it() {
     let Some(scratch) = rig(&[]) else { return };
-    // No multiple of the kernel's page.
+    // Not a multiple of the kernel's page size.
     let size = 5 * MIB - 512;
     let mut disk = mount(&scratch.path("at"), "disk", MemoryStore::new(vec![0xaa; size as usize])).unwrap();
     let metadata = fs::metadata(disk.file()).unwrap();
@@ -395,7 +395,7 @@ fn the_file_has_the_disks_size_whatever_is_done_to_it() {
     assert_eq!(errno(File::create(disk.mountpoint().join("b"))), Errno::PERM);
     assert_eq!(errno(fs::create_dir(disk.mountpoint().join("b"))), Errno::PERM);
 
-    // Over the end: what fits is written, then there is no space.
+    // Past the end: what fits is written, then there is no space.
     file.seek(SeekFrom::Start(size - 100)).unwrap();
     assert_eq!(file.write(&[1; 200]).unwrap(), 100);
     assert_eq!(errno(file.write(&[1; 200])), Errno::NOSPC);
@@ -432,7 +432,7 @@ fn holes_and_zeroes_reach_the_store() {
     allocate(FallocateFlags::ZERO_RANGE, 300_000, 1).unwrap();
     expected[200_000..204_096].fill(0);
     expected[300_000] = 0;
-    // Beyond the end there is nothing to punch, and nothing to make.
+    // Beyond the end there is nothing to punch, and nothing to write.
     allocate(FallocateFlags::PUNCH_HOLE | keep, MIB - 512, 4096).unwrap();
     expected[MIB as usize - 512..].fill(0);
     assert_eq!(allocate(FallocateFlags::ZERO_RANGE, MIB - 512, 4096), Err(Errno::NOSPC));
@@ -460,7 +460,7 @@ fn a_read_only_disk_is_read_and_cannot_be_opened_for_writing() {
 }
 
 #[test]
-fn places_and_names_that_will_not_do_are_refused() {
+fn unsuitable_mountpoints_and_file_names_are_refused() {
     let Some(scratch) = rig(&[]) else { return };
     let store = || MemoryStore::new(vec![0; 512]);
     for name in ["", ".", "..", "a/b", "a\0b"] {
@@ -503,13 +503,13 @@ fn a_block_device_is_a_store_and_is_refused_while_mounted() {
     tree.unmount();
 }
 
-// ---- what the tests stand on ----
+// ---- the tests' tools ----
 
 fn mount(at: &Path, file_name: &str, store: impl BlockStore + 'static) -> Result<DiskMount, MountError> {
     DiskMount::mount(at, file_name, StoreDevice::new(store))
 }
 
-/// A store in memory that fails when its strings are pulled.
+/// A store in memory that a test can make fail.
 struct Fragile {
     inner: MemoryStore,
     strings: Arc<Strings>,
@@ -528,7 +528,7 @@ impl Strings {
         *self.fails.lock().unwrap() = error;
     }
 
-    /// Requests stay inside the store until the guard is dropped.
+    /// Keeps requests inside the store until the guard is dropped.
     fn hold(&self) -> MutexGuard<'_, Option<StoreError>> {
         self.fails.lock().unwrap()
     }
@@ -587,10 +587,10 @@ impl BlockStore for Fragile {
     }
 }
 
-/// A folder that goes away with its test.
+/// A folder that is removed with its test.
 struct Scratch(PathBuf);
 
-/// What the test needs of this machine, or why it cannot run.
+/// Checks what the test needs of this machine; prints why it cannot run.
 fn rig(programs: &[&str]) -> Option<Scratch> {
     let missing = |program: &&&str| !matches!(Command::new("which").arg(program).output(), Ok(o) if o.status.success());
     let lacks = if !rustix::process::geteuid().is_root() {
@@ -610,7 +610,7 @@ fn rig(programs: &[&str]) -> Option<Scratch> {
         return Some(scratch);
     };
     assert!(std::env::var_os("FARBUS_REQUIRE_RIG").is_none_or(|v| v != "1"), "cannot run here: {lacks}");
-    // Past the harness, which would keep it to itself.
+    // Bypasses the test harness, which would capture it.
     let thread = std::thread::current();
     let _ = writeln!(std::io::stderr(), "SKIP {}: {lacks}", thread.name().unwrap_or("?"));
     None
@@ -633,7 +633,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A loop device that is let go of.
+/// A loop device that is detached when dropped.
 struct Loop(String);
 
 impl Loop {
@@ -651,7 +651,7 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = Command::new("losetup").args(["--detach", &self.0]).status();
-        // Done a moment later if somebody, udev say, is looking at the device.
+        // The detachment completes a moment later if another program, such as udev, has the device open.
         let backing = format!("/sys/block/{}/loop/backing_file", self.0.trim_start_matches("/dev/"));
         for _ in 0..250 {
             if !Path::new(&backing).exists() {
@@ -663,7 +663,7 @@ impl Drop for Loop {
     }
 }
 
-/// A mounted file system that is unmounted.
+/// A mounted file system that is unmounted when dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -691,8 +691,8 @@ impl Drop for Mounted {
     }
 }
 
-/// Unmounts as a person would, and once more if that was too quick: another test's child may hold our
-/// descriptors for the moment between its birth and its program.
+/// Unmounts as a user would, and once more if the first try was too early: another test's child may have our
+/// descriptors between its fork and its exec.
 fn unmount(at: &Path) {
     for _ in 0..50 {
         if Command::new("umount").arg(at).stderr(Stdio::null()).status().unwrap().success() {
@@ -708,7 +708,7 @@ fn is_mountpoint(at: &Path) -> bool {
     table.lines().any(|line| line.split(' ').nth(4) == at.to_str())
 }
 
-/// Runs a program to its end, at most a minute; what it printed.
+/// Runs a program to its end, at most a minute; returns what it printed.
 fn run(program: &str, args: &[&str]) -> String {
     let output = Command::new("timeout").args(["-k", "5", "60", program]).args(args).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -730,7 +730,7 @@ fn is_readable(event: BorrowedFd<'_>) -> bool {
     rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() == 1
 }
 
-/// Some hundred files of all sizes in a few folders; their checksums.
+/// Creates some hundred files of all sizes in a few folders; returns their checksums.
 fn grow_tree(root: &Path) -> BTreeMap<PathBuf, u64> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     for folder in ["d1", "d2", "d2/d3"] {

@@ -404,7 +404,10 @@ fn greetings() -> Vec<(&'static str, Said)> {
     let their_further = LanePosition { incarnation: theirs.incarnation, ..further };
     vec![
         ("hello", Said::Hello(Hello::new(position, options))),
-        ("welcome", Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: theirs, options: granted })),
+        (
+            "welcome",
+            Said::Welcome(Welcome { version: 1, outcome: Outcome::Resumed, position: theirs, options: granted }),
+        ),
         ("hello_lanes", Said::Hello(Hello::new(position, several))),
         ("hello_further", Said::Hello(Hello::new(further, Options::default()))),
         (

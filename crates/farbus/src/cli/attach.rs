@@ -138,7 +138,7 @@ pub struct AttachArgs {
     no_sandbox: bool,
 }
 
-/// The names of all front ends, with their words for the help.
+/// A parser for the names of front ends, with their summaries for the help.
 fn via_parser() -> impl TypedValueParser<Value = Via> {
     let values = FRONT_ENDS.iter().map(|front_end| PossibleValue::new(front_end.name()).help(front_end.summary()));
     PossibleValuesParser::new(values).try_map(|name| name.parse::<Via>())
@@ -175,16 +175,16 @@ pub struct DetachArgs {
 }
 
 pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
-    // Before any thread: what is granted here is inherited.
+    // Before any thread starts: threads inherit what is granted here.
     report_protection(&protect_writeback_path());
     args.target = resolve(args.target)?;
-    // Signals are caught before anything has to be taken back.
+    // Catch signals before there is anything to give back.
     let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let (request, front_end) = request_from(&args)?;
     let target = &request.target;
     let recipe = recipe(&request.modules).map_err(Failure::local)?;
     let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
-    // From here on whatever a stranger says is read without rights.
+    // From here on, input from the network is read without rights.
     let mut broker_policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
         hosts: vec![target.address.clone()],
@@ -208,7 +208,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     let shown = Arc::new(Shown::new(&request));
     let for_control_socket = Arc::clone(&shown);
     control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
-    // Nothing is taken from anybody before; and whoever connects while the device is waited for waits, too.
+    // Prepare before a device is taken. Programs that connect while the device is waited for wait, too.
     let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
     let Some(attachment) = patience.have(|| front_end.take(&client, &request, &mut prepared))? else {
@@ -234,7 +234,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     ended.failure(&client, target).map_or(Ok(()), Err)
 }
 
-/// What somebody wants attached, as he said it, and the front end that shows it here and now.
+/// The request that the arguments describe, and the front end that shows it on this machine now.
 fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), Failure> {
     let mut request = Request {
         at: args.at.clone(),
@@ -277,8 +277,7 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
     }
 }
 
-/// Where programs connect to the device, if `front_end` is for such; and whether it appears in a folder, if one is
-/// named.
+/// Where programs connect to the device, if `front_end` has a protocol. Refuses options that do not fit the front end.
 fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<Place>, Failure> {
     match front_end.protocol() {
         Some(_) if args.at.is_some() => {
@@ -297,7 +296,7 @@ fn place_from(args: &AttachArgs, front_end: &dyn FrontEnd) -> Result<Option<Plac
     }
 }
 
-/// Tells where a device is and what to type next; of an export programs are told as JSON, too.
+/// Prints where a device is and what to type next; the URI of an NBD export as JSON, too.
 fn introduce(introduction: &Introduction, as_json: bool) -> Result<(), Failure> {
     let Introduction { line, next, export } = introduction;
     if let (true, Some(export)) = (as_json, export) {
@@ -310,17 +309,17 @@ fn introduce(introduction: &Introduction, as_json: bool) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Signals, and how long a device that is in use is waited for.
+/// Signals, and how long to wait for a device that is in use.
 struct Patience<'a> {
     signals: Option<Signals>,
     shown: &'a Shown,
-    /// `None`: not at all.
+    /// `None`: do not wait.
     until: Option<Instant>,
 }
 
-/// Between two tries: short at first, and well below [`farbus_session::claims::PATIENCE`].
+/// The pauses between tries: short at first, and always well below [`farbus_session::claims::PATIENCE`].
 const TRY_AGAIN: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(500), Duration::from_secs(1)];
-/// For ever, as far as an [`Instant`] reaches everywhere.
+/// Stands for "for ever": an [`Instant`] this far ahead can still be computed.
 const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl<'a> Patience<'a> {
@@ -332,12 +331,12 @@ impl<'a> Patience<'a> {
         Self { signals: Some(signals), shown, until }
     }
 
-    /// The signals, for whoever ends what was had.
+    /// Hands over the signals, for the thread that ends the attachment.
     fn take_signals(&mut self) -> Signals {
         self.signals.take().expect("signals are taken once, when a device was had")
     }
 
-    /// Tries until the device is had, or something but *busy* is in the way. `None`: a signal came first.
+    /// Tries until the device is taken or an error other than *busy* occurs. `None`: a signal came first.
     fn have<T>(&mut self, mut attempt: impl FnMut() -> Result<T, ClientError>) -> Result<Option<T>, Failure> {
         let mut pauses = TRY_AGAIN.iter().copied().chain(std::iter::repeat(TRY_AGAIN[2]));
         let mut said = None;
@@ -365,7 +364,7 @@ impl<'a> Patience<'a> {
         }
     }
 
-    /// Sleeps; says whether a signal came, or its owner's word.
+    /// Sleeps; returns whether a signal came or the owner asked for the end.
     fn sleep_until(&mut self, until: Instant) -> bool {
         let signals = self.signals.as_mut().expect("signals are taken once, when a device was had");
         loop {
@@ -381,7 +380,7 @@ impl<'a> Patience<'a> {
     }
 }
 
-/// The first signal ends the attachment in good order; a second one does not wait for a disk to be durable.
+/// The first signal ends the attachment in good order; the second does not wait until a disk is durable.
 fn end_on(mut signals: Signals, handle: Handle) {
     thread::spawn(move || {
         let mut signals = signals.forever();
@@ -394,7 +393,7 @@ fn end_on(mut signals: Signals, handle: Handle) {
     });
 }
 
-/// What a status shows, from the first try on.
+/// What the status shows, from the first try on.
 struct Shown {
     target: Target,
     reason: Option<String>,
@@ -428,7 +427,7 @@ impl Shown {
         self.state().running.as_ref().map(|running| running.handle.clone())
     }
 
-    /// Whether its owner wants it to end, attached or not.
+    /// Whether the owner asked for the end, attached or not.
     fn is_ending(&self) -> bool {
         self.state().is_ending
     }
@@ -485,7 +484,7 @@ pub fn detach(args: DetachArgs) -> Result<(), Failure> {
     if !args.force {
         in_use::make_free(&name, args.unmount)?;
     }
-    // Whoever has it under that name: they may be several.
+    // Several processes may have it under that name: ask all.
     let question = Question::Detach { device: Some(name.clone()), force: args.force };
     let answers = ask_all(&question).map_err(Failure::local)?;
     let next = "or 'farbus detach --force', which loses that";
@@ -493,13 +492,13 @@ pub fn detach(args: DetachArgs) -> Result<(), Failure> {
     heard.map(drop).map_err(|failure| in_use::explain(&name, failure, next))
 }
 
-/// What is meant when nothing is named.
+/// The name of the only attached device, if the command names none.
 fn only_one_attached() -> Result<String, Failure> {
     let mut attached = Vec::new();
     for (_, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
         let Answer::Ok(process) = answer else { continue };
         let devices = process["devices"].as_array().into_iter().flatten();
-        // A daemon lists what it shares, too: that has a bus id.
+        // A daemon lists its shares, too: those have a bus id.
         let here = devices.filter(|device| device["bus_id"].is_null() && device["state"] != "detached");
         attached.extend(here.filter_map(|device| device["title"].as_str().map(str::to_owned)));
     }

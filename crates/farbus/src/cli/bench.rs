@@ -1,5 +1,4 @@
-//! `farbus bench`: the measurements are a program of their own, `farbus-bench`, found as `git` finds its further
-//! commands.
+//! `farbus bench` runs a separate program with the measurements, found as `git` finds its external commands.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -10,9 +9,9 @@ use clap::builder::{OsStringValueParser, PossibleValue, TypedValueParser};
 
 use super::Failure;
 
-/// The program.
+/// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
-/// What it measures, by name: a test of its own holds it to this list.
+/// The names of its measurements; one of the program's tests compares them with this list.
 pub const NAMES: [&str; 27] = [
     "round-trip",
     "syscalls",
@@ -61,7 +60,7 @@ pub struct Args {
     words: Vec<OsString>,
 }
 
-/// Anything is passed on; a shell completes the names.
+/// Accepts and passes on any word; a shell completes the names.
 #[derive(Clone)]
 struct Named;
 
@@ -82,16 +81,16 @@ impl TypedValueParser for Named {
     }
 }
 
-/// Becomes that program.
+/// Replaces this process by the benchmark program.
 pub fn run(args: Args) -> Result<(), Failure> {
     let ours = std::env::current_exe().map_err(Failure::local)?;
     let program = beside(&ours).unwrap_or_else(|| PROGRAM.into());
     let mut command = Command::new(&program);
     if !says_which(&args.words) {
-        // What was called is what is measured.
+        // Measure the farbus that was called.
         command.arg("--farbus").arg(&ours);
     }
-    // It comes back only if it could not.
+    // `exec` returns only if it failed.
     let error = command.args(args.words).exec();
     Err(Failure::local(match error.kind() {
         std::io::ErrorKind::NotFound => format!(
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_farbus_that_is_measured_is_this_one_unless_another_is_named() {
+    fn farbus_bench_measures_this_farbus_unless_another_is_named() {
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
         assert!(!says_which(&words("modules --plots .")));
         assert!(says_which(&words("modules --farbus /usr/bin/farbus")) && says_which(&words("--farbus=./farbus deep")));

@@ -46,7 +46,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether another daemon started this one to go on in its place.
+    /// Whether another daemon started this process as its replacement.
     pub fn is_successor(&self) -> bool {
         self.take_over
     }
@@ -109,7 +109,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     serve(Options { config: args.config, no_sandbox: args.no_sandbox, take_over: args.take_over }, ready, say)
 }
 
-/// What the daemon that runs here answers.
+/// The answer of the daemon that runs on this machine.
 fn ask_daemon(question: &Question) -> Result<Value, Failure> {
     for (_, answer) in ask_all(question).map_err(Failure::local)? {
         match answer {

@@ -1,4 +1,4 @@
-//! `farbus completions` and `farbus man`: what the command says of itself, for shells and for `man`.
+//! `farbus completions` and `farbus man`: shell completions and man pages.
 
 use std::fs;
 use std::io::Write;
@@ -31,7 +31,7 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs, mut farbus: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut farbus, "farbus", &mut script);
-    // A reader that has gone has read enough.
+    // A reader that has closed the pipe needs no more.
     let _ = std::io::stdout().lock().write_all(&script);
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What paired hosts may use: `allow`, `forbid`.
 //!
-//! A permission is for a name that an owner gave to a device, or for the device itself where farbus gave the name: the
-//! second one gets another number when devices are shared in another order.
+//! A permission is for a name that the owner gave to a device, or, if farbus gave the name, for the device itself: an
+//! automatic name changes when devices are shared in another order.
 
 use std::collections::BTreeSet;
 
@@ -59,14 +59,14 @@ pub struct ForbidArgs {
 struct Permission {
     host: String,
     device: String,
-    /// `all`, `name` or `identity`.
+    /// How the device is named: `all`, `name` or `identity`.
     by: &'static str,
-    /// The devices that are meant by an identity.
+    /// The identities that the permission is for.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     ids: BTreeSet<DeviceId>,
-    /// Whether farbus gave that name: as far as is known, or by its looks.
+    /// Whether farbus gave that name: from the device's record, else by its form.
     is_automatic: bool,
-    /// What is meant and shared now, by name.
+    /// The names of the shared devices that it applies to at present.
     now: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
         if args.reserve_high {
             peer.reserve_high.add(device);
         }
-        // 'all' says it already.
+        // 'all' covers it already.
         if !(args.reserve_high && peer.allow.allows(device)) {
             peer.allow.add(device);
         }
@@ -104,8 +104,7 @@ pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
     })
 }
 
-/// By these names the devices are meant that are called so now, where farbus gave the names. None: there is no such
-/// peer.
+/// Binds these names, where farbus gave them, to the devices that have them now. `None`: there is no such peer.
 ///
 /// # Errors
 /// [`Failure`]: the list of peers cannot be changed.
@@ -120,14 +119,14 @@ pub fn bind(trust: &Trust, name: &str, devices: &[String]) -> Result<Option<Peer
 
 fn bind_to(peer: &mut Peer, device: &str, now: &[SharedNow]) {
     let called: Vec<_> = now.iter().filter(|shared| shared.name == device).collect();
-    // What is meant stays what was meant while nothing is called so.
+    // While no device has the name, the permission stays bound to its former device.
     if !called.is_empty() {
         let ids: Option<BTreeSet<DeviceId>> = called.iter().map(|shared| shared.bound_to()).collect();
         peer.bind(device, &ids.unwrap_or_default());
     }
 }
 
-/// What an automatic name comes to.
+/// Explains what a permission for an automatic name applies to.
 fn explain(device: &str, now: &[SharedNow]) {
     let Some(shared) = now.iter().find(|shared| shared.name == device && !shared.is_named) else { return };
     match shared.bound_to() {
@@ -141,7 +140,7 @@ fn explain(device: &str, now: &[SharedNow]) {
     }
 }
 
-/// What a peer may use, as people read it.
+/// What a peer may use, for people.
 pub fn words(peer: &Peer) -> impl Iterator<Item = String> {
     peer.allow.words().map(|word| match peer.bound.get(word) {
         Some(ids) => format!("{word} ({})", ids.iter().map(|id| id.short()).collect::<Vec<_>>().join(", ")),
@@ -244,12 +243,12 @@ fn change_grant(
     Err(Failure::new(Attribute::Gone, format!("{} was not allowed {} by name{hint}", peer.name, unchanged.join(", "))))
 }
 
-/// What a peer's owner did, for the audit log.
+/// An event of the audit log: what the owner did to a peer.
 pub(super) fn of<'a>(peer: &'a Peer, verb: &'a str) -> Event<'a> {
     Event { peer: Some(&peer.name), fingerprint: Some(peer.fingerprint), ..Event::new(verb, Outcome::Ok) }
 }
 
-/// There is no such peer.
+/// The failure if there is no such peer.
 pub(super) fn no_such_peer(name: &str) -> Failure {
     Failure::new(Attribute::Gone, format!("no host called '{name}' is paired with this one\n  see: farbus peers"))
 }

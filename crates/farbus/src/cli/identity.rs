@@ -49,7 +49,7 @@ enum Verb {
 }
 
 impl Args {
-    /// Whether a failure, too, is to be told as JSON.
+    /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         matches!(self.verb, Verb::List { json: true })
     }
@@ -62,12 +62,12 @@ struct Line {
     generation: u64,
     name: String,
     is_named: bool,
-    /// Its evidence; none: nothing is this device now, or it has none that lasts.
+    /// Its evidence; `None` if no shared device is this one now, or its evidence does not last.
     #[serde(skip_serializing_if = "Option::is_none")]
     medium: Option<String>,
     #[serde(skip_serializing_if = "String::is_empty")]
     view: String,
-    /// Whether it is known after a restart.
+    /// Whether it is recognised after a restart.
     is_lasting: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     seen: Option<String>,
@@ -139,7 +139,7 @@ fn line_of(known: &KnownDevice, pid: Option<u32>) -> Line {
     }
 }
 
-/// What is to be known as another device, by its evidence.
+/// The device that is to be known as another one, and its evidence.
 struct Subject {
     medium: String,
     view: String,
@@ -169,7 +169,7 @@ fn adopt(folder: &Folder, device: &str, id: &str) -> Result<(), Failure> {
             format!("'{name}' is used by {user}, as the device that it is now\n  first: farbus release {name}");
         return Err(Failure::new(Attribute::Refused, message));
     }
-    // Another medium of that device: a session of before does not go on with it unasked.
+    // It may be another medium: without a new generation, an earlier session would continue with it.
     let generation = wanted.identity().adopted().generation;
     let id = wanted.id;
     Devices::change(folder, |all| all.give(id, generation, &subject.medium, &subject.view))?;
@@ -208,7 +208,7 @@ fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject,
     }
 }
 
-/// What a device is that is named as `farbus share` names it.
+/// Identifies a device that is named as `farbus share` names it.
 fn subject_at(text: &str) -> Result<Subject, Failure> {
     let spec = if text.contains(':') { text.to_owned() } else { format!("disk:{text}") };
     let called: Called = spec.parse().map_err(Failure::local)?;
@@ -245,7 +245,7 @@ fn unknowable(device: &str) -> Failure {
     Failure::new(Attribute::Refused, format!("{device} cannot be said to be a device of before\n  {why}"))
 }
 
-/// The device of before that is meant.
+/// The known device that `text` means.
 fn find<'a>(all: &'a Devices, text: &str, subject: &Subject) -> Result<&'a KnownDevice, Failure> {
     let is_subject =
         |known: &&KnownDevice| known.medium.as_ref() == Some(&subject.medium) && known.view == subject.view;

@@ -79,7 +79,7 @@ mod tests {
     use farbus_model::{Descriptors, Speed};
 
     #[test]
-    fn a_program_reads_what_stands_against_a_device() {
+    fn json_inventory_contains_the_obstacle_to_sharing() {
         let interface = |number, driver: &str| Interface { number, class: [1, 2, 0], driver: Some(driver.into()) };
         let found = Found {
             bus_id: "2-1.4".into(),

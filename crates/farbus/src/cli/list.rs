@@ -33,20 +33,20 @@ pub struct Args {
     pub json: bool,
 }
 
-/// A device, and how it is attached where no host was named.
+/// A device, and its target if no host was named.
 #[derive(Serialize)]
 struct Line {
     #[serde(flatten)]
     device: Listed,
-    /// Whose it is.
+    /// The host that offers it.
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<String>,
-    /// As `farbus attach` takes it.
+    /// The target, as `farbus attach` takes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<String>,
 }
 
-/// A host whose devices are not known.
+/// A host that did not answer.
 #[derive(Serialize)]
 struct Silent {
     host: String,
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What this machine's shares offer: where two have a device of one name, by their sockets.
+/// What this machine's shares offer; if two have a device of one name, with their sockets.
 fn lines_at(devices: Vec<Listed>) -> Vec<Line> {
     devices.into_iter().map(|device| Line { device, host: None, target: None }).collect()
 }

@@ -1,4 +1,4 @@
-//! Where programs are to find a device, as a command line says it.
+//! Where programs are to find a device, from a command line.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use super::Failure;
 use crate::common::listen_words::place_said;
 use crate::common::socket_place::{Place, Protocol};
 
-/// Where programs that speak `protocol` are to find `device`: at `--socket`, or `--listen`, or where it is by default.
-/// Warns of an address that others than this machine reach.
+/// Where programs that speak `protocol` are to find `device`: at `--socket`, at `--listen`, or at the default place.
+/// Warns of an address that other machines can reach.
 pub fn place_told(
     protocol: Protocol,
     socket: Option<&Path>,

@@ -61,7 +61,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a disk's owner is told at once that NBD clients keep.
+/// What the owner of a disk that NBD clients keep open is told at once.
 fn waits_for(device: &str, to: &str, clients: u64) -> String {
     let who = if clients == 1 { "an NBD client is".to_owned() } else { format!("{clients} NBD clients are") };
     format!(

@@ -119,8 +119,7 @@ enum Verb {
 }
 
 impl Cli {
-    /// Whether farbus itself started this process, which then has what it needs as standard input, output and error,
-    /// and no descriptor more.
+    /// Whether farbus itself started this process, whose only descriptors are then standard input, output and error.
     pub fn is_started_by_farbus(&self) -> bool {
         match &self.verb {
             Verb::Broker | Verb::ModuleHost { .. } | Verb::ModuleProgram { .. } | Verb::Nearby => true,
@@ -129,7 +128,7 @@ impl Cli {
         }
     }
 
-    /// Whether a failure, too, is to be told as JSON.
+    /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
             Verb::List(args) => args.json,
@@ -149,16 +148,16 @@ impl Cli {
         }
     }
 
-    /// How much is logged unless somebody says otherwise: the demo tells its own story.
+    /// The default log level: the demo prints its own progress.
     pub fn log_level(&self) -> &'static str {
         if matches!(self.verb, Verb::Demo(_)) { "warn" } else { "info" }
     }
 }
 
-/// Does what the command line says.
+/// Carries out the command line.
 ///
 /// # Errors
-/// A failure, which knows its exit code.
+/// A failure, which has its exit code.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.verb {
         Verb::Share(args) => share::run(args),

@@ -61,7 +61,7 @@ struct DeviceArgs {
 }
 
 impl Args {
-    /// Whether it is for programs.
+    /// Whether the output is JSON.
     pub fn is_for_programs(&self) -> bool {
         matches!(self.verb, Verb::List { json: true } | Verb::Show { json: true, .. })
     }

@@ -64,10 +64,10 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     if args.what.iter().any(|what| what.images().next().is_some()) {
-        // Before any thread: what is granted here is inherited.
+        // Before any thread starts: threads inherit what is granted here.
         report_protection(&protect_writeback_path());
     }
-    // Signals are caught before anybody can know where we listen.
+    // Catch signals before any program can know where this one listens.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     if args.what.len() > NbdServer::offers_max() {
         return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
@@ -133,7 +133,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// A name for each, no two alike.
+/// A distinct name for each.
 fn names(what: &[BlockSpec]) -> Vec<String> {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
     what.iter()
@@ -146,11 +146,11 @@ fn names(what: &[BlockSpec]) -> Vec<String> {
         .collect()
 }
 
-/// What a status shows.
+/// What the status shows.
 struct Shown {
     names: Vec<String>,
     exports: Vec<Arc<BlockExport>>,
-    /// By name.
+    /// The swaps, by name.
     swaps: Swaps,
     uri: String,
     what: Vec<String>,
@@ -183,7 +183,7 @@ impl Shown {
             served: AttachmentStatus {
                 at: self.uri.clone(),
                 used_s: self.since.elapsed().as_secs_f64(),
-                // They are counted together.
+                // All exports are counted together.
                 meters: (at == 0).then(|| self.meters.read()),
                 ..AttachmentStatus::named(name, what, "served")
             },
@@ -194,7 +194,7 @@ impl Shown {
     }
 }
 
-/// A device that is served, and what holds its blocks.
+/// A device that is served, and the medium behind it.
 #[derive(Serialize)]
 struct ServedStatus {
     #[serde(flatten)]

@@ -44,19 +44,19 @@ pub struct Args {
     no_sandbox: bool,
 }
 
-/// A transfer, for programs.
+/// A transfer, as JSON.
 #[derive(Serialize)]
 struct Line {
-    /// Seconds since the first that was shown.
+    /// Seconds since the first transfer that was shown.
     at_s: f64,
     endpoint: String,
     #[serde(rename = "type")]
     kind: &'static str,
-    /// `ok`, or what went wrong.
+    /// `ok`, or the error.
     status: String,
-    /// Transfers before this one that were not shown.
+    /// How many transfers before this one were not shown.
     missed: u32,
-    /// Of an isochronous transfer: how many bytes each packet brought.
+    /// The bytes of each packet of an isochronous transfer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     packets: Vec<u32>,
     /// Hexadecimal.
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     while left > 0 {
         for event in seen.drain(..) {
             let at_ns = event.moment_ns.saturating_sub(*since_ns.get_or_insert(event.moment_ns));
-            // Whoever reads it has gone: that is an end, too.
+            // The reader has closed the pipe: end, too.
             if show(&event, at_ns, args.json).is_err() {
                 left = 0;
             }
@@ -142,7 +142,7 @@ fn hex(bytes: &[u8], between: &str) -> String {
     let mut text = String::new();
     for (at, byte) in bytes.iter().enumerate() {
         let between = if at > 0 { between } else { "" };
-        // Into memory: it does not fail.
+        // Writing to memory does not fail.
         let _ = write!(text, "{between}{byte:02x}");
     }
     text

@@ -1,4 +1,4 @@
-//! What a person sees: failures with their exit codes, tables, colour only where there is a terminal.
+//! Output for people: failures with their exit codes, tables, colour only on a terminal.
 
 use std::fmt;
 use std::io::{self, IsTerminal};
@@ -9,29 +9,28 @@ use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyl
 use crate::common::failure::Attribute;
 pub use crate::common::failure::Failure;
 
-/// Says what failed: whose trouble it is, and for programs (`as_json`) the same as JSON on standard output.
-/// Returns the exit code; 2 is clap's for usage.
+/// Prints which party failed and how; with `as_json` the same as JSON on standard output. Returns the exit code; 2 is
+/// clap's for usage errors.
 pub fn report(failure: &Failure, as_json: bool) -> ExitCode {
     match failure.attribute() {
         Attribute::Local => eprintln!("farbus: {failure}"),
         other => eprintln!("farbus: {}: {failure}", other.as_str()),
     }
     if as_json && !failure.is_told() {
-        // It was printable a moment ago.
+        // Standard output may be closed by now.
         let _ = print_json(&serde_json::json!({ "failure": failure.report() }));
     }
     ExitCode::from(failure.attribute().exit_code())
 }
 
-/// What a terminal has at least.
+/// The least width that a terminal can have.
 const COLUMNS_MIN: u16 = 40;
 
 /// A table without lines; headings are bold on a terminal.
 pub fn table(headings: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
-    // A serial line says that it is a terminal and has no width: wrapping to that would put each letter on its own
-    // line.
+    // A serial line is a terminal without a width: wrapping to that would put each letter on its own line.
     if table.width().is_some_and(|columns| columns < COLUMNS_MIN) {
         table.set_content_arrangement(ContentArrangement::Disabled);
     }
@@ -43,7 +42,7 @@ pub fn table(headings: &[&str]) -> Table {
     table
 }
 
-/// Prints a table without the space before each line and those at its end.
+/// Prints a table without the space that each line begins and ends with.
 pub fn print_table(table: &Table) {
     for line in table.lines() {
         let line = line.trim_end();
@@ -51,18 +50,18 @@ pub fn print_table(table: &Table) {
     }
 }
 
-/// Says a line, at once: whoever reads it through a pipe waits for it.
+/// Prints a line and flushes it: the reader of a pipe waits for it.
 pub fn say(line: impl fmt::Display) {
     use std::io::Write;
     let mut out = io::stdout().lock();
-    // A reader that has gone has heard enough.
+    // A reader that has closed the pipe needs no more.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
 /// Prints JSON for programs.
 ///
 /// # Errors
-/// Never for our own types; a broken pipe is the reader's choice.
+/// Never for farbus's own types; an error of a closed pipe is ignored.
 pub fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(Failure::local)?;
     say(text);

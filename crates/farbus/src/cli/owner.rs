@@ -1,4 +1,4 @@
-//! What an owner asks of what runs: `status`, `type`, `eject`, `insert`.
+//! What an owner asks of running processes: `status`, `type`, `eject`, `insert`.
 
 use std::time::Duration;
 
@@ -101,7 +101,8 @@ fn devices_of(process: &Value) -> impl Iterator<Item = &Value> {
     process["devices"].as_array().into_iter().flatten()
 }
 
-/// What has no room in a table: what a device counts, what a user needs it for, and what is wrong with an attachment.
+/// Prints what has no room in the table: a device's counters, what a user needs it for, and what is wrong with an
+/// attachment.
 fn say_more(device: &Value) {
     let name = device["name"].as_str().unwrap_or_default();
     let counts = device["counts"].as_object().into_iter().flatten().filter(|(_, count)| count.as_u64() != Some(0));
@@ -133,7 +134,7 @@ fn say_more(device: &Value) {
     }
 }
 
-/// What a tuned pipe has of a processor, and what became of what it promised.
+/// A tuned pipe's share of a processor, and how well it kept its promise.
 fn pipe_in_a_line(pipe: &serde_json::Map<String, Value>) -> String {
     let number = |name: &str| pipe.get(name).and_then(Value::as_u64).unwrap_or_default();
     let ms = |name: &str| format!("{}.{:03} ms", number(name) / 1_000_000, number(name) / 1000 % 1000);
@@ -173,7 +174,7 @@ fn print_history(running: &[Value]) {
     print_table(&table);
 }
 
-/// Median and 99th percentile of each stage.
+/// Prints the median and the 99th percentile of each stage.
 fn print_latency(running: &[Value]) {
     let mut table = table(&["NAME", "TIMED", "ALL", "NETWORK", "BUS", "BACK END"]);
     let of = |stage: &Value| {
@@ -225,7 +226,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// Its state, and since when if that is bad news.
+/// Its state, and how long it has been in it if that is a problem.
 fn state_of(device: &Value) -> String {
     let state = text(&device["state"]);
     match device["link_lost_s"].as_f64() {

@@ -1,4 +1,4 @@
-//! Where NBD clients find what is served to them, as a person is told.
+//! Tells people where NBD clients find the exports.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::common::units::format_bytes;
 use crate::frontend::Export;
 use crate::frontend::nbd::next_for;
 
-/// Says where exports are, and what can be done with the first.
+/// Prints where exports are, and what can be done with the first.
 pub fn say_served(exports: &[Export], as_json: bool) -> Result<(), Failure> {
     if as_json {
         return say_exports(exports);

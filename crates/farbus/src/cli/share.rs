@@ -134,7 +134,7 @@ pub struct Args {
     no_sandbox: bool,
 }
 
-/// A device to be made, and what its owner calls it.
+/// A device to be shared, and the name that its owner gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Called {
     what: What,
@@ -142,7 +142,7 @@ pub struct Called {
 }
 
 impl Called {
-    /// What it is.
+    /// The device.
     pub fn what(&self) -> &What {
         &self.what
     }
@@ -166,7 +166,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let users =
         LocalUsers::of(&args.local_users, |name| SystemAccess::Own.user_number(name)).map_err(Failure::local)?;
     share.serve_local_users(users);
-    // A device that is not plugged in is reported as that, whether the port is free or not.
+    // Report first that a device is not plugged in, whether or not the port is free.
     usb::check_present(args.what.iter().filter_map(|called| called.what.usb()))
         .map_err(|error| Failure::new(error.attribute(), error))?;
     let plain = bind_all_plain(&args.listen, args.socket_mode)?;
@@ -201,7 +201,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let file = create_output(path, 0o666);
         share.trace_to(file.map_err(|error| Failure::local(format!("cannot write {}: {error}", path.display())))?);
     }
-    // Signals are caught before anybody can know where we listen.
+    // Catch signals before any program can know where this one listens.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let secure = args.secure.as_deref().map(bind_secure).transpose()?;
     let (is_secure, host) = (secure.is_some(), host_name());
@@ -215,12 +215,13 @@ pub fn run(args: Args) -> Result<(), Failure> {
         (None, _) => Recorder::of_user(),
     };
     recorder.into_iter().for_each(|recorder| share.record_by(recorder));
-    // All that needs rights is open: they are given away before the first thread that may hear a stranger.
+    // Everything that needs rights is open: drop them before the first thread starts that may read input from the
+    // network.
     let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
     let hotplug = has_usb.then(Hotplug::new).transpose().map_err(deaf)?;
     if !args.no_sandbox {
-        // One that follows real devices reads what there is in sysfs; one for paired hosts reads whom it knows, and
-        // writes its log.
+        // With real devices the process reads sysfs; with paired hosts it reads the list of peers and writes the audit
+        // log.
         let readable = if has_usb { vec!["/sys".into()] } else { Vec::new() };
         let state =
             secure.as_ref().map(|secure| secure.trust.folder().hand_over()).transpose().map_err(Failure::local)?;
@@ -249,7 +250,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     signals.forever().next();
     follower.iter_mut().for_each(usb::Follower::stop);
     let is_durable = share.stop();
-    // Each device went back to its drivers as it was dropped.
+    // Each device went back to its drivers when it was dropped.
     follower.into_iter().for_each(usb::Follower::dismiss);
     drop(broker);
     if is_durable {
@@ -259,7 +260,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
 }
 
-/// What somebody wants reserved for a device that he shares.
+/// A reservation for a device that this command shares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct DeviceReservation {
     device: String,
@@ -290,7 +291,7 @@ fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How one comes to a device at the socket that is listened at by itself.
+/// Prints how to attach a device at the default socket.
 fn say_what_to_type(device: &str, paired_as: Option<&String>) {
     say(format!("  on this machine:    farbus attach {device}"));
     say(match paired_as {
@@ -304,7 +305,7 @@ fn say_what_to_type(device: &str, paired_as: Option<&String>) {
 
 fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, Place)>, Failure> {
     match told {
-        // Its owner's whatever the mode: that is of those that are named.
+        // Always the owner's: `--socket-mode` applies to sockets that are named.
         [] => Ok(vec![bind_plain(&local_shares::place_of_process(), SocketMode::default())?]),
         told => {
             let told = told.iter().filter(|told| *told != "none");
@@ -327,7 +328,7 @@ fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place)
     Ok((listener, place))
 }
 
-/// Where paired hosts come to.
+/// The listener for paired hosts.
 struct Secure {
     listener: Listener,
     datagrams: Option<UdpSocket>,

@@ -13,11 +13,11 @@ use super::output::say;
 use crate::common::control::{Answer, Question, ask_all};
 use crate::importer::client::Attribute;
 
-/// How long it may take until the kernel has let go of what was unplugged.
+/// How long the kernel may take to release what was unplugged.
 const FREE_TIME_MAX: Duration = Duration::from_secs(5);
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// What every daemon here answers.
+/// The answers of all daemons on this machine.
 fn ask(question: &Question) -> Result<Vec<Value>, Failure> {
     let mut answers = Vec::new();
     for (_, answer) in ask_all(question).map_err(Failure::local)? {
@@ -31,7 +31,7 @@ fn ask(question: &Question) -> Result<Vec<Value>, Failure> {
     Ok(answers)
 }
 
-/// Each port in use, and where its device is on this machine's buses.
+/// Each port in use, and the bus id of its device on this machine.
 fn ports_in_use() -> BTreeMap<u32, Option<String>> {
     // Without the module nothing is plugged in.
     let ports = Vhci::open().and_then(|vhci| vhci.ports()).unwrap_or_default();
@@ -42,7 +42,7 @@ fn ports_in_use() -> BTreeMap<u32, Option<String>> {
         .collect()
 }
 
-/// Devices from afar that hold a file system or swap of this machine, by bus id, and as what.
+/// Remote devices that hold a file system or swap of this machine, by bus id, and what they hold.
 fn held_by_this_machine() -> BTreeMap<String, String> {
     let all = Inventory::default().devices().unwrap_or_default();
     let held = all.into_iter().filter(|found| found.is_imported).filter_map(|found| match found.obstacle {
@@ -52,10 +52,10 @@ fn held_by_this_machine() -> BTreeMap<String, String> {
     held.collect()
 }
 
-/// Lets go of what the kernel would not sleep with.
+/// Detaches everything that keeps the kernel from suspending.
 ///
 /// # Errors
-/// [`Failure`]: something stays, and why.
+/// [`Failure`]: a device that stays, and why.
 pub fn sleep(json: bool) -> Result<(), Failure> {
     let held = held_by_this_machine();
     let is_held = |(port, bus_id): (u32, Option<String>)| Some((port, held.get(&bus_id?)?.clone()));
@@ -88,7 +88,7 @@ pub fn sleep(json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Takes again what was let go of.
+/// Attaches again what [`sleep`] detached.
 ///
 /// # Errors
 /// [`Failure`].

@@ -70,23 +70,23 @@ struct ReadArgs {
 }
 
 impl Args {
-    /// Whether a failure is to be told as JSON.
+    /// Whether a failure is to be reported as JSON.
     pub fn is_for_programs(&self) -> bool {
         let What::Read(args) = &self.what;
         args.json
     }
 }
 
-/// What came, for people and programs.
+/// What was received, for people and programs.
 #[derive(Debug, Default, Serialize)]
 struct Report {
-    /// What the frames are.
+    /// The format of the frames.
     format: String,
     frames: u64,
     bytes: u64,
-    /// Frames that the source made between those that came.
+    /// How many frames were lost between those that arrived.
     missed: u64,
-    /// From the first frame to the last.
+    /// The time from the first frame to the last.
     seconds: f64,
     per_second: f64,
     #[serde(skip)]
@@ -95,7 +95,7 @@ struct Report {
 
 impl Report {
     fn count(&mut self, frame: &Frame, since_s: f64) {
-        // A source that began anew counts from zero again.
+        // A source that was restarted counts from zero again.
         let gap = self.last.and_then(|last| frame.sequence.checked_sub(last + 1));
         self.missed += gap.unwrap_or(0);
         self.last = Some(frame.sequence);
@@ -144,7 +144,7 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
             Ok(Some(frame)) => {
                 let since = *first.get_or_insert_with(Instant::now);
                 report.count(&frame, since.elapsed().as_secs_f64());
-                // Whoever reads them has gone: that is an end, too.
+                // The reader has closed the pipe: end, too.
                 if !args.json && write(&frame).is_err() {
                     break;
                 }

@@ -32,7 +32,7 @@ use crate::exporter::sources::block::bytes_from;
 use crate::exporter::swap::SwapStatus;
 use crate::importer::client::Attribute;
 
-/// How often the progress is asked for.
+/// How often to ask for the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Move a shared disk to another place, or swap a USB device for its twin, in use.
@@ -80,9 +80,9 @@ pub struct Args {
 /// What a device is swapped for.
 #[derive(Clone, Debug)]
 enum Place {
-    /// A disk's: a file or block device.
+    /// Another medium of a disk: a file or block device.
     Disk(PathBuf),
-    /// A real device's: another one.
+    /// Another real device.
     Usb(Selector),
 }
 
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return ask_owner(device, Question::SwapCancel { device: device.to_owned() });
     }
     let owner = Owner::of(device)?;
-    // From here on Ctrl-C is the wish to cancel.
+    // From here on, Ctrl-C cancels the swap.
     let is_cancelled = Arc::new(AtomicBool::new(false));
     let mut exchange = None;
     if let Some(place) = &args.to {
@@ -130,11 +130,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         });
     }
     if let Ok(folder) = Folder::of_user() {
-        // If it cannot be noted now, it is when one of the two is shared next.
+        // If it cannot be recorded now, it is when one of the two media is shared next.
         let _ = settle(&folder);
     }
     if args.json {
-        // What failed is told beside it, as JSON too.
+        // The failure is reported beside it, as JSON, too.
         print_json(&ended)?;
     }
     match ended.failure {
@@ -165,7 +165,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn forget(path: &Path) -> Result<(), Failure> {
-    // What was swapped is noted elsewhere before it is forgotten here.
+    // Record the devices' identities before the swap is forgotten here.
     Folder::of_user().map_err(io::Error::other).and_then(|folder| settle(&folder)).map_err(Failure::local)?;
     let forgotten =
         Journals::of_user().and_then(|journals| journals.forget(&Medium::at(path))).map_err(Failure::local)?;
@@ -178,13 +178,13 @@ fn forget(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// The process that shares a device.
+/// The process that shares the device.
 struct Owner {
     pid: u32,
     device: String,
-    /// A disk's.
+    /// The medium, if the device is a disk.
     medium: Option<MediumStatus>,
-    /// Which device it is, if it is known after a restart.
+    /// The device's identity, if it is recognised after a restart.
     id: Option<DeviceId>,
 }
 
@@ -230,7 +230,7 @@ impl Owner {
         }
     }
 
-    /// Begins; what becomes of its identity is to be noted.
+    /// Begins swapping identities; the returned exchange is to be completed or undone.
     fn begin_twin(&self, selector: &Selector) -> Result<Option<Exchange>, Failure> {
         if self.medium.is_some() {
             let message = format!("{} is a disk: it moves to block:PATH", self.device);
@@ -262,7 +262,7 @@ impl Owner {
         match self.ask(&question, &[node.as_fd()]) {
             Ok(_) => Ok(exchange),
             Err(failure) => {
-                // Should that fail it has a new identity, and never another's.
+                // If undoing fails, the device gets a new identity, never that of another.
                 let _ = exchange.map(Exchange::undone);
                 Err(failure)
             }
@@ -320,19 +320,19 @@ impl Owner {
         }
     }
 
-    /// The devices that are on its medium: they are what they are after the swap.
+    /// The devices on its medium: they keep their identities after the swap.
     fn moving(&self, from: &Medium) -> Result<Vec<MovedDevice>, Failure> {
         let Ok(folder) = Folder::of_user() else { return Ok(Vec::new()) };
         let of = self.id.map_or(OnMedium::Path(&from.at), OnMedium::Device);
         match moving_with(&folder, &of) {
             Ok(devices) => Ok(devices),
-            // It is known by nothing in that list then: what it is ends with its process.
+            // Its medium is in no list then: its identity ends with its process.
             Err(_) if self.id.is_none() => Ok(Vec::new()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Watches until it has ended.
+    /// Watches the swap until it has ended.
     fn watch(&self, is_quiet: bool, is_cancelled: &AtomicBool) -> Result<SwapStatus, Failure> {
         let bar = if is_quiet {
             ProgressBar::hidden()
@@ -362,7 +362,7 @@ impl Owner {
     }
 }
 
-/// Makes a file with nothing in it that takes no room, unless there is something. Says whether it did.
+/// Creates a sparse file unless the file exists; returns whether it did.
 fn make(path: &Path, size_bytes: u64) -> io::Result<bool> {
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => {

@@ -14,7 +14,7 @@ use super::plan::topology as plan;
 use crate::common::control::{Answer, Question, TopologyAct, ask_in_turn};
 use crate::importer::client::Attribute;
 
-/// How often it is asked how far the links are.
+/// How often to ask for the state of the links.
 const GLANCE: Duration = Duration::from_millis(100);
 
 /// Join hosts by USB: bring links up as a plan says, show them, take them down.
@@ -75,7 +75,7 @@ enum Verb {
 }
 
 impl Args {
-    /// Whether a failure, too, is to be told as JSON.
+    /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         match &self.verb {
             Verb::Plan(args) => args.json,
@@ -93,7 +93,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What the daemon that runs here answers; one that ends meanwhile is passed over for who goes on in its place.
+/// The answer of the daemon on this machine. If a daemon ends without an answer, asks its replacement.
 fn ask(act: TopologyAct) -> Result<Value, Failure> {
     match ask_in_turn(&Question::Topology { act }).map_err(Failure::local)? {
         Answer::Ok(value) => Ok(value),
@@ -137,7 +137,7 @@ fn up(file: Option<&Path>, patience: Duration, json: bool) -> Result<(), Failure
     }
 }
 
-/// Puts a plan where the daemon looks for it, all of it or nothing.
+/// Writes the plan where the daemon looks for it, atomically.
 fn install(file: &Path, status: &Value) -> Result<(), Failure> {
     let (text, planned) = plan::read(file)?;
     let host = word(&status["host"]);

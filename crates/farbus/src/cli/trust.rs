@@ -166,7 +166,7 @@ fn ask_for_code(host: &str) -> Result<Code, Failure> {
     line.trim().parse().map_err(Failure::local)
 }
 
-/// `HOST[:PORT]` with the port of pairing filled in.
+/// `HOST[:PORT]`, with the default port for pairing.
 fn address_of(host: &str) -> String {
     address_with_port(host, PAIRING_PORT)
 }

@@ -1,4 +1,4 @@
-//! What every front end gives: an attachment, which says where it is, is steered by a handle, and runs to its end.
+//! The contract of all front ends: an attachment reports where it is, is steered by a handle, and runs until it ends.
 
 use std::net::SocketAddr;
 
@@ -13,70 +13,71 @@ use crate::common::failure::{Failure, FailureReport};
 use crate::importer::client::{Attribute, Client, ClientError, Target};
 use crate::importer::disk::DiskMode;
 
-/// A device of another machine that was taken and can be used here as soon as it runs.
+/// A device of another machine that was taken and can be used here as soon as [`run`](Self::run) is called.
 ///
-/// There is nothing else that the command and the daemon know of a front end once it has the device.
+/// The command and the daemon know a front end's device only by this trait.
 pub trait Attachment: Send {
-    /// What does not change while it runs.
+    /// The facts that stay the same while the attachment runs.
     fn status(&self) -> Status;
 
-    /// What steers it from other threads, before and while it runs.
+    /// Steers the attachment from other threads, before and while it runs.
     fn handle(&self) -> Handle;
 
-    /// Serves whoever uses the device here, on this thread, until it ends; then gives the device back and takes away
-    /// what was made for it here. Nothing that waits for the device is left waiting.
+    /// Serves the device's local users on this thread until the attachment ends; then gives the device back and removes
+    /// what was created for it on this machine. No request to the device is left unanswered.
     fn run(self: Box<Self>) -> Ended;
 }
 
-/// An attachment of another process that was read here. Nothing has happened to it yet.
+/// An attachment of another process, read from its snapshot. It has not begun to run in this process.
 ///
-/// Dropping it without [`Restored::leave`] or [`Restored::go_on`] may end the device's session under the process that
-/// has it.
+/// Dropping it without [`Restored::leave`] or [`Restored::go_on`] may end the device's session while the other process
+/// still uses it.
 pub trait Restored: Send {
-    /// Goes on with it here: the other process has let go.
+    /// Continues the attachment in this process: the other process has stopped serving it.
     ///
     /// # Errors
-    /// [`ClientError::Local`]: what it needs of this machine is not there any more. The device is left.
+    /// [`ClientError::Local`]: this machine no longer has something that the attachment needs. The device is left.
     fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError>;
 
-    /// Forgets it without touching its device: the other process keeps it.
+    /// Drops the attachment without touching its device: the other process keeps it.
     fn leave(self: Box<Self>);
 }
 
-/// What is known of an attachment from its beginning to its end.
+/// What is known about an attachment while it runs.
 #[derive(Clone, Debug)]
 pub struct Status {
     /// Where it is on this machine: `vhci port 3`, the path of a file, a URI, an address.
     pub at: String,
-    /// How it is attached, in a few words: said of what another process cannot go on with.
+    /// How it is attached, in a few words. Messages about attachments that a replacement cannot continue use it.
     pub how: &'static str,
-    /// How it is used, if it is a disk here.
+    /// How the disk is used, if the device is shown as a disk.
     pub mode: Option<DiskMode>,
-    /// The kernel's port that it is plugged into, if it is: the kernel does not sleep with one in use.
+    /// The kernel's port that it is plugged into, if any. The kernel cannot suspend while one is in use.
     pub port: Option<Port>,
-    /// Our end of the link as the exporter sees its user; none in a session, whose links come and go.
+    /// The local address of the link, which identifies the user to the exporter; `None` in a session, whose links
+    /// change.
     pub local_address: Option<SocketAddr>,
-    /// What whoever attached it is told.
+    /// What the user who attached it is told.
     pub introduction: Introduction,
 }
 
-/// What whoever attached a device is told: where it is, and what can be done with it.
+/// What the user who attached a device is told: where it is, and what can be done with it.
 #[derive(Clone, Debug, Default)]
 pub struct Introduction {
     /// One line, such as `lab3:3240/disk attached at vhci port 3`.
     pub line: String,
-    /// What to type next, if that is worth a line or more.
+    /// What to type next, if there is something worth telling.
     pub next: Option<String>,
-    /// The export, if programs are given a URI.
+    /// The NBD export, if programs connect by URI.
     pub export: Option<Export>,
 }
 
-/// An export of an NBD server, as its clients find it.
+/// An export of an NBD server, as its clients address it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Export {
-    /// What clients are given.
+    /// The URI that clients connect to.
     pub uri: String,
-    /// Its name; empty if it is the only one.
+    /// The export's name; empty if it is the server's only one.
     pub name: String,
     /// The disk's size, bytes.
     pub size_bytes: u64,
@@ -85,26 +86,26 @@ pub struct Export {
 /// Why an attachment ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// It was asked to.
+    /// Its owner asked for the end.
     Asked,
-    /// This machine let go of it: `usbip detach`, `umount`.
+    /// A local user released it: `usbip detach`, `umount`.
     Released,
     /// The link was lost, or the exporter ended it.
     Lost(String),
-    /// Its session is over, and why is known.
+    /// The session ended for the reason given.
     Over(FailureReport),
     /// The exporter broke the protocol.
     Broken(Reject),
-    /// Another process goes on with it.
+    /// A replacement process continues it.
     HandedOver,
-    /// It waits for another host, or is there.
+    /// The device migrated to another host, or waits for it.
     Moved,
-    /// It was asked to, and something that was written may be lost: what, and why.
+    /// Its owner asked for the end, and written data may be lost: which, and why.
     Undurable(String),
 }
 
 impl Ended {
-    /// How an attachment ended whose session did.
+    /// Maps the end of a session to the end of its attachment.
     pub fn by(end: &End) -> Self {
         match (end.cause, end.message.as_str()) {
             (Cause::Asked, HANDED_OVER) => Ended::Moved,
@@ -112,8 +113,8 @@ impl Ended {
         }
     }
 
-    /// The failure, if nobody here wanted it to end. A link that was lost is looked into: the exporter is asked once
-    /// more, briefly.
+    /// The failure to report, or `None` if the end was intended. If a link was lost, asks the exporter once more for
+    /// the reason, briefly.
     pub fn failure(&self, client: &Client, target: &Target) -> Option<Failure> {
         match self {
             Ended::Asked | Ended::Released | Ended::HandedOver | Ended::Moved | Ended::Undurable(_) => None,
@@ -135,15 +136,15 @@ impl Ended {
     }
 }
 
-/// What became of a device whose session or link is over.
+/// The message for a device whose session or link ended.
 const UNPLUGGED: &str = "the device was unplugged here";
 
-/// A session that is over, as a failure.
+/// The failure that reports the end of a session.
 pub fn over(target: &Target, FailureReport { attribute, message }: &FailureReport) -> Failure {
     Failure::new(*attribute, format!("{target}: {message}\n  {UNPLUGGED}"))
 }
 
-/// A disk that was detached before all that was written to it was durable.
+/// The message for a disk that was detached before all writes were durable.
 pub fn undurable(what: &str, why: &str) -> String {
     format!("{what} was detached, and something may be lost: {why}")
 }

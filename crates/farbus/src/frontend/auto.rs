@@ -1,5 +1,4 @@
-//! The front end that is used unless somebody names another: this machine's kernel, where there is one that takes
-//! devices.
+//! The default front end: this machine's kernel if it accepts devices.
 
 use super::fuse::Fuse;
 use super::kernel::Quickest;
@@ -9,10 +8,10 @@ use crate::frontend::redir::Redir;
 use crate::importer::client::{Client, ClientError};
 use crate::saving::Saved;
 
-/// `--via auto`: the kernel; else a file, or a socket for virtual machines if `request` names one.
+/// `--via auto`: the kernel; otherwise a file, or a usbredir socket if `request` names a place to listen at.
 pub struct Auto;
 
-/// The one that is used without a kernel.
+/// The front end that is used if the kernel accepts no devices.
 fn without_kernel(request: &Request) -> &'static dyn FrontEnd {
     if request.place.is_some() { &Redir } else { &Fuse }
 }
@@ -53,8 +52,8 @@ impl FrontEnd for Auto {
         chosen(request, client.system()).take(client, request, prepared)
     }
 
-    /// Without a kernel, for a process can only go on with what is there for both: [`Request::manner`] asks the chosen
-    /// one.
+    /// The manner of the front end without a kernel: a replacement can only continue with what both processes have.
+    /// [`Request::manner`] asks the chosen front end.
     fn manner(&self, request: &Request) -> String {
         without_kernel(request).manner(request)
     }

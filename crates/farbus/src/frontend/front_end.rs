@@ -1,4 +1,4 @@
-//! What a front end is, and what is asked of one: a command line and a configuration come to the same request.
+//! What a front end is, and the request it is given. A command line and a configuration yield the same request.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,13 +20,13 @@ use crate::saving::Saved;
 
 /// A way for devices of other machines to appear on this one.
 pub trait FrontEnd: Sync {
-    /// Its word in `--via` and `via = `.
+    /// The word for it in `--via` and `via = `.
     fn name(&self) -> &'static str;
 
     /// A few words for the help.
     fn summary(&self) -> &'static str;
 
-    /// What programs speak that connect to it; `None` if none do.
+    /// The protocol of the programs that connect to it; `None` if none connect.
     fn protocol(&self) -> Option<Protocol> {
         None
     }
@@ -36,40 +36,42 @@ pub trait FrontEnd: Sync {
         false
     }
 
-    /// Whether it shows disks alone: these have a [`DiskMode`](crate::importer::disk::DiskMode), and a
+    /// Whether it shows only disks: these have a [`DiskMode`](crate::importer::disk::DiskMode) and a
     /// [`Cache`](crate::importer::options::cache::Cache).
     fn is_for_disks(&self) -> bool {
         false
     }
 
-    /// Whether it takes a device that another host is yet to hand over, with the virtual machine that has it.
+    /// Whether it can take a device that another host has yet to hand over, together with the virtual machine that uses
+    /// it.
     fn takes_handed_over(&self) -> bool {
         false
     }
 
-    /// What it needs of this machine that a process without rights has to ask for.
+    /// What it needs of this machine that a process without rights must ask its broker for.
     fn needs(&self, request: &Request) -> Vec<Need>;
 
-    /// The front end that shows `request` here and now: itself (`None`), unless it only chooses among others.
+    /// The front end that shows `request` on this machine now; `None` if it is this one. Only a front end that chooses
+    /// among others overrides it.
     fn choose(&self, request: &Request, system: &SystemAccess) -> Option<&'static dyn FrontEnd> {
         let _ = (request, system);
         None
     }
 
-    /// Makes ready what may be missing on this machine and does not need the device: a front end with a
-    /// [protocol](Self::protocol) listens from now on, and programs that connect wait until the device is there.
+    /// Prepares what this machine may lack and what does not need the device. A front end with a
+    /// [protocol](Self::protocol) listens from now on; programs that connect wait until the device is there.
     ///
     /// # Errors
-    /// [`ClientError::Local`]: nothing was taken from anybody.
+    /// [`ClientError::Local`]: no device was taken.
     fn prepare(&self, client: &Client, request: &Request) -> Result<Prepared, ClientError> {
         self.protocol()
             .map_or(Ok(Prepared::default()), |protocol| Prepared::listening(client, &request.place_of(protocol)))
     }
 
-    /// Takes the device. What is `prepared` is used if the device was had, and stays for another try otherwise.
+    /// Takes the device. Uses up `prepared` if the device was taken; otherwise `prepared` remains for another try.
     ///
     /// # Errors
-    /// [`ClientError`]: the device is its exporter's as before.
+    /// [`ClientError`]: the exporter keeps the device.
     fn take(
         &self,
         client: &Client,
@@ -77,15 +79,15 @@ pub trait FrontEnd: Sync {
         prepared: &mut Prepared,
     ) -> Result<Box<dyn Attachment>, ClientError>;
 
-    /// How `request` is attached, in words that the same front end of another process understands: with the same words
-    /// it can go on.
+    /// Describes how `request` is attached. A front end that returns the same words in another process can continue the
+    /// attachment.
     fn manner(&self, request: &Request) -> String;
 
-    /// Reads what another process saved of an attachment in the same manner; `ports` are those of this kernel that are
-    /// known to be ours. Nothing happens before [`Restored::go_on`].
+    /// Reads what another process saved of an attachment in the same manner. `ports` are the ports of this kernel that
+    /// are known to be ours. The attachment does not run before [`Restored::go_on`].
     ///
     /// # Errors
-    /// [`ClientError::Local`]: no attachment can have stood so. The other process keeps it.
+    /// [`ClientError::Local`]: the snapshot is invalid. The other process keeps the attachment.
     fn restore(
         &self,
         client: &Client,
@@ -98,37 +100,37 @@ pub trait FrontEnd: Sync {
 /// What a front end needs of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// To plug devices into this kernel.
+    /// Plugging devices into this kernel.
     Kernel,
-    /// To mount something in this folder.
+    /// Mounting in this folder.
     Mount(PathBuf),
-    /// To listen at this place.
+    /// Listening at this place.
     Listen(Place),
 }
 
-/// What was made ready before the device was taken.
+/// What was prepared before the device was taken.
 #[derive(Debug, Default)]
 pub struct Prepared {
     listener: Option<SocketListener>,
-    /// Whether it was made before the first try.
+    /// Whether the listener was created before the first try.
     is_kept: bool,
 }
 
 impl Prepared {
-    /// Listens at the place of `request` already.
+    /// Starts listening at `place`.
     ///
     /// # Errors
-    /// [`ClientError::Local`]: what stands against that, with what to do.
+    /// [`ClientError::Local`]: why it cannot listen, and what to do.
     fn listening(client: &Client, place: &Place) -> Result<Self, ClientError> {
         Ok(Self { listener: Some(listen(client, place)?), is_kept: true })
     }
 
-    /// The device was not had: the entrance stays for another try, if it was made before the first.
+    /// Keeps the listener for another try after the device could not be taken, if it was created before the first try.
     pub(super) fn keep(&mut self, listener: SocketListener) {
         self.listener = self.is_kept.then_some(listener);
     }
 
-    /// The entrance; listens now if nobody did before.
+    /// The listener; creates it if [`Prepared::listening`] has not.
     pub(super) fn listener(&mut self, client: &Client, place: &Place) -> Result<SocketListener, ClientError> {
         self.listener.take().map_or_else(|| listen(client, place), Ok)
     }
@@ -138,17 +140,17 @@ fn listen(client: &Client, place: &Place) -> Result<SocketListener, ClientError>
     client.system().listen_at(place).map_err(|error| ClientError::Local(error.to_string()))
 }
 
-/// The front end that somebody named.
+/// The front end that the user chose.
 #[derive(Clone, Copy)]
 pub struct Via(pub(super) &'static dyn FrontEnd);
 
 impl Via {
-    /// As it was named.
+    /// The front end itself, even if it only chooses among others.
     pub fn named(self) -> &'static dyn FrontEnd {
         self.0
     }
 
-    /// The one that shows `request` here and now.
+    /// The front end that shows `request` on this machine now.
     pub fn front_end(self, request: &Request, system: &SystemAccess) -> &'static dyn FrontEnd {
         self.0.choose(request, system).unwrap_or(self.0)
     }
@@ -168,41 +170,41 @@ impl fmt::Debug for Via {
     }
 }
 
-/// A device of another machine that is to appear here.
+/// A device of another machine that is to appear on this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The exporter's address and the device's name there.
+    /// The exporter's address, and the device's name on the exporter.
     pub target: Target,
-    /// How it appears.
+    /// The front end.
     pub via: Via,
-    /// The folder in which its file appears; [`Request::folder`] where nobody named one.
+    /// The folder in which its file appears; see [`Request::folder`] for the default.
     pub at: Option<PathBuf>,
-    /// Where programs find it, if they connect to it.
+    /// Where programs connect to it, for a front end with a protocol.
     pub place: Option<Place>,
-    /// Whether another host is to hand it over first, with the virtual machine that has it.
+    /// Whether another host is to hand it over first, with the virtual machine that uses it.
     pub is_handed_over: bool,
     /// How it is used, if it is a disk.
     pub mode: DiskMode,
-    /// What is kept here of it, if it is a disk.
+    /// What this machine caches of it, if it is a disk.
     pub cache: Cache,
-    /// How long it outlives its link; none leaves that to the front end.
+    /// The grace period of its session; `None` leaves the choice to the front end.
     pub grace: Option<Duration>,
-    /// Over how many links its session is, from 1 to [`LANES_MAX`](farbus_model::limits::LANES_MAX).
+    /// How many links its session has, from 1 to [`LANES_MAX`](farbus_model::limits::LANES_MAX).
     pub links: u16,
-    /// Over what its links are made.
+    /// The transport of its links.
     pub over: Over,
-    /// What is done about its distance.
+    /// Whether data is fetched before the user asks for it, to hide the distance.
     pub ahead: Ahead,
-    /// What is reserved for it at its exporter.
+    /// What its exporter reserves for it.
     pub reservation: Option<Reservation>,
-    /// What it goes through, its user's end first.
+    /// Its modules, the importer's end first.
     pub modules: Vec<Asked>,
-    /// What it is needed for, as its exporter is told.
+    /// What it is needed for; the exporter is told.
     pub reason: Option<String>,
 }
 
 impl Request {
-    /// A device as it appears unless somebody says otherwise.
+    /// A request with default options.
     pub fn new(target: Target, via: Via) -> Self {
         Self {
             target,
@@ -222,7 +224,7 @@ impl Request {
         }
     }
 
-    /// The folder in which it appears as a file.
+    /// The folder in which its file appears.
     pub fn folder(&self) -> PathBuf {
         let usual = || runtime_folder::path().join(self.target.device.replace('/', "_"));
         self.at.clone().unwrap_or_else(usual)
@@ -233,13 +235,13 @@ impl Request {
         self.place.clone().unwrap_or_else(|| protocol.default_place(&self.target.device))
     }
 
-    /// How it is attached here and now, in words that another process understands: one that says the same can go on
-    /// with it.
+    /// Describes how it is attached on this machine now. A process that computes the same words can continue the
+    /// attachment.
     pub fn manner(&self, system: &SystemAccess) -> String {
         self.via.front_end(self, system).manner(self)
     }
 
-    /// The options of the client that takes the device. `modules` is what was made of its modules' words.
+    /// The options of the client that takes the device. `modules` is the recipe that its modules' words resolve to.
     pub fn client_config(&self, modules: Recipe) -> ClientConfig {
         ClientConfig {
             grace: self.grace,
@@ -254,7 +256,7 @@ impl Request {
 }
 
 impl BrokerPolicy {
-    /// Allows what is needed of this machine to show `request` by one of its front ends.
+    /// Allows what the given front ends' needs require of this machine.
     pub fn allow_for(&mut self, needs: impl IntoIterator<Item = Need>) {
         for need in needs {
             match need {
@@ -266,7 +268,7 @@ impl BrokerPolicy {
     }
 }
 
-/// Tells an exporter what its device is needed for, as far as it can be told. `request.reason` says it.
+/// Tells the exporter what the device is needed for (`request.reason`), if the exporter has a way to be told.
 pub fn tell_reason(client: &Client, request: &Request, user: Option<std::net::SocketAddr>) {
     if let Some(reason) = &request.reason
         && let Err(error) = client.explain(&request.target, reason, user)

@@ -1,4 +1,4 @@
-//! A disk as a file, in a file system of one folder with one file (FUSE): no kernel USB at all.
+//! A disk as a file, in a FUSE file system with one file. It needs no USB support in the kernel.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -24,12 +24,12 @@ use crate::saving::Saved;
 const DISK_FILE: &str = "disk.img";
 /// How long a disk may take to become durable when its attachment ends.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
-/// How soon a session is looked at again that has no link, or whose user is at it.
+/// How often a session is checked that has no link or is busy with a request.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// How long programs that use the file may take to close it when the attachment ends.
+/// How long programs may take to close the file when the attachment ends.
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// `--via fuse`: a file.
+/// `--via fuse`: the disk appears as a file.
 pub struct Fuse;
 
 impl FrontEnd for Fuse {
@@ -82,7 +82,7 @@ impl FrontEnd for Fuse {
     }
 }
 
-/// A disk of another machine that is a file here. A thread of its own serves the file.
+/// A disk of another machine that is a file here. Another thread serves the file.
 pub struct FileAttachment {
     mount: DiskMount,
     disk: ShownDisk,
@@ -91,7 +91,7 @@ pub struct FileAttachment {
     stop: StopSignal,
 }
 
-/// What another process showed as a file, and nobody shows now.
+/// A file that another process showed and that is not served at present.
 struct RestoredFile {
     resting: Resting,
     disk: ShownDisk,
@@ -100,7 +100,7 @@ struct RestoredFile {
 }
 
 impl FileAttachment {
-    /// Shows a disk that was opened before in the folder `at`, which is made if it is missing.
+    /// Shows an open disk in the folder `at`, which is created if it is missing.
     ///
     /// # Errors
     /// [`ClientError::Local`].
@@ -114,12 +114,12 @@ impl FileAttachment {
         Ok(Self { mount, disk, way, target, stop: StopSignal::new().map_err(local)? })
     }
 
-    /// The disk's file.
+    /// The path of the disk's file.
     pub fn file(&self) -> &Path {
         self.mount.file()
     }
 
-    /// A session sees to its links itself while somebody asks something of the disk, and here while nobody does.
+    /// Watches a session's link while no request is under way; during a request the session watches it itself.
     fn watch_session(&self, port: &SessionPort) -> Ended {
         loop {
             let seen = port.look();
@@ -147,7 +147,7 @@ impl FileAttachment {
         }
     }
 
-    /// Waits for the end of the mount, and of the link if that is the device's, too.
+    /// Waits for the end of the mount, and of `link` if the device cannot outlive it.
     fn watch(&self, link: Option<&Link>) -> Ended {
         loop {
             let mut interests =
@@ -174,7 +174,7 @@ impl FileAttachment {
         }
     }
 
-    /// Takes the file away; what may be lost by that.
+    /// Unmounts. Returns a message if written data may be lost.
     fn take_away(&mut self, has_ended: bool) -> Option<String> {
         if has_ended && !self.mount.is_handed_over() {
             self.mount.cutter().cut();
@@ -222,7 +222,7 @@ impl Attachment for FileAttachment {
         let (mount, disk, files) = (self.mount.cutter(), self.disk.cutter.clone(), self.mount.open_files());
         let cutter = Cutter::new(move || {
             mount.cut();
-            // What is under way ends, too: nobody waits for a link any more.
+            // Requests under way end too: no thread continues to wait for a link.
             disk.cut();
         });
         self.disk
@@ -249,7 +249,7 @@ impl Attachment for FileAttachment {
         if let (Way::Port(port), Ended::Asked | Ended::Released) = (&self.way, &ended) {
             port.close();
         }
-        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        // Other owners of a cutter hold the link open; cutting ends it for the exporter, too.
         self.disk.cutter.cut();
         match (ended, lost) {
             (Ended::Asked | Ended::Released, Some(lost)) => Ended::Undurable(lost),
@@ -278,7 +278,7 @@ impl Restored for RestoredFile {
     }
 }
 
-/// Lets this machine's file systems write to their disks what they have not, for so long at most.
+/// Has this machine's file systems write out what they hold, for `time_max` at most.
 fn write_out_file_systems(time_max: Duration) {
     let (written, wait) = std::sync::mpsc::channel();
     let begun = std::thread::Builder::new().name("sync".into()).spawn(move || {

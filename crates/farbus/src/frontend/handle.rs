@@ -1,13 +1,13 @@
 //! Steers an attachment from any thread, whichever front end it has.
 //!
-//! | operation | what has to be there | otherwise |
+//! | operation | requires | otherwise |
 //! |---|---|---|
 //! | [`Handle::end`] | nothing | |
-//! | [`Handle::cut`] | something that its users may wait for | the same as `end`, which waits for nothing then |
-//! | [`Handle::hold`], [`Handle::resume`] | a gate: a virtual machine or an NBD client may move | refused |
-//! | [`Handle::migrate`] | a gate or a session | refused |
+//! | [`Handle::cut`] | a cutter: something that its users may wait for | the same as `end`, which does not wait then |
+//! | [`Handle::hold`], [`Handle::resume`] | a hold handle: a virtual machine or an NBD client may move | refused |
+//! | [`Handle::migrate`] | a hold handle or a session | refused |
 //! | [`Handle::pause`] | a session through the module `pause` | refused |
-//! | [`Handle::save`] | an engine that can be written down | refused |
+//! | [`Handle::save`] | an engine that can be saved | refused |
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Meters, Readings};
 
-/// Why an attachment does not do what its owner asked.
+/// Why an attachment refuses what its owner asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// Nothing can hold it still: no virtual machine and no NBD client uses it.
+    /// It cannot be held: no virtual machine and no NBD client uses it.
     NoGate,
-    /// It has no session, so no other host can go on with it.
+    /// It has no session, so no other host can continue with it.
     NoSession,
-    /// It has no session, and so no modules that could pause it.
+    /// It has no session, and therefore no modules that could pause it.
     NoModules,
-    /// No other process can go on with it.
+    /// A replacement process cannot continue with it.
     NotSaved,
     /// Programs have it open.
     InUse(String),
-    /// What its engine or its session says.
+    /// The refusal of its engine or its session.
     Engine(&'static str),
 }
 
@@ -54,18 +54,18 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// When a device leaves for another host.
+/// When a device migrates to another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Migration {
-    /// Held still, it leaves once whoever uses it here has left.
+    /// It is held, and migrates once its local user (a virtual machine, NBD clients) has left.
     AfterItsUser,
-    /// Nobody uses it here: at once.
+    /// At once: it has no local user.
     AtOnce,
-    /// As soon as nothing is under way; whoever uses it here is not asked.
+    /// As soon as no request is under way; its local user is not asked.
     WhenQuiet,
 }
 
-/// Steers an attachment. Each attachment has one; clones steer the same attachment.
+/// Steers an attachment. Each attachment has one handle; its clones steer the same attachment.
 #[derive(Clone)]
 pub struct Handle {
     stop: StopSignal,
@@ -78,53 +78,53 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// One that ends its attachment by `stop`, and refuses all else until told how.
+    /// A handle that ends its attachment by `stop` and refuses every other operation that no `*_by` method enables.
     pub fn new(stop: StopSignal) -> Self {
         Self { stop, cutter: None, hold_handle: None, session: None, save_requester: None, meters: None, users: None }
     }
 
-    /// Cuts by `cutter`.
+    /// Enables [`Handle::cut`], by `cutter`.
     #[must_use]
     pub fn cutting_by(self, cutter: Cutter) -> Self {
         Self { cutter: Some(cutter), ..self }
     }
 
-    /// Holds the device still by `hold_handle`, if there is one.
+    /// Enables [`Handle::hold`], by `hold_handle`, if there is one.
     #[must_use]
     pub fn holding_by(self, hold_handle: Option<HoldHandle>) -> Self {
         Self { hold_handle, ..self }
     }
 
-    /// Its device is in this session, if it is in one.
+    /// Enables what a session can do, if its device is in one.
     #[must_use]
     pub fn in_session(self, session: Option<SessionStatus>) -> Self {
         Self { session, ..self }
     }
 
-    /// Saves the attachment by `save_requester`, if another process can go on with it.
+    /// Enables [`Handle::save`], by `save_requester`, if a replacement process can continue with the attachment.
     #[must_use]
     pub fn saving_by(self, save_requester: Option<SaveRequester<Saved>>) -> Self {
         Self { save_requester, ..self }
     }
 
-    /// What passes through it is counted there.
+    /// Enables [`Handle::readings`], from `meters`.
     #[must_use]
     pub fn metered_by(self, meters: Arc<Meters>) -> Self {
         Self { meters: Some(meters), ..self }
     }
 
-    /// Who has it open is counted there.
+    /// Enables [`Handle::open_count`], from `users`.
     #[must_use]
     pub fn used_by(self, users: OpenUsers) -> Self {
         Self { users: Some(users), ..self }
     }
 
-    /// Ends the attachment in good order, soon: what was written becomes durable, the device is given back.
+    /// Ends the attachment in good order, soon: written data becomes durable, the device is given back.
     pub fn end(&self) {
         self.stop.end();
     }
 
-    /// Ends it without waiting for its device: whatever is asked of that fails, now and from now on.
+    /// Ends it without waiting for its device: every request to the device fails, now and from now on.
     pub fn cut(&self) {
         match &self.cutter {
             Some(cutter) => cutter.cut(),
@@ -132,17 +132,17 @@ impl Handle {
         }
     }
 
-    /// Holds the device still: returns when nothing is under way and its user has all answers, at most
+    /// Holds the device: returns when no request is under way and its user has received all answers, at most
     /// [`QUIET_WITHIN`](crate::frontend::hold::QUIET_WITHIN) later.
     ///
     /// # Errors
-    /// [`Refused`]: it goes on as before.
+    /// [`Refused`]: the device continues as before.
     pub fn hold(&self) -> Result<(), Refused> {
         let hold_handle = self.hold_handle.as_ref().ok_or(Refused::NoGate)?;
         hold_handle.hold().map(drop).map_err(Refused::Engine)
     }
 
-    /// Lets a device that is held still go on here.
+    /// Releases a device that is held; its requests continue here.
     ///
     /// # Errors
     /// [`Refused`]: it is not held.
@@ -151,8 +151,8 @@ impl Handle {
         hold_handle.go_on().map(drop).map_err(Refused::Engine)
     }
 
-    /// Hands the device over to the host with this key: behind its user, where one may have to move along, else at
-    /// once.
+    /// Migrates the device to the host with this key: after its local user has left if it has one that may move along,
+    /// otherwise at once or when no request is under way.
     ///
     /// # Errors
     /// [`Refused`]: it stays here.
@@ -170,7 +170,7 @@ impl Handle {
         session.migrate(successor).map(|()| Migration::WhenQuiet).map_err(Refused::Engine)
     }
 
-    /// Lets nothing pass the device's modules, or all again.
+    /// Stops the flow of data through the device's modules, or lets it continue.
     ///
     /// # Errors
     /// [`Refused`]: it does not go through the module `pause`.
@@ -179,7 +179,8 @@ impl Handle {
         session.pause(is_paused).map_err(Refused::Engine)
     }
 
-    /// Asks the attachment to write itself down for another process. It stays as it is until the answer comes to `go`.
+    /// Asks the attachment for a snapshot for a replacement process. The attachment waits until `go` of the result is
+    /// answered.
     ///
     /// # Errors
     /// [`Refused::NotSaved`].
@@ -192,31 +193,31 @@ impl Handle {
         self.save_requester.is_some()
     }
 
-    /// Whether the device is held still, or on its way to another host.
+    /// Whether the device is held, or migrating to another host.
     pub fn is_moving(&self) -> bool {
         self.hold_handle.as_ref().is_some_and(HoldHandle::is_shut)
             || self.session.as_ref().is_some_and(|session| !session.is_ours())
     }
 
-    /// Whether nobody would lose anything by this.
+    /// Whether `act` loses no data of programs that have the disk open.
     ///
     /// # Errors
-    /// [`Refused::InUse`]: what programs that have it open have not written out would be lost.
+    /// [`Refused::InUse`]: data that these programs have not written out would be lost.
     pub fn may(&self, act: Act) -> Result<(), Refused> {
         self.users.as_ref().and_then(|users| users.refusal(act)).map_or(Ok(()), |why| Err(Refused::InUse(why)))
     }
 
-    /// How its session stands, if it is in one.
+    /// The status of its session, if it is in one.
     pub fn session(&self) -> Option<&SessionStatus> {
         self.session.as_ref()
     }
 
-    /// What passed through so far, where that is counted.
+    /// What has passed through so far, if it is counted.
     pub fn readings(&self) -> Option<Readings> {
         self.meters.as_ref().map(|meters| meters.read())
     }
 
-    /// How many programs have it open, where they are counted.
+    /// How many programs have it open, if they are counted.
     pub fn open_count(&self) -> Option<usize> {
         self.users.as_ref().map(OpenUsers::count)
     }
@@ -231,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_attachment_cannot_do_is_refused_and_never_silently_done() {
+    fn operations_that_an_attachment_lacks_are_refused() {
         let stop = StopSignal::new().unwrap();
         let handle = Handle::new(stop.clone());
         assert_eq!((handle.hold(), handle.resume()), (Err(Refused::NoGate), Err(Refused::NoGate)));

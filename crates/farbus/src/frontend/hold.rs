@@ -1,6 +1,6 @@
-//! What holds a device still while whoever uses it moves: a virtual machine, and what comes along with it.
+//! Holds a device still while its user, a virtual machine or an NBD client, moves to another host.
 //!
-//! An engine has one end of it and looks at the orders that are left there; its owner has the other, on any thread.
+//! An engine has one end and carries out the orders it finds there; its owner has the other end, on any thread.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,13 +13,13 @@ use farbus_io::link::{Interest, Wake};
 use farbus_model::Instant;
 use tracing::info;
 
-/// How long what is under way may take in all to come to rest, and whoever uses the device to read what it is sent.
+/// How long requests under way may take to complete, and the device's user to read the answers, in all.
 pub const QUIET_WITHIN: Duration = Duration::from_secs(8);
-/// How long whoever uses a device may take to leave that is to be handed over: below the 30 s after which a guest's own
-/// driver gives a command up.
+/// How long the user of a device that migrates may take to leave: below the 30 s after which a guest's own driver gives
+/// a command up.
 pub const LEAVE_WITHIN: Duration = Duration::from_secs(20);
 
-/// Holds a device still, from any thread.
+/// Holds a device, from any thread.
 #[derive(Clone, Debug)]
 pub struct HoldHandle(Arc<Orders>);
 
@@ -27,53 +27,53 @@ pub struct HoldHandle(Arc<Orders>);
 struct Orders {
     orders: Mutex<Vec<Order>>,
     wake: Wake,
-    /// Whether its device is held still, or on its way.
+    /// Whether the device is held or migrating.
     is_shut: AtomicBool,
 }
 
-/// What a device's owner wants of its engine.
+/// An order of a device's owner to its engine.
 #[derive(Debug)]
 pub struct Order {
-    /// What.
+    /// What to do.
     pub command: HoldCommand,
     /// Where the answer goes.
     pub answer: Answer,
 }
 
-/// What is wanted.
+/// What an engine is ordered to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldCommand {
-    /// Nothing more is under way.
+    /// Hold the device until no request is under way.
     Hold,
-    /// Held, it goes to the host with this key once whoever uses it has left.
+    /// Hold it, and migrate it to the host with this key once its user has left.
     Move([u8; 32]),
-    /// It goes on where it is.
+    /// Release it: it continues where it is.
     GoOn,
 }
 
-/// What came of a wish that was granted.
+/// The outcome of an order that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granted {
-    /// Somebody uses it, and is held still, or goes on.
+    /// The device has a user, which is held or continues.
     ToUser,
-    /// Nobody does: it goes at once.
+    /// The device has no user: it migrates at once.
     AtOnce,
 }
 
-/// Where the answer to a wish is waited for.
+/// Where an order's answer is awaited.
 #[derive(Debug)]
 pub struct Answer(SyncSender<Result<Granted, &'static str>>);
 
 impl Answer {
-    /// Gives it.
+    /// Answers the order.
     pub fn give(self, result: Result<Granted, &'static str>) {
-        // Whoever asked may have stopped waiting.
+        // The asking thread may have stopped waiting.
         let _ = self.0.try_send(result);
     }
 }
 
 impl HoldHandle {
-    /// For an engine.
+    /// A handle for an engine and its owner, who clone it.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -81,35 +81,36 @@ impl HoldHandle {
         Ok(Self(Arc::new(Orders { orders: Mutex::default(), wake: Wake::new()?, is_shut: AtomicBool::new(false) })))
     }
 
-    /// Lets everything that is under way come to rest. When this returns whoever uses the device has all the answers
-    /// that there are, and may be migrated: whoever connects when he has gone goes on with what he had asked.
+    /// Lets all requests under way complete. When this returns, the device's user has all answers and may move to
+    /// another host; the next user that connects continues its stream.
     ///
     /// # Errors
-    /// What stands against it.
+    /// Why the device cannot be held.
     pub fn hold(&self) -> Result<Granted, &'static str> {
         self.ask(HoldCommand::Hold)
     }
 
-    /// The same, and once its user has left the device goes with all that he had asked to the host with this key. One
-    /// who does not leave within [`LEAVE_WITHIN`] keeps it. Without a user it goes as it is.
+    /// Like [`HoldHandle::hold`]; in addition the device migrates to the host with this key once its user has left,
+    /// with the user's open requests. If the user does not leave within [`LEAVE_WITHIN`], the device stays. Without a
+    /// user it migrates at once.
     ///
     /// # Errors
-    /// What stands against it.
+    /// Why it cannot migrate.
     pub fn hand_over(&self, successor: [u8; 32]) -> Result<Granted, &'static str> {
         self.ask(HoldCommand::Move(successor))
     }
 
-    /// Whether its device is held still, or on its way: nobody else may go on with it meanwhile.
+    /// Whether the device is held or migrating: no replacement process may continue with it meanwhile.
     pub fn is_shut(&self) -> bool {
         self.0.is_shut.load(Ordering::Acquire)
     }
 
-    /// It is, or is not any more.
+    /// Records whether the device is held or migrating.
     pub(crate) fn shut(&self, is_shut: bool) {
         self.0.is_shut.store(is_shut, Ordering::Release);
     }
 
-    /// It stays where it is.
+    /// Releases the device: it continues here.
     ///
     /// # Errors
     /// If it is not held.
@@ -130,7 +131,7 @@ impl HoldHandle {
         answered
     }
 
-    /// What was ordered since.
+    /// Takes the orders that arrived since the last call.
     pub(crate) fn take(&self) -> Vec<Order> {
         self.0.wake.clear();
         std::mem::take(&mut *self.0.orders.lock().unwrap_or_else(PoisonError::into_inner))
@@ -142,7 +143,7 @@ impl HoldHandle {
     }
 }
 
-/// A device that was handed over to this host: how soon it answers here is worth a line.
+/// Logs how soon a device that migrated to this host answers its first request here.
 #[derive(Debug, Default)]
 pub struct Arrival(Option<Arrived>);
 
@@ -151,17 +152,18 @@ struct Arrived {
     at: Instant,
     /// Requests that were answered in this process before.
     answered: u64,
-    /// Whether some waited for it already.
+    /// Whether requests waited for the device when it arrived.
     is_awaited: bool,
 }
 
 impl Arrival {
-    /// It is here now, and has answered so many requests in this process; whether some wait for it already.
+    /// The device has arrived. `answered` counts this process's answers so far; `is_awaited` says whether requests wait
+    /// for it.
     pub fn note(&mut self, at: Instant, answered: u64, is_awaited: bool) {
         self.0 = Some(Arrived { at, answered, is_awaited });
     }
 
-    /// It has answered so many by now.
+    /// `answered` counts this process's answers by now; logs the first one after an arrival.
     pub fn see(&mut self, now: Instant, answered: u64) {
         if let Some(arrived) = self.0.take_if(|arrived| answered > arrived.answered) {
             let after_us = (now - arrived.at).as_micros() as u64;
@@ -175,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_answer_after_an_arrival_is_told_once() {
+    fn first_answer_after_an_arrival_is_logged_once() {
         let mut arrival = Arrival::default();
         let at_us = |us: u64| Instant::from_nanos(us * 1000);
         arrival.see(at_us(1), 5);

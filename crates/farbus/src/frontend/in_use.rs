@@ -1,7 +1,7 @@
-//! Who has an attached disk open, by name, and how that ends: what `farbus detach` and `farbus migrate` do first.
+//! Which programs have an attached disk open, and how to free it: `farbus detach` and `farbus migrate` begin with this.
 //!
-//! Whether a disk is in use is what its own process says. Names are looked up here, with the rights of whoever typed
-//! the command.
+//! The disk's own process says whether it is in use. The programs' names are looked up here, with the rights of the
+//! user who typed the command.
 
 use std::path::PathBuf;
 use std::thread;
@@ -16,9 +16,9 @@ use crate::importer::client::Target;
 
 /// How long a disk may stay open after its file systems were unmounted: the kernel closes it a moment later.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long a disk may stay open that is refused otherwise: the kernel tells of a program's `close` a moment later.
+/// How long to wait for a disk to be closed before refusing: the kernel reports a program's `close` a moment later.
 const SETTLE_TIME_MAX: Duration = Duration::from_millis(500);
-/// Between two looks.
+/// The time between two checks.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Where a disk is on this machine.
@@ -27,7 +27,7 @@ enum Place {
     Port(u32),
 }
 
-/// What the attachments of this name say of themselves.
+/// The status of each attachment with this name, from the processes that have them.
 fn attached(name: &str) -> Result<Vec<Value>, Failure> {
     let target = name.parse::<Target>().ok().map(|target| target.to_string());
     let mut found = Vec::new();
@@ -59,9 +59,8 @@ fn holders_of(device: &Value) -> Vec<Holder> {
     }
 }
 
-/// Sees to it that nobody would lose anything if the disk with this name were let go of: with `unmount` by unmounting
-/// its file systems. A disk of the kernel's whose file systems are mounted is refused here, for its process cannot
-/// know.
+/// Makes sure that detaching the disk with this name loses no data; `unmount` unmounts its file systems for that. A
+/// kernel disk with mounted file systems is refused here, because its process cannot know of the mounts.
 pub fn make_free(name: &str, unmount: bool) -> Result<(), Failure> {
     for device in attached(name)? {
         let holders = holders_of(&device);
@@ -78,7 +77,7 @@ pub fn make_free(name: &str, unmount: bool) -> Result<(), Failure> {
             let failure = Failure::new(Attribute::Refused, "it is in use, and what was not written out would be lost");
             return Err(explain(name, failure, "and try again"));
         } else {
-            // Its own process refuses what is open then.
+            // Its own process refuses if it is still open.
             is_closed_within(name, SETTLE_TIME_MAX)?;
         }
     }
@@ -91,7 +90,7 @@ pub fn nbd_clients(name: &str) -> Result<u64, Failure> {
     Ok(attached(name)?.iter().filter(is_nbd).filter_map(|device| device["open"].as_u64()).sum())
 }
 
-/// Whether nobody has it open any more, within this time.
+/// Waits until no program has it open, for this time at most; says whether that happened.
 fn is_closed_within(name: &str, time_max: Duration) -> Result<bool, Failure> {
     let until = Instant::now() + time_max;
     loop {
@@ -106,7 +105,7 @@ fn is_closed_within(name: &str, time_max: Duration) -> Result<bool, Failure> {
     }
 }
 
-/// A refusal with the names of those who are in the way, and what to do.
+/// Adds to a refusal which programs have the disk open, and what to type.
 pub fn explain(name: &str, failure: Failure, next: &str) -> Failure {
     let report = failure.report();
     if report.attribute != Attribute::Refused {

@@ -1,18 +1,18 @@
 //! Front ends: how a device of another machine appears on this one: to its kernel, as a file (FUSE), to programs (NBD),
-//! to a virtual machine (usbredir). Frames of a stream and tuned pipes have readers of their own.
+//! to a virtual machine (usbredir). Stream exports and tuned pipes have readers of their own.
 //!
-//! A front end is one file: what it needs of this machine, how it takes a device, and the attachment that this gives.
-//! It is entered in [`FRONT_ENDS`], and then there for `farbus attach --via NAME`, for `via = "NAME"` in a daemon's
-//! configuration, and for the tests of the contract (`tests/front_ends.rs`), which run all of them that this machine
+//! A front end is one file: what it needs of this machine, how it takes a device, and the attachment that results. An
+//! entry in [`FRONT_ENDS`] makes it available to `farbus attach --via NAME`, to `via = "NAME"` in a daemon's
+//! configuration, and to the tests of the contract (`tests/front_ends.rs`), which run every front end that this machine
 //! can.
 //!
 //! | step | contract | called by |
 //! |---|---|---|
-//! | what may be missing on this machine is looked for | [`FrontEnd::prepare`] | the command, before anybody waits for the device |
-//! | the device is taken | [`FrontEnd::take`] | the command and the daemon |
-//! | where it is, and how to steer it | [`Attachment::status`], [`Attachment::handle`] | the same |
-//! | it is used until it ends | [`Attachment::run`] | the same, on a thread of its own |
-//! | another process goes on with it | [`Handle::save`], [`FrontEnd::restore`], [`Restored::go_on`] | the daemon |
+//! | check what this machine may lack | [`FrontEnd::prepare`] | the command, before it waits for the device |
+//! | take the device | [`FrontEnd::take`] | the command and the daemon |
+//! | say where it is, and steer it | [`Attachment::status`], [`Attachment::handle`] | the same |
+//! | serve it until it ends | [`Attachment::run`] | the same, on a thread of its own |
+//! | continue it in a replacement process | [`Handle::save`], [`FrontEnd::restore`], [`Restored::go_on`] | the daemon |
 
 mod attachment;
 mod auto;

@@ -1,4 +1,5 @@
-//! A remote device for a virtual machine: what QEMU's `usb-redir` connects to, and no kernel of this machine's.
+//! A remote device for a virtual machine: QEMU's `usb-redir` connects to it. It needs no USB support in this machine's
+//! kernel.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,43 +31,43 @@ use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
 use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 
-/// How a guest without a name of its own is called.
+/// The name of a guest that has none.
 const GUEST: &str = "a guest";
 /// The class of interfaces of disks (USB, defined class codes).
 const MASS_STORAGE: u8 = 8;
-/// How long a guest may take to see that its device is gone, before the connection goes too.
+/// How long a guest may take to acknowledge that its device is gone, before the connection is closed.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How long the device may take to answer what is under way, before reads that have nothing are taken back.
+/// How long the device may take to answer requests under way, before reads without data are cancelled.
 const OWN_PACE: Duration = Duration::from_millis(100);
-/// How long all may take to come to rest for another process: less than whoever asks for that waits.
+/// How long requests may take to complete before a snapshot: less than the asking thread waits.
 const PART_WITHIN: Duration = Duration::from_secs(4);
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 6;
-/// How often is looked whether it has: nothing tells.
+/// How often to check whether a guest has read all: there is no event for it.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// A guest that is held still.
+/// A guest whose device is held.
 struct Held {
     since: Instant,
-    /// Who waits to be told that it is.
+    /// Where to report that it is held.
     asker: Option<Answer>,
     has_taken_back: bool,
-    /// Who goes on with its device when it has left.
+    /// The key of the host that the device migrates to when the guest has left.
     successor: Option<[u8; 32]>,
 }
 
-/// Whose the device is to be.
+/// Which host has the device, and for which guest.
 enum Stay {
-    /// Its guest's, who is here or may come.
+    /// It is here, for a connected guest or the next.
     Here,
-    /// It is to be handed over to this host: whoever connects waits until it is.
+    /// Another host has yet to hand it over: a guest that connects waits until then.
     Inheriting,
-    /// It goes to the host with this key, with this, as soon as nothing is under way.
+    /// It migrates to the host with this key, with the guest's stream, as soon as no request is under way.
     Leaving([u8; 32], Option<Frozen>),
-    /// It waits for its successor. If none comes it is here, and this again.
+    /// It waits for its successor. If none comes, it is here again, with the guest's stream.
     Gone(Option<Frozen>),
-    /// Of the guest whose stream this is: it is who connects next.
+    /// It is reserved for the guest with this stream: the next connection is that guest's.
     Expecting(Frozen),
 }
 
@@ -103,7 +104,7 @@ impl FrontEnd for Redir {
         request: &Request,
         prepared: &mut Prepared,
     ) -> Result<Box<dyn Attachment>, ClientError> {
-        // First what may be missing here: nothing is taken from anybody before.
+        // Check first what may be missing on this machine, before a device is taken.
         let place = request.place_of(PROTOCOL);
         let listener = prepared.listener(client, &place)?;
         let target = &request.target;
@@ -182,14 +183,14 @@ struct RedirAttachment {
     meters: Arc<Meters>,
     system: SystemAccess,
     save_requester: SaveRequester<Saved>,
-    /// Whether another host is yet to hand it over.
+    /// Whether another host has yet to hand it over.
     is_handed_over: bool,
-    /// The stream of a guest of another process, who goes on here.
+    /// The stream of a guest that another process served, to be continued here.
     restored_guest: Option<Frozen>,
 }
 
 impl RedirAttachment {
-    /// Lends a device that was taken before to whoever connects at `listener`.
+    /// Lends an open device to each guest that connects at `listener`.
     fn over(
         device: FarDevice,
         target: &Target,
@@ -231,10 +232,10 @@ impl RedirAttachment {
         })
     }
 
-    /// Another process goes on with it.
+    /// Drops the attachment without ending anything: a replacement process continues it.
     fn leave(mut self) {
         self.relay.host.with_device(|device, _| device.leave());
-        // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
+        // The replacement removes the socket's path. This marks the path as passed on even if no copy can be made.
         let _ = self.relay.listener.into_descriptor();
     }
 }
@@ -261,7 +262,7 @@ impl Attachment for RedirAttachment {
 
     fn handle(&self) -> Handle {
         let (may_move, open) = (self.relay.host.session().device().may_move(), self.relay.open.clone());
-        // Of a disk that a guest is shown: what the guest has not written out would be lost.
+        // A guest that is shown a disk would lose what it has not written out.
         let users =
             OpenUsers::new(move || open.count(), "a virtual machine has this disk", "virtual machines have this disk");
         Handle::new(self.stop.clone())
@@ -272,7 +273,7 @@ impl Attachment for RedirAttachment {
             .metered_by(Arc::clone(&self.meters))
     }
 
-    /// Serves whoever connects, one after the other, until it ends.
+    /// Serves one guest after the other until it ends.
     fn run(mut self: Box<Self>) -> Ended {
         if let Some(frozen) = self.restored_guest.take() {
             self.relay.thaw(frozen);
@@ -302,8 +303,8 @@ impl Restored for RedirAttachment {
     }
 }
 
-/// The engine between a guest and a remote exporter: one thread, the device, the guest's socket, or one where the next
-/// guest arrives.
+/// The engine between a guest and a remote exporter: one thread, the device, and the guest's socket or the listener at
+/// which the next guest arrives.
 struct Relay {
     listener: SocketListener,
     guest: Option<Link>,
@@ -313,7 +314,7 @@ struct Relay {
     clock: Clock,
     calls: Calls,
     arrival: Arrival,
-    /// How many guests have a disk of this, for its owner.
+    /// How many guests have a disk of this attachment, for its owner.
     open: OpenClients,
 }
 
@@ -352,7 +353,7 @@ impl Relay {
         ended
     }
 
-    /// Whether a guest is shown it, and it is a disk.
+    /// Whether it is a disk that a guest is shown.
     fn is_disk_in_use(&self) -> bool {
         let session = self.host.session();
         let is_in_use = self.guest.is_some() && session.is_shown() && !session.is_refused();
@@ -360,10 +361,11 @@ impl Relay {
         is_in_use && configurations.iter().flat_map(|each| &each.settings).any(|each| each.class[0] == MASS_STORAGE)
     }
 
-    /// Another process is to go on: what is under way comes to rest, and the guest's stream is written down as for a
+    /// Answers a request for a snapshot: lets requests under way complete, and saves the guest's stream as for a
     /// migration.
     fn part_with(&mut self, asker: SaveRequest<Saved>) -> Verdict {
-        // Whoever asked hears nothing, and gives up, if it is on its way to another host, or does not come to rest.
+        // If the device is migrating or does not come to rest, no answer tells the asking thread that it cannot be
+        // saved.
         if self.held.is_some() || !matches!(self.stay, Stay::Here) || !self.comes_to_rest() {
             return Verdict::Stay;
         }
@@ -383,7 +385,7 @@ impl Relay {
         verdict
     }
 
-    /// Whether the device owes nothing any more; if it does all the same its guest goes on.
+    /// Waits until the device has no request open, and returns `true`. If that takes too long, the guest continues.
     fn comes_to_rest(&mut self) -> bool {
         let since = self.clock.now();
         self.host.quiesce(since);
@@ -431,7 +433,7 @@ impl Relay {
 
     fn turn(&mut self, stop: &StopSignal, hold_handle: &HoldHandle) -> io::Result<()> {
         let guest_full = self.serve_guest();
-        // Before the wait: whoever has his answer may say nothing more for a long time.
+        // Before the wait: a guest that has its answer may send nothing for a long time.
         self.arrival.see(self.clock.now(), self.host.counters().urbs);
         self.look_after_held();
         let now = self.clock.now();
@@ -453,7 +455,7 @@ impl Relay {
         let on_device = readiness.and_then(Watched::interest).expect("a remote device is waited for on a descriptor");
         let (on_stop, on_gate) = (Interest::new(stop.wake().as_fd(), false), hold_handle.interest());
         let mut interests = [on_device, on_stop, on_gate, on_guest];
-        // Whoever comes while the device is elsewhere waits.
+        // A guest that connects while the device is elsewhere waits.
         let is_open = self.guest.is_some() || matches!(self.stay, Stay::Here | Stay::Expecting(_));
         wait(&mut interests[..if is_open { 4 } else { 3 }], timeout)?;
         let [on_device, _, on_gate, on_guest] = interests.map(|interest| interest.readable);
@@ -503,13 +505,13 @@ impl Relay {
                 self.held = Some(Held { since: now, asker: Some(answer), has_taken_back: false, successor });
                 return;
             }
-            // Whoever was to go on with it does not come.
+            // The guest that was to continue does not come.
             (HoldCommand::GoOn, None) if matches!(self.stay, Stay::Expecting(_)) => {
                 self.dismiss();
                 Ok(Granted::AtOnce)
             }
             (HoldCommand::GoOn, None) => Err("it is not held"),
-            // It ended and nobody came in its place: the next one is another.
+            // The guest ended and did not connect again: the next connection is another guest.
             (HoldCommand::GoOn, Some(_)) if self.guest.is_none() => {
                 self.dismiss();
                 Ok(Granted::AtOnce)
@@ -522,7 +524,7 @@ impl Relay {
         answer.give(result);
     }
 
-    /// What is held comes to rest, or does not.
+    /// Continues a hold: answers it when the device is at rest, or gives up.
     fn look_after_held(&mut self) {
         let now = self.clock.now();
         let Some(held) = &mut self.held else { return };
@@ -553,15 +555,15 @@ impl Relay {
         }
     }
 
-    /// The guest goes on, here or where it has come from now.
+    /// Releases the device: the guest continues, on the same connection or from the host that it has moved to.
     fn go_on(&mut self) {
         if self.held.take().is_some() {
             self.host.resume();
         }
     }
 
-    /// Does what the guest asked and sends what it is to have; whether its socket takes no more. What the guest does
-    /// wrong costs it the connection, and nobody else anything.
+    /// Carries out the guest's requests and sends its answers. Returns whether its socket takes no more. A guest that
+    /// breaks the protocol loses the connection; others are not affected.
     fn serve_guest(&mut self) -> bool {
         loop {
             if let Err(fault) = self.host.advance(self.clock.now()) {
@@ -580,7 +582,7 @@ impl Relay {
         }
     }
 
-    /// Its guest has left: the device follows it, with all that it had asked.
+    /// The guest has left: the device migrates after it, with all its open requests.
     fn part(&mut self) {
         self.guest = None;
         if let Some(successor) = self.held.as_ref().and_then(|held| held.successor) {
@@ -590,7 +592,7 @@ impl Relay {
         }
     }
 
-    /// What comes next of a device that goes elsewhere, or comes from there.
+    /// The next step of a device that migrates from here or to here.
     fn look_after_stay(&mut self) -> Result<(), Reject> {
         let device = self.host.session().device();
         if device.is_gone() {
@@ -637,7 +639,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Who has connected is the guest whose stream was handed over.
+    /// Continues the stream that was handed over, for the guest that has connected.
     fn thaw(&mut self, frozen: Frozen) {
         info!("the virtual machine goes on here");
         if let Err(fault) = self.host.thaw(self.clock.now(), frozen) {
@@ -665,7 +667,7 @@ impl Relay {
         }
     }
 
-    /// The guest is gone or has to go: the device is reset, and waits for the next.
+    /// The guest is gone or has to go: resets the device, which waits for the next guest.
     fn dismiss(&mut self) {
         self.held = None;
         if matches!(self.stay, Stay::Expecting(_)) {
@@ -697,7 +699,7 @@ impl Relay {
         }
     }
 
-    /// Whether a guest that ends its connection now has moved.
+    /// Whether a guest that ends its connection now has moved to another host.
     fn is_on_its_way(&self) -> bool {
         self.held.as_ref().is_some_and(|held| held.asker.is_none())
     }
@@ -715,7 +717,7 @@ impl Relay {
         Ok(true)
     }
 
-    /// The device is gone: its guest is told, and has a moment to say that it saw that.
+    /// The device is gone: tells the guest, which has a moment to acknowledge it.
     fn say_farewell(&mut self) {
         self.go_on();
         self.host.handle_gone(self.clock.now());

@@ -1,7 +1,7 @@
-//! A USB device of another host, whichever tongue brings it: what a front end here lends on.
+//! A USB device of another host, over either protocol, which a front end on this machine passes on.
 //!
-//! Over plain USB/IP it lives and ends with its one link; in a session it outlives its links ([`Linked`]). To an engine
-//! both are a [`Device`] with something to wait on, whose end says why.
+//! Over plain USB/IP it is lost with its one link; in a session it outlives its links ([`Linked`]). An engine sees both
+//! as a [`Device`] with a descriptor to wait on; when it ends, it says why.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,8 +32,8 @@ pub enum FarDevice {
 }
 
 impl FarDevice {
-    /// Takes `target`: in a session that outlives its links for `grace` unless somebody said otherwise, if there is to
-    /// be one.
+    /// Takes `target`. If there is to be a session, it outlives its links for `grace` unless the client's options say
+    /// otherwise.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -45,8 +45,8 @@ impl FarDevice {
         Ok(FarDevice::Plain(Box::new(PlainDevice::new(link, device).map_err(local)?)))
     }
 
-    /// Takes `target` as soon as it is handed over to this host, with what a guest's stream was like
-    /// ([`FROZEN_MAGIC`]).
+    /// Takes `target` as soon as another host hands it over to this one, with the stream of a guest as its migration
+    /// state ([`FROZEN_MAGIC`]).
     ///
     /// # Errors
     /// [`ClientError`].
@@ -55,7 +55,7 @@ impl FarDevice {
         Ok(FarDevice::Session(Box::new(linked)))
     }
 
-    /// Whether it is there; one that is to be handed over is not yet.
+    /// Whether it is here; a device that another host has yet to hand over is not.
     pub fn is_open(&self) -> bool {
         match self {
             FarDevice::Plain(_) => true,
@@ -63,7 +63,7 @@ impl FarDevice {
         }
     }
 
-    /// What came along with it.
+    /// Takes its migration state.
     pub fn take_migration_state(&mut self) -> Vec<u8> {
         match self {
             FarDevice::Plain(_) => Vec::new(),
@@ -71,12 +71,12 @@ impl FarDevice {
         }
     }
 
-    /// Whether it can be handed over to another host.
+    /// Whether it can migrate to another host.
     pub fn may_move(&self) -> bool {
         matches!(self, FarDevice::Session(_))
     }
 
-    /// Writes it down for another process; whether it can be.
+    /// Writes a snapshot for a replacement process; returns whether that is possible.
     pub fn save_to(&mut self, to: &mut Writer) -> bool {
         match self {
             FarDevice::Session(linked) if linked.end().is_none() && linked.is_movable() => {
@@ -87,14 +87,14 @@ impl FarDevice {
         }
     }
 
-    /// Another process goes on with it.
+    /// Lets go of it without giving it back: a replacement process continues.
     pub fn leave(&mut self) {
         if let FarDevice::Session(linked) = self {
             linked.remote_mut().hand_over();
         }
     }
 
-    /// Whether nothing is under way.
+    /// Whether no request is under way.
     pub fn is_still(&self) -> bool {
         match self {
             FarDevice::Plain(plain) => plain.device.in_flight() == 0,
@@ -102,15 +102,15 @@ impl FarDevice {
         }
     }
 
-    /// Hands it over as it is to the host with this key, with this for it. It ends once that host has it, or is ours
-    /// again.
+    /// Migrates it to the host with this key, with this migration state. It ends once that host has it; otherwise it is
+    /// ours again.
     pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
         if let FarDevice::Session(linked) = self {
             linked.remote_mut().migrate_with(successor, migration_state);
         }
     }
 
-    /// Whether it was handed over, and nobody has come for it yet.
+    /// Whether it was handed over, and its successor has not come for it yet.
     pub fn is_moving(&self) -> bool {
         match self {
             FarDevice::Plain(_) => false,
@@ -118,7 +118,8 @@ impl FarDevice {
         }
     }
 
-    /// Our end of the link, as the exporter sees its user; a session's user is known by its key.
+    /// The local address of the link, which identifies the user to the exporter; the user of a session is known by its
+    /// key.
     pub fn local_address(&self) -> Option<SocketAddr> {
         match self {
             FarDevice::Plain(plain) => local_address(&plain.link),
@@ -126,7 +127,7 @@ impl FarDevice {
         }
     }
 
-    /// How its session stands, if it has one.
+    /// The status of its session, if it has one.
     pub fn status(&self) -> Option<SessionStatus> {
         match self {
             FarDevice::Plain(_) => None,
@@ -134,7 +135,7 @@ impl FarDevice {
         }
     }
 
-    /// The clock by which it is driven.
+    /// Its clock.
     pub fn clock(&self) -> Clock {
         match self {
             FarDevice::Plain(plain) => plain.clock,
@@ -142,7 +143,7 @@ impl FarDevice {
         }
     }
 
-    /// Why it is over, if it is. Whatever was asked of it has ended by then.
+    /// Why it ended, if it has. All requests to it have completed by then.
     pub fn ended(&self) -> Option<Ended> {
         match self {
             FarDevice::Plain(plain) => plain.over.as_ref().map(Over::ended),
@@ -150,7 +151,7 @@ impl FarDevice {
         }
     }
 
-    /// Gives it back; what is still asked of it ends.
+    /// Gives it back; open requests end.
     pub fn close(&mut self, done: &mut Completions) {
         match self {
             FarDevice::Plain(plain) => plain.end(Over::Given, done),
@@ -164,7 +165,7 @@ impl FarDevice {
     }
 }
 
-/// A device, and the one link over which it is spoken to.
+/// A device, and the one link to it.
 pub struct PlainDevice {
     link: Link,
     device: RemoteDevice,
@@ -282,7 +283,7 @@ impl Device for PlainDevice {
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        // What an encrypted link has decrypted already makes no socket readable.
+        // Data that an encrypted link has already decrypted makes no socket readable.
         (self.over.is_none() && self.link.has_received()).then_some(Instant::ZERO)
     }
 

@@ -1,4 +1,4 @@
-//! An attachment that runs, as a status shows it.
+//! A running attachment, as the status shows it.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,20 +18,20 @@ use crate::link::status::LinksStatus;
 #[derive(Clone)]
 pub struct Running {
     since: Instant,
-    /// What does not change of it.
+    /// The facts about it that do not change.
     pub status: Status,
-    /// What steers it.
+    /// Steers it.
     pub handle: Handle,
 }
 
 impl Running {
-    /// From this moment on.
+    /// The record of an attachment that begins to run now.
     pub fn of(attachment: &dyn Attachment) -> Self {
         Self { since: Instant::now(), status: attachment.status(), handle: attachment.handle() }
     }
 }
 
-/// What an attachment tells `farbus status`.
+/// What an attachment reports to `farbus status`.
 #[derive(Clone, Debug, Serialize)]
 pub struct AttachmentStatus {
     /// The device's name at its exporter.
@@ -42,9 +42,9 @@ pub struct AttachmentStatus {
     pub state: &'static str,
     /// The address of the exporter, as it was named.
     pub user: String,
-    /// Where it is here.
+    /// Where it is on this machine.
     pub at: String,
-    /// For how long, seconds.
+    /// How long it has been attached, seconds.
     pub used_s: f64,
     /// What the device is needed for, as its exporter was told.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,25 +52,25 @@ pub struct AttachmentStatus {
     /// How a disk is used: `exclusive` or `read`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<&'static str>,
-    /// For how long it has been waiting for a link, seconds; while it has one it does not.
+    /// How long it has been waiting for a link, seconds; `None` while it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub link_lost_s: Option<f64>,
     /// Where the time of its requests goes, if it is in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
-    /// What was done about its distance, by name: transfers received ahead, packets that were late.
+    /// What was fetched ahead of its user's requests, by name: transfers received ahead, packets that were late.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<&'static str, u64>,
-    /// By how much the clock of a stream was moved to follow the device's, microseconds, while one goes on.
+    /// By how much the clock of a running stream was moved to follow the device's, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift_us: Option<i64>,
     /// Its session's links, if it is in a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub links: Option<LinksStatus>,
-    /// What is reserved for it at its exporter.
+    /// What its exporter reserves for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reservation: Option<ReservationStatus>,
-    /// What passed through, where it is counted.
+    /// What has passed through, if it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
     /// How many programs have it open: a file, or an NBD export.
@@ -79,7 +79,7 @@ pub struct AttachmentStatus {
 }
 
 impl AttachmentStatus {
-    /// One that is nowhere yet, or no more.
+    /// An attachment that does not run yet, or no longer.
     pub fn named(name: &str, title: &str, state: &'static str) -> Self {
         Self {
             name: name.to_owned(),
@@ -101,7 +101,7 @@ impl AttachmentStatus {
         }
     }
 
-    /// That of `target`, whose attachment is in `state` and is `running`, if it is.
+    /// The status of the attachment of `target`, which is in `state`, and of `running` if it runs.
     pub fn of(target: &Target, state: &'static str, reason: Option<&String>, running: Option<&Running>) -> Self {
         let named = Self::named(&target.device, &target.to_string(), state);
         let (user, reason) = (target.address.clone(), reason.cloned());
@@ -122,7 +122,7 @@ impl AttachmentStatus {
         }
     }
 
-    /// The same in a session: a device without a link is attached, and waits.
+    /// Adds the facts of a session: a device without a link is attached, and waits for one.
     fn in_session(self, session: &SessionStatus) -> Self {
         let distance = session.distance();
         let known = Self {

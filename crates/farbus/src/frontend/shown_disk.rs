@@ -10,25 +10,24 @@ use crate::importer::disk::{DiskMode, OpenedDisk, Way};
 use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
 
-/// What does not change of a disk while it is shown.
+/// The facts about a disk that do not change while it is shown.
 pub struct ShownDisk {
     /// The disk's size, bytes.
     pub size_bytes: u64,
     /// How it is used.
     pub mode: DiskMode,
-    /// Our end of the link, as the exporter sees its user; none in a session.
+    /// The local address of the link, which identifies the user to the exporter; `None` in a session.
     pub local_address: Option<SocketAddr>,
     /// Its session, if it is in one.
     pub session: Option<SessionStatus>,
-    /// Takes it from its users without waiting for anything.
+    /// Takes it from its users without waiting.
     pub cutter: Cutter,
-    /// Whether another process can go on with it.
+    /// Whether a replacement process can continue with it.
     pub is_movable: bool,
 }
 
 impl ShownDisk {
-    /// Takes an opened disk apart: what is known of it, the device, whose moments that is told, and what to watch
-    /// meanwhile.
+    /// Takes an open disk apart: the facts about it, the device, the device's clock, and what to watch meanwhile.
     pub fn of(disk: OpenedDisk) -> (Self, Box<dyn BlockDevice>, Clock, Way) {
         let (size_bytes, mode, local_address) = (disk.device.info().size_bytes, disk.mode(), disk.local_address());
         let is_movable = disk.is_movable();
@@ -36,12 +35,12 @@ impl ShownDisk {
         (Self { size_bytes, mode, local_address, session, cutter, is_movable }, device, clock, way)
     }
 
-    /// `handle`, in the disk's session.
+    /// Adds to `handle` what the disk's session can do.
     pub fn steered_by(&self, handle: Handle) -> Handle {
         handle.in_session(self.session.clone())
     }
 
-    /// `, to be read`, if that is how it is used.
+    /// `, to be read` if the disk is used read-only.
     pub const fn mode_words(&self) -> &'static str {
         match self.mode {
             DiskMode::Exclusive => "",

@@ -1,4 +1,4 @@
-//! What an owner asks of an attachment by the control socket, whoever has it: a command or a daemon.
+//! Answers what an owner asks of an attachment on the control socket, for commands and the daemon.
 
 use farbus_io::trust::Fingerprint;
 use serde_json::{Value, json};
@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use super::{Handle, Migration, Refused};
 use crate::common::control::{Answer, Question};
 
-/// Answers a question that steers one attachment. `handle_of` finds it by the name that the question has: `None` if
-/// there is none of that name here, and no handle if it is not attached now.
+/// Answers a question that steers one attachment. `handle_of` finds it by the name in the question: `None` if there is
+/// none of that name here, `Some(None)` if it is not attached now.
 ///
 /// # Errors
-/// The question, if it is another.
+/// The question itself, if it steers no attachment.
 pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<Handle>>) -> Result<Answer, Question> {
     let (Question::Hold { device }
     | Question::Resume { device }
@@ -32,7 +32,7 @@ pub fn steer(question: Question, handle_of: impl FnOnce(&str) -> Option<Option<H
     Ok(done.map_or_else(|why| Answer::Refused(why.to_string()), |()| Answer::Ok(Value::Null)))
 }
 
-/// What is not attached refuses as an attachment does that cannot do it.
+/// Acts on `handle`; without one, refuses with `otherwise`.
 fn with(
     handle: &Option<Handle>,
     otherwise: Refused,

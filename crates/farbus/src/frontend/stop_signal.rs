@@ -1,4 +1,4 @@
-//! Ends a thread that serves something, from any other.
+//! Ends a serving thread from any other thread.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use farbus_io::link::Wake;
 
-/// Asks what serves something to end: a flag, and what wakes the thread that looks at it. Clones ask the same thread.
+/// Asks a serving thread to end: a flag, and an event that wakes the thread. Clones ask the same thread.
 #[derive(Clone, Debug)]
 pub struct StopSignal {
     asked: Arc<AtomicBool>,
@@ -14,7 +14,7 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
-    /// Nobody has asked yet.
+    /// A signal that has not been given.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -22,29 +22,30 @@ impl StopSignal {
         Ok(Self { asked: Arc::default(), wake: Arc::new(Wake::new()?) })
     }
 
-    /// What wakes the thread, for whoever has another reason to.
+    /// The event that wakes the thread, for others that have a reason to wake it.
     pub(crate) fn shared_wake(&self) -> Arc<Wake> {
         Arc::clone(&self.wake)
     }
 
-    /// What the thread waits on.
+    /// The event that the thread waits on.
     pub(crate) fn wake(&self) -> &Wake {
         &self.wake
     }
 
-    /// Asks it to end, soon.
+    /// Asks the thread to end, soon.
     pub fn end(&self) {
         self.asked.store(true, Ordering::Release);
         self.wake.wake();
     }
 
-    /// Whether it is to end. Whatever woke the thread until now wakes it no more: look after this at what that was for.
+    /// Whether the thread is to end. Clears the event, so check afterwards every other reason for which the thread may
+    /// have been woken.
     pub(crate) fn hears(&self) -> bool {
         self.wake.clear();
         self.was_asked()
     }
 
-    /// Whether it is to end; what woke the thread is left as it is.
+    /// Whether the thread is to end; leaves the event as it is.
     pub(crate) fn was_asked(&self) -> bool {
         self.asked.load(Ordering::Acquire)
     }

@@ -1,4 +1,4 @@
-//! A stream of another machine, frame by frame.
+//! Reads a stream export of another machine, frame by frame.
 
 use std::collections::VecDeque;
 use std::{fmt, io};
@@ -14,14 +14,14 @@ pub use stream::{Description, Format, Frame, PixelFormat};
 /// Which frames a reader wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
-    /// All of them: he is the only reader, and the source waits for him.
+    /// All of them: exclusively; the source waits for this reader.
     #[default]
     All,
-    /// The latest ones: others may read, too, and what he is too slow for is dropped at the source.
+    /// The latest ones, beside other readers; the source drops frames for which this reader is too slow.
     Latest,
 }
 
-/// A stream that is being read. It outlives its links; dropped, it is given back.
+/// A stream that is being read. It outlives its links; dropping it gives the stream back.
 pub struct Frames {
     linked: Linked<RemoteStream>,
     description: Description,
@@ -29,7 +29,7 @@ pub struct Frames {
     waiting: VecDeque<Frame>,
 }
 
-/// Opens a stream to be read.
+/// Opens a stream for reading.
 ///
 /// # Errors
 /// [`ClientError`].
@@ -52,20 +52,20 @@ impl fmt::Debug for Frames {
 }
 
 impl Frames {
-    /// What they are.
+    /// The description of the frames.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// Ends whoever waits for the next, from any thread.
+    /// Ends [`Frames::next_frame`] from any thread.
     pub fn session_stop(&self) -> SessionStop {
         self.linked.session_stop()
     }
 
-    /// The next frame, waited for; none once somebody quit.
+    /// Waits for the next frame; `None` once another thread has ended the stream by [`Frames::session_stop`].
     ///
     /// # Errors
-    /// Why there is none: *gone* when the source has ended.
+    /// Why there is none: the attribute is *gone* when the source has ended.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FailureReport> {
         loop {
             self.waiting.extend(self.arrived.drain(..));

@@ -1,4 +1,4 @@
-//! The table of front ends: a line for each.
+//! The table of front ends.
 
 use std::str::FromStr;
 
@@ -9,13 +9,13 @@ use super::kernel::{Kernel, Uas};
 use super::nbd::Nbd;
 use super::redir::Redir;
 
-/// All front ends, in the order in which they are listed to people.
+/// All front ends, in the order in which the help lists them.
 pub static FRONT_ENDS: &[&dyn FrontEnd] = &[&Kernel, &Uas, &Fuse, &Nbd, &Redir, &Auto];
 
 impl Via {
-    /// The one that is used unless somebody names another.
+    /// The default front end.
     pub const AUTO: Self = Self(&Auto);
-    /// This machine's kernel, and nothing else.
+    /// Only this machine's kernel.
     pub const KERNEL: Self = Self(&Kernel);
     /// `redir`: a virtual machine connects by usbredir.
     pub const REDIR: Self = Self(&Redir);
@@ -25,7 +25,7 @@ impl Via {
         listed(FRONT_ENDS.iter().map(|front_end| front_end.name().to_owned()).collect())
     }
 
-    /// The names of those that show disks alone, in words; each as `write` writes it.
+    /// The names of those that show only disks, in words; `write` formats each name.
     pub fn for_disks(write: impl Fn(&str) -> String) -> String {
         let mut names: Vec<&str> =
             FRONT_ENDS.iter().filter(|front_end| front_end.is_for_disks()).map(|front_end| front_end.name()).collect();

@@ -1,4 +1,4 @@
-//! Making a link to a paired host, wherever it is: one place after the other, until one proves its key.
+//! Makes a link to a paired host: tries one address after the other, until a host there proves the key.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::broker::SystemAccess;
 use crate::hosts::known_host::{KnownHost, KnownHostError};
 use crate::hosts::reach::Hints;
 
-/// Places where a host is looked for at once.
+/// How many addresses may fail before the search makes its last attempt.
 const PLACES_MAX: usize = 4;
 
 /// Why there is no link.
@@ -17,27 +17,29 @@ const PLACES_MAX: usize = 4;
 pub enum Failure {
     /// No connection was made.
     NoConnection(LinkError),
-    /// One was made to there, and not to that host.
+    /// A host at this address accepted the connection, but is not the paired host.
     NotMet(KnownHostError, SocketAddr),
 }
 
-/// A link whose peer has proved its key, where it was made, and whether the host is remembered elsewhere.
+/// A link whose peer has proved its key, the address it was made to, and whether another address is remembered for the
+/// host.
 pub type Attempt = Result<(Link, SocketAddr, bool), Failure>;
 
-/// Whether a connection that was made and then lost says that somebody is there: over TCP; datagrams go anywhere.
+/// What a connection that was made and then lost proves: over TCP, that a host answers at the address; over QUIC,
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Over TCP: somebody accepted the connection.
+    /// Over TCP: a host accepted the connection.
     Connected,
-    /// Over QUIC: nobody need be there.
+    /// Over QUIC: there need not be a host at the address.
     Datagrams,
 }
 
-/// Tries one place after the other: those at which somebody else, or nobody, turns out to be are left out of the next
-/// attempt. Where the host proved its key is remembered.
+/// Tries one address after the other. An address where no host or another host answers is left out of the next attempt.
+/// Remembers the address where the host proved its key.
 ///
 /// # Errors
-/// What was wrong with the first place.
+/// What was wrong with the first address.
 pub fn search(
     known: &KnownHost,
     system: &SystemAccess,

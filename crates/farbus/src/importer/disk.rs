@@ -1,10 +1,10 @@
-//! A disk of another machine, opened: a block device, whichever way it is had.
+//! An open disk of another machine: a block device, over whichever protocol it is reached.
 //!
-//! | its host | it is had as | and outlives its link |
+//! | its host | the disk is opened as | it outlives its link |
 //! |---|---|---|
 //! | has a session with us, and offers it as a block device | a block device of the session | yes |
-//! | has a session with us, and offers it as a USB disk alone | a USB disk that is driven here | yes |
-//! | speaks plain USB/IP | the same | no |
+//! | has a session with us, and offers it only as a USB disk | a USB disk that is driven here | yes |
+//! | speaks plain USB/IP | a USB disk that is driven here | no |
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,18 +26,18 @@ use crate::importer::port::{Cutter, DevicePort};
 use crate::importer::session::connection::{BLOCK_KIND, Linked, Redial, SessionStop};
 use crate::importer::session::status::SessionStatus;
 
-/// How a disk is to be used.
+/// How a disk is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskMode {
-    /// By us alone, who may change it.
+    /// By this importer alone, who may write to it.
     #[default]
     Exclusive,
-    /// By us and others, none of whom changes it.
+    /// By this importer and others, read-only.
     Read,
 }
 
 impl DiskMode {
-    /// Its word.
+    /// The word for it in options and messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             DiskMode::Exclusive => "exclusive",
@@ -56,38 +56,38 @@ impl FromStr for DiskMode {
     }
 }
 
-/// What ends a disk that was opened, besides its user here.
+/// What may end an open disk, besides its local user.
 pub enum Way {
-    /// A link that is the end when it ends.
+    /// A link; the disk ends with it.
     Link(Link),
-    /// A session that somebody has to look after while nobody asks anything of the disk.
+    /// A session that the front end has to look after while no request to the disk is under way.
     Port(SessionPort),
-    /// A session that its device looks after.
+    /// A session that the device looks after.
     Device {
-        /// Whether another process can go on with it: not through modules.
+        /// Whether a replacement process can continue with it: not through modules.
         is_movable: bool,
     },
 }
 
-/// A disk, for whichever front end shows it.
+/// An open disk, for any front end.
 pub struct OpenedDisk {
     /// The disk.
     pub device: Box<dyn BlockDevice>,
-    /// Whose moments it is told.
+    /// The disk's clock.
     pub clock: Clock,
     /// What to watch while it is used.
     pub way: Way,
-    /// What takes it from its users, from any thread.
+    /// Takes it from its users, from any thread.
     pub cutter: Cutter,
-    /// How its session stands, if it has one.
+    /// The status of its session, if it has one.
     pub status: Option<SessionStatus>,
 }
 
 impl OpenedDisk {
-    /// Takes `target`, which has to be a disk, whichever way it can be had.
+    /// Opens `target`, which has to be a disk, over whichever protocol is possible.
     ///
     /// # Errors
-    /// [`ClientError`]; to be read beside others it has to be a block device.
+    /// [`ClientError`]; only a block device can be read beside other importers.
     pub fn open(client: &Client, target: &Target, mode: DiskMode) -> Result<Self, ClientError> {
         let asked = match mode {
             DiskMode::Exclusive => Mode::Exclusive,
@@ -97,9 +97,10 @@ impl OpenedDisk {
         if !grace.is_zero() {
             match client.block(target, asked, grace)? {
                 Ok(linked) => return Ok(Self::block(linked).with(client.config().cache)),
-                // Silently: there are devices that are USB and nothing else.
+                // No message: some devices have only a USB form.
                 Err(end) if end.cause == Cause::Class => {}
-                // What its exporter does not drive may be driven here: the first of several units, say.
+                // A device that its exporter does not drive may be driven here: the first of several units, for
+                // example.
                 Err(end) if end.cause == Cause::Device && mode == DiskMode::Exclusive => {}
                 Err(end) => return Err(client.refusal(target, &end)),
             }
@@ -110,15 +111,15 @@ impl OpenedDisk {
         }
     }
 
-    /// Takes `target` as soon as it is handed over to this host; it may be read before that.
+    /// Opens `target` as its successor: it is here once it is handed over, and may be read before.
     ///
     /// # Errors
-    /// [`ClientError`]; it has to be had as a block device.
+    /// [`ClientError`]; it has to be a block device.
     pub fn inherit(client: &Client, target: &Target) -> Result<Self, ClientError> {
         client.inherit_block(target, GRACE_DISK).map(|linked| Self::block(linked).with(client.config().cache))
     }
 
-    /// A USB disk that was opened before.
+    /// Wraps an open USB disk.
     ///
     /// # Errors
     /// [`ClientError::Local`].
@@ -133,33 +134,34 @@ impl OpenedDisk {
         Ok(Self { device, clock: Clock::start(), way, cutter, status })
     }
 
-    /// A block device of a session.
+    /// Wraps a block device of a session.
     pub fn block(linked: Linked<RemoteBlock>) -> Self {
         let (clock, status, cutter) = (linked.clock(), linked.status(), Cutter::of(linked.session_stop()));
         let way = Way::Device { is_movable: linked.is_movable() };
         Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, status: Some(status) }
     }
 
-    /// The same, of which so much is kept here.
+    /// Adds the layers that `cache` asks for.
     fn with(self, cache: Cache) -> Self {
         let device = match cache {
             Cache::None => self.device,
             Cache::Ahead => Box::new(Ahead::new(self.device)),
-            // What is read of what has not arrived is never fetched.
+            // In this order, data that is still waiting to be written is not fetched from the exporter.
             Cache::Writeback => Box::new(Ahead::new(Behind::new(self.device))),
         };
         Self { device, ..self }
     }
 
-    /// As another process saved its device; with it what that was asked. Nothing happens before its first turn.
+    /// Restores a disk whose device another process saved, with its open requests. Nothing happens before its first
+    /// turn.
     ///
     /// # Errors
-    /// None can have stood so, or the system has no more threads or descriptors.
+    /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore(redial: Redial, saved: &[u8]) -> io::Result<(Self, Pending)> {
         Self::restore_from(redial, saved, LAYERS)
     }
 
-    /// The same with these layers at most, of which each is there or not.
+    /// Restores a disk with those of these layers that the snapshot contains.
     fn restore_from(redial: Redial, saved: &[u8], layers: &[u16]) -> io::Result<(Self, Pending)> {
         let [kind, rest @ ..] = layers else { return Self::restore_block(redial, saved) };
         let Ok(mut reader) = snapshot::open(saved, *kind) else { return Self::restore_from(redial, saved, rest) };
@@ -196,12 +198,12 @@ impl OpenedDisk {
         Ok((Self::block(linked), pending))
     }
 
-    /// Whether another process can go on with it.
+    /// Whether a replacement process can continue with it.
     pub fn is_movable(&self) -> bool {
         matches!(self.way, Way::Device { is_movable: true })
     }
 
-    /// The same, asked for any byte, as a file's users do.
+    /// Adds a layer that allows access at any byte, as files need.
     #[must_use]
     pub fn with_any_byte(self) -> Self {
         match self.device.info().block_bytes {
@@ -215,7 +217,8 @@ impl OpenedDisk {
         if self.device.info().is_read_only { DiskMode::Read } else { DiskMode::Exclusive }
     }
 
-    /// Our end of the link, as the exporter sees its user; none of a session, whose links come and go.
+    /// The local address of the link, which identifies the user to the exporter; `None` in a session, whose links
+    /// change.
     pub fn local_address(&self) -> Option<SocketAddr> {
         if let Way::Link(link) = &self.way { local_address(link) } else { None }
     }
@@ -227,7 +230,7 @@ impl Cutter {
     }
 }
 
-/// What another process saved is nothing that can have been.
+/// Why a disk cannot be restored.
 struct Wrong(io::Error);
 
 impl From<Reject> for Wrong {
@@ -236,13 +239,13 @@ impl From<Reject> for Wrong {
     }
 }
 
-/// What lies over a disk of a session, the uppermost first.
+/// The layers over a disk of a session, the uppermost first.
 const LAYERS: &[u16] = &[ANY_BYTE_KIND, AHEAD_KIND, BEHIND_KIND];
 
-/// A disk of a session, which is given back when nobody wants it any more.
+/// A disk of a session, which is given back when it is dropped.
 struct SessionDisk {
     linked: Linked<RemoteBlock>,
-    /// Another process goes on with it.
+    /// Whether a replacement process continues with it.
     is_left: bool,
 }
 
@@ -253,7 +256,7 @@ impl Drop for SessionDisk {
         }
         let mut done = Completions::new(BufferPool::new(0));
         self.linked.close(&mut done);
-        // What its exporter did not answer in time is owed to nobody: whoever asked has gone.
+        // Requests that its exporter did not answer in time are dropped: the programs that made them have gone.
         self.linked.remote_mut().handle_over(Cause::Asked, "let go of here", &mut done);
         while done.pop().is_some() {}
     }
@@ -276,7 +279,7 @@ impl farbus_model::BlockLayer for SessionDisk {
     }
 }
 
-/// Why a disk that can only be had as a USB disk is not read beside others.
+/// Why a disk that can only be opened as a USB disk cannot be read beside other importers.
 fn usb_has_one_user() -> End {
     let message = "it can be had as a USB disk alone, which has one user: --mode read wants a disk that a farbus shares \
                    ('disk:PATH' or 'block:PATH'), with a session (a paired host, or --grace SECONDS)";

@@ -10,21 +10,21 @@ use crate::common::socket_place::Place;
 /// Why a device is not found on this machine.
 #[derive(Debug)]
 pub enum HereError {
-    /// No share of this user's has it.
+    /// No share of this user has it.
     Nowhere {
         /// The device that was asked for.
         device: String,
-        /// What there is instead.
+        /// The devices there are instead.
         offered: Vec<String>,
     },
-    /// No share of this user's has it, and who listens at the loopback's port is another user.
+    /// No share of this user has it, and another user listens at the loopback's port.
     Stranger {
-        /// How it is asked for it all the same.
+        /// How to ask that user's exporter for it all the same.
         target: String,
-        /// The user's number.
+        /// The user's id.
         user: u32,
     },
-    /// Several have one of this name.
+    /// Several shares have a device of this name.
     Several {
         /// The device that was asked for.
         device: String,
@@ -34,7 +34,7 @@ pub enum HereError {
 }
 
 impl HereError {
-    /// Whose trouble it is.
+    /// Which party has to act.
     pub fn attribute(&self) -> Attribute {
         match self {
             Self::Nowhere { .. } => Attribute::Gone,
@@ -69,7 +69,7 @@ impl fmt::Display for HereError {
 
 impl std::error::Error for HereError {}
 
-/// What to type where nobody shares a device here.
+/// What to type if no share on this machine has the device.
 fn next(device: &str) -> String {
     let root = match runtime_folder::owner() {
         0 => "another user's is at 'unix:PATH/DEVICE', which 'farbus share' shows where it runs".to_owned(),
@@ -80,7 +80,8 @@ fn next(device: &str) -> String {
     format!("of another machine it is HOST/{device}; here 'farbus share' offers devices\n  {root}")
 }
 
-/// What helps where nobody answers at this address, or whoever does hangs up: if that is the loopback.
+/// What helps if no program answers at this address, or the one that does closes the connection: if the address is the
+/// loopback.
 pub fn hint(address: &str) -> Option<&'static str> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_loopback_is_explained() {
+    fn hint_is_given_for_loopback_addresses_only() {
         for own in ["localhost:3240", "127.0.0.1:99", "[::1]:3240"] {
             assert!(hint(own).is_some(), "{own}");
         }

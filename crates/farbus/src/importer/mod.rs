@@ -1,7 +1,7 @@
 //! The side that uses a device of another host: finding what is offered, opening it, and keeping it through lost links.
 //!
-//! What is done with the opened device here (a kernel's, a file, NBD, a virtual machine) is the front ends' part: see
-//! `frontend`.
+//! What is done with an open device on this machine (a kernel's, a file, NBD, a virtual machine) is the front ends'
+//! part: see `frontend`.
 
 pub mod client;
 pub mod dial;

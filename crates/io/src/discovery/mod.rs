@@ -1,8 +1,8 @@
-//! Who is there (U5): hosts announce themselves by mDNS and DNS-SD (RFC 6762, 6763) and are found by name.
+//! Discovery (U5): hosts announce themselves by mDNS and DNS-SD (RFC 6762, 6763) and are found by name.
 //!
-//! An announcement carries host, port, version and key fingerprint, and nothing of the devices: what is on offer is for
-//! those to see who may connect. What comes in is a stranger's word; it is bounded here, and whoever connects to what
-//! it says finds out whether it is true.
+//! An announcement carries host, port, version and key fingerprint, but nothing about devices: only hosts that may
+//! connect see what is on offer. Received announcements are untrusted; their size is limited here, and a host that
+//! connects to an announced address verifies the peer's key.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,17 +13,17 @@ use mdns_sd::{ResolvedService, ServiceDaemon, ServiceEvent, ServiceInfo, Unregis
 
 /// mDNS's own port (RFC 6762 §3).
 pub const PORT: u16 = 5353;
-/// Hosts that are remembered in one search.
+/// The most hosts that are remembered in one search.
 const HOSTS_MAX: usize = 256;
-/// How long a farewell may take.
+/// How long withdrawing an announcement may take.
 const FAREWELL_TIME_MAX: Duration = Duration::from_millis(500);
-/// A version or a fingerprint is a word.
+/// The longest version or fingerprint.
 const WORD_BYTES_MAX: usize = 128;
 
-/// What is spoken at a port.
+/// The protocol that is spoken at a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// USB/IP as it is: `_usbip._tcp`.
+    /// Plain USB/IP: `_usbip._tcp`.
     Plain,
     /// Encrypted, for paired hosts: `_farbus._tcp`.
     Secure,
@@ -45,14 +45,14 @@ impl Kind {
     }
 }
 
-/// What a host says of itself.
+/// What a host announces of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// What is spoken.
+    /// The protocol.
     pub kind: Kind,
-    /// At which port.
+    /// The port.
     pub port: u16,
-    /// At which addresses; none means all of this machine's, as they come and go.
+    /// The addresses; if empty, all of this machine's, as they come and go.
     pub addresses: Vec<IpAddr>,
     /// farbus's version.
     pub version: String,
@@ -63,19 +63,19 @@ pub struct Announcement {
 /// A host that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// The name it goes by: unique on its network, which its finder and it see to (RFC 6762 §9).
+    /// The name it goes by: unique on its network, which both ends make sure of (RFC 6762 §9).
     pub name: String,
-    /// What is spoken.
+    /// The protocol.
     pub kind: Kind,
-    /// Its addresses, those to be tried first first; at least one.
+    /// Its addresses, in the order in which to try them; at least one.
     pub addresses: Vec<SocketAddr>,
-    /// farbus's version, if it is one.
+    /// farbus's version, if the host announces one.
     pub version: Option<String>,
-    /// The fingerprint of its key, as it says.
+    /// The fingerprint of its key, as announced.
     pub fingerprint: Option<String>,
 }
 
-/// Why nobody can be announced or found.
+/// Why hosts can be neither announced nor found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryError(String);
 
@@ -93,7 +93,7 @@ impl From<mdns_sd::Error> for DiscoveryError {
     }
 }
 
-/// This machine's announcements. Dropping it says farewell.
+/// This machine's announcements. Dropping it withdraws them.
 pub struct Announcer {
     daemon: ServiceDaemon,
     name: String,
@@ -103,7 +103,7 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// Announces nothing yet. `name` is this machine's; `port` is [`PORT`] but in tests.
+    /// An announcer without announcements. `name` is this machine's name; `port` is [`PORT`] except in tests.
     ///
     /// # Errors
     /// [`DiscoveryError`].
@@ -116,11 +116,12 @@ impl Announcer {
         Ok(Self { daemon, name: label.to_owned(), announced: Vec::new(), port, networks: networks() })
     }
 
-    /// Announces `wanted` and nothing else; what stays is not announced anew, unless a network came or went. Call it
-    /// now and then: what begins before its network is up would be heard by nobody (as seen with mdns-sd 0.21.7).
+    /// Announces `wanted` and withdraws everything else. An announcement that stays is not repeated, unless a network
+    /// came or went. Call it from time to time: an announcement that begins before its network is up is heard by no
+    /// host (seen with mdns-sd 0.21.7).
     ///
     /// # Errors
-    /// [`DiscoveryError`]; those before it are announced.
+    /// [`DiscoveryError`]; announcements before the failed one are made.
     pub fn announce(&mut self, wanted: &[Announcement]) -> Result<(), DiscoveryError> {
         let networks = networks();
         if networks != self.networks {
@@ -147,10 +148,10 @@ impl Announcer {
         let mut words = vec![("v", announcement.version.as_str())];
         words.extend(announcement.fingerprint.as_deref().map(|fingerprint| ("fp", fingerprint)));
         let Announcement { kind, port, .. } = *announcement;
-        // The first of a kind has the host's name to itself.
+        // The first announcement of a protocol has the host's plain name.
         let is_first = wanted.iter().find(|other| other.kind == kind) == Some(announcement);
         let name = if is_first { self.name.clone() } else { format!("{}-{port}", self.name) };
-        // A farewell takes the host's addresses along: each announcement has a host name of its own.
+        // Withdrawing an announcement withdraws its host's addresses, too, so each has a host name of its own.
         let host = format!("{name}-{}.local.", kind.word());
         let ips: Vec<String> = announcement.addresses.iter().map(IpAddr::to_string).collect();
         let info = ServiceInfo::new(kind.service(), &name, &host, &ips[..], port, &words[..])?;
@@ -173,14 +174,14 @@ fn networks() -> BTreeSet<(String, IpAddr)> {
     all.into_iter().filter(|network| network.is_oper_up()).map(|network| (network.name.clone(), network.ip())).collect()
 }
 
-/// Whoever does not hear it finds out when the announcement has aged.
+/// A host that misses the withdrawal notices when the announcement has expired.
 fn take_leave(daemon: &ServiceDaemon, name: &str) {
     if let Ok(done) = daemon.unregister(name) {
         let _: Result<UnregisterStatus, _> = done.recv_timeout(FAREWELL_TIME_MAX);
     }
 }
 
-/// The hosts that answer within `span`, by name. `port` is [`PORT`] but in tests.
+/// The hosts that answer within `span`, by name. `port` is [`PORT`] except in tests.
 ///
 /// # Errors
 /// [`DiscoveryError`].
@@ -188,7 +189,7 @@ pub fn browse(kinds: &[Kind], span: Duration, port: u16) -> Result<Vec<Host>, Di
     search(kinds, span, port, |_| false)
 }
 
-/// The host called `name`, as soon as it answers, or nobody within `span`.
+/// The host called `name`, as soon as it answers; `None` if it does not within `span`.
 ///
 /// # Errors
 /// [`DiscoveryError`].
@@ -202,7 +203,7 @@ pub fn find(kind: Kind, name: &str, span: Duration, port: u16) -> Result<Option<
     Ok(search(&[kind], span, port, is_it)?.into_iter().find(is_it))
 }
 
-/// The host for paired ones whose key has this fingerprint, as it says, or nobody within `span`.
+/// The paired host that announces a key with this fingerprint; `None` if it does not within `span`.
 ///
 /// # Errors
 /// [`DiscoveryError`].
@@ -224,7 +225,7 @@ fn search(
     let mut found = BTreeMap::new();
     'all: while Instant::now() < until {
         for (kind, events) in &events {
-            // A share of the time each: what one has not heard waits in its queue meanwhile.
+            // Listens to the kinds in turn: answers for the others wait in their queues.
             let slice = Instant::now() + SLICE;
             while let Ok(event) = events.recv_deadline(slice.min(until)) {
                 let ServiceEvent::ServiceResolved(service) = event else { continue };
@@ -243,15 +244,15 @@ fn search(
     Ok(found.into_values().collect())
 }
 
-/// How long one kind is listened to before the next.
+/// How long to listen to one kind before the next.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// What an announcement means, if it can be meant.
+/// Reads an announcement; `None` if it is invalid.
 fn host_of(kind: Kind, service: &ResolvedService) -> Option<Host> {
     let label = service.get_fullname().strip_suffix(kind.service())?.strip_suffix('.')?;
     let is_reachable = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast(),
-        // One of a link's own needs the link's name, which an address of ours has no place for.
+        // A link-local address needs the name of its network interface, which an address here cannot contain.
         IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_unicast_link_local(),
     };
     let mut ips: Vec<IpAddr> = service.get_addresses().iter().map(|ip| ip.to_ip_addr()).filter(is_reachable).collect();
@@ -263,12 +264,12 @@ fn host_of(kind: Kind, service: &ResolvedService) -> Option<Host> {
         let is_word = value.bytes().all(|byte| byte.is_ascii_graphic()) && (1..=WORD_BYTES_MAX).contains(&value.len());
         is_word.then(|| value.to_owned())
     };
-    // What cannot be typed or printed is called by its address.
+    // A host whose name cannot be typed or printed is called by its address.
     let name = if is_name(label) { label.to_owned() } else { first.ip().to_string() };
     Some(Host { name, kind, addresses, version: word("v"), fingerprint: word("fp") })
 }
 
-/// One label that can be typed: letters, digits, `-` and `_` (RFC 1123 §2.1, and what people use).
+/// Whether this is one label that can be typed: letters, digits, `-` and `_` (RFC 1123 §2.1, and common use).
 fn is_name(label: &str) -> bool {
     (1..=63).contains(&label.len()) && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
 }
@@ -290,8 +291,8 @@ mod tests {
     }
 
     #[test]
-    fn who_announces_itself_is_found_and_who_leaves_is_not() {
-        // One that nobody has: two of these tests on one machine do not hear each other.
+    fn announced_host_is_found_until_it_withdraws() {
+        // A port that is in use nowhere, so that concurrent tests do not hear each other.
         let port = std::net::UdpSocket::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port();
         let mut announcer = Announcer::new("lab3.example.org", port).unwrap();
         announcer.announce(&[announcement(Kind::Plain, 3240), announcement(Kind::Secure, 3241)]).unwrap();
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!(by_key.addresses, secure.addresses);
 
         announcer.announce(&[announcement(Kind::Secure, 3241)]).unwrap();
-        // An answer is not given twice within a second (RFC 6762 §6): time enough for the next.
+        // A host gives no answer twice within a second (RFC 6762 §6): allow time for the next.
         let left = browse(&[Kind::Plain, Kind::Secure], Duration::from_secs(5), port).unwrap();
         let kinds: Vec<_> = left.iter().map(|host| (host.name.as_str(), host.kind)).collect();
         assert_eq!(kinds, [("lab3", Kind::Secure)]);

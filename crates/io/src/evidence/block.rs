@@ -1,4 +1,4 @@
-//! A block device's evidence, out of sysfs.
+//! The evidence of a block device, from sysfs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -12,9 +12,10 @@ use super::file;
 use super::text::{Evidence, hex};
 use crate::sys::file_handle::loop_backing;
 
-/// The block devices of a partition's disk, a loop device's backing file's and so on are looked at no deeper than this.
+/// How many layers are followed: a partition's disk, a loop device's backing file, and so on.
 const DEPTH_MAX: u32 = 4;
-/// What says who a disk is: WWN, serial number, a card's own id, an array's UUID. The first that is there counts.
+/// The attributes that identify a disk: WWN, serial number, a card's own id, an array's UUID. The first that exists is
+/// used.
 const NAMES: [(&str, &str); 7] = [
     ("wwid", "wwid"),
     ("device/wwid", "wwid"),
@@ -25,7 +26,7 @@ const NAMES: [(&str, &str); 7] = [
     ("device/nguid", "nguid"),
 ];
 
-/// That of the block device with this number, of the system whose root is `root`.
+/// The evidence of the block device with this number, on the system whose root is `root`.
 pub fn of(root: &Path, number: u64, open: Option<BorrowedFd<'_>>) -> io::Result<Evidence> {
     looked_at(root, number, open, DEPTH_MAX)
 }
@@ -37,7 +38,7 @@ fn looked_at(root: &Path, number: u64, open: Option<BorrowedFd<'_>>, depth: u32)
         Ok(folder) if depth > 0 => lasting(root, folder, open, depth),
         _ => None,
     };
-    // Numbers of devices are given again while the machine runs; this one is not (Linux 5.15).
+    // Device numbers are reused while the machine runs; this one is not (Linux 5.15).
     let sequence = folder.ok().and_then(|folder| text(&folder, "diskseq")).unwrap_or_default();
     Ok(stable.unwrap_or_else(|| Evidence::passing(&format!("block device={major}:{minor} sequence={sequence}"))))
 }
@@ -56,7 +57,7 @@ fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32)
         let said = format!("loop offset={} limit={} of {}", part[0], part[1], backing.text);
         return backing.is_stable.then(|| Evidence::stable(&said));
     }
-    // A reader of cards has a serial number of its own, whatever card is in it; a card that is a device itself has one
+    // A card reader has a serial number of its own, whatever card is in it; a card that is itself a device has one,
     // too.
     let is_removable = text(folder, "removable").is_some_and(|word| word == "1");
     let (name, value) = NAMES
@@ -67,7 +68,7 @@ fn lasting(root: &Path, folder: &Path, open: Option<BorrowedFd<'_>>, depth: u32)
     Some(Evidence::stable(&format!("disk {name}={} sectors={sectors}", words.join("_"))))
 }
 
-/// Whether a serial number says anything.
+/// Whether a serial number identifies anything.
 fn is_telling(value: &str) -> bool {
     value.bytes().any(|byte| !matches!(byte, b'0' | b' ' | b'-' | b'.'))
 }
@@ -92,7 +93,7 @@ fn logical_block(disk: &Path) -> u64 {
     text(disk, "queue/logical_block_size").and_then(|size| size.parse().ok()).unwrap_or(512)
 }
 
-/// The evidence of what a loop device lies on, if the path still leads to that.
+/// The evidence of a loop device's backing file, if the path still leads to that file.
 fn backing_file(root: &Path, folder: &Path, path: &Path, open: Option<BorrowedFd<'_>>, depth: u32) -> Option<Evidence> {
     let node;
     let device = match open {
@@ -108,16 +109,16 @@ fn backing_file(root: &Path, folder: &Path, path: &Path, open: Option<BorrowedFd
     if FileType::from_raw_mode(about.st_mode) == FileType::BlockDevice {
         return looked_at(root, about.st_rdev, Some(backing.as_fd()), depth - 1).ok();
     }
-    // A path is a name: another file may be there by now.
+    // The path may lead to another file by now.
     let is_it = about.st_ino == inode && is_same_device(&backing, about.st_dev, device_number);
     is_it.then(|| file::of(backing.as_fd()).ok()).flatten()
 }
 
-/// The kernel tells the device's number in its own encoding (`huge_encode_dev`), stat in that of the C library.
+/// Compares device numbers: the kernel uses its own encoding (`huge_encode_dev`), stat that of the C library.
 fn is_same_device(backing: &File, of_stat: u64, of_loop: u64) -> bool {
     let huge =
         u64::from(minor(of_stat) & 0xff) | u64::from(major(of_stat)) << 8 | u64::from(minor(of_stat) & !0xff) << 12;
-    // btrfs tells another number to stat than its super block has.
+    // btrfs gives stat another number than its super block's.
     of_loop == huge || backing.metadata().is_ok_and(|about| about.dev() == of_loop)
 }
 
@@ -132,7 +133,7 @@ fn uevent(folder: &Path, key: &str) -> Option<String> {
     lines.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix('=')?.to_owned()))
 }
 
-/// The number of the device whose folder in sysfs this is.
+/// The number of the device with this folder in sysfs.
 fn device_number(folder: &Path) -> Option<u64> {
     let (major, minor) = text(folder, "dev").and_then(|dev| {
         let (major, minor) = dev.split_once(':')?;
@@ -141,7 +142,7 @@ fn device_number(folder: &Path) -> Option<u64> {
     Some(rustix::fs::makedev(major, minor))
 }
 
-/// Opens a device by its folder in sysfs, to be read.
+/// Opens a device by its folder in sysfs, for reading.
 fn open_node(root: &Path, folder: &Path) -> Option<File> {
     let file = File::open(root.join("dev").join(uevent(folder, "DEVNAME")?)).ok()?;
     let about = fstat(&file).ok()?;
@@ -150,7 +151,7 @@ fn open_node(root: &Path, folder: &Path) -> Option<File> {
     is_it.then_some(file)
 }
 
-/// The unique GUID of a partition, by its number from 1, out of the GUID partition table (UEFI 2.10 §5.3) of a disk.
+/// The unique GUID of partition `number` (from 1), from a disk's GUID partition table (UEFI 2.10 §5.3).
 fn gpt_guid(mut disk: impl Read + Seek, number: u32, block_bytes: u64) -> Option<String> {
     const ENTRIES_MAX: u32 = 1024;
     let mut header = [0; 92];
@@ -182,7 +183,7 @@ mod tests {
     use std::process::Command;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// A made-up machine that goes away.
+    /// A fake machine, removed when dropped.
     struct Machine(PathBuf);
 
     impl Machine {
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_device_is_known_by_what_it_keeps_when_it_is_plugged_elsewhere() {
+    fn block_device_keeps_its_evidence_in_another_port() {
         let machine = Machine::new();
         let stable = |text: &str| (text.to_owned(), true);
         machine.device("dm-0", "253:0", &[("dm/uuid", "LVM-abc")]);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_device_that_says_nothing_of_its_own_has_no_lasting_evidence() {
+    fn block_device_without_own_ids_has_no_lasting_evidence() {
         let machine = Machine::new();
         let passing = |dev: &str| (format!("block device={dev} sequence=9"), false);
         for (name, dev, minor, files) in [
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_device_is_its_backing_file_whatever_that_is_called() {
+    fn loop_device_has_the_evidence_of_its_renamed_backing_file() {
         let folder = std::env::temp_dir().join(format!("farbus-loop-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join("a.img");

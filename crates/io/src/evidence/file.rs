@@ -1,4 +1,4 @@
-//! A regular file's evidence.
+//! The evidence of a regular file.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -8,14 +8,14 @@ use rustix::fs::{AtFlags, StatxFlags, fstat, fstatfs, fstatvfs, statx};
 use super::text::{Evidence, hex};
 use crate::sys::file_handle::{file_handle, file_system_uuid, xfs_uuid};
 
-/// File systems whose `f_fsid` is made of a UUID that they keep, or that is random and new with each mount (tmpfs):
-/// ext2 to ext4, btrfs, ZFS, tmpfs. That of others may be a device number, which another one has after the next start.
+/// File systems whose `f_fsid` derives from a stored UUID, or is random for each mount (tmpfs): ext2 to ext4, btrfs,
+/// ZFS, tmpfs. With other file systems it may be a device number, which another device may have after the next start.
 const FSID_IS_UUID: [u64; 4] = [0xef53, 0x9123_683e, 0x2fc1_2fc1, 0x0102_1994];
 const XFS: u64 = 0x5846_5342;
-/// FUSE gives its files new numbers with each mount.
+/// FUSE numbers its files anew with each mount.
 const FUSE: u64 = 0x6573_5546;
 
-/// That of an open file.
+/// The evidence of an open file.
 pub fn of(file: BorrowedFd<'_>) -> io::Result<Evidence> {
     let size = fstat(file)?.st_size;
     if let (Some(system), Ok(handle)) = (file_system(file)?, file_handle(file)) {
@@ -31,7 +31,7 @@ pub fn of(file: BorrowedFd<'_>) -> io::Result<Evidence> {
     Ok(Evidence::passing(&format!("file device={device} inode={inode} born={born} size={size}")))
 }
 
-/// Which file system it is, if that is known for good.
+/// The id of its file system, if that is permanent.
 fn file_system(file: BorrowedFd<'_>) -> io::Result<Option<String>> {
     let kind = fstatfs(file)?.f_type as u64 & 0xffff_ffff;
     if FSID_IS_UUID.contains(&kind) {

@@ -1,4 +1,4 @@
-//! Evidence of which device this is: what stays when its name, its path or its bus id changes.
+//! Evidence identifies a device: it stays the same when the device's name, path or bus id changes.
 //!
 //! | device | evidence |
 //! |---|---|
@@ -9,8 +9,9 @@
 //! | disk | WWN, serial number, or the card's id, and its size |
 //! | USB device | vendor, product and serial number; without one its port and a digest of its descriptors |
 //!
-//! What has none of these has evidence that is good only as long as this machine runs: a device number, an inode
-//! number. Evidence is text: it is compared, kept and shown, and never taken apart. Enter at [`Evidence::of_open`].
+//! A device with none of these has evidence that is valid only while this machine runs: a device number, an inode
+//! number. Evidence is text that is compared, stored and shown, but never parsed. Start reading at
+//! [`Evidence::of_open`].
 
 mod block;
 mod file;
@@ -28,10 +29,10 @@ pub use secret::{ProcessSecret, derive_from};
 pub use text::Evidence;
 
 impl Evidence {
-    /// Of an open file or block device.
+    /// The evidence of an open file or block device.
     ///
     /// # Errors
-    /// If the file cannot be looked at.
+    /// The file cannot be examined.
     pub fn of_open(file: BorrowedFd<'_>) -> io::Result<Self> {
         let about = fstat(file)?;
         match FileType::from_raw_mode(about.st_mode) {

@@ -7,20 +7,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::trust::fill_random;
 
-/// Random bytes that a process and its successors have, and no other process: ids are derived from them. Whoever knows
-/// them can tell which id a device will have, no more.
+/// Random bytes that only a process and its replacements have; ids are derived from them. A program that knows them can
+/// compute which id a device will have, and nothing else.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProcessSecret([u8; 32]);
 
 impl ProcessSecret {
-    /// A new one.
+    /// A new secret.
     pub fn random() -> Self {
         let mut bytes = [0; 32];
         fill_random(&mut bytes);
         Self(bytes)
     }
 
-    /// The id of what `text` describes: the same whenever it is asked for, and never 0.
+    /// The id of what `text` describes: the same for the same text, and never 0.
     pub fn derive(&self, text: &str) -> u128 {
         let mut context = digest::Context::new(&digest::SHA256);
         context.update(&self.0);
@@ -31,7 +31,7 @@ impl ProcessSecret {
     }
 }
 
-/// The id of what is called `name` among devices that are alike: `base` is an id that they have in common.
+/// The id of the device `name` among similar devices: `base` is an id that they have in common.
 pub fn derive_from(base: u128, name: &str) -> u128 {
     let mut bytes = [0; 32];
     bytes[..16].copy_from_slice(&base.to_le_bytes());

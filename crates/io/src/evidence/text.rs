@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 /// The longest evidence, bytes: a backing file's handle and a few names.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// What tells one device from all others.
+/// What distinguishes one device from all others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
-    /// As text, one line of printable ASCII.
+    /// One line of printable ASCII.
     pub text: String,
-    /// Whether it says the same after this machine was started anew. Otherwise it is good while a process lives.
+    /// Whether it stays the same when this machine restarts. Otherwise it is valid while this process lives.
     pub is_stable: bool,
 }
 
@@ -24,7 +24,7 @@ impl Evidence {
     }
 }
 
-/// Text that hardware may have made up, as one line of printable ASCII.
+/// Makes one line of printable ASCII of text that hardware may have made up.
 fn printable(text: &str) -> String {
     let plain = text.chars().flat_map(|c| {
         let is_plain = c.is_ascii_graphic() || c == ' ';
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_hardware_says_of_itself_is_kept_as_one_printable_line() {
+    fn text_of_hardware_becomes_one_printable_line() {
         let evidence = Evidence::stable("a\u{1b}[2J\nb\u{e4}");
         assert_eq!((evidence.text.as_str(), evidence.is_stable), ("a\\u{1b}[2J\\u{a}b\\u{e4}", true));
         let long = Evidence::stable(&"x".repeat(TEXT_BYTES_MAX + 1));

@@ -1,4 +1,4 @@
-//! A USB device's evidence.
+//! The evidence of a USB device.
 
 use ring::digest;
 
@@ -6,15 +6,15 @@ use super::text::{Evidence, hex};
 use crate::usb::{Found, Inventory};
 
 impl Evidence {
-    /// Of a USB device among `all` that are plugged in here.
+    /// The evidence of a USB device; `all` are the devices that are plugged in here.
     pub fn of_usb(found: &Found, all: &[Found], inventory: &Inventory) -> Self {
         let device = &found.descriptors.device;
         let ids = ids_of(found);
         let passing = passing(found);
         let serial = |found: &Found| found.serial.clone().filter(|serial| !serial.trim().is_empty());
         if let Some(own) = serial(found) {
-            // Makers give one number to many. What this machine imports may be this very device, which it shares: that
-            // is no second one.
+            // Some makers give one serial number to many devices. A device that this machine imports may be the very
+            // device that it shares, and is no second one then.
             let is_twin = |other: &Found| {
                 let theirs = &other.descriptors.device;
                 other.bus_id != found.bus_id
@@ -28,7 +28,7 @@ impl Evidence {
             };
         }
         match inventory.port_of(found) {
-            // A port of vhci_hcd is whichever was free.
+            // A port of vhci_hcd is any that was free.
             Some(port) if !found.is_imported => {
                 Self::stable(&format!("usb id={ids} port={port} descriptors={}", digest_of(found)))
             }
@@ -36,7 +36,7 @@ impl Evidence {
         }
     }
 
-    /// Whether it is the evidence of this device, or was before another one with its serial number was plugged in or
+    /// Whether it is this device's evidence, or was before another device with the same serial number was plugged in or
     /// unplugged.
     pub fn may_be_of_usb(&self, found: &Found, inventory: &Inventory) -> bool {
         *self == Self::of_usb(found, &[], inventory) || *self == Self::passing(&passing(found))
@@ -48,13 +48,13 @@ fn ids_of(found: &Found) -> String {
     format!("{:04x}:{:04x}", device.vendor, device.product)
 }
 
-/// What a device is known by as long as it is plugged in.
+/// The evidence of a device for as long as it is plugged in.
 fn passing(found: &Found) -> String {
     format!("usb id={} at={} number={}", ids_of(found), found.bus_id, found.number)
 }
 
-/// A digest of what a device says of itself: enough to tell it from another one in its port, unless that is of the same
-/// make.
+/// A digest of a device's descriptors: enough to distinguish it from another device in its port, unless that is of the
+/// same model.
 fn digest_of(found: &Found) -> String {
     let all = &found.descriptors;
     let device = &all.device;
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_serial_number_goes_with_its_device_from_port_to_port_unless_two_have_it() {
+    fn unique_serial_number_identifies_a_device_in_any_port() {
         let inventory = Inventory::at(Path::new("/nowhere"));
         let of = |at: usize, all: &[Found]| Evidence::of_usb(&all[at], all, &inventory);
         let here = of(0, &[found("1-1", 1, Some("A1"))]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_a_serial_number_is_known_by_its_port_and_what_it_says_of_itself() {
+    fn device_without_serial_number_is_known_by_port_and_descriptors() {
         let root = std::env::temp_dir().join(format!("farbus-ports-{}", std::process::id()));
         let devices = root.join("sys/bus/usb/devices");
         std::fs::create_dir_all(&devices).unwrap();

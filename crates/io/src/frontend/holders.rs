@@ -1,9 +1,8 @@
-//! Who holds a disk of this machine: programs that have its file open, loop devices over it, file systems mounted from
+//! What holds a disk of this machine: programs that have its file open, loop devices over it, file systems mounted from
 //! those.
 //!
-//! All of it is looked up in `/proc` and `/sys`, for a message to a person and to unmount on request; it is not what
-//! decides whether a disk is in use. A program in another process namespace, or of another user, may hold it and not be
-//! found.
+//! The information comes from `/proc` and `/sys`, for messages and to unmount on request; it does not decide whether a
+//! disk is in use. A program in another process namespace, or of another user, may hold a disk without being found.
 
 use std::fmt;
 use std::fs;
@@ -15,21 +14,21 @@ use rustix::mount::UnmountFlags;
 
 use crate::sys::loop_device;
 
-/// One who holds a disk.
+/// A holder of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holder {
     /// A program that has its file open.
     Process {
-        /// The process's number.
+        /// The process id.
         pid: u32,
-        /// What it is called.
+        /// The program's name.
         name: String,
     },
-    /// A block device over it: a loop device, or a disk of the kernel's.
+    /// A block device over it: a loop device, or a disk of the kernel.
     Device {
-        /// The loop device's node, such as `/dev/loop0`.
+        /// The device's node, such as `/dev/loop0`.
         device: PathBuf,
-        /// Where its file systems are mounted, those of its partitions among them, in the order in which they were.
+        /// Where its file systems, those of its partitions included, are mounted, in the order of mounting.
         mounts: Vec<PathBuf>,
     },
 }
@@ -46,14 +45,14 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Why a disk's holders do not let go of it.
+/// Why a disk could not be freed of its holders.
 #[derive(Debug)]
 pub enum ReleaseError {
-    /// What was written to the file system that is mounted there could not be written to the disk.
+    /// Data of the file system that is mounted there could not be written to the disk.
     Sync(PathBuf, io::Error),
-    /// The file system that is mounted there stays.
+    /// The file system that is mounted there could not be unmounted.
     Unmount(PathBuf, io::Error),
-    /// This block device does not let go of the disk.
+    /// This block device could not be released.
     Device(PathBuf, io::Error),
 }
 
@@ -74,29 +73,29 @@ impl fmt::Display for ReleaseError {
 
 impl std::error::Error for ReleaseError {}
 
-/// Who holds the disk that is this file.
+/// The holders of the disk that is this file.
 pub fn of_file(file: &Path) -> Vec<Holder> {
     let devices =
         loops_over(file).into_iter().map(|name| Holder::Device { mounts: mounts_of(&name), device: node(&name) });
     devices.chain(processes_with(file)).collect()
 }
 
-/// Who holds the disks of the device on this port of `vhci-hcd`.
+/// The holders of the disks of the device on this port of `vhci-hcd`.
 pub fn of_port(port: u32) -> Vec<Holder> {
     let disks = disks_on_port(port).into_iter();
     let holder = |name: String| Holder::Device { mounts: mounts_of(&name), device: node(&name) };
     disks.map(holder).filter(|holder| matches!(holder, Holder::Device { mounts, .. } if !mounts.is_empty())).collect()
 }
 
-/// Writes out and unmounts every file system on these block devices, and lets loop devices go of their files. Programs
-/// stay as they are. Needs the rights to unmount.
+/// Writes out and unmounts every file system on these block devices, and detaches loop devices from their files. Leaves
+/// programs alone. Needs the rights to unmount.
 ///
 /// # Errors
-/// [`ReleaseError`]: what was done until then stays done.
+/// [`ReleaseError`]: what was done before the error stays done.
 pub fn release(holders: &[Holder]) -> Result<(), ReleaseError> {
     for holder in holders {
         let Holder::Device { device, mounts } = holder else { continue };
-        // What was mounted last may lie in what was mounted first.
+        // Mounts that were made later may lie in earlier ones.
         for mount in mounts.iter().rev() {
             let opened = rustix::fs::open(mount, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
             let synced = opened.and_then(|folder| rustix::fs::syncfs(&folder));
@@ -129,7 +128,7 @@ fn entries(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Loop devices by name.
+/// The names of the loop devices over a file.
 fn loops_over(file: &Path) -> Vec<String> {
     let is_over = |name: &String| {
         let told = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).unwrap_or_default();
@@ -148,7 +147,7 @@ fn mounts_of(name: &str) -> Vec<PathBuf> {
     mounts_in(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default(), &numbers)
 }
 
-/// The same from the text of `mountinfo` (proc(5)), of devices with these numbers.
+/// The same, from the text of `mountinfo` (proc(5)), for devices with these numbers.
 fn mounts_in(text: &str, numbers: &[String]) -> Vec<PathBuf> {
     let mount = |line: &str| {
         let mut fields = line.split(' ').skip(2);
@@ -158,7 +157,7 @@ fn mounts_in(text: &str, numbers: &[String]) -> Vec<PathBuf> {
     text.lines().filter_map(mount).collect()
 }
 
-/// A path as `mountinfo` has it: blanks and the like are three octal digits.
+/// Decodes a path from `mountinfo`: spaces and the like are three octal digits.
 fn unescape(text: &str) -> std::ffi::OsString {
     use std::os::unix::ffi::OsStringExt;
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
@@ -191,7 +190,7 @@ fn processes_with(file: &Path) -> Vec<Holder> {
     found
 }
 
-/// Block devices by name of what is plugged into this port of any of `vhci-hcd`'s controllers.
+/// The names of the block devices of what is plugged into this port of any of `vhci-hcd`'s controllers.
 fn disks_on_port(port: u32) -> Vec<String> {
     let platform = Path::new("/sys/devices/platform");
     let controllers = entries(platform).into_iter().filter(|name| name.starts_with("vhci_hcd"));
@@ -210,7 +209,7 @@ fn disks_on_port(port: u32) -> Vec<String> {
     entries(Path::new("/sys/block")).into_iter().filter(is_its).collect()
 }
 
-/// The last column of the line of this port in vhci-hcd's `status`, if something is plugged in there.
+/// The last column of this port's line in vhci-hcd's `status`, if something is plugged in there.
 fn bus_id_in(text: &str, port: u32) -> Option<String> {
     text.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

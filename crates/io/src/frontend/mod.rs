@@ -1,4 +1,4 @@
-//! How a device is shown to programs on this machine.
+//! Shows devices to programs on this machine.
 
 pub mod fuse;
 pub mod holders;

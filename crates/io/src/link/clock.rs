@@ -1,12 +1,12 @@
-//! The moment, for the threads that may know it.
+//! The clock, for threads that may read it.
 
 use std::time;
 
 use farbus_model::Instant;
 use rustix::time::{ClockId, clock_gettime};
 
-/// A monotonic clock whose epoch is its making. It goes on while the machine sleeps: what is promised to others for a
-/// time is over then.
+/// A monotonic clock whose epoch is its creation. It advances while the machine sleeps, so that promises to other hosts
+/// expire in time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     epoch_ns: u64,
@@ -18,14 +18,14 @@ impl Clock {
         Self { epoch_ns: since_boot_ns() }
     }
 
-    /// A clock that began so long ago: moments before it was made can be told.
+    /// A clock that began `span` ago: it can represent moments before its creation.
     pub fn started_ago(span: time::Duration) -> Self {
         let now_ns = since_boot_ns();
         let span_ns = u64::try_from(span.as_nanos()).unwrap_or(0);
         Self { epoch_ns: now_ns.checked_sub(span_ns).unwrap_or(now_ns) }
     }
 
-    /// Now.
+    /// The current moment.
     pub fn now(&self) -> Instant {
         Instant::from_nanos(since_boot_ns().saturating_sub(self.epoch_ns).max(1))
     }

@@ -1,7 +1,7 @@
-//! What the end of a link means: its other end ended it, or nothing is heard any more.
+//! Classifies the end of a link: the other end closed it, or went silent.
 //!
-//! This is the one place that decides it, for every link (TCP, TLS, QUIC, Unix), for whichever call found the end
-//! (sending, receiving, a greeting) and for every lane of a session.
+//! This is the one place that decides it: for every link (TCP, TLS, QUIC, Unix), for every call that may find the end
+//! (sending, receiving, a greeting), and for every lane of a session.
 //!
 //! | what is seen | what it means |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | `ETIMEDOUT`, a greeting that takes too long, QUIC's idle timeout | lost |
 //! | `EHOSTUNREACH`, `ENETUNREACH`, `ENETDOWN`, and every other error | lost |
 //!
-//! The kernel ends the links of a process that is killed, so a closed link says that the process is gone or comes back
-//! at once. A router that resets connections looks the same from here.
+//! The kernel ends the links of a process that is killed, so a closed link means that the process is gone or comes back
+//! at once. A router that resets connections looks the same.
 
 use std::io;
 
@@ -21,12 +21,12 @@ use std::io;
 pub enum LinkEnd {
     /// The other end's kernel or program ended it: the other end is gone, or comes back at once.
     Closed,
-    /// Nothing is heard of the other end: it may still be there, behind a network that fails.
+    /// The other end is silent: it may still be there, behind a network that fails.
     Lost,
 }
 
 impl LinkEnd {
-    /// What `error` means, which a call on a link returned. `WouldBlock` and `Interrupted` do not end a link, so
+    /// Classifies `error`, which a call on a link returned. `WouldBlock` and `Interrupted` do not end a link, so
     /// callers handle them before.
     pub fn of(error: &io::Error) -> Self {
         match error.kind() {
@@ -34,7 +34,7 @@ impl LinkEnd {
             | io::ErrorKind::ConnectionAborted
             | io::ErrorKind::BrokenPipe
             | io::ErrorKind::UnexpectedEof => LinkEnd::Closed,
-            // Silence; and what says nothing about the other end is taken for silence, which costs it nothing but time.
+            // Silence. An error that says nothing about the other end counts as silence, which costs only time.
             _ => LinkEnd::Lost,
         }
     }
@@ -87,7 +87,7 @@ mod tests {
         for errno in lost {
             assert_eq!(LinkEnd::of(&errno.into()), LinkEnd::Lost, "{errno:?}");
         }
-        // What TLS and the greeting say of an end in the middle, of silence, and of bytes that are not the peer's.
+        // TLS and the greeting: an end in the middle, silence, and bytes that are not the peer's.
         assert_eq!(LinkEnd::of(&io::ErrorKind::UnexpectedEof.into()), LinkEnd::Closed);
         assert_eq!(LinkEnd::of(&io::ErrorKind::TimedOut.into()), LinkEnd::Lost);
         assert_eq!(LinkEnd::of(&io::Error::new(io::ErrorKind::InvalidData, "a bad record")), LinkEnd::Lost);
@@ -99,7 +99,7 @@ mod tests {
         (link, listener.accept().unwrap().0)
     }
 
-    /// Sends until that fails; says how.
+    /// Sends until that fails; returns the error.
     fn failure_of_sending(link: &Link) -> io::Error {
         let until = Instant::now() + Duration::from_secs(10);
         loop {
@@ -122,7 +122,7 @@ mod tests {
         let (link, other) = connected();
         reset(other);
         assert_eq!(LinkEnd::of(&link.receive(&mut [0; 8]).unwrap_err()), LinkEnd::Closed);
-        // And what is found once more after the first error was taken.
+        // A second call after the first error was taken finds the same.
         assert_eq!(LinkEnd::of(&failure_of_sending(&link)), LinkEnd::Closed);
     }
 
@@ -159,7 +159,7 @@ mod tests {
             let (link, theirs) = link_and_end();
             drop(theirs);
             assert_eq!(LinkEnd::of(&failure_of_sending(&link)), expected, "sending, lost: {is_lost}");
-            // A pair whose other end goes with bytes unread says that it was reset.
+            // A Unix pair whose other end closes with bytes unread reports a reset.
             let (link, theirs) = link_and_end();
             link.try_send(&[IoSlice::new(b"never read")]).unwrap();
             drop(theirs);

@@ -1,4 +1,4 @@
-//! Waiting for the ends of many descriptors at once.
+//! Waits for the ends of many descriptors at once.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,11 +8,11 @@ use rustix::io::Errno;
 
 use super::wait::Wake;
 
-/// Waits until one of `fds` has ended, or `wake` is woken; says of each whether it has. One whose other end is closed
-/// has ended; one that has no other end never does.
+/// Waits until one of `fds` has ended, or `wake` is woken; returns for each whether it has ended. A descriptor whose
+/// other end is closed has ended; a descriptor without another end never does.
 ///
 /// # Errors
-/// What the system says; an interruption by a signal counts as no end.
+/// The system's error; an interruption by a signal counts as no end.
 pub fn wait_for_ends(wake: &Wake, fds: &[BorrowedFd<'_>]) -> io::Result<Vec<bool>> {
     let mut polled = vec![PollFd::from_borrowed_fd(wake.as_fd(), PollFlags::IN)];
     polled.extend(fds.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::empty())));

@@ -12,18 +12,18 @@ use rustix::io::Errno;
 
 use super::wait::{Interest, Watched, timespec, wait};
 
-/// A moment nearer than this is one of a device's schedule, and met exactly; others are timeouts.
+/// A wait that is shorter than this belongs to a device's schedule, and ends exactly in time; longer ones are timeouts.
 const NEAR: Duration = Duration::from_secs(1);
 
-/// Descriptors that are waited on together, by one who asks all of them when one is ready. What is in it can change
-/// while somebody waits on the whole.
+/// Descriptors that are waited on together; when one is ready, the caller checks all of them. The set can change while
+/// another thread waits on it.
 #[derive(Clone, Debug)]
 pub struct Gathering {
     epoll: Arc<OwnedFd>,
 }
 
 impl Gathering {
-    /// An empty one.
+    /// An empty set.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -31,11 +31,11 @@ impl Gathering {
         Ok(Self { epoll: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?) })
     }
 
-    /// Waits for something to read at `fd` too, and for room to write if `write`. One that is in it already is waited
-    /// for so from now on.
+    /// Waits for data at `fd` too, and for room to write if `write`. If it is in the set already, this replaces what is
+    /// waited for.
     ///
     /// # Errors
-    /// What the system says of the descriptor.
+    /// The system's error.
     pub fn watch(&self, fd: BorrowedFd<'_>, write: bool) -> io::Result<()> {
         let flags = if write { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
         self.put(fd, flags)
@@ -44,7 +44,7 @@ impl Gathering {
     /// Waits for a device too.
     ///
     /// # Errors
-    /// What the system says of its descriptor.
+    /// The system's error.
     pub fn watch_device(&self, readiness: &Readiness) -> io::Result<()> {
         let Some(interest) = Watched::interest(readiness) else { return Ok(()) };
         let flags = if interest.is_for_room() { EventFlags::OUT } else { EventFlags::IN };
@@ -59,23 +59,23 @@ impl Gathering {
         }
     }
 
-    /// Waits for `fd` no more; to be called before it is closed, if others have it as well.
+    /// Removes `fd`; call this before it is closed if there are duplicates of it.
     pub fn forget(&self, fd: BorrowedFd<'_>) {
-        // One that is not in it is not waited for either.
+        // Not being in the set is what was asked for.
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits until one of them is ready or `timeout` has passed (`None`: for ever).
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: for ever).
     ///
     /// # Errors
-    /// What the system says; an interruption by a signal counts as nothing ready.
+    /// The system's error; an interruption by a signal counts as nothing ready.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
-        // Linux counts milliseconds here, and nanoseconds there: a moment that is near is to be met.
+        // epoll counts in milliseconds, ppoll in nanoseconds: short waits need the latter.
         if let Some(span) = timeout.filter(|span| (Duration::from_nanos(1)..NEAR).contains(span)) {
             return wait(&mut [Interest::new(self.as_fd(), false)], Some(span));
         }
         let timeout = timeout.map(timespec);
-        // Which of them it is does not matter: all are asked.
+        // Which of them is ready does not matter: the caller checks all.
         let mut any = [const { MaybeUninit::uninit() }; 1];
         match epoll::wait(&self.epoll, &mut any, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -83,7 +83,7 @@ impl Gathering {
         }
     }
 
-    /// What an engine waits on for all of them.
+    /// What an engine waits on for the whole set.
     pub fn readiness(&self) -> Readiness {
         Watched::readable(Arc::clone(&self.epoll))
     }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_wakes_and_is_forgotten() {
+    fn one_ready_descriptor_ends_a_wait_until_it_is_removed() {
         let all = Gathering::new().unwrap();
         let (one, two) = (Wake::new().unwrap(), Wake::new().unwrap());
         all.watch(one.as_fd(), false).unwrap();

@@ -1,4 +1,4 @@
-//! Where peers arrive.
+//! A TCP listener.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -10,16 +10,16 @@ use super::stream::Link;
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
-    /// Somebody else listens at it too, and goes on when we end.
+    /// Whether another process listens at the same socket, and continues when this one ends.
     is_passed: bool,
 }
 
-/// A peer that has arrived.
+/// An accepted connection.
 #[derive(Debug)]
 pub struct Connection {
     /// The link to it.
     pub link: Link,
-    /// Whence.
+    /// The peer's address.
     pub from: SocketAddr,
 }
 
@@ -27,35 +27,35 @@ impl Listener {
     /// Listens at `address`; port 0 takes a free one.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         Ok(Self { socket: TcpListener::bind(address)?, is_passed: false })
     }
 
-    /// A socket that listens already and is ours alone.
+    /// Wraps a listening socket that belongs to this process alone.
     pub fn over(socket: OwnedFd) -> Self {
         Self { socket: socket.into(), is_passed: false }
     }
 
-    /// A socket that listens already and that whoever passed it keeps.
+    /// Wraps a listening socket that its original owner keeps, too.
     pub fn passed(socket: TcpListener) -> Self {
         Self { socket, is_passed: true }
     }
 
-    /// Whether whoever passed it keeps it.
+    /// Whether the socket's original owner keeps it.
     pub fn is_passed(&self) -> bool {
         self.is_passed
     }
 
-    /// Where it really listens.
+    /// The address where it really listens.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// A second handle on the same socket, for a thread that may end it.
+    /// A duplicate, for a thread that may end it.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -63,19 +63,19 @@ impl Listener {
         Ok(Self { socket: self.socket.try_clone()?, is_passed: self.is_passed })
     }
 
-    /// Listens no more; whoever waits in [`Listener::accept`] wakes up with an error. A socket that was passed is left
-    /// as it is: its owner has it for whoever comes after us.
+    /// Stops listening; a thread that waits in [`Listener::accept`] wakes up with an error. A socket whose original
+    /// owner keeps it is left as it is, for that owner's next process.
     pub fn shut_down(&self) {
         if !self.is_passed {
-            // A socket that is down already is what was asked for.
+            // The socket is down already, as was asked for.
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }
 
-    /// Lets [`Listener::accept`] fail with `WouldBlock` instead of waiting, for whoever waits on more than this.
+    /// Makes [`Listener::accept`] fail with `WouldBlock` instead of waiting, for a thread that waits on more than this.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn never_wait(&self) -> io::Result<()> {
         self.socket.set_nonblocking(true)
     }
@@ -83,7 +83,7 @@ impl Listener {
     /// Waits for the next peer.
     ///
     /// # Errors
-    /// What the system says: running out of descriptors among it.
+    /// The system's error, for example that there are no more descriptors.
     pub fn accept(&self) -> io::Result<Connection> {
         let (stream, from) = self.socket.accept()?;
         Ok(Connection { link: Link::over_tcp(stream.into(), from)?, from })

@@ -1,5 +1,4 @@
-//! Where programs of this machine arrive: a Unix socket with a path, for its owner alone unless somebody says
-//! otherwise.
+//! A Unix socket with a path, at which programs of this machine connect. By default only its owner may connect.
 
 use std::fmt;
 use std::io;
@@ -19,14 +18,14 @@ use rustix::net::{
 use super::stream::{Link, LinkError};
 use crate::sys::peer::Credentials;
 
-/// Who may connect, as a file's mode: its owner.
+/// The default mode: only the owner may connect.
 pub const OWNER_ALONE: u32 = 0o600;
-/// The bits of a mode that say who may connect (unix(7)): writing is connecting.
+/// The bits of a mode that say who may connect (unix(7)): the right to write is the right to connect.
 pub const MODE_BITS: u32 = 0o666;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// A listening Unix socket; its path is removed when it is dropped, where that is still allowed.
+/// A listening Unix socket. Dropping it removes its path, if the process still may.
 #[derive(Debug)]
 pub struct LocalListener {
     socket: OwnedFd,
@@ -35,7 +34,7 @@ pub struct LocalListener {
     is_passed_on: bool,
 }
 
-/// Why nothing could be listened at.
+/// Why it cannot listen.
 #[derive(Debug)]
 pub struct LocalError {
     path: PathBuf,
@@ -67,22 +66,22 @@ impl From<LocalError> for io::Error {
     }
 }
 
-/// A program that has arrived, and whose it is, by the kernel's word.
+/// An accepted connection, and its user according to the kernel.
 #[derive(Debug)]
 pub struct LocalConnection {
     /// The link to it.
     pub link: Link,
-    /// The number of its user, as it was when it connected (`SO_PEERCRED`, unix(7)).
+    /// The id of its user when it connected (`SO_PEERCRED`, unix(7)).
     pub user: u32,
 }
 
-/// Programs that have arrived so far at all sockets of this process: a process may connect twice, and each link is told
-/// apart.
+/// How many programs have connected at all sockets of this process: a process may connect twice, and each link has its
+/// own name.
 static ARRIVALS: AtomicU64 = AtomicU64::new(0);
 
 impl LocalListener {
-    /// Listens at `path`, where its owner alone may connect. A socket there that nobody listens at any more is
-    /// replaced.
+    /// Listens at `path`, where only its owner may connect. Replaces a socket there at which no process listens any
+    /// more.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
@@ -90,7 +89,7 @@ impl LocalListener {
         Self::bind_for(path, OWNER_ALONE)
     }
 
-    /// The same for those whom a file of this mode would let write.
+    /// The same for users whom a file of this mode would let write.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
@@ -98,26 +97,26 @@ impl LocalListener {
         Self::bind_through(path, path, mode)
     }
 
-    /// The same for a socket at `path` that is made through another name of its folder, such as that of an open
+    /// The same for a socket at `path` that is created through another name of its folder, such as that of an open
     /// descriptor.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
     pub fn bind_through(path: &Path, name: &Path, mode: u32) -> Result<Self, LocalError> {
         let failed = |source| LocalError { path: path.to_owned(), source };
-        // Whoever connects does so by the path, which has to be short enough as well.
+        // Programs connect by the path, which has to be short enough as well.
         SocketAddrUnix::new(path).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
         let socket = bind_socket(name, Mode::from_raw_mode(mode & MODE_BITS)).map_err(failed)?;
         Ok(Self { socket, path: path.to_owned(), is_passed_on: false })
     }
 
-    /// Lets nobody in any more; whoever waits for somebody wakes up.
+    /// Stops listening; a thread that waits for a connection wakes up.
     pub fn shut_down(&self) {
-        // A socket that is down already is what was asked for.
+        // The socket is down already, as was asked for.
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
-    /// A socket that another process has bound to `path`.
+    /// Wraps a socket that another process has bound to `path`.
     pub fn passed(socket: OwnedFd, path: &Path) -> Self {
         Self { socket, path: path.to_owned(), is_passed_on: false }
     }
@@ -131,15 +130,15 @@ impl LocalListener {
         self.socket.try_clone()
     }
 
-    /// Where.
+    /// The path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The next program that has connected; `None` if none waits.
+    /// Accepts the next connection; `None` if none waits.
     ///
     /// # Errors
-    /// What the system says: running out of descriptors among it.
+    /// The system's error, for example that there are no more descriptors.
     pub fn try_accept(&self) -> io::Result<Option<LocalConnection>> {
         match accept_with(&self.socket, SocketFlags::CLOEXEC) {
             Ok(fd) => {
@@ -158,12 +157,12 @@ impl LocalListener {
 /// Connects to the socket at `path`.
 ///
 /// # Errors
-/// [`LinkError`]: nobody listens there, or not to this user.
+/// [`LinkError`]: no process listens there, or this user may not connect.
 pub fn dial(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
     let connected = || -> io::Result<OwnedFd> {
         let address = SocketAddrUnix::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // Whoever listens may have no time just now: that is what is waited for.
+        // The listener's queue may be full for a moment: that is what is waited for.
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(time_max))?;
         connect(&socket, &address)?;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, None)?;
@@ -182,8 +181,8 @@ fn bind_socket(path: &Path, mode: Mode) -> io::Result<OwnedFd> {
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Before it has a name: at no moment may others connect (unix(7); Linux makes the file with this mode, less the
-    // umask).
+    // Before the socket has a name, so that at no moment other users may connect (unix(7); Linux creates the file with
+    // this mode, less the umask).
     rustix::fs::fchmod(&socket, mode)?;
     bind(&socket, &address)?;
     if mode != Mode::from_raw_mode(OWNER_ALONE) {
@@ -193,8 +192,7 @@ fn bind_socket(path: &Path, mode: Mode) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whatever the umask says: somebody has asked for it. What somebody may have put in the socket's place meanwhile is
-/// left alone.
+/// Sets the mode that was asked for, whatever the umask. Leaves alone what may have replaced the socket meanwhile.
 fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
@@ -203,8 +201,8 @@ fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
     Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
 }
 
-/// Whether nobody listens there any more. Only a refusal says so (unix(7)): who has no time for us, or no right, may
-/// well hear others.
+/// Whether no process listens there any more. Only a refusal proves that (unix(7)): a process that is busy, or does not
+/// let this user connect, may well listen.
 fn is_left_behind(address: &SocketAddrUnix) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
@@ -220,7 +218,7 @@ impl AsFd for LocalListener {
 impl Drop for LocalListener {
     fn drop(&mut self) {
         if !self.is_passed_on {
-            // A confined process may not; its other half does.
+            // A confined process may not; its broker does it.
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -234,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_is_its_owner_s_and_goes_with_its_listener() {
+    fn socket_belongs_to_its_owner_and_is_removed_with_its_listener() {
         let path = std::env::temp_dir().join(format!("farbus-local-{}.sock", std::process::id()));
         let listener = LocalListener::bind(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -248,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn who_connects_is_known_and_a_mode_lets_others_in() {
+    fn client_user_is_known_and_the_mode_admits_other_users() {
         let path = std::env::temp_dir().join(format!("farbus-mode-{}.sock", std::process::id()));
         let listener = LocalListener::bind_for(&path, 0o7660).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o660);
@@ -269,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_program_left_is_replaced_and_a_file_is_not() {
+    fn stale_socket_is_replaced_and_a_file_is_not() {
         let path = std::env::temp_dir().join(format!("farbus-stale-{}.sock", std::process::id()));
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists(), "the standard library leaves it");

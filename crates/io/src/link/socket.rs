@@ -1,4 +1,4 @@
-//! Receiving and sending on a stream socket, and nothing else.
+//! Receives and sends on a stream socket.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags};
 
-/// Receives what is there. 0: the peer has ended.
+/// Receives what is there. 0: the peer has ended the link.
 pub(super) fn receive_from(fd: &OwnedFd, to: &mut [u8], flags: RecvFlags) -> io::Result<usize> {
     loop {
         match net::recv(fd, &mut *to, flags) {
@@ -22,7 +22,7 @@ pub(super) fn send_to(fd: &OwnedFd, runs: &[IoSlice<'_>]) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     loop {
         let sent = match runs {
-            // One run is what most small replies are, and the kernel has less to copy for it.
+            // Most small answers are one run, and the kernel has less to copy for it.
             [run] => net::send(fd, run, flags),
             _ => net::sendmsg(fd, runs, &mut SendAncillaryBuffer::default(), flags),
         };

@@ -1,4 +1,4 @@
-//! One connected stream socket, TCP or Unix, bare or encrypted.
+//! One connected stream socket, TCP or Unix, plain or encrypted.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -17,48 +17,48 @@ use crate::sys::tcp::{Progress, progress, round_trip, set_class, set_pacing, set
 /// How long a peer may leave sent bytes unacknowledged before the link counts as lost (RFC 5482): longer than a
 /// retransmission after 2 s of silence, short enough that a dead peer's device is free within 5 s (U11).
 const UNACKNOWLEDGED_MS_MAX: u32 = 4_000;
-/// An idle link is probed after this long, this often, and lost after so many silent probes.
+/// An idle link is probed after this time, at this interval, and lost after [`KEEPALIVE_PROBES`] silent probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 const KEEPALIVE_PROBES: u32 = 2;
-/// Beyond its usual round trip, what is unacknowledged for so long is sent again. Longer than a receiver of Linux's
-/// puts an acknowledgement off (40 ms), and a quarter of Linux's default, which a key press lost in a crowd on the link
-/// would wait.
+/// How long beyond the usual round trip unacknowledged data waits before it is sent again. Longer than a Linux receiver
+/// delays an acknowledgement (40 ms), and a quarter of Linux's default, which a key press lost on a busy link would
+/// have to wait.
 const RETRANSMISSION_MIN: Duration = Duration::from_millis(50);
-/// Within one machine there is no path to find out about. Where BBR is the default it paces what is sent even there, by
-/// a timer: large transfers then have a third of their rate. Every kernel has this one.
+/// Within one machine there is no path to measure. Where BBR is the default, it paces even there, by a timer: large
+/// transfers then get a third of their rate. Every kernel has this algorithm.
 const LOOPBACK_CONGESTION: &str = "reno";
 
-/// A connected byte channel, bare or encrypted: one type to its users.
+/// A connected byte channel, plain or encrypted: one type for its users.
 #[derive(Debug)]
 pub struct Link {
     fd: OwnedFd,
     peer: String,
     tls: Option<Arc<Tls>>,
-    /// What really carries it, if a thread bridges it to that.
+    /// What really carries the bytes, if a thread forwards them.
     carrier: Option<Arc<dyn Carrier>>,
 }
 
-/// What carries a link's bytes beyond the socket that it is here.
+/// Carries a link's bytes beyond the link's own socket.
 pub trait Carrier: fmt::Debug + Send + Sync {
-    /// Whether it was lost without a farewell.
+    /// Whether the connection was lost without being closed.
     fn is_lost(&self) -> bool;
 
-    /// The round trip to the peer, smoothed.
+    /// The smoothed round trip to the peer.
     fn round_trip(&self) -> Duration;
 }
 
-/// How a link stands among others.
+/// The priority of a link's traffic over other links'.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkPriority {
-    /// As they do.
+    /// The same.
     #[default]
     None,
-    /// Before them.
+    /// Higher.
     First,
-    /// Behind them.
+    /// Lower.
     Last {
-        /// And no faster than this.
+        /// The highest rate, bytes a second.
         bytes_per_s: u64,
     },
 }
@@ -66,9 +66,9 @@ pub enum LinkPriority {
 /// Why there is no link.
 #[derive(Debug)]
 pub struct LinkError {
-    /// To whom.
+    /// The address that was dialled.
     pub address: String,
-    /// What the system said.
+    /// The system's error.
     pub source: io::Error,
 }
 
@@ -88,13 +88,13 @@ impl Link {
     /// Connects to `address` (`HOST:PORT`), trying each of the host's addresses.
     ///
     /// # Errors
-    /// [`LinkError`] with what the last address said.
+    /// [`LinkError`] with the error of the last address.
     pub fn connect(address: &str, time_max: Duration) -> Result<Self, LinkError> {
         let (fd, peer) = Self::dial(address, time_max)?;
         Self::over_tcp(fd, peer).map_err(|source| LinkError { address: address.to_owned(), source })
     }
 
-    /// A connection to `address` that is no link yet; [`Link::over_tcp`] makes it one, in another process perhaps.
+    /// Connects to `address` without making a link yet; [`Link::over_tcp`] makes it one, possibly in another process.
     ///
     /// # Errors
     /// As [`Link::connect`].
@@ -110,10 +110,10 @@ impl Link {
         Err(fail(last))
     }
 
-    /// A TCP connection, tuned: no Nagle (U3), and a dead peer is noticed in seconds.
+    /// Makes a link of a TCP connection and tunes it: no Nagle (U3), and a dead peer is noticed in seconds.
     ///
     /// # Errors
-    /// If the socket refuses an option.
+    /// The socket refuses an option.
     pub fn over_tcp(fd: OwnedFd, peer: SocketAddr) -> io::Result<Self> {
         sockopt::set_tcp_nodelay(&fd, true)?;
         sockopt::set_socket_keepalive(&fd, true)?;
@@ -121,21 +121,21 @@ impl Link {
         sockopt::set_tcp_keepintvl(&fd, KEEPALIVE_INTERVAL)?;
         sockopt::set_tcp_keepcnt(&fd, KEEPALIVE_PROBES)?;
         sockopt::set_tcp_user_timeout(&fd, UNACKNOWLEDGED_MS_MAX)?;
-        // An older kernel has its own idea of it.
+        // An older kernel keeps its default.
         let _ = set_retransmission_min(&fd, RETRANSMISSION_MIN);
         if peer.ip().to_canonical().is_loopback() {
-            // A system may not let everybody choose; then it is slower.
+            // The system may not allow this choice; then the link is slower.
             let _ = sockopt::set_tcp_congestion(&fd, LOOPBACK_CONGESTION);
         }
         Ok(Self { fd, peer: peer.to_string(), tls: None, carrier: None })
     }
 
-    /// A connected Unix socket, whoever connected it.
+    /// Makes a link of a connected Unix socket.
     pub fn over_local(fd: OwnedFd, peer: &str) -> Self {
         Self { fd, peer: peer.to_owned(), tls: None, carrier: None }
     }
 
-    /// A pair of connected Unix sockets: a link, and the other end for somebody else.
+    /// A pair of connected Unix sockets: a link, and the other end for another program or thread.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -145,17 +145,17 @@ impl Link {
         Ok((Self { fd: ours, peer: peer.to_owned(), tls: None, carrier: None }, theirs))
     }
 
-    /// One end of a pair, whose other end a thread carries to an encrypted peer and back. It is lost before that closes
-    /// its end if the peer did not end it.
+    /// One end of a pair, whose other end a thread forwards to an encrypted peer. If the connection ended without the
+    /// peer closing it, `carrier` reports it lost before the thread closes its end.
     pub fn bridged(fd: OwnedFd, peer: String, carrier: Arc<dyn Carrier>) -> Self {
         Self { fd, peer, tls: None, carrier: Some(carrier) }
     }
 
-    /// The same link encrypted, once the handshake that `connection` begins has come to its end.
+    /// Encrypts the link: completes the handshake that `connection` begins.
     ///
     /// # Errors
-    /// [`HandshakeFailure`]; the peer has been told why, and the link is given back for whoever may yet wait until it has
-    /// read that.
+    /// [`HandshakeFailure`]; the peer has been told why. The link is returned so that the caller can wait until the
+    /// peer has read that.
     pub fn encrypt(
         mut self,
         connection: Connection,
@@ -171,27 +171,27 @@ impl Link {
         }
     }
 
-    /// Something of the TLS connection: who the peer is, which protocol was agreed. `None` on a bare link.
+    /// Queries the TLS connection: who the peer is, which protocol was agreed. `None` on a plain link.
     pub fn ask_tls<T>(&self, question: impl FnOnce(&Connection) -> T) -> Option<T> {
         self.tls.as_ref().map(|tls| tls.ask(question))
     }
 
-    /// Whether what is said on it can be read by others.
+    /// Whether the link is encrypted.
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some() || self.carrier.is_some()
     }
 
-    /// Gives the peer another name: who it is, once that is known.
+    /// Renames the peer, once it is known who it is.
     pub fn set_peer(&mut self, peer: String) {
         self.peer = peer;
     }
 
-    /// The peer, as people write it.
+    /// The peer, for people.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// The round trip to the peer, as far as the system has measured it; within one machine's sockets there is none.
+    /// The round trip to the peer, as far as the system has measured it; `None` for Unix sockets.
     pub fn round_trip(&self) -> Option<Duration> {
         match &self.carrier {
             Some(carrier) => Some(carrier.round_trip()),
@@ -199,7 +199,7 @@ impl Link {
         }
     }
 
-    /// A second handle on the same link, for a thread that may end it.
+    /// A duplicate of the link, for a thread that may end it.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -212,10 +212,10 @@ impl Link {
         })
     }
 
-    /// Receives what is there, waiting for it as the socket's timeout allows. 0: the peer has ended.
+    /// Receives what is there, waiting as long as the socket's timeout allows. 0: the peer has ended the link.
     ///
     /// # Errors
-    /// What the system says; `WouldBlock` when the timeout passed. On an encrypted link also `InvalidData` for bytes
+    /// The system's error; `WouldBlock` when the timeout has passed. On an encrypted link also `InvalidData` for bytes
     /// that are not the peer's, and `UnexpectedEof` for an end that the peer did not announce.
     pub fn receive(&self, to: &mut [u8]) -> io::Result<usize> {
         match &self.tls {
@@ -239,7 +239,8 @@ impl Link {
         Ok(received)
     }
 
-    /// The end of a pair is what ended its carrier: one that fell silent was lost, however the pair's own end reads.
+    /// For one end of a pair, the carrier's end counts: if the connection went silent, the link is lost, however the
+    /// pair's own end reads.
     fn held_to_its_end(&self, passed: io::Result<usize>) -> io::Result<usize> {
         let is_end = match &passed {
             Ok(count) => *count == 0,
@@ -251,11 +252,11 @@ impl Link {
         }
     }
 
-    /// The first byte that arrived, left where it is; `None` if there is none, or there never will be. Of a bare link
-    /// only: what an encrypted one says first was agreed before.
+    /// The first byte that has arrived, without consuming it; `None` if there is none, or never will be. For plain
+    /// links only: on an encrypted link the first message was agreed in the handshake.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn peek(&self) -> io::Result<Option<u8>> {
         let mut byte = [0];
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
@@ -263,17 +264,17 @@ impl Link {
         Ok(count.filter(|count| *count > 0).map(|_| byte[0]))
     }
 
-    /// Whether received bytes may wait in here while the socket is quiet: then try to receive before waiting on the
-    /// descriptor. Never so on a bare link.
+    /// Whether decrypted bytes may wait here while the socket has none: then try to receive before waiting on the
+    /// descriptor. Always false on a plain link.
     pub fn has_received(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.has_received())
     }
 
-    /// Sends as much of `runs` as the link takes now; `None` if it takes nothing. An encrypted link may keep what it
-    /// took until the socket has room: see [`Link::try_flush`].
+    /// Sends as much of `runs` as the link takes now; `None` if it takes nothing. An encrypted link may hold bytes that
+    /// it took until the socket has room: see [`Link::try_flush`].
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn try_send(&self, runs: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
         match &self.tls {
             None => would_block_is_none(self.held_to_its_end(send_to(&self.fd, runs))),
@@ -281,11 +282,11 @@ impl Link {
         }
     }
 
-    /// Sends what was taken and kept; whether everything is out. Always so on a bare link. While not, wait for room to
-    /// write and try again.
+    /// Sends bytes that the link holds; returns whether all are sent, which is always so on a plain link. If not, wait
+    /// for room to write and try again.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn try_flush(&self) -> io::Result<bool> {
         match &self.tls {
             None => Ok(true),
@@ -296,18 +297,17 @@ impl Link {
     /// Limits how long [`Link::receive`] waits.
     ///
     /// # Errors
-    /// If the socket refuses.
+    /// The socket refuses.
     pub fn set_receive_timeout(&self, time_max: Option<Duration>) -> io::Result<()> {
         Ok(sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Recv, time_max)?)
     }
 
-    /// How far it has come; none of what is no TCP connection of its own.
+    /// How many bytes have been acknowledged and are queued; `None` if the link is not a TCP connection.
     pub fn progress(&self) -> Option<Progress> {
         progress(&self.fd).ok()
     }
 
-    /// What is sent goes before all else in this host's queues and on the way, or behind all else and no faster than
-    /// this, bytes a second. A link that knows no such thing goes on as it was.
+    /// Sets the priority of what is sent, in this host's queues and on the way. A link of another kind ignores it.
     pub fn priority(&self, priority: LinkPriority) {
         let (priority, code_point, pace) = match priority {
             LinkPriority::None => (0, 0, None),
@@ -321,14 +321,14 @@ impl Link {
         }
     }
 
-    /// Ends the link in both directions; whoever waits on it wakes up.
+    /// Ends the link in both directions; threads that wait on it wake up.
     pub fn shut_down(&self) {
         self.say_farewell();
-        // A link that is already down is what was asked for.
+        // The link is down already, as was asked for.
         let _ = net::shutdown(&self.fd, net::Shutdown::Both);
     }
 
-    /// Says that nothing more will be sent; what was sent still arrives.
+    /// Announces that nothing more will be sent; what was sent still arrives.
     pub fn finish_sending(&self) {
         self.say_farewell();
         let _ = net::shutdown(&self.fd, net::Shutdown::Write);
@@ -343,7 +343,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // The last handle: the peer is to know this from a cut.
+        // The last handle is dropped: the peer must be able to tell a close from a lost link.
         if self.tls.as_ref().is_some_and(|tls| Arc::strong_count(tls) == 1) {
             self.say_farewell();
         }
@@ -369,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_stays_in_the_machine_is_not_paced() {
+    fn link_within_one_machine_is_not_paced() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let link = Link::connect(&listener.local_addr().unwrap().to_string(), Duration::from_secs(5)).unwrap();
         assert_eq!(sockopt::tcp_congestion(&link.fd).unwrap(), LOOPBACK_CONGESTION);

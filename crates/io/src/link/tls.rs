@@ -1,8 +1,8 @@
-//! TLS on a link: decrypted where bytes are received, encrypted where they are sent, on the thread that owns the link.
+//! TLS on a link: decrypts where bytes are received and encrypts where they are sent, on the thread that owns the link.
 //!
-//! Two things differ from a bare socket, and the link's users are told of both. Bytes that were decrypted may wait in
-//! here while the socket is quiet ([`Link::has_received`](super::Link::has_received)); bytes that were taken may wait
-//! in here encrypted while the socket is full ([`Link::try_flush`](super::Link::try_flush)). Both buffers are bounded.
+//! Two things differ from a plain socket, and the link's users have to know both. Decrypted bytes may wait here while
+//! the socket has none ([`Link::has_received`](super::Link::has_received)); encrypted bytes may wait here while the
+//! socket is full ([`Link::try_flush`](super::Link::try_flush)). Both buffers are bounded.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,46 +18,47 @@ use super::clock::Clock;
 use super::socket::{receive_from, send_to};
 use super::wait::{Interest, wait};
 
-/// Encrypted bytes taken from the socket at once: what a session's own receive buffer holds.
+/// How many encrypted bytes are taken from the socket at once: as many as a session's own receive buffer holds.
 const INCOMING_BYTES: usize = 256 << 10;
-/// Encrypted bytes that may wait for the socket. Eight records: encrypted and sent while they are in the cache.
+/// How many encrypted bytes may wait for the socket. Eight records: encrypted and sent while they are in the cache.
 const OUTGOING_BYTES_MAX: usize = 128 << 10;
-/// What rustls keeps besides: a handshake message in pieces (64 KiB), and what is decrypted and not taken, a record of
-/// 16 KiB beyond its limit of as much.
+/// What rustls holds besides: a handshake message in pieces (64 KiB), and decrypted data that was not taken, a record
+/// of 16 KiB beyond its limit of as much.
 const RUSTLS_BYTES_MAX: usize = 96 << 10;
 const _: () = assert!(INCOMING_BYTES + OUTGOING_BYTES_MAX + RUSTLS_BYTES_MAX <= Limits::DEFAULT.link_bytes);
 
-/// What a handshake may cost.
+/// The limits of a handshake.
 #[derive(Clone, Copy, Debug)]
 pub struct HandshakeLimits {
-    /// From its first byte to its last.
+    /// How long it may take from its first byte to its last.
     pub time_max: Duration,
-    /// Bytes that the peer may send before its key is known.
+    /// How many bytes the peer may send before its key is known.
     pub bytes_max: usize,
 }
 
 /// Why a handshake failed.
 #[derive(Debug)]
 pub enum HandshakeFailure {
-    /// The link ended or broke.
+    /// The link was closed or lost.
     Lost(io::Error),
     /// The peer broke a rule of TLS, showed a certificate that is not accepted, or refused ours.
     Tls(rustls::Error),
     /// It took too long.
     TooSlow,
-    /// The peer sent more than a handshake takes.
+    /// The peer sent more than a handshake needs.
     TooMuch,
 }
 
-/// The TLS side of a link. The two locks let another thread say farewell while the owner is blocked in a receive.
+/// The TLS side of a link. The two locks let another thread close the connection while the owner is blocked in a
+/// receive.
 pub(super) struct Tls {
     connection: Mutex<Connection>,
     incoming: Mutex<Incoming>,
-    /// Bytes may wait in here: the last receive filled all the room it was given.
+    /// Whether bytes may wait here: the last receive filled all the room it was given.
     may_hold_more: AtomicBool,
 }
 
-/// Bytes off the socket that TLS has not looked at.
+/// Bytes from the socket that TLS has not processed.
 struct Incoming {
     bytes: Box<[u8]>,
     from: usize,
@@ -71,7 +72,7 @@ impl Tls {
         Self {
             connection: Mutex::new(connection),
             incoming: Mutex::new(incoming),
-            // What the peer said with its last word of the handshake is in here already.
+            // What the peer sent with its last handshake message may be here already.
             may_hold_more: AtomicBool::new(true),
         }
     }
@@ -105,7 +106,7 @@ impl Tls {
                 }
             }
             while connection.is_handshaking() && !incoming.is_empty() {
-                // TLS's own limit on a message that is not whole yet.
+                // TLS's own limit for an incomplete message.
                 incoming.feed(&mut connection).map_err(|_| HandshakeFailure::TooMuch)?;
                 if let Err(error) = connection.process_new_packets() {
                     // The alert tells the peer why.
@@ -119,7 +120,7 @@ impl Tls {
         }
     }
 
-    /// Something of the finished handshake.
+    /// Queries the finished handshake.
     pub fn ask<T>(&self, question: impl FnOnce(&Connection) -> T) -> T {
         question(&lock(&self.connection))
     }
@@ -136,13 +137,13 @@ impl Tls {
         }
     }
 
-    /// Hands out what is decrypted, and decrypts what is there. `None`: the socket has to be asked.
+    /// Hands out decrypted bytes, and decrypts what is there. `None`: more must be read from the socket.
     fn decrypt(&self, fd: &OwnedFd, incoming: &mut Incoming, to: &mut [u8]) -> io::Result<Option<usize>> {
         let mut connection = lock(&self.connection);
         let mut count = 0;
         loop {
             match connection.reader().read(&mut to[count..]) {
-                // A farewell, or no room left. What came before a farewell is handed out first.
+                // A close, or no room left. What came before a close is handed out first.
                 Ok(0) => return Ok(self.handed_out(count, to.len())),
                 Ok(more) => {
                     count += more;
@@ -156,10 +157,10 @@ impl Tls {
             }
             incoming.feed(&mut connection)?;
             let processed = connection.process_new_packets();
-            // An alert, or the answer to a change of keys.
+            // An alert, or the answer to a key update.
             flush(&mut connection, fd)?;
             if let Err(error) = processed {
-                // It stays, and is said again when what came before it has been taken.
+                // The error remains, and is returned again when what came before it has been taken.
                 return if count > 0 {
                     Ok(Some(count))
                 } else {
@@ -178,7 +179,7 @@ impl Tls {
         self.may_hold_more.load(Ordering::Relaxed)
     }
 
-    /// Nothing more is to be had without the socket.
+    /// Records that nothing more can be had without the socket.
     pub fn is_drained(&self) {
         self.may_hold_more.store(false, Ordering::Relaxed);
     }
@@ -195,7 +196,7 @@ impl Tls {
         flush(&mut lock(&self.connection), fd)
     }
 
-    /// Tells the peer that this is the end and no accident, as far as the socket takes it.
+    /// Tells the peer that the link is being closed, as far as the socket takes it.
     pub fn say_farewell(&self, fd: &OwnedFd) {
         let Ok(mut connection) = self.connection.try_lock() else { return };
         connection.send_close_notify();
@@ -208,7 +209,7 @@ impl Incoming {
         self.from == self.to
     }
 
-    /// Takes what the socket has. Only when empty.
+    /// Takes what the socket has; only when the buffer is empty.
     fn fill(&mut self, fd: &OwnedFd, flags: RecvFlags) -> io::Result<usize> {
         debug_assert!(self.is_empty(), "what is there is looked at first");
         let count = receive_from(fd, &mut self.bytes, flags)?;
@@ -223,7 +224,7 @@ impl Incoming {
     }
 }
 
-/// Sends what is encrypted; whether all of it is out.
+/// Sends encrypted bytes; returns whether all are sent.
 fn flush(connection: &mut Connection, fd: &OwnedFd) -> io::Result<bool> {
     while connection.wants_write() {
         match connection.write_tls(&mut Socket(fd)) {
@@ -235,7 +236,7 @@ fn flush(connection: &mut Connection, fd: &OwnedFd) -> io::Result<bool> {
     Ok(true)
 }
 
-/// A socket that is never waited for.
+/// A socket that never blocks.
 struct Socket<'a>(&'a OwnedFd);
 
 impl Write for Socket<'_> {
@@ -257,7 +258,7 @@ fn cut_off() -> io::Error {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Whoever panicked with it ends its own session; ending the link is still allowed.
+    // A thread that panicked with the lock ends its own session; ending the link is still allowed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,4 +1,4 @@
-//! Waiting on several descriptors at once, with nanoseconds: a frame is 125 us long.
+//! Waits on several descriptors at once, with nanosecond timeouts: a frame is 125 us long.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 pub struct Interest<'a> {
     fd: BorrowedFd<'a>,
     flags: PollFlags,
-    /// After [`wait`]: there is something to read, an end or an error among it.
+    /// After [`wait`]: there is something to read; an end or an error counts.
     pub readable: bool,
     /// After [`wait`]: there is room to write.
     pub writable: bool,
@@ -28,12 +28,12 @@ impl<'a> Interest<'a> {
         Self { fd, flags, readable: false, writable: false }
     }
 
-    /// Waits for room to write alone.
+    /// Waits only for room to write.
     pub fn room(fd: BorrowedFd<'a>) -> Self {
         Self { fd, flags: PollFlags::OUT, readable: false, writable: false }
     }
 
-    /// Waits for the end of both directions alone: the peer may have said its last and still listen.
+    /// Waits only for the end of both directions: the peer may have sent its last byte and still receive.
     pub fn end(fd: BorrowedFd<'a>) -> Self {
         Self { fd, flags: PollFlags::empty(), readable: false, writable: false }
     }
@@ -46,44 +46,44 @@ impl<'a> Interest<'a> {
         self.flags.contains(PollFlags::OUT)
     }
 
-    /// Waits for the peer's end alone, leaving what it sent.
+    /// Waits only for the peer's end, and leaves what it sent.
     pub fn hangup(fd: BorrowedFd<'a>) -> Self {
         Self { fd, flags: PollFlags::RDHUP, readable: false, writable: false }
     }
 }
 
-/// What a device that lives outside is waited for on.
+/// What to wait on for a remote or real device.
 #[derive(Debug)]
 pub struct Watched(On);
 
 #[derive(Debug)]
 enum On {
-    /// Becomes writable when the device has finished something, as usbfs's descriptor does.
+    /// Becomes writable when the device has completed something, as usbfs's descriptor does.
     Room(Arc<OwnedFd>),
-    /// Is woken.
+    /// Is woken by another thread.
     Wake(Arc<Wake>),
     /// Becomes readable.
     Readable(Arc<OwnedFd>),
 }
 
 impl Watched {
-    /// What an engine is told to wait on: a descriptor that becomes writable when its device has finished something.
+    /// Tells an engine to wait on a descriptor that becomes writable when its device has completed something.
     pub fn readiness(fd: Arc<OwnedFd>) -> Readiness {
         Readiness::new(Self(On::Room(fd)))
     }
 
-    /// What an engine is told to wait on: somebody who will wake it.
+    /// Tells an engine to wait until another thread wakes it.
     pub fn woken(wake: Arc<Wake>) -> Readiness {
         Readiness::new(Self(On::Wake(wake)))
     }
 
-    /// What an engine is told to wait on: a descriptor that becomes readable.
+    /// Tells an engine to wait on a descriptor that becomes readable.
     pub(super) fn readable(fd: Arc<OwnedFd>) -> Readiness {
         Readiness::new(Self(On::Readable(fd)))
     }
 
-    /// The interest in a device that was given by [`Watched::readiness`] or [`Watched::woken`]; `None` for another
-    /// shell's.
+    /// The interest in a device, from [`Watched::readiness`] or [`Watched::woken`]; `None` for a readiness of another
+    /// origin.
     pub fn interest(readiness: &Readiness) -> Option<Interest<'_>> {
         match &readiness.inside::<Self>()?.0 {
             On::Room(fd) => Some(Interest::room(fd.as_fd())),
@@ -96,7 +96,7 @@ impl Watched {
 /// Waits until one of `interests` is ready or `timeout` has passed (`None`: for ever).
 ///
 /// # Errors
-/// What the system says; an interruption by a signal counts as nothing ready.
+/// The system's error; an interruption by a signal counts as nothing ready.
 ///
 /// # Panics
 /// Without any interest, or with more than [`INTERESTS_MAX`]: an engine owns few descriptors.
@@ -112,9 +112,9 @@ pub fn wait(interests: &mut [Interest<'_>], timeout: Option<Duration>) -> io::Re
     }
 }
 
-/// What an engine of one device and one link waits on, at most.
+/// The most that an engine of one device and one link waits on.
 const FEW: usize = 4;
-/// What an engine with many connections waits on, at most.
+/// The most that an engine with many connections waits on.
 pub const INTERESTS_MAX: usize = 32;
 
 fn wait_on<'a>(fds: &mut [PollFd<'a>], interests: &mut [Interest<'a>], timeout: Option<Duration>) -> io::Result<()> {
@@ -136,28 +136,28 @@ fn wait_on<'a>(fds: &mut [PollFd<'a>], interests: &mut [Interest<'a>], timeout: 
     Ok(())
 }
 
-/// A span as the system counts it.
+/// Converts a duration for the system.
 pub(super) fn timespec(span: Duration) -> Timespec {
     Timespec { tv_sec: span.as_secs().min(i64::MAX as u64).cast_signed(), tv_nsec: span.subsec_nanos().into() }
 }
 
-/// Lets this thread's timeouts end when they are due and not up to 50 us later, which is Linux's
-/// default and nearly half a microframe.
+/// Lets this thread's timeouts end exactly when they are due and not up to 50 us later, which is Linux's default and
+/// nearly half a microframe.
 pub fn wait_exactly() {
-    // A system that refuses only makes isochronous devices less regular.
+    // If the system refuses, isochronous devices are only less regular.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
 }
 
-/// Wakes a thread that waits: it puts this among its interests.
+/// Wakes a waiting thread, which has this among its interests.
 #[derive(Debug)]
 pub struct Wake {
     event: OwnedFd,
-    /// Set behind the event: whoever looks often and is seldom woken makes no system call for it.
+    /// Set after the event: a thread that checks often and is seldom woken makes no system call for it.
     is_woken: AtomicBool,
 }
 
 impl Wake {
-    /// A fresh one.
+    /// An event that is not set.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -168,20 +168,20 @@ impl Wake {
 
     /// Wakes the waiting thread, now or when it next waits.
     pub fn wake(&self) {
-        // A counter that is full wakes as well.
+        // A full counter wakes the thread as well.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         self.is_woken.store(true, Ordering::Release);
     }
 
-    /// Forgets that it was woken. Look at what a waker may have left after this and not before: one who is just waking
-    /// may be forgotten by the next call only, and wakes once more until then.
+    /// Clears the event. Check what a waking thread may have left after this call and not before it: an event that is
+    /// being set at the same time may be cleared only by the next call, and wakes once more until then.
     pub fn clear(&self) {
         self.take();
     }
 
-    /// The same, and says whether it was woken.
+    /// Clears the event, and returns whether it was set.
     pub fn take(&self) -> bool {
-        // Nearly always not; a plain look is cheaper than an exchange.
+        // It is nearly always clear; a plain load is cheaper than an exchange.
         let was_woken = self.is_woken.load(Ordering::Acquire) && self.is_woken.swap(false, Ordering::AcqRel);
         if was_woken {
             let _ = rustix::io::read(&self.event, &mut [0; 8]);

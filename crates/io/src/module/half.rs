@@ -1,4 +1,4 @@
-//! A half of a pair that is done by somebody else, turn by turn.
+//! A module half that another process or a sandbox carries out, turn by turn.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,26 +8,26 @@ use farbus_model::{Instant, Payload, module_abi};
 
 use super::turn::{Channel, ReplyReader, Told};
 
-/// What a half is told that uses a module.
+/// What a half is told about the device that uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Use<'a> {
-    /// At which end.
+    /// The end at which it works.
     pub role: Role,
-    /// Of which class.
+    /// The device's class.
     pub class: Class,
     /// The head of a completion that failed.
     pub failed: &'a [u8],
-    /// What its user tells it.
+    /// The options that its user gave.
     pub options: &'a str,
 }
 
-/// Who does the work, for one use at a time.
+/// Carries out a half, for one use at a time.
 pub struct Worker {
     inside: Arc<Mutex<Inside>>,
 }
 
 struct Inside {
-    /// How it is reached; or why it is of no use any more.
+    /// How the module is reached; or why it is no longer usable.
     channel: Result<Box<dyn Channel>, String>,
     /// How long a turn may take.
     patience: Duration,
@@ -35,15 +35,15 @@ struct Inside {
 }
 
 impl Worker {
-    /// One that is reached so, and may take so long for a turn.
+    /// A worker that is reached by `channel`, and may take `patience` for a turn.
     pub fn new(channel: Box<dyn Channel>, patience: Duration) -> Self {
         Self { inside: Arc::new(Mutex::new(Inside { channel: Ok(channel), patience, is_used: false })) }
     }
 
-    /// A half that it does; it may take `beginning` longer to begin. It is free again when that is dropped.
+    /// Begins a half; the first turn may take `beginning` longer. Dropping the half frees the worker.
     ///
     /// # Errors
-    /// A sentence: somebody else uses it, or it is of no use any more.
+    /// A sentence: the worker is in use, or no longer usable.
     pub fn half(&self, used: &Use<'_>, beginning: Duration) -> Result<Box<dyn Module>, String> {
         let mut inside = lock(&self.inside);
         if let Err(fault) = &inside.channel {
@@ -85,7 +85,7 @@ impl Half {
 impl Module for Half {
     fn handle(&mut self, now: Instant, from: Side, mut message: Message, out: &mut Turn) {
         let frame = module_abi::message(now, from, &message);
-        // It may be passed on as it is, while it is still being told.
+        // Shared, because the module may pass it on unchanged while it is still being sent.
         message.payload.share();
         self.take_turn(&frame, Some(message.payload), out);
     }
@@ -95,11 +95,11 @@ impl Module for Half {
     }
 
     fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
-        // One that wants to be called for ever in the past gets a turn a call, like any other.
+        // A module that always asks to be called in the past gets one turn for each call, like any other.
         self.take_turn(&module_abi::time(now), None, out);
     }
 
-    /// What it holds back is not known.
+    /// Whether the module holds data back is not known: one that waits for no timeout counts as at rest.
     fn is_at_rest(&self) -> bool {
         self.due.is_none()
     }
@@ -112,7 +112,7 @@ impl Drop for Half {
 }
 
 impl Inside {
-    /// Tells it something, and passes on what it answers; when it wants to be called next.
+    /// Sends the module a frame, and passes on its answers; returns when it wants to be called next.
     fn take_turn(
         &mut self,
         told: &Told<'_>,
@@ -125,7 +125,7 @@ impl Inside {
             Err(fault) => Err(fault.clone()),
         };
         exchanged.unwrap_or_else(|fault| {
-            // It is cut off: what reached it goes, and with that the process.
+            // Drops the channel, which ends the process.
             self.channel = Err(fault.clone());
             out.fail(Trouble::Module, fault);
             None

@@ -1,8 +1,7 @@
-//! Modules that are not code of farbus: a program of its own over pipes or over shared memory, or one in a sandbox
+//! Modules that are not code of farbus: a separate program over pipes or shared memory, or code in a sandbox
 //! (requirement I3).
 //!
-//! All of them hear and say the same frames ([`farbus_model::module_abi`]); a [`Channel`](turn::Channel) is how those
-//! travel.
+//! All of them exchange the same frames ([`farbus_model::module_abi`]); a [`Channel`](turn::Channel) carries these.
 //!
 //! | way | what a turn costs | who keeps it in |
 //! |---|---|---|
@@ -10,8 +9,9 @@
 //! | [`ring`] | two changes of process, two copies; one if it passes data on | the same |
 //! | [`sandbox`] | two copies, and what an interpreter costs | the interpreter: it has nothing but its memory |
 //!
-//! Every call is a turn: the module is told something, and answers until it says that it is done. It has so long for
-//! that and may say so much; whoever crashes, hangs, lies or floods is cut off: its attachment ends, and nothing else.
+//! Every call is a turn: the module is sent a frame, and answers until it says that it is done. Time and size of its
+//! answers are limited. A module that crashes, hangs, breaks the protocol or exceeds the limits is cut off: its
+//! attachment ends, and nothing else.
 
 mod half;
 mod pipes;

@@ -1,4 +1,4 @@
-//! Frames over two pipes, each with its length before it.
+//! Frames over two pipes, each preceded by its length.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
@@ -15,22 +15,23 @@ use rustix::io::Errno;
 
 use super::turn::{Channel, FRAME_BYTES_MAX, ReplyReader, Told};
 
-/// Bytes of a pipe: a turn of 128 KiB and more without a wait between. What the system does not grant is no loss.
+/// The size of a pipe: a turn of 128 KiB and more needs no wait in between. If the system does not grant it, no harm is
+/// done.
 const PIPE_BYTES: usize = 1 << 20;
-/// Bytes that are received at once, and the shortest frame whose payload is received where it stays.
+/// How many bytes are received at once, and the shortest frame whose payload is received directly into its own memory.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// Both pipes.
+/// Both pipes of a process.
 pub struct Pipes {
     to: File,
     from: File,
-    /// What was received and is no whole frame yet.
+    /// What was received and is not a whole frame yet.
     received: Vec<u8>,
     /// The message that is being received, if it is a long one.
     long: Option<Long>,
 }
 
-/// A message whose payload arrives in memory of its own.
+/// A message whose payload is received into memory of its own.
 struct Long {
     /// All before the payload.
     words: Vec<u8>,
@@ -39,7 +40,7 @@ struct Long {
 }
 
 impl Pipes {
-    /// Over the pipes of a process that has just been started.
+    /// Takes the pipes of a process that has just been started.
     pub fn to(child: &mut Child) -> io::Result<Self> {
         let missing = || io::Error::other("a process without pipes");
         let to = OwnedFd::from(child.stdin.take().ok_or_else(missing)?);
@@ -51,8 +52,8 @@ impl Pipes {
         Ok(Self { to: File::from(to), from: File::from(from), received: Vec::new(), long: None })
     }
 
-    /// Says as much as there is room for; whether that was all. One that has ended is told nothing, and may have said
-    /// why.
+    /// Writes as much as there is room for; returns whether that was all. A process that has ended is written nothing
+    /// more, but may have said why.
     fn say(&mut self, left: &mut &mut [IoSlice<'_>]) -> bool {
         while !left.is_empty() {
             match self.to.write_vectored(&left[..left.len().min(RUNS_MAX)]) {
@@ -64,11 +65,11 @@ impl Pipes {
         left.is_empty()
     }
 
-    /// A part of what has arrived: its bytes.
+    /// Reads a part of what has arrived; returns its length.
     fn receive(&mut self) -> Result<usize, String> {
         let (to, enough) = match &mut self.long {
             Some(long) => (&mut long.payload, long.bytes),
-            // What begins with it may be a long one.
+            // It may begin a long message.
             None => {
                 let enough = self.received.len() + CHUNK_BYTES;
                 (&mut self.received, enough)
@@ -78,7 +79,7 @@ impl Pipes {
         while to.len() < enough {
             to.reserve((enough - to.len()).min(CHUNK_BYTES));
             match rustix::io::read(&self.from, spare_capacity(to)) {
-                // What it said before it ended is heard first.
+                // Handle what it wrote before it ended first.
                 Ok(0) if to.len() > before => break,
                 Ok(0) => return Err(ENDED.to_owned()),
                 Ok(_) | Err(Errno::INTR) => {}
@@ -89,7 +90,7 @@ impl Pipes {
         Ok(to.len() - before)
     }
 
-    /// The long message, once all of it is there; what came behind it is a frame of its own.
+    /// Returns the long message once all of it is there; what follows is a new frame.
     fn take_long(&mut self) -> Result<Option<Said>, String> {
         let Some(Long { words, mut payload, bytes }) = self.long.take_if(|long| long.payload.len() >= long.bytes)
         else {
@@ -103,8 +104,7 @@ impl Pipes {
         }))
     }
 
-    /// What has been received is the beginning of a frame: if that is a long message, the rest is received where it
-    /// stays.
+    /// If the frame that has begun to arrive is a long message, prepares to receive the rest into its own memory.
     fn begin_long(&mut self) -> Result<(), String> {
         let whole = module_abi::frame_bytes(&self.received, FRAME_BYTES_MAX).map_err(wrong)?;
         let Some(whole) = whole.filter(|whole| *whole >= CHUNK_BYTES) else { return Ok(()) };
@@ -131,7 +131,7 @@ impl Pipes {
 }
 
 const ENDED: &str = "its process has ended";
-/// Runs of memory that the system takes at once (`UIO_MAXIOV`).
+/// The most runs of memory in one system call (`UIO_MAXIOV`).
 const RUNS_MAX: usize = 1024;
 
 impl Channel for Pipes {
@@ -166,7 +166,7 @@ impl Channel for Pipes {
             if self.long.is_none() {
                 self.begin_long()?;
             }
-            // The last part that was there was not a whole one.
+            // The last read was not full: no more is there.
             if arrived < CHUNK_BYTES {
                 self.wait(reply_reader, !is_told)?;
             }
@@ -178,7 +178,7 @@ fn wrong(module_abi::Wrong(what): module_abi::Wrong) -> String {
     format!("it said {what}")
 }
 
-/// What the frame at the front says, if it is whole, and its bytes.
+/// Parses the frame at the front, if it is whole; returns its length, too.
 fn next_said(received: &[u8]) -> Result<Option<(Said, usize)>, String> {
     let whole = module_abi::frame_bytes(received, FRAME_BYTES_MAX).map_err(wrong)?;
     let Some(bytes) = whole.filter(|bytes| received.len() >= *bytes) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! A module that is a process of its own, and who ends it.
+//! A module that is a separate process, and the supervisor that ends it.
 
 use std::fs::File;
 use std::io;
@@ -18,13 +18,13 @@ use super::ring::Ring;
 use super::turn::{Channel, ReplyReader, Told};
 use crate::sys::leash::own_pid_namespace;
 
-/// How much longer the first turn may take: a language may have to begin first.
+/// How much longer the first turn may take: a language runtime may have to start.
 const BEGINNING: Duration = Duration::from_secs(10);
 
-/// The descriptor of the memory that a program shares.
+/// The descriptor of the shared memory in the program.
 pub const MEMORY_FD: i32 = 3;
 
-/// How a process is reached.
+/// How the process is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Its standard input and output carry frames.
@@ -33,14 +33,14 @@ pub enum Way {
     Ring,
 }
 
-/// A process that does a module's work, for one use at a time.
+/// A process that carries out a module, for one use at a time.
 pub struct ModuleProcess {
     worker: Worker,
 }
 
-/// Who ends a process when nobody needs it any more: dropped, it does.
+/// Ends the process when it is dropped.
 pub struct Leash {
-    /// Held by us alone: its supervisor kills it when this is closed.
+    /// Only this process holds it: the supervisor kills the program when it is closed.
     end: Option<OwnedFd>,
     supervisor: Child,
 }
@@ -48,12 +48,12 @@ pub struct Leash {
 impl Drop for Leash {
     fn drop(&mut self) {
         self.end = None;
-        // It ends at once, and if not, with us.
+        // It ends at once; otherwise it ends with this process.
         let _ = self.supervisor.try_wait();
     }
 }
 
-/// How frames travel, for as long as the process is on its leash.
+/// A channel that keeps the process alive as long as it exists.
 struct Leashed<C> {
     channel: C,
     _leash: Leash,
@@ -67,11 +67,11 @@ impl<C: Channel> Channel for Leashed<C> {
 
 impl ModuleProcess {
     /// Starts `supervisor`, which is to run the program ([`supervise`]): its standard input and output are the
-    /// program's, its standard error is the end of a pipe at whose end it kills the program. A turn may take as long as
+    /// program's, its standard error is one end of a pipe; when that pipe ends, it kills the program. A turn may take
     /// `patience`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn start(supervisor: &mut Command, way: Way, patience: Duration) -> io::Result<Self> {
         let (held, end) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         supervisor.stderr(held);
@@ -90,34 +90,34 @@ impl ModuleProcess {
         Ok(Self { worker: Worker::new(channel, patience) })
     }
 
-    /// A half that is done by the process. It is free again when that is dropped.
+    /// Begins a half that the process carries out. Dropping the half frees the process.
     ///
     /// # Errors
-    /// A sentence: somebody else uses it, or it is of no use any more.
+    /// A sentence: the process is in use, or no longer usable.
     pub fn half(&self, used: &Use<'_>) -> Result<Box<dyn Module>, String> {
         self.worker.half(used, BEGINNING)
     }
 }
 
-/// What a supervisor does: runs `program` on this process's standard input and output until it ends, or until nobody
-/// holds the other end of standard error any more. Its exit code.
+/// The supervisor's work: runs `program` on this process's standard input and output until it ends, or until the other
+/// end of standard error is closed. Returns its exit code.
 ///
 /// The program's standard error is the end of a pipe that is closed at the other end when this process ends
 /// ([`leash`](crate::sys::leash)). Where root may make one, the program is the first process of a PID namespace: the
 /// kernel ends all that it started with it (pid_namespaces(7)), whatever sessions those are in and signals they ignore.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn supervise(program: &mut Command) -> io::Result<i32> {
     let leash = rustix::stdio::stderr().try_clone_to_owned()?;
     let (alive, _held) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     if rustix::process::geteuid().is_root() {
-        // Where it is refused, as in many containers, the program may start no process.
+        // If that is refused, as in many containers, the program may start no process.
         let _ = own_pid_namespace();
     }
     let mut child = program.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(alive).spawn()?;
     let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-    // Its pipes are the program's alone now: whoever reads them sees its end.
+    // Only the program may have its pipes, so that their readers notice its end.
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nothing)?;
     rustix::stdio::dup2_stdout(&nothing)?;
@@ -132,19 +132,19 @@ pub fn supervise(program: &mut Command) -> io::Result<i32> {
             continue;
         }
         if !has_ended {
-            // Not waited for yet: the number is still its own.
+            // Not waited for yet, so the process id is still its own.
             let _ = child.kill();
         }
         return Ok(child.wait()?.code().unwrap_or(1));
     }
 }
 
-/// The last thing before a program runs, in its own process: standard input and output become what `docs/modules.md`
-/// promises it. Shared memory came as standard output, which a program may print to by mistake: it gets that as
+/// The last step before a program runs, in its own process: standard input and output become what `docs/modules.md`
+/// promises. Shared memory arrives as standard output, to which a program may print by mistake: the program gets it as
 /// [`MEMORY_FD`], and its end of the bell twice.
 ///
 /// # Errors
-/// What the system says; the number is taken.
+/// The system's error; the descriptor is in use.
 pub fn arrange(way: Way) -> io::Result<()> {
     if way == Way::Ring {
         let memory = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), MEMORY_FD)?;
@@ -153,7 +153,7 @@ pub fn arrange(way: Way) -> io::Result<()> {
         }
         rustix::io::fcntl_setfd(&memory, rustix::io::FdFlags::empty())?;
         rustix::stdio::dup2_stdout(rustix::stdio::stdin())?;
-        // The program's, from now on.
+        // It belongs to the program from now on.
         let _ = memory.into_raw_fd();
     }
     Ok(())

@@ -1,17 +1,17 @@
-//! Frames in shared memory: two rings of descriptors, the regions that they speak of, and a doorbell for whoever
+//! Frames in shared memory: two rings of descriptors, the regions that these refer to, and a doorbell for the end that
 //! sleeps.
 //!
-//! `docs/modules.md` has the layout. What keeps this end safe from the other:
+//! `docs/modules.md` has the layout. What protects this end from the other:
 //!
-//! | what stands in the memory | how it is read |
+//! | what is in the memory | how it is read |
 //! |---|---|
-//! | a counter, a descriptor | once, as atomics, and checked as what was read; never again |
-//! | a frame's words and payload | copied out by the kernel (`pread`) into memory of our own, within the region that they are said to lie in |
-//! | where regions lie, which ones are given | not at all: that is kept here |
+//! | a counter, a descriptor | once, atomically, then checked; never read again |
+//! | a frame's words and payload | copied by the kernel (`pread`) into memory of our own, within the region that they are said to lie in |
+//! | where regions lie, which ones are in use | not at all: this end keeps that itself |
 //!
-//! A payload is not used where it lies: its bytes could change after they were looked at. Copying it through the
-//! descriptor and not through a mapping takes 1.5 times as long (1.47 MB: 160 us for 115; 30 kB: 1.7 us for 0.9), and
-//! in return there is no memory of ours that another may write, and none whose loss would end us.
+//! A payload is not used in place: its bytes could change after they were checked. Copying it through the descriptor
+//! and not through a mapping takes 1.5 times as long (1.47 MB: 160 us for 115; 30 kB: 1.7 us for 0.9). In return no
+//! memory of this process can be written by another, and none can vanish and crash it.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -30,10 +30,10 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socke
 use super::turn::{Channel, FRAME_BYTES_MAX, ReplyReader, TURN_FRAMES_MAX, Told};
 use crate::sys::shared_words::SharedWords;
 
-/// What the memory begins with.
+/// The magic number at the beginning of the memory.
 const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"farb"), u32::from_le_bytes(*b"ring")];
 const VERSION: u32 = 1;
-/// Descriptors of a ring; a power of two, so that counters may run over.
+/// Descriptors of a ring; a power of two, so that counters may wrap.
 const RING: u32 = 256;
 /// Words of a descriptor: where its bytes begin, how many, in which region, how many there may be.
 const DESCRIPTOR_WORDS: usize = 4;
@@ -45,29 +45,29 @@ const SAID_RING: usize = 2 * 4096;
 const SIDE_BYTES: usize = (2 * FRAME_BYTES_MAX).next_multiple_of(4096);
 /// Regions begin at a cache line.
 const REGION_ALIGN: usize = 64;
-/// Regions that a module may keep at once.
+/// The most regions that a module may keep at once.
 const REGIONS_MAX: usize = RING as usize;
-/// Bytes that a region has behind what is in it, for what a half adds.
+/// Spare bytes that a region has after its content, for what a half adds.
 const ROOM_BYTES: usize = farbus_model::module::GROWTH_BYTES_MAX;
-/// Rings of the bell that are heard in one turn: one a frame is twice what it takes.
+/// The most rings of the bell in one turn: one for each frame is already twice what is needed.
 const BELLS_MAX: usize = 2 * TURN_FRAMES_MAX;
 const BELL: u8 = 1;
 
-/// Where the counters lie, in words: each on a cache line of its own with the flag that the same end writes.
+/// The positions of the counters, in words: each on a cache line of its own with the flag that the same end writes.
 mod at {
     /// Descriptors that the host has posted.
     pub const TOLD: usize = 16;
-    /// The host sleeps: ring when something was said.
+    /// Whether the host sleeps: the module rings when it has posted.
     pub const HOST_SLEEPS: usize = 17;
-    /// Descriptors of the module's that the host has read: their bytes are the module's again.
+    /// Descriptors of the module's that the host has read: their bytes belong to the module again.
     pub const READ: usize = 18;
     /// Descriptors that the module has posted.
     pub const SAID: usize = 32;
-    /// The module sleeps: ring when something was told, or read.
+    /// Whether the module sleeps: the host rings when it has posted or read.
     pub const MODULE_SLEEPS: usize = 33;
 }
 
-/// One end: the host's.
+/// The host's end.
 pub struct Ring {
     memory: File,
     words: SharedWords,
@@ -80,7 +80,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring, and what the module is given of it: the memory and its end of the bell.
+    /// A ring, and what the module gets of it: the memory and its end of the bell.
     pub fn new() -> io::Result<(Self, OwnedFd, OwnedFd)> {
         let memory = memfd_create("farbus module", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let memory = File::from(memory);
@@ -98,7 +98,7 @@ impl Ring {
         Ok((Self { memory, words, bell, told: 0, read: 0, regions, bells: 0 }, given, theirs))
     }
 
-    /// Puts a frame into a region, and hands that over.
+    /// Puts a frame into a region, and posts it.
     fn tell(&mut self, told: &Told<'_>) -> Result<(), String> {
         let frame = &told.frame[LENGTH_BYTES..];
         let bytes = frame.len() + told.payload.len();
@@ -122,7 +122,7 @@ impl Ring {
             return Ok(());
         }
         match send(&self.bell, &[BELL], SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            // One that has not heard the last hundred thousand will not miss this one.
+            // A module that has a hundred thousand unread rings will not miss this one.
             Ok(_) | Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(()),
             Err(_) => Err(ENDED.to_owned()),
         }
@@ -137,7 +137,7 @@ impl Ring {
         }
     }
 
-    /// The next descriptor, and what it says. Its region is ours again, whatever it says.
+    /// The next descriptor, and its frame. Its region belongs to the host again in any case.
     fn take(&mut self, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Said>, String> {
         let index = SAID_RING / 4 + (self.read % RING) as usize * DESCRIPTOR_WORDS;
         let [start, bytes, number, _] =
@@ -152,14 +152,14 @@ impl Ring {
         }
         reply_reader.count_bytes(bytes)?;
         if bytes == 0 {
-            // It gives a region back, and says nothing.
+            // It returns a region and carries no frame.
             reply_reader.count_frame()?;
             return Ok(None);
         }
         self.said(start, bytes).map(Some)
     }
 
-    /// What a frame at this place says. Its words are read once, and its payload after.
+    /// Reads the frame at this position: its words once, then its payload.
     fn said(&self, start: usize, bytes: usize) -> Result<Said, String> {
         let wrong = |module_abi::Wrong(what)| format!("it said {what}");
         if bytes > FRAME_BYTES_MAX {
@@ -186,7 +186,7 @@ impl Ring {
         Ok(said)
     }
 
-    /// Reads so many bytes more behind those that are there.
+    /// Reads so many further bytes, and appends them.
     fn read_at(&self, to: &mut Vec<u8>, start: usize, bytes: usize) -> Result<(), String> {
         let end = to.len() + bytes;
         to.reserve_exact(bytes);
@@ -202,18 +202,18 @@ impl Ring {
         Ok(())
     }
 
-    /// Sleeps until the module rings, unless it has said something meanwhile.
+    /// Sleeps until the module rings, unless it has posted something meanwhile.
     fn wait(&mut self, reply_reader: &ReplyReader<'_>) -> Result<(), String> {
         let left = reply_reader.left()?;
         store(self.words.word(at::HOST_SLEEPS), 1, Ordering::SeqCst);
         if self.waiting()? == 0 {
             let span = Timespec::try_from(left).unwrap_or_default();
             match poll(&mut [PollFd::new(&self.bell, PollFlags::IN)], Some(&span)) {
-                // What it said meanwhile without a ring comes too late.
+                // What it posted meanwhile without ringing comes too late.
                 Ok(0) => drop(reply_reader.left()?),
                 Err(Errno::INTR) => {}
                 Ok(_) => match self.hear_bells() {
-                    // What it said before it ended is heard first.
+                    // Handle what it posted before it ended first.
                     Err(ended) if ended == ENDED && self.waiting()? > 0 => {}
                     heard => heard?,
                 },
@@ -243,7 +243,7 @@ impl Ring {
 
 const ENDED: &str = "its process has ended";
 const GOES_ON: &str = "it goes on after it was done";
-/// Bytes of a frame that are read first: the words of a message, most heads, and short frames whole.
+/// How many bytes of a frame are read first: the words of a message, most heads, and whole short frames.
 const WORDS_BYTES: usize = 512;
 const _: () = assert!(WORDS_BYTES > MESSAGE_BYTES);
 
@@ -254,7 +254,7 @@ impl Channel for Ring {
             return Err(GOES_ON.to_owned());
         }
         if module_abi::is_start(told.frame) {
-            // What was before is forgotten.
+            // Forgets everything from the previous use.
             self.regions.take_all_back();
         }
         self.tell(told)?;
@@ -271,7 +271,7 @@ impl Channel for Ring {
                 }
             }
             if waiting > 0 {
-                // It may have waited for room.
+                // The module may have waited for room.
                 self.ring_if_it_sleeps()?;
             }
             self.wait(reply_reader)?;
@@ -286,7 +286,7 @@ fn store(word: &AtomicU32, value: u32, ordering: Ordering) {
 fn write_all_at(file: &File, mut runs: &mut [IoSlice<'_>], at: usize) -> io::Result<()> {
     let mut at = at as u64;
     while !runs.is_empty() {
-        // One run is the rule: the frame and its payload.
+        // Normally one run: the frame and its payload.
         let count = match rustix::io::pwritev(file, &runs[..runs.len().min(RUNS_MAX)], at) {
             Err(Errno::INTR) => 0,
             count => count?,
@@ -297,13 +297,13 @@ fn write_all_at(file: &File, mut runs: &mut [IoSlice<'_>], at: usize) -> io::Res
     Ok(())
 }
 
-/// Runs of memory that the system takes at once (`UIO_MAXIOV`).
+/// The most runs of memory in one system call (`UIO_MAXIOV`).
 const RUNS_MAX: usize = 1024;
 
-/// The host's memory: which parts of it the module has.
+/// The host's memory: which regions the module has.
 struct Regions {
     all: Range<usize>,
-    /// Those that are given, by where they lie.
+    /// The regions that the module has, by position.
     given: Vec<(u32, Range<usize>)>,
     last_number: u32,
 }
@@ -313,7 +313,7 @@ impl Regions {
         Self { all, given: Vec::new(), last_number: 0 }
     }
 
-    /// A region for so many bytes, and room behind them; the lowest, whose memory is most likely there.
+    /// A region for so many bytes, plus spare room; the lowest, whose memory is most likely allocated already.
     fn give(&mut self, bytes: usize) -> Option<(u32, Range<usize>)> {
         if self.given.len() == REGIONS_MAX {
             return None;
@@ -331,7 +331,7 @@ impl Regions {
         if range.end > self.all.end {
             return None;
         }
-        // Never twice: a number that was given back stays so.
+        // Never the same number twice: a region that was returned stays returned.
         self.last_number = self.last_number.checked_add(1).unwrap_or(1);
         self.given.insert(before.unwrap_or(self.given.len()), (self.last_number, range.clone()));
         Some((self.last_number, range))

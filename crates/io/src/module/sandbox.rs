@@ -1,12 +1,12 @@
-//! Modules in WebAssembly, interpreted: they have their memory and one function of ours, `farbus.say`, and nothing
+//! Modules in WebAssembly, interpreted: they have their memory and one imported function, `farbus.say`, and nothing
 //! else.
 //!
-//! | what one may use | limit |
+//! | resource | limit |
 //! |---|---|
-//! | time | a turn's, looked at whenever a slice of fuel is used up |
+//! | time | a turn's, checked whenever a slice of fuel is used up |
 //! | instructions | fuel for a turn |
-//! | memory, tables | a ceiling; growing beyond fails, as the language has it |
-//! | stack | a ceiling; what goes deeper traps |
+//! | memory, tables | a maximum; growing beyond it fails, as the language defines |
+//! | stack | a maximum; deeper calls trap |
 //! | code | the interpreter's strict limits, and no start function |
 
 use std::time::Duration;
@@ -24,13 +24,13 @@ use super::turn::{Channel, Count, FRAME_BYTES_MAX, ReplyReader, Told};
 
 /// Bytes of a module's code.
 pub const CODE_BYTES_MAX: usize = 8 << 20;
-/// Bytes of a module's memory: the longest message a few times.
+/// Bytes of a module's memory: several times the longest message.
 const MEMORY_BYTES_MAX: usize = 128 << 20;
 const TABLE_ENTRIES_MAX: usize = 64 << 10;
-/// Bytes of its stack, and how deep calls may lie.
+/// Bytes of its stack; limits the depth of calls.
 const STACK_BYTES_MAX: usize = 1 << 20;
 const DEPTH_MAX: usize = 4096;
-/// Fuel between two looks at the clock: some milliseconds.
+/// Fuel between two checks of the clock: some milliseconds.
 const FUEL_SLICE: u64 = 1 << 20;
 /// Fuel of a turn: a hundred instructions for every byte of the longest message.
 const FUEL_TURN: u64 = 100 * FRAME_BYTES_MAX as u64;
@@ -51,10 +51,10 @@ struct Host {
 }
 
 impl Sandbox {
-    /// A module of this code. A turn may take as long as `patience`.
+    /// Compiles a module. A turn may take `patience`.
     ///
     /// # Errors
-    /// A sentence: the code is none, or wants what is not there.
+    /// A sentence: the code is invalid, or imports what does not exist.
     pub fn new(code: &[u8], patience: Duration) -> Result<Self, String> {
         if code.len() > CODE_BYTES_MAX {
             return Err(format!("it has more than {} MiB", CODE_BYTES_MAX >> 20));
@@ -64,7 +64,7 @@ impl Sandbox {
             .consume_fuel(true)
             .compilation_mode(CompilationMode::Eager)
             .enforced_limits(EnforcedLimits::strict())
-            // What begins is counted like any other turn.
+            // Its first call is limited like any other turn.
             .allow_start_fn(false)
             .set_max_recursion_depth(DEPTH_MAX)
             .set_max_stack_height(STACK_BYTES_MAX);
@@ -75,7 +75,7 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// A half in a sandbox of its own.
+    /// Begins a half in a sandbox of its own.
     ///
     /// # Errors
     /// A sentence: it does not begin.
@@ -110,7 +110,7 @@ impl Sandbox {
     }
 }
 
-/// A frame of so many bytes lies there.
+/// The function that a module calls to send a frame of `bytes` bytes at `at`.
 fn say(mut caller: Caller<'_, Host>, at: u32, bytes: u32) -> Result<(), Error> {
     let memory = caller.data().memory.ok_or_else(|| Error::new("it speaks before it has begun"))?;
     let (memory, host) = memory.data_and_store_mut(&mut caller);
@@ -138,11 +138,11 @@ struct Instance {
     turn: TypedFunc<(u32, u32), i64>,
 }
 
-/// Fuel that is left for this turn.
+/// The fuel that is left for this turn.
 struct Fuel(u64);
 
 impl Instance {
-    /// Runs one of its functions to the end, slice by slice.
+    /// Runs one of the module's functions to its end, slice by slice.
     fn call<P: WasmParams, R: WasmResults>(
         &mut self,
         function: TypedFunc<P, R>,
@@ -171,7 +171,7 @@ impl Instance {
     }
 }
 
-/// What went wrong, in one line.
+/// The error, in one line.
 fn sentence(error: &Error) -> String {
     match error.as_trap_code() {
         Some(code) => format!("it trapped: {}", code.trap_message()),

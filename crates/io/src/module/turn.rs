@@ -1,4 +1,4 @@
-//! What a turn may take and say, whatever way it travels.
+//! The limits of a turn, however its frames travel.
 
 use std::time::{Duration, Instant as Moment};
 
@@ -9,26 +9,26 @@ use farbus_model::{Instant, Payload};
 
 /// Bytes of a frame: the longest message and what halves add.
 pub const FRAME_BYTES_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX + (64 << 10);
-/// Bytes that may be said in one turn: two messages of the longest.
+/// The most bytes of answers in one turn: two of the longest messages.
 pub const TURN_BYTES_MAX: usize = 2 * FRAME_BYTES_MAX;
-/// Frames that may be said in one turn: as many as a buffering module may hold back of a credit.
+/// The most frames of answers in one turn: as many as a buffering module may hold back of a credit.
 pub const TURN_FRAMES_MAX: usize = 4096;
 
-/// How frames travel to a module and back. An error is a sentence: it is cut off, and asked nothing more.
+/// Carries frames to a module and back. After an error (a sentence) the module is cut off and called no more.
 pub trait Channel: Send {
-    /// One turn. Says when the module wants to be called next.
+    /// One turn. Returns when the module wants to be called next.
     fn exchange(&mut self, told: &Told<'_>, reply_reader: &mut ReplyReader<'_>) -> Result<Option<Instant>, String>;
 }
 
-/// What a module is told: a frame, as on pipes, and the payload behind it.
+/// What a module is sent: a frame, as on pipes, and the payload behind it.
 pub struct Told<'a> {
-    /// The frame, its length before it.
+    /// The frame, preceded by its length.
     pub frame: &'a [u8],
-    /// The rest of it.
+    /// The frame's payload.
     pub payload: &'a Payload,
 }
 
-/// How much has been said in a turn.
+/// How much was answered in a turn.
 #[derive(Default)]
 pub struct Count {
     frames: usize,
@@ -36,23 +36,23 @@ pub struct Count {
 }
 
 impl Count {
-    /// So many bytes more.
+    /// Adds so many bytes.
     pub fn add_bytes(&mut self, bytes: usize) -> Result<(), String> {
         self.bytes += bytes;
         if self.bytes > TURN_BYTES_MAX { Err("it says more than anybody asked for".to_owned()) } else { Ok(()) }
     }
 
-    /// One frame more, or what takes the place of one.
+    /// Adds a frame, or what takes the place of one.
     pub fn add_frame(&mut self) -> Result<(), String> {
         self.frames += 1;
         if self.frames > TURN_FRAMES_MAX { Err("it says too much in one turn".to_owned()) } else { Ok(()) }
     }
 }
 
-/// What is heard during a turn, and for how long.
+/// Reads the answers during a turn, and limits its time.
 pub struct ReplyReader<'a> {
     out: &'a mut Turn,
-    /// What the module was told, until it passes it on.
+    /// The payload that the module was sent, until it passes it on.
     told: Option<Payload>,
     count: Count,
     patience: Duration,
@@ -60,22 +60,23 @@ pub struct ReplyReader<'a> {
 }
 
 impl<'a> ReplyReader<'a> {
-    /// From now on, of whoever was told a message with this payload, if it was one.
+    /// Starts a turn of `patience` at most. `told` is the payload of the message that the module was sent, if it was
+    /// one.
     pub fn new(patience: Duration, told: Option<Payload>, out: &'a mut Turn) -> Self {
         Self { out, told, count: Count::default(), patience, until: Moment::now() + patience }
     }
 
-    /// So many bytes more have been said.
+    /// Counts so many more bytes of answers.
     pub fn count_bytes(&mut self, bytes: usize) -> Result<(), String> {
         self.count.add_bytes(bytes)
     }
 
-    /// One frame more has been said, or what takes the place of one.
+    /// Counts one more frame of answers, or what takes the place of one.
     pub fn count_frame(&mut self) -> Result<(), String> {
         self.count.add_frame()
     }
 
-    /// Whether that was all; then when it wants to be called.
+    /// Handles an answer. If it ends the turn, returns when the module wants to be called next.
     pub fn hear(&mut self, said: Said) -> Result<Option<Option<Instant>>, String> {
         self.count_frame()?;
         match said {
@@ -92,7 +93,7 @@ impl<'a> ReplyReader<'a> {
         Ok(None)
     }
 
-    /// How long it may still take.
+    /// How much of the turn's time is left.
     pub fn left(&self) -> Result<Duration, String> {
         self.until
             .checked_duration_since(Moment::now())

@@ -15,17 +15,17 @@ use rustix::io::Errno;
 
 use crate::sys::errno::store_error;
 
-/// What is written where a range cannot be zeroed by name. One page of the page cache is far too
-/// small (a system call each), a megabyte would sit in the binary.
+/// What is written where a range cannot be zeroed by a system call. One page of the page cache is far too small (a
+/// system call each), a megabyte would sit in the binary.
 static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// How often and how long a block device's lock is waited for: udev takes it for some milliseconds
-/// whenever a device was closed after writing.
+/// How often and how long to wait for a block device's lock: udev takes it for some milliseconds whenever a device was
+/// closed after writing.
 const LOCK_TRIES: u32 = 20;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// A file or block device of fixed size, locked for as long as it is open: one writer or several
-/// readers, so that no image is shared twice by accident.
+/// A file or block device of fixed size, locked for as long as it is open: one writer or several readers, so that no
+/// image is shared twice by accident.
 #[derive(Debug)]
 pub struct FileStore {
     file: File,
@@ -33,27 +33,27 @@ pub struct FileStore {
     size_bytes: u64,
     read_only: bool,
     blocks: BlockSizes,
-    /// Whether the file system under it can give space back, and zero by name.
+    /// Whether its file system can give space back, and zero a range.
     punches: bool,
     zeroes: bool,
-    /// A failed fdatasync leaves lost pages marked clean, and the next one would succeed: once
-    /// durability could not be promised it is never promised again, by any handle.
+    /// A failed fdatasync leaves lost pages marked clean, and the next one would succeed: once durability could not be
+    /// promised, it is never promised again, by any handle.
     undurable: Arc<OnceLock<StoreError>>,
 }
 
-/// The blocks of a medium, bytes. Bytes anywhere may be read and written all the same: the page cache sees to it.
+/// The block sizes of a medium, bytes. Accesses may begin at any byte all the same, through the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// What is addressed: ranges are zeroed and given back on its multiples. 1 for a file.
+    /// The unit of addressing: ranges are zeroed and given back in multiples of it. 1 for a file.
     pub logical: u32,
-    /// What is written at once: the size that it serves best.
+    /// The size that it writes best.
     pub physical: u32,
 }
 
 impl BlockSizes {
-    /// Those of a regular file: pages.
+    /// The sizes of a regular file: pages.
     const FILE: BlockSizes = BlockSizes { logical: 1, physical: 4096 };
-    /// Those of a block device that does not say.
+    /// The sizes of a block device that does not report them.
     const DEVICE: BlockSizes = BlockSizes { logical: 512, physical: 4096 };
 
     fn of(file: &File) -> Self {
@@ -79,7 +79,7 @@ impl FileStore {
         Self::try_open(path, read_only).map_err(|trouble| OpenError { path: path.to_owned(), trouble })
     }
 
-    /// The store behind a descriptor that [`FileStore::open`] opened in another process: its lock came along.
+    /// The store behind a descriptor that [`FileStore::open`] opened in another process, together with its lock.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -93,17 +93,17 @@ impl FileStore {
         &self.path
     }
 
-    /// The blocks of what it lies on.
+    /// The block sizes of its medium.
     pub fn block_sizes(&self) -> BlockSizes {
         self.blocks
     }
 
-    /// The descriptor, to be passed to another process; [`FileStore::passed`] takes it there.
+    /// The descriptor, to be passed to another process, where [`FileStore::passed`] takes it.
     pub fn into_descriptor(self) -> OwnedFd {
         self.file.into()
     }
 
-    /// One more handle on the same file: the lock is shared, and so is what is known of its durability.
+    /// A duplicate that shares the lock and what is known of durability.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -120,11 +120,11 @@ impl FileStore {
             Err(Errno::NOENT) => return Err(Trouble::Missing),
             Err(errno) => return Err(Trouble::Other(errno.into())),
         };
-        // NONBLOCK: should the path become a FIFO meanwhile, do not wait for its other end.
+        // NONBLOCK: if the path has become a FIFO meanwhile, do not wait for its other end.
         let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
         flags |= if read_only { OFlags::RDONLY } else { OFlags::RDWR };
         if is_block_device && !read_only {
-            // The kernel then refuses a device that is mounted, and mounting one that is shared.
+            // With it the kernel refuses a device that is mounted, and refuses to mount one that is shared.
             flags |= OFlags::EXCL;
         }
         let file = File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -143,7 +143,7 @@ impl FileStore {
     }
 
     fn over(file: File, path: &Path, read_only: bool) -> Result<Self, Trouble> {
-        // A block device's metadata says size 0; its end says the truth for both.
+        // A block device's metadata says size 0; seeking to the end works for both.
         let size_bytes = rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|errno| Trouble::Other(errno.into()))?;
         if size_bytes == 0 {
             return Err(Trouble::Empty);
@@ -162,7 +162,7 @@ impl FileStore {
         assert!(inside, "{len} bytes at {offset} lie outside a store of {} bytes", self.size_bytes);
     }
 
-    /// Changes the range by `mode`; `Ok(false)` where this file cannot do that at all.
+    /// Changes the range by `mode`.
     fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> Result<Outcome, StoreError> {
         let mode = mode | FallocateFlags::KEEP_SIZE;
         match rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, mode, offset, len)) {
@@ -174,9 +174,9 @@ impl FileStore {
         }
     }
 
-    /// Zeroes a range by name where that can be done: on whole blocks; what sticks out is written. `may_release` lets
-    /// the space be given back. A block device that cannot give back is zeroed in the kernel still: nothing is copied
-    /// to it.
+    /// Zeroes a range by a system call where that is possible, on whole blocks; the rest is written. `may_release`
+    /// allows the space to be given back. A block device that cannot give space back is still zeroed in the kernel,
+    /// without copying.
     fn clear(&mut self, offset: u64, len: u64, may_release: bool) -> Result<(), StoreError> {
         let block = u64::from(self.blocks.logical);
         let (first, end) = (offset.next_multiple_of(block), (offset + len) / block * block);
@@ -190,7 +190,7 @@ impl FileStore {
         self.overwrite_with_zeroes(end, offset + len - end)
     }
 
-    /// Whether whole blocks could be zeroed by name.
+    /// Zeroes whole blocks by a system call; returns whether that was possible.
     fn clear_blocks(&mut self, offset: u64, len: u64, may_release: bool) -> Result<bool, StoreError> {
         if may_release && self.punches {
             match self.fallocate(FallocateFlags::PUNCH_HOLE, offset, len)? {
@@ -220,7 +220,7 @@ impl FileStore {
     }
 }
 
-/// How an attempt to change a range by name ended.
+/// How an attempt to change a range by a system call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
@@ -265,7 +265,7 @@ impl BlockStore for FileStore {
         self.assert_inside(offset, to.len() as u64);
         while !to.is_empty() {
             match rustix::io::pread(&self.file, &mut *to, offset) {
-                // Somebody cut the file short under us.
+                // Another program has truncated the file.
                 Ok(0) => return Err(StoreError::Medium),
                 Ok(n) => {
                     to = &mut to[n..];
@@ -303,7 +303,7 @@ impl BlockStore for FileStore {
             return Err(error);
         }
         rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&self.file)).map_err(|errno| {
-            // Whoever came first had the first word.
+            // The first error is the one that counts.
             *self.undurable.get_or_init(|| store_error(errno))
         })
     }
@@ -353,11 +353,11 @@ impl Medium for FileStore {
 pub struct OpenError {
     /// The disk.
     pub path: PathBuf,
-    /// What is the matter with it.
+    /// What is wrong with it.
     pub trouble: Trouble,
 }
 
-/// What can be the matter with a disk.
+/// What can be wrong with a disk.
 #[derive(Debug)]
 pub enum Trouble {
     /// There is nothing at the path.
@@ -366,18 +366,18 @@ pub enum Trouble {
     NotADisk,
     /// It holds no bytes.
     Empty,
-    /// The drive is there and nothing is in it.
+    /// The drive exists but has no medium.
     NoMedium,
-    /// The user may not open it so.
+    /// This user may not open it in this way.
     NotAllowed {
-        /// Whether it was to be written.
+        /// Whether it was to be opened for writing.
         writing: bool,
     },
-    /// It lies on something that cannot be written.
+    /// It is on a read-only medium.
     ReadOnlyMedium,
     /// Another program has locked or mounted it.
     InUse,
-    /// Something else.
+    /// Any other error.
     Other(io::Error),
 }
 
@@ -424,7 +424,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// A file that goes away with its test.
+    /// A file that is removed with its test.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn what_sticks_out_of_whole_blocks_is_zeroed_too() {
+    fn parts_outside_whole_blocks_are_zeroed_too() {
         let scratch = Scratch::of_size(1 << 20);
         let mut store = scratch.open();
         assert_eq!(store.block_sizes(), BlockSizes::FILE);
@@ -529,7 +529,7 @@ mod tests {
         }
     }
 
-    /// A loop device over a file, until it is dropped. `None` where there is none to be had.
+    /// A loop device over a file, until it is dropped. `None` where there are none.
     struct Loop(String);
 
     impl Loop {
@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn one_writer_or_several_readers() {
+    fn file_has_either_one_writer_or_several_readers() {
         let scratch = Scratch::of_size(4096);
         let in_use = |read_only| match FileStore::open(&scratch.0, read_only) {
             Err(OpenError { trouble: Trouble::InUse, .. }) => true,
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_disk_is_refused_with_what_to_type_next() {
+    fn path_that_is_no_disk_is_refused_with_what_to_type_next() {
         let refused = |path: &Path, read_only: bool| FileStore::open(path, read_only).unwrap_err().to_string();
         assert!(refused(Path::new("/nowhere/disk"), false).contains("truncate -s 1G /nowhere/disk"));
         assert!(refused(Path::new("/tmp"), false).contains("neither a regular file nor a block device"));
@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_cut_short_by_somebody_else_is_a_medium_error() {
+    fn truncated_file_is_a_medium_error() {
         let scratch = Scratch::of_size(8192);
         let mut store = scratch.open();
         File::options().write(true).open(&scratch.0).unwrap().set_len(4096).unwrap();

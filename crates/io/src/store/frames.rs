@@ -1,4 +1,4 @@
-//! Frames of one size, out of a FIFO, a character device or a file.
+//! Frames of one size, from a FIFO, a character device or a file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -9,41 +9,41 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 
-/// How soon whoever waits for a frame sees that nobody wants it any more.
+/// How soon a thread that waits for a frame notices that it is to stop.
 const GLANCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// Where frames come from.
+/// A source of frames.
 #[derive(Debug)]
 pub struct FrameFile {
     file: File,
     frame_bytes: usize,
 }
 
-/// Opens what frames come from. A FIFO's writers may come and go; a file's frames end with it.
+/// Opens a source of frames. A FIFO's writers may come and go; a file's frames end with the file.
 ///
 /// # Errors
-/// What the system says; a directory or a socket has no frames.
+/// The system's error; a directory or a socket has no frames.
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
     let kind = fs::metadata(path)?.file_type();
     if !(kind.is_fifo() || kind.is_char_device() || kind.is_file()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "frames come out of a FIFO, a device or a file"));
     }
-    // With a writer of our own a FIFO does not end when another writer does.
+    // As long as this process has the FIFO open for writing, it does not end when another writer does.
     let mut options = OpenOptions::new();
     options.read(true).write(kind.is_fifo()).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
     Ok(options.open(path)?.into())
 }
 
 impl FrameFile {
-    /// Reads frames of so many bytes from what [`open`] opened.
+    /// Reads frames of `frame_bytes` bytes from what [`open`] opened.
     pub fn new(file: OwnedFd, frame_bytes: usize) -> Self {
         Self { file: file.into(), frame_bytes }
     }
 
-    /// The next frame, waited for; none after the last whole one, or once it `is_over`.
+    /// Waits for the next frame; `None` after the last whole one, or once `is_over` returns true.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn read_frame(&mut self, is_over: &dyn Fn() -> bool) -> io::Result<Option<Vec<u8>>> {
         let mut frame = vec![0; self.frame_bytes];
         let mut filled = 0;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_whole_whoever_writes_them_and_end_with_the_file() {
+    fn frames_from_any_writer_are_whole_and_end_with_the_file() {
         let folder = std::env::temp_dir().join(format!("farbus-frames-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let never = || false;

@@ -1,4 +1,4 @@
-//! Where blocks are kept: implementations of the model's [`BlockStore`](farbus_model::BlockStore).
+//! Stores for blocks: implementations of the model's [`BlockStore`](farbus_model::BlockStore).
 
 pub mod file;
 pub mod frames;
@@ -11,8 +11,8 @@ pub use file::{BlockSizes, FileStore, OpenError, Trouble};
 pub use frames::FrameFile;
 pub use output::create_output;
 
-/// A number that changes when this machine is started anew: what was written to a file and not flushed may then be
-/// lost. It is read once, so a process that gives its rights away asks for it before: later it sees no such file.
+/// A number that changes when this machine restarts: data that was written to a file and not flushed may be lost then.
+/// It is read once, so a process must call this before it confines itself: afterwards it cannot read the file.
 pub fn boot_number() -> u64 {
     static KNOWN: OnceLock<u64> = OnceLock::new();
     *KNOWN.get_or_init(read_boot_number)
@@ -22,7 +22,7 @@ fn read_boot_number() -> u64 {
     let told = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = told.chars().filter(char::is_ascii_hexdigit).take(16).collect();
     u64::from_str_radix(&digits, 16).unwrap_or_else(|_| {
-        // Not known: as if it were started anew with every process.
+        // Unknown: as if the machine had restarted with every process.
         let mut bytes = [0; 8];
         crate::trust::fill_random(&mut bytes);
         u64::from_le_bytes(bytes)
@@ -34,7 +34,7 @@ mod tests {
     use super::boot_number;
 
     #[test]
-    fn a_machine_that_goes_on_has_its_number() {
+    fn boot_number_stays_the_same_until_a_restart() {
         assert_eq!(boot_number(), boot_number());
     }
 }

@@ -1,4 +1,4 @@
-//! Files that a person named and farbus writes anew: recordings, traces, results.
+//! Creates files that the user named: recordings, traces, results.
 
 use std::fs::File;
 use std::io;
@@ -8,13 +8,13 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::trust::{Access, FolderError, StateFolder};
 
-/// Makes the file anew, with this mode less the umask. In a folder of the user's own or of root's, whatever has the
-/// name is written to, as by any program. In one where others can put things, such as `/tmp`, it is a new file for its
-/// owner alone, or one of the user's own with one name: no link is followed, and no pipe or device is written to. Root
-/// makes it the user's whose folder it is.
+/// Creates the file or truncates it, with this mode less the umask. In a folder of the user's own or root's, whatever
+/// has that name is written to, as by any program. In a folder where other users can create files, such as `/tmp`, it
+/// is a new file for its owner alone, or an existing one of the user with a single name: no link is followed, and no
+/// pipe or device is written to. If root runs this, the file belongs to the owner of the folder.
 ///
 /// # Errors
-/// What stands there instead, and what the system says.
+/// What is there instead, or the system's error.
 pub fn create_output(path: &Path, mode: u32) -> io::Result<File> {
     let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;

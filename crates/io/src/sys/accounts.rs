@@ -1,34 +1,35 @@
-//! The users that processes of root's become.
+//! The users that root's processes switch to.
 //!
-//! | user | who is it | when |
+//! | user | used for | when |
 //! |---|---|---|
-//! | `farbus` | the half that hears strangers | where somebody made that user, as the packages do |
-//! | the first spare number | the same half | elsewhere |
-//! | the second spare number | programs that are modules | always: they are not to have what that half owns |
+//! | `farbus` | the process that talks to the network | if that user exists; the packages create it |
+//! | the first spare id | the same process | otherwise |
+//! | the second spare id | programs that are modules | always: they must not have what that process owns |
 //!
-//! A spare number is one that no machine gives to anybody: Debian reserves 65000 to 65533 (policy 9.2.2), systemd
-//! leaves 65520 to 65533 unused (`UIDS-GIDS`), and containers that have 65,536 numbers have them, which do not have
-//! those of dynamic users above. 65532 and 65533 are left out, since container images use them. Not `nobody`: other
-//! daemons are that user, too, and may signal whatever else is.
+//! A spare id is one that no machine assigns: Debian reserves 65000 to 65533 (policy 9.2.2), systemd leaves 65520 to
+//! 65533 unused (`UIDS-GIDS`), and containers with 65,536 ids have them, but not those of dynamic users above. 65532
+//! and 65533 are left out, since container images use them. `nobody` is not used: other daemons run as that user, too,
+//! and a process may signal all processes of its user.
 
 use std::fs;
 
 use rustix::fs::{Gid, Uid};
 
-/// The user that the packages make.
+/// The user that the packages create.
 const SERVICE: &str = "farbus";
-/// Numbers that nobody has: the half that hears strangers has the first that is free, modules the second.
+/// Ids that no machine assigns: the process that talks to the network gets the first free one, modules the second.
 const SPARE: std::ops::RangeInclusive<u32> = 65520..=65531;
 
 /// A user and its group.
 pub(crate) type Account = (Uid, Gid);
 
-/// The user that is there for us, if somebody made one.
+/// The user `farbus`, if it exists.
 pub(crate) fn service_user() -> Option<Account> {
     find(&passwd(), SERVICE)
 }
 
-/// Who hears strangers, if root starts farbus: a name for people, and the numbers. Never root.
+/// The user of the process that talks to the network, if root starts farbus: a name for people, and the ids. Never
+/// root.
 pub(crate) fn confined_user() -> (String, Account) {
     let passwd = passwd();
     match find(&passwd, SERVICE) {
@@ -40,12 +41,12 @@ pub(crate) fn confined_user() -> (String, Account) {
     }
 }
 
-/// Who runs a module, if root starts farbus. Never root.
+/// The user of a module's program, if root starts farbus. Never root.
 pub(crate) fn module_user() -> Account {
     spare(&passwd(), &group(), 1)
 }
 
-/// A machine without such a file, as a small guest is, has no users.
+/// The user database; empty on a machine that has none, such as a small guest.
 fn passwd() -> String {
     fs::read_to_string("/etc/passwd").unwrap_or_default()
 }
@@ -54,7 +55,7 @@ fn group() -> String {
     fs::read_to_string("/etc/group").unwrap_or_default()
 }
 
-/// A user's numbers, if it is there and is not root by another name.
+/// A user's ids, if it exists and is not root under another name.
 fn find(passwd: &str, name: &str) -> Option<Account> {
     let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
     let mut fields = line.split(':').skip(2).map(|field| field.parse::<u32>());
@@ -62,7 +63,7 @@ fn find(passwd: &str, name: &str) -> Option<Account> {
     (uid != 0 && gid != 0).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
 }
 
-/// One of the numbers that nobody has, unless somebody gave all of them away: then the range's own.
+/// A spare id; if all are taken, one of them all the same.
 fn spare(passwd: &str, group: &str, nth: usize) -> Account {
     let has = |table: &str, number: u32| {
         table.lines().any(|line| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(number))

@@ -1,4 +1,4 @@
-//! Doing something to files with another user's rights, from a process of root's.
+//! Accesses files with another user's rights, from a process of root's.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -7,20 +7,20 @@ use std::thread;
 use rustix::fs::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
-/// Runs `work` on a thread of its own that has the user's rights to files and no others: no group but `group`, no
-/// capability. Blocks until it is done. The rest of the process keeps its rights; the thread's end with it.
+/// Runs `work` on a new thread that has the user's rights to files and no others: no group but `group`, no capability.
+/// Blocks until it is done. The rest of the process keeps its rights.
 ///
 /// # Errors
-/// What the system says against becoming that user; `work` has not run then.
+/// The system's error if the thread cannot become that user; `work` has not run then.
 ///
 /// # Panics
-/// If `work` does.
+/// If `work` panics.
 pub fn as_user<T: Send>(user: Uid, group: Gid, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let become_user = || -> rustix::io::Result<()> {
-        // These three change the calling thread alone: glibc's functions of these names would change all of them.
+        // These calls change only the calling thread: glibc's functions of the same names would change all threads.
         set_thread_groups(&[])?;
         set_thread_res_gid(None::<Gid>, group, None::<Gid>)?;
-        // Root's capabilities leave the effective set as the effective user changes (capabilities(7)).
+        // Root's capabilities leave the effective set when the effective user changes (capabilities(7)).
         set_thread_res_uid(None::<Uid>, user, None::<Uid>)
     };
     thread::scope(|scope| {
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_work_has_the_other_users_rights() {
+    fn other_users_rights_apply_to_the_work_only() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

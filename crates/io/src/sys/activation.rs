@@ -1,4 +1,4 @@
-//! Sockets that the service manager listens at on our behalf (sd_listen_fds(3)): descriptors from 3 on.
+//! Sockets on which the service manager listens for this process (sd_listen_fds(3)): descriptors from 3 on.
 
 use std::io;
 use std::net::TcpListener;
@@ -10,18 +10,18 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 
 /// The first passed descriptor (`SD_LISTEN_FDS_START`).
 const FIRST: RawFd = 3;
-/// More than anybody lists in a unit.
+/// More than any unit lists.
 const COUNT_MAX: RawFd = 64;
 
-/// The listening TCP sockets that were passed to this process. Every call but the first finds none: each is handed out
-/// once. Sockets of another kind are refused.
+/// The listening TCP sockets that were passed to this process. Each is handed out once: every call but the first finds
+/// none. Sockets of another kind are refused.
 ///
 /// # Errors
-/// If a descriptor that was announced is no listening stream socket.
+/// A descriptor that was announced is no listening stream socket.
 pub fn listeners() -> io::Result<Vec<TcpListener>> {
     static ARE_TAKEN: AtomicBool = AtomicBool::new(false);
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<RawFd>().ok());
-    // A child inherits the variables and not their meaning.
+    // A child process inherits the variables, but they are not meant for it.
     let is_for_us = number("LISTEN_PID").and_then(|pid| u32::try_from(pid).ok()) == Some(std::process::id());
     if !is_for_us || ARE_TAKEN.swap(true, Ordering::AcqRel) {
         return Ok(Vec::new());
@@ -30,9 +30,8 @@ pub fn listeners() -> io::Result<Vec<TcpListener>> {
     (FIRST..FIRST + count).map(take).collect()
 }
 
-/// A copy of a passed descriptor, which is the way to it that needs no trust in its number: the system says whether
-/// there is such a one. The original stays open as long as the process; the service manager holds the same socket open
-/// as well.
+/// Duplicates a passed descriptor. Duplication needs no trust in the number: the system says whether it is open. The
+/// original stays open as long as the process; the service manager holds the same socket open as well.
 fn take(raw: RawFd) -> io::Result<TcpListener> {
     let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("passed descriptor {raw} {what}"));
     let ourselves = pidfd_open(getpid(), PidfdFlags::empty())?;

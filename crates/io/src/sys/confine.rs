@@ -1,19 +1,21 @@
-//! Giving rights away: what parses a stranger's bytes keeps none that it does not need (U10).
+//! Confinement: a process that parses untrusted input keeps only the rights that it needs (U10).
 //!
-//! | layer | what it takes away | where it is missing |
+//! | layer | what it takes away | if it is missing |
 //! |---|---|---|
-//! | user | root's identity, groups and capabilities ([`accounts`](super::accounts)) | never: without it nothing starts |
-//! | `no_new_privs` | setuid programs | never |
-//! | seccomp | every system call that an engine does not make, `execve`, `ptrace`, `mount`, `socket` among them; signals to other processes | never |
-//! | landlock | files but those named, new TCP connections | kernels before 5.13: said in the report |
+//! | user | root's identity, groups and capabilities ([`accounts`](super::accounts)) | nothing starts |
+//! | `no_new_privs` | setuid programs | nothing starts |
+//! | seccomp | every system call that an engine does not make, for example `execve`, `ptrace`, `mount`, `socket`; signals to other processes | nothing starts |
+//! | landlock | files except those named, new TCP connections | kernels before 5.13: the report says so |
 //!
-//! A call that takes a path is let pass only if landlock asks where the path leads; `chmod` and its kind are not among
-//! those (landlock(7)), so modes are changed by descriptor. `stat` and its kind pass, since reading a descriptor's size
-//! is the same call: names, sizes and modes of what every user of the machine may look at are told.
+//! A call that takes a path is allowed only if landlock checks where the path leads; it does not for `chmod` and its
+//! kind (landlock(7)), so modes are changed by descriptor. `stat` and its kind are allowed, since reading a
+//! descriptor's size is the same call: the process can learn names, sizes and modes of what every user of the machine
+//! may look at.
 //!
-//! Descriptors that were inherited are closed ([`inherited`](super::inherited)). What else is open stays open: whoever
-//! confines itself opens first, or asks a process that is not confined later ([`passing`](super::passing)). All of it
-//! belongs to the calling thread and to those it starts, so it is done before there is a second one.
+//! Inherited descriptors are closed ([`inherited`](super::inherited)). Other open descriptors stay open: a process
+//! opens what it needs before it confines itself, or asks a process that is not confined later
+//! ([`passing`](super::passing)). Confinement applies to the calling thread and to those that it starts, so it comes
+//! before the second thread.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,12 +42,11 @@ use super::accounts::{Account, confined_user};
 pub struct Needs {
     /// Files and folders that it may read, with what is in them.
     pub readable: Vec<PathBuf>,
-    /// A folder of its own, in which it may do everything. Who owns the folder is who it becomes; root's folder is
-    /// refused.
+    /// A folder in which it may do everything. The process becomes the folder's owner; a folder of root's is refused.
     pub state: Option<Arc<OwnedFd>>,
-    /// Deadlines for its threads, and memory that stays where it is: it keeps the two rights to these.
+    /// Deadlines for its threads, and locked memory: it keeps the two capabilities for these.
     pub deadlines: bool,
-    /// Datagrams to and from networks, as multicast DNS has them, and the list of this machine's networks.
+    /// Datagrams to and from networks, for multicast DNS, and the list of this machine's networks.
     pub datagrams: bool,
 }
 
@@ -55,7 +56,7 @@ pub struct Needs {
 pub struct Confinement {
     /// The user it became; `None` if it was not root to begin with.
     pub user: Option<String>,
-    /// Whether files and networks are out of reach; otherwise why not.
+    /// Whether files and networks are out of reach; otherwise the reason.
     pub files: Result<(), String>,
 }
 
@@ -84,10 +85,10 @@ impl fmt::Display for Confinement {
     }
 }
 
-/// Takes this thread's rights, and those of all threads that it will start.
+/// Gives up the rights of this thread, and of all threads that it will start.
 ///
 /// # Errors
-/// [`ConfineError`] where a layer that may not be missing is refused; the process is then half confined and should end.
+/// [`ConfineError`] if a layer that must not be missing is refused; the process is then half confined and should end.
 pub fn confine(needs: &Needs) -> Result<Confinement, ConfineError> {
     super::inherited::close();
     let user = become_somebody(needs)?;
@@ -115,8 +116,8 @@ fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
     rustix::thread::set_thread_groups(&[]).map_err(failed("leave root's groups"))?;
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed("leave root's group"))?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed("become another user"))?;
-    // The change of user dropped them, unless somebody had told the kernel to keep them.
-    // Memory that root locks is locked as it grows, and for everybody else there is a limit.
+    // The change of user dropped them, unless the kernel had been told to keep them. Memory that root locks is locked
+    // as it grows; for other users there is a limit.
     let for_deadlines = CapabilitySet::SYS_NICE | CapabilitySet::IPC_LOCK;
     let kept = if needs.deadlines { for_deadlines } else { CapabilitySet::empty() };
     let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
@@ -124,8 +125,8 @@ fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
     Ok(Some(name))
 }
 
-/// Whose a folder is. Whoever hears strangers is not root, not even without capabilities: root's files would be its
-/// own.
+/// The owner of a folder. The process that talks to the network must not be root, not even without capabilities: root's
+/// files would be its own.
 fn owner(folder: &OwnedFd) -> Result<(String, Account), ConfineError> {
     let about = rustix::fs::fstat(folder).map_err(failed("look at its folder"))?;
     if about.st_uid == 0 {
@@ -134,7 +135,7 @@ fn owner(folder: &OwnedFd) -> Result<(String, Account), ConfineError> {
     Ok((format!("user {}", about.st_uid), (Uid::from_raw(about.st_uid), Gid::from_raw(about.st_gid))))
 }
 
-/// The newest rules that are known here; an older kernel takes those that it knows.
+/// The newest rules that are known here; an older kernel applies those that it knows.
 const LANDLOCK: ABI = ABI::V6;
 
 fn restrict_files(needs: &Needs) -> Result<(), String> {
@@ -163,9 +164,9 @@ fn readable_as(path: &Path) -> landlock::BitFlags<AccessFs> {
     if path.is_dir() { AccessFs::ReadFile | AccessFs::ReadDir } else { AccessFs::ReadFile.into() }
 }
 
-/// What an engine, its log and its runtime ask of the system; whoever needs more opens it before.
+/// The system calls that an engine, its log and its runtime make. Anything else must be opened before confinement.
 const CALLS: &[u32] = &[
-    // Links, descriptors and what waits on them. No socket(2): nothing new is connected.
+    // Links, descriptors and what waits on them. No socket(2): it makes no new connections.
     nr::__NR_read,
     nr::__NR_write,
     nr::__NR_readv,
@@ -191,7 +192,7 @@ const CALLS: &[u32] = &[
     nr::__NR_epoll_pwait,
     nr::__NR_timerfd_create,
     nr::__NR_timerfd_settime,
-    // Images, and what landlock lets be read.
+    // Images, and files that landlock allows to be read.
     nr::__NR_pread64,
     nr::__NR_pwrite64,
     nr::__NR_preadv,
@@ -203,7 +204,7 @@ const CALLS: &[u32] = &[
     nr::__NR_sync,
     nr::__NR_fallocate,
     nr::__NR_ftruncate,
-    // Memory with a descriptor: what is passed on to another process and is longer than a message.
+    // Memory with a descriptor, for what is passed to another process and is longer than a message.
     nr::__NR_memfd_create,
     nr::__NR_fstat,
     nr::__NR_newfstatat,
@@ -220,7 +221,7 @@ const CALLS: &[u32] = &[
     nr::__NR_mprotect,
     nr::__NR_madvise,
     nr::__NR_brk,
-    // Threads and signals. clone3 is answered as unknown, and clone makes threads only.
+    // Threads and signals. clone3 is answered as unknown, and clone makes only threads.
     nr::__NR_clone3,
     nr::__NR_exit,
     nr::__NR_exit_group,
@@ -240,7 +241,7 @@ const CALLS: &[u32] = &[
     // Children that it had before.
     nr::__NR_wait4,
     nr::__NR_waitid,
-    // Time, chance, and who we are.
+    // Time, random numbers, and its own identity.
     nr::__NR_clock_gettime,
     nr::__NR_clock_nanosleep,
     nr::__NR_nanosleep,
@@ -253,44 +254,43 @@ const CALLS: &[u32] = &[
     nr::__NR_uname,
 ];
 
-/// What files of its own ask for besides: made, locked, renamed. Modes by descriptor alone: landlock does not ask where
-/// a path leads whose mode is changed.
+/// The additional calls for files of its own: creating, locking, renaming. Modes by descriptor only: landlock does not
+/// check where a path leads whose mode is changed.
 const STATE_CALLS: &[u32] =
     &[nr::__NR_renameat, nr::__NR_renameat2, nr::__NR_unlinkat, nr::__NR_mkdirat, nr::__NR_fchmod, nr::__NR_flock];
 
-/// What deadlines ask for besides: why one was denied is known by the rights there are.
+/// The additional calls for deadlines: the capabilities tell why one was denied.
 const DEADLINE_CALLS: &[u32] = &[nr::__NR_sched_getattr, nr::__NR_munlockall, nr::__NR_capget];
 
-/// What datagrams ask for besides `socket`.
+/// The additional calls for datagrams, besides `socket`.
 const DATAGRAM_CALLS: &[u32] = &[nr::__NR_bind, nr::__NR_connect];
-/// Domain and kind of `socket(2)`: IPv4 and IPv6 datagrams, routing netlink, which lists networks, and what the C
-/// library asks for a network's number on.
+/// Domain and kind of `socket(2)`: IPv4 and IPv6 datagrams, routing netlink, which lists networks, and the socket on
+/// which the C library asks for a network's number.
 const DATAGRAM_SOCKETS: &[(u64, u64)] = &[(2, 2), (10, 2), (16, 2), (16, 3), (AF_UNIX, 2)];
 /// `ioctl`: the number of a network.
 const SIOCGIFINDEX: u64 = 0x8933;
-/// The bits of a socket's kind that are no flags.
+/// The bits of a socket's kind that are not flags.
 const SOCKET_KIND: u64 = 0xf;
-/// `socketpair(2)`: within this process, or to whoever is passed an end.
+/// `socketpair(2)`: within this process, or to the process that is passed an end.
 const AF_UNIX: u64 = 1;
 const SOCK_STREAM: u64 = 1;
 const SOCK_SEQPACKET: u64 = 5;
 /// `setpriority(2)`: of a process or thread, and of the caller if its number is 0.
 const PRIO_PROCESS: u64 = 0;
 
-/// Calls that newer systems have under another number only.
+/// Calls that newer systems have only under another number.
 #[cfg(target_arch = "x86_64")]
 const OLD_CALLS: &[u32] =
     &[nr::__NR_poll, nr::__NR_epoll_wait, nr::__NR_readlink, nr::__NR_access, nr::__NR_stat, nr::__NR_lstat];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CALLS: &[u32] = &[];
-/// The same of those for files of its own.
+/// The same for files of its own.
 #[cfg(target_arch = "x86_64")]
 const OLD_STATE_CALLS: &[u32] = &[nr::__NR_rename, nr::__NR_unlink, nr::__NR_mkdir];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_STATE_CALLS: &[u32] = &[];
 
-/// `ioctl` by its second argument under a mask: usbfs, what a block device is told to discard, and how large its blocks
-/// are.
+/// `ioctl` by its second argument under a mask: usbfs, discarding on a block device, and a block device's sector sizes.
 const IOCTLS: &[(u64, u64)] = &[
     (0xff00, b'U' as u64 * 0x100),
     (!0, BLKDISCARD),
@@ -305,15 +305,15 @@ const BLKDISCARD: u64 = 0x1277;
 const BLKZEROOUT: u64 = 0x127f;
 const BLKSSZGET: u64 = 0x1268;
 const BLKPBSZGET: u64 = 0x127b;
-/// How the standard library makes a socket wait or not.
+/// The standard library uses it to make a socket block or not.
 const FIONBIO: u64 = 0x5421;
-/// Whether what was sent has been read: [`unread`](super::unread).
+/// Whether sent data has been read: [`unread`](super::unread).
 const SIOCOUTQ: u64 = 0x5411;
-/// What a log asks of its terminal.
+/// A log asks it of its terminal.
 const TCGETS: u64 = 0x5401;
 /// `prctl`: the name and the timer slack of a thread.
 const PRCTLS: &[u64] = &[15, 29];
-/// `clone`: into the same thread group, as every thread and no process.
+/// `clone`: into the same thread group, as every thread and no process does.
 const CLONE_THREAD: u64 = 0x0001_0000;
 
 const EPERM: u32 = 1;
@@ -330,8 +330,8 @@ fn restrict_calls(needs: &Needs) -> Result<(), ConfineError> {
     Ok(())
 }
 
-/// This call is answered as if the kernel had never heard of it: the caller has another way. Its arguments lie in
-/// memory, where no filter can look.
+/// Answers this call as if the kernel did not know it: the caller then uses another call. Its arguments are in memory,
+/// which a filter cannot read.
 pub(super) fn unknown_call(call: u32) -> Result<BpfProgram, seccompiler::BackendError> {
     let rules = BTreeMap::from([(i64::from(call), Vec::new())]);
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(ENOSYS), arch()?)?.try_into()
@@ -357,7 +357,7 @@ fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError>
         });
         rules.insert(nr::__NR_socket.into(), sockets.collect::<Result<_, _>>()?);
     }
-    // No datagrams: on these a path may be named anew with each, and landlock does not ask where it leads.
+    // No datagram sockets: these can address a path with each datagram, and landlock does not check where it leads.
     let pairs = [SOCK_STREAM, SOCK_SEQPACKET].into_iter().map(|kind| {
         let is_local = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, AF_UNIX)?;
         let is_kind = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(SOCKET_KIND), kind)?;
@@ -365,9 +365,9 @@ fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError>
     });
     rules.insert(nr::__NR_socketpair.into(), pairs.collect::<Result<_, _>>()?);
     rules.insert(nr::__NR_fcntl.into(), vec![no_signals_by_fcntl()?]);
-    // Other instances of farbus may be the same user: a signal goes to this process alone, as when it aborts.
+    // Other instances of farbus may run as the same user: only signals to this process are allowed, as when it aborts.
     rules.insert(nr::__NR_tgkill.into(), vec![only(0, SeccompCmpArgLen::Dword, !0, std::process::id().into())?]);
-    // Who copies a disk in the background steps back, the calling thread alone; nobody can come forward again.
+    // A thread that copies a disk in the background lowers its own priority; no thread can raise it again.
     let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, PRIO_PROCESS)?;
     let is_own = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, 0)?;
     rules.insert(nr::__NR_setpriority.into(), vec![SeccompRule::new(vec![is_thread, is_own])?]);
@@ -381,12 +381,12 @@ fn allowed_calls(needs: &Needs) -> Result<BpfProgram, seccompiler::BackendError>
     let prctls = PRCTLS.iter().map(|&value| only(0, SeccompCmpArgLen::Dword, !0, value));
     rules.insert(nr::__NR_prctl.into(), prctls.collect::<Result<_, _>>()?);
     rules.insert(nr::__NR_clone.into(), vec![only(0, SeccompCmpArgLen::Qword, CLONE_THREAD, CLONE_THREAD)?]);
-    // Its limits may be read; none may be set, and nobody else's.
+    // Its own limits may be read; none may be set.
     rules.insert(nr::__NR_prlimit64.into(), vec![only(2, SeccompCmpArgLen::Qword, !0, 0)?]);
     SeccompFilter::new(rules, SeccompAction::Errno(EPERM), SeccompAction::Allow, arch()?)?.try_into()
 }
 
-/// `fcntl` without those of its commands that have the kernel send a signal to whatever process was named.
+/// `fcntl` without the commands that make the kernel signal a process named by the caller.
 pub(super) fn no_signals_by_fcntl() -> Result<SeccompRule, seccompiler::BackendError> {
     let is_other =
         |&command: &u32| SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, u64::from(command));
@@ -396,7 +396,7 @@ pub(super) fn no_signals_by_fcntl() -> Result<SeccompRule, seccompiler::BackendE
 /// `F_SETOWN`, `F_SETSIG`, `F_SETOWN_EX`, `F_SETLEASE`, `F_NOTIFY` (fcntl(2)).
 pub(super) const SIGNAL_COMMANDS: &[u32] = &[8, 10, 15, 1024, 1026];
 
-/// A call whose argument, under `mask`, is `value`.
+/// A rule for a call whose argument, under `mask`, is `value`.
 fn only(argument: u8, len: SeccompCmpArgLen, mask: u64, value: u64) -> Result<SeccompRule, seccompiler::BackendError> {
     let mask = if matches!(len, SeccompCmpArgLen::Dword) { mask & u64::from(u32::MAX) } else { mask };
     SeccompRule::new(vec![SeccompCondition::new(argument, len, SeccompCmpOp::MaskedEq(mask), value)?])

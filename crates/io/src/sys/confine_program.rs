@@ -1,16 +1,16 @@
-//! What a program gets that is run as a module: memory, what it was started with, and nothing else (U10, requirement
-//! I3).
+//! Confines a program that runs as a module: it gets memory, what it was started with, and nothing else (U10,
+//! requirement I3).
 //!
 //! | layer | what it takes away |
 //! |---|---|
 //! | user, capabilities, `no_new_privs` | root's identity and powers (it becomes a user that owns nothing, [`accounts`](super::accounts)), setuid programs |
-//! | landlock | all files but the system's programs and libraries and its own, to be read; connections, signals to others |
-//! | seccomp | new sockets, other processes' memory, signals to others, mounts, namespaces, keys, the kernel's own switches; to change what a path leads to where landlock does not ask |
-//! | limits | memory, open files, files that grow, memory dumps, and of root's modules how many processes and threads there are |
-//! | processes | it ends with its supervisor, and with it all that it started: in a PID namespace of its own, or by starting none |
+//! | landlock | all files except the system's programs and libraries and its own, which it may read; connections, signals to other processes |
+//! | seccomp | new sockets, other processes' memory, signals to other processes, mounts, namespaces, keys, the kernel's own switches; changes to what a path leads to, where landlock does not check |
+//! | limits | memory, open files, growing files, memory dumps, and for root's modules the number of processes and threads |
+//! | processes | it ends with its supervisor, and so does all that it started: it runs in a PID namespace of its own, or may start no process |
 //!
-//! A filter of what is forbidden, because what a program's language needs is not known here; landlock is what stands
-//! behind it, and a kernel without it is refused.
+//! The filter lists what is forbidden, because the needs of a program's language are not known here. Landlock is the
+//! second line of defence, so a kernel without it is refused.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +34,7 @@ use super::acting::as_user;
 use super::confine::{SIGNAL_COMMANDS, unknown_call};
 use super::leash::die_with_supervisor;
 
-/// Why a program is not run: a sentence for a person.
+/// Why a program is not run: a message for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramError(String);
 
@@ -46,10 +46,10 @@ impl fmt::Display for ProgramError {
 
 impl std::error::Error for ProgramError {}
 
-/// Memory of a module: the longest message a few times, and its language's runtime.
+/// The memory of a module: several times the longest message, and its language's runtime.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
 const OPEN_FILES_MAX: u64 = 32;
-/// Processes and threads of all modules that root's farbus runs on this machine, since they are one user's.
+/// The processes and threads of all modules that root's farbus runs on this machine, since they are one user's.
 const PROCESSES_MAX: u64 = 1024;
 
 /// Where programs and their libraries lie, and what the loader reads.
@@ -81,7 +81,7 @@ const FORBIDDEN: &[u32] = &[
     nr::__NR_fsconfig,
     nr::__NR_fsmount,
     nr::__NR_fspick,
-    // What a path leads to is changed, and landlock does not ask (landlock(7), "Current limitations").
+    // These change what a path leads to, and landlock does not check (landlock(7), "Current limitations").
     nr::__NR_fchmodat,
     nr::__NR_fchmodat2,
     nr::__NR_fchownat,
@@ -99,7 +99,7 @@ const FORBIDDEN: &[u32] = &[
     nr::__NR_open_by_handle_at,
     nr::__NR_acct,
     nr::__NR_quotactl,
-    // Memory and queues that other processes find, and that stay.
+    // Memory and queues that other processes can find, and that persist.
     nr::__NR_shmget,
     nr::__NR_semget,
     nr::__NR_msgget,
@@ -125,11 +125,11 @@ const FORBIDDEN: &[u32] = &[
     nr::__NR_settimeofday,
     nr::__NR_clock_settime,
     nr::__NR_sethostname,
-    // Holes in memory that is shared; `MADV_REMOVE` is the other way to make them.
+    // Holes in shared memory; `MADV_REMOVE` is the other way to make them.
     nr::__NR_fallocate,
 ];
 
-/// Calls that newer systems have under another number only.
+/// Calls that newer systems have only under another number.
 #[cfg(target_arch = "x86_64")]
 const OLD_FORBIDDEN: &[u32] = &[
     nr::__NR_chmod,
@@ -143,20 +143,20 @@ const OLD_FORBIDDEN: &[u32] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_FORBIDDEN: &[u32] = &[];
 
-/// How a process is started, besides `clone` and `clone3`.
+/// The calls that start a process, besides `clone` and `clone3`.
 #[cfg(target_arch = "x86_64")]
 const FORKS: &[u32] = &[nr::__NR_fork, nr::__NR_vfork];
 #[cfg(not(target_arch = "x86_64"))]
 const FORKS: &[u32] = &[];
 
-/// The argument of `madvise` that says what is to become of the memory.
+/// The argument of `madvise` that contains the advice.
 const ADVICE: u8 = 2;
 
-/// `prctl`: the signal at the parent's death, which is the supervisor's leash.
+/// `prctl`: the signal at the parent's death, with which the supervisor ends it.
 const PR_SET_PDEATHSIG: u64 = 1;
-/// `clone`: into the same thread group, as every thread and no process.
+/// `clone`: into the same thread group, as every thread and no process does.
 const CLONE_THREAD: u64 = 0x0001_0000;
-/// What x86-64 adds to the numbers of its third interface (x32): they would pass a filter of what is forbidden.
+/// x86-64 adds this to the call numbers of its third interface (x32), which would pass a filter of forbidden calls.
 const X32: u32 = 0x4000_0000;
 
 const EPERM: u32 = 1;
@@ -166,8 +166,8 @@ fn is_first() -> bool {
     rustix::process::getpid() == rustix::process::Pid::INIT
 }
 
-/// What stands against running `program` as a module, if root runs farbus: modules run as a user that owns nothing, who
-/// has to be able to read and run it.
+/// Checks that `program` can run as a module if root runs farbus: the modules' user, who owns nothing, has to be able
+/// to read and run it.
 ///
 /// # Errors
 /// [`ProgramError`], which says what to type.
@@ -189,10 +189,10 @@ pub fn check_program(program: &Path) -> Result<(), ProgramError> {
     })
 }
 
-/// Takes this process's rights, before it becomes `program`.
+/// Gives up this process's rights, before it becomes `program`.
 ///
 /// # Errors
-/// [`ProgramError`]: a layer is missing; nothing is to be run then.
+/// [`ProgramError`]: a layer is missing; the program must not be run then.
 pub fn confine_for(program: &Path) -> Result<(), ProgramError> {
     let failed = |what: &'static str| move |error: rustix::io::Errno| ProgramError(format!("cannot {what}: {error}"));
     for (resource, max) in [
@@ -207,7 +207,7 @@ pub fn confine_for(program: &Path) -> Result<(), ProgramError> {
         let processes = Rlimit { current: Some(PROCESSES_MAX), maximum: Some(PROCESSES_MAX) };
         setrlimit(Resource::Nproc, processes).map_err(failed("limit it"))?;
         for capability in CapabilitySet::all().iter() {
-            // Those that this kernel has.
+            // Capabilities that this kernel does not know cannot be removed.
             let _ = rustix::thread::remove_capability_from_bounding_set(capability);
         }
         let (user, group) = module_user();
@@ -219,7 +219,7 @@ pub fn confine_for(program: &Path) -> Result<(), ProgramError> {
         rustix::thread::set_capabilities(None, none).map_err(failed("drop capabilities"))?;
     }
     rustix::thread::set_no_new_privs(true).map_err(failed("set no_new_privs"))?;
-    // The kernel forgets it when the user changes, so not before.
+    // Only now: the kernel forgets it when the user changes.
     die_with_supervisor().map_err(|error| ProgramError(format!("its supervisor is not there: {error}")))?;
     restrict_files(program).map_err(ProgramError)?;
     let may_fork = is_first();
@@ -249,8 +249,8 @@ fn other_interfaces() -> BpfProgram {
     ]
 }
 
-/// By number, and under which conditions. One that may start processes has a PID namespace of its own, so that signals
-/// reach those alone.
+/// The forbidden calls by number, with their conditions. A program that may start processes has a PID namespace of its
+/// own, so that its signals reach only those.
 fn forbidden_calls(may_fork: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let mut rules: BTreeMap<_, _> =
         FORBIDDEN.iter().chain(OLD_FORBIDDEN).map(|&call| (i64::from(call), Vec::new())).collect();
@@ -279,7 +279,7 @@ fn forbidding(rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, secc
     SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(EPERM), arch)?.try_into()
 }
 
-/// The newest rules that are known here; an older kernel takes those that it knows.
+/// The newest rules that are known here; an older kernel applies those that it knows.
 const LANDLOCK: ABI = ABI::V6;
 
 fn restrict_files(program: &Path) -> Result<(), String> {

@@ -1,4 +1,4 @@
-//! The filter of a program that has no PID namespace of its own, tried in a process.
+//! Tests the filter of a program that has no PID namespace of its own, in a process.
 
 #![allow(unsafe_code, reason = "system calls as they are")]
 
@@ -10,12 +10,12 @@ const CHILD: &str = "FARBUS_TEST_PROGRAM_CHILD";
 
 fn call(number: u32, arguments: [u64; 3]) -> i64 {
     let [a, b, c] = arguments;
-    // SAFETY: what is given below are numbers, and the address of a text without an end of life.
+    // SAFETY: the arguments are numbers, and the address of a static text.
     let result = unsafe { libc::syscall(number.into(), a, b, c, 0, 0) };
     if result < 0 { -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { result }
 }
 
-/// Not a test by itself: the process of the next one.
+/// Not a test by itself: the child process of the next test.
 #[test]
 fn child_that_may_not_fork() {
     let Ok(parent) = std::env::var(CHILD) else { return };

@@ -1,4 +1,4 @@
-//! Each call of a list, tried in a confined process on files of root's, of another user's and of its own user's.
+//! Tries each call of a list in a confined process, on files of root, of another user and of its own user.
 
 #![allow(unsafe_code, reason = "system calls as they are, for which there are no functions that refuse nothing")]
 
@@ -18,15 +18,15 @@ fn the_filters_can_be_built() {
     assert!(!unknown_call(nr::__NR_clone3).unwrap().is_empty());
 }
 
-/// Tells the child apart from a test run: which layers it has, and where the files are.
+/// Tells the child process from a test run: which layers it has, and where the files are.
 const CHILD: &str = "FARBUS_TEST_CALLS_CHILD";
 /// A process of the same user that stands for another instance of farbus.
 const NEIGHBOUR: &str = "FARBUS_TEST_CALLS_NEIGHBOUR";
 
 type Call = fn(&CString) -> i64;
 
-/// What takes a path and changes what is there, or what is open to whoever has it. No call of a confined process may do
-/// any of it.
+/// Calls that take a path and change what is there, or make it accessible. A confined process must not succeed with any
+/// of them.
 #[cfg(target_arch = "x86_64")]
 const CALLS_BY_PATH: &[(&str, Call)] = &[
     ("chmod", |path| call(nr::__NR_chmod, [at(path), 0o4777, 0, 0, 0])),
@@ -77,7 +77,7 @@ const CALLS_BY_PATH: &[(&str, Call)] = &[
     ("fchownat", |path| call(nr::__NR_fchownat, [CWD, at(path), 65520, 65520, 0])),
     ("utimensat", |path| call(nr::__NR_utimensat, [CWD, at(path), 0, 0, 0])),
 ];
-/// What landlock asks about: tried with landlock only.
+/// Calls that landlock checks: tried only with landlock.
 const CALLS_BY_LANDLOCK: &[(&str, Call)] = &[
     ("openat", |path| call(nr::__NR_openat, [CWD, at(path), 0o1001, 0, 0])),
     ("unlinkat", |path| call(nr::__NR_unlinkat, [CWD, at(path), 0, 0, 0])),
@@ -93,16 +93,15 @@ fn at(text: impl AsRef<std::ffi::CStr>) -> u64 {
     text.as_ref().as_ptr() as u64
 }
 
-/// The error's number, negative; or what the call gave.
+/// The negative error number, or the result of the call.
 fn call(number: u32, arguments: [u64; 5]) -> i64 {
     let [a, b, c, d, e] = arguments;
-    // SAFETY: every address in the tables above is of memory that is there until the call returns, and long enough for
-    // it.
+    // SAFETY: every address in the tables above points to memory that lives until the call returns and is long enough.
     let result = unsafe { libc::syscall(number.into(), a, b, c, d, e) };
     if result < 0 { -i64::from(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)) } else { result }
 }
 
-/// Not a test by itself: the process of the next ones. One line for each call that was not refused.
+/// Not a test by itself: the child process of the next tests. Prints a line for each call that was not refused.
 #[test]
 fn child_that_is_confined_makes_every_call() {
     let Ok(told) = std::env::var(CHILD) else { return };
@@ -121,7 +120,7 @@ fn child_that_is_confined_makes_every_call() {
     }
     restrict_calls(&needs).unwrap();
     let refused = |what: String, result: i64| {
-        // No such call, for those that older kernels do not have.
+        // Older kernels do not have some of the calls.
         if ![-1, -13, -38].contains(&result) {
             println!("\nWRONG {what}: {result}");
         }
@@ -157,7 +156,7 @@ fn child_that_is_confined_makes_every_call() {
     ] {
         refused(what.to_owned(), result);
     }
-    // What it needs goes on: its own folder, its own signals.
+    // What it needs still works: its own folder, its own signals.
     let possible = |what: &str, result: i64| {
         if result < 0 {
             println!("\nWRONG {what} was refused: {result}");
@@ -175,8 +174,8 @@ fn child_that_is_confined_makes_every_call() {
     println!("\nTRIED all");
 }
 
-/// Root's own, another user's that everybody may write, and one of the user's own that belongs to another instance of
-/// farbus.
+/// A file of root's, one of another user's that everybody may write, and one of its own user's that belongs to another
+/// instance of farbus.
 const FILES: [&str; 3] = ["roots", "another's", "its own user's"];
 
 fn about(folder: &Path) -> Vec<String> {
@@ -226,7 +225,7 @@ fn no_call_with_a_path_changes_a_file_that_is_not_in_its_folder_nor_reaches_anot
 }
 
 #[test]
-fn folder_of_roots_makes_nobody_root() {
+fn state_folder_of_root_is_refused() {
     if !rustix::process::geteuid().is_root() {
         return;
     }

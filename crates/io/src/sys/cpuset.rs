@@ -1,17 +1,16 @@
-//! Processors of one's own: cpusets that no others use, so that what is promised on one of them is kept by that one
-//! alone.
+//! Exclusive processors: cpusets that no other threads use, so that promises on one of them depend on it alone.
 //!
-//! `SCHED_DEADLINE` takes a thread only if it may run on every processor of its scheduling domain; a cpuset that is a
-//! domain of its own is how a thread is kept to one processor all the same. Both kinds of control groups can make one:
+//! `SCHED_DEADLINE` accepts a thread only if it may run on every processor of its scheduling domain; a cpuset that is a
+//! domain of its own keeps a thread on one processor all the same. Both versions of control groups can make one:
 //!
 //! | | version 1 | version 2 |
 //! |---|---|---|
-//! | its own domain | `cpuset.cpu_exclusive`, and the root's `cpuset.sched_load_balance` off | `cpuset.cpus.partition` = `root` |
-//! | others meanwhile | are not moved between processors by themselves | do not run on it |
-//! | who enters | a thread | the whole process: it has one processor of its own at the most |
+//! | makes it a domain | `cpuset.cpu_exclusive`, and the root's `cpuset.sched_load_balance` off | `cpuset.cpus.partition` = `root` |
+//! | other threads meanwhile | are not moved between processors automatically | do not run on it |
+//! | what enters it | a thread | the whole process, which can have only one such processor |
 //!
-//! What was changed is as it was when the last of a process's sets is dropped. Who is killed leaves a set behind that
-//! says whose it was; the next one takes it away.
+//! When the last of a process's sets is dropped, everything is as it was before. A process that is killed leaves its
+//! set behind, whose name contains the process id; the next process removes it.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -22,27 +21,27 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// What the names of our sets begin with; the process and the processor follow.
+/// The prefix of our sets' names; the process id and the processor follow.
 const NAME: &str = "farbus-";
 
-/// Of version 2: whether a set is a domain of its own.
+/// Version 2's file that makes a set a domain of its own.
 const PARTITION: &str = "cpuset.cpus.partition";
-/// How often, and how long apart, a set is emptied of those who end.
+/// How often to try to empty a set while its threads end.
 const TRIES: u32 = 100;
 const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
-/// Why there is no processor of one's own.
+/// Why there is no exclusive processor.
 #[derive(Debug)]
 pub enum CpusetError {
-    /// The system has no cpusets, or none that we may make.
+    /// The system has no cpusets, or none that this process may create.
     None(String),
-    /// Version 2 keeps a process together, and it has one already.
+    /// Version 2 keeps a process together, and it has an exclusive processor already.
     Together,
-    /// It has them, and did not let us have this.
+    /// The system denied an operation.
     Denied {
-        /// What was written where, or read.
+        /// What was written or read, and where.
         what: String,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -61,7 +60,7 @@ impl fmt::Display for CpusetError {
 
 impl std::error::Error for CpusetError {}
 
-/// A processor that is nobody else's, until this is dropped.
+/// An exclusive processor, until this is dropped.
 #[derive(Debug)]
 pub struct Exclusive {
     folder: PathBuf,
@@ -69,7 +68,7 @@ pub struct Exclusive {
     cpu: usize,
 }
 
-/// The way to a processor that somebody has taken. Whether one may go it was asked when it was opened.
+/// Access to a processor that was taken. The rights were checked when it was opened.
 #[derive(Debug)]
 pub struct CpusetEntry {
     cpu: usize,
@@ -77,44 +76,44 @@ pub struct CpusetEntry {
 }
 
 impl CpusetEntry {
-    /// It was opened in another process.
+    /// Access that was opened in another process.
     pub fn passed(cpu: usize, descriptor: OwnedFd) -> Self {
         Self { cpu, file: descriptor.into() }
     }
 
-    /// For another process.
+    /// The descriptor, for another process.
     pub fn into_descriptor(self) -> OwnedFd {
         self.file.into()
     }
 
-    /// Which it leads to.
+    /// The number of the processor.
     pub fn cpu(&self) -> usize {
         self.cpu
     }
 
-    /// The calling thread runs there from now on, and nowhere else; with version 2, its process.
+    /// Moves the calling thread to the processor, where it stays; with version 2, its whole process.
     ///
     /// # Errors
-    /// What the system says.
+    /// [`CpusetError`] with the system's error.
     pub fn enter(&self) -> Result<(), CpusetError> {
-        // Zero is whoever writes it.
+        // Zero means the thread that writes it.
         (&self.file).write_all(b"0").map_err(|error| denied(format!("enter processor {}", self.cpu), error))
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Home {
-    /// The file by which the root's domain is split.
+    /// The file that splits the root's domain.
     One { balance: PathBuf, tasks: PathBuf },
     /// Where the process was before.
     Two { procs: PathBuf },
 }
 
-/// Sets of this process that split the root's domain, and what its file said before.
+/// How many sets of this process split the root's domain, and what the file contained before.
 static SPLIT: Mutex<(usize, String)> = Mutex::new((0, String::new()));
 
 impl Exclusive {
-    /// Takes a processor.
+    /// Takes a processor exclusively.
     ///
     /// # Errors
     /// [`CpusetError`].
@@ -127,15 +126,15 @@ impl Exclusive {
         }
     }
 
-    /// Which it is.
+    /// The number of the processor.
     pub fn cpu(&self) -> usize {
         self.cpu
     }
 
-    /// The way there, for threads of whoever has it.
+    /// Access for threads of the process that has it.
     ///
     /// # Errors
-    /// What the system says.
+    /// [`CpusetError`] with the system's error.
     pub fn cpuset_entry(&self) -> Result<CpusetEntry, CpusetError> {
         let path = self.folder.join(match self.home {
             Home::One { .. } => "tasks",
@@ -151,7 +150,7 @@ impl Exclusive {
         let folder = new_folder(root, cpu)?;
         let home = Home::One { balance: root.join("cpuset.sched_load_balance"), tasks: root.join("tasks") };
         let this = Self { folder, home, cpu };
-        // From here on, whatever fails is undone by dropping it.
+        // From here on, dropping it undoes everything if a step fails.
         let split = split(root);
         let made = (|| {
             write(&this.folder.join("cpuset.cpus"), &cpu.to_string())?;
@@ -172,13 +171,13 @@ impl Exclusive {
         if entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&ours)) {
             return Err(CpusetError::Together);
         }
-        // It stays on: others may have begun to use it meanwhile.
+        // It stays on: other processes may have begun to use it meanwhile.
         write(&root.join("cgroup.subtree_control"), "+cpuset")?;
         let this = Self { folder: new_folder(root, cpu)?, home: Home::Two { procs }, cpu };
         write(&this.folder.join("cpuset.cpus"), &cpu.to_string())?;
         let partition = this.folder.join(PARTITION);
         write(&partition, "root")?;
-        // A kernel that takes the word may yet say that it is not so, and why.
+        // The kernel may accept the word and still report that it is not in force, and why.
         let said = read(&partition)?;
         match said.trim() {
             "root" => Ok(this),
@@ -193,7 +192,8 @@ impl Drop for Exclusive {
             Home::One { tasks, .. } => ("tasks", tasks),
             Home::Two { procs } => ("cgroup.procs", procs),
         };
-        // One that ends just now is in it for a moment more. What cannot be taken away is taken away by the next one.
+        // A thread that is ending is in the set for a moment more. What cannot be removed is removed by the next
+        // process.
         for _ in 0..TRIES {
             empty(&self.folder, own, back);
             match fs::remove_dir(&self.folder) {
@@ -211,7 +211,7 @@ impl Drop for Exclusive {
     }
 }
 
-/// The root's domain falls apart into those of its sets.
+/// Splits the root's domain into those of its sets.
 fn split(root: &Path) -> Result<(), CpusetError> {
     let balance = root.join("cpuset.sched_load_balance");
     let mut split = SPLIT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,7 +229,7 @@ fn new_folder(root: &Path, cpu: usize) -> Result<PathBuf, CpusetError> {
     Ok(folder)
 }
 
-/// Whoever was killed could not take his sets away.
+/// Removes the sets of processes that were killed.
 fn clear_after_the_dead(root: &Path, own: &str) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -237,18 +237,18 @@ fn clear_after_the_dead(root: &Path, own: &str) {
         if owner.is_some_and(|owner| !Path::new("/proc").join(owner).exists()) {
             empty(&entry.path(), own, &root.join(own));
             if fs::remove_dir(entry.path()).is_ok() && own == "tasks" {
-                // He split the domain, and nobody has since who lives.
+                // That process split the domain, and no living process has done so since.
                 let _ = fs::write(root.join("cpuset.sched_load_balance"), "1");
             }
         }
     }
 }
 
-/// Whoever is in the set goes back. One that ends meanwhile needs no more.
+/// Moves all threads in the set back. A thread that ends meanwhile need not be moved.
 fn empty(folder: &Path, own: &str, back: &Path) {
     if own == "cgroup.procs" {
-        // A folder that goes gives its processor back in its own time, after the next one has taken it: that one would
-        // be a domain by its name only.
+        // A removed folder gives its processor back with a delay, possibly after the next process has taken it, whose
+        // set would then be a domain only by name.
         let _ = fs::write(folder.join(PARTITION), "member");
     }
     for thread in fs::read_to_string(folder.join(own)).unwrap_or_default().lines() {
@@ -261,7 +261,7 @@ enum Found {
     Two(PathBuf),
 }
 
-/// Where cpusets are: fields of /proc/self/mountinfo are told apart by " - " and spaces (proc(5)).
+/// Finds where cpusets are mounted: /proc/self/mountinfo separates its fields by " - " and spaces (proc(5)).
 fn find(mounts: &str, controllers: impl Fn(&Path) -> String) -> Option<Found> {
     let fields = |line: &str| {
         let (left, right) = line.split_once(" - ")?;
@@ -318,7 +318,7 @@ mod tests {
         let last = std::thread::available_parallelism().unwrap().get() - 1;
         let own = match Exclusive::take(last) {
             Ok(own) => own,
-            // Nothing to be had here: then it is said what stands against it.
+            // Not possible here: then the error must say why.
             Err(error) => return assert!(error.to_string().starts_with("no "), "{error}"),
         };
         let folder = own.folder.clone();

@@ -1,9 +1,9 @@
-//! The kernel's error numbers in the model's words, and back.
+//! Converts the kernel's error numbers to the model's errors, and back.
 
 use farbus_model::{Status, StoreError};
 use rustix::io::Errno;
 
-/// What a failed call on a store's file means to its user.
+/// What a failed call on a store's file means for the store's user.
 pub fn store_error(errno: Errno) -> StoreError {
     match errno {
         Errno::NOSPC | Errno::DQUOT => StoreError::NoSpace,
@@ -15,7 +15,7 @@ pub fn store_error(errno: Errno) -> StoreError {
     }
 }
 
-/// What a program that uses a store through the kernel is told.
+/// The error number for a program that uses a store through the kernel.
 pub fn of_store(error: StoreError) -> Errno {
     match error {
         StoreError::Medium => Errno::IO,
@@ -27,7 +27,7 @@ pub fn of_store(error: StoreError) -> Errno {
     }
 }
 
-/// How a transfer ended, as usbfs says it of one that it took (kernel: Documentation/driver-api/usb/error-codes.rst).
+/// How a transfer ended, from usbfs's error number (kernel: Documentation/driver-api/usb/error-codes.rst).
 pub fn of_transfer(errno: Errno) -> Status {
     match errno {
         Errno::PIPE => Status::Stall,
@@ -36,9 +36,9 @@ pub fn of_transfer(errno: Errno) -> Status {
         Errno::PROTO => Status::Protocol,
         Errno::ILSEQ => Status::Crc,
         Errno::NOSR | Errno::COMM => Status::DataRate,
-        // ETIME: the device did not answer in the bus's own time.
+        // ETIME: the device did not answer within the bus's own time.
         Errno::TIME | Errno::TIMEDOUT => Status::TimedOut,
-        // Killed, or unlinked: by us, by whoever set its interface, or because the device went.
+        // Cancelled: by this process, by a process that set its interface, or because the device was unplugged.
         Errno::NOENT | Errno::CONNRESET => Status::Cancelled,
         Errno::SHUTDOWN => Status::Shutdown,
         Errno::NODEV => Status::Gone,
@@ -49,7 +49,7 @@ pub fn of_transfer(errno: Errno) -> Status {
     }
 }
 
-/// Why usbfs did not take a transfer, or refused a call: the same numbers, some with another meaning.
+/// Why usbfs refused a transfer or another call: the same numbers, some with another meaning.
 pub fn of_call(errno: Errno) -> Status {
     match errno {
         // No such endpoint, interface or configuration; the device has none active.

@@ -1,4 +1,4 @@
-//! What a file system says of an open file that outlives its name: the file's handle, and the file system's own id.
+//! File handles and file system ids: properties of an open file that do not depend on its name.
 
 #![allow(unsafe_code, reason = "calls that neither the standard library nor rustix has")]
 
@@ -19,13 +19,13 @@ const fn ioctl_read(kind: u8, number: u8, bytes: usize) -> libc::Ioctl {
     ((READ << 30) | (bytes << 16) | ((kind as usize) << 8) | number as usize) as libc::Ioctl
 }
 
-/// A file's handle, as `name_to_handle_at(2)` has it: its type and its bytes. It names the file on its file system
-/// whatever path leads to it, and no file that is made later.
+/// A file's handle, from `name_to_handle_at(2)`: its type and its bytes. It identifies the file on its file system
+/// whatever path leads to it, and never a file that is created later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileHandle {
-    /// How the bytes are read; the file system's own business.
+    /// The type, whose meaning only the file system knows.
     pub kind: i32,
-    /// The handle, opaque bytes of the file system's.
+    /// The opaque bytes.
     pub bytes: Vec<u8>,
 }
 
@@ -44,7 +44,7 @@ struct FsUuid {
     uuid: [u8; 16],
 }
 
-/// `struct xfs_fsop_geom_v1`; of all that it says only the UUID is read.
+/// `struct xfs_fsop_geom_v1`, of which only the UUID is read.
 #[repr(C, align(8))]
 struct XfsGeometry {
     before: [u8; 64],
@@ -60,15 +60,15 @@ struct LoopStatus {
     rest: [u8; 216],
 }
 
-/// The handle of an open file.
+/// Returns the handle of an open file.
 ///
 /// # Errors
-/// `EOPNOTSUPP` where the file system has none, and what else the kernel says.
+/// `EOPNOTSUPP` if the file system has none; other errors of the kernel.
 pub fn file_handle(file: impl AsFd) -> io::Result<FileHandle> {
     let mut raw = RawHandle { bytes: HANDLE_BYTES_MAX as u32, kind: 0, handle: [0; HANDLE_BYTES_MAX] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: the path is a C string, and both places that are written to live until the call returns; `bytes` says how
-    // much room there is.
+    // SAFETY: the path is a C string, and both destinations live until the call returns; `bytes` says how much room
+    // there is.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -87,18 +87,19 @@ pub fn file_handle(file: impl AsFd) -> io::Result<FileHandle> {
     }
 }
 
-/// The UUID of the file system that an open file is on, where the kernel tells it.
+/// The UUID of the file system that an open file is on, if the kernel reports it.
 pub fn file_system_uuid(file: impl AsFd) -> Option<[u8; 16]> {
     let mut told = FsUuid::default();
-    // SAFETY: the kernel writes a `struct fsuuid2`, which is what this is.
+    // SAFETY: the kernel writes a `struct fsuuid2`, which `FsUuid` is.
     let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), GET_FS_UUID, &raw mut told) };
     (result == 0 && told.length == 16 && told.uuid != [0; 16]).then_some(told.uuid)
 }
 
-/// The UUID of the XFS file system that an open file is on: also of kernels that do not tell it of every file system.
+/// The UUID of the XFS file system that an open file is on; works on kernels that do not report it for every file
+/// system.
 pub fn xfs_uuid(file: impl AsFd) -> Option<[u8; 16]> {
     let mut told = XfsGeometry { before: [0; 64], uuid: [0; 16], after: [0; 32] };
-    // SAFETY: the kernel writes a `struct xfs_fsop_geom_v1`, as large as this.
+    // SAFETY: the kernel writes a `struct xfs_fsop_geom_v1`, which is as large as this.
     let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), XFS_GEOMETRY, &raw mut told) };
     (result == 0 && told.uuid != [0; 16]).then_some(told.uuid)
 }
@@ -106,7 +107,7 @@ pub fn xfs_uuid(file: impl AsFd) -> Option<[u8; 16]> {
 /// The device number and inode number of the file behind an open loop device.
 pub fn loop_backing(device: impl AsFd) -> Option<(u64, u64)> {
     let mut told = LoopStatus { device: 0, inode: 0, rest: [0; 216] };
-    // SAFETY: the kernel writes a `struct loop_info64`, as large as this.
+    // SAFETY: the kernel writes a `struct loop_info64`, which is as large as this.
     let result = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS, &raw mut told) };
     (result == 0).then_some((told.device, told.inode))
 }

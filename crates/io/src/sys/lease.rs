@@ -1,8 +1,8 @@
-//! Memory that the kernel lends for transfers: a controller fills it, and it is sent from where it lies.
+//! Memory that the kernel lends for transfers: a controller fills it, and it is sent from there without a copy.
 //!
-//! usbfs copies every other buffer twice over, into memory of its own and from there; what was mapped from its
-//! descriptor it uses as it is (`usbdev_mmap`, `find_memory_area`). A lease is *held* by whoever wants a transfer into
-//! it, *filled* while usbfs has it, and then read by anybody until the last reader has gone. Its types keep these
+//! usbfs copies every other buffer twice, into its own memory and out of it; memory that was mapped from its descriptor
+//! it uses directly (`usbdev_mmap`, `find_memory_area`). A lease is *held* by the code that wants a transfer into it,
+//! *filled* while usbfs has it, and then readable until the last reader has dropped it. The types keep these states
 //! apart: only [`Filled`] has bytes.
 #![allow(unsafe_code, reason = "memory that a device writes cannot be a slice while it does")]
 
@@ -22,19 +22,19 @@ struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: it is memory, owned like a box; who may read and write it when is kept by the types below.
+// SAFETY: it is memory, owned like a box; the types below control who may read and write it when.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; shared references only read, and only when no transfer is on its way.
+// SAFETY: as above; shared references only read, and only when no transfer is in progress.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `Leases::map` with this length, and nobody holds a reference into it any more.
+        // SAFETY: mapped by `Leases::map` with this length, and no reference into it exists any more.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Lent memory for one transfer, which no one else looks at.
+/// Memory for one transfer, to which nothing else has access.
 pub struct Lease(Arc<Mapping>);
 
 /// Lent memory that a transfer has filled.
@@ -54,26 +54,26 @@ impl fmt::Debug for Filled {
 }
 
 impl Lease {
-    /// Where the kernel is to write.
+    /// The address to which the kernel is to write.
     pub fn address(&self) -> *mut u8 {
         self.0.at.as_ptr()
     }
 
-    /// How much it may write there.
+    /// How many bytes it may write there.
     pub fn bytes(&self) -> usize {
         self.0.bytes
     }
 
-    /// It has written, and will not any more. The caller has that from the kernel.
+    /// The kernel has written, and will not write any more: the caller knows that from the kernel.
     pub(super) fn filled(self) -> Filled {
         Filled(self.0)
     }
 
-    /// What a controller does, and its driver says after.
+    /// Fills the memory as a controller would; for tests.
     #[cfg(test)]
     pub fn fill(self, bytes: &[u8]) -> Filled {
         assert!(bytes.len() <= self.0.bytes, "no more than there is room for");
-        // SAFETY: it has the room, and nobody else looks at it.
+        // SAFETY: there is enough room, and nothing else has access to it.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.address(), bytes.len()) };
         self.filled()
     }
@@ -81,13 +81,13 @@ impl Lease {
 
 impl AsRef<[u8]> for Filled {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: mapped and initialized (the kernel zeroes what it maps). Nobody writes: a lease is made of it again
-        // only once this, the last one, has gone (`Leases::take`).
+        // SAFETY: mapped and initialized (the kernel zeroes what it maps). It is not written: it becomes a lease again
+        // only after this, the last reference, is dropped (`Leases::take`).
         unsafe { slice::from_raw_parts(self.0.at.as_ptr(), self.0.bytes) }
     }
 }
 
-/// What one device has been lent.
+/// The memory that one device's descriptor has lent.
 #[derive(Default)]
 pub struct Leases {
     mappings: Vec<Arc<Mapping>>,
@@ -95,15 +95,15 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Memory of at least `bytes`, as long as all together stay below `bytes_max`; more of it is mapped from `file` if
-    /// need be (`None`: of nobody).
+    /// Lends memory of at least `bytes`, as long as all together stays below `bytes_max`; maps more from `file` if
+    /// needed (`None`: anonymous memory).
     ///
     /// # Errors
-    /// What the system says: no memory, or no permission to map.
+    /// The system's error: no memory, or no permission to map.
     pub fn take(&mut self, file: Option<BorrowedFd<'_>>, bytes: usize, bytes_max: usize) -> io::Result<Option<Lease>> {
-        // Whole pages, and few sizes, so that what comes back serves again.
+        // Whole pages, and few sizes, so that returned memory can be used again.
         let bytes = bytes.next_power_of_two().max(4096);
-        // Nobody else has it: neither a transfer nor a reader.
+        // Nothing else has it: neither a transfer nor a reader.
         let is_free = |mapping: &mut Arc<Mapping>| mapping.bytes == bytes && Arc::get_mut(mapping).is_some();
         if let Some(at) = self.mappings.iter_mut().position(is_free) {
             return Ok(Some(Lease(Arc::clone(&self.mappings[at]))));
@@ -112,7 +112,7 @@ impl Leases {
             return Ok(None);
         }
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = match file {
             Some(file) => unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) },
             None => unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) },
@@ -124,7 +124,7 @@ impl Leases {
         Ok(Some(Lease(mapping)))
     }
 
-    /// Gives back what nobody uses.
+    /// Unmaps memory that is not in use.
     pub fn give_back(&mut self) {
         self.mappings.retain_mut(|mapping| Arc::get_mut(mapping).is_none());
         self.bytes = self.mappings.iter().map(|mapping| mapping.bytes).sum();
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_lent_again_only_when_nobody_looks_at_it() {
+    fn memory_is_lent_again_after_its_last_reader_is_gone() {
         let mut leases = Leases::default();
         let mut take = || leases.take(None, 5000, 16384).unwrap();
         let first = take().unwrap();
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_mapped_says_so() {
+    fn failed_mapping_is_an_error() {
         use std::os::fd::AsFd;
         let null = std::fs::File::open("/proc/self/status").unwrap();
         assert!(Leases::default().take(Some(null.as_fd()), 1, 1 << 20).is_err());

@@ -1,8 +1,8 @@
-//! Processes that end with who started them.
+//! Processes that end together with the process that started them.
 //!
-//! | who is killed | what ends the rest |
+//! | which process is killed | what ends the rest |
 //! |---|---|
-//! | whom a supervisor serves | the supervisor sees the end of a pipe, and kills what it started |
+//! | the one that a supervisor serves | the supervisor sees the end of a pipe, and kills what it started |
 //! | the supervisor | the kernel sends its child the signal that the child asked for ([`die_with_supervisor`]) |
 //! | that child, as the first of a PID namespace | the kernel kills every other process of the namespace ([`own_pid_namespace`]) |
 
@@ -14,29 +14,29 @@ use std::io;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
-/// Makes the next process that this one starts the first of a PID namespace, at whose end the kernel ends all others in
-/// it. This process can start no thread any more.
+/// Makes the next process that this one starts the first of a PID namespace; when that process ends, the kernel ends
+/// all others in it. This process can start no thread afterwards.
 ///
 /// # Errors
-/// What the system says: root may not always.
+/// The system's error: root may not always do this.
 pub fn own_pid_namespace() -> std::io::Result<()> {
-    // SAFETY: what is unshared is the namespace of processes to come; memory, descriptors and this process's own number
-    // stay as they are.
+    // SAFETY: the namespace of future processes is unshared; memory, descriptors and this process's own id stay as they
+    // are.
     unsafe {
         rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWPID)?;
     }
     Ok(())
 }
 
-/// In the process that is to become the program, as the user that it stays: it ends with its supervisor, also if that
-/// has ended already.
+/// Call this in the process that is to become the program, as the user that it stays: the process ends with its
+/// supervisor, also if the supervisor has ended already.
 ///
 /// # Errors
-/// What the system says; `BrokenPipe` if the supervisor has ended.
+/// The system's error; `BrokenPipe` if the supervisor has ended.
 pub fn die_with_supervisor() -> io::Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // A process closes what it holds before its children are told of its end: one that still holds the pipe will be
-    // heard of.
+    // A process closes its descriptors before its children are told of its end: if it still has the pipe, the signal
+    // will arrive.
     let mut pipe = [PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::IN)];
     poll(&mut pipe, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
     if pipe[0].revents().contains(PollFlags::HUP) {

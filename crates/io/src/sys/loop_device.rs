@@ -10,10 +10,10 @@ use rustix::ioctl::{NoArg, Opcode, ioctl};
 /// `LOOP_CLR_FD`.
 const CLEAR: Opcode = 0x4c01;
 
-/// Lets a loop device go of its backing file: at once, or as soon as the last who has it open closes it.
+/// Detaches a loop device from its backing file: at once, or as soon as the last program that has it open closes it.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn release(device: impl AsFd) -> io::Result<()> {
     // SAFETY: LOOP_CLR_FD takes no argument (linux/loop.h, loop(4)).
     unsafe { ioctl(device, NoArg::<CLEAR>::new()) }?;

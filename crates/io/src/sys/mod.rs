@@ -1,4 +1,4 @@
-//! The kernel's own doors, and the only place where its error numbers are spoken.
+//! Calls to the kernel, and the only place where its error numbers are used.
 
 pub(crate) mod accounts;
 pub mod acting;

@@ -1,7 +1,7 @@
-//! Messages between two halves of one program, and descriptors with them.
+//! Messages between two processes of one program, together with descriptors.
 //!
-//! A Unix socket pair that keeps messages apart: what is sent at once is received at once or refused, and a stranger
-//! has no way in. One half may hold rights that the other has given away ([`confine`](super::confine)).
+//! The transport is a Unix socket pair that keeps messages apart: each message is received whole or refused, and no
+//! other process has access. One process may hold rights that the other has given up ([`confine`](super::confine)).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,16 +12,16 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
-/// Bytes of one message. A request is a line, an answer a line and a descriptor.
+/// The most bytes of one message. A request is a line, an answer a line and a descriptor.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// Descriptors that may come with bytes on a stream.
+/// The most descriptors that may come with bytes on a stream.
 pub const STREAM_FDS_MAX: usize = 2;
 
-/// Sends bytes on a Unix stream, and descriptors with the first of them. Says how many bytes went.
+/// Sends bytes on a Unix stream, and descriptors with the first of them. Returns how many bytes were sent.
 ///
 /// # Errors
-/// `InvalidInput` for more than [`STREAM_FDS_MAX`] descriptors; what the system says.
+/// `InvalidInput` for more than [`STREAM_FDS_MAX`] descriptors; the system's error.
 pub fn send_on_stream(stream: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     if fds.len() > STREAM_FDS_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors at once"));
@@ -34,11 +34,11 @@ pub fn send_on_stream(stream: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_
     Ok(net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Receives bytes from a Unix stream, and what descriptors come with them; those that are too many are closed. Says how
-/// many bytes came: none at the end.
+/// Receives bytes from a Unix stream, and the descriptors that come with them; surplus ones are closed. Returns how
+/// many bytes came: 0 at the end.
 ///
 /// # Errors
-/// What the system says, `WouldBlock` after the socket's timeout.
+/// The system's error; `WouldBlock` after the socket's timeout.
 pub fn receive_on_stream(stream: BorrowedFd<'_>, to: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAM_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -57,37 +57,37 @@ pub fn receive_on_stream(stream: BorrowedFd<'_>, to: &mut [u8], fds: &mut Vec<Ow
     Ok(received.bytes)
 }
 
-/// One end.
+/// One end of the pair.
 #[derive(Debug)]
 pub struct Passage {
     fd: OwnedFd,
 }
 
-/// What came in: its bytes, and the descriptor that came along.
+/// A received message: its bytes, and the descriptor that came with it.
 #[derive(Debug)]
 pub struct Parcel {
     /// The message.
     pub bytes: Vec<u8>,
-    /// The descriptor.
+    /// The descriptor, if there was one.
     pub fd: Option<OwnedFd>,
 }
 
 impl Passage {
-    /// Both ends. Neither outlives an `exec` unless it is made somebody's standard input.
+    /// Makes both ends. Neither outlives an `exec` unless it is made a child's standard input.
     ///
     /// # Errors
-    /// If the system has no more descriptors.
+    /// The system has no more descriptors.
     pub fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self { fd: ours }, theirs))
     }
 
-    /// The end that somebody was given.
+    /// Wraps an end that this process was given.
     pub fn over(fd: OwnedFd) -> Self {
         Self { fd }
     }
 
-    /// The descriptor, to be passed on.
+    /// The descriptor, to be passed to another process.
     pub fn into_descriptor(self) -> OwnedFd {
         self.fd
     }
@@ -95,7 +95,7 @@ impl Passage {
     /// Sends a message, and a descriptor with it.
     ///
     /// # Errors
-    /// `InvalidInput` for a message that is too long; what the system says.
+    /// `InvalidInput` for a message that is too long; the system's error.
     pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         if bytes.is_empty() || bytes.len() > MESSAGE_BYTES_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message has 1 byte to 16 KiB"));
@@ -110,10 +110,10 @@ impl Passage {
         Ok(())
     }
 
-    /// Waits for a message; `None` when the other end is gone.
+    /// Waits for a message; `None` when the other end is closed.
     ///
     /// # Errors
-    /// What the system says; `InvalidData` for a message that was longer than may be.
+    /// The system's error; `InvalidData` for a message that was too long.
     pub fn receive(&self) -> io::Result<Option<Parcel>> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_at_both_ends() {
+    fn message_that_is_too_long_is_refused_at_both_ends() {
         let (ours, theirs) = Passage::pair().unwrap();
         assert_eq!(ours.send(&vec![0; MESSAGE_BYTES_MAX + 1], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(ours.send(&[], None).unwrap_err().kind(), io::ErrorKind::InvalidInput);

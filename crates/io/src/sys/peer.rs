@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The process and user at the other end of a Unix socket.
 
 #![allow(
     unsafe_code,
@@ -19,7 +19,7 @@ pub struct Credentials {
     group: u32,
 }
 
-/// asm-generic/socket.h; the architectures that have others are not among ours.
+/// asm-generic/socket.h; farbus supports no architecture with other values.
 const SOL_SOCKET: c_int = 1;
 const SO_PEERCRED: c_int = 17;
 
@@ -28,15 +28,15 @@ unsafe extern "C" {
 }
 
 impl Credentials {
-    /// Of whoever connected this socket, as it was then.
+    /// The credentials of the process that connected this socket, at that moment.
     ///
     /// # Errors
-    /// If it is none, or not connected.
+    /// It is no Unix socket, or not connected.
     pub fn of(socket: impl AsFd) -> io::Result<Self> {
         let mut found = Self::default();
         let mut bytes = size_of::<Self>() as u32;
         let value = (&raw mut found).cast();
-        // SAFETY: the kernel writes at most `bytes` bytes to a structure of plain numbers that is so long.
+        // SAFETY: the kernel writes at most `bytes` bytes to a structure of plain numbers of that size.
         let result = unsafe { getsockopt(socket.as_fd().as_raw_fd(), SOL_SOCKET, SO_PEERCRED, value, &raw mut bytes) };
         match result {
             0 => Ok(found),
@@ -44,12 +44,12 @@ impl Credentials {
         }
     }
 
-    /// The number of its user here; of one that has none here (user_namespaces(7)) 65534.
+    /// The id of its user here; 65534 if that user has no id here (user_namespaces(7)).
     pub fn user(&self) -> u32 {
         self.user
     }
 
-    /// Its process here, if it can be seen from here (pid_namespaces(7)).
+    /// The id of its process here, if it is visible from here (pid_namespaces(7)).
     pub fn process(&self) -> Option<u32> {
         u32::try_from(self.process).ok().filter(|process| *process > 0)
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_who_it_is() {
+    fn credentials_of_the_connecting_process_are_read() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let found = Credentials::of(&ours).unwrap();
         assert_eq!((found.user(), found.process()), (rustix::process::getuid().as_raw(), Some(std::process::id())));

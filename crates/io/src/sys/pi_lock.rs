@@ -1,7 +1,8 @@
-//! A lock whose holder runs with the priority, or the deadline, of whoever waits for it (futex(2), `FUTEX_LOCK_PI`).
+//! A lock whose owner runs with the priority, or the deadline, of the most urgent thread that waits for it (futex(2),
+//! `FUTEX_LOCK_PI`).
 //!
-//! What is ordinary in the standard library lets a thread that has no promise keep one that has from running, for as
-//! long as others run. This is held for a copy and no longer.
+//! With an ordinary lock, a thread without a promise could keep one with a promise from running for as long as other
+//! threads run. This lock is held for a copy and no longer.
 #![allow(unsafe_code, reason = "a lock is shared memory and a proof that one thread has it")]
 
 use std::cell::UnsafeCell;
@@ -13,14 +14,14 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 use rustix::thread::gettid;
 
-/// The lock and what it keeps.
+/// The lock and its value.
 pub struct PiLock<T> {
-    /// The number of the thread that has it, the kernel's bits besides; 0 if nobody has.
+    /// The id of the thread that has it, plus the kernel's bits; 0 if it is free.
     holder: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: as a mutex: the value is reached by the thread alone that holds the lock, and goes from thread to thread.
+// SAFETY: like a mutex: only the thread that has the lock accesses the value, which moves from thread to thread.
 unsafe impl<T: Send> Send for PiLock<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for PiLock<T> {}
@@ -28,23 +29,23 @@ unsafe impl<T: Send> Sync for PiLock<T> {}
 /// The value, while this thread has the lock.
 pub struct Guard<'a, T> {
     lock: &'a PiLock<T>,
-    /// The kernel gives it up for the thread that took it.
+    /// Not `Send`: the kernel unlocks only for the thread that locked.
     _here: std::marker::PhantomData<*const ()>,
 }
 
 impl<T> PiLock<T> {
-    /// Nobody has it.
+    /// A free lock.
     pub const fn new(value: T) -> Self {
         Self { holder: AtomicU32::new(0), value: UnsafeCell::new(value) }
     }
 
-    /// Waits for it; whoever has it runs as urgently as this thread meanwhile.
+    /// Waits for the lock; meanwhile its owner runs at least as urgently as this thread.
     ///
     /// # Panics
-    /// If this thread has it already, or the kernel has no such lock.
+    /// If this thread has the lock already, or the kernel has no such lock.
     pub fn lock(&self) -> Guard<'_, T> {
         let me = me();
-        // Nobody to wait for, no call.
+        // If it is free, no system call is needed.
         if self.holder.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
             loop {
                 match futex::lock_pi(&self.holder, futex::Flags::PRIVATE, None) {
@@ -58,7 +59,7 @@ impl<T> PiLock<T> {
     }
 }
 
-/// The kernel's number of this thread, asked for once.
+/// The kernel's id of this thread, asked for once.
 fn me() -> u32 {
     thread_local!(static ME: u32 = gettid().as_raw_nonzero().get() as u32);
     ME.with(|me| *me)
@@ -75,8 +76,8 @@ impl<T> Drop for Guard<'_, T> {
         let holder = &self.lock.holder;
         let me = me();
         if holder.compare_exchange(me, 0, Ordering::Release, Ordering::Relaxed).is_err() {
-            // Somebody waits: the kernel gives it to the most urgent, who sees what was written through the kernel's
-            // own barriers.
+            // A thread waits: the kernel gives the lock to the most urgent one, which sees what was written because of
+            // the kernel's own barriers.
             let given = futex::unlock_pi(holder, futex::Flags::PRIVATE);
             debug_assert!(given.is_ok(), "{given:?}");
         }
@@ -87,14 +88,14 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: this thread has the lock, so nobody else reaches the value.
+        // SAFETY: this thread has the lock, so no other thread accesses the value.
         unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and the guard is borrowed for it alone.
+        // SAFETY: as above, and the guard is borrowed mutably.
         unsafe { &mut *self.lock.value.get() }
     }
 }
@@ -115,7 +116,7 @@ mod tests {
     use crate::sys::scheduling::{Policy, Reservation};
 
     #[test]
-    fn one_at_a_time() {
+    fn lock_excludes_other_threads() {
         let count = PiLock::new(0u64);
         thread::scope(|scope| {
             for _ in 0..4 {
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(*count.lock(), 80_000);
     }
 
-    /// The kernel's own word for what a thread runs at: the last but one of the fields that `priority` is in.
+    /// The priority at which the kernel runs a thread: field 18 of its `stat` (proc(5)).
     fn priority_of(thread: u32) -> i64 {
         let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
         let after = stat.rsplit(')').next().unwrap();
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_has_it_runs_as_urgently_as_who_waits() {
+    fn lock_owner_inherits_the_priority_of_a_waiting_thread() {
         let lock = PiLock::new(());
         thread::scope(|scope| {
             let (lock, (taken, is_taken), (end, is_to_end)) = (&lock, mpsc::channel(), mpsc::channel::<()>());

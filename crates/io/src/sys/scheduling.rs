@@ -1,13 +1,13 @@
-//! Time of the processor, as the kernel's scheduler promises it: a budget each period, a priority, or nothing.
+//! Processor time that the kernel's scheduler promises: a budget each period, a priority, or nothing.
 //!
-//! | asked for | what it is | who may |
+//! | policy | what it is | who may ask for it |
 //! |---|---|---|
 //! | [`Policy::Deadline`] | `SCHED_DEADLINE`: a constant bandwidth server; the kernel adds up what it promised | `CAP_SYS_NICE` |
-//! | [`Policy::Fifo`] | `SCHED_FIFO`: runs before all that have no promise, however long | `CAP_SYS_NICE`, `RLIMIT_RTPRIO` |
-//! | [`Policy::Ordinary`] | everybody's share | everybody |
+//! | [`Policy::Fifo`] | `SCHED_FIFO`: runs before all threads without a promise, however long | `CAP_SYS_NICE`, `RLIMIT_RTPRIO` |
+//! | [`Policy::Ordinary`] | the ordinary share of every thread | everybody |
 //!
-//! A thread asks for itself ([`Reservation::take`]) and has what it was before when the reservation is dropped. What
-//! the kernel denied is told with its reason ([`Denied`]): whoever goes on with less says so.
+//! A thread asks for itself ([`Reservation::take`]) and gets its former policy back when the reservation is dropped.
+//! What the kernel denied is reported with its reason ([`Denied`]), so that the user can be told.
 #![allow(unsafe_code, reason = "calls that neither the standard library nor rustix has")]
 
 use std::fmt;
@@ -27,19 +27,19 @@ pub const BUDGET_NS_MIN: u64 = 1 << 10;
 /// How a thread is scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// So much of one processor each period, finished within it.
+    /// This budget of one processor in each period, finished within it.
     Deadline {
         /// Execution time.
         budget: Duration,
-        /// Period, and deadline.
+        /// Period, which is also the deadline.
         period: Duration,
     },
-    /// Before all whose priority is less, and all that have none.
+    /// Before all threads with a lower priority, or none.
     Fifo {
         /// 1 to 99.
         priority: u8,
     },
-    /// As every thread.
+    /// The ordinary policy.
     Ordinary,
 }
 
@@ -53,27 +53,27 @@ impl fmt::Display for Policy {
     }
 }
 
-/// A policy that a thread was not given.
+/// A policy that a thread was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Denied {
-    /// Which.
+    /// The policy.
     pub policy: Policy,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
 /// Why the kernel denied a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It is for whoever has `CAP_SYS_NICE`.
+    /// It needs `CAP_SYS_NICE`.
     NotAllowed,
     /// The kernel has promised too much already.
     Bandwidth,
-    /// A deadline is kept by all processors together, and the thread may not run on some of them.
+    /// All processors together keep deadlines, and the thread may not run on some of them.
     Affinity,
-    /// The kernel takes no such numbers.
+    /// The kernel does not accept such numbers.
     Range,
-    /// Anything else, in the system's numbers.
+    /// Any other error, as the system's number.
     System(i32),
 }
 
@@ -92,18 +92,19 @@ impl fmt::Display for Denied {
 
 impl std::error::Error for Denied {}
 
-/// What the calling thread was promised, until this is dropped on the same thread.
+/// The policy that the calling thread was granted, until this is dropped on the same thread.
 #[derive(Debug)]
 pub struct Reservation {
     before: Attributes,
     policy: Policy,
     denied: Vec<Denied>,
-    /// It is one thread's.
+    /// Not `Send`: it belongs to one thread.
     _here: PhantomData<*const ()>,
 }
 
 impl Reservation {
-    /// The first of `wishes` that the kernel grants; everybody's share if it grants none.
+    /// Asks for these policies in order; the first that the kernel grants is used, and the ordinary one if it grants
+    /// none.
     pub fn take(wishes: &[Policy]) -> Self {
         let before = Attributes::of_this_thread().unwrap_or(Attributes::ORDINARY);
         let mut this = Self { before, policy: Policy::Ordinary, denied: Vec::new(), _here: PhantomData };
@@ -111,7 +112,7 @@ impl Reservation {
         this
     }
 
-    /// Asks anew. What was granted before is kept if the kernel grants nothing of this.
+    /// Asks again. If the kernel grants none of these, the former policy stays.
     pub fn change(&mut self, wishes: &[Policy]) {
         self.denied.clear();
         for &policy in wishes {
@@ -125,13 +126,13 @@ impl Reservation {
         }
     }
 
-    /// Begins what was granted anew, if it is a deadline. Time that a hypervisor took while a thread ran counts as that
-    /// thread's: it is in debt for many periods then, and is kept from running until they are over. Whoever knows that
-    /// he did not take it himself owes nothing.
+    /// Begins a granted deadline anew. Time that a hypervisor took while a thread ran counts as that thread's: it is
+    /// then in debt for many periods, and does not run until they are over. A thread that knows it did not use that
+    /// time itself can clear the debt with this.
     pub fn renew(&mut self) {
         if let policy @ Policy::Deadline { .. } = self.policy {
-            // Less is never denied. The kernel keeps what it had promised for the rest of the period, so that nobody
-            // else is given it.
+            // A smaller need is never denied. The kernel keeps the promised time for the rest of the period, so that no
+            // other thread is given it.
             let _ = set(Policy::Ordinary);
             if let Err(denied) = set(policy) {
                 self.policy = Policy::Ordinary;
@@ -140,12 +141,12 @@ impl Reservation {
         }
     }
 
-    /// What was granted.
+    /// The policy that was granted.
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// What was denied before that, and why.
+    /// The policies that were denied before that, and why.
     pub fn denied(&self) -> &[Denied] {
         &self.denied
     }
@@ -154,7 +155,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if self.policy != Policy::Ordinary {
-            // Nobody is denied to have less.
+            // The ordinary policy is never denied.
             let _ = self.before.apply();
         }
     }
@@ -177,7 +178,7 @@ impl Attributes {
         Self { policy: 0, flags: 0, nice: 0, priority: 0, runtime_ns: 0, deadline_ns: 0, period_ns: 0 };
 
     fn new(policy: Policy) -> Self {
-        // Children have no promise: the kernel refuses them otherwise, and nobody reckoned with them.
+        // Children have no promise: the kernel refuses them otherwise, and they are not part of the calculation.
         let flags = libc::SCHED_FLAG_RESET_ON_FORK as u64;
         match policy {
             Policy::Ordinary => Self::ORDINARY,
@@ -238,7 +239,7 @@ fn set(policy: Policy) -> Result<(), Denied> {
         let code = error.raw_os_error().unwrap_or(0);
         let is_deadline = matches!(policy, Policy::Deadline { .. });
         let why = match Errno::from_raw_os_error(code) {
-            // One number for two reasons.
+            // The kernel has one number for two reasons.
             Errno::PERM if is_deadline && may_reserve() => Why::Affinity,
             Errno::PERM => Why::NotAllowed,
             Errno::BUSY => Why::Bandwidth,
@@ -253,15 +254,15 @@ fn may_reserve() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 
-/// This process's memory, kept from being paged out until it is dropped.
+/// Keeps this process's memory from being paged out until it is dropped.
 #[derive(Debug)]
 pub struct LockedMemory(());
 
 impl LockedMemory {
-    /// Locks what there is and what will be.
+    /// Locks present and future memory.
     ///
     /// # Errors
-    /// The system's; `Unsupported` where a limit would let later allocations fail instead.
+    /// The system's error; `Unsupported` if a limit would let later allocations fail instead.
     pub fn take() -> io::Result<Self> {
         let is_unlimited = getrlimit(Resource::Memlock).current.is_none();
         let may = rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
@@ -281,25 +282,25 @@ impl Drop for LockedMemory {
     }
 }
 
-/// Nanoseconds of the system's monotonic clock.
+/// The system's monotonic clock, in nanoseconds.
 pub fn now_ns() -> u64 {
     nanoseconds(clock_gettime(rustix::time::ClockId::Monotonic))
 }
 
-/// Nanoseconds that the calling thread has run.
+/// How long the calling thread has run, in nanoseconds.
 pub fn ran_ns() -> u64 {
     nanoseconds(clock_gettime(rustix::time::ClockId::ThreadCPUTime))
 }
 
-/// Sleeps until that moment of [`now_ns`]; a signal may end it earlier.
+/// Sleeps until this moment of [`now_ns`]; a signal may end it earlier.
 pub fn sleep_until(at_ns: u64) {
     const SECOND: u64 = 1_000_000_000;
     let request = Timespec { tv_sec: (at_ns / SECOND) as i64, tv_nsec: (at_ns % SECOND) as _ };
-    // Whoever sleeps looks at the clock afterwards.
+    // The caller reads the clock afterwards.
     let _ = clock_nanosleep_absolute(ClockId::Monotonic, &request);
 }
 
-/// The kernel's number of the calling thread.
+/// The kernel's id of the calling thread.
 pub fn this_thread() -> Pid {
     rustix::thread::gettid()
 }
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_granted_is_the_kernel_s_and_ends_with_the_reservation() {
+    fn granted_policy_is_in_force_until_the_reservation_is_dropped() {
         let wishes = [Policy::Deadline { budget: MS / 10, period: 100 * MS }, Policy::Fifo { priority: 1 }];
         apart(|| {
             let reservation = Reservation::take(&wishes);
@@ -363,7 +364,7 @@ mod tests {
             rustix::thread::set_capabilities(None, sets).unwrap();
             let wishes = [Policy::Deadline { budget: MS, period: 100 * MS }, Policy::Fifo { priority: 1 }];
             let reservation = Reservation::take(&wishes);
-            // A limit may allow priorities to everybody.
+            // A limit may allow priorities to every user.
             assert_eq!(reservation.denied()[0], Denied { policy: wishes[0], why: Why::NotAllowed });
             assert!(reservation.denied()[0].to_string().contains("CAP_SYS_NICE"));
             assert!(reservation.policy() != wishes[0]);
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_run_on_all_processors_of_his_domain_is_told_so() {
+    fn deadline_of_a_thread_bound_to_some_processors_is_denied_as_affinity() {
         let cpus = rustix::thread::sched_getaffinity(None).unwrap();
         if !may_reserve() || cpus.count() < 2 {
             return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");
@@ -395,7 +396,7 @@ mod tests {
             rustix::thread::sched_setaffinity(None, &one).unwrap();
             let wish = Policy::Deadline { budget: MS / 10, period: 100 * MS };
             let reservation = Reservation::take(&[wish]);
-            // A domain may have been split by somebody who took a processor for himself.
+            // A domain may be split because a process has taken a processor exclusively.
             match reservation.denied() {
                 [] => assert_eq!(reservation.policy(), wish),
                 denied => assert_eq!(denied, [Denied { policy: wish, why: Why::Affinity }]),
@@ -408,7 +409,7 @@ mod tests {
         if !may_reserve() {
             return assert_eq!(Reservation::take(&[]).policy(), Policy::Ordinary, "nothing to be had here");
         }
-        // Each thread asks for nearly a whole processor: the kernel keeps a twentieth for others.
+        // Each thread asks for nearly a whole processor: the kernel keeps a twentieth for other threads.
         let cpus = thread::available_parallelism().unwrap().get();
         apart(|| {
             let wish = Policy::Deadline { budget: 99 * MS, period: 100 * MS };

@@ -1,8 +1,8 @@
-//! Words in memory that another process writes, too.
+//! Words in memory that another process also writes.
 //!
-//! Nothing but atomics looks at it: whatever the other does, and whenever, each word is read once and is some number.
-//! What is longer than a word is read and written through the descriptor ([`std::os::unix::fs::FileExt`]), which copies
-//! it, and fails where memory that has been taken away would end this process.
+//! The memory is accessed only by atomics: whatever the other process does, and whenever, each word is read once and is
+//! some number. Longer data is read and written through the descriptor ([`std::os::unix::fs::FileExt`]), which copies
+//! it, and returns an error where accessing vanished memory would end this process.
 #![allow(unsafe_code, reason = "a mapping that others write is no reference to plain memory")]
 
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU32;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The first words of a file in memory.
+/// The first words of a memory file.
 #[derive(Debug)]
 pub struct SharedWords {
     at: NonNull<AtomicU32>,
@@ -25,42 +25,42 @@ unsafe impl Send for SharedWords {}
 unsafe impl Sync for SharedWords {}
 
 impl SharedWords {
-    /// Maps `count` words from the beginning of `file`, which has them: a file in memory that is sealed against
+    /// Maps `count` words from the beginning of `file`, which must have them: a memory file that is sealed against
     /// shrinking.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn map(file: BorrowedFd<'_>, count: usize) -> io::Result<Self> {
         let bytes = count * size_of::<AtomicU32>();
         let seals = rustix::fs::fcntl_get_seals(file)?;
         if !seals.contains(rustix::fs::SealFlags::SHRINK) || rustix::fs::fstat(file)?.st_size < bytes as i64 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "memory that may become shorter"));
         }
-        // These pages are there from now on, whatever becomes of the machine's memory, unless whoever else has the file
-        // makes holes in it, which no seal forbids to one who may write: his filter of system calls does.
+        // Allocates these pages for good, even if the machine runs out of memory. Only another process with the file
+        // could make holes in it, which no seal prevents if it may write; its system call filter does.
         rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at a place of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) }?;
         let at = NonNull::new(at.cast()).expect("a mapping is not at zero");
         Ok(Self { at, count })
     }
 
-    /// The word at a place.
+    /// The word at this index.
     ///
     /// # Panics
     /// If there are not so many.
     pub fn word(&self, index: usize) -> &AtomicU32 {
         assert!(index < self.count, "a word lies in its memory");
-        // SAFETY: it lies in the mapping, which is as long as this and begins at a page; the memory can be neither
-        // shortened (sealed) nor read other than atomically by us, and any bits are a number.
+        // SAFETY: it lies in the mapping, which has this length and begins at a page; the memory cannot be shortened
+        // (it is sealed), this process accesses it only atomically, and any bits are a valid number.
         unsafe { self.at.add(index).as_ref() }
     }
 }
 
 impl Drop for SharedWords {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, and references to it cannot outlive this.
+        // SAFETY: mapped by `map` with this length, and references into it cannot outlive this.
         let _ = unsafe { munmap(self.at.as_ptr().cast(), self.count * size_of::<AtomicU32>()) };
     }
 }
@@ -76,7 +76,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
     #[test]
-    fn what_one_writes_the_other_sees_and_memory_that_may_shrink_is_none() {
+    fn words_are_shared_and_unsealed_memory_is_refused() {
         let file = File::from(memfd_create("words", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());
         file.set_len(4096).unwrap();
         assert!(SharedWords::map(file.as_fd(), 4).is_err(), "it is not sealed");

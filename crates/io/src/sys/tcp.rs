@@ -1,5 +1,5 @@
-//! What TCP is asked beyond what others have names for: how soon it takes what was not acknowledged for lost, how fast
-//! it may send, how far it has come, and how far away it has found its peer.
+//! TCP options without a safe wrapper: how soon unacknowledged data counts as lost, how fast to send, how much was
+//! acknowledged, and the round trip to the peer.
 
 #![allow(unsafe_code, reason = "options that the standard library and rustix have no name for")]
 
@@ -11,35 +11,35 @@ use std::time::Duration;
 /// `TCP_RTO_MIN_US` (linux/tcp.h, since Linux 6.15).
 const TCP_RTO_MIN_US: c_int = 45;
 
-/// What is sent again was silent for its usual round trip and `span` at least; Linux has 200 ms unless it is told.
+/// Sets the least time after which unacknowledged data is sent again, beyond the usual round trip; Linux's default is
+/// 200 ms.
 ///
 /// # Errors
-/// What the system says; `ENOPROTOOPT` of a kernel before 6.15.
+/// The system's error; `ENOPROTOOPT` from a kernel before 6.15.
 pub fn set_retransmission_min(socket: impl AsFd, span: Duration) -> io::Result<()> {
     let us = c_int::try_from(span.as_micros()).map_err(|_| io::ErrorKind::InvalidInput)?;
     set(socket, libc::IPPROTO_TCP, TCP_RTO_MIN_US, &us)
 }
 
-/// The round trip to the peer as the kernel has measured and smoothed it; none of what is no TCP connection, or was not
-/// measured yet.
+/// The kernel's smoothed round trip to the peer; `None` if this is no TCP connection, or it was not measured yet.
 pub fn round_trip(socket: impl AsFd) -> Option<Duration> {
     let info = info(socket).ok()?;
     (info.tcpi_rtt > 0).then(|| Duration::from_micros(info.tcpi_rtt.into()))
 }
 
-/// How far a connection has come.
+/// What a connection has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes that its peer has acknowledged.
+    /// Bytes that the peer has acknowledged.
     pub acknowledged_bytes: u64,
-    /// Bytes that wait to be sent, or to be acknowledged.
+    /// Bytes that wait to be sent or acknowledged.
     pub queued_bytes: u64,
 }
 
-/// What there is to know of it now.
+/// What the connection has sent so far.
 ///
 /// # Errors
-/// What the system says; of what is no TCP connection that it is none.
+/// The system's error; an error if this is no TCP connection.
 pub fn progress(socket: impl AsFd) -> io::Result<Progress> {
     let fd = socket.as_fd().as_raw_fd();
     let info = info(&socket)?;
@@ -52,22 +52,22 @@ pub fn progress(socket: impl AsFd) -> io::Result<Progress> {
     Ok(Progress { acknowledged_bytes: info.tcpi_bytes_acked, queued_bytes })
 }
 
-/// It sends no faster than this, bytes a second; none: as fast as it can.
+/// Limits the sending rate, bytes a second; `None` removes the limit.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_pacing(socket: impl AsFd, bytes_per_s: Option<u64>) -> io::Result<()> {
     let rate = bytes_per_s.unwrap_or(u64::MAX);
     set(socket, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, &rate)
 }
 
-/// What it sends has this priority in this host's queues (0 to 6), and these six bits on the way (RFC 2474).
+/// Sets the priority of what is sent in this host's queues (0 to 6), and its six bits on the way (RFC 2474).
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn set_class(socket: impl AsFd, priority: u8, code_point: u8) -> io::Result<()> {
     let service = c_int::from(code_point) << 2;
-    // Which of the two it is not says that it does not know it. Marking sets a priority, so that comes after.
+    // The option of the other IP version fails as unknown. Marking sets a priority, so the priority comes after it.
     let four = set(&socket, libc::IPPROTO_IP, libc::IP_TOS, &service);
     set(&socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &service).or(four)?;
     set(&socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &c_int::from(priority))
@@ -82,9 +82,9 @@ fn set<T: Copy>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// All that the kernel tells of a connection.
+/// Everything the kernel reports of a connection.
 fn info(socket: impl AsFd) -> io::Result<libc::tcp_info> {
-    // SAFETY: a struct of integers, of which all zeroes is one.
+    // SAFETY: a struct of integers, for which all zeroes are valid.
     let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
     let fd = socket.as_fd().as_raw_fd();
@@ -101,7 +101,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     #[test]
-    fn a_connection_takes_it_or_its_kernel_is_too_old() {
+    fn retransmission_minimum_is_set_unless_the_kernel_is_too_old() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         if let Err(error) = set_retransmission_min(&stream, Duration::from_millis(50)) {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn how_far_it_has_come_is_known_and_how_fast_it_goes_is_ours_to_say() {
+    fn progress_is_reported_and_the_sending_rate_can_be_limited() {
         use std::io::{Read, Write};
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -1,10 +1,9 @@
-//! Which user of this machine is at the other end of a TCP connection.
+//! Finds out which user of this machine is at the other end of a TCP connection.
 //!
-//! A TCP socket knows no credentials of its peer. Where the peer is a socket of this machine, in this network
-//! namespace, the kernel knows that socket by the connection's two addresses and says whose it is: `NETLINK_SOCK_DIAG`
-//! (sock_diag(7)), or `/proc/net/tcp` and `tcp6` (proc_net_tcp.txt) where that is missing. A socket that its program
-//! has closed still answers for a while, without an inode and as user 0: it counts as closed and is never taken for
-//! root's.
+//! A TCP socket has no credentials of its peer. If the peer is a socket of this machine, in this network namespace, the
+//! kernel can find that socket by the connection's two addresses and report its user: `NETLINK_SOCK_DIAG`
+//! (sock_diag(7)), or `/proc/net/tcp` and `tcp6` (proc_net_tcp.txt) if that is missing. A socket that its program has
+//! closed still exists for a while, without an inode and as user 0: it counts as closed and never as root's.
 
 use std::fs;
 use std::io;
@@ -18,11 +17,11 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Who is at the other end of a TCP connection.
+/// The other end of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerOwner {
-    /// A program of this machine, of the user with this number. A connection that a program forwards is that program's.
+    /// A program of this machine, of the user with this id. A connection that a program forwards is that program's.
     User(u32),
     /// Another machine, or another network namespace of this one.
     Elsewhere,
@@ -30,14 +29,14 @@ pub enum PeerOwner {
     Closed,
 }
 
-/// Whose the other end of this connected TCP socket is.
+/// The owner of the other end of this connected TCP socket.
 ///
 /// # Errors
-/// If `socket` is no TCP socket; if the kernel cannot be asked.
+/// `socket` is no TCP socket; the kernel cannot be asked.
 pub fn peer_owner(socket: impl AsFd) -> io::Result<PeerOwner> {
     let Some((local, peer)) = ends(&socket)? else { return Ok(PeerOwner::Closed) };
     let found = find(peer, local)?;
-    // While the connection stands, nobody else can have these two addresses: then it was this socket that was found.
+    // While the connection exists, no other socket can have these two addresses: then this socket was found.
     if ends(&socket)?.is_none() {
         return Ok(PeerOwner::Closed);
     }
@@ -49,17 +48,17 @@ pub fn peer_owner(socket: impl AsFd) -> io::Result<PeerOwner> {
     })
 }
 
-/// Whose the socket is that listens at this address of this machine, if the kernel finds one and says so. It is whose
-/// process began to listen, whoever that process became since.
+/// The user whose socket listens at this address of this machine, if the kernel finds one. It is the user of the
+/// process when it began to listen, even if the process has changed its user since.
 pub fn listener_owner(at: SocketAddr) -> Option<u32> {
     let at = SocketAddr::new(at.ip().to_canonical(), at.port());
-    // Where nobody has just these two addresses the kernel finds who would hear from the second.
+    // If no socket has exactly these two addresses, the kernel finds the listener that would get the connection.
     let nobody = SocketAddr::new(at.ip(), 0);
     let found = ask_kernel(at, nobody).ok().flatten()?;
     (found.state == LISTENS && found.inode != 0).then_some(found.user)
 }
 
-/// Both ends' addresses, those of IPv4 as such; `None` if it is not connected any more.
+/// Both ends' addresses, with mapped IPv4 addresses converted; `None` if it is not connected any more.
 fn ends(socket: &impl AsFd) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
     let canonical = |address: rustix::net::SocketAddrAny| {
         let address = SocketAddr::try_from(address)?;
@@ -73,7 +72,7 @@ fn ends(socket: &impl AsFd) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
     }
 }
 
-/// A socket, as the kernel tells of it.
+/// A socket, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found {
     state: u8,
@@ -91,7 +90,7 @@ const LISTENS: u8 = 10;
 fn find(here: SocketAddr, there: SocketAddr) -> io::Result<Option<Found>> {
     match ask_kernel(here, there) {
         Ok(Some(found)) => return Ok(Some(found)),
-        // That nothing is found says something only where the other end, which is ours, is found.
+        // The missing socket means something only if our own end is found.
         Ok(None) if matches!(ask_kernel(there, here), Ok(Some(_))) => return Ok(None),
         Ok(None) | Err(_) => {}
     }
@@ -126,13 +125,13 @@ fn ask_kernel(here: SocketAddr, there: SocketAddr) -> io::Result<Option<Found>> 
     read_answer(&answer[..bytes])
 }
 
-/// What is asked: this one socket, by its own address and the one it is connected to.
+/// The question for one socket, by its own address and its peer's.
 fn question(here: SocketAddr, there: SocketAddr) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_BYTES + QUESTION_BYTES);
     out.extend(((HEADER_BYTES + QUESTION_BYTES) as u32).to_ne_bytes());
     out.extend(BY_FAMILY.to_ne_bytes());
     out.extend(REQUEST.to_ne_bytes());
-    // Sequence number and sender: there is one question.
+    // Sequence number and sender: there is only one question.
     out.extend([0; 8]);
     let family = if here.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let tcp = 6;
@@ -189,7 +188,7 @@ fn read_answer(bytes: &[u8]) -> io::Result<Option<Found>> {
     }
 }
 
-/// The line of `/proc/net/tcp` or `tcp6` that is this socket's.
+/// Finds this socket's line in `/proc/net/tcp` or `tcp6`.
 fn find_in(table: &str, here: SocketAddr, there: SocketAddr) -> Option<Found> {
     let wanted = |address: SocketAddr| (address.ip().to_canonical(), address.port());
     table.lines().skip(1).find_map(|line| {
@@ -198,14 +197,14 @@ fn find_in(table: &str, here: SocketAddr, there: SocketAddr) -> Option<Found> {
         if (local, remote) != (wanted(here), wanted(there)) {
             return None;
         }
-        // Between them: queues, timers, retransmissions; then the timeout.
+        // In between: queues, timers, retransmissions; then the timeout.
         let user = fields.nth(3)?.parse().ok()?;
         let inode = fields.nth(1)?.parse().ok()?;
         Some(Found { state: u8::from_str_radix(state, 16).ok()?, user, inode })
     })
 }
 
-/// `0100007F:0CA8`: each word as the processor reads it, the port as people do.
+/// Parses `0100007F:0CA8`: each word in native byte order, the port as a hexadecimal number.
 fn end_from(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(address.get(8 * at..8 * at + 8)?, 16).ok().map(u32::to_ne_bytes);
@@ -223,7 +222,7 @@ fn end_from(text: &str) -> Option<(IpAddr, u16)> {
     Some((address.to_canonical(), u16::from_str_radix(port, 16).ok()?))
 }
 
-/// Whether an address is this machine's: whoever sends to it sends from it. Nothing is sent.
+/// Whether an address is this machine's: then it would also be the source address of packets to it. Nothing is sent.
 fn is_own_address(address: IpAddr) -> bool {
     if address.is_loopback() {
         return true;
@@ -258,7 +257,7 @@ mod tests {
     fn an_open_connection_of_this_machine_has_a_user() {
         let (_client, server) = connected("127.0.0.1");
         assert_eq!(peer_owner(&server).unwrap(), us());
-        // A listener of both families sees IPv4 as mapped addresses.
+        // A listener for both families sees IPv4 as mapped addresses.
         if let Ok(listener) = TcpListener::bind("[::]:0") {
             let port = listener.local_addr().unwrap().port();
             for from in ["127.0.0.1", "::1"] {
@@ -269,11 +268,11 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_closed_is_nobody_and_not_root() {
+    fn closed_client_counts_as_closed_and_not_as_root() {
         let (client, server) = connected("127.0.0.1");
         drop(client);
         assert_eq!(peer_owner(&server).unwrap(), PeerOwner::Closed);
-        // The same with both sources of the kernel's.
+        // The same with both sources in the kernel.
         let (client, server) = connected("127.0.0.1");
         let (here, there) = (server.peer_addr().unwrap(), server.local_addr().unwrap());
         let table = || fs::read_to_string("/proc/self/net/tcp").unwrap();
@@ -302,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_reset_is_closed_whatever_stands_there_now() {
+    fn reset_connection_counts_as_closed() {
         let (client, server) = connected("127.0.0.1");
         rustix::net::sockopt::set_socket_linger(&client, Some(std::time::Duration::ZERO)).unwrap();
         drop(client);
@@ -327,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_none_are_refused() {
+    fn invalid_answers_of_the_kernel_are_refused() {
         for wrong in [&[][..], &[0; 5], &[0; 16], &[20, 0, 0, 0, 20, 0, 0, 0]] {
             assert!(read_answer(wrong).is_err(), "{wrong:?}");
         }
@@ -338,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_ours_or_not() {
+    fn own_addresses_are_told_from_others() {
         assert!(is_own_address("127.0.0.1".parse().unwrap()) && is_own_address("127.9.9.9".parse().unwrap()));
         assert!(!is_own_address("192.0.2.1".parse().unwrap()));
     }

@@ -1,4 +1,4 @@
-//! What was sent on a Unix socket and nobody has read yet.
+//! Finds out whether data sent on a Unix socket was read.
 
 #![allow(unsafe_code, reason = "one ioctl that the standard library and rustix have no name for")]
 
@@ -11,13 +11,13 @@ use rustix::ioctl::{Getter, Opcode, ioctl};
 /// `SIOCOUTQ`.
 const OUTQ: Opcode = 0x5411;
 
-/// Whether the other end of this Unix socket has read all that was sent to it. On a TCP socket: whether it has arrived
-/// there, which says less.
+/// Whether the other end of this Unix socket has read everything that was sent to it. For a TCP socket: whether it has
+/// arrived there, which means less.
 ///
 /// # Errors
-/// What the system says: it is no socket.
+/// The system's error: it is no socket.
 pub fn is_all_read(socket: impl AsFd) -> io::Result<bool> {
-    // SAFETY: SIOCOUTQ writes one int, which is what the getter makes room for (linux/sockios.h, unix(7)).
+    // SAFETY: SIOCOUTQ writes one int, for which the getter has room (linux/sockios.h, unix(7)).
     let waiting = unsafe { ioctl(socket, Getter::<OUTQ, c_int>::new()) }?;
     Ok(waiting == 0)
 }
@@ -29,7 +29,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn what_is_sent_waits_until_it_is_read() {
+    fn sent_data_counts_as_unread_until_it_is_read() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         assert!(is_all_read(&ours).unwrap());
         ours.write_all(b"abc").unwrap();

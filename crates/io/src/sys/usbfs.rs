@@ -1,16 +1,16 @@
-//! usbfs: the kernel's door to real USB devices, `/dev/bus/usb/BBB/DDD`, as calls that lend it memory and get it back.
+//! usbfs: the kernel's interface to real USB devices, `/dev/bus/usb/BBB/DDD`. Its calls lend the kernel memory and take
+//! it back.
 //!
-//! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); between the two
-//! the kernel may be told to give it up ([`Usbfs::discard`]), which makes it reapable at once. It is named by a slot, a
-//! small number that the caller chooses. The calls that wait for the device ([`Calls`]) hold its lock in the kernel,
-//! and any other call on the descriptor waits for them: only `poll` does not (`usbdev_do_ioctl`, `usbdev_poll`).
+//! A transfer is *lent* to the kernel ([`Usbfs::submit`]) and *reaped* from it later ([`Usbfs::reap`]); in between, the
+//! kernel may be told to cancel it ([`Usbfs::discard`]), which makes it reapable at once. A transfer is named by its
+//! slot, a small number that the caller chooses. The calls that wait for the device ([`Calls`]) hold its lock in the
+//! kernel, and every other call on the descriptor waits for them, except `poll` (`usbdev_do_ioctl`, `usbdev_poll`).
 //!
 //! **What the kernel does with lent memory**: it reads OUT data while it takes the transfer, never later, and writes
 //! results only while it is being reaped (`drivers/usb/core/devio.c`: `proc_do_submiturb`, `processcompl`). So OUT data
 //! need not be kept, and IN buffers are owned here until then.
 //!
-//! The layout of the structures is `include/uapi/linux/usbdevice_fs.h`; a test holds the call numbers that follow from
-//! it.
+//! The layout of the structures is `include/uapi/linux/usbdevice_fs.h`; a test checks the resulting call numbers.
 #![allow(unsafe_code, reason = "a device is driven by ioctls on memory that the kernel remembers")]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -35,11 +35,11 @@ use super::lease::{Filled, Lease, Leases};
 /// Most isochronous packets in one transfer (`proc_do_submiturb`, "arbitrary limit").
 pub const ISO_PACKETS_MAX: usize = 128;
 
-/// Shorter transfers are not worth a mapping: a page is copied in less time than a descriptor's lock takes.
+/// The shortest transfer for which mapped memory is used: a page is copied in less time than a descriptor's lock takes.
 const LEASE_BYTES_MIN: usize = 16 << 10;
-/// And longer ones would want more memory in one piece than a kernel has after some days.
+/// The longest: more would need a larger piece of contiguous memory than a kernel has after some days.
 const LEASE_BYTES_MAX: usize = 1 << 20;
-/// [`GET_CAPABILITIES`]: it can be mapped.
+/// A bit of [`GET_CAPABILITIES`]: memory can be mapped.
 const CAN_MAP: u32 = 0x20;
 
 const SHORT_NOT_OK: c_uint = 0x01;
@@ -57,7 +57,7 @@ struct RawUrb {
     buffer_length: c_int,
     actual_length: c_int,
     start_frame: c_int,
-    /// In C a union: bulk has the stream's number here.
+    /// A union in C: for bulk transfers this is the stream's number.
     packets: c_int,
     error_count: c_int,
     signal: c_uint,
@@ -70,7 +70,7 @@ struct RawUrb {
 struct RawPacket {
     length: c_uint,
     actual: c_uint,
-    /// Unsigned in C, and a negative error number all the same.
+    /// Unsigned in C, but a negative error number all the same.
     status: c_int,
 }
 
@@ -103,7 +103,7 @@ struct RawStreams {
     endpoints: c_uint,
 }
 
-/// With room for as many endpoints as a device has.
+/// With room for as many endpoints as a device can have.
 #[repr(C)]
 struct RawEndpointStreams {
     head: RawStreams,
@@ -118,7 +118,7 @@ struct RawIoctl {
     data: *mut c_void,
 }
 
-// The header's macros, direction for direction: what it calls a read is one that the kernel reads.
+// The directions are those of the header's macros: what it calls a read is one that the kernel reads.
 const SET_INTERFACE: Opcode = opcode::read::<RawSetInterface>(b'U', 4);
 const SET_CONFIGURATION: Opcode = opcode::read::<c_uint>(b'U', 5);
 const SUBMIT_URB: Opcode = opcode::read::<RawUrb>(b'U', 10);
@@ -137,15 +137,15 @@ const DISCONNECT_CLAIM: Opcode = opcode::read::<RawDisconnectClaim>(b'U', 27);
 
 /// `USB_MAXENDPOINTS`.
 const ENDPOINTS_MAX: usize = 30;
-/// [`DISCONNECT_CLAIM`]: any driver is sent away, but not another program that uses usbfs.
+/// [`DISCONNECT_CLAIM`] detaches any driver, but not another program that uses usbfs.
 const EXCEPT_DRIVER: c_uint = 2;
 
-/// A device, open.
+/// An open device.
 pub struct Usbfs {
     fd: Arc<OwnedFd>,
     slots: Vec<Slot>,
     leases: Leases,
-    /// Whether the kernel lends memory; asked at first need.
+    /// Whether the kernel lends memory; asked when first needed.
     lends: Option<bool>,
 }
 
@@ -153,9 +153,9 @@ pub struct Usbfs {
 struct Slot {
     urb: Option<Memory>,
     is_lent: bool,
-    /// Where IN data goes, and a control transfer's setup packet and data; held while it is lent.
+    /// Where IN data goes, and a control transfer's setup packet and data; it is kept while it is lent.
     buffer: Vec<u8>,
-    /// The kernel's own memory in the buffer's place.
+    /// The kernel's own memory, used instead of the buffer.
     lease: Option<Lease>,
 }
 
@@ -166,7 +166,7 @@ pub struct Transfer<'a> {
     pub kind: TransferType,
     /// The endpoint's address byte.
     pub endpoint: u8,
-    /// Wishes; only those that mean something for `kind` and direction may be set.
+    /// Options; only those that apply to `kind` and direction may be set.
     pub flags: UrbFlags,
     /// The bytes.
     pub data: Data<'a>,
@@ -181,10 +181,10 @@ pub struct Transfer<'a> {
 /// What a transfer moves.
 #[derive(Debug)]
 pub enum Data<'a> {
-    /// Bytes to send; a control transfer's begin with its setup packet.
+    /// Bytes to send; those of a control transfer begin with its setup packet.
     Out(&'a [u8]),
-    /// Room to fill, given back by [`Usbfs::reap`]. A control transfer's begins with its setup packet, and is filled
-    /// behind it.
+    /// Room to fill, returned by [`Usbfs::reap`]. For a control transfer it begins with the setup packet, and is filled
+    /// after that.
     In(Vec<u8>),
     /// Room for so many bytes in the kernel's own memory; not for control transfers. See [`Usbfs::lease`].
     Into(Lease, usize),
@@ -193,13 +193,13 @@ pub enum Data<'a> {
 /// A transfer that came back.
 #[derive(Debug)]
 pub struct Reaped {
-    /// The caller's name for it.
+    /// The slot that the caller chose.
     pub slot: usize,
-    /// How it ended; one that was given up is [`Status::Cancelled`], whoever wished it.
+    /// How it ended; a cancelled transfer is [`Status::Cancelled`], whatever cancelled it.
     pub status: Status,
-    /// Bytes moved, a setup packet not among them.
+    /// Bytes moved, without the setup packet.
     pub actual: u32,
-    /// The buffer of [`Data::In`], as long as it was; empty for others.
+    /// The buffer of [`Data::In`], at its full length; empty for others.
     pub buffer: Vec<u8>,
     /// The memory of [`Data::Into`].
     pub filled: Option<Filled>,
@@ -214,14 +214,14 @@ pub struct PacketResult {
     pub status: Status,
 }
 
-/// What there was to reap.
+/// The result of [`Usbfs::reap`].
 #[derive(Debug)]
 pub enum Reap {
-    /// This.
+    /// A transfer that has ended.
     Done(Reaped),
     /// Nothing yet.
     Nothing,
-    /// Nothing, and nothing will come: the device is not there any more.
+    /// Nothing, and nothing will come: the device is gone.
     Gone,
 }
 
@@ -235,12 +235,12 @@ impl Usbfs {
     /// Opens a device's node.
     ///
     /// # Errors
-    /// What the system says; `PermissionDenied` and `NotFound` among it.
+    /// The system's error, for example `PermissionDenied` or `NotFound`.
     pub fn open(node: &Path) -> io::Result<Self> {
         Ok(Self::over(rustix::fs::open(node, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?))
     }
 
-    /// A device's node that somebody else opened, for reading and writing.
+    /// Wraps a device's node that another process opened for reading and writing.
     pub fn over(node: OwnedFd) -> Self {
         Self { fd: Arc::new(node), slots: Vec::new(), leases: Leases::default(), lends: None }
     }
@@ -250,8 +250,8 @@ impl Usbfs {
         Arc::clone(&self.fd)
     }
 
-    /// Memory of the kernel's for a transfer from the device of at most `bytes`: what it fills is neither copied nor
-    /// allocated. `None` where it lends none, has lent enough, or a copy costs less.
+    /// The kernel's memory for a transfer of at most `bytes` from the device, which saves a copy and an allocation.
+    /// `None` if the kernel lends none or has lent enough, or a copy costs less.
     pub fn lease(&mut self, bytes: usize) -> Option<Lease> {
         if !(LEASE_BYTES_MIN..=LEASE_BYTES_MAX).contains(&bytes) {
             return None;
@@ -261,25 +261,25 @@ impl Usbfs {
         }
         self.leases.take(Some(self.fd.as_fd()), bytes, BORROWED_BYTES_MAX).unwrap_or_else(|error| {
             tracing::debug!(%error, "the kernel lends no more memory: data is copied");
-            // Not asked with every transfer; when its user has gone it is asked again.
+            // Do not ask for each transfer; the next user of the device asks again.
             self.lends = Some(false);
             None
         })
     }
 
-    /// Gives back lent memory that nobody uses.
+    /// Returns lent memory that is not in use.
     pub fn give_back_leases(&mut self) {
         self.leases.give_back();
         self.lends = None;
     }
 
-    /// Lends the kernel a transfer under the name `slot`.
+    /// Submits a transfer under the name `slot`.
     ///
     /// # Errors
-    /// Why the kernel does not take it; nothing is lent then.
+    /// Why the kernel refuses it; nothing is lent then.
     ///
     /// # Panics
-    /// If `slot` is lent already, or there are more packets than a transfer takes: the caller's bug.
+    /// If `slot` is in use, or there are more packets than a transfer takes: a bug of the caller.
     pub fn submit(&mut self, slot: usize, transfer: Transfer<'_>) -> Result<(), Status> {
         if self.slots.len() <= slot {
             self.slots.resize_with(slot + 1, Slot::default);
@@ -329,9 +329,9 @@ impl Usbfs {
             },
             transfer.packets,
         );
-        // SAFETY: the structure is the kernel's own and lives, unmoved, until it was reaped or the descriptor closed
+        // SAFETY: the structure belongs to the kernel and lives, unmoved, until it was reaped or the descriptor closed
         // (`Memory` is dropped with its slot, after `fd`). `buffer` is read now, or belongs to the slot until then;
-        // lent memory is the kernel's own, which knows it by its address and length, and refuses what it does not know.
+        // lent memory is the kernel's own, which identifies it by address and length and refuses any other.
         let result = unsafe { ioctl(&self.fd, Pass::<SUBMIT_URB> { address: memory.at.as_ptr().cast() }) };
         match result {
             Ok(()) => {
@@ -345,19 +345,19 @@ impl Usbfs {
         }
     }
 
-    /// Tells the kernel to give a transfer up and waits until it has: it can be reaped then, with its true end if that
-    /// came first. Does nothing to one that has ended.
+    /// Cancels a transfer and waits until the kernel has done so: it can then be reaped, with its real result if it had
+    /// ended before. Does nothing to a transfer that has ended.
     pub fn discard(&mut self, slot: usize) {
         let Some(memory) = self.slots.get(slot).filter(|slot| slot.is_lent).and_then(|slot| slot.urb.as_ref()) else {
             return;
         };
-        // SAFETY: the address names the transfer; nothing is read or written through it.
+        // SAFETY: the address only identifies the transfer; nothing is read or written through it.
         let result = unsafe { ioctl(&self.fd, Pass::<DISCARD_URB> { address: memory.at.as_ptr().cast() }) };
-        // EINVAL: it has ended. ENODEV: so has everything.
+        // EINVAL: it has ended. ENODEV: the device is gone.
         debug_assert!(matches!(result, Ok(()) | Err(Errno::INVAL | Errno::NODEV)), "{result:?}");
     }
 
-    /// Takes back one transfer that has ended, oldest first; leaves how its packets ended in `packets`.
+    /// Takes back one transfer that has ended, oldest first; stores the results of its packets in `packets`.
     pub fn reap(&mut self, packets: &mut Vec<PacketResult>) -> Reap {
         packets.clear();
         let address = loop {
@@ -367,7 +367,7 @@ impl Usbfs {
                 Err(Errno::INTR) => {}
                 Err(Errno::NODEV) => return Reap::Gone,
                 Err(Errno::AGAIN) => return Reap::Nothing,
-                // EFAULT cannot be, our memory is mapped; whatever else there is ends the device for us.
+                // EFAULT is impossible, our memory is mapped; any other error means that the device is gone.
                 Err(errno) => {
                     tracing::error!(%errno, "the kernel does not give transfers back");
                     return Reap::Gone;
@@ -375,7 +375,8 @@ impl Usbfs {
             }
         };
         let lent = |slot: &Slot| slot.is_lent && slot.urb.as_ref().is_some_and(|urb| urb.at.as_ptr() == address);
-        // SAFETY: only we lend on this descriptor, so the address is of one of our slots; checked right below.
+        // SAFETY: only this object submits on this descriptor, so the address is of one of its slots; checked right
+        // below.
         let named = unsafe { (*address).context }.addr();
         let Some(slot) = Some(named).filter(|&named| self.slots.get(named).is_some_and(lent)) else {
             unreachable!("the kernel gives back what was lent to it");
@@ -395,15 +396,15 @@ impl Usbfs {
             status: status_of(head.status),
             actual: u32::try_from(head.actual_length).unwrap_or_default(),
             buffer: std::mem::take(&mut place.buffer),
-            // The kernel has given the transfer back: its controller writes no more.
+            // The kernel has returned the transfer: its controller writes no more.
             filled: place.lease.take().map(Lease::filled),
         })
     }
 
-    /// Waits until there is something to reap or the device is gone, at most so long.
+    /// Waits until there is something to reap or the device is gone, for `time_max` at most.
     pub fn wait(&self, time_max: Duration) {
         let timeout = Timespec { tv_sec: time_max.as_secs().cast_signed(), tv_nsec: time_max.subsec_nanos().into() };
-        // A failed or interrupted wait is a short one: the caller looks at the clock.
+        // A failed or interrupted wait is only a short one: the caller checks the clock.
         let _ = poll(&mut [PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::OUT)], Some(&timeout));
     }
 
@@ -412,18 +413,18 @@ impl Usbfs {
         capabilities(&self.fd) != Err(Errno::NODEV)
     }
 
-    /// The calls that wait for the device, for another thread.
+    /// The calls that wait for the device, for use on another thread.
     pub fn calls(&self) -> Calls {
         Calls(Arc::clone(&self.fd))
     }
 }
 
-/// The calls on an open device that wait for it. Whoever makes one keeps the descriptor open meanwhile.
+/// The calls on an open device that wait for it. The descriptor stays open during a call.
 #[derive(Clone, Debug)]
 pub struct Calls(Arc<OwnedFd>);
 
 impl Calls {
-    /// Takes an interface, sending its driver away; it may be taken already.
+    /// Claims an interface and detaches its driver; it may be claimed already.
     ///
     /// # Errors
     /// `ResourceBusy` if another program has it through usbfs.
@@ -435,8 +436,7 @@ impl Calls {
         let claim = RawDisconnectClaim { interface: interface.into(), flags: EXCEPT_DRIVER, driver };
         // SAFETY: the kernel reads the structure and keeps nothing of it.
         match unsafe { ioctl(&self.0, Setter::<DISCONNECT_CLAIM, _>::new(claim)) } {
-            // usbfs has it, for us or for another; this tells which.
-            // SAFETY: the kernel reads one word.
+            // usbfs has it, for this process or another; this call tells which. SAFETY: the kernel reads one word.
             Err(Errno::BUSY) => {
                 Ok(unsafe { ioctl(&self.0, Setter::<CLAIM_INTERFACE, c_uint>::new(interface.into())) }?)
             }
@@ -444,16 +444,16 @@ impl Calls {
         }
     }
 
-    /// Lets go of an interface. The kernel gives up its transfers and puts it into setting 0.
+    /// Releases an interface. The kernel cancels its transfers and selects setting 0.
     ///
     /// # Errors
-    /// What the system says; one that is not held is an error.
+    /// The system's error; an interface that is not claimed is an error.
     pub fn release(&self, interface: u8) -> io::Result<()> {
         // SAFETY: the kernel reads one word.
         Ok(unsafe { ioctl(&self.0, Setter::<RELEASE_INTERFACE, c_uint>::new(interface.into())) }?)
     }
 
-    /// Lets the kernel's drivers have an interface that was released.
+    /// Lets the kernel's drivers bind to a released interface.
     ///
     /// # Errors
     /// `ResourceBusy` if it has a driver.
@@ -463,7 +463,7 @@ impl Calls {
         Ok(unsafe { ioctl(&self.0, Setter::<IOCTL, _>::new(inner)) }?)
     }
 
-    /// SET_INTERFACE, waited for. The kernel gives up the interface's transfers before.
+    /// SET_INTERFACE, waited for. The kernel cancels the interface's transfers before.
     ///
     /// # Errors
     /// How the request ended.
@@ -473,7 +473,7 @@ impl Calls {
         unsafe { ioctl(&self.0, Setter::<SET_INTERFACE, _>::new(set)) }.map_err(errno::of_call)
     }
 
-    /// SET_CONFIGURATION, waited for. Fails while an interface is claimed, by anybody.
+    /// SET_CONFIGURATION, waited for. Fails while any program has claimed an interface.
     ///
     /// # Errors
     /// How the request ended.
@@ -491,19 +491,19 @@ impl Calls {
         unsafe { ioctl(&self.0, Setter::<CLEAR_HALT, c_uint>::new(endpoint.into())) }.map_err(errno::of_call)
     }
 
-    /// Gives bulk endpoints of one claimed interface streams, as many for each; says how many, which may be fewer. What
-    /// is queued at them has to have ended. Another setting of the interface takes them away.
+    /// Allocates streams for bulk endpoints of one claimed interface, the same number for each; returns how many, which
+    /// may be fewer. Queued transfers must have ended. Another setting of the interface frees them.
     ///
     /// # Errors
-    /// [`Status::Invalid`] if an endpoint or the controller has none, or `count` is below 2.
+    /// [`Status::Invalid`] if an endpoint or the controller supports none, or `count` is below 2.
     pub fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
         let streams = streams_of(endpoints, count)?;
-        // SAFETY: the kernel reads the structure, as many endpoints of it as it says.
+        // SAFETY: the kernel reads the structure, with as many endpoints as it says.
         let given = unsafe { ioctl(&self.0, Counting::<ALLOC_STREAMS>(streams)) }.map_err(errno::of_call)?;
         u16::try_from(given).map_err(|_| Status::Other)
     }
 
-    /// Takes their streams away again.
+    /// Frees the streams of these endpoints.
     ///
     /// # Errors
     /// [`Status::Invalid`] if they have none.
@@ -518,7 +518,7 @@ impl Calls {
     /// lose its claim to the kernel's driver.
     ///
     /// # Errors
-    /// [`Status::Gone`] when the device came back as another one.
+    /// [`Status::Gone`] if the device came back as a different one.
     pub fn reset(&self) -> Result<(), Status> {
         // SAFETY: the call has no argument.
         unsafe { ioctl(&self.0, NoArg::<RESET>::new()) }.map_err(errno::of_call)
@@ -549,14 +549,14 @@ fn status_of(raw: c_int) -> Status {
     }
 }
 
-/// The memory of one transfer, at an address that the kernel may remember.
+/// The memory of one transfer, at an address that the kernel may keep.
 struct Memory {
     at: NonNull<RawUrb>,
     /// Whether it is a [`RawIsoUrb`].
     has_packets: bool,
 }
 
-// SAFETY: it owns what it points to, like a box, and nothing in it belongs to a thread.
+// SAFETY: it owns what it points to, like a box, and nothing in it belongs to a particular thread.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -585,13 +585,13 @@ impl Memory {
     }
 
     fn fill(&mut self, head: RawUrb, lengths: &[u32]) {
-        // SAFETY: it is ours alone while it is not lent, and `fill` is called only then.
+        // SAFETY: only this object accesses it while it is not lent, and `fill` is called only then.
         unsafe { self.at.write(head) };
         if lengths.is_empty() {
             return;
         }
         assert!(self.has_packets && lengths.len() <= ISO_PACKETS_MAX, "packets have room");
-        // SAFETY: as above, and it was made as a `RawIsoUrb`.
+        // SAFETY: as above, and it was created as a `RawIsoUrb`.
         let packets = unsafe { &mut (*self.at.as_ptr().cast::<RawIsoUrb>()).packets };
         for (packet, &length) in packets.iter_mut().zip(lengths) {
             *packet = RawPacket { length, actual: 0, status: 0 };
@@ -599,14 +599,14 @@ impl Memory {
     }
 
     fn head(&self) -> &RawUrb {
-        // SAFETY: initialized since it was made, and the kernel writes only inside a call that reaps, which borrows all
+        // SAFETY: initialized at its creation, and the kernel writes only during a call that reaps, which borrows all
         // slots.
         unsafe { self.at.as_ref() }
     }
 
     fn packets(&self, count: usize) -> &[RawPacket] {
         assert!(self.has_packets, "only an isochronous transfer has packets");
-        // SAFETY: as `head`, and it was made as a `RawIsoUrb`.
+        // SAFETY: as `head`, and it was created as a `RawIsoUrb`.
         let packets = unsafe { &(*self.at.as_ptr().cast::<RawIsoUrb>()).packets };
         &packets[..count.min(ISO_PACKETS_MAX)]
     }
@@ -614,8 +614,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it came from a box of this very type. The kernel writes to it only when somebody reaps, and only its
-        // owner did.
+        // SAFETY: it came from a box of this very type. The kernel writes to it only during a reap, and only its owner
+        // reaps.
         unsafe {
             if self.has_packets {
                 drop(Box::from_raw(self.at.as_ptr().cast::<RawIsoUrb>()));
@@ -626,12 +626,12 @@ impl Drop for Memory {
     }
 }
 
-/// A call whose argument is an address that the kernel will remember.
+/// A call whose argument is an address that the kernel keeps.
 struct Pass<const OPCODE: Opcode> {
     address: *mut c_void,
 }
 
-// SAFETY: the argument is the address as it is; what it points to is not written during the call.
+// SAFETY: the argument is the plain address; what it points to is not written during the call.
 unsafe impl<const OPCODE: Opcode> Ioctl for Pass<OPCODE> {
     type Output = ();
 
@@ -653,7 +653,7 @@ unsafe impl<const OPCODE: Opcode> Ioctl for Pass<OPCODE> {
 /// A call that reads a structure and answers with a number.
 struct Counting<const OPCODE: Opcode>(RawEndpointStreams);
 
-// SAFETY: the argument is the structure's address, which outlives the call; the kernel reads it and no more.
+// SAFETY: the argument is the structure's address, which outlives the call; the kernel only reads it.
 unsafe impl<const OPCODE: Opcode> Ioctl for Counting<OPCODE> {
     type Output = IoctlOutput;
 
@@ -676,7 +676,7 @@ unsafe impl<const OPCODE: Opcode> Ioctl for Counting<OPCODE> {
 mod tests {
     use super::*;
 
-    /// As the kernel's header has them on a 64-bit machine; the number holds the structure's size.
+    /// The numbers from the kernel's header on a 64-bit machine; each contains its structure's size.
     #[test]
     fn calls_have_the_kernels_numbers() {
         let numbers = [
@@ -704,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_refuses_and_keeps_nothing() {
+    fn node_that_is_no_device_refuses_transfers_and_keeps_none() {
         let mut usbfs = Usbfs::open(Path::new("/dev/null")).unwrap();
         let transfer = Transfer {
             kind: TransferType::Isochronous,

@@ -3,11 +3,11 @@
 use std::fs;
 use std::io;
 
-/// The number of the user of this name, as `/etc/passwd` has it; `None` if it has none. Users of a directory service
-/// are not there.
+/// The id of the user of this name in `/etc/passwd`; `None` if it is not there. Users of a directory service are not
+/// found.
 ///
 /// # Errors
-/// If that file cannot be read.
+/// The file cannot be read.
 pub fn user_number(name: &str) -> io::Result<Option<u32>> {
     Ok(number_in(&fs::read_to_string("/etc/passwd")?, name))
 }

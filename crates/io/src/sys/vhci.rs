@@ -1,11 +1,10 @@
-//! The kernel's virtual USB host controller, `vhci_hcd`: which ports it has, and how a socket becomes
-//! a device on one.
+//! The kernel's virtual USB host controller, `vhci_hcd`: which ports it has, and how a socket becomes a device on one.
 //!
-//! All of it is a few files in sysfs, on the first controller whatever their number:
+//! It is controlled by a few files in sysfs, all on the first controller:
 //!
 //! | file | says or takes |
 //! |---|---|
-//! | `status`, `status.1`, … | one line a port, a file a controller; numbers run through all of them |
+//! | `status`, `status.1`, … | one line for each port, one file for each controller; port numbers run through all of them |
 //! | `attach` | `port fd devid speed`, decimal, from the process that owns the socket |
 //! | `detach` | `port`; done when the port's state is free again |
 //!
@@ -33,7 +32,7 @@ const DETACH_POLL: Duration = Duration::from_millis(10);
 /// The virtual host controllers of this machine.
 #[derive(Debug)]
 pub struct Vhci {
-    /// The first controller's folder, which speaks for all.
+    /// The first controller's folder, which controls all of them.
     folder: PathBuf,
 }
 
@@ -41,12 +40,12 @@ pub struct Vhci {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port(pub u32);
 
-/// What a port says of itself.
+/// A port's line in `status`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortStatus {
     /// Its number.
     pub port: Port,
-    /// Which half it belongs to.
+    /// Which root hub it belongs to.
     pub hub: Hub,
     /// What it is doing.
     pub state: PortState,
@@ -124,7 +123,7 @@ impl Vhci {
         Ok(ports)
     }
 
-    /// What `port` says of itself; `None` if there is no such port.
+    /// The status of `port`; `None` if there is no such port.
     ///
     /// # Errors
     /// As [`Vhci::ports`].
@@ -132,9 +131,9 @@ impl Vhci {
         Ok(self.ports()?.into_iter().find(|p| p.port == port))
     }
 
-    /// Hands `socket`, a connected stream socket of any family, to the kernel, which from now on
-    /// speaks USB/IP to its other end, and plugs the device into a free port. The kernel keeps its own
-    /// hold on the socket: the caller may close `socket` afterwards.
+    /// Hands `socket`, a connected stream socket of any family, to the kernel, which from now on speaks USB/IP to its
+    /// other end, and plugs the device into a free port. The kernel keeps its own reference to the socket: the caller
+    /// may close `socket` afterwards.
     ///
     /// # Errors
     /// [`VhciError::NotAllowed`], [`VhciError::NoFreePort`], [`VhciError::Refused`].
@@ -158,13 +157,13 @@ impl Vhci {
             let Port(port) = free.port;
             let mut result = write(&format!("{port} {fd} {devid} {code}"));
             if code == SUPER_PLUS && errno(&result) == Some(Errno::INVAL) {
-                // Kernels such as 6.1 know no more than SuperSpeed; the device works there all the same.
+                // Kernels such as 6.1 know nothing above SuperSpeed; the device works there all the same.
                 code = speed_code(Speed::Super);
                 result = write(&format!("{port} {fd} {devid} {code}"));
             }
             match (errno(&result), result) {
                 (_, Ok(())) => return Ok(free.port),
-                // Somebody was quicker, or its controller is not ready.
+                // Another process was faster, or the port's controller is not ready.
                 (Some(Errno::BUSY | Errno::AGAIN), _) => {}
                 (_, Err(error)) => return Err(VhciError::Refused { port: free.port, error }),
             }
@@ -172,7 +171,7 @@ impl Vhci {
         Err(VhciError::NoFreePort { hub })
     }
 
-    /// Unplugs what is on `port` and waits until the port is free again. Nothing to do if it is.
+    /// Unplugs the device on `port` and waits until the port is free again. Does nothing if it is free.
     ///
     /// # Errors
     /// [`VhciError::NoSuchPort`], [`VhciError::NotAllowed`], [`VhciError::StillThere`].
@@ -190,7 +189,7 @@ impl Vhci {
         }
         let path = self.folder.join("detach");
         if let Err(error) = open_switch(&path)?.write_all(port.0.to_string().as_bytes()) {
-            // It left between the look and the word.
+            // It was unplugged between the check and the write.
             return if is_free()? { Ok(()) } else { Err(VhciError::Os { doing: "writing", path, error }) };
         }
         let deadline = Instant::now() + patience;
@@ -216,7 +215,7 @@ fn errno(result: &io::Result<()>) -> Option<Errno> {
 }
 
 impl Hub {
-    /// The half on which a device of `speed` is plugged in.
+    /// The root hub for devices of `speed`.
     pub const fn of(speed: Speed) -> Self {
         match speed {
             Speed::Low | Speed::Full | Speed::High => Hub::High,
@@ -225,7 +224,7 @@ impl Hub {
     }
 }
 
-/// 10 Gb/s in the kernel's count.
+/// The kernel's number for 10 Gb/s.
 const SUPER_PLUS: u32 = 6;
 
 /// The kernel's `enum usb_device_speed`, in which 4 is wireless.
@@ -254,7 +253,7 @@ const fn speed_of_code(code: u32) -> Option<Speed> {
 fn parse_status(text: &str) -> Result<Vec<PortStatus>, &str> {
     let mut lines = text.lines();
     let header = lines.next().unwrap_or_default();
-    // Kernels before 4.13 have one hub and no column for it; nobody runs them with this program.
+    // Kernels before 4.13 have one hub and no column for it; this program does not run on them.
     if !header.starts_with("hub ") {
         return Err(header);
     }
@@ -278,7 +277,7 @@ fn parse_port(line: &str) -> Option<PortStatus> {
     };
     let speed = speed_of_code(words.next()?.parse().ok()?);
     let devid = u32::from_str_radix(words.next()?, 16).ok()?;
-    // The descriptor's number in the process that attached it: means nothing to anybody else.
+    // The descriptor's number in the process that attached it: it means nothing in another process.
     let _socket = words.next()?;
     let local_busid = Some(words.next()?.to_owned()).filter(|_| state == PortState::Used);
     words.next().is_none().then_some(PortStatus { port, hub, state, speed, devid, local_busid })
@@ -289,18 +288,18 @@ fn parse_port(line: &str) -> Option<PortStatus> {
 pub enum VhciError {
     /// The kernel module is not loaded.
     NoModule,
-    /// Plugging and unplugging is for root.
+    /// Only root may plug and unplug.
     NotAllowed,
     /// Every port for this kind of device is taken.
     NoFreePort {
-        /// The half that is full.
+        /// The root hub that is full.
         hub: Hub,
     },
-    /// The kernel did not take the socket.
+    /// The kernel refused the socket.
     Refused {
         /// The port it was to be plugged into.
         port: Port,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// There is no port of that number.
@@ -320,13 +319,13 @@ pub enum VhciError {
         /// The line.
         line: String,
     },
-    /// Something else.
+    /// Any other error.
     Os {
         /// What was being done.
         doing: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
 }
@@ -417,14 +416,14 @@ ss  0006 004 000 00000000 000000 0-0
 ss  0007 004 000 00000000 000000 0-0
 ";
 
-    /// The second controller before its driver is bound: its ports are numbered on, and none is free.
+    /// The second controller before its driver is bound: its ports have numbers, but none is free.
     const NOT_READY: &str = "\
 hub port sta spd dev      sockfd local_busid
 hs  0008 005 000 00000000 0000000000000000 0-0
 ss  0012 005 000 00000000 0000000000000000 0-0
 ";
 
-    /// A folder that looks like sysfs and goes away with its test.
+    /// A folder that looks like sysfs and is removed with its test.
     struct FakeSysfs(PathBuf);
 
     impl FakeSysfs {
@@ -447,7 +446,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
 
         fn set_status(&self, controller: usize, text: &str) {
             let name = if controller == 0 { "status".into() } else { format!("status.{controller}") };
-            // As sysfs does: never half a text.
+            // Written in one piece, as in sysfs.
             fs::write(self.file("new"), text).unwrap();
             fs::rename(self.file("new"), self.file(&name)).unwrap();
         }
@@ -522,7 +521,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
         }
     }
 
-    /// Attaches against a kernel that answers each writing with the next of `answers`; what it was told.
+    /// Attaches to a kernel that answers each write with the next of `answers`; returns what was written, too.
     fn told(speed: Speed, answers: &[Result<(), Errno>]) -> (Result<Port, VhciError>, Vec<String>) {
         let fake = FakeSysfs::new(&[DEBIAN_6_1, &format!("{HEADER}hs  0008 004 000 00000000 000000 0-0\n")]);
         let (socket, _other) = UnixStream::pair().unwrap();
@@ -537,7 +536,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
     }
 
     #[test]
-    fn a_port_that_somebody_else_took_is_passed_over() {
+    fn port_taken_by_another_process_is_skipped() {
         let (port, words) = told(Speed::High, &[Err(Errno::BUSY), Err(Errno::AGAIN), Ok(())]);
         assert_eq!(port.unwrap(), Port(8));
         assert_eq!(words, ["2/3", "3/3", "8/3"]);
@@ -546,7 +545,7 @@ ss  0012 005 000 00000000 0000000000000000 0-0
     }
 
     #[test]
-    fn a_kernel_that_knows_no_10_gigabit_gets_the_device_at_5() {
+    fn kernel_without_10_gigabit_gets_the_device_at_5() {
         let (port, words) = told(Speed::SuperPlus, &[Err(Errno::INVAL), Err(Errno::BUSY), Ok(())]);
         assert_eq!(port.unwrap(), Port(7));
         assert_eq!(words, ["6/6", "6/5", "7/5"]);

@@ -1,8 +1,8 @@
-//! Standing in the kernel's way when it writes memory back.
+//! Keeps a process that serves a disk from deadlocking with the kernel's writeback.
 //!
-//! A front end that serves a disk is on the path by which the kernel frees memory: dirty pages leave
-//! through it. Were it to wait for memory itself, both would wait for ever. So its pages are locked,
-//! and the kernel is told never to write back on its behalf (`PR_SET_IO_FLUSHER`).
+//! A front end that serves a disk is on the path by which the kernel frees memory: dirty pages leave through it. If it
+//! waited for memory itself, both would wait for ever. So its pages are locked, and the kernel is told never to write
+//! back on its behalf (`PR_SET_IO_FLUSHER`).
 
 use std::fmt;
 
@@ -16,24 +16,24 @@ use rustix::process::{Resource, Rlimit};
 pub struct Protection {
     /// Whether no page of this process can be swapped out.
     pub memory_locked: Result<(), Refusal>,
-    /// Whether memory that this thread asks for is found without writing anything back.
+    /// Whether memory for this thread is allocated without writing anything back.
     pub io_flusher: Result<(), Refusal>,
 }
 
-/// Why the kernel did not grant something: a sentence for a person.
+/// Why the kernel did not grant something: a message for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal(String);
 
-/// Protects a process that serves a disk to its own kernel, as far as it may be.
+/// Protects a process that serves a disk to its own kernel, as far as it has the rights.
 ///
-/// Call it before any other thread is started: the second half belongs to a thread and is inherited by
-/// those it starts. Never fails: what is refused is in the report, and the disk works without, only
-/// not when memory runs out while it is being written.
+/// Call it before any other thread is started: the second half applies to a thread and is inherited by those it starts.
+/// Never fails: the report contains what was refused. The disk works without it, unless memory runs out while it is
+/// being written.
 pub fn protect_writeback_path() -> Protection {
     Protection { memory_locked: lock_memory(), io_flusher: mark_io_flusher() }
 }
 
-/// The half of [`protect_writeback_path`] that belongs to the calling thread.
+/// The part of [`protect_writeback_path`] that applies to the calling thread.
 ///
 /// # Errors
 /// The [`Refusal`], without `CAP_SYS_RESOURCE`.
@@ -46,15 +46,15 @@ pub fn mark_io_flusher() -> Result<(), Refusal> {
 }
 
 fn lock_memory() -> Result<(), Refusal> {
-    // Under a limit MCL_FUTURE would make a later allocation fail instead: worse than not locked.
-    // Nor does the right to lock help: whoever gives it away later is under the limit from then on.
+    // Under a limit, MCL_FUTURE would make a later allocation fail instead, which is worse than unlocked memory. Nor
+    // does the right to lock help: a process that gives it up later is under the limit from then on.
     let unlimited = Rlimit { current: None, maximum: None };
     if let Some(limit) = rustix::process::getrlimit(Resource::Memlock).current
         && rustix::process::setrlimit(Resource::Memlock, unlimited).is_err()
     {
         return Err(Refusal(format!("it needs CAP_SYS_RESOURCE or `ulimit -l unlimited` (now {} KiB)", limit >> 10)));
     }
-    // ONFAULT: buffers that are reserved for the largest request and never filled take no memory.
+    // ONFAULT: buffers that are reserved for the largest request but never filled take no memory.
     rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)
         .map_err(|errno| Refusal(errno.to_string()))
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_granted_the_report_is_true() {
+    fn protection_report_matches_what_was_granted() {
         let report = protect_writeback_path();
         println!("{report}");
         let locked_kib: u64 = std::fs::read_to_string("/proc/self/status")

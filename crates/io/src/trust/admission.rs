@@ -1,18 +1,18 @@
-//! How many strangers are listened to, and how often.
+//! Limits how many unauthenticated peers are served, and how often each may try.
 //!
-//! A connection that has not proved a key has one of [`STRANGERS_MAX`] places. Who comes from where a key was proved
-//! lately goes before who does not:
+//! A connection that has not proved a key occupies one of [`STRANGERS_MAX`] places. Connections from where a key was
+//! proved recently have priority:
 //!
-//! | rank | comes from | places |
+//! | rank | the peer's address | places |
 //! |---|---|---|
 //! | 2 | an address from which a key was proved within [`PROVED_FOR`] | all |
-//! | 1 | the network of such an address: of IPv4 the 24 first bits, of IPv6 64 | all |
-//! | 0 | elsewhere | all but [`PROVED_PLACES`] |
+//! | 1 | in the network of such an address: the first 24 bits of IPv4, 64 of IPv6 | all |
+//! | 0 | any other | all but [`PROVED_PLACES`] |
 //!
-//! Where there is no place left, the oldest connection of a lower rank is cut, at once; else the oldest of the same
-//! rank if it has had [`PRESSED_TIME`], or if its network has more than [`CROWDED_NETWORK`] places and the newcomer's
-//! has fewer. Only if there is none such is the newcomer turned away. So connections that say nothing cost a paired
-//! host nothing, from however many addresses they come.
+//! If no place is left, the oldest connection of a lower rank is cut at once; if there is none, the oldest of the same
+//! rank that has had [`PRESSED_TIME`], or whose network has more than [`CROWDED_NETWORK`] places while the newcomer's
+//! has fewer. Only if there is no such connection is the newcomer refused. So idle connections do not keep a paired
+//! host out, however many addresses they come from.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -26,16 +26,16 @@ use super::limits::{
     STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
 };
 
-/// Why a stranger is turned away before a byte of it is read.
+/// Why a connection is refused before a byte of it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Too many connections have not proved a key yet.
     Crowded,
     /// Too many of them from this address.
     CrowdedByAddress,
-    /// Too many handshakes from this address have failed.
+    /// Too many handshakes from this address failed.
     Failures {
-        /// This is the first refusal since the last success or pause: worth a line in a log.
+        /// Whether this is the first refusal since the last success or pause, and so worth a line in a log.
         is_first: bool,
     },
 }
@@ -52,17 +52,17 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What came of a stranger.
+/// How a connection's attempt to prove a key ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// It has proved a key.
+    /// It proved a key.
     Given,
-    /// The link was lost before. Of an address that has proved one lately this is its network's failure and not its
-    /// own.
+    /// The link was lost before. If the address has recently proved a key, this counts as a failure of its network and
+    /// not of the peer.
     CutShort,
     /// It failed.
     Failed,
-    /// It was never heard, by no fault of its own.
+    /// It was cut off before its handshake, through no fault of its own.
     Untried,
 }
 
@@ -74,7 +74,7 @@ pub struct Admission {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Who is here, in the order of arrival.
+    /// The connections that have not proved a key, in the order of arrival.
     waiting: BTreeMap<u64, Waiting>,
     numbers: u64,
     addresses: HashMap<IpAddr, Record>,
@@ -85,25 +85,25 @@ struct State {
 /// A connection that has not proved a key yet.
 #[derive(Debug)]
 struct Waiting {
-    /// Where it comes from (of IPv6: which network of 64 bits).
+    /// The peer's address (for IPv6, its /64 network).
     address: IpAddr,
     rank: u8,
     since: Instant,
     cut: Arc<Cut>,
 }
 
-/// One address (of IPv6: one network of 64 bits, which is what one subscriber has).
+/// The record of one address (for IPv6, of one /64 network, which is what one subscriber has).
 #[derive(Debug)]
 struct Record {
     connected: usize,
-    /// When its last failure will be forgiven: later by [`FORGIVEN_AFTER`] with each.
+    /// When its last failure will be forgiven: each failure moves it by [`FORGIVEN_AFTER`].
     clean_at: Instant,
     was_told: bool,
-    /// Until when lost links are no failures: a paired host was there lately.
+    /// Until when lost links do not count as failures: a paired host was at this address recently.
     trusted_until: Option<Instant>,
 }
 
-/// How a connection that has to give way is ended.
+/// Ends a connection that has to give way.
 #[derive(Default)]
 struct Cut(Mutex<CutState>);
 
@@ -138,7 +138,7 @@ impl Cut {
     }
 }
 
-/// A connection's place. Dropped, it is given back as that of one who was never heard.
+/// A connection's place. Dropping it returns the place as [`Proof::Untried`].
 #[derive(Debug)]
 pub struct Ticket {
     state: Arc<Mutex<State>>,
@@ -150,7 +150,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// How the connection is ended should it have to give way; at once if it has to already.
+    /// Sets how to end the connection if it has to give way; ends it at once if it already has to.
     pub fn on_cut(&self, end: impl FnOnce() + Send + 'static) {
         let mut state = self.cut.state();
         match *state {
@@ -167,7 +167,7 @@ impl Ticket {
         self.cut.is_cut()
     }
 
-    /// It has proved a key, or not.
+    /// Returns the place, with the result of the attempt.
     pub fn leave(mut self, now: Instant, proof: Proof) {
         self.give_back(now, proof);
     }
@@ -186,7 +186,7 @@ impl Drop for Ticket {
 }
 
 impl Admission {
-    /// A connection arrives. It has a place until its ticket is given back.
+    /// Admits a connection, which has a place until its ticket is returned.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -194,13 +194,13 @@ impl Admission {
         let address = subscriber(address);
         let mut cut = Vec::new();
         let entered = self.state().enter(address, now, &mut cut);
-        // Without the lock: whoever is cut may take a while.
+        // Without the lock: ending a connection may take a while.
         cut.into_iter().for_each(|cut| cut.cut());
         let (number, cut) = entered?;
         Ok(Ticket { state: Arc::clone(&self.state), number, address, since: now, cut, is_given_back: false })
     }
 
-    /// A key was proved from there lately, as this host remembers it.
+    /// Records that a key was proved from this address recently, from this host's files.
     pub fn note_proved(&self, address: IpAddr, now: Instant) {
         self.state().note_proved(subscriber(address), now);
     }
@@ -211,12 +211,12 @@ impl Admission {
 }
 
 impl State {
-    /// The place of who comes from there; whoever is to be cut for it is in `cut`.
+    /// Finds a place for a connection from this address; adds to `cut` the connections that must give way.
     fn enter(&mut self, address: IpAddr, now: Instant, cut: &mut Vec<Arc<Cut>>) -> Result<(u64, Arc<Cut>), Refusal> {
         let rank = self.find_place(address, now, cut)?;
         let record = self.record(address, now);
         record.connected += 1;
-        // It counts as failed until it has not: many that come at once are not let in on one another's credit.
+        // It counts as failed until it succeeds: many that arrive at once are each counted.
         record.clean_at = record.clean_at.max(now) + FORGIVEN_AFTER;
         self.numbers += 1;
         let own = Arc::<Cut>::default();
@@ -224,7 +224,7 @@ impl State {
         Ok((self.numbers, own))
     }
 
-    /// The rank of who may enter from there, once whoever had to give way is cut.
+    /// The rank of a connection from this address, if it may enter; adds to `cut` the connections that must give way.
     fn find_place(&mut self, address: IpAddr, now: Instant, cut: &mut Vec<Arc<Cut>>) -> Result<u8, Refusal> {
         let rank = self.rank(address, now);
         let record = self.record(address, now);
@@ -246,7 +246,7 @@ impl State {
         Ok(rank)
     }
 
-    /// Who gives way to somebody of this rank from there.
+    /// The connection that gives way to a newcomer of this rank from this address.
     fn victim(&self, address: IpAddr, rank: u8, now: Instant) -> Option<u64> {
         let lower = self.waiting.iter().filter(|(_, other)| other.rank < rank);
         if let Some((number, _)) = lower.min_by_key(|(number, other)| (other.rank, **number)) {
@@ -324,7 +324,8 @@ impl State {
         record
     }
 
-    /// Forgets whoever is clean and gone; if nobody is, whoever will be soonest.
+    /// Forgets addresses without connections and failures; if there are none, the one whose failures are forgiven
+    /// first.
     fn make_room(&mut self, now: Instant) {
         self.addresses.retain(|_, record| record.connected > 0 || record.clean_at > now);
         if self.addresses.len() >= ADDRESSES_MAX {
@@ -336,7 +337,7 @@ impl State {
     }
 }
 
-/// One address; of IPv6 one network of 64 bits, which is what one subscriber has.
+/// The address of a subscriber: one IPv4 address, or one /64 network of IPv6, which is what one subscriber has.
 pub fn subscriber(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64)),
@@ -344,7 +345,7 @@ pub fn subscriber(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The network of a [`subscriber`]: of IPv4 the 24 first bits, of IPv6 it is one itself.
+/// The network of a [`subscriber`]: the first 24 bits of IPv4; for IPv6 the subscriber's own network.
 fn network(subscriber: IpAddr) -> IpAddr {
     match subscriber {
         IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() >> 8 << 8)),
@@ -357,7 +358,7 @@ mod tests {
     use super::*;
 
     impl Admission {
-        /// Whoever is let in leaves at once, like this; says whether it was.
+        /// Enters and leaves at once with this result; an error if it was not admitted.
         fn visit(&self, address: IpAddr, now: Instant, proof: Proof) -> Result<(), Refusal> {
             self.enter(address, now).map(|ticket| ticket.leave(now, proof))
         }
@@ -368,12 +369,12 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_failures_are_cut_to_one_in_six_seconds_and_others_are_unharmed() {
+    fn failing_address_is_limited_to_one_try_in_six_seconds() {
         let admission = Admission::default();
         let (guesser, other) = ("10.0.0.9".parse().unwrap(), "10.0.0.7".parse().unwrap());
         let (mut tried, mut told) = (0, 0);
         for n in 0..1000 {
-            // Ten a second.
+            // Ten each second.
             let now = Instant::from_nanos(n * 100_000_000);
             match admission.visit(guesser, now, Proof::Failed) {
                 Ok(()) => tried += 1,
@@ -381,7 +382,7 @@ mod tests {
                 Err(other) => panic!("{other}"),
             }
         }
-        // 100 s: the first ten, and one for each six seconds.
+        // In 100 s: the first ten, and one for each six seconds.
         assert_eq!(tried, 10 + 16);
         assert_eq!(told, 1, "and the log says so once");
         assert_eq!(admission.visit(other, at(100), Proof::Failed), Ok(()));
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_network_does_not_lock_a_paired_host_out_and_a_stranger_gains_nothing_by_it() {
+    fn lost_links_do_not_lock_a_paired_host_out_nor_help_others() {
         let admission = Admission::default();
         let (paired, stranger) = ("10.0.0.7".parse().unwrap(), "10.0.0.9".parse().unwrap());
         admission.visit(paired, at(1), Proof::Given).unwrap();
@@ -407,7 +408,7 @@ mod tests {
         let guesser = "10.0.0.9".parse().unwrap();
         let mut tried = 0;
         for n in 0..100 {
-            // Each of a crowd is still in its handshake when the next comes; all fail much later.
+            // Each is still in its handshake when the next arrives; all fail much later.
             let now = Instant::from_nanos(n * 100_000_000);
             let crowd: Vec<Ticket> = (0..20).filter_map(|_| admission.enter(guesser, now).ok()).collect();
             tried += crowd.len();
@@ -416,13 +417,13 @@ mod tests {
         assert_eq!(tried, 10 + 1);
     }
 
-    /// One address of many networks.
+    /// The nth address, each in a different network.
     fn elsewhere(n: usize) -> IpAddr {
         IpAddr::from([10, 1 + (n / 250) as u8, (n % 250) as u8, 1])
     }
 
     #[test]
-    fn success_is_free_and_crowds_are_bounded() {
+    fn successes_do_not_count_and_places_are_bounded() {
         let admission = Admission::default();
         for _ in 0..1000 {
             admission.visit(elsewhere(1), at(1), Proof::Given).unwrap();
@@ -447,7 +448,7 @@ mod tests {
         admission.visit(paired, at(1), Proof::Given).unwrap();
         let mut crowd = Vec::new();
         for n in 0..60 {
-            // Idle ones from its own network and from others, in the same moment.
+            // Idle connections from its own network and from others, at the same moment.
             crowd.extend(admission.enter(IpAddr::from([10, 0, 0, 100 + n]), at(2)));
             crowd.extend(admission.enter(elsewhere(n.into()), at(2)));
         }
@@ -459,14 +460,14 @@ mod tests {
             crowd.extend(admission.enter(elsewhere(100 + n), at(2)));
             crowd.extend(admission.enter(IpAddr::from([10, 0, 0, 200 + n as u8]), at(2)));
         }
-        // After a day it is a stranger like others.
+        // After a day its priority has expired.
         crowd.clear();
         let later = at(2) + PROVED_FOR;
         assert_eq!(admission.state().rank(paired, later), 0);
     }
 
     #[test]
-    fn under_pressure_the_oldest_goes_after_a_second_and_is_told_to() {
+    fn oldest_connection_is_cut_after_a_second_if_all_places_are_taken() {
         let admission = Admission::default();
         let places = STRANGERS_MAX - PROVED_PLACES;
         let crowd: Vec<_> = (0..places).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
@@ -481,7 +482,7 @@ mod tests {
         assert_eq!(*ended.lock().unwrap(), [0, 1]);
         assert!(crowd[0].is_cut() && !crowd[2].is_cut());
         assert_eq!(admission.state().waiting.len(), places);
-        // Whoever hears of it late is ended at once.
+        // A connection that registers late is ended at once.
         crowd[0].on_cut({
             let ended = Arc::clone(&ended);
             move || ended.lock().unwrap().push(99)
@@ -503,13 +504,13 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_for_long_stays_bounded_and_who_was_there_keeps_its_rank() {
+    fn long_flood_stays_bounded_and_proved_addresses_keep_their_rank() {
         let admission = Admission::default();
         let paired = IpAddr::from([10, 0, 0, 7]);
         admission.note_proved(paired, at(1));
         let mut crowd = std::collections::VecDeque::new();
         for n in 0..100_000u32 {
-            // A thousand a second, each from another address.
+            // A thousand each second, each from another address.
             let now = at(2) + std::time::Duration::from_millis(n.into());
             crowd.extend(admission.enter(IpAddr::from((0x0b00_0000 + n).to_be_bytes()), now));
             while crowd.front().is_some_and(Ticket::is_cut) {

@@ -1,20 +1,20 @@
-//! Who did what, when, and how it went: a line of JSON each.
+//! The audit log: one line of JSON for each event, with peer, time and result.
 //!
-//! | file | what is in it |
+//! | file | contents |
 //! |---|---|
-//! | `audit.log` | everything but refusals |
+//! | `audit.log` | everything except refusals |
 //! | `refused.log` | refusals |
-//! | `grants.log` | `pair`, `unpair`, `allow` and `forbid` that were done, once more |
+//! | `grants.log` | a copy of `pair`, `unpair`, `allow` and `forbid` that succeeded |
 //!
-//! Each has its own bounds and its own old files, so nothing that another host does makes room by removing a line of a
-//! later row.
+//! Each has its own size limit and its own old files, so nothing that another host does can push out a line of a later
+//! row.
 //!
-//! **A flood** is counted ([`Tally`]): of what one peer does or is refused the first lines of a minute are written,
-//! then one line says how many more there were (`count`, `seconds`). What this host's owner does is always written.
+//! **A flood** is counted ([`Tally`]): of the actions or refusals of one peer, the first of each minute are written,
+//! then one line says how many more there were (`count`, `seconds`). Actions of this host's owner are always written.
 //!
-//! **A disk that is full** stops nobody: what a session does is done without its line, which is said once in the
-//! program's own log, and again when lines are written. A line of which the disk took a part stays as it is; the next
-//! one begins anew.
+//! **A full disk** does not stop sessions: they continue without audit lines. The program's own log reports this once,
+//! and again when lines can be written. A line that was written in part stays as it is; the next one starts on a new
+//! line.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -41,27 +41,27 @@ use crate::tally::{Summary, Tally, Verdict, WINDOW};
 const AUDIT_FILE: &str = "audit.log";
 const REFUSED_FILE: &str = "refused.log";
 const GRANTS_FILE: &str = "grants.log";
-/// What this host's owner does with those that are paired.
+/// The events by which this host's owner grants or withdraws trust.
 const GRANTS: [&str; 4] = ["pair", "unpair", "allow", "forbid"];
 
-/// How it went.
+/// The result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// Done.
+    /// It was done.
     Ok,
-    /// Not allowed.
+    /// It was not allowed.
     Refused,
-    /// Tried, and failed.
+    /// It was tried and failed.
     Failed,
 }
 
 /// One line.
 #[derive(Clone, Debug, Serialize)]
 pub struct Event<'a> {
-    /// What: `connect`, `list`, `attach`, `detach`, `pair`, `unpair`, `allow`, `forbid`.
+    /// The event: `connect`, `list`, `attach`, `detach`, `pair`, `unpair`, `allow`, `forbid`.
     pub event: &'a str,
-    /// How it went.
+    /// The result.
     pub outcome: Outcome,
     /// The peer's name, if it is paired.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,19 +75,19 @@ pub struct Event<'a> {
     /// The device's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<&'a str>,
-    /// Why, if it was refused or failed.
+    /// The reason, if it was refused or failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<&'a str>,
-    /// How many more of this event and outcome there were, each without a line of its own.
+    /// How many more of this event and outcome there were without a line of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// Over how many seconds these came.
+    /// Over how many seconds these events were counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
 }
 
 impl<'a> Event<'a> {
-    /// Nothing but the verb.
+    /// An event without any details.
     pub fn new(event: &'a str, outcome: Outcome) -> Self {
         Self {
             event,
@@ -107,7 +107,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// What is counted together.
+/// The events that are counted together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Kind {
     event: String,
@@ -115,16 +115,16 @@ struct Kind {
     who: Who,
 }
 
-/// Whose doing it is.
+/// Who caused an event.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
-    /// A paired host's.
+    /// A paired host.
     Peer(Fingerprint, Option<String>),
-    /// Somebody's at this address (of IPv6: in this network of 64 bits).
+    /// A peer at this address (for IPv6, in this /64 network).
     Address(IpAddr),
-    /// Somebody's who is called so, of this machine.
+    /// A program of this machine with this name.
     Named(String),
-    /// A peer's of whom neither key, address nor name is known.
+    /// A peer with no known key, address or name.
     Anybody,
 }
 
@@ -153,7 +153,7 @@ struct Line<'a> {
     event: &'a Event<'a>,
 }
 
-/// The log. Several processes may write it; whoever finds it full begins a new file.
+/// The log. Several processes may write to it; the one that finds it full begins a new file.
 #[derive(Debug)]
 pub struct Audit {
     log: Arc<Log>,
@@ -166,7 +166,7 @@ struct Log {
     is_failing: AtomicBool,
     clock: Clock,
     tally: Mutex<Tally<Kind>>,
-    /// A thread waits until a number is due.
+    /// Whether a thread waits until a summary is due.
     is_waited_for: AtomicBool,
 }
 
@@ -182,7 +182,7 @@ impl Audit {
         Self { log: Arc::new(Log { folder, bytes_max, is_failing, clock, tally, is_waited_for }) }
     }
 
-    /// Writes a line, or counts it among those that are written as a number; if the disk takes it.
+    /// Writes a line, or counts the event for a summary. Drops the line if the disk is full.
     pub fn record(&self, event: &Event<'_>) {
         let now = self.log.clock.now();
         self.log.write_due(now);
@@ -196,12 +196,12 @@ impl Audit {
         }
     }
 
-    /// Writes what was counted so far, however long its minute lasts yet: the process ends.
+    /// Writes all summaries, even if their minute is not over: the process ends.
     pub fn finish(&self) {
         self.log.write_last();
     }
 
-    /// Numbers are written when they are due, whether anything else is or not.
+    /// Starts a thread that writes summaries when they are due, even if there are no further events.
     fn wait_until_due(&self) {
         if self.log.is_waited_for.swap(true, Ordering::AcqRel) {
             return;
@@ -209,7 +209,7 @@ impl Audit {
         let log = Arc::downgrade(&self.log);
         let spawned = thread::Builder::new().name("audit".into()).stack_size(128 << 10).spawn(move || wait(&log));
         if spawned.is_err() {
-            // The next line brings them.
+            // The next event writes the summary.
             self.log.is_waited_for.store(false, Ordering::Release);
         }
     }
@@ -237,7 +237,8 @@ impl Log {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the next number is due. If there is none, whoever counts next has to wait itself.
+    /// When the next summary is due. If there is none, the thread ends, and the next event that is counted starts a new
+    /// one.
     fn next_due(&self) -> Option<Instant> {
         let tally = self.tally();
         let due = tally.poll_timeout();
@@ -247,7 +248,7 @@ impl Log {
         due
     }
 
-    /// Whether it has a line: the first of its peer, as long as they are the first of all.
+    /// Whether the event gets a line of its own: within the limit of its peer, and within that of all peers together.
     fn judge(&self, event: &Event<'_>, now: Instant) -> Verdict {
         let (of_peer, of_all) = match event.outcome {
             Outcome::Refused => (REFUSED_LINES_OF_PEER_MAX, REFUSED_LINES_MAX),
@@ -270,7 +271,7 @@ impl Log {
         }
     }
 
-    /// What was counted so far is written, whatever its window.
+    /// Writes all summaries, whatever their windows.
     fn write_last(&self) {
         let now = self.clock.now();
         loop {
@@ -347,7 +348,7 @@ impl Log {
         if end > 0 {
             file.read_at(&mut last, end - 1)?;
         }
-        // One write: lines of several processes do not mix. One that was torn by a full disk is ended first.
+        // One write: lines of several processes do not mix. A line that a full disk cut short is ended first.
         file.write_all(if last == [b'\n'] { &line[1..] } else { line })
     }
 
@@ -375,7 +376,7 @@ impl Drop for Log {
     }
 }
 
-/// A moment in RFC 3339, UTC, to the millisecond.
+/// Formats a moment as RFC 3339, UTC, with milliseconds.
 pub fn timestamp(time: SystemTime) -> String {
     let since: Duration = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -443,8 +444,8 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_takes_nothing_stops_nobody() {
-        // What cannot be written to, whoever asks.
+    fn unwritable_log_does_not_fail_and_is_written_again_later() {
+        // A folder in the file's place, to which not even root can write.
         let folder = folder("full");
         fs::create_dir_all(folder.file(AUDIT_FILE)).unwrap();
         let audit = Audit::new(folder.clone());
@@ -482,7 +483,7 @@ mod tests {
         assert_eq!(kept, ["pair", "attach"]);
         assert_eq!(lines(&folder, GRANTS_FILE).len(), 1);
         let refused = lines(&folder, REFUSED_FILE);
-        // With windows this short the oldest may have been rotated away; nothing is counted twice.
+        // With such short windows the oldest lines may have been rotated away; nothing is counted twice.
         let told: u64 = refused.iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
         assert!(told <= FLOOD && told > 0, "{told}");
         let last = refused.last().unwrap();
@@ -491,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_a_few_lines_and_one_number_that_is_right() {
+    fn flood_is_a_few_lines_and_one_correct_count() {
         let folder = folder("number");
         let audit = Audit::new(folder.clone());
         for n in 0..10_000u32 {
@@ -510,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_written_when_its_time_is_over_though_nothing_else_happens() {
+    fn summary_is_written_at_the_end_of_its_window_without_further_events() {
         let folder = folder("alone");
         let audit = Audit::within(folder.clone(), AUDIT_BYTES_MAX, Duration::from_millis(100));
         for _ in 0..50 {

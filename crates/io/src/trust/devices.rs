@@ -1,4 +1,4 @@
-//! The devices that this host has offered: the id of each, beside the evidence by which it is found again.
+//! The devices that this host has offered: each one's id, and the evidence by which it is recognised.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,37 +15,37 @@ use super::random::fill_random;
 const DEVICES_FILE: &str = "devices.json";
 /// Hexadecimal digits of an id.
 const DIGITS: usize = 32;
-/// The shortest beginning of an id that stands for it, digits.
+/// The shortest prefix that may stand for an id, digits.
 pub const PREFIX_DIGITS_MIN: usize = 6;
 
-/// The id of a device, as files and people write it: 32 hexadecimal digits.
+/// The id of a device, as in files and for people: 32 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(u128);
 
 impl DeviceId {
-    /// A new one, which no other device has.
+    /// A random id, which no other device has.
     pub fn random() -> Self {
         let mut bytes = [0; 16];
         fill_random(&mut bytes);
         Self(u128::from_le_bytes(bytes).max(1))
     }
 
-    /// That of an identity.
+    /// The id in an identity.
     pub fn of(identity: Identity) -> Self {
         Self(identity.id)
     }
 
-    /// The number itself.
+    /// The id as a number.
     pub fn number(self) -> u128 {
         self.0
     }
 
-    /// Its beginning, for tables.
+    /// Its prefix, for tables.
     pub fn short(self) -> String {
         self.to_string()[..12].to_owned()
     }
 
-    /// Whether `text` is this id, or its beginning ([`PREFIX_DIGITS_MIN`] digits at least).
+    /// Whether `text` is this id or a prefix of it ([`PREFIX_DIGITS_MIN`] digits at least).
     pub fn begins_with(self, text: &str) -> bool {
         text.len() >= PREFIX_DIGITS_MIN && self.to_string().starts_with(&text.to_ascii_lowercase())
     }
@@ -92,17 +92,17 @@ pub struct KnownDevice {
     pub id: DeviceId,
     /// How many media it has had before this one.
     pub generation: u64,
-    /// The evidence of its medium; none if the medium was retired: nothing is this device then, until its owner says
-    /// so.
+    /// The evidence of its medium; `None` if the medium was retired: no medium is this device until its owner assigns
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub medium: Option<String>,
-    /// Which part of the medium it is, and how it is used; empty: all of it, to read and write.
+    /// Which part of the medium it is, and how it is used; if empty, the whole medium, for reading and writing.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub view: String,
-    /// What it was called last.
+    /// Its last name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Whether its owner gave it that name; otherwise farbus did.
+    /// Whether the owner gave it that name; otherwise farbus did.
     #[serde(default)]
     pub is_named: bool,
     /// When it was last offered, RFC 3339.
@@ -132,7 +132,7 @@ impl KnownDevice {
     }
 }
 
-/// All of them.
+/// The list of all known devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Devices {
     #[serde(default)]
@@ -142,11 +142,11 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Those in `folder`; none if nothing was ever offered.
+    /// Reads the list in `folder`; it is empty if no device was ever offered.
     ///
     /// # Errors
-    /// [`StateError`]: the file cannot be read, others may change it, or it is not what it should be. Nothing is to be taken for a device
-    /// that was offered before.
+    /// [`StateError`]: the file cannot be read, other users may change it, or it is damaged. The caller must not
+    /// recognise any device then.
     pub fn load(folder: &Folder) -> Result<Self, StateError> {
         let Some(bytes) = folder.read(DEVICES_FILE, limits::DEVICES_BYTES_MAX, true)? else {
             return Ok(Self::default());
@@ -159,7 +159,7 @@ impl Devices {
         }
     }
 
-    /// Changes those in `folder`, alone among all processes.
+    /// Changes the list in `folder`, with a lock against other processes.
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
@@ -185,28 +185,28 @@ impl Devices {
         self.devices.iter().any(is_double)
     }
 
-    /// By its evidence.
+    /// Finds a device by its evidence.
     pub fn find(&self, medium: &str, view: &str) -> Option<&KnownDevice> {
         self.devices.iter().find(|device| device.medium.as_deref() == Some(medium) && device.view == view)
     }
 
-    /// By its id.
+    /// Finds a device by its id.
     pub fn of_id(&self, id: DeviceId) -> Option<&KnownDevice> {
         self.devices.iter().find(|device| device.id == id)
     }
 
-    /// By its id, to change it.
+    /// Finds a device by its id, to change it.
     pub fn of_id_mut(&mut self, id: DeviceId) -> Option<&mut KnownDevice> {
         self.devices.iter_mut().find(|device| device.id == id)
     }
 
-    /// In the order of their coming.
+    /// All devices in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &KnownDevice> {
         self.devices.iter()
     }
 
-    /// Adds a device. Where there are [`limits::DEVICES_MAX`], one without a medium is forgotten, or the one that was
-    /// not offered for the longest time.
+    /// Adds a device. If there are [`limits::DEVICES_MAX`], forgets one without a medium, or the one that was last
+    /// offered longest ago.
     pub fn add(&mut self, device: KnownDevice) -> Identity {
         let identity = device.identity();
         if self.devices.len() >= limits::DEVICES_MAX {
@@ -219,8 +219,8 @@ impl Devices {
         identity
     }
 
-    /// From now on the device with this id is `medium`, which is no other device any more; its generation is
-    /// `generation`. Says whether there is such a device.
+    /// Assigns `medium` to the device with this id and removes it from any other device; sets the device's generation.
+    /// Returns whether there is such a device.
     pub fn give(&mut self, id: DeviceId, generation: u64, medium: &str, view: &str) -> bool {
         if self.of_id(id).is_none() {
             return false;
@@ -236,7 +236,7 @@ impl Devices {
         true
     }
 
-    /// Nothing that is on `medium` is a device of before any more, whatever part of it.
+    /// Removes `medium` from all devices, whatever part of it they are.
     pub fn retire(&mut self, medium: &str) {
         let on_it = self.devices.iter_mut().filter(|device| device.medium.as_deref() == Some(medium));
         on_it.for_each(|device| device.medium = None);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_found_again_by_its_medium_and_its_part_of_it_and_by_nothing_else() {
+    fn device_is_recognised_by_medium_and_part_only() {
         let scratch = Scratch::new();
         assert_eq!(Devices::load(&scratch.0).unwrap(), Devices::default());
         let (whole, part) = (scratch.add("file a", ""), scratch.add("file a", "ro"));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_medium_is_one_device_whoever_had_it_before() {
+    fn medium_belongs_to_the_device_it_was_given_to_last_until_retired() {
         let scratch = Scratch::new();
         let (a, b) = (scratch.add("file a", ""), scratch.add("file b", ""));
         let part = scratch.add("file a", "ro");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_bounded_and_what_was_not_offered_for_long_goes_first() {
+    fn device_list_is_bounded_and_drops_the_longest_unoffered_first() {
         let mut all = Devices::default();
         let device = |at: usize| KnownDevice::new(&format!("file {at}"), "", format!("{at:08}"));
         (0..limits::DEVICES_MAX).for_each(|at| {

@@ -1,4 +1,4 @@
-//! The short name of a key.
+//! Fingerprints of keys.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +6,8 @@ use std::str::FromStr;
 use ring::digest;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// SHA-256 of an Ed25519 public key's SubjectPublicKeyInfo (RFC 8410): a host, for people and files. Written in 52
-/// letters and digits (base 32 of RFC 4648, lower case, no padding).
+/// SHA-256 of an Ed25519 public key's SubjectPublicKeyInfo (RFC 8410). It identifies a host for people and in files,
+/// written as 52 letters and digits (base 32 of RFC 4648, lower case, no padding).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fingerprint([u8; 32]);
 
@@ -27,24 +27,24 @@ const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 const LETTERS: usize = 52;
 
 impl Fingerprint {
-    /// Of a SubjectPublicKeyInfo in DER.
+    /// The fingerprint of a SubjectPublicKeyInfo in DER.
     pub fn of_public_key_info(der: &[u8]) -> Self {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest::digest(&digest::SHA256, der).as_ref());
         Self(bytes)
     }
 
-    /// The one with this hash.
+    /// The fingerprint with this hash.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The hash itself.
+    /// The hash.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Its beginning, for a line that names the host in full elsewhere.
+    /// Its first characters, for a line of a text that contains the whole fingerprint elsewhere.
     pub fn short(&self) -> String {
         self.to_string()[..12].to_owned()
     }

@@ -1,4 +1,4 @@
-//! Where a host keeps what it knows.
+//! The folder in which a host keeps its state.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,16 +15,16 @@ use super::state_folder::{Access, FolderError, StateFolder};
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// It, once it is kept open.
+    /// The folder, once it is kept open.
     held: Arc<OnceLock<StateFolder>>,
 }
 
 /// What is wrong with the host's own files.
 #[derive(Debug)]
 pub struct StateError {
-    /// Which file.
+    /// The file.
     pub path: PathBuf,
-    /// A sentence for a person.
+    /// A message for a person.
     pub what: String,
 }
 
@@ -43,16 +43,16 @@ impl From<FolderError> for StateError {
 }
 
 impl Folder {
-    /// A folder of this name, which need not exist yet.
+    /// The folder with this path, which need not exist yet.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), held: Arc::default() }
     }
 
-    /// `FARBUS_STATE`; else `/var/lib/farbus` for root, `farbus` in `XDG_STATE_HOME` (or `~/.local/state`) for others.
-    /// A process that becomes another user keeps that of the first.
+    /// `FARBUS_STATE`; otherwise `/var/lib/farbus` for root, `farbus` in `XDG_STATE_HOME` (or `~/.local/state`) for
+    /// other users. A process that changes its user keeps the folder of the first user.
     ///
     /// # Errors
-    /// If the user has no home either.
+    /// The user has no home folder either.
     pub fn of_user() -> Result<Self, StateError> {
         static FOUND: OnceLock<Folder> = OnceLock::new();
         match FOUND.get() {
@@ -75,34 +75,34 @@ impl Folder {
         Ok(Self::at(state.join("farbus")))
     }
 
-    /// A file in it.
+    /// The path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// The folder itself.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it, for its owner's eyes only.
+    /// Creates the folder, accessible only to its owner.
     ///
     /// # Errors
-    /// If it is not there and cannot be made, or others than its owner could put another in its place.
+    /// It does not exist and cannot be created, or users other than its owner could replace it.
     pub fn make(&self) -> Result<(), StateError> {
         self.opened_or_made().map(drop)
     }
 
-    /// Keeps it open: it is found from now on even where the way to it is closed to this process, and whatever stands
-    /// there then.
+    /// Keeps the folder open: it is used from now on even if this process may not open the path, and whatever is at the
+    /// path by then.
     pub(super) fn keep(&self, folder: StateFolder) -> &StateFolder {
         self.held.get_or_init(|| folder)
     }
 
-    /// It, open; `None` if there is none.
+    /// Opens the folder; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`StateError`]: others than its owner could have put it there, or what the system says.
+    /// [`StateError`]: users other than its owner could have put it there, or the system's error.
     pub fn opened(&self) -> Result<Option<StateFolder>, StateError> {
         match self.held.get() {
             Some(held) => Ok(Some(held.clone())),
@@ -110,7 +110,7 @@ impl Folder {
         }
     }
 
-    /// It, open, and made if there is none.
+    /// Opens the folder, and creates it if it does not exist.
     ///
     /// # Errors
     /// As [`Folder::make`].
@@ -121,7 +121,7 @@ impl Folder {
         }
     }
 
-    /// What `name` holds; `None` if there is no such file.
+    /// The contents of the file `name`; `None` if it does not exist.
     pub(super) fn read(&self, name: &str, bytes_max: u64, is_secret: bool) -> Result<Option<Vec<u8>>, StateError> {
         let path = self.file(name);
         let Some(folder) = self.opened()? else { return Ok(None) };
@@ -143,7 +143,7 @@ impl Folder {
         Ok(Some(bytes))
     }
 
-    /// Writes `name` anew: whole and durable, or not at all, as where the disk is full.
+    /// Replaces the file `name` atomically and durably; if that fails, as on a full disk, the old file stays.
     pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StateError> {
         let folder = self.opened_or_made()?;
         let fresh = format!("{name}.new");
@@ -156,17 +156,17 @@ impl Folder {
             Ok(folder.sync()?)
         };
         write().inspect_err(|_| {
-            // What a full disk took of it is given back.
+            // Frees the space that it took on a full disk.
             let _ = folder.remove(&fresh);
         })
     }
 
-    /// The file `name`, to be read and written at its end; made if there is none.
+    /// Opens the file `name` for reading and appending; creates it if it does not exist.
     pub(super) fn append(&self, name: &str) -> Result<File, StateError> {
         Ok(self.opened_or_made()?.file_or_make(name, Access::Append)?)
     }
 
-    /// Gives the file `from` the name `to`, in place of what has it. Nothing is done if there is none.
+    /// Renames the file `from` to `to`, replacing that. Does nothing if `from` does not exist.
     pub(super) fn rename(&self, from: &str, to: &str) -> Result<(), StateError> {
         Ok(self.opened_or_made()?.rename(from, to)?)
     }

@@ -1,8 +1,8 @@
-//! Giving root's state folder to the user that hears strangers.
+//! Gives root's state folder to the user that talks to the network.
 //!
-//! In releases before, that user was root, without capabilities, where root owned the folder. It never is any more, so
-//! the folder has to change hands once: by the process that is still root, before it gives its rights away. Everything
-//! is done by descriptor, and a release that came before goes on with such a folder as it does with one of the user
+//! In earlier releases that user was root without capabilities, if root owned the folder. It is never root any more, so
+//! the folder has to change its owner once: the process that is still root does this before it confines itself. All
+//! changes are made by descriptor. An earlier release can use the folder afterwards, as it can use one of the user
 //! `farbus`.
 
 use std::fs::File;
@@ -15,16 +15,15 @@ use super::folder::{Folder, StateError};
 use super::state_folder::{Access, StateFolder};
 use crate::sys::accounts::{Account, confined_user};
 
-/// Folders that root's state folder may have in it and still be farbus's own: its journals, and what a file system
-/// begins with.
+/// Subfolders that farbus's own state folder may have: its journals, and the folder that a file system begins with.
 const SUBFOLDERS: [&str; 2] = ["swaps", "lost+found"];
 
 impl Folder {
-    /// Keeps the folder open for a process that is about to give its rights away, and gives root's own to the user that
-    /// it becomes. Its descriptor says who that is.
+    /// Keeps the folder open for a process that is about to confine itself, and gives a folder of root's to the user
+    /// that the process becomes. The descriptor's owner says which user that is.
     ///
     /// # Errors
-    /// [`StateError`]: root's folder holds what is not farbus's, or the system refuses.
+    /// [`StateError`]: root's folder contains files that are not farbus's, or the system refuses.
     pub fn hand_over(&self) -> Result<Arc<OwnedFd>, StateError> {
         let folder = self.opened_or_made()?;
         let is_roots = rustix::process::geteuid().is_root() && folder.owner().0.is_root();
@@ -33,7 +32,7 @@ impl Folder {
     }
 
     fn give(&self, folder: &StateFolder, (name, account): (String, Account)) -> Result<StateFolder, StateError> {
-        // Other processes of root's do not make files here meanwhile.
+        // Other processes of root's must not create files here meanwhile.
         let lock = self.lock()?;
         let names = folder.names()?;
         let is_foreign = |entry: &&String| {
@@ -60,7 +59,7 @@ impl Folder {
             })
         };
         for entry in names.iter().filter(|entry| !SUBFOLDERS.contains(&entry.as_str())) {
-            // What is no file of root's alone is refused whenever it is used, and stays whose it is.
+            // A file that is not exclusively root's keeps its owner; it is refused whenever it is used.
             if let Ok(Some(file)) = folder.file(entry, Access::Read) {
                 hand(&file, entry)?;
             }
@@ -87,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_of_roots_goes_to_a_user_who_is_not_root_and_goes_on_working() {
+    fn folder_of_root_is_given_to_another_user_and_still_works() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -111,7 +110,7 @@ mod tests {
             assert_eq!(about.uid(), owner, "{name}");
             assert!(about.is_dir() || about.mode() & 0o077 == 0, "{name}");
         }
-        // Journals stay root's, who writes them.
+        // Journals stay root's, which writes them.
         assert_eq!(fs::metadata(state.join("swaps")).unwrap().uid(), 0);
         assert_eq!(fs::metadata(&victim).unwrap().uid(), 0, "what only a link of it was there stays root's");
         for folder in [&folder, &Folder::at(&state)] {
@@ -120,13 +119,13 @@ mod tests {
             let swaps = folder.opened().unwrap().unwrap().subfolder("swaps").unwrap().unwrap();
             assert!(swaps.file("00000001.journal", Access::ReadWrite).unwrap().is_some());
         }
-        // A second time there is nothing to do.
+        // The second time there is nothing to do.
         assert_eq!(rustix::fs::fstat(Folder::at(&state).hand_over().unwrap()).unwrap().st_uid, owner);
         fs::remove_dir_all(path).unwrap();
     }
 
     #[test]
-    fn folder_that_holds_other_things_of_roots_is_not_given_away() {
+    fn folder_with_other_files_of_root_is_not_given_away() {
         if !rustix::process::geteuid().is_root() {
             return;
         }

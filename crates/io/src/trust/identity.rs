@@ -1,4 +1,4 @@
-//! This host's key, and the certificate around it.
+//! This host's key, and its certificate.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,9 +14,9 @@ use super::folder::{Folder, StateError};
 use super::limits;
 use super::provider::provider;
 
-/// The file of the key: PKCS #8, PEM.
+/// The file with the key: PKCS #8, PEM.
 const KEY_FILE: &str = "key.pem";
-/// A key of ours has 200 bytes.
+/// The largest key file that is read; ours has 200 bytes.
 const KEY_BYTES_MAX: u64 = 16 << 10;
 
 /// A host's key.
@@ -32,15 +32,15 @@ struct Issued {
 }
 
 impl Identity {
-    /// The key in `folder`, made there at first need.
+    /// Reads the key in `folder`; creates it if there is none.
     ///
     /// # Errors
-    /// [`StateError`]: the file cannot be read or made, others may read it, or it holds no Ed25519 key.
+    /// [`StateError`]: the file cannot be read or created, other users may read it, or it contains no Ed25519 key.
     pub fn load_or_create(folder: &Folder) -> Result<Self, StateError> {
         if let Some(found) = Self::load(folder)? {
             return Ok(found);
         }
-        // Two processes at their first need make one key between them.
+        // Two processes that both need a key create only one.
         let _lock = folder.lock()?;
         if let Some(found) = Self::load(folder)? {
             return Ok(found);
@@ -50,7 +50,7 @@ impl Identity {
         Ok(made)
     }
 
-    /// The key in `folder`, if there is one.
+    /// Reads the key in `folder`, if there is one.
     ///
     /// # Errors
     /// As [`Identity::load_or_create`].
@@ -64,15 +64,15 @@ impl Identity {
         Ok(Some(Self::over(key)))
     }
 
-    /// Whether there is a file of a key in `folder`, whatever is in it.
+    /// Whether `folder` contains a key file, whatever its content.
     pub fn is_there(folder: &Folder) -> bool {
         folder.file(KEY_FILE).exists()
     }
 
-    /// A fresh key that is kept nowhere.
+    /// A new key that is not stored.
     ///
     /// # Panics
-    /// If the system has no randomness.
+    /// If the system has no random numbers.
     pub fn generate() -> Self {
         Self::over(KeyPair::generate_for(&rcgen::PKCS_ED25519).expect("the system gives random numbers"))
     }
@@ -82,26 +82,26 @@ impl Identity {
         Self { key, fingerprint, current: Mutex::default() }
     }
 
-    /// Who this host is.
+    /// The fingerprint of this host's key.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// A certificate in date from `from` until `until`, self-signed, without a name.
+    /// A self-signed certificate without a name, valid from `from` until `until`.
     ///
     /// # Panics
-    /// If the key does not sign: it was read or made as one that does.
+    /// If the key cannot sign: it was checked when it was read or created.
     pub fn certificate(&self, from: SystemTime, until: SystemTime) -> CertificateDer<'static> {
         let mut wanted = CertificateParams::default();
         wanted.distinguished_name = DistinguishedName::new();
-        // The same for every host: a certificate is shown to strangers.
+        // The same for every host, because a certificate is shown to unknown peers.
         wanted.distinguished_name.push(DnType::CommonName, "farbus");
         wanted.not_before = date_time_ymd(1970, 1, 1) + since_epoch(from);
         wanted.not_after = date_time_ymd(1970, 1, 1) + since_epoch(until);
         wanted.self_signed(&self.key).expect("a key signs").der().clone()
     }
 
-    /// Key and certificate as TLS takes them; the certificate is of today.
+    /// Key and certificate for TLS; the certificate was created today.
     pub(super) fn certified(&self) -> Arc<CertifiedKey> {
         let now = SystemTime::now();
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -117,7 +117,7 @@ impl Identity {
         certified
     }
 
-    /// Key and another certificate of it, as TLS takes them.
+    /// Key and another certificate of it, for TLS.
     pub(super) fn certified_with(&self, certificate: CertificateDer<'static>) -> Arc<CertifiedKey> {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.key.serialize_der()));
         let signing = provider().key_provider.load_private_key(key).expect("rcgen's keys are rustls's keys");

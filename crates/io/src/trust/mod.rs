@@ -1,9 +1,9 @@
-//! Who a host is, and whom it knows: keys, certificates, paired hosts, and the TLS that holds links to them.
+//! A host's identity and the hosts it trusts: keys, certificates, paired hosts, and TLS for the links between them.
 //!
-//! A host *is* its Ed25519 key. Its certificate is only the paper that TLS wants around the key: made afresh when
-//! needed, with no name in it that a stranger could learn. A link is accepted if and only if the peer proves that it
-//! has a key that a person paired with this host, and its certificate is in date; no name, address or authority stands
-//! in for that.
+//! A host's identity is its Ed25519 key. Its certificate exists only because TLS needs one: it is created when needed,
+//! and contains no name that an unknown peer could learn. A link is accepted if and only if the peer proves that it has
+//! a key that a person paired with this host, and its certificate is in date; no name, address or authority can replace
+//! that.
 
 mod admission;
 mod audit;

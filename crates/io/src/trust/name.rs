@@ -1,11 +1,11 @@
-//! What hosts are called.
+//! Names of hosts.
 
 use std::fmt;
 
 /// The longest name: that of a DNS label (RFC 1035 §2.3.4).
 const LETTERS_MAX: usize = 63;
 
-/// The text is no name for a host.
+/// The text is not valid as a host's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAName;
 
@@ -19,8 +19,8 @@ impl fmt::Display for NotAName {
 
 impl std::error::Error for NotAName {}
 
-/// `text` as a name, in lower case: what it says may come from a stranger, and is shown on terminals and written to
-/// files.
+/// Parses `text` as a name, in lower case. The text may come from an unknown peer, and names are shown on terminals and
+/// written to files.
 ///
 /// # Errors
 /// [`NotAName`].
@@ -34,7 +34,7 @@ pub fn name_from(text: &str) -> Result<String, NotAName> {
     if is_name { Ok(name) } else { Err(NotAName) }
 }
 
-/// What this host calls itself to those it pairs with: `FARBUS_NAME`, else the first label of its host name.
+/// The name that this host gives to hosts it pairs with: `FARBUS_NAME`, else the first label of its host name.
 pub fn host_name() -> String {
     let told = std::env::var("FARBUS_NAME").ok().and_then(|name| name_from(&name).ok());
     let of_system = || {
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_hosts_and_nothing_that_a_terminal_obeys() {
+    fn names_are_host_names_without_control_characters() {
         assert_eq!(name_from("Lab3"), Ok("lab3".into()));
         for wrong in ["", "-a", "a-", "a b", "a/b", "\u{1b}[2J", "ä", &"a".repeat(64), "a.b"] {
             assert_eq!(name_from(wrong), Err(NotAName), "{wrong:?}");

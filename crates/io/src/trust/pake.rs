@@ -1,9 +1,9 @@
-//! The code that a person carries from one host to the other, and what is made of it.
+//! The code that a person carries from one host to the other, and the key exchange that it authenticates.
 //!
 //! SPAKE2 over Ed25519, between two hosts that have shown each other their keys in TLS. Both fingerprints are SPAKE2's
-//! identities, and both proofs cover the connection's own exporter (RFC 9266 in spirit): a host in the middle, which
-//! has to show another key to either side, gets two different secrets and can prove neither. Whoever guesses has to say
-//! a proof to the host that waits, and learns from it whether that one guess was right, and nothing about any other.
+//! identities, and both proofs cover the connection's own exporter (in the spirit of RFC 9266): a host in the middle,
+//! which has to show another key to either side, gets two different secrets and can prove neither. A peer that guesses
+//! a code has to send a proof to the waiting host, and learns only whether that one guess was right.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ pub struct Code([u8; DIGITS]);
 const DIGITS: usize = 8;
 const CODES: u32 = 100_000_000;
 
-/// The text is no code.
+/// The text is not a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotACode;
 
@@ -34,12 +34,12 @@ impl fmt::Display for NotACode {
 impl std::error::Error for NotACode {}
 
 impl Code {
-    /// A random one.
+    /// A random code.
     ///
     /// # Panics
-    /// If the system has no randomness.
+    /// If the system has no random numbers.
     pub fn generate() -> Self {
-        // The largest multiple of all codes that fits: none is likelier than another.
+        // The largest multiple of the number of codes that fits: every code is equally likely.
         const BELOW: u32 = u32::MAX / CODES * CODES;
         loop {
             let mut bytes = [0; 4];
@@ -87,16 +87,16 @@ impl FromStr for Code {
     }
 }
 
-/// Which side of a pairing.
+/// The role in a pairing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// It was told the code, and connects.
+    /// The host that was told the code, and connects.
     Joins,
-    /// It shows the code, and waits.
+    /// The host that shows the code, and waits.
     Waits,
 }
 
-/// One exchange, begun.
+/// An exchange that has begun.
 pub struct Exchange {
     side: Side,
     spake: Spake2<Ed25519Group>,
@@ -105,16 +105,16 @@ pub struct Exchange {
     waiter: Fingerprint,
 }
 
-/// What each side says to show that it knows the code.
+/// What each side sends to show that it knows the code.
 pub struct Proofs {
-    /// What we say.
+    /// The proof that this host sends.
     pub ours: [u8; 32],
-    /// What the peer has to say.
+    /// The proof that the peer has to send.
     pub theirs: [u8; 32],
 }
 
 impl Exchange {
-    /// Begins one between two hosts.
+    /// Begins an exchange between two hosts.
     pub fn start(side: Side, code: &Code, joiner: Fingerprint, waiter: Fingerprint) -> Self {
         let password = Password::new(code.0);
         let (a, b) = (SpakeIdentity::new(joiner.as_bytes()), SpakeIdentity::new(waiter.as_bytes()));
@@ -125,13 +125,13 @@ impl Exchange {
         Self { side, spake, share, joiner, waiter }
     }
 
-    /// What the peer is sent; it says nothing about the code.
+    /// The message for the peer; it reveals nothing about the code.
     pub fn share(&self) -> &[u8] {
         &self.share
     }
 
-    /// The proofs, from what the peer sent. `context` is what both must have seen alike. `None`: no such message
-    /// exists.
+    /// Computes the proofs from the peer's message. `context` must be the same on both sides. `None`: the message is
+    /// invalid.
     pub fn finish(self, their_share: &[u8], context: &[&[u8]]) -> Option<Proofs> {
         let secret = self.spake.finish(their_share).ok()?;
         let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
@@ -192,7 +192,7 @@ mod tests {
         assert_ne!(joins.ours, joins.theirs, "a proof cannot be sent back");
         for (codes, seen, contexts) in [
             (["1234-5678", "1234-5679"], honest, ["x", "x"]),
-            // Somebody in the middle shows its own key to both.
+            // A host in the middle shows its own key to both.
             (["1234-5678", "1234-5678"], [[j, m], [m, w]], ["x", "x"]),
             (["1234-5678", "1234-5678"], honest, ["x", "y"]),
         ] {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn invalid_message_is_refused() {
         let [j, w, _] = prints();
         let code = Code::generate();
         for share in [&[][..], &[0; 33], &[0xff; 33], &[b'A'; 32]] {

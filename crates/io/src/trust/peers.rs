@@ -11,28 +11,28 @@ use super::folder::{Folder, StateError};
 use super::limits;
 
 const PEERS_FILE: &str = "peers.json";
-/// The word for every device, those not shared yet among them.
+/// Stands for every device, including those that are shared later.
 const ALL: &str = "*";
 
-/// Which devices of this host a peer may use. None, until its owner says so.
+/// Which devices of this host a peer may use. Initially none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Grant(BTreeSet<String>);
 
 impl Grant {
-    /// Of these devices, by name; `all` or `*` is every one.
+    /// A grant for these devices, by name; `all` or `*` means every device.
     pub fn of<'a>(devices: impl IntoIterator<Item = &'a str>) -> Self {
         let mut grant = Self::default();
         devices.into_iter().for_each(|device| grant.add(device));
         grant
     }
 
-    /// Allows one more.
+    /// Adds a device.
     pub fn add(&mut self, device: &str) {
         self.0.insert(if device == "all" { ALL } else { device }.to_owned());
     }
 
-    /// Takes one back; `all` takes back everything. Returns whether it was allowed.
+    /// Removes a device; `all` removes everything. Returns whether it was allowed.
     pub fn remove(&mut self, device: &str) -> bool {
         if device == "all" || device == ALL {
             let had_any = !self.0.is_empty();
@@ -52,7 +52,7 @@ impl Grant {
         self.0.is_empty()
     }
 
-    /// What is allowed, as people write it.
+    /// The allowed devices, for people.
     pub fn words(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|device| if device == ALL { "all" } else { device.as_str() })
     }
@@ -61,29 +61,29 @@ impl Grant {
 /// A paired host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// What this host calls it.
+    /// The name that this host uses for it.
     pub name: String,
-    /// Its key.
+    /// The fingerprint of its key.
     pub fingerprint: Fingerprint,
-    /// `HOST:PORT` where it was last known to listen. It proves nothing: the key does.
+    /// `HOST:PORT` where it last listened. It proves nothing: only the key does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     /// When it was paired, RFC 3339.
     pub paired: String,
-    /// Which devices of ours it may use.
+    /// Which devices of this host it may use.
     #[serde(default)]
     pub allow: Grant,
-    /// For which of them it may reserve with high criticality.
+    /// For which of these it may reserve with high criticality.
     #[serde(default, skip_serializing_if = "Grant::is_empty")]
     pub reserve_high: Grant,
-    /// Which devices are meant by names that farbus gave, and not their owner: such a name allows these and nothing
-    /// else, whatever they and others are called now. A name that is not here allows whatever is called so.
+    /// The devices that names given by farbus, not by the owner, stand for: such a name allows these devices and no
+    /// others, whatever they and others are called now. A name that is not here allows any device of that name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub bound: BTreeMap<String, BTreeSet<DeviceId>>,
 }
 
 impl Peer {
-    /// Whether it may use the device of this name, which is the one with this id.
+    /// Whether it may use the device with this name and id.
     pub fn may_use(&self, device: &str, id: Option<DeviceId>) -> bool {
         self.covers(&self.allow, device, id)
     }
@@ -101,7 +101,8 @@ impl Peer {
         grant.0.iter().any(is_meant)
     }
 
-    /// By `device` these devices are meant from now on, besides those that are already; if none, whatever is called so.
+    /// Makes `device` stand for these devices from now on, in addition to those it stands for already; without any, for
+    /// any device of that name.
     pub fn bind(&mut self, device: &str, ids: &BTreeSet<DeviceId>) {
         match ids.is_empty() || device == "all" {
             true => drop(self.bound.remove(device)),
@@ -109,7 +110,8 @@ impl Peer {
         }
     }
 
-    /// Takes back what allows the devices with these ids, whatever they were called then. Returns whether anything did.
+    /// Withdraws the permission for the devices with these ids, under whatever name it was given. Returns whether there
+    /// was any.
     pub fn unbind(&mut self, ids: &BTreeSet<DeviceId>) -> bool {
         let before = self.bound.clone();
         for (word, bound) in &mut self.bound {
@@ -123,32 +125,32 @@ impl Peer {
         self.bound != before
     }
 
-    /// Names that nothing is allowed by are not bound to anything.
+    /// Removes bindings of names that allow nothing.
     pub fn forget_unused(&mut self) {
         let (allow, reserve_high) = (&self.allow.0, &self.reserve_high.0);
         self.bound.retain(|word, _| allow.contains(word) || reserve_high.contains(word));
     }
 }
 
-/// All of them.
+/// The list of all paired hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peers {
     peers: Vec<Peer>,
 }
 
 impl Peers {
-    /// Those in `folder`; none if nothing was ever paired.
+    /// Reads the list in `folder`; it is empty if no host was ever paired.
     ///
     /// # Errors
-    /// [`StateError`]: the file cannot be read, others may change it, or it is not what it should be. Whoever asks must then
-    /// trust nobody.
+    /// [`StateError`]: the file cannot be read, other users may change it, or it is damaged. The caller must trust no
+    /// host then.
     pub fn load(folder: &Folder) -> Result<Self, StateError> {
         let Some(bytes) = folder.read(PEERS_FILE, limits::PEERS_BYTES_MAX, true)? else { return Ok(Self::default()) };
         serde_json::from_slice(&bytes).map_err(|error| folder.trouble(PEERS_FILE, &error))
     }
 
-    /// Changes those in `folder`, alone among all processes. What another release wrote there and this one does not
-    /// know stays.
+    /// Changes the list in `folder`, with a lock against other processes. Fields of other releases, which this one does
+    /// not know, are kept.
     ///
     /// # Errors
     /// [`StateError`]; nothing is changed then.
@@ -171,30 +173,30 @@ impl Peers {
         Ok(result)
     }
 
-    /// By name.
+    /// Finds a host by its name.
     pub fn find(&self, name: &str) -> Option<&Peer> {
         self.peers.iter().find(|peer| peer.name.eq_ignore_ascii_case(name))
     }
 
-    /// By name, to change it.
+    /// Finds a host by its name, to change it.
     pub fn find_mut(&mut self, name: &str) -> Option<&mut Peer> {
         self.peers.iter_mut().find(|peer| peer.name.eq_ignore_ascii_case(name))
     }
 
-    /// By key.
+    /// Finds a host by its key.
     pub fn of_key(&self, fingerprint: &Fingerprint) -> Option<&Peer> {
         self.peers.iter().find(|peer| peer.fingerprint == *fingerprint)
     }
 
-    /// In the order of their names.
+    /// All hosts, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Peer> {
         self.peers.iter()
     }
 
-    /// Adds a host, or gives one that is paired already its new name, address and permissions.
+    /// Adds a host, or gives a paired host its new name, address and permissions.
     ///
     /// # Errors
-    /// The key that has this name, if it is another: the name is not taken over.
+    /// The key that already has this name: a name is not reassigned.
     pub fn add(&mut self, peer: Peer) -> Result<(), Fingerprint> {
         if let Some(other) = self.find(&peer.name).filter(|other| other.fingerprint != peer.fingerprint) {
             return Err(other.fingerprint);
@@ -205,15 +207,15 @@ impl Peers {
         Ok(())
     }
 
-    /// Forgets a host.
+    /// Removes a host.
     pub fn remove(&mut self, name: &str) -> Option<Peer> {
         let at = self.peers.iter().position(|peer| peer.name.eq_ignore_ascii_case(name))?;
         Some(self.peers.remove(at))
     }
 }
 
-/// Adds to `changed` what `written` says beyond what is `known` of it here: fields of the file, and of each host that
-/// is still there.
+/// Copies to `changed` the fields of `written` that are not in `known`: fields of the file, and of each host that is
+/// still there.
 fn keep_unknown(written: &Value, known: &Value, changed: &mut Value) {
     keep_unknown_fields(written, known, changed);
     let hosts = |value: &Value| value["peers"].as_array().cloned().unwrap_or_default();

@@ -1,13 +1,13 @@
-//! QUIC between hosts that know each other's keys: a second way for sessions, for networks that lose much or change
-//! their address.
+//! QUIC between hosts that know each other's keys: a second transport for sessions, for networks that lose many packets
+//! or change their addresses.
 //!
 //! Keys, certificates and ALPN are those of TLS over TCP (`tls.rs`). A connection carries one link: one stream that the
-//! importer opens, lane 0. A link of ours is a descriptor, and QUIC lives in a runtime: a thread carries bytes between
-//! the stream and one end of a socket pair, whose other end is the link. That costs a hop each way, which is why this
-//! is the second choice.
+//! importer opens, lane 0. A link is a descriptor, while QUIC runs in an asynchronous runtime: a task carries bytes
+//! between the stream and one end of a socket pair, whose other end is the link. That costs one more hop in each
+//! direction, so TCP is the first choice.
 //!
-//! An importer is done with its handshake before its key has been looked at (RFC 8446 §2). So an exporter that lets it
-//! in says so: by an empty stream of its own.
+//! An importer finishes its handshake before the exporter has checked its key (RFC 8446 §2). So an exporter that
+//! accepts it confirms that by an empty stream of its own.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -36,40 +36,38 @@ use super::admission::Ticket;
 use super::tls::{HandshakeError, KeyVerifier, NO_NAME, Protocol, Secured, Terms};
 use crate::link::{Carrier, Link};
 
-/// A peer that is silent for so long is lost, as over TCP: a session tries for another link then.
+/// After this silence a peer counts as lost, as over TCP: a session then tries for another link.
 const IDLE_MAX: Duration = Duration::from_secs(4);
-/// How often a quiet link says that it is there: two such words may be lost.
+/// How often an idle link sends a keep-alive: two of them may be lost.
 const KEEP_ALIVE: Duration = Duration::from_millis(1_200);
 /// How long the last bytes of a link may take to arrive.
 const LAST_WORDS_TIME_MAX: Duration = Duration::from_secs(2);
 /// Codes of a transport error that stand for an alert of TLS (RFC 9001 §4.8).
 const CRYPTO_ERROR: std::ops::Range<u64> = 0x100..0x200;
 
-/// Who is behind a socket at which paired hosts arrive.
+/// Handles the peers of a socket for paired hosts.
 pub trait QuicAcceptor: Send + Sync + 'static {
-    /// The terms on which whoever comes now is met.
+    /// The terms for handshakes that begin now.
     fn terms(&self) -> Terms;
 
-    /// The place of somebody at this address, which was shown to be its own; `None` if it is not met at all.
-    /// [`QuicAcceptor::met`] follows.
+    /// Admits a peer from this address, which was validated; `None` refuses it. [`QuicAcceptor::met`] follows.
     fn enter(&self, from: SocketAddr) -> Option<Ticket>;
 
-    /// What came of it. It does not wait: others are served on this thread.
+    /// Receives the result. It must not block: other peers are served on this thread.
     fn met(self: Arc<Self>, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket);
 }
 
-/// A UDP socket that is served by a thread of its own, until it is told to close; links that came through it go on as
-/// long as they live.
+/// A UDP socket that a thread of its own serves until it is told to close. Links that were made through it live on.
 #[derive(Clone, Debug)]
 pub struct QuicServer {
     close: Arc<Notify>,
 }
 
 impl QuicServer {
-    /// Serves whoever comes to `socket`.
+    /// Serves peers at `socket`.
     ///
     /// # Errors
-    /// If the system has no more threads or descriptors.
+    /// The system has no more threads or descriptors.
     pub fn start(socket: UdpSocket, acceptor: Arc<impl QuicAcceptor>) -> io::Result<Self> {
         let close = Arc::<Notify>::default();
         let for_thread = Arc::clone(&close);
@@ -84,7 +82,7 @@ impl QuicServer {
         Ok(Self { close })
     }
 
-    /// Nobody is let in any more.
+    /// Accepts no more peers.
     pub fn close(&self) {
         self.close.notify_one();
     }
@@ -106,7 +104,8 @@ async fn serve(socket: UdpSocket, acceptor: &Arc<impl QuicAcceptor>, close: &Not
             Poll::Pending => arriving.as_mut().poll(context),
         });
         let Some(incoming) = next.await else { break };
-        // Whoever borrows another's address does not answer there, costs nothing, and is not taken for that other.
+        // A peer with a forged source address does not answer: it costs nothing, and does not count against the
+        // address.
         if !incoming.remote_address_validated() {
             if let Err(error) = incoming.retry() {
                 error.into_incoming().ignore();
@@ -158,12 +157,12 @@ async fn admitted(
     let mut welcome = connection.open_uni().await.map_err(|error| explain(verifier, error))?;
     // A stream that was just opened can be finished.
     let _ = welcome.finish();
-    // Nothing is known of the importer's stream before it says something.
+    // The importer's stream is unknown until the importer sends something on it.
     Bridge::build(connection, None, verifier)
 }
 
 impl Terms {
-    /// Meets the host at `to`, to which `socket` may send. The socket may change its address while the link lives.
+    /// Connects to the host at `to`, to which `socket` may send. The socket's address may change while the link lives.
     ///
     /// # Errors
     /// [`HandshakeError`].
@@ -175,7 +174,7 @@ impl Terms {
                 let met = timeout(terms.limits.time_max, terms.dial(socket, to)).await;
                 match met.unwrap_or(Err(HandshakeError::TooSlow)) {
                     Ok((secured, bridge, endpoint)) => {
-                        // Whoever does not wait any more has dropped the link, and the bridge sees its end.
+                        // A caller that no longer waits has dropped the link, and the bridge sees its end.
                         let _ = told.send(Ok(secured));
                         bridge.carry().await;
                         endpoint.wait_idle().await;
@@ -220,7 +219,7 @@ fn transport() -> TransportConfig {
     let mut config = TransportConfig::default();
     config.max_idle_timeout(Some(IdleTimeout::try_from(IDLE_MAX).expect("a few seconds")));
     config.keep_alive_interval(Some(KEEP_ALIVE));
-    // One stream a link, and a word of welcome.
+    // One stream for the link, and one to confirm acceptance.
     config.max_concurrent_bidi_streams(VarInt::from_u32(1)).max_concurrent_uni_streams(VarInt::from_u32(1));
     config.datagram_receive_buffer_size(None);
     config
@@ -242,16 +241,16 @@ fn explain(verifier: &KeyVerifier, error: ConnectionError) -> HandshakeError {
     }
 }
 
-/// What carries a link's bytes.
+/// Carries a link's bytes.
 struct Bridge {
     connection: Connection,
-    /// None until the peer, who opens it, says something.
+    /// `None` until the peer, which opens it, sends something.
     stream: Option<(SendStream, RecvStream)>,
     end: UnixStream,
     road: Arc<Road>,
 }
 
-/// The connection, for whoever has the link.
+/// The connection, for the link's owner.
 #[derive(Debug)]
 struct Road {
     connection: Connection,
@@ -269,7 +268,7 @@ impl Carrier for Road {
 }
 
 impl Bridge {
-    /// The link, and what carries it.
+    /// Makes the link, and the bridge that carries its bytes.
     fn build(
         connection: Connection,
         stream: Option<(SendStream, RecvStream)>,
@@ -290,7 +289,7 @@ impl Bridge {
         Ok((Secured { link, peer, protocol }, Self { connection, stream, end, road }))
     }
 
-    /// Until both ends have said their last, or the way is lost.
+    /// Carries bytes until both ends have finished, or the connection is lost.
     async fn carry(self) {
         let Self { connection, stream, mut end, road } = self;
         let stream = match stream {
@@ -302,7 +301,7 @@ impl Bridge {
             let carried = tokio::io::copy_bidirectional(&mut stream, &mut end).await;
             drop(stream);
             if carried.is_ok() {
-                // What was sent last is to arrive before the connection is closed.
+                // What was sent last must arrive before the connection is closed.
                 let _ = timeout(LAST_WORDS_TIME_MAX, send.stopped()).await;
             }
         }
@@ -311,11 +310,11 @@ impl Bridge {
     }
 }
 
-/// Whether the peer, or this end, closed the connection. Silence is no close, and neither is what somebody else may
+/// Whether the peer or this end closed the connection. Silence does not count, nor does a packet that an attacker may
 /// have sent.
 fn was_closed(reason: Option<&ConnectionError>) -> bool {
     match reason {
-        // A stateless reset is proved by a token: the peer is there, and has no such connection any more.
+        // A stateless reset is proved by a token: the peer is there, but no longer knows the connection.
         None | Some(ConnectionError::ApplicationClosed(_) | ConnectionError::ConnectionClosed(_)) => true,
         Some(ConnectionError::Reset | ConnectionError::LocallyClosed) => true,
         Some(
@@ -420,7 +419,7 @@ mod tests {
         let bytes: Vec<u8> = (0..300_000u32).map(|at| (at * 31) as u8).collect();
         pass(&near.link, &far.link, &bytes);
         pass(&far.link, &near.link, &bytes);
-        // What is there goes on when nobody else is let in.
+        // Existing links continue when no more peers are accepted.
         host.is_closed.store(true, Ordering::Release);
         assert!(terms(&ours, Accepts::One(their_key)).connect_quic(socket(), at).is_err());
         server.close();
@@ -441,8 +440,8 @@ mod tests {
         assert!(matches!(impostor, HandshakeError::Stranger(Some(key)) if key == their_key), "{impostor:?}");
     }
 
-    /// Carries datagrams between an importer and `to`, from another address of its own whenever it is told so; loses
-    /// one in 20.
+    /// Forwards datagrams between an importer and `to`, changes its own address when told, and loses one datagram in
+    /// 20.
     fn roaming(to: SocketAddr) -> (SocketAddr, Arc<AtomicBool>, Arc<AtomicBool>) {
         let (here, moves, is_down) = (socket(), Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let at = here.local_addr().unwrap();
@@ -480,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_outlives_its_address_on_a_network_that_loses_one_in_twenty_and_no_silence() {
+    fn link_outlives_an_address_change_with_5_percent_loss_but_not_silence() {
         let ((ours, our_key), (theirs, their_key)) = (identity(), identity());
         let (_host, _server, at, met) = served_host(&theirs, Accepts::One(our_key));
         let (through, moves, is_down) = roaming(at);

@@ -1,11 +1,11 @@
-//! Random numbers that nobody can guess.
+//! Unpredictable random numbers.
 
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// Fills `bytes` with random ones.
+/// Fills `bytes` with random bytes.
 ///
 /// # Panics
-/// If the system has none: then nothing can be kept from anybody.
+/// If the system has none: without them there are no secrets.
 pub fn fill_random(bytes: &mut [u8]) {
     SystemRandom::new().fill(bytes).expect("the system gives random numbers");
 }

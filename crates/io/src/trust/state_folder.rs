@@ -1,20 +1,20 @@
 //! A folder of farbus's own files, opened once and used by its descriptor.
 //!
-//! Root may work in a folder that another user owns, who could put a link, a pipe or another's file wherever farbus
-//! looks for a file.
+//! Root may work in a folder that another user owns, and that user could put a link, a pipe or another user's file
+//! where farbus expects a file.
 //!
-//! | what could stand there | what is done |
+//! | what could be there | what is done |
 //! |---|---|
 //! | a symbolic link as a file or a subfolder | refused: nothing below the folder is opened through one |
 //! | a FIFO, device, socket or folder as a file | refused before it is opened |
-//! | a hard link to somebody else's file | refused: a file has one link |
-//! | a file of another user | refused: it is the folder's owner's, ours or root's |
-//! | another folder, by a change of a folder above it | refused to root: each folder on the way is root's or the owner's |
-//! | a place where only root could write | not reached: root reads and writes with the owner's rights, so nothing is given away afterwards |
+//! | a hard link to another user's file | refused: a file has one link |
+//! | a file of another user | refused: it must belong to the folder's owner, this user or root |
+//! | another folder, by a change of a folder above it | refused to root: each folder on the path is root's or the owner's |
+//! | a place where only root could write | not reached: root reads and writes with the owner's rights, so no file changes its owner afterwards |
 //!
 //! Names have one component, so `openat` with `O_NOFOLLOW` on the folder's descriptor does what `openat2` does with
-//! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`, also where a filter of system calls cannot let `openat2` pass: its
-//! flags lie in memory.
+//! `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`. It works also where a filter of system calls cannot allow `openat2`,
+//! whose flags are in memory.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -32,11 +32,11 @@ use rustix::io::Errno;
 use crate::sys::accounts::service_user;
 use crate::sys::acting::as_user;
 
-/// Symbolic links on the way to the folder, as many as the kernel follows.
+/// How many symbolic links on the path are followed: as many as the kernel follows.
 const LINKS_MAX: usize = 40;
-/// How often a name may change between looking and opening.
+/// How often a name may change between the check and the opening.
 const ATTEMPTS_MAX: usize = 16;
-/// The bits of a mode that let everybody write, and that let only owners remove (inode(7)).
+/// The mode bits that let every user write, and that let only owners remove (inode(7)).
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
@@ -52,7 +52,7 @@ pub struct StateFolder {
 /// Why a folder or a file in it is not used: which, and why.
 #[derive(Debug)]
 pub struct FolderError {
-    /// Which file or folder.
+    /// The file or folder.
     pub path: PathBuf,
     /// What is wrong with it.
     pub why: FolderTrouble,
@@ -61,30 +61,30 @@ pub struct FolderError {
 /// Why a folder or a file in it is not used.
 #[derive(Debug)]
 pub enum FolderTrouble {
-    /// Somebody else could have put it there.
+    /// Another user could have put it there.
     Refused(Refusal),
-    /// What the system says.
+    /// The system's error.
     System(io::Error),
 }
 
-/// What stands where farbus expects a file or folder of its own.
+/// What is there instead of a file or folder of farbus's own.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// A symbolic link.
     SymbolicLink,
-    /// No regular file; holds what it is.
+    /// Not a regular file; holds what it is.
     NotAFile(&'static str),
-    /// A file with so many names.
+    /// A file with so many hard links.
     ManyLinks(u64),
-    /// A file of this user, in a folder of another's.
+    /// A file of this user, in a folder of another user's.
     OwnerOfFile(u32),
-    /// The folder is this user's, and we are neither that user nor root.
+    /// The folder belongs to this user, and the process runs neither as that user nor as root.
     OwnerOfFolder(u32),
-    /// A folder or link on the way belongs to this user, who could put another in its place.
+    /// A folder or link on the path belongs to this user, who could replace it.
     OwnerOnTheWay(PathBuf, u32),
-    /// Everybody may put another folder in place of what is in this one.
+    /// Every user may replace what is in this folder.
     OpenToAll(PathBuf),
-    /// Root may not work as the folder's owner; holds the user and the system's word.
+    /// Root may not work as the folder's owner; holds the user and the system's error.
     NotAsOwner(u32, String),
 }
 
@@ -142,14 +142,14 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// How a file is opened.
+/// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// To be read.
+    /// For reading.
     Read,
-    /// To be read, and written at its end.
+    /// For reading and appending.
     Append,
-    /// To be read and written.
+    /// For reading and writing.
     ReadWrite,
 }
 
@@ -163,15 +163,15 @@ impl Access {
     }
 }
 
-/// NONBLOCK: should the name become a FIFO meanwhile, nobody waits for its other end.
+/// NONBLOCK: if the name has become a FIFO meanwhile, do not wait for its other end.
 const FILE: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 const FOLDER: OFlags = OFlags::CLOEXEC.union(OFlags::NOFOLLOW).union(OFlags::DIRECTORY);
 
 impl StateFolder {
-    /// The folder at `path`; `None` if there is none.
+    /// Opens the folder at `path`; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`FolderError`]: it is somebody else's, or could be.
+    /// [`FolderError`]: it belongs to another user, or another user could replace it.
     pub fn open(path: &Path) -> Result<Option<Self>, FolderError> {
         let at = |error| FolderError { path: path.to_owned(), why: error };
         match Way::to(path, false).map_err(at)? {
@@ -180,11 +180,11 @@ impl StateFolder {
         }
     }
 
-    /// The folder at `path`, made for its owner's eyes only if there is none. Root makes it the service user's, if
-    /// there is one.
+    /// Opens the folder at `path`; creates it, accessible only to its owner, if it does not exist. Root gives it to the
+    /// service user, if there is one.
     ///
     /// # Errors
-    /// [`FolderError`]: it is somebody else's, or could be, or cannot be made.
+    /// [`FolderError`]: it belongs to another user, another user could replace it, or it cannot be created.
     pub fn open_or_make(path: &Path) -> Result<Self, FolderError> {
         let at = |error| FolderError { path: path.to_owned(), why: error };
         let way = Way::to(path, true).map_err(at)?;
@@ -192,11 +192,11 @@ impl StateFolder {
         Self::own(way.folder, path.to_owned(), &way.owners).map_err(at)
     }
 
-    /// The folder at `path`, which may be anybody's, for a file that a person named; and whether others than this user
-    /// and root can put things there. `None` if there is none.
+    /// Opens the folder at `path`, of any owner, for a file that the user named; returns whether users other than this
+    /// one and root can put files there. `None` if it does not exist.
     ///
     /// # Errors
-    /// [`FolderError`]: another user could have root work elsewhere.
+    /// [`FolderError`]: another user could redirect root to another folder.
     pub(crate) fn open_shared(path: &Path) -> Result<Option<(Self, bool)>, FolderError> {
         let at = |error| FolderError { path: path.to_owned(), why: error };
         let Some(way) = Way::to(path, false).map_err(at)? else { return Ok(None) };
@@ -212,7 +212,7 @@ impl StateFolder {
         Ok(Some((Self { fd: Arc::new(way.folder), path: path.to_owned(), user: me, group }, is_others)))
     }
 
-    /// The folder that is open, unless others than its owner could have put it there.
+    /// Checks that no user other than its owner could have put the open folder there.
     fn own(fd: OwnedFd, path: PathBuf, owners: &[(PathBuf, Uid)]) -> Result<Self, FolderTrouble> {
         let about = rustix::fs::fstat(&fd).map_err(system)?;
         let (user, group) = (Uid::from_raw(about.st_uid), Gid::from_raw(about.st_gid));
@@ -229,33 +229,33 @@ impl StateFolder {
         Ok(Self { fd: Arc::new(fd), path, user, group })
     }
 
-    /// Where it was found. Another may be there by now.
+    /// The path where it was found. By now another folder may be there.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whose it is.
+    /// The owner.
     pub fn owner(&self) -> (Uid, Gid) {
         (self.user, self.group)
     }
 
-    /// Returns the open folder's descriptor, for a process that may not open the path.
+    /// The folder's descriptor, for a process that may not open the path.
     pub(crate) fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.fd)
     }
 
-    /// The same, now that it is somebody else's.
+    /// The same folder, after its owner has changed.
     pub(super) fn given_to(&self, (user, group): (Uid, Gid)) -> Self {
         Self { user, group, ..self.clone() }
     }
 
-    /// A folder in it; `None` if there is none.
+    /// Opens a subfolder; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`FolderError`]: a symbolic link or a file is there, or what the system says.
+    /// [`FolderError`]: a symbolic link or a file is there, or the system's error.
     pub fn subfolder(&self, name: &str) -> Result<Option<Self>, FolderError> {
         checked(name).map_err(|why| self.error(name, why))?;
-        // With our own rights: it may be root's in somebody else's folder, and to open a folder does nothing to it.
+        // With our own rights: it may be root's in another user's folder, and opening a folder has no effect on it.
         let fd = match rustix::fs::openat(&*self.fd, name, FOLDER | OFlags::RDONLY, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOENT) => return Ok(None),
@@ -273,7 +273,7 @@ impl StateFolder {
         Ok(Some(Self { fd: Arc::new(fd), path: self.path.join(name), user, group }))
     }
 
-    /// A folder in it, made if there is none.
+    /// Opens a subfolder; creates it if it does not exist.
     ///
     /// # Errors
     /// As [`StateFolder::subfolder`].
@@ -288,15 +288,15 @@ impl StateFolder {
         self.subfolder(name)?.ok_or_else(|| self.error(name, FolderTrouble::System(io::ErrorKind::NotFound.into())))
     }
 
-    /// A file in it; `None` if there is none.
+    /// Opens a file; `None` if it does not exist.
     ///
     /// # Errors
-    /// [`FolderError`]: what is there is no file of the owner's alone, or what the system says.
+    /// [`FolderError`]: it is not exclusively the owner's file, or the system's error.
     pub fn file(&self, name: &str, access: Access) -> Result<Option<File>, FolderError> {
         self.act(name, || self.open_file(name, access, false))
     }
 
-    /// A file in it, made for the owner's eyes only if there is none.
+    /// Opens a file; creates it, accessible only to its owner, if it does not exist.
     ///
     /// # Errors
     /// As [`StateFolder::file`].
@@ -305,10 +305,10 @@ impl StateFolder {
         made.ok_or_else(|| self.error(name, FolderTrouble::System(io::ErrorKind::NotFound.into())))
     }
 
-    /// A new file in it, for the owner's eyes only; `None` if something has the name.
+    /// Creates a new file, accessible only to its owner; `None` if the name is taken.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn make_file(&self, name: &str) -> Result<Option<File>, FolderError> {
         self.act(name, || match self.create(name, Access::ReadWrite) {
             Ok(file) => Ok(Some(file)),
@@ -317,10 +317,10 @@ impl StateFolder {
         })
     }
 
-    /// Gives what is called `from` the name `to`, in place of what has it. Nothing is done if there is none.
+    /// Renames `from` to `to`, replacing that. Does nothing if `from` does not exist.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), FolderError> {
         self.act(from, || {
             checked(to)?;
@@ -331,10 +331,10 @@ impl StateFolder {
         })
     }
 
-    /// Removes a name, whatever has it but a folder; says whether anything had.
+    /// Removes a name that is not a folder's; returns whether it existed.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn remove(&self, name: &str) -> Result<bool, FolderError> {
         self.act(name, || match rustix::fs::unlinkat(&*self.fd, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
@@ -343,10 +343,10 @@ impl StateFolder {
         })
     }
 
-    /// The names in it, in no order; those that are not UTF-8 are not ours.
+    /// The names in it, in no particular order; names that are not UTF-8 are not farbus's.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn names(&self) -> Result<Vec<String>, FolderError> {
         self.act("", || {
             let mut names = Vec::new();
@@ -363,7 +363,7 @@ impl StateFolder {
     /// Makes names durable.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn sync(&self) -> Result<(), FolderError> {
         rustix::fs::fsync(&*self.fd).map_err(|errno| self.error("", system(errno)))
     }
@@ -381,14 +381,14 @@ impl StateFolder {
             self.vet(&about)?;
             let fd = match rustix::fs::openat(&*self.fd, name, FILE | access.flags(), Mode::empty()) {
                 Ok(fd) => fd,
-                // Renamed or removed since.
+                // Renamed or removed since the check.
                 Err(Errno::NOENT | Errno::LOOP | Errno::NXIO | Errno::ISDIR) => continue,
                 Err(Errno::ACCESS) if about.st_uid != self.user.as_raw() => {
                     return Err(FolderTrouble::Refused(Refusal::OwnerOfFile(about.st_uid)));
                 }
                 Err(errno) => return Err(system(errno)),
             };
-            // What was looked at need not be what was opened.
+            // Check again: the opened file may differ from the one that was checked.
             self.vet(&rustix::fs::fstat(&fd).map_err(system)?)?;
             return Ok(Some(fd.into()));
         }
@@ -400,7 +400,7 @@ impl StateFolder {
         rustix::fs::openat(&*self.fd, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
     }
 
-    /// What has the name, without following it.
+    /// The file's status, without following a link.
     fn look(&self, name: &str) -> Result<Option<Stat>, FolderTrouble> {
         match rustix::fs::statat(&*self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(about) => Ok(Some(about)),
@@ -411,7 +411,7 @@ impl StateFolder {
 
     fn vet(&self, about: &Stat) -> Result<(), FolderTrouble> {
         kind_of(about)?;
-        // None is one that was replaced as it was opened.
+        // No link at all: the file was replaced while it was opened.
         #[allow(clippy::useless_conversion)] // It is 32 bits wide on some systems.
         let links = u64::from(about.st_nlink);
         if links > 1 {
@@ -428,7 +428,7 @@ impl StateFolder {
         }
     }
 
-    /// Does something in the folder, as its owner if we are root.
+    /// Runs `work` with the rights of the folder's owner if this process is root.
     fn act<T: Send>(
         &self,
         name: &str,
@@ -455,7 +455,7 @@ fn system(errno: Errno) -> FolderTrouble {
     FolderTrouble::System(errno.into())
 }
 
-/// A name has one component and leads nowhere else.
+/// Checks that a name has one component and does not lead elsewhere.
 fn checked(name: &str) -> Result<(), FolderTrouble> {
     let mut components = Path::new(name).components();
     match (components.next(), components.next()) {
@@ -476,25 +476,25 @@ fn kind_of(about: &Stat) -> Result<(), FolderTrouble> {
     Err(FolderTrouble::Refused(Refusal::NotAFile(kind)))
 }
 
-/// Who owns `/`: root, or in a namespace whoever stands for those users that it does not have.
+/// The owner of `/`: root, or inside a namespace the user that stands for those outside.
 fn highest_owner() -> Result<Uid, FolderTrouble> {
     Ok(Uid::from_raw(rustix::fs::stat("/").map_err(system)?.st_uid))
 }
 
-/// The way that leads to a folder, gone step by step.
+/// The path to a folder, resolved step by step.
 struct Way {
     folder: OwnedFd,
-    /// Who could lead it elsewhere: each folder and link on it, and its owner. Root alone asks.
+    /// The folders and links on the path with their owners, who could redirect it. Recorded only for root.
     owners: Vec<(PathBuf, Uid)>,
 }
 
 impl Way {
-    /// To `path`; `None` if it leads nowhere and nothing is to be made.
+    /// Resolves `path`; `None` if it does not exist and is not to be created.
     fn to(path: &Path, makes: bool) -> Result<Option<Self>, FolderTrouble> {
         let path = std::path::absolute(path).map_err(FolderTrouble::System)?;
         let is_root = rustix::process::geteuid().is_root();
         if !is_root {
-            // Nobody else's rights are at stake.
+            // No other user's rights are involved.
             if makes {
                 make_all(&path).map_err(FolderTrouble::System)?;
             }
@@ -529,7 +529,7 @@ impl Way {
             };
             let about = rustix::fs::fstat(&next).map_err(system)?;
             let kind = FileType::from_raw_mode(about.st_mode);
-            // The folder itself is asked for its owner later.
+            // The folder itself is checked for its owner later.
             if kind == FileType::Symlink || !steps.is_empty() {
                 owners.push((here.join(&step), Uid::from_raw(about.st_uid)));
             }
@@ -564,7 +564,7 @@ fn steps_of(path: &Path) -> impl Iterator<Item = OsString> {
     steps.into_iter()
 }
 
-/// Root makes a folder on the way, where nobody else can put another in its place; the last is the service user's.
+/// Creates a folder on the path for root, where no other user can replace it; the last one belongs to the service user.
 fn make_in(
     at: &OwnedFd,
     here: &Path,

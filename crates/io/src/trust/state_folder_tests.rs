@@ -8,10 +8,10 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 use super::*;
 use crate::trust::{Audit, Event, Folder, Identity, Outcome, Peers};
 
-/// An unprivileged user, whose folder root works in.
+/// An unprivileged user, in whose folder root works.
 const MALLORY: u32 = 1600;
 
-/// A folder that goes away.
+/// A folder that is removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -24,7 +24,7 @@ impl Scratch {
         Self(path)
     }
 
-    /// A folder in it that is a user's.
+    /// Creates a folder in it that belongs to `user`.
     fn of(&self, name: &str, user: u32) -> PathBuf {
         let path = self.0.join(name);
         fs::create_dir(&path).unwrap();
@@ -33,7 +33,7 @@ impl Scratch {
         path
     }
 
-    /// A file of root's that nobody else may read.
+    /// A file of root's that no other user may read.
     fn victim(&self) -> PathBuf {
         let path = self.0.join("victim");
         fs::write(&path, "root's own").unwrap();
@@ -69,7 +69,7 @@ fn assert_untouched(victim: &Path) {
     assert_eq!(fs::read_to_string(victim).unwrap(), "root's own");
 }
 
-/// What somebody puts in the place of a file.
+/// What an attacker puts in the place of a file.
 const TRICKS: [&str; 5] = ["symbolic link", "hard link", "FIFO", "folder", "dangling link"];
 
 fn put(trick: &str, at: &Path, victim: &Path) {
@@ -113,7 +113,8 @@ fn link_or_pipe_in_place_of_a_file_is_refused_to_root_and_its_target_stays_as_it
     assert_eq!(refusal(folder.subfolder_or_make("swaps")), Refusal::SymbolicLink);
 }
 
-/// Each name that farbus has in its state, with each of the tricks: whatever is done says why not, or goes on without.
+/// Each name in farbus's state, with each of the tricks: every operation reports why it fails, or continues without the
+/// file.
 #[test]
 fn no_name_of_the_state_folder_leads_root_to_another_file() {
     if !is_root() {
@@ -171,7 +172,7 @@ fn file_that_root_makes_in_a_users_folder_is_that_users_from_the_start() {
     assert!(folder.remove("b").unwrap() && !folder.remove("b").unwrap());
 }
 
-/// What releases before this one made: root's journals in the service user's folder.
+/// As created by earlier releases: root's journals in the service user's folder.
 #[test]
 fn subfolder_that_root_made_in_a_users_folder_goes_on_working() {
     if !is_root() {
@@ -195,7 +196,7 @@ fn folder_in_a_folder_of_another_user_is_refused_to_root() {
     let mallorys = scratch.of("home", MALLORY);
     let roots = scratch.of("roots", 0);
     let on_the_way = |at: &Path| Refusal::OwnerOnTheWay(at.to_owned(), MALLORY);
-    // Another user's folder, a link of his, and one that would have to be made.
+    // Another user's folder, that user's link, and a folder that would have to be created.
     fs::create_dir(mallorys.join("state")).unwrap();
     assert_eq!(refusal(StateFolder::open(&mallorys.join("state"))), on_the_way(&mallorys));
     symlink(&roots, mallorys.join("link")).unwrap();
@@ -206,7 +207,7 @@ fn folder_in_a_folder_of_another_user_is_refused_to_root() {
     symlink(&roots, &link).unwrap();
     rustix::fs::chownat(CWD, &link, Some(Uid::from_raw(MALLORY)), None, AtFlags::SYMLINK_NOFOLLOW).unwrap();
     assert_eq!(refusal(StateFolder::open(&link)), on_the_way(&link));
-    // What is all his is used as his, and root's own links are followed.
+    // A folder that is entirely that user's is used with that user's rights, and root's own links are followed.
     chown(mallorys.join("state"), Some(MALLORY), Some(MALLORY)).unwrap();
     assert_eq!(StateFolder::open(&mallorys.join("state")).unwrap().unwrap().owner().0.as_raw(), MALLORY);
     let own = scratch.0.join("own");
@@ -214,7 +215,7 @@ fn folder_in_a_folder_of_another_user_is_refused_to_root() {
     assert!(StateFolder::open(&own).unwrap().unwrap().owner().0.is_root());
     assert!(StateFolder::open_or_make(&own.join("a/b")).is_ok() && roots.join("a/b").is_dir());
     assert!(StateFolder::open(&own.join("a/c/d")).unwrap().is_none());
-    // One that everybody may rename things in.
+    // A folder in which every user may rename.
     fs::set_permissions(&roots, fs::Permissions::from_mode(0o777)).unwrap();
     assert_eq!(refusal(StateFolder::open(&roots.join("a"))), Refusal::OpenToAll(roots));
 }

@@ -25,32 +25,32 @@ use super::limits;
 use super::provider::provider;
 use crate::link::{Clock, HandshakeFailure, HandshakeLimits, Interest, Link, wait};
 
-/// What is spoken inside: named in the handshake (ALPN, RFC 7301).
+/// The protocol inside TLS, named in the handshake (ALPN, RFC 7301).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// USB/IP 0x0111, as on a bare link.
+    /// USB/IP 0x0111, as on a plain link.
     UsbIp,
-    /// Questions about what is shared, a line of JSON each.
+    /// Questions about what is shared, each a line of JSON.
     Control,
-    /// Two hosts that do not know each other yet, and a code.
+    /// Pairing: two hosts that do not know each other yet, and a code.
     Pairing,
-    /// A session of farbus's own protocol, or one more link of it.
+    /// A session of farbus's own protocol, or a further link of it.
     Session,
 }
 
-/// What TLS calls a peer that has no name: it is not sent.
+/// The server name for TLS, which needs one; it is not sent.
 pub(super) const NO_NAME: &str = "farbus";
 
 impl Protocol {
     const ALL: [Protocol; 4] = [Protocol::UsbIp, Protocol::Control, Protocol::Pairing, Protocol::Session];
 
-    /// What was agreed on.
+    /// The protocol that was agreed.
     pub(super) fn named(agreed: Option<&[u8]>) -> Result<Self, HandshakeError> {
         let is_it = |protocol: &Protocol| agreed == Some(protocol.name().as_bytes());
         Protocol::ALL.into_iter().find(is_it).ok_or(HandshakeError::NoProtocol)
     }
 
-    /// Its name on the wire.
+    /// Its name in the handshake.
     pub const fn name(self) -> &'static str {
         match self {
             Protocol::UsbIp => "farbus-usbip/1",
@@ -61,14 +61,14 @@ impl Protocol {
     }
 }
 
-/// Whose keys are accepted.
+/// Which keys are accepted.
 #[derive(Clone)]
 pub enum Accepts {
-    /// Anybody's: what is spoken inside finds out who it is. Only ever for [`Protocol::Pairing`].
+    /// Any key: the protocol inside finds out whose it is. Only for [`Protocol::Pairing`].
     Anybody,
-    /// This one alone.
+    /// Only this one.
     One(Fingerprint),
-    /// Those for which it holds; asked once a handshake.
+    /// Those for which it returns true; called once for each handshake.
     Known(Arc<dyn Fn(&Fingerprint) -> bool + Send + Sync>),
 }
 
@@ -92,16 +92,16 @@ impl fmt::Debug for Accepts {
     }
 }
 
-/// On what terms links are made.
+/// The terms of a handshake.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Who we are.
+    /// This host's key.
     pub identity: Arc<Identity>,
-    /// Who the peer may be.
+    /// Which peers are accepted.
     pub accepts: Accepts,
-    /// What may be spoken, the best first.
+    /// The possible protocols, best first.
     pub protocols: Vec<Protocol>,
-    /// What the handshake may cost.
+    /// The limits of the handshake.
     pub limits: HandshakeLimits,
 }
 
@@ -112,26 +112,26 @@ pub struct Secured {
     pub link: Link,
     /// The peer's key.
     pub peer: Fingerprint,
-    /// What is spoken.
+    /// The protocol that was agreed.
     pub protocol: Protocol,
 }
 
 /// Why there is no encrypted link.
 #[derive(Debug)]
 pub enum HandshakeError {
-    /// The peer proved a key that is not accepted, or none that could be.
+    /// The peer proved a key that is not accepted, or showed none.
     Stranger(Option<Fingerprint>),
     /// The peer's certificate is out of date: expired, or a clock is wrong.
     OutOfDate(Fingerprint),
-    /// The peer does not accept us.
+    /// The peer does not accept this host.
     Refused,
-    /// The peer finds our certificate out of date.
+    /// The peer considers this host's certificate out of date.
     OursOutOfDate,
-    /// Nothing that both speak.
+    /// There is no common protocol.
     NoProtocol,
-    /// It does not speak TLS 1.3 as it should.
+    /// The peer broke the rules of TLS 1.3.
     Rules(Error),
-    /// The link ended or broke.
+    /// The link was closed or lost.
     Lost(io::Error),
     /// It took longer than a handshake may.
     TooSlow,
@@ -163,8 +163,8 @@ impl fmt::Display for HandshakeError {
 impl std::error::Error for HandshakeError {}
 
 impl HandshakeError {
-    /// What an error of an encrypted link says about trust: in TLS 1.3 a client is done before its key was looked at,
-    /// and hears of a refusal when it first receives.
+    /// What an error of an encrypted link says about trust: in TLS 1.3 a client finishes its handshake before its key
+    /// was checked, and learns of a refusal when it first receives.
     pub fn of_link(error: &io::Error) -> Option<Self> {
         let inner = error.get_ref()?.downcast_ref::<Error>()?;
         Some(Self::of_tls(inner.clone()))
@@ -186,7 +186,7 @@ impl HandshakeError {
 }
 
 impl Terms {
-    /// Meets a peer that has connected. Whoever is refused is told why and given a moment to read it.
+    /// Runs the handshake with a peer that has connected. A refused peer is told why and given a moment to read it.
     ///
     /// # Errors
     /// [`HandshakeError`].
@@ -197,7 +197,7 @@ impl Terms {
         self.meet(link, connection.into(), &verifier)
     }
 
-    /// Of one handshake, which `verifier` judges.
+    /// The configuration of one handshake, which `verifier` judges.
     pub(super) fn server_config(&self, verifier: &Arc<KeyVerifier>) -> ServerConfig {
         let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").with_client_cert_verifier(Arc::<KeyVerifier>::clone(verifier));
@@ -209,7 +209,7 @@ impl Terms {
         config
     }
 
-    /// Meets the peer that this host has connected to.
+    /// Runs the handshake with the peer that this host has connected to.
     ///
     /// # Errors
     /// [`HandshakeError`].
@@ -225,7 +225,7 @@ impl Terms {
         self.meet(link, connection.into(), &verifier)
     }
 
-    /// Of one handshake, which `verifier` judges.
+    /// The configuration of one handshake, which `verifier` judges.
     pub(super) fn client_config(&self, verifier: &Arc<KeyVerifier>, shown: Arc<CertifiedKey>) -> ClientConfig {
         let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13]);
         let builder = builder.expect("ring has TLS 1.3").dangerous();
@@ -233,7 +233,7 @@ impl Terms {
         let mut config = builder.with_client_cert_resolver(Arc::new(Shown(shown)));
         config.resumption = Resumption::disabled();
         config.enable_early_data = false;
-        // No name is sent and none is looked at: the key alone says who it is.
+        // No name is sent or checked: only the key identifies the peer.
         config.enable_sni = false;
         config.alpn_protocols = self.names();
         config
@@ -256,8 +256,7 @@ impl Terms {
     }
 }
 
-/// Reads and forgets for a moment, so that the peer gets to read our alert: closing a socket with bytes unread resets
-/// it.
+/// Reads and discards for a moment, so that the peer can read the alert: closing a socket with unread bytes resets it.
 fn hear_out(link: &Link) {
     link.finish_sending();
     let clock = Clock::start();
@@ -277,16 +276,16 @@ fn hear_out(link: &Link) {
     }
 }
 
-/// The one algorithm in which hosts sign.
+/// The only signature algorithm.
 static ED25519: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
     all: &[webpki::ring::ED25519],
     mapping: &[(SignatureScheme::ED25519, &[webpki::ring::ED25519])],
 };
 
-/// The DER of an Ed25519 SubjectPublicKeyInfo up to the key's 32 bytes (RFC 8410 §4).
+/// The DER of an Ed25519 SubjectPublicKeyInfo before the key's 32 bytes (RFC 8410 §4).
 const ED25519_KEY_INFO: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
-/// Lets through whoever has an accepted key: for one handshake, of either side.
+/// Accepts peers with an accepted key: for one handshake, of either side.
 #[derive(Debug)]
 pub(super) struct KeyVerifier {
     accepts: Accepts,
@@ -307,7 +306,7 @@ impl KeyVerifier {
 
     fn verify(&self, shown: &CertificateDer<'_>, more: &[CertificateDer<'_>], now: UnixTime) -> Result<(), Error> {
         if !more.is_empty() {
-            // A farbus shows one certificate: there is no authority behind it.
+            // A farbus sends one certificate: no authority has signed it.
             return Err(CertificateError::BadEncoding.into());
         }
         let bad = |_| Error::from(CertificateError::BadEncoding);
@@ -318,7 +317,7 @@ impl KeyVerifier {
         }
         let fingerprint = Fingerprint::of_public_key_info(&key_info);
         let is_known = self.accepts.accepts(&fingerprint);
-        // The key is what is trusted; the certificate is its own anchor, which leaves date and signature to be checked.
+        // The key is what is trusted; the certificate is its own anchor, so date and signature remain to be checked.
         let anchor = [anchor_from_trusted_cert(shown).map_err(bad)?];
         let checked =
             certificate.verify_for_usage(ED25519.all, &anchor, &[], now, KeyUsage::client_auth(), None, None).map(drop);
@@ -338,7 +337,7 @@ impl KeyVerifier {
         self.verdict.lock().unwrap_or_else(PoisonError::into_inner).map(|verdict| verdict.fingerprint)
     }
 
-    /// What it found wrong with the peer's certificate itself.
+    /// What was wrong with the peer's certificate itself.
     pub fn objection(&self) -> Option<HandshakeError> {
         let verdict = *self.verdict.lock().unwrap_or_else(PoisonError::into_inner);
         match verdict {
@@ -371,7 +370,7 @@ impl KeyVerifier {
         }
     }
 
-    /// TLS 1.2 is not built in; whoever comes here has broken a rule.
+    /// TLS 1.2 is not built in; a peer that uses it breaks the rules.
     fn no_tls12() -> Error {
         PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into()
     }
@@ -449,7 +448,7 @@ impl ClientCertVerifier for KeyVerifier {
     }
 }
 
-/// The one certificate that is shown.
+/// Always shows this certificate.
 #[derive(Debug)]
 struct Shown(Arc<CertifiedKey>);
 

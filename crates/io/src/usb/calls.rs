@@ -1,10 +1,9 @@
 //! Calls that wait for a device, each on a thread of its own for as long as it lasts.
 //!
-//! usbfs holds the device's lock while it makes one of these (`usbdev_do_ioctl`): up to five seconds for a request that
-//! the device does not answer, more for a reset. Whatever else is asked of the descriptor then waits as long, taking
-//! back a finished transfer among it. So while a call is on its way its thread alone asks anything of the device, and
-//! the engine waits on a [`Wake`] in the descriptor's place: it goes on to serve its link, to withdraw what has not
-//! begun, and to end.
+//! usbfs holds the device's lock during such a call (`usbdev_do_ioctl`): up to five seconds for a request that the
+//! device does not answer, more for a reset. All other operations on the descriptor wait as long, even reaping a
+//! completed transfer. So while a call is under way only its thread uses the descriptor, and the engine waits on a
+//! [`Wake`] instead: it continues to serve its link, to withdraw what has not begun, and to end.
 
 use std::io;
 use std::sync::Arc;
@@ -19,36 +18,37 @@ use super::error::OpenError;
 use super::kernel::Calls;
 use crate::link::Wake;
 
-/// A call is a few frames deep.
+/// A call needs only a few stack frames.
 const STACK_BYTES: usize = 64 << 10;
 
-/// What is asked.
+/// A call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// SET_INTERFACE.
     Interface { interface: u8, alternate: u8 },
     /// CLEAR_FEATURE(ENDPOINT_HALT).
     ClearHalt(EpAddr),
-    /// What SET_CONFIGURATION does to a device that has it already: default settings of these interfaces, no halts.
+    /// What SET_CONFIGURATION does to a device that has the configuration already: default settings of these
+    /// interfaces, no halts.
     Afresh { interfaces: Vec<u8>, halted: Vec<EpAddr> },
-    /// SET_CONFIGURATION: `claimed` are let go of, and those of the new configuration claimed, or of the old one if it
-    /// stays.
+    /// SET_CONFIGURATION: releases the interfaces `claimed`, then claims those of the new configuration, or of the old
+    /// one if that stays.
     Configuration { value: u8, claimed: Vec<u8>, old: Vec<u8>, new: Vec<u8> },
-    /// A port reset. The kernel sends usbfs away from claimed interfaces when it resets, and lets its own drivers in:
-    /// `claimed` are let go of, and `interfaces` claimed after.
+    /// A port reset. In a reset the kernel takes claimed interfaces away from usbfs and lets its own drivers in: so
+    /// `claimed` are released before, and `interfaces` claimed afterwards.
     Reset { claimed: Vec<u8>, interfaces: Vec<u8> },
 }
 
-/// How it went.
+/// The result of a call.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The call's own end.
+    /// The result of the call itself.
     pub result: Result<(), Status>,
-    /// Where interfaces were let go of: those that are claimed now, and why not all.
+    /// For calls that release interfaces: those that are claimed now, and why not all of them.
     pub claimed: Option<(Vec<u8>, Result<(), OpenError>)>,
 }
 
-/// A call on its way.
+/// A call that is under way.
 pub struct Running {
     pub call: Call,
     outcome: Receiver<Outcome>,
@@ -79,13 +79,13 @@ impl Call {
         }
     }
 
-    /// Begins it; `wake` wakes whoever waits for its end.
+    /// Starts the call; `wake` is woken at its end.
     pub fn start<C: Calls + Clone>(self, calls: C, wake: &Arc<Wake>) -> Running {
         let (sender, outcome) = sync_channel(1);
         let (for_thread, calls_there, wake_there, sender_there) =
             (self.clone(), calls.clone(), Arc::clone(wake), sender.clone());
         let act = move || {
-            // Whoever asked may not want to know any more.
+            // The asking thread may no longer wait.
             let _ = sender_there.try_send(for_thread.make(&calls_there));
             wake_there.wake();
         };
@@ -100,7 +100,7 @@ impl Call {
 }
 
 impl Running {
-    /// Its outcome, once it has one.
+    /// Its outcome, if it has ended.
     pub fn poll(&self) -> Option<Outcome> {
         match self.outcome.try_recv() {
             Ok(outcome) => Some(outcome),
@@ -109,7 +109,7 @@ impl Running {
         }
     }
 
-    /// Its outcome, waited for; `None` if it takes longer than that.
+    /// Waits for its outcome; `None` if it takes longer than `time_max`.
     pub fn wait(&self, time_max: Duration) -> Option<Outcome> {
         match self.outcome.recv_timeout(time_max) {
             Ok(outcome) => Some(outcome),
@@ -125,7 +125,7 @@ impl Outcome {
     }
 }
 
-/// Takes interfaces, one after the other; those it has, and why it has not all.
+/// Claims interfaces one after the other; returns those it has claimed, and why not all.
 pub fn claim(calls: &impl Calls, interfaces: &[u8]) -> (Vec<u8>, Result<(), OpenError>) {
     let mut claimed = Vec::new();
     for &interface in interfaces {
@@ -141,10 +141,11 @@ pub fn claim(calls: &impl Calls, interfaces: &[u8]) -> (Vec<u8>, Result<(), Open
     (claimed, Ok(()))
 }
 
-/// Lets go of interfaces.
+/// Releases interfaces.
 pub fn release(calls: &impl Calls, claimed: &[u8]) {
     for &interface in claimed {
-        // What is not held any more was released already: a device that was unplugged, or configured by somebody else.
+        // An interface that is not claimed any more was released already: the device was unplugged, or another program
+        // configured it.
         let _ = calls.release(interface);
     }
 }

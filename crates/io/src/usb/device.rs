@@ -23,87 +23,88 @@ use super::slab::Slab;
 use crate::link::{Wake, Watched};
 use crate::sys::usbfs::{Data, PacketResult, Reap, Reaped, Transfer, Usbfs};
 
-/// How long the kernel may take to give up all transfers before a reset. It kills each within a frame or so; a host
+/// How long the kernel may take to cancel all transfers before a reset. It kills each within a frame or so; a host
 /// controller that does not answer any more is declared dead by its own driver after five seconds.
 const WITHDRAW_TIME_MAX: Duration = if cfg!(test) { Duration::from_millis(50) } else { Duration::from_secs(6) };
-/// How long a device that is given back may take to end a call that it is in. A reset's longest course, several
-/// enumerations of a device that does not answer, each given five seconds.
+/// How long a device that is given back may take to end a call that is under way. The longest case is a reset: several
+/// enumerations of a device that does not answer, five seconds each.
 const CALL_TIME_MAX: Duration = if cfg!(test) { Duration::from_secs(1) } else { Duration::from_secs(30) };
-/// A setup packet's length, which a control transfer's buffer begins with.
+/// The length of a setup packet, with which a control transfer's buffer begins.
 const SETUP_BYTES: usize = 8;
 
-/// A device that is taken from this machine's drivers for as long as this lives, and given back after.
+/// A device that is taken from this machine's drivers for as long as this lives, and given back afterwards.
 ///
 /// | the client asks | the kernel is asked |
 /// |---|---|
 /// | a transfer | the same, in pieces if it is isochronous with more packets than usbfs takes |
 /// | SET_CONFIGURATION of the active one | setting 0 where another is active, halts cleared; not sent again |
 /// | SET_CONFIGURATION of another one | interfaces released, configuration set, interfaces claimed |
-/// | SET_INTERFACE, CLEAR_FEATURE(ENDPOINT_HALT) | the call of that meaning: host and device stay of one mind |
-/// | a reset | all transfers given up and answered; interfaces released, port reset, interfaces claimed |
+/// | SET_INTERFACE, CLEAR_FEATURE(ENDPOINT_HALT) | the corresponding call, so that host and device agree |
+/// | a reset | all transfers cancelled and answered; interfaces released, port reset, interfaces claimed |
 ///
-/// None of these requests is sent raw as well. All but the first are calls that wait for the device, up to five seconds
-/// and more; they run beside the engine ([`calls`]), and what is asked meanwhile waits for their end, in order:
+/// None of these requests is also sent as a raw transfer. All but the first are calls that wait for the device, up to
+/// five seconds and more. They run beside the engine ([`calls`]), and requests that arrive meanwhile wait for their
+/// end, in order:
 ///
-/// | while a call is on its way | what happens |
+/// | while a call is under way | what happens |
 /// |---|---|
-/// | a request is submitted | it waits; withdrawn, it is answered at once |
-/// | a transfer that the kernel holds is withdrawn | it is given up after the call, as the kernel would have it |
-/// | the request that became the call is withdrawn | it is too late: it ends as the call ends |
+/// | a request is submitted | it waits; if withdrawn, it is answered at once |
+/// | a transfer that the kernel has is withdrawn | it is cancelled after the call, as the kernel requires |
+/// | the request that became the call is withdrawn | too late: it ends as the call ends |
 /// | a reset | everything is answered at once; the port is reset after the call |
-/// | the device is given back | it waits for the call's end |
+/// | the device is given back | that waits for the call's end |
 pub struct UsbDevice<K: Kernel = Usbfs> {
     kernel: K,
     readiness: Option<Readiness>,
-    /// The readiness while a call is on its way.
+    /// The readiness while a call is under way.
     call_ended: Readiness,
     wake: Arc<Wake>,
     calling: Option<Calling>,
-    /// What waits for the call's end; empty without one.
+    /// Requests that wait for the call's end; empty without a call.
     queue: VecDeque<Queued>,
     descriptors: Descriptors,
     speed: Speed,
-    /// What its user has made active. The kernel's alternate settings are the same, its configuration is `active`.
+    /// What the client has made active. The kernel's alternate settings are the same, its configuration is `active`.
     selection: Selection,
     /// The kernel's active configuration, 0 if none.
     active: u8,
-    /// The one it had when it was taken.
+    /// The configuration that was active when the device was taken.
     original: u8,
     claimed: Vec<u8>,
     /// Endpoints that stalled and were not cleared, by [`EpAddr::index`].
     halted: u32,
     requests: Slab<Request>,
-    /// What the kernel holds; the names are the slots it is lent in.
+    /// The transfers that the kernel has; their names are the slots.
     pieces: Slab<Piece>,
     packet_results: Vec<PacketResult>,
     is_gone: bool,
-    /// Another process has it.
+    /// Whether another process has the device.
     is_left: bool,
 }
 
-/// A request of the client's.
+/// A request of the client.
 struct Request {
     urb: InFlight,
     is_cancelled: bool,
-    /// Pieces that the kernel still holds.
+    /// How many pieces the kernel still has.
     outstanding: usize,
-    /// How it will end, whatever else comes back.
+    /// The status with which it will end, whatever else comes back.
     failure: Option<Status>,
-    /// Isochronous: its pieces, in order.
+    /// For isochronous requests: the pieces, in order.
     parts: Vec<Part>,
 }
 
-/// A transfer that the kernel holds.
+/// A transfer that the kernel has.
 struct Piece {
-    /// `None`: it was answered already, by a reset that could not give it up yet.
+    /// `None`: it was answered already, by a reset that could not cancel it yet.
     request: Option<usize>,
     part: usize,
 }
 
-/// A call on its way. Nothing else is asked of the kernel meanwhile: it would wait in there.
+/// A call under way. Nothing else is asked of the kernel meanwhile, since it would wait there.
 struct Calling {
     running: Running,
-    /// Whose it is; `None`: a reset's, or its asker was answered by one.
+    /// The request that became the call; `None` for a reset's call, or if a reset has answered the request.
     urb: Option<InFlight>,
 }
 
@@ -114,10 +115,10 @@ enum Queued {
 }
 
 impl UsbDevice {
-    /// Takes `found`: its drivers let go of it.
+    /// Takes `found` from its drivers.
     ///
     /// # Errors
-    /// [`OpenError`]; its drivers have it again then.
+    /// [`OpenError`]; its drivers get it back then.
     pub fn open(found: &Found) -> Result<Self, OpenError> {
         let usbfs = Usbfs::open(&found.node).map_err(|error| match error.kind() {
             io::ErrorKind::PermissionDenied => OpenError::NotAllowed { node: found.node.clone() },
@@ -126,10 +127,10 @@ impl UsbDevice {
         Self::over(usbfs, found)
     }
 
-    /// Takes `found`, whose node somebody else opened who may.
+    /// Takes `found`, whose node another process opened.
     ///
     /// # Errors
-    /// [`OpenError`]; its drivers have it again then.
+    /// [`OpenError`]; its drivers get it back then.
     pub fn open_through(node: OwnedFd, found: &Found) -> Result<Self, OpenError> {
         Self::over(Usbfs::over(node), found)
     }
@@ -141,9 +142,9 @@ impl UsbDevice {
 }
 
 impl<K: Kernel> UsbDevice<K> {
-    /// Takes what `kernel` opened.
+    /// Takes the device that `kernel` opened.
     pub(super) fn take(kernel: K, readiness: Option<Readiness>, found: &Found) -> Result<Self, OpenError> {
-        // vhci knows no faster than SuperSpeed, and to a device's drivers the difference is none.
+        // vhci knows nothing above SuperSpeed, and for a device's drivers it makes no difference.
         let speed = found.speed.min(Speed::Super);
         let wake = Arc::new(Wake::new().map_err(|error| OpenError::of("watching it", error))?);
         let mut device = Self {
@@ -168,26 +169,26 @@ impl<K: Kernel> UsbDevice<K> {
         };
         let (claimed, result) = calls::claim(&device.kernel.calls(), &device.interfaces(device.active));
         device.claimed = claimed;
-        // On failure it is dropped, which gives back what was taken so far.
+        // On failure the device is dropped, which gives back what was taken so far.
         result?;
         Ok(device)
     }
 
-    /// Gives bulk endpoints streams, `count` for each or fewer; says how many.
+    /// Allocates streams for bulk endpoints, `count` for each or fewer; returns how many.
     /// [`Urb::stream`](farbus_model::Urb::stream) is one of them from then on, and at these endpoints never 0. Another
-    /// setting, configuration, or a reset takes them away. For sessions that can name a stream: USB/IP cannot, and its
-    /// clients do without (Linux drives such a disk by Bulk-Only).
+    /// setting, another configuration or a reset frees them. For sessions that can name a stream: USB/IP cannot, and
+    /// its clients do without (Linux drives such a disk by Bulk-Only).
     ///
     /// Waits for the host controller, not for the device.
     ///
     /// # Errors
-    /// [`Status::Invalid`] for an endpoint that is not there or has none, or where the controller has none; [`Status::NoCredit`]
-    /// while requests wait there, or a call is on its way.
+    /// [`Status::Invalid`] for an endpoint that does not exist or supports none, or if the controller supports none;
+    /// [`Status::NoCredit`] while requests wait there, or a call is under way.
     pub fn alloc_streams(&mut self, endpoints: &[EpAddr], count: u16) -> Result<u16, Status> {
         self.kernel.calls().alloc_streams(&self.idle_bulk(endpoints)?, count)
     }
 
-    /// Takes streams away again.
+    /// Frees streams.
     ///
     /// # Errors
     /// As [`UsbDevice::alloc_streams`].
@@ -223,7 +224,7 @@ impl<K: Kernel> UsbDevice<K> {
         match self.call_for(setup) {
             Some(Ok(Some(call))) => return self.call(call, Some(urb), done),
             Some(Ok(None)) => {
-                // The configuration that it has, as it has it already.
+                // It has this configuration already.
                 self.withdraw(done, |endpoint| !endpoint.is_control());
                 self.selection.select_configuration(&self.descriptors, setup.value as u8);
                 return done.push(if self.is_gone { urb.fail(Status::Gone) } else { accepted(urb) });
@@ -231,7 +232,7 @@ impl<K: Kernel> UsbDevice<K> {
             Some(Err(status)) => return done.push(urb.fail(status)),
             None => {}
         }
-        // Both ways in one buffer behind the setup packet, as usbfs has it.
+        // Both directions use one buffer behind the setup packet, as in usbfs.
         let mut buffer = done.pool.take(SETUP_BYTES + usize::from(setup.length));
         buffer[..SETUP_BYTES].copy_from_slice(&setup.to_bytes());
         let flags = UrbFlags { short_not_ok: urb.flags.short_not_ok && reads(setup), ..UrbFlags::default() };
@@ -244,7 +245,7 @@ impl<K: Kernel> UsbDevice<K> {
         self.begin(urb, TransferType::Control, flags, Data::In(buffer), done);
     }
 
-    /// The call that a request becomes, if one is needed; `None` for those that are sent as they are.
+    /// The call that a request becomes, if one is needed; `None` for requests that are sent unchanged.
     fn call_for(&self, setup: Setup) -> Option<Result<Option<Call>, Status>> {
         if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
             Some(self.configure(setup.value as u8))
@@ -261,7 +262,7 @@ impl<K: Kernel> UsbDevice<K> {
             let is_there = self.selection.endpoint(endpoint).is_some();
             Some(is_there.then_some(Some(Call::ClearHalt(endpoint))).ok_or(Status::Stall))
         } else if setup.is_standard(request::SET_ADDRESS, Recipient::Device) {
-            // Its address is this machine's to give.
+            // This machine's host controller assigns its address.
             Some(Err(Status::Stall))
         } else {
             None
@@ -285,7 +286,7 @@ impl<K: Kernel> UsbDevice<K> {
 
     // Calls that wait for the device.
 
-    /// Begins a call; what it ends is given up and answered before.
+    /// Begins a call. Requests that the call ends are cancelled and answered before.
     fn call(&mut self, call: Call, urb: Option<InFlight>, done: &mut Completions) {
         match &call {
             Call::Interface { interface, .. } => {
@@ -331,7 +332,7 @@ impl<K: Kernel> UsbDevice<K> {
                 done.push(accepted(urb));
             }
             (Some(urb), Err(status)) => done.push(urb.fail(status)),
-            // A reset has forgotten what it would have selected.
+            // A reset has discarded the selection.
             (None, _) => {}
         }
         if let Err(status) = result {
@@ -339,7 +340,7 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    /// The device has done so.
+    /// Records the selection that a successful call has made.
     fn select(&mut self, call: &Call) {
         match call {
             Call::Interface { interface, alternate } => {
@@ -355,14 +356,14 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    /// Of all settings of an interface, by [`EpAddr::index`].
+    /// The endpoints of all settings of an interface, by [`EpAddr::index`].
     fn endpoints_of(&self, interface: u8) -> u32 {
         let configuration = self.descriptors.configuration(self.selection.configuration());
         let settings = configuration.into_iter().flat_map(|c| &c.settings).filter(|s| s.interface == interface);
         settings.flat_map(|setting| &setting.endpoints).fold(0, |all, endpoint| all | bit(endpoint.address))
     }
 
-    /// What waited for a call's end goes on, up to the next call.
+    /// Continues with the requests that waited for a call's end, up to the next call.
     fn resume(&mut self, done: &mut Completions) {
         let withdrawn = self.requests.iter().filter(|(_, request)| request.is_cancelled).map(|(name, _)| name);
         for request in withdrawn.collect::<Vec<_>>() {
@@ -384,7 +385,7 @@ impl<K: Kernel> UsbDevice<K> {
         self.call(Call::Reset { claimed: self.claimed.clone(), interfaces }, None, done);
     }
 
-    /// Answers everything, while a call keeps the kernel from giving up what it holds.
+    /// Answers everything while a call prevents the kernel from cancelling its transfers.
     fn abandon_all(&mut self, done: &mut Completions) {
         let asker = self.calling.as_mut().and_then(|calling| calling.urb.take());
         let waiting = std::mem::take(&mut self.queue).into_iter().filter_map(|queued| match queued {
@@ -398,7 +399,7 @@ impl<K: Kernel> UsbDevice<K> {
         self.pieces.iter_mut().for_each(|(_, piece)| piece.request = None);
     }
 
-    /// Waits for the end of a call, and of what waited for that; whether all came to an end.
+    /// Waits for the end of a call and of the requests that waited for it; returns whether all have ended.
     fn wait_for_calls(&mut self) -> bool {
         let mut done = Completions::new(BufferPool::new(0));
         while let Some(calling) = self.calling.take() {
@@ -430,7 +431,7 @@ impl<K: Kernel> UsbDevice<K> {
             return self.begin(urb, kind, flags, room, done);
         }
         let payload = urb.take_payload();
-        // The kernel copies while it takes: not even a window on a receive buffer has to be kept.
+        // The kernel copies the data during the call: not even a window on a receive buffer has to be kept.
         self.begin(urb, kind, flags, Data::Out(&payload.contiguous()), done);
         done.pool.recycle(payload);
     }
@@ -500,7 +501,7 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    /// One of its pieces was not taken: those before it come back, and then it fails.
+    /// The kernel refused one of its pieces: waits for those before it to come back, then fails.
     fn fail_as_a_set(&mut self, request: usize, status: Status, missing: usize, done: &mut Completions) {
         let unfinished = self.requests.get_mut(request).expect("inserted just now");
         unfinished.failure = Some(status);
@@ -514,17 +515,17 @@ impl<K: Kernel> UsbDevice<K> {
         self.note_loss(status, done);
     }
 
-    /// Has the kernel give up a request, or those that were answered without it.
+    /// Has the kernel cancel a request, or with `None` the transfers that were answered already.
     fn discard(&mut self, request: Option<usize>) {
         let slots: Vec<usize> =
             self.pieces.iter().filter(|(_, piece)| piece.request == request).map(|(slot, _)| slot).collect();
-        // The last first: an endpoint goes on with what is queued behind a piece that is taken out.
+        // The last first: an endpoint continues with what is queued behind a piece that is removed.
         for slot in slots.into_iter().rev() {
             self.kernel.discard(slot);
         }
     }
 
-    /// Takes back what has ended.
+    /// Takes back the transfers that have ended.
     fn reap(&mut self, done: &mut Completions) {
         while !self.is_gone {
             match self.kernel.reap(&mut self.packet_results) {
@@ -545,7 +546,7 @@ impl<K: Kernel> UsbDevice<K> {
         request.outstanding -= 1;
         let status = match reaped.status {
             Status::Cancelled if request.is_cancelled => Status::Cancelled,
-            // Killed, and nobody asked: the device or its interface went away.
+            // Killed without being asked for: the device or its interface went away.
             Status::Cancelled | Status::Shutdown if self.kernel.is_connected() => Status::Shutdown,
             Status::Cancelled | Status::Shutdown => Status::Gone,
             status => status,
@@ -568,7 +569,7 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    /// All pieces of an isochronous request are back.
+    /// All pieces of an isochronous request are back: answers it.
     fn finish(&mut self, request: usize, done: &mut Completions) {
         let Request { urb, failure, parts, .. } = self.requests.remove(request).expect("it waited for its pieces");
         match failure {
@@ -580,7 +581,7 @@ impl<K: Kernel> UsbDevice<K> {
         }
     }
 
-    /// Gives up every transfer on the endpoints that `which` names and answers its request.
+    /// Cancels every transfer on the endpoints that `which` selects, and answers their requests.
     fn withdraw(&mut self, done: &mut Completions, which: impl Fn(EpAddr) -> bool) {
         let hit: Vec<usize> =
             self.requests.iter().filter(|(_, r)| which(r.urb.endpoint)).map(|(name, _)| name).collect();
@@ -592,7 +593,7 @@ impl<K: Kernel> UsbDevice<K> {
             return;
         }
         for &request in hit.iter().rev() {
-            // Whatever was done of it, its answer is that it was withdrawn.
+            // However far it got, its answer is that it was withdrawn.
             self.requests.get_mut(request).expect("listed just now").is_cancelled = false;
             self.discard(Some(request));
         }
@@ -614,13 +615,13 @@ impl<K: Kernel> UsbDevice<K> {
 
     fn note_loss(&mut self, status: Status, done: &mut Completions) {
         if status == Status::Gone {
-            // What ended before it went is still there to be had.
+            // What ended before the device went can still be reaped.
             self.reap(done);
             self.lose(done);
         }
     }
 
-    /// It was unplugged: whatever is asked of it ends so.
+    /// The device was unplugged: every request ends with that.
     fn lose(&mut self, done: &mut Completions) {
         self.is_gone = true;
         self.pieces.drain();
@@ -646,7 +647,7 @@ impl<K: Kernel> UsbDevice<K> {
     }
 }
 
-/// A request without data that was done.
+/// The answer to a successful request without data.
 fn accepted(urb: InFlight) -> farbus_model::Done {
     match urb.direction {
         Direction::Out => urb.accept(),
@@ -654,7 +655,7 @@ fn accepted(urb: InFlight) -> farbus_model::Done {
     }
 }
 
-/// Whether the data stage comes from the device. Without one, none does.
+/// Whether the data stage comes from the device. False without a data stage.
 fn reads(setup: Setup) -> bool {
     setup.length > 0 && setup.direction() == Direction::In
 }
@@ -703,8 +704,8 @@ impl<K: Kernel> Device for UsbDevice<K> {
         self.request(urb, done);
     }
 
-    /// The kernel waits until the transfer is given up, so its end comes back within this call, unless another one is
-    /// on its way.
+    /// The kernel waits until the transfer is cancelled, so its end comes back within this call, unless another call is
+    /// under way.
     fn cancel(&mut self, _now: Instant, id: UrbId, done: &mut Completions) {
         let waits = |queued: &Queued| matches!(queued, Queued::Request(urb) if urb.id == id);
         if let Some(at) = self.queue.iter().position(waits)
@@ -729,7 +730,7 @@ impl<K: Kernel> Device for UsbDevice<K> {
         }
         self.selection.clear();
         self.halted = 0;
-        // What is on its way to the client is kept until it is sent.
+        // Memory whose data is on its way to the client is kept until it is sent.
         self.kernel.give_back_leases();
     }
 
@@ -742,7 +743,7 @@ impl<K: Kernel> Device for UsbDevice<K> {
 
     fn handle_ready(&mut self, _now: Instant, done: &mut Completions) {
         if let Some(calling) = self.calling.take() {
-            // Forgotten before it is looked: whoever ends the call now wakes again.
+            // Cleared before the check: a call that ends now wakes the engine again.
             self.wake.clear();
             let Some(outcome) = calling.running.poll() else {
                 self.calling = Some(calling);
@@ -758,8 +759,8 @@ impl<K: Kernel> Device for UsbDevice<K> {
         self.is_gone
     }
 
-    /// The other process has the same open file, and so the interfaces. It never has a transfer: the kernel would write
-    /// where nobody is.
+    /// The other process has the same open file, and therefore the interfaces. There must be no transfer under way: the
+    /// kernel would write to memory of this process.
     fn save(&self) -> Option<Vec<u8>> {
         let is_at_rest =
             self.calling.is_none() && self.queue.is_empty() && self.requests.is_empty() && self.pieces.is_empty();
@@ -782,7 +783,7 @@ impl<K: Kernel> Device for UsbDevice<K> {
     }
 }
 
-/// Gives it back: the configuration it had, and its drivers.
+/// Gives the device back: restores its configuration, and its drivers.
 impl<K: Kernel> Drop for UsbDevice<K> {
     fn drop(&mut self) {
         if self.is_left {
@@ -795,7 +796,7 @@ impl<K: Kernel> Drop for UsbDevice<K> {
         if self.is_gone {
             return;
         }
-        // Whoever drops a device that owes answers has a bug, which its requests report.
+        // Dropping a device with open requests is a bug, which the requests report.
         let calls = self.kernel.calls();
         let interfaces = std::mem::take(&mut self.claimed);
         calls::release(&calls, &interfaces);
@@ -803,11 +804,11 @@ impl<K: Kernel> Drop for UsbDevice<K> {
             // The kernel looks for drivers of a new configuration by itself.
             return;
         }
-        // All of them: one that was taken as it was plugged in had no driver yet.
+        // All interfaces: one that was taken as it was plugged in had no driver yet.
         for interface in interfaces {
             match calls.connect(interface) {
                 Ok(()) => {}
-                // A driver of several interfaces has taken this one with another.
+                // A driver of several interfaces has bound this one together with another.
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {}
                 Err(error) => {
                     warn!(%error, interface, device = %self.descriptors.title(), "its driver did not come back")

@@ -1,4 +1,4 @@
-//! Why a real device is not to be had.
+//! Why a real device cannot be taken.
 
 use std::fmt;
 use std::io;
@@ -17,13 +17,13 @@ pub enum OpenError {
         /// The interface.
         interface: u8,
     },
-    /// It is not there any more.
+    /// The device is gone.
     Gone,
-    /// Anything else.
+    /// Any other error.
     Os {
-        /// In doing what.
+        /// What was being done.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }

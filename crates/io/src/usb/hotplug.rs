@@ -1,4 +1,4 @@
-//! The kernel's word that a USB device came or went: uevents over netlink.
+//! Notifications from the kernel that a USB device came or went: uevents over netlink.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,10 +9,10 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvf
 
 /// The multicast group that the kernel sends to; udev's own is 2.
 const KERNEL_GROUP: u32 = 1;
-/// A uevent has at most 2 KiB of variables behind its path (kernel: `UEVENT_BUFFER_SIZE`).
+/// The longest uevent: it has at most 2 KiB of variables behind its path (kernel: `UEVENT_BUFFER_SIZE`).
 const UEVENT_BYTES_MAX: usize = 8 << 10;
 
-/// Hears of every USB device that comes or goes, from its making on.
+/// Reports that USB devices came or went since its creation.
 #[derive(Debug)]
 pub struct Hotplug {
     socket: OwnedFd,
@@ -22,7 +22,7 @@ impl Hotplug {
     /// Begins to listen.
     ///
     /// # Errors
-    /// What the system says; needs no rights.
+    /// The system's error; no rights are needed.
     pub fn new() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;
@@ -30,10 +30,10 @@ impl Hotplug {
         Ok(Self { socket })
     }
 
-    /// Whether anything changed since the last call: then look what there is. Reads all that was said.
+    /// Whether any USB device came or went since the last call. Reads all pending events.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn has_changed(&self) -> io::Result<bool> {
         let mut has_changed = false;
         let mut message = [0; UEVENT_BYTES_MAX];
@@ -46,7 +46,7 @@ impl Hotplug {
                 }
                 Err(Errno::AGAIN) => return Ok(has_changed),
                 Err(Errno::INTR) => {}
-                // Something was said that we were too slow to hear.
+                // Events were lost because the buffer was full.
                 Err(Errno::NOBUFS) => has_changed = true,
                 Err(errno) => return Err(errno.into()),
             }
@@ -60,7 +60,7 @@ impl AsFd for Hotplug {
     }
 }
 
-/// Whether a USB device went, came, or was given its configuration, which is after it came.
+/// Whether a USB device went, came, or was configured, which happens after it came.
 fn concerns_us(message: &[u8]) -> bool {
     let mut is_device = false;
     let mut is_news = false;
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_devices_that_come_or_go_are_news() {
+    fn events_count_only_if_a_device_came_or_went() {
         let said = |action: &str, kind: &str| {
             let words =
                 [&format!("{action}@/devices/usb1/1-1"), &format!("ACTION={action}"), "SUBSYSTEM=usb", kind, ""];
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_nothing_new() {
+    fn no_event_is_no_change() {
         let hotplug = Hotplug::new().unwrap();
         assert!(!hotplug.has_changed().unwrap());
     }

@@ -1,4 +1,4 @@
-//! Which USB devices this machine has, and what keeps each from being shared: sysfs, read as it is.
+//! Which USB devices this machine has, and what prevents each from being shared, from sysfs.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,10 +11,10 @@ use farbus_model::descriptor::{Configuration, DeviceDescriptor};
 use farbus_model::{Descriptors, Speed};
 use rustix::fs::Access;
 
-/// The class of hubs, which are never shared: what is plugged into one is.
+/// The class of hubs, which are never shared; devices behind them are.
 const CLASS_HUB: u8 = 9;
 
-/// Where this machine says what it has.
+/// The folders in which this machine lists its devices.
 #[derive(Clone, Debug)]
 pub struct Inventory {
     devices: PathBuf,
@@ -24,16 +24,17 @@ pub struct Inventory {
     swaps: PathBuf,
 }
 
-/// A device.
+/// A device that is plugged in.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Bus and ports on the way to it, such as `1-1.4`: it stays as long as nothing is plugged elsewhere.
+    /// Bus and ports on the path to it, such as `1-1.4`; it stays the same while the device stays in its port.
     pub bus_id: String,
     /// Number of its bus.
     pub bus: u32,
-    /// Its number there, new with each plugging; 0 while its port is being reset ([`Found::is_being_reset`]).
+    /// Its number on that bus, new each time it is plugged in; 0 while its port is being reset
+    /// ([`Found::is_being_reset`]).
     pub number: u32,
-    /// What it says of itself; strings as far as the kernel could read them.
+    /// Its descriptors; strings as far as the kernel could read them.
     pub descriptors: Descriptors,
     /// Its serial number.
     pub serial: Option<String>,
@@ -43,17 +44,17 @@ pub struct Found {
     pub configuration: u8,
     /// Its interfaces in that configuration.
     pub interfaces: Vec<Interface>,
-    /// Whether it is another machine's, attached here through vhci.
+    /// Whether it is another machine's device, attached here through vhci.
     pub is_imported: bool,
-    /// What to open.
+    /// The node to open.
     pub node: PathBuf,
-    /// What stands against sharing it.
+    /// What prevents sharing it, if anything.
     pub obstacle: Option<Obstacle>,
 }
 
 impl Found {
-    /// Whether its port is being reset, and it has no address for that long: the kernel keeps its number, and shows 0
-    /// (`hub_port_reset`). It is there, and says again which it is in a moment.
+    /// Whether its port is being reset and the device has no address meanwhile: the kernel keeps its number, and shows
+    /// 0 (`hub_port_reset`). The device is there, and has its number again in a moment.
     pub fn is_being_reset(&self) -> bool {
         self.number == 0
     }
@@ -66,32 +67,32 @@ pub struct Interface {
     pub number: u8,
     /// Class, subclass, protocol.
     pub class: [u8; 3],
-    /// Who has it here.
+    /// The driver that is bound to it.
     pub driver: Option<String>,
 }
 
-/// Why a device cannot be shared, as it is now.
+/// Why a device cannot be shared at present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// It is a hub.
     Hub,
-    /// What it says of itself cannot be read.
+    /// Its descriptors cannot be read.
     Unreadable,
     /// A file system or swap of this machine is on it.
     Mounted {
         /// The block device.
         device: String,
-        /// Where, or by whom it is held.
+        /// Where it is mounted, or what holds it.
         at: String,
     },
-    /// A program has it, or the kernel's own exporter.
+    /// A program uses it, or the kernel's own exporter.
     InUse {
         /// The driver's name.
         by: String,
     },
     /// This user may not open it.
     NoPermission {
-        /// Its node.
+        /// The node.
         node: PathBuf,
     },
 }
@@ -122,20 +123,20 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// Which devices somebody means.
+/// Which devices are meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// What is plugged in there: `1-1.4`.
+    /// The device in this port: `1-1.4`.
     BusId(String),
-    /// All of this vendor and product: `046d:c52b`.
+    /// All devices of this vendor and product: `046d:c52b`.
     Ids(u16, u16),
-    /// All with this serial number: `serial=0123`.
+    /// All devices with this serial number: `serial=0123`.
     Serial(String),
 }
 
 impl Selector {
-    /// Whether it means `found`. Another machine's device is meant only by its place: shared on by its kind, a device
-    /// that this machine both offers and uses would be shared without end.
+    /// Whether `found` is meant. Another machine's device is meant only by its bus id: if its kind were enough, a
+    /// device that this machine both offers and uses would be shared without end.
     pub fn matches(&self, found: &Found) -> bool {
         let device = &found.descriptors.device;
         match self {
@@ -190,7 +191,7 @@ impl Default for Inventory {
 }
 
 impl Inventory {
-    /// Of the system whose root is `root`, for tests.
+    /// The inventory of the system whose root is `root`, for tests.
     pub fn at(root: &Path) -> Self {
         Self {
             devices: root.join("sys/bus/usb/devices"),
@@ -201,10 +202,10 @@ impl Inventory {
         }
     }
 
-    /// Every device that is plugged in, in the order of bus ids; root hubs are not. None where the kernel has no USB.
+    /// Every device that is plugged in, except root hubs, in the order of bus ids. Empty if the kernel has no USB.
     ///
     /// # Errors
-    /// If sysfs cannot be read.
+    /// sysfs cannot be read.
     pub fn devices(&self) -> io::Result<Vec<Found>> {
         let entries = match fs::read_dir(&self.devices) {
             Ok(entries) => entries,
@@ -214,7 +215,7 @@ impl Inventory {
         let names: BTreeSet<String> =
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
         let held = self.held_blocks();
-        // One that is unplugged while it is read is not there.
+        // A device that is unplugged while it is read is left out.
         let mut all: Vec<Found> =
             names.iter().filter(|name| is_bus_id(name)).filter_map(|name| self.device(name, &names, &held)).collect();
         all.sort_by_key(|found| ports_of(&found.bus_id));
@@ -224,14 +225,13 @@ impl Inventory {
     /// The device at `bus_id`, if there is one.
     ///
     /// # Errors
-    /// If sysfs cannot be read.
+    /// sysfs cannot be read.
     pub fn device_at(&self, bus_id: &str) -> io::Result<Option<Found>> {
         Ok(self.devices()?.into_iter().find(|found| found.bus_id == bus_id))
     }
 
-    /// On which bus instance a device is: whose time it shares with whom. Up to full speed that is the nearest hub of
-    /// high speed, which translates for all that is slower below it (USB 2.0 11.14); else the controller's bus of its
-    /// speed.
+    /// The bus instance whose time a device shares with others. Up to full speed that is the nearest high-speed hub,
+    /// which translates for all slower devices below it (USB 2.0 11.14); otherwise the controller's bus of its speed.
     pub fn bus_of(&self, found: &Found) -> String {
         let bus = format!("usb{}", found.bus);
         if !matches!(found.speed, Speed::Low | Speed::Full) {
@@ -248,8 +248,8 @@ impl Inventory {
         format!("{bus}, up to full speed")
     }
 
-    /// The port that a device is plugged into: its controller's place in the machine, and the ports of hubs on the way.
-    /// Unlike a bus id it says nothing of the order in which controllers were found.
+    /// The port that a device is plugged into: its controller's place in the machine, and the ports of the hubs on the
+    /// path. Unlike a bus id it does not depend on the order in which controllers were found.
     pub fn port_of(&self, found: &Found) -> Option<String> {
         let folder = fs::canonicalize(self.devices.join(&found.bus_id)).ok()?;
         let (_, ports) = found.bus_id.split_once('-')?;
@@ -261,7 +261,7 @@ impl Inventory {
     }
 
     fn device(&self, bus_id: &str, names: &BTreeSet<String>, held: &[HeldBlock]) -> Option<Found> {
-        // Where it hangs; a link that leads nowhere is one that is being unplugged.
+        // A link that leads nowhere belongs to a device that is being unplugged.
         let folder = fs::canonicalize(self.devices.join(bus_id)).ok()?;
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok().map(|text| text.trim_end().to_owned());
         let number = |name: &str| text(name)?.trim().parse::<u32>().ok();
@@ -295,7 +295,7 @@ impl Inventory {
         Some(found)
     }
 
-    /// Block devices that this machine uses: mounted, swapped to, or part of something that is.
+    /// Block devices that this machine uses: mounted, used as swap, or part of one that is.
     fn held_blocks(&self) -> Vec<HeldBlock> {
         let lines = |path: &Path| fs::read_to_string(path).unwrap_or_default();
         let (mounts, swaps) = (lines(&self.mounts), lines(&self.swaps));
@@ -363,7 +363,7 @@ fn interface(folder: &Path) -> Option<Interface> {
     })
 }
 
-/// As the kernel writes it, in megabits a second.
+/// Parses a speed as the kernel writes it, in megabits a second.
 fn speed(text: &str) -> Speed {
     match text {
         "1.5" => Speed::Low,
@@ -376,12 +376,12 @@ fn speed(text: &str) -> Speed {
     }
 }
 
-/// Numbers compare as such: `1-2` comes before `1-10`.
+/// The port numbers, for comparison: `1-2` comes before `1-10`.
 fn ports_of(bus_id: &str) -> Vec<u32> {
     bus_id.split(['-', '.']).filter_map(|part| part.parse().ok()).collect()
 }
 
-/// The device descriptor and, behind it, every configuration.
+/// Parses the device descriptor and all configurations behind it.
 fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<Descriptors> {
     let device = DeviceDescriptor::parse(raw).ok()?;
     let mut configurations = Vec::new();
@@ -397,7 +397,7 @@ fn parse(raw: &[u8], strings: [Option<String>; 3]) -> Option<Descriptors> {
     Some(Descriptors { device, configurations, strings, ..Descriptors::default() })
 }
 
-/// Real devices have descriptors with broken tails, and work: what comes before the break counts, as it does for the
+/// Some real devices have descriptors with broken tails, and work: what comes before the break counts, as for the
 /// kernel.
 fn parse_leniently(bytes: &[u8]) -> Option<Configuration> {
     let mut bytes = bytes.to_vec();
@@ -417,7 +417,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A system's root made of files: a hub, a mounted stick behind it, a keyboard.
+    /// A fake system root: a hub, a mounted stick behind it, a keyboard.
     struct Root(PathBuf);
 
     impl Root {
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_come_in_order_with_what_stands_against_them() {
+    fn devices_are_listed_in_order_with_their_obstacles() {
         let root = Root::new("all");
         root.put("sys/bus/usb/devices/usb1/busnum", "1");
         for (bus_id, number, class) in [("1-10", 5, 0), ("1-2", 2, 9), ("1-2.1", 3, 0), ("1-2.4", 4, 0)] {
@@ -520,8 +520,8 @@ mod tests {
     #[test]
     fn a_device_shares_the_time_of_the_controller_or_of_the_hub_that_translates_for_it() {
         let root = Root::new("bus");
-        // A hub of high speed, behind it one of full speed, behind that another of high speed, which then runs at full
-        // speed too.
+        // A high-speed hub, behind it a full-speed one, behind that another high-speed hub, which then runs at full
+        // speed, too.
         let all = [
             ("1-1", 9, "480", "usb1, high speed"),
             ("1-1.1", 0, "480", "usb1, high speed"),
@@ -545,7 +545,7 @@ mod tests {
             let found = inventory.device_at(bus_id).unwrap().expect(bus_id);
             assert_eq!(inventory.bus_of(&found), bus, "{bus_id}");
         }
-        // Another controller's bus is another.
+        // Another controller's bus is a different one.
         root.device("2-2", 60, 0, "12");
         root.put("sys/bus/usb/devices/2-2/busnum", "2\n");
         assert_eq!(inventory.bus_of(&inventory.device_at("2-2").unwrap().unwrap()), "usb2, up to full speed");

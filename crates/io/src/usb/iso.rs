@@ -1,11 +1,11 @@
-//! Isochronous transfers between two shapes. A USB/IP client sends up to 1024 packets, each at an offset of its choice
-//! in one buffer; usbfs takes at most 128, whose data lies end to end.
+//! Converts isochronous transfers between two layouts. A USB/IP client sends up to 1024 packets, each at an offset of
+//! its choice in one buffer; usbfs takes at most 128, whose data lies end to end.
 
 use farbus_model::{IsoPacket, Payload};
 
 use crate::sys::usbfs::{ISO_PACKETS_MAX, PacketResult};
 
-/// One transfer's share of a client's.
+/// The part of a client's transfer that one usbfs transfer carries.
 #[derive(Debug, Default)]
 pub struct Part {
     /// IN data as usbfs lays it out: each packet at the sum of the lengths before it.
@@ -14,24 +14,24 @@ pub struct Part {
     pub results: Vec<PacketResult>,
 }
 
-/// A client's packets, as many at a time as usbfs takes.
+/// The client's packets in groups that usbfs takes.
 pub fn split(packets: &[IsoPacket]) -> impl Iterator<Item = &[IsoPacket]> {
     packets.chunks(ISO_PACKETS_MAX)
 }
 
-/// Lengths as usbfs wants them.
+/// The packets' lengths for usbfs.
 pub fn lengths(packets: &[IsoPacket]) -> Vec<u32> {
     packets.iter().map(|packet| packet.length).collect()
 }
 
-/// Bytes of all packets together; `None` where one does not lie in a buffer of `length` or their sum exceeds it.
+/// Bytes of all packets together; `None` if one does not lie in a buffer of `length` bytes or their sum exceeds it.
 pub fn total(packets: &[IsoPacket], length: u32) -> Option<u32> {
     let is_inside = |packet: &IsoPacket| packet.offset.checked_add(packet.length).is_some_and(|end| end <= length);
     let sum = packets.iter().try_fold(0u32, |sum, packet| sum.checked_add(packet.length))?;
     (packets.iter().all(is_inside) && sum <= length).then_some(sum)
 }
 
-/// Whether the packets already lie end to end from the first one's place.
+/// Whether the packets already lie end to end from the first one's offset.
 pub fn is_gapless(packets: &[IsoPacket]) -> bool {
     packets.windows(2).all(|pair| pair[0].offset + pair[0].length == pair[1].offset)
 }
@@ -42,7 +42,7 @@ pub fn gather(packets: &[IsoPacket], data: &[u8]) -> Vec<u8> {
     ranges.flat_map(|range| data.get(range).unwrap_or_default()).copied().collect()
 }
 
-/// The client's packets with what became of them, and for IN their data one behind the other.
+/// The client's packets with their results, and for IN their data end to end.
 pub fn join(asked: &[IsoPacket], parts: Vec<Part>) -> (Vec<IsoPacket>, Payload) {
     let results = parts.iter().flat_map(|part| &part.results);
     let packets: Vec<IsoPacket> = asked

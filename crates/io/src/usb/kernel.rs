@@ -1,4 +1,4 @@
-//! What a device needs of usbfs, so that a test may be the kernel.
+//! The calls of usbfs that a device uses, as traits, so that a test can simulate the kernel.
 
 use std::io;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use farbus_model::Status;
 use crate::sys::lease::Lease;
 use crate::sys::usbfs::{self, PacketResult, Reap, Transfer, Usbfs};
 
-/// Transfers: the calls of [`Usbfs`], which answer at once; its documentation is theirs.
+/// Transfers: the calls of [`Usbfs`] that answer at once; see there.
 pub trait Kernel: Send {
     /// The calls that wait for the device.
     type Calls: Calls + Clone;

@@ -1,8 +1,8 @@
-//! Real USB devices of this machine, through usbfs: what there is ([`Inventory`]), and one of them as a
+//! Real USB devices of this machine, through usbfs: the list of all ([`Inventory`]), and one of them as a
 //! [`Device`](farbus_model::Device) ([`UsbDevice`]).
 //!
-//! No library serves: a USB/IP exporter needs each URB cancelled by itself, isochronous transfers, and the client's
-//! flags.
+//! No existing library is suitable: a USB/IP exporter has to cancel single URBs, and needs isochronous transfers and
+//! the client's flags.
 
 mod calls;
 mod device;

@@ -1,4 +1,4 @@
-//! Things named by small numbers that are used again.
+//! A store whose entries are named by small numbers that are reused.
 
 /// A list with holes.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ impl<T> Slab<T> {
         Self { places: Vec::new(), free: Vec::new() }
     }
 
-    /// Keeps `thing` and names it.
+    /// Stores `thing` and returns its name.
     pub fn insert(&mut self, thing: T) -> usize {
         match self.free.pop() {
             Some(name) => {
@@ -36,7 +36,7 @@ impl<T> Slab<T> {
         Some(thing)
     }
 
-    /// Everything, with its name, in the order of names.
+    /// All entries with their names, in the order of names.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         self.places.iter().enumerate().filter_map(|(name, place)| Some((name, place.as_ref()?)))
     }
@@ -53,7 +53,7 @@ impl<T> Slab<T> {
         self.len() == 0
     }
 
-    /// Takes everything out.
+    /// Takes all entries out.
     pub fn drain(&mut self) -> Vec<T> {
         self.free.clear();
         std::mem::take(&mut self.places).into_iter().flatten().collect()

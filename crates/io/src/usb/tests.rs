@@ -1,4 +1,4 @@
-//! A real device's requests against a kernel that a test plays: races, splitting, the order of a reset.
+//! A real device's requests against a kernel that the test simulates: races, splitting, the order of a reset.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,26 +26,26 @@ const BULK_OUT: EpAddr = EpAddr::from_byte(0x02);
 const ISO_IN: EpAddr = EpAddr::from_byte(0x83);
 const ISO_OUT: EpAddr = EpAddr::from_byte(0x04);
 
-/// What the played kernel holds and was asked.
+/// The state of the simulated kernel, and what it was asked.
 #[derive(Default)]
 struct World {
-    /// Lent and unfinished, oldest first.
+    /// Submitted and unfinished transfers, oldest first.
     held: Vec<Held>,
     ended: VecDeque<(Reaped, Vec<PacketResult>)>,
     calls: Vec<String>,
     is_unplugged: bool,
-    /// Transfers that it still takes before it has no memory.
+    /// How many more transfers it takes before it has no memory.
     room: Option<usize>,
-    /// It keeps what it is told to give up.
+    /// Whether it ignores cancellations.
     is_stuck: bool,
-    /// This call ends so.
+    /// A call that fails, and its status.
     fails: Option<(&'static str, Status)>,
     busy_interface: Option<u8>,
-    /// The device does not answer this call, until it is changed.
+    /// A call that the device does not answer until this is changed.
     stuck_call: Option<&'static str>,
-    /// The real one has its lock meanwhile: whoever else asks anything waits.
+    /// Whether a call is under way: the real kernel holds its lock then, and every other call waits.
     is_in_call: bool,
-    /// It lends memory, this much.
+    /// How much memory it lends, if it does.
     lends: Option<usize>,
     leases: Leases,
 }
@@ -54,7 +54,7 @@ struct Held {
     slot: usize,
     endpoint: u8,
     flags: UrbFlags,
-    /// OUT bytes, or the room given.
+    /// OUT bytes, or the room that was given.
     bytes: Vec<u8>,
     is_in: bool,
     packets: Vec<u32>,
@@ -70,7 +70,7 @@ impl Played {
         self.0.lock().unwrap()
     }
 
-    /// Ends the `at`th of what is held.
+    /// Ends the `at`th transfer.
     fn end(&self, at: usize, status: Status, data: &[u8]) {
         let mut world = self.world();
         let held = world.held.remove(at);
@@ -78,7 +78,7 @@ impl Played {
         world.ended.push_back(ended);
     }
 
-    /// Ends the first isochronous transfer held: packet number n moves `actual(n)` bytes, all of value n.
+    /// Ends the first isochronous transfer: packet number n moves `actual(n)` bytes, all of value n.
     fn end_iso(&self, actual: impl Fn(usize) -> PacketResult) {
         let mut world = self.world();
         let held = world.held.remove(0);
@@ -110,7 +110,7 @@ impl Played {
         world.fails.filter(|(call, _)| *call == name).map_or(Ok(()), |(_, status)| Err(status))
     }
 
-    /// For what the engine's own thread asks: it would wait for a call's end.
+    /// For calls of the engine's own thread, which would wait for a call's end.
     fn world_unlocked(&self) -> MutexGuard<'_, World> {
         let world = self.world();
         assert!(!world.is_in_call, "the engine waits for a call");
@@ -244,7 +244,7 @@ impl Calls for Played {
     }
 
     fn alloc_streams(&self, endpoints: &[u8], count: u16) -> Result<u16, Status> {
-        // It has eight.
+        // The simulated controller has eight.
         self.call(format!("streams {endpoints:02x?} {count}")).map(|()| count.min(8))
     }
 
@@ -270,7 +270,7 @@ fn configuration(value: u8, body: &[Vec<u8>]) -> Configuration {
     Configuration::parse(&bytes).unwrap()
 }
 
-/// Interface 0 is bulk, interface 1 isochronous in its setting 1; configuration 2 has interface 0 alone.
+/// Interface 0 is bulk, interface 1 isochronous in its setting 1; configuration 2 has only interface 0.
 fn found() -> Found {
     let bulk = interface(0, 0, &[[7, 5, 0x81, 2, 0, 2, 0], [7, 5, 0x02, 2, 0, 2, 0]]);
     let iso = interface(1, 1, &[[7, 5, 0x83, 1, 0, 2, 1], [7, 5, 0x04, 1, 0, 2, 1]]);
@@ -302,7 +302,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A device whose client has just configured it.
+    /// A device that its client has just configured.
     fn configured() -> Self {
         let kernel = Played::default();
         let device = UsbDevice::take(kernel.clone(), None, &found()).unwrap();
@@ -317,14 +317,14 @@ impl Bench {
         self.device.submit(NOW, urb.launch(), &mut self.done);
     }
 
-    /// A control request that needs no transfer.
+    /// Sends a control request that needs no transfer.
     fn control(&mut self, setup: Setup) -> Status {
         self.submit(Urb::control(UrbId(999), setup, Payload::Empty));
         self.settle();
         self.done.pop().map(|done| done.status).expect("it is answered")
     }
 
-    /// Waits for the calls that are on their way, as an engine does.
+    /// Waits for the calls that are under way, as an engine does.
     fn settle(&mut self) {
         while let Some(readiness) = self.device.readiness() {
             let mut interests = [Watched::interest(readiness).unwrap()];
@@ -363,7 +363,7 @@ fn packets(count: u32, length: u32, stride: u32) -> Vec<IsoPacket> {
 }
 
 #[test]
-fn data_moves_both_ways_with_the_clients_wishes() {
+fn data_moves_both_ways_with_the_clients_flags() {
     let mut bench = Bench::configured();
     let mut read = Urb::data_in(UrbId(1), BULK_IN, 512);
     read.flags = UrbFlags { short_not_ok: true, zero_packet: true, iso_asap: true };
@@ -385,7 +385,7 @@ fn data_moves_both_ways_with_the_clients_wishes() {
 }
 
 #[test]
-fn a_short_answer_is_as_long_as_it_is_and_a_failed_one_keeps_what_came() {
+fn short_answers_keep_their_length_and_failed_ones_their_data() {
     let mut bench = Bench::configured();
     bench.read(1, 64);
     bench.read(2, 64);
@@ -418,7 +418,7 @@ fn a_control_request_travels_behind_its_setup_packet() {
     assert_eq!((done[1].status, done[1].actual), (Status::Stall, 0));
 }
 
-/// The table of `Device`, every order of finishing and cancelling one request of two.
+/// The table of `Device`: every order of finishing and cancelling one request of two.
 #[test]
 fn unlink_races_end_as_the_table_says() {
     for (finish_first, expected) in [(true, Status::Ok), (false, Status::Cancelled)] {
@@ -561,7 +561,7 @@ fn a_reset_answers_everything_first_and_lets_no_driver_in() {
     assert_eq!(bench.kernel.calls(), ["release 0", "release 1", "reset", "claim 0", "claim 1"]);
     assert_eq!((bench.device.selection().configuration(), bench.device.is_gone()), (0, false));
     assert!(bench.kernel.world().held.is_empty() && take_lost().is_empty());
-    // What the exporter restores: releasing has put the interface into setting 0.
+    // What the exporter restores: releasing has selected the interface's setting 0.
     assert_eq!(bench.control(Setup::set_configuration(1)), Status::Ok);
     assert_eq!(bench.control(Setup::set_interface(1, 1)), Status::Ok);
     assert_eq!(bench.kernel.calls(), ["interface 1 1"]);
@@ -608,11 +608,11 @@ fn requests_that_change_what_is_active_become_calls() {
     );
     assert_eq!(bench.control(Setup::clear_halt(BULK_IN)), Status::Ok);
     assert_eq!(bench.kernel.calls(), ["interface 1 1", "interface 1 0", "clear 0x81"]);
-    // What there is not is refused without asking anybody.
+    // Something that does not exist is refused without asking the device.
     for wrong in [Setup::set_interface(1, 2), Setup::set_configuration(9), Setup::clear_halt(ISO_IN)] {
         assert_eq!(bench.control(wrong), Status::Stall, "{wrong:?}");
     }
-    // An address is this machine's to give.
+    // This machine's host controller assigns the address.
     let address = Setup { request_type: 0, request: 5, value: 9, index: 0, length: 0 };
     assert_eq!(bench.control(address), Status::Stall);
     bench.kernel.world().fails = Some(("interface 1 1", Status::Protocol));
@@ -688,16 +688,16 @@ fn a_device_is_taken_whole_or_not_at_all_and_given_back() {
     assert_eq!(bench.device.speed(), Speed::Super, "vhci knows no faster");
     let kernel = bench.kernel.clone();
     drop(bench);
-    // Interface 1 had no driver then, which may have been too early for one.
+    // Interface 1 had no driver then, possibly because it was too early for one.
     assert_eq!(kernel.calls(), ["release 0", "release 1", "connect 0", "connect 1"]);
 }
 
-/// The client's requests as they are answered.
+/// The client's requests in the order of their answers.
 fn answers(bench: &mut Bench) -> Vec<(u64, Status)> {
     bench.all().iter().map(|done| (done.id.0, done.status)).collect()
 }
 
-/// A device that is in a SET_INTERFACE which it does not answer, with a read in the kernel.
+/// A device in a SET_INTERFACE that it does not answer, with a read in the kernel.
 fn stuck_in_a_call() -> Bench {
     let mut bench = Bench::configured();
     bench.read(1, 8);
@@ -708,9 +708,9 @@ fn stuck_in_a_call() -> Bench {
 }
 
 #[test]
-fn a_call_that_waits_for_its_device_makes_nobody_else_wait() {
+fn call_that_waits_for_its_device_does_not_block_other_requests() {
     let mut bench = stuck_in_a_call();
-    // What comes meanwhile is kept in order, as the payloads' owner; what is withdrawn is answered at once.
+    // Requests that arrive meanwhile wait in order and keep their payloads; withdrawn ones are answered at once.
     let window: Arc<[u8]> = b"window".as_slice().into();
     bench.submit(Urb::data_out(UrbId(3), BULK_OUT, Payload::shared(&window, 0..6)));
     assert_eq!(Arc::strong_count(&window), 1, "no window is kept");
@@ -721,7 +721,7 @@ fn a_call_that_waits_for_its_device_makes_nobody_else_wait() {
     assert_eq!(answers(&mut bench), []);
     bench.device.cancel(NOW, UrbId(4), &mut bench.done);
     assert_eq!(answers(&mut bench), [(4, Status::Cancelled)]);
-    // The kernel cannot give up what it holds now, and the call itself not at all.
+    // The kernel cannot cancel what it has now, and the call cannot be cancelled at all.
     bench.device.cancel(NOW, UrbId(1), &mut bench.done);
     bench.device.cancel(NOW, UrbId(2), &mut bench.done);
     assert_eq!(answers(&mut bench), []);
@@ -747,7 +747,7 @@ fn a_transfer_that_ends_during_a_call_keeps_its_true_end() {
     assert_eq!(answers(&mut bench), [(2, Status::Ok), (1, Status::Ok)]);
 }
 
-/// What a lost link brings: nobody waits for a device that does not answer.
+/// What follows a lost link: it must not wait for a device that does not answer.
 #[test]
 fn a_reset_during_a_call_answers_at_once_and_comes_after_it() {
     let mut bench = stuck_in_a_call();
@@ -773,7 +773,7 @@ fn a_reset_during_a_call_answers_at_once_and_comes_after_it() {
 }
 
 #[test]
-fn a_device_that_goes_during_a_call_takes_all_that_waited_with_it() {
+fn unplugging_during_a_call_fails_all_waiting_requests() {
     let mut bench = stuck_in_a_call();
     bench.read(3, 8);
     {
@@ -787,7 +787,7 @@ fn a_device_that_goes_during_a_call_takes_all_that_waited_with_it() {
 }
 
 #[test]
-fn a_device_is_given_back_after_its_call_and_never_if_that_does_not_end() {
+fn device_is_given_back_after_its_call_or_not_if_that_never_ends() {
     for ends in [true, false] {
         let mut bench = stuck_in_a_call();
         bench.device.reset(NOW, &mut bench.done);
@@ -807,12 +807,12 @@ fn a_device_is_given_back_after_its_call_and_never_if_that_does_not_end() {
 }
 
 #[test]
-fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
+fn data_in_lent_memory_is_sent_from_there_and_lent_again() {
     let mut bench = Bench::configured();
     bench.kernel.world().lends = Some(8192);
     bench.read(1, 4096);
     bench.read(2, 4096);
-    // It has lent what it lends: this one is copied, as ever.
+    // It has lent all that it lends: this transfer is copied, as usual.
     bench.read(3, 4096);
     let lent = |bench: &Bench| bench.kernel.world().held.iter().map(|held| held.lease.is_some()).collect::<Vec<_>>();
     assert_eq!(lent(&bench), [true, true, false]);
@@ -824,7 +824,7 @@ fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
     let bytes: Vec<_> = done.iter().map(|done| done.payload.contiguous().into_owned()).collect();
     assert_eq!(bytes, [b"first".to_vec(), Vec::new(), b"third".to_vec()]);
     assert!(matches!(done[0].payload, Payload::Borrowed(_)) && !matches!(done[2].payload, Payload::Borrowed(_)));
-    // The stalled one's is free; the first one's is not before it was sent.
+    // The stalled transfer's memory is free; the first one's is not before it was sent.
     let first = done.swap_remove(0).payload;
     bench.read(4, 4096);
     bench.read(5, 4096);
@@ -833,7 +833,7 @@ fn what_comes_in_lent_memory_is_sent_from_there_and_lent_again_after() {
     drop(first);
     bench.read(6, 4096);
     assert_eq!(lent(&bench), [true, false, true]);
-    // A reset gives all up, and back.
+    // A reset cancels all transfers and returns their memory.
     bench.device.reset(NOW, &mut bench.done);
     bench.all();
     bench.settle();

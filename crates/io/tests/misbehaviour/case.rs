@@ -1,4 +1,4 @@
-//! One misbehaviour, and what a module is asked in all of them.
+//! A misbehaving module, and the message that all of them are given.
 
 use std::process::Command;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use farbus_io::module::{ModuleProcess, Use, Way};
 use farbus_model::Instant;
 use farbus_model::module::{Class, Kind, Message, Module, Role, Side, Trouble, Turn};
 
-/// How long a turn may take here: more than a machine stalls that is shared with others.
+/// How long a turn may take here: longer than a shared machine stalls.
 pub const PATIENCE: Duration = Duration::from_millis(2500);
 
-/// Somebody who is to do a module's work: asked for a half of it.
+/// Starts a module: each call begins a half of it.
 pub type Hired = Box<dyn Fn() -> Result<Box<dyn Module>, String>>;
 
-/// What somebody does, and what is said of it.
+/// A way to misbehave, and the expected message.
 pub struct Case {
     pub name: &'static str,
-    /// Part of the sentence.
+    /// Part of the expected message.
     pub word: &'static str,
     pub hire: Box<dyn Fn() -> Hired>,
-    /// Every half has somebody of its own: another one is as good as the first was.
+    /// Whether every half has a process of its own: then a second half works as well as the first.
     pub is_alone: bool,
 }
 
@@ -29,7 +29,7 @@ pub fn has_python() -> bool {
     is_there
 }
 
-/// A program in Python.
+/// A module that is a program in Python.
 pub fn python(way: Way, script: &str) -> Hired {
     let mut command = Command::new("python3");
     command.args(["-c", script]);
@@ -41,14 +41,14 @@ pub fn used(process: &ModuleProcess) -> Result<Box<dyn Module>, String> {
     process.half(&USE)
 }
 
-/// What every half is told that begins.
+/// What every half is told when it begins.
 pub const USE: Use<'static> = Use { role: Role::Importer, class: Class::Block, failed: &[0], options: "77" };
 
 pub fn message() -> Message {
     Message { kind: Kind::Request, id: 7, head: vec![1; 14].into(), payload: vec![9; 3_000_000].into() }
 }
 
-/// What a module makes of one message: what it said, or why it was cut off.
+/// Sends a half one message; returns its answers, or why it was cut off.
 pub fn told(half: &mut dyn Module) -> Result<Vec<(Side, Message)>, String> {
     let mut turn = Turn::default();
     half.handle(Instant::ZERO, Side::Above, message(), &mut turn);

@@ -1,4 +1,4 @@
-//! Modules that misbehave, whatever way they are run: each is cut off, says why, and keeps nobody waiting for long.
+//! Modules that misbehave, on every channel: each is cut off with a reason, and delays no caller for long.
 
 mod case;
 mod pipes;
@@ -10,26 +10,27 @@ use std::time::{Duration, Instant as Moment};
 use case::{Case, PATIENCE, has_python, told};
 use farbus_model::module::Module;
 
-/// Messages that somebody may answer as if nothing were wrong.
+/// How many messages a module may answer as if nothing were wrong.
 const MESSAGES: usize = 16;
-/// How often a half that was ended is asked again: each time it says so at once, unless the machine stalls.
+/// How often a half that was ended is called again: each time it fails at once, unless the machine stalls.
 const ASKED_AGAIN: usize = 5;
-/// Nobody is kept waiting for longer, even by a module that takes its time for each message and on a machine that
+/// The longest delay of any caller, even with a module that takes its time for each message and on a machine that
 /// stalls.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Whether it refuses without asking its module, which would be waited for.
+/// Whether it refuses without calling its module, which would be waited for.
 fn is_over(half: &mut dyn Module) -> bool {
     let began = Moment::now();
     told(half).is_err() && began.elapsed() < PATIENCE / 2
 }
 
-/// What went otherwise than it should. Once is enough: whoever misbehaved is not asked again, by this half or another.
+/// What went differently from what is expected, if anything. A module that misbehaved once must not be called again, by
+/// this half or another.
 fn otherwise(case: &Case) -> Option<String> {
     let hired = (case.hire)();
     let began = Moment::now();
     let (why, mut half) = match hired() {
-        // Some need a while for it.
+        // Some misbehave only after a while.
         Ok(mut half) => ((0..MESSAGES).find_map(|_| told(&mut *half).err()), Some(half)),
         Err(why) => (Some(why), None),
     };
@@ -43,7 +44,7 @@ fn otherwise(case: &Case) -> Option<String> {
     (!is_well).then(|| format!("{}: {why:?} after {took:?}, then {then:?}", case.name))
 }
 
-/// Several at a time: most of them are only waited for.
+/// Runs several at a time: most of the time is spent waiting.
 fn all_are_cut_off(cases: fn() -> Vec<Case>) {
     const THREADS: usize = 4;
     let every = |first: usize| cases().iter().skip(first).step_by(THREADS).filter_map(otherwise).collect::<Vec<_>>();
@@ -55,7 +56,7 @@ fn all_are_cut_off(cases: fn() -> Vec<Case>) {
 }
 
 #[test]
-fn there_are_a_hundred_of_them() {
+fn at_least_a_hundred_misbehaviours_are_covered() {
     let all = [pipes::cases().len(), ring::cases().len(), sandbox::cases().len()];
     assert!(all.iter().sum::<usize>() >= 100, "{all:?}");
 }

@@ -8,7 +8,7 @@ use farbus_model::module::{Kind, Side, Turn};
 
 use super::case::{Case, Hired, PATIENCE, has_python, message, python, told, used};
 
-/// What each begins with, in Python: `told` is the frame that it was told, `say` says one, `done` ends a turn.
+/// What each program begins with, in Python: `told` is the frame that it was sent, `say` sends one, `done` ends a turn.
 const PROLOGUE: &str = "
 import os, struct, sys, threading, time
 # There is no supervisor here: it ends itself when its leash is let go of.
@@ -32,7 +32,7 @@ fn start(script: &str) -> Hired {
 }
 
 #[test]
-fn one_that_works_is_heard_in_its_order_and_used_again() {
+fn working_program_answers_in_order_and_is_used_again() {
     if !has_python() {
         return;
     }
@@ -66,7 +66,7 @@ while True:
 }
 
 #[test]
-fn what_it_passes_on_as_it_was_it_need_not_say() {
+fn unchanged_payload_is_passed_on_without_being_sent_back() {
     if !has_python() {
         return;
     }
@@ -97,7 +97,7 @@ fn a_program_that_does_not_begin_is_no_module() {
 }
 
 #[test]
-fn what_a_program_said_before_it_ended_is_heard() {
+fn output_before_a_programs_end_is_read() {
     if !has_python() {
         return;
     }
@@ -105,7 +105,7 @@ fn what_a_program_said_before_it_ended_is_heard() {
     let mut command = Command::new("python3");
     command.args(["-c", script]);
     let process = ModuleProcess::start(&mut command, Way::Pipes, PATIENCE).unwrap();
-    // Whether it has ended when it is told to begin is its own affair.
+    // It may or may not have ended when it is told to begin.
     std::thread::sleep(PATIENCE);
     assert_eq!(used(&process).err().unwrap(), "no rest");
     assert_eq!(used(&process).err().unwrap(), "it was ended: no rest");
@@ -114,7 +114,7 @@ fn what_a_program_said_before_it_ended_is_heard() {
 const ENDED: &str = "its process has ended";
 const HANGS: &str = "it did not answer within";
 
-/// Name, program, word.
+/// Name, program, part of the message.
 const TABLE: &[(&str, &str, &str)] = &[
     ("it ends", "told(); sys.exit()", ENDED),
     (
@@ -162,7 +162,7 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("it gives up in no language", "told(); say(5, b'\\xff' * 9000)", "\u{fffd}"),
 ];
 
-/// All of them.
+/// All of them as cases.
 pub fn cases() -> Vec<Case> {
     let case = |&(name, script, word)| Case { name, word, hire: Box::new(move || start(script)), is_alone: false };
     TABLE.iter().map(case).collect()

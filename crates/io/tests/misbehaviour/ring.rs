@@ -8,9 +8,9 @@ use farbus_model::module::{Kind, Side};
 
 use super::case::{Case, Hired, has_python, python, told};
 
-/// What each begins with, in Python: `told` is the descriptor of what it was told, `post` posts one, `say` says a frame
-/// in its own memory, `done` ends a turn. Not arranged as for a program that farbus started: memory is standard output,
-/// the bell standard input.
+/// What each program begins with, in Python: `told` is the descriptor that it was sent, `post` posts one, `say` posts a
+/// frame in its own memory, `done` ends a turn. The descriptors are not arranged as for a program that farbus started:
+/// memory is standard output, the bell standard input.
 const PROLOGUE: &str = "
 import mmap, os, struct, sys, threading, time
 # There is no supervisor here: it ends itself when its leash is let go of.
@@ -61,7 +61,7 @@ fn start(script: &str) -> Hired {
 }
 
 #[test]
-fn one_that_works_answers_where_it_was_told_and_in_memory_of_its_own() {
+fn working_program_answers_in_the_hosts_memory_and_its_own() {
     if !has_python() {
         return;
     }
@@ -101,11 +101,11 @@ while True:
 }
 
 #[test]
-fn what_it_keeps_stays_its_own_for_as_long() {
+fn region_that_a_program_keeps_is_not_reused() {
     if !has_python() {
         return;
     }
-    // Each message is answered when the next one comes, where it lay.
+    // Each message is answered when the next one comes, in its own region.
     let script = "
 kept = None
 while True:
@@ -132,7 +132,7 @@ const HANGS: &str = "it did not answer within";
 const ELSEWHERE: &str = "said a frame that does not lie in its region";
 const BACKWARDS: &str = "its ring runs backwards, or past its end";
 
-/// Name, program once it has begun, word.
+/// Name, program after its start, part of the message.
 const TABLE: &[(&str, &str, &str)] = &[
     ("it ends", "told(); os._exit(0)", ENDED),
     (
@@ -244,15 +244,15 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("it gives up in no language", "told(); say(5, b'\\xff' * 9000); ring(); time.sleep(60)", "\u{fffd}"),
 ];
 
-/// All of them.
+/// All of them as cases.
 pub fn cases() -> Vec<Case> {
     let case = |&(name, script, word)| Case { name, word, hire: Box::new(move || start(script)), is_alone: false };
     TABLE.iter().map(case).collect()
 }
 
-/// The example of `docs/modules.md` does the same as the others there; whole, it is tested with farbus around it.
+/// The example of `docs/modules.md` does the same as the others there; another test runs it inside farbus.
 #[test]
-fn the_example_is_there() {
+fn ring_example_compiles_without_warnings() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules/xor_ring.c");
     let built = Command::new("cc").args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror"]).arg(source).status();
     assert!(built.is_ok_and(|status| status.success()));

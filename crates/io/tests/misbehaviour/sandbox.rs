@@ -8,7 +8,7 @@ use farbus_model::module::{Kind, Side};
 
 use super::case::{Case, Hired, PATIENCE, USE, told};
 
-/// A module that does `$does` with a message that lies at `$at` and has `$bytes`, and has `$more`.
+/// A module that does `$does` with a message at `$at` of `$bytes` bytes, and contains `$more`.
 fn with(does: &str, more: &str) -> String {
     format!(
         r#"(module (import "farbus" "say" (func $say (param i32 i32))) (memory (export "memory") 64)
@@ -24,7 +24,7 @@ fn hired(code: &[u8], patience: Duration) -> Hired {
 }
 
 fn start(text: &str) -> Hired {
-    // What is no text is code as it is.
+    // Anything that is not valid text is used as code unchanged.
     hired(&wat::parse_str(text).unwrap_or_else(|_| text.as_bytes().to_vec()), PATIENCE)
 }
 
@@ -47,7 +47,7 @@ fn the_example_changes_what_passes_and_changes_it_back() {
 }
 
 #[test]
-fn it_says_when_it_wants_to_be_called() {
+fn sandbox_module_sets_its_timeout() {
     let text = with("", "").replace("(i64.const -1)", "(i64.const 5)");
     let half = start(&text)().unwrap();
     assert_eq!(half.poll_timeout(), Some(farbus_model::Instant::from_nanos(5)));
@@ -55,12 +55,12 @@ fn it_says_when_it_wants_to_be_called() {
 
 const HANGS: &str = "it did not answer within";
 const NO_CODE: &str = "it is no WebAssembly";
-/// A message to below without a head or payload, where it was told.
+/// A message downwards without a head or payload, where the received one was.
 const BACK: &str =
     "(i32.store8 offset=1 (local.get $at) (i32.const 1)) (i32.store16 offset=20 (local.get $at) (i32.const 0))
     (call $say (local.get $at) (i32.const 22))";
 
-/// Name, what it does with a message, what else it has, word.
+/// Name, what it does with a message, what else it contains, part of the message.
 const TABLE: &[(&str, &str, &str, &str)] = &[
     ("it reaches what it says cannot be", "unreachable", "", "it trapped"),
     ("it divides by zero", "(drop (i32.div_u (i32.const 1) (i32.const 0)))", "", "it trapped"),
@@ -163,7 +163,7 @@ const TABLE: &[(&str, &str, &str, &str)] = &[
     ("more parameters than a call has", "", "(func (param i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32 i32))", NO_CODE),
 ];
 
-/// Name, the whole of it, word.
+/// Name, the whole module, part of the message.
 const WHOLE: &[(&str, &str, &str)] = &[
     ("text", "hello, world", NO_CODE),
     ("nothing", "", ""),
@@ -203,7 +203,7 @@ const WHOLE: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// All of them.
+/// All of them as cases.
 pub fn cases() -> Vec<Case> {
     let case = |name, word, text: String| Case { name, word, hire: Box::new(move || start(&text)), is_alone: true };
     let floods = [

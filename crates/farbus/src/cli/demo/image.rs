@@ -1,4 +1,4 @@
-//! The demo's disk image: a file system with known files, and a spare end with a known pattern.
+//! The demo's disk image: a file system with known files, followed by spare space with a known pattern.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -9,14 +9,14 @@ use super::stage::{Scratch, Stage};
 use super::tool::{self, Tool};
 use crate::common::units::format_bytes;
 
-/// The file system's part of the image; it has room for [`FILES`] and a journal.
+/// The size of the file system; it has room for [`FILES`] and a journal.
 const FILE_SYSTEM_BYTES: u64 = 48 << 20;
-/// The spare end behind it, which is written without hurting anything.
+/// The size of the spare space behind it, which the demo overwrites.
 pub const TAIL_BYTES: u64 = 16 << 20;
-/// What is compared at once.
+/// How much is compared at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// The files on it, and their sizes: none, less than a sector, odd, and too large for one command.
+/// The files on it, and their sizes: empty, less than a sector, odd, and too large for one command.
 const FILES: [(&str, usize); 7] = [
     ("empty.txt", 0),
     ("letters/one-byte.txt", 1),
@@ -27,15 +27,15 @@ const FILES: [(&str, usize); 7] = [
     ("sound/rain.pcm", 10_584_000),
 ];
 
-/// A disk image and what is on it.
+/// A disk image and its contents.
 pub struct Image {
     /// The image file.
     pub path: PathBuf,
-    /// Its size.
+    /// Its size, bytes.
     pub size_bytes: u64,
-    /// Where its spare end begins.
+    /// Where its spare space begins, bytes.
     pub tail_offset: u64,
-    /// Whether [`FILES`] are in its file system already.
+    /// Whether its file system already contains [`FILES`].
     pub is_populated: bool,
     file_system: FileSystem,
 }
@@ -44,12 +44,12 @@ pub struct Image {
 enum FileSystem {
     Ext4,
     Fat,
-    /// A pattern in its place.
+    /// No file system: a pattern instead.
     None,
 }
 
 impl Image {
-    /// Makes it, with the best file system that this machine has a program for.
+    /// Creates it, with the best file system for which this machine has a program.
     pub fn make(scratch: &Scratch, stage: &mut Stage) -> Result<Self, Failure> {
         stage.doing("make")?;
         let path = scratch.path("demo.img");
@@ -82,13 +82,13 @@ impl Image {
         }
     }
 
-    /// Populated as it is made, which needs no privilege.
+    /// `mkfs.ext4` fills the file system as it makes it, which needs no privilege.
     fn make_ext4(&mut self, mkfs: &Tool, scratch: &Scratch) -> Result<(), String> {
         let files = scratch.path("files");
         self.grow_tree(&files).map_err(|error| error.to_string())?;
         let (files, path) = (files.display().to_string(), self.path.display().to_string());
         let size = format!("{}k", FILE_SYSTEM_BYTES >> 10);
-        // Complete at once: what the kernel would otherwise finish in the background is not what is shown here.
+        // Complete at once: background work of the kernel would distort the demo.
         let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
         mkfs.run(["-q", "-F", "-b", "4096", "-E", options, "-L", "farbus-demo", "-d", &files, &path, &size])?;
         (self.file_system, self.is_populated) = (FileSystem::Ext4, true);
@@ -102,12 +102,12 @@ impl Image {
         Ok(())
     }
 
-    /// Whether there is anything to mount.
+    /// Whether it has a file system to mount.
     pub fn has_file_system(&self) -> bool {
         self.file_system != FileSystem::None
     }
 
-    /// Makes [`FILES`] in a folder.
+    /// Creates [`FILES`] in a folder.
     pub fn grow_tree(&self, folder: &Path) -> std::io::Result<()> {
         for (name, bytes) in FILES {
             let path = folder.join(name);
@@ -117,7 +117,7 @@ impl Image {
         Ok(())
     }
 
-    /// Compares [`FILES`] in a folder with what they were.
+    /// Compares [`FILES`] in a folder with their original content.
     pub fn compare_with_tree(&self, folder: &Path, step: &'static str, stage: &Stage) -> Result<(), Failure> {
         stage.doing(step)?;
         let mut total = 0;
@@ -134,7 +134,7 @@ impl Image {
         Ok(())
     }
 
-    /// Copies [`FILES`] out of the disk's file without mounting it; `None` where no program can.
+    /// Copies [`FILES`] out of the disk's file without mounting it; `None` if no program can.
     pub fn extract(&self, disk: &Path, scratch: &Scratch, stage: &Stage) -> Result<Option<PathBuf>, Failure> {
         let Some(debugfs) = Tool::find("debugfs").filter(|_| self.file_system == FileSystem::Ext4) else {
             return Ok(None);
@@ -152,7 +152,7 @@ impl Image {
         Ok(Some(folder))
     }
 
-    /// Compares every byte of the disk, read by `read`, with the image.
+    /// Compares every byte of the disk, which `read` reads, with the image.
     pub fn compare(
         &self,
         mut read: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
@@ -166,7 +166,7 @@ impl Image {
         })
     }
 
-    /// Compares the spare end of the image with the pattern.
+    /// Compares the spare space of the image with the pattern.
     pub fn compare_tail(&self, stage: &Stage) -> Result<(), Failure> {
         let image = File::open(&self.path).map_err(Failure::local)?;
         self.compare_from(self.tail_offset, stage, |offset, expected, found| {
@@ -192,7 +192,7 @@ impl Image {
         Ok(())
     }
 
-    /// Has the file system checked; says by which program, if there is one.
+    /// Checks the file system; returns the program that did it, if there is one.
     pub fn fsck(&self) -> Result<Option<&'static str>, Failure> {
         let (program, options) = match self.file_system {
             FileSystem::Ext4 => ("e2fsck", "-fn"),
@@ -208,7 +208,7 @@ impl Image {
     }
 }
 
-/// What a file of this name holds.
+/// The content of the file of this name.
 fn content(name: &str, bytes: usize) -> Vec<u8> {
     let mut content = vec![0; bytes];
     fill(name.len() as u64 * 0x1_0001 + bytes as u64, &mut content);
@@ -224,7 +224,7 @@ fn write_pattern(file: &File, bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Bytes that look random and follow from where they begin, in steps of eight (SplitMix64).
+/// Fills `to` with bytes that look random and depend only on their position, in steps of eight (SplitMix64).
 pub fn fill(start: u64, to: &mut [u8]) {
     for (at, chunk) in to.chunks_mut(8).enumerate() {
         let mut z = (start.wrapping_add(at as u64 * 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! The disk's file as a block device, and its file system in the tree: what only root may.
+//! Mounts the disk's file through a loop device, which only root may do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use super::image::Image;
 use super::stage::{Scratch, Stage};
 use super::tool;
 
-/// A file system that is mounted through a loop device. Dropped, it is unmounted and the device is free.
+/// A file system that is mounted through a loop device. Dropping it unmounts the file system and frees the device.
 pub struct Mounted {
-    // In this order: what is mounted holds the device.
+    // Dropped in this order: the mount holds the device.
     tree: Tree,
     device: LoopDevice,
 }
 
-/// Mounts the disk's file, and has its files in it if they could not be put there before.
+/// Mounts the disk's file, and copies the demo's files to it if they could not be put there before.
 ///
 /// # Errors
 /// The outer one when the demo is to end; the inner one says why this machine cannot mount it.
@@ -36,7 +36,7 @@ pub fn mount(file: &Path, image: &Image, scratch: &Scratch, stage: &Stage) -> Re
     stage.done("mount", format!("{} is mounted at {}", device.path, folder.display()));
     if !image.is_populated {
         image.grow_tree(&folder).map_err(Failure::local)?;
-        // Mounted anew, nothing of it is in the kernel's cache.
+        // Mounting again empties the kernel's cache of it.
         tree.unmount().map_err(Failure::local)?;
         tree = Tree::mount(&device.path, &folder).map_err(Failure::local)?;
     }
@@ -44,12 +44,12 @@ pub fn mount(file: &Path, image: &Image, scratch: &Scratch, stage: &Stage) -> Re
 }
 
 impl Mounted {
-    /// Where.
+    /// The folder where it is mounted.
     pub fn folder(&self) -> &Path {
         &self.tree.folder
     }
 
-    /// Writes a last word, unmounts, and lets go of the device.
+    /// Writes a last file, unmounts, and frees the device.
     pub fn unmount(mut self, stage: &Stage) -> Result<(), Failure> {
         stage.doing("unmount")?;
         fs::write(self.folder().join("was-here.txt"), "written from afar\n").map_err(Failure::local)?;

@@ -1,7 +1,7 @@
-//! `farbus demo`: the whole way of a disk and back, in one process and a few seconds.
+//! `farbus demo`: shares a disk, attaches it and reads it back, in one process and a few seconds.
 //!
-//! Every step says what came of it. What this machine or this user does not allow is done in a lesser way, and that is
-//! said too. Whatever happens in between, Ctrl-C among it, the guards of the steps leave nothing behind.
+//! Each step prints its result. If this machine or this user does not allow a step, the demo does it in a lesser way
+//! and says so. The steps' guards clean up in every case, Ctrl-C included.
 
 mod image;
 mod kernel;
@@ -40,11 +40,11 @@ use crate::importer::port::DevicePort;
 )]
 pub struct Args {}
 
-/// What one command moves: as much as a FUSE request or a loop device asks for.
+/// The bytes of one command: as many as a FUSE request or a loop device asks for.
 const BLOCK_BYTES: usize = 128 << 10;
-/// How long each direction is measured: long enough for a steady figure, short enough to be waited for.
+/// How long each direction is measured: long enough for a steady figure, short enough to wait for.
 const MEASURE_TIME: Duration = Duration::from_millis(500);
-/// How long a device may take to be offered again after its last user has gone.
+/// How long an exporter may take to offer a device again after its last user has gone.
 const REOFFER_TIME_MAX: Duration = Duration::from_secs(2);
 
 type Disk = RemoteDisk<DevicePort>;
@@ -66,7 +66,7 @@ pub fn run(_args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Shares the image and looks at the list, as `farbus share` and `farbus list` do.
+/// Shares the image and lists it, as `farbus share` and `farbus list` do.
 fn offer(share: &Share, image: &Image, stage: &Stage) -> Result<Target, Failure> {
     stage.doing("share")?;
     let store = FileStore::open(&image.path, false).map_err(Failure::local)?;
@@ -84,7 +84,7 @@ fn offer(share: &Share, image: &Image, stage: &Stage) -> Result<Target, Failure>
     Ok(Target { address, device: "disk".into() })
 }
 
-/// Takes the disk. Whoever had it may have gone this moment, and its exporter not have noticed yet.
+/// Opens the disk. Its last user may have gone just now without the exporter having noticed, so it tries again.
 fn take(target: &Target, stage: &Stage) -> Result<Disk, Failure> {
     stage.doing("attach")?;
     let since = Instant::now();
@@ -103,7 +103,7 @@ fn take(target: &Target, stage: &Stage) -> Result<Disk, Failure> {
     Ok(disk)
 }
 
-/// Reads the disk in order, then writes its spare end, one command at a time.
+/// Reads the disk in order, then writes its spare space, one command at a time.
 fn measure(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Failure> {
     stage.doing("measure")?;
     let trouble = |error: &dyn std::fmt::Display| Failure::local(format!("the disk failed: {error}"));
@@ -119,7 +119,7 @@ fn measure(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Failure>
         disk.write_at(offset, &tail[at..at + BLOCK_BYTES]).map_err(|error| trouble(&error))
     };
     let mut written = steadily(start, end, stage, &mut write)?;
-    // A slow disk has not come to its end in that time.
+    // A slow disk has not been read to its end in that time.
     (start + written.bytes..end).step_by(BLOCK_BYTES).try_for_each(&mut write)?;
     let flush = Instant::now();
     disk.flush().map_err(|error| trouble(&error))?;
@@ -129,7 +129,7 @@ fn measure(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Failure>
     Ok(())
 }
 
-/// What passed in a time.
+/// How many bytes passed in which time.
 struct Passed {
     bytes: u64,
     time: Duration,
@@ -141,7 +141,7 @@ impl Passed {
     }
 }
 
-/// Moves blocks from `start` to `end` over and over, for [`MEASURE_TIME`].
+/// Moves blocks from `start` to `end` repeatedly, for [`MEASURE_TIME`].
 fn steadily(
     start: u64,
     end: u64,
@@ -157,7 +157,7 @@ fn steadily(
     Ok(Passed { bytes, time: began.elapsed() })
 }
 
-/// Reads the files back, by the longest way that this machine and this user allow: the disk as a file, that file as a
+/// Reads the files back by the longest path that this machine and this user allow: the disk as a file, that file as a
 /// block device, that device mounted.
 fn read_back(disk: Disk, target: &Target, image: &Image, scratch: &Scratch, stage: &mut Stage) -> Result<(), Failure> {
     stage.doing("show")?;
@@ -206,7 +206,7 @@ fn read_file(file: &Path, image: &Image, scratch: &Scratch, stage: &mut Stage) -
     }
 }
 
-/// Every byte of the disk, read through the library.
+/// Compares every byte of the disk, read through the library.
 fn compare_all(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Failure> {
     let read = |offset, to: &mut [u8]| disk.read_at(offset, to).map_err(|error| Failure::local(error.to_string()));
     image.compare(read, stage)?;
@@ -214,7 +214,7 @@ fn compare_all(disk: &mut Disk, image: &Image, stage: &Stage) -> Result<(), Fail
     Ok(())
 }
 
-/// Every byte of the disk, read through its file.
+/// Compares every byte of the disk, read through its file.
 fn compare_file(path: &Path, image: &Image, stage: &Stage) -> Result<(), Failure> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::open(path).map_err(Failure::local)?;
@@ -223,7 +223,7 @@ fn compare_file(path: &Path, image: &Image, stage: &Stage) -> Result<(), Failure
     Ok(())
 }
 
-/// Ends the share and looks at what reached its image.
+/// Ends the share and checks what reached its image.
 fn give_back(share: &Share, image: &Image, stage: &Stage) -> Result<(), Failure> {
     stage.doing("check")?;
     if !share.stop() {

@@ -1,4 +1,4 @@
-//! What the demo's steps share: what they say, the wish to stop, the folder that goes away.
+//! What the demo's steps share: output, interruption, and the temporary folder.
 
 use std::fmt;
 use std::fs::{self, DirBuilder};
@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use super::super::Failure;
 use super::super::output::say;
 
-/// Tells the person what is being done, and the steps whether to go on.
+/// Reports progress to the user, and tells the steps whether to continue.
 pub struct Stage {
     began: Instant,
     is_interrupted: Arc<AtomicBool>,
@@ -26,7 +26,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Catches Ctrl-C from now on; the second one ends the process where it stands.
+    /// Catches Ctrl-C from now on; a second one ends the process immediately.
     pub fn new() -> Result<Self, Failure> {
         let is_interrupted = Arc::<AtomicBool>::default();
         for signal in [SIGINT, SIGTERM] {
@@ -39,12 +39,12 @@ impl Stage {
         Ok(Self { began: Instant::now(), is_interrupted, is_styled, spinner, reductions: Vec::new() })
     }
 
-    /// Says what the demo is.
+    /// Prints what the demo does.
     pub fn begin(&self, what: &str) {
         say(format!("{}: {what}\n", self.bold("farbus demo")));
     }
 
-    /// A step begins, unless somebody wants to stop.
+    /// Begins a step, unless the user has interrupted the demo.
     ///
     /// # Errors
     /// When interrupted.
@@ -54,13 +54,13 @@ impl Stage {
         self.check()
     }
 
-    /// A step is done, with this result.
+    /// Prints the result of a step.
     pub fn done(&self, step: &str, result: impl fmt::Display) {
         self.spinner.disable_steady_tick();
         self.spinner.suspend(|| say(format!("  {} {result}", self.bold(&format!("{step:<8}")))));
     }
 
-    /// Whether to go on.
+    /// Fails if the user has interrupted the demo.
     ///
     /// # Errors
     /// When interrupted.
@@ -71,12 +71,12 @@ impl Stage {
         Ok(())
     }
 
-    /// Something is done in a lesser way here, and why.
+    /// Records that a step was done in a lesser way, and why.
     pub fn reduce(&mut self, why: String) {
         self.reductions.push(why);
     }
 
-    /// Says how it went.
+    /// Prints the conclusion.
     pub fn end(&self) {
         self.spinner.finish_and_clear();
         let took = self.began.elapsed().as_secs_f64();
@@ -101,11 +101,11 @@ impl Drop for Stage {
     }
 }
 
-/// A folder for everything the demo makes, gone when dropped.
+/// A folder for everything the demo makes, removed when dropped.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A fresh one that nobody else looks into.
+    /// Creates a folder that only its owner can read.
     pub fn new() -> Result<Self, Failure> {
         let path = std::env::temp_dir().join(format!("farbus-demo-{}", std::process::id()));
         let cannot = |error| Failure::local(format!("cannot make the folder {}: {error}", path.display()));
@@ -113,7 +113,7 @@ impl Scratch {
         Ok(Self(path))
     }
 
-    /// A place in it.
+    /// The path of `name` in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }

@@ -1,21 +1,21 @@
-//! Programs of the system that the demo uses where they are.
+//! System programs that the demo uses if they are installed.
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where programs are that not everybody has in `PATH`, and everybody may run.
+/// Folders with programs that any user may run and that may be missing in `PATH`.
 const SYSTEM_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// A program that is installed.
+/// An installed program.
 #[derive(Clone, Debug)]
 pub struct Tool {
     path: PathBuf,
 }
 
 impl Tool {
-    /// The program of this name.
+    /// Finds the program of this name.
     pub fn find(name: &str) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::env::split_paths(&path).chain(SYSTEM_FOLDERS.map(PathBuf::from));
@@ -23,9 +23,9 @@ impl Tool {
         candidates.find(|path| is_program(path)).map(|path| Self { path })
     }
 
-    /// Runs it to its end; what it printed, or a sentence on why it failed.
+    /// Runs it to its end; returns what it printed, or why it failed.
     ///
-    /// It is in a process group of its own: Ctrl-C is for us, who clean up when it has ended.
+    /// It runs in a process group of its own: Ctrl-C is for the demo, which cleans up when the program has ended.
     pub fn run<I: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = I>) -> Result<String, String> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let output = Command::new(&self.path).args(arguments).stdin(Stdio::null()).process_group(0).output();
@@ -39,7 +39,7 @@ impl Tool {
     }
 }
 
-/// Runs the program of this name, which has to be there.
+/// Runs the program of this name, which must be installed.
 pub fn run<I: AsRef<OsStr>>(name: &str, arguments: impl IntoIterator<Item = I>) -> Result<String, String> {
     Tool::find(name).ok_or_else(|| format!("there is no {name} here"))?.run(arguments)
 }

@@ -1,5 +1,5 @@
-//! What a pipe of the command does with its messages. None of it waits: a program that does not read in time loses what
-//! it was to have, and that is counted.
+//! What a pipe of the command does with its messages. No function waits: a program that does not read in time loses
+//! messages, which are counted.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -10,38 +10,39 @@ use std::sync::Arc;
 
 use crate::frontend::tuned_pipe::{Flow, Inlet, Turn};
 
-/// The functions there are.
+/// The functions of the command.
 pub enum Function {
-    /// Counts: the report says how many.
+    /// Counts the messages; the report contains the number.
     Count,
-    /// Writes to a file.
+    /// Writes them to a file.
     Write(File),
-    /// Gives to a program.
+    /// Writes them to a program's standard input.
     Feed {
         child: Child,
         stdin: ChildStdin,
-        /// What it did not take yet.
+        /// What the program has not read yet.
         rest: Vec<u8>,
         lost: u64,
     },
-    /// Puts into another device.
+    /// Sends them to another device.
     Forward(Arc<Inlet>),
-    /// Sends numbers that count, in the last eight bytes of each message.
+    /// Sends ascending numbers, in the last eight bytes of each message.
     Numbers { next: u64, message: Vec<u8> },
-    /// Sends what a program writes.
+    /// Sends what a program writes to its standard output.
     FedBy { child: Child, stdout: ChildStdout, message: Vec<u8>, filled: usize },
 }
 
-/// What a program may leave in its pipe before something is lost.
+/// How much a program may leave unread before messages are lost.
 const REST_BYTES_MAX: usize = 1 << 20;
 
 impl Function {
-    /// To a file.
+    /// A function that writes to a file.
     pub fn write(path: &Path) -> Result<Self, String> {
         File::create(path).map(Self::Write).map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
 
-    /// To a program, whose standard output may be somebody else's.
+    /// A function that feeds a program. With `has_no_output`, the program's standard output goes to standard error,
+    /// because this process's is in use.
     pub fn feed(command: &str, has_no_output: bool) -> Result<Self, String> {
         let error = || io::stderr().as_fd().try_clone_to_owned().map(Stdio::from);
         let output = if has_no_output { error().map_err(|error| error.to_string())? } else { Stdio::inherit() };
@@ -51,7 +52,7 @@ impl Function {
         Ok(Self::Feed { child, stdin, rest: Vec::new(), lost: 0 })
     }
 
-    /// From a program.
+    /// A function that sends what a program writes.
     pub fn fed_by(command: &str, message_bytes: usize) -> Result<Self, String> {
         let mut child = start(command, Stdio::null(), Stdio::piped())?;
         let stdout = child.stdout.take().expect("it was asked for");
@@ -59,7 +60,7 @@ impl Function {
         Ok(Self::FedBy { child, stdout, message: vec![0; message_bytes], filled: 0 })
     }
 
-    /// The process that does not end by itself when this is over.
+    /// The process that does not end by itself with the pipe.
     pub fn program(&self) -> Option<u32> {
         match self {
             Self::FedBy { child, .. } => Some(child.id()),
@@ -67,7 +68,7 @@ impl Function {
         }
     }
 
-    /// It is over.
+    /// Ends the function after the pipe has stopped.
     pub fn finish(self) -> Result<(), String> {
         match self {
             Self::Feed { mut child, stdin, lost, rest } => {
@@ -82,9 +83,9 @@ impl Function {
             Self::FedBy { mut child, stdout, .. } => {
                 drop(stdout);
                 match child.kill() {
-                    // One that is stopped before its end has no outcome.
+                    // A program that was stopped early has no outcome to report.
                     Ok(()) => child.wait().map(|_| ()).map_err(|error| format!("the program was lost: {error}")),
-                    // We have no right to that any more: our other half ends it when we have ended.
+                    // This process has lost the right to end it: the broker does that when this process has ended.
                     Err(_) => Ok(()),
                 }
             }
@@ -112,7 +113,7 @@ pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
         Function::Count => Flow::On,
         Function::Write(file) => on_if(file.write_all(turn.bytes()).is_ok()),
         Function::Forward(inlet) => {
-            // What has no room is counted there.
+            // The other device counts the messages for which it has no room.
             turn.messages().for_each(|message| _ = inlet.put(message));
             Flow::On
         }
@@ -135,7 +136,7 @@ pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
                 let tail = message.len().min(8);
                 let at = message.len() - tail;
                 message[at..].copy_from_slice(&next.to_le_bytes()[..tail]);
-                // A frame of CAN says how long it is.
+                // A CAN frame contains its length.
                 if message.len() == crate::frontend::tuned_pipe::can::MESSAGE_BYTES {
                     message[4..8].copy_from_slice(&0x100u32.to_le_bytes());
                     message[8] = 8;

@@ -1,5 +1,5 @@
-//! A pipe among all that runs here: other processes that promise this host's processors to somebody are asked before a
-//! pipe is promised any, and `farbus status` finds it.
+//! Coordinates a pipe with the other processes of this host that promise processor time: it asks them before it
+//! promises any, and shows its pipes in `farbus status`.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -19,7 +19,7 @@ use crate::common::process_status::ProcessStatus;
 use crate::common::processor_leases::{ProcessorLeases, ProcessorLedger};
 use crate::frontend::tuned_pipe::{Beside, Pipe, Report};
 
-/// All processes here that promise the processors' time, ourselves among them.
+/// All processes of this host that promise processor time, this one included.
 #[derive(Clone)]
 pub struct HostPipes(Arc<Inner>);
 
@@ -27,28 +27,28 @@ struct Inner {
     owner: String,
     system: SystemAccess,
     state: Mutex<State>,
-    /// What we have, and those who asked us.
+    /// What this process has promised, and which processes asked it.
     books: Arc<Mutex<Processors>>,
 }
 
 #[derive(Default)]
 struct State {
     all: Vec<Reserve>,
-    /// What we have is ours at others while we have this.
+    /// The other processes count our promises for as long as this is open.
     lease: Option<UnixStream>,
     asked: BTreeSet<u32>,
 }
 
 impl HostPipes {
-    /// Nothing is promised yet.
+    /// Without any promises.
     pub fn new(system: SystemAccess) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let books = Arc::new(Mutex::new(Processors::new(processors)));
         Self(Arc::new(Inner { owner: owner(), system, state: Mutex::default(), books }))
     }
 
-    /// Whoever began to promise something after we did hears what we have; what they said to it if they have not as
-    /// much left.
+    /// Tells processes that began to promise time after this one what this one has promised. Returns the objections of
+    /// those that have not as much left.
     pub fn greet(&self) -> Vec<String> {
         let mut state = self.state();
         let Some(all) = Some(state.all.clone()).filter(|all| !all.is_empty()) else { return Vec::new() };
@@ -58,7 +58,7 @@ impl HostPipes {
         if new.is_empty() {
             return Vec::new();
         }
-        // A lease has as many ends as there are who were given it: a new one is given to all.
+        // All processes hold copies of the same descriptor: a new lease must be given to all.
         match self.tell(&running, &all) {
             Ok((lease, said)) => {
                 (state.lease, state.asked) = (Some(lease), running);
@@ -72,7 +72,7 @@ impl HostPipes {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells all of them; the other end of what they hold, and who refused.
+    /// Tells these processes. Returns the other end of what they now hold, and which of them refused.
     fn tell(&self, whom: &BTreeSet<u32>, all: &[Reserve]) -> Result<(UnixStream, Vec<(u32, String)>), String> {
         let (ours, theirs) = UnixStream::pair().map_err(|error| error.to_string())?;
         let reserves = all.iter().map(|reserve| (reserve.budget_ns, reserve.period_ns)).collect();
@@ -80,7 +80,7 @@ impl HostPipes {
         Ok((ours, refused.map_err(|error| error.to_string())?))
     }
 
-    /// Everybody but us.
+    /// All such processes except this one.
     fn others(&self) -> BTreeSet<u32> {
         let mut running = self.0.system.running().unwrap_or_default();
         running.remove(&std::process::id());
@@ -88,7 +88,7 @@ impl HostPipes {
     }
 }
 
-/// In whose name a pipe of this process is promised anything.
+/// The name under which the pipes of this process are promised time.
 pub fn owner() -> String {
     format!("pipe {}", std::process::id())
 }
@@ -108,7 +108,7 @@ impl Beside for HostPipes {
             (state.all, state.lease, state.asked) = (all.to_vec(), Some(lease), running);
             return Ok(());
         };
-        // Those who took it have what was before again; they had it a moment ago.
+        // Processes that accepted the new promise get the old one back; they had it a moment ago.
         let before = state.all.clone();
         let _ = self.0.books.enter(&self.0.owner, &before);
         state.lease = self.tell(&running, &before).ok().map(|(lease, _)| lease);
@@ -116,11 +116,11 @@ impl Beside for HostPipes {
     }
 }
 
-/// Pipes that run, as others see them.
+/// Running pipes, as other processes see them.
 pub struct Shown<A> {
-    /// Which device's.
+    /// The device's name.
     pub name: String,
-    /// Where it is.
+    /// The device's host.
     pub host: String,
     since: Instant,
     pipes: Mutex<Vec<Pipe<A>>>,
@@ -140,7 +140,7 @@ struct Status {
 }
 
 impl<A: Send + 'static> Shown<A> {
-    /// These, until `is_over`.
+    /// Shows these pipes until `is_over`.
     pub fn new(name: String, host: String, host_pipes: &HostPipes, is_over: Arc<AtomicBool>) -> Self {
         let promises = ProcessorLeases::new(Arc::clone(&host_pipes.0.books));
         Self { name, host, since: Instant::now(), pipes: Mutex::default(), promises, is_over }
@@ -151,7 +151,7 @@ impl<A: Send + 'static> Shown<A> {
         self.pipes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers its owner, and those who want processors.
+    /// Answers the owner, and processes that ask for processor time.
     pub fn answer(&self, question: Question) -> Answer {
         match question {
             Question::Status => self.status(),

@@ -38,7 +38,7 @@ use function::{Function, run_once};
 use host_pipes::{HostPipes, Shown};
 
 const NS_PER_S: u64 = 1_000_000_000;
-/// How often is looked who else promises processors by now.
+/// How often to look for further processes that promise processor time.
 const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Run a function on a device's data each period, with a bound on their delay.
@@ -122,7 +122,7 @@ pub struct Args {
     report: Option<PathBuf>,
 }
 
-/// What was promised, and what became of it.
+/// What was promised, and how well it was kept.
 #[derive(Debug, Serialize)]
 struct Outcome {
     processors: String,
@@ -130,12 +130,12 @@ struct Outcome {
     memory_not_locked: Option<String>,
     receiver_period_ns: u64,
     receiver: Received,
-    /// Of the whole way, where it goes on to another device.
+    /// The bound of the whole way, if the data is forwarded to another device.
     #[serde(skip_serializing_if = "Option::is_none")]
     forward_bound_ns: Option<u64>,
     pipes: Vec<Report>,
     is_kept: bool,
-    /// Why it ended before its time, or what was not kept.
+    /// Why it ended early, or which promise was broken.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<FailureReport>,
 }
@@ -151,7 +151,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         _ => Strictness::Deadline,
     };
     let report = args.report.as_ref().map(|path| created(path)).transpose()?;
-    // Programs are started before anybody has a deadline, or no rights: such a thread may not.
+    // Start programs before any thread has a deadline or has lost its rights: such a thread may not.
     let functions = args.functions()?;
     let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
     let there = |target: &Option<Target>| target.clone().map(resolve).transpose();
@@ -177,7 +177,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         cpus => taken(cpus, &system, strictness)
             .map_err(|error| Failure::local(format!("{error}\n  without --cpus all processors are used together")))?,
     };
-    // From here on whatever a stranger says is read without rights, but for that to deadlines.
+    // From here on, input from the network is read without rights, except those for deadlines.
     if !args.no_sandbox {
         give_rights_away(&Needs { deadlines: true, ..Needs::default() })?;
     }
@@ -259,7 +259,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     result
 }
 
-/// Processors of its own, by whoever has the rights to take them.
+/// Takes processors exclusively, through the process that has the rights.
 fn taken(cpus: &[usize], system: &SystemAccess, strictness: Strictness) -> io::Result<Processors> {
     match system {
         SystemAccess::Own => Processors::exclusive(cpus, strictness).map_err(io::Error::other),
@@ -275,7 +275,7 @@ fn client_for<'a>(target: &'a Target, system: &SystemAccess) -> Result<(Client, 
     Ok((Client::for_host(&target.address, system.clone(), ClientConfig::default())?, target))
 }
 
-/// A device that is shared somewhere; one that is not is told how.
+/// Parses the target of a shared device; if none is named, says how to share one.
 fn target(text: &str) -> Result<Target, String> {
     text.parse::<Target>().map_err(|error| match text.parse::<What>() {
         Ok(What::Can(_) | What::Zero { .. } | What::Serial { .. }) => {
@@ -312,7 +312,7 @@ impl Args {
         }
     }
 
-    /// What it is called, and where it is.
+    /// The device's name, and where it is.
     fn names(&self) -> (String, String) {
         match (&self.here, &self.target) {
             (Some(what), _) => (what.kind().to_owned(), "here".to_owned()),
@@ -321,7 +321,7 @@ impl Args {
         }
     }
 
-    /// For people: standard output is the program's if there is one.
+    /// Prints for people, on standard error if standard output is the program's.
     fn tell(&self, line: impl std::fmt::Display) {
         if self.program.is_some() { eprintln!("{line}") } else { say(line) }
     }
@@ -450,11 +450,11 @@ mod tests {
         Line::try_parse_from(line.split_whitespace()).map(|line| line.args).map_err(|error| error.to_string())
     }
 
-    // This process is the tests', and goes on with its rights.
+    // The tests' own process runs the command and must keep its rights.
     const USUAL: &str = "--rate 400 --buffer 16 --execution-us 500 --no-sandbox";
 
     #[test]
-    fn a_device_is_here_or_there_and_what_comes_goes_one_way() {
+    fn pipe_has_one_device_and_at_most_one_destination() {
         let args = read(&format!("pipe lab3/can {USUAL} --can 500000,0 --channel 0,1")).unwrap();
         assert_eq!((args.channel.len(), args.message_bytes()), (2, can::MESSAGE_BYTES));
         assert!(read(&format!("pipe {USUAL}")).unwrap_err().contains("required"));
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_to_type() {
+    fn invalid_pipe_arguments_are_refused_with_what_to_type() {
         let refusal = |line: &str| {
             let failure = run(&read(line).unwrap()).unwrap_err();
             (failure.report().attribute, failure.to_string())
@@ -487,7 +487,7 @@ mod tests {
     #[test]
     fn a_bus_is_counted_for_a_second() {
         let line = "pipe --here can,traffic=10 --can 500000 --rate 400 --buffer 40 --execution-us 2000 --seconds 1 --no-sandbox";
-        // Whether it was in time is the machine's matter: it is told, one way or the other.
+        // Whether it was in time depends on the machine; either result is reported.
         if let Err(failure) = run(&read(line).unwrap()) {
             assert!(failure.to_string().starts_with("the promise was not kept"), "{failure}");
         }

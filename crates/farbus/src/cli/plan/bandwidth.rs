@@ -51,11 +51,11 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was asked for.
+/// The tables that were asked for.
 struct Plan {
     tables: Vec<Result<Table, Absence>>,
     bulk_only: Vec<BulkOnlyRow>,
-    /// The speeds for which mass storage is worked out, of those asked for.
+    /// Of the speeds that were asked for, those with a mass storage table.
     bulk_only_speeds: Vec<Speed>,
 }
 
@@ -224,7 +224,7 @@ fn bulk_only_ceiling(row: &BulkOnlyRow, speed: Speed) -> u64 {
     if speed == Speed::Full { row.full_speed_bytes_per_s_max } else { row.high_speed_bytes_per_s_max }
 }
 
-/// `5%`; what rounds to nothing is not nothing.
+/// `5%`; a value above 0 never appears as 0.
 fn percent(percent: u32) -> String {
     if percent == 0 { "<1%".into() } else { format!("{percent}%") }
 }
@@ -274,7 +274,7 @@ fn kind_name(kind: TransferKind) -> KindName {
     }
 }
 
-/// The word that is typed for it.
+/// The word that is typed for a value.
 fn word(name: &impl clap::ValueEnum) -> String {
     name.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
@@ -284,8 +284,8 @@ mod tests {
     use super::super::layout::LINE_COLUMNS;
     use super::*;
 
-    /// Table 1 of "Real Embedded USB Host Performance" (2008), bytes for its kilobytes a second and 352 for the
-    /// misprinted 351, in the layout of the room that works it out.
+    /// Table 1 of "Real Embedded USB Host Performance" (2008), in bytes instead of kilobytes a second and with 352 for
+    /// the misprinted 351, in the layout of `farbus plan bandwidth`.
     const TABLE_1: &str = "\
 Full speed, bulk (USB 2.0 5.8.4, Table 5-9)
 frame of 1000 us, 1500 bytes
@@ -333,7 +333,7 @@ note: ";
     }
 
     #[test]
-    fn everything_is_there_once_and_no_line_is_longer_than_a_screen() {
+    fn each_table_is_printed_once_and_fits_the_screen() {
         let plan = Plan::of(None, None);
         let (text, json) = (plan.to_text(), plan.to_json());
         assert_eq!(json["tables"].as_array().unwrap().len(), 14);

@@ -1,4 +1,4 @@
-//! Reading what a plan is made from.
+//! Reads the files that plans are made from.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use serde::de::DeserializeOwned;
 
 use super::super::output::Failure;
 
-/// The longest file that is read: a plan of all that a bus can have is a tenth of it.
+/// The largest file that is read: a plan of everything a bus can have is a tenth of it.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// What the TOML in `path` says; an error names the file, the line and what is wrong there.
+/// Parses the TOML in `path`; an error names the file, the line and the problem.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let wrong =
         |error: toml::de::Error| Failure::local(format!("{}: {}", path.display(), error.to_string().trim_end()));

@@ -21,10 +21,10 @@ pub fn write_columns(text: &mut String, heads: &[[&str; 2]], rows: &[Vec<String>
     }
 }
 
-/// Columns of a line of words: what help texts have too.
+/// The width of a line of text, as in the help.
 pub const LINE_COLUMNS: usize = 100;
 
-/// A sentence in lines of at most [`LINE_COLUMNS`], the later ones indented under what follows `lead`.
+/// Wraps a sentence at [`LINE_COLUMNS`]; further lines are indented by the width of `lead`.
 pub fn write_wrapped(text: &mut String, lead: &str, sentence: &str) {
     let mut line = lead.to_owned();
     let mut is_fresh = true;
@@ -43,17 +43,17 @@ pub fn write_wrapped(text: &mut String, lead: &str, sentence: &str) {
     let _ = writeln!(text, "{line}");
 }
 
-/// `12.500` for 12500: thousandths of a unit.
+/// `12.500` for 12500: a value in thousandths of a unit.
 pub fn thousandths(value: u64) -> String {
     format!("{}.{:03}", value / 1000, value % 1000)
 }
 
-/// Microseconds with three digits behind the point, rounded up: bus times are bounds.
+/// Microseconds with three decimals, rounded up because bus times are upper bounds.
 pub fn us_from_ps(ps: u64) -> String {
     thousandths(ps.div_ceil(1000))
 }
 
-/// `45.43%` of the whole, to the nearest.
+/// `45.43%` of the whole, rounded to nearest.
 pub fn percent(part: u64, whole: u64) -> String {
     let whole = u128::from(whole.max(1));
     let hundredths = (u128::from(part) * 10_000 + whole / 2) / whole;

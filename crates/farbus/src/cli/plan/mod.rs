@@ -1,4 +1,4 @@
-//! `farbus plan`: what a bus, a processor and a network of hosts carry, before anything is plugged in.
+//! `farbus plan`: what a bus, a processor and a network of hosts can carry, before anything is plugged in.
 
 mod bandwidth;
 mod file;
@@ -25,7 +25,7 @@ enum What {
 }
 
 impl Args {
-    /// Whether a failure, too, is to be told as JSON.
+    /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
         match &self.what {
             What::Bandwidth(args) => args.json,

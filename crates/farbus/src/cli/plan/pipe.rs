@@ -1,4 +1,4 @@
-//! `farbus plan pipe`: what a tuned pipe takes of a processor, and how late its data are at the worst.
+//! `farbus plan pipe`: the share of a processor that a tuned pipe takes, and the worst delay of its data.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_says_how_much_is_missing() {
+    fn refusal_of_a_pipe_says_how_much_is_missing() {
         let why = |line| planned(line).unwrap_err();
         assert!(why("pipe --rate 512000 --buffer 128 --execution-us 2001").contains("1000 ns are missing"));
         assert!(why("pipe --rate 9 --buffer 1 --execution-us 1 --endpoint-rate 8").contains("1 are missing"));

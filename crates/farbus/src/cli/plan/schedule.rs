@@ -1,4 +1,4 @@
-//! `farbus plan schedule`: which endpoint has which microframes of a bus, or what is missing.
+//! `farbus plan schedule`: which endpoint gets which microframes of a bus, or what is missing.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -130,7 +130,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A plan, and what its endpoints are called: an endpoint's id is its place in the file.
+/// A plan, and the names of its endpoints: an endpoint's id is its position in the file.
 struct Planned<'a> {
     endpoints: &'a [Endpoint],
     mode: ModeName,
@@ -152,7 +152,7 @@ impl<'a> Planned<'a> {
         let options = match mode {
             ModeName::Sound => Options::default(),
             ModeName::Spread => Options { mode: Mode::Spread, ..Options::default() },
-            // To the letter, it is first-fit and no more.
+            // As printed in the paper, the algorithm is plain first-fit.
             ModeName::Printed => Options { mode: Mode::Printed { step_ps: 0 }, work_max: 0 },
         };
         let plan = plan(&requests, options).map_err(|refusal| refused(&refusal, &bus.endpoint, speed))?;
@@ -244,7 +244,7 @@ impl<'a> Planned<'a> {
         row
     }
 
-    /// A line an endpoint, a column an interval: how many packets go there.
+    /// Writes a row for each endpoint and a column for each interval: how many packets the endpoint sends in it.
     fn write_timetable(&self, text: &mut String) {
         const COLUMNS_MAX: u32 = 16;
         let (plan, shown) = (&self.plan, self.plan.cycle().min(COLUMNS_MAX));
@@ -299,7 +299,7 @@ impl<'a> Planned<'a> {
         })
     }
 
-    /// A column an interval, from below: what is reserved, then the places of the periodic endpoints.
+    /// Draws a column for each interval, from the bottom: reserved time, then the periodic endpoints.
     fn to_svg(&self) -> String {
         const WIDTH: u32 = 28;
         const HEIGHT: f64 = 240.0;
@@ -378,7 +378,7 @@ fn request(id: u32, speed: Speed, endpoint: &Endpoint) -> Result<Request, String
     Ok(request)
 }
 
-/// In the words of the file: whose the trouble is, what is missing, what to change.
+/// A refusal in the terms of the file: which party has to act, what is missing, what to change.
 fn refused(refusal: &Refusal, endpoints: &[Endpoint], speed: Speed) -> (Attribute, String) {
     let name = |id: &u32| endpoints.get(*id as usize).map_or("", |endpoint| endpoint.name.as_str());
     let unit = unit(speed);
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_to_type() {
+    fn invalid_schedules_are_refused_with_what_to_type() {
         let refusal = |bus: &Bus, mode| Planned::of(bus, mode).err().unwrap();
         let (attribute, why) = refusal(&table_5(65_536, 1), ModeName::Sound);
         assert_eq!(attribute, Attribute::Refused);

@@ -1,4 +1,5 @@
-//! `farbus plan topology`: which cables between hosts are debug links, which need a bridge, and who does what when.
+//! `farbus plan topology`: which cables between hosts are debug links, which need a bridge, and which host does what
+//! when.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -38,7 +39,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The plan in a file, and its text.
+/// Reads a plan; returns the plan, and the text of its file.
 ///
 /// # Errors
 /// What is wrong with it, and where.
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_says_who_waits_for_whom() {
+    fn plan_of_a_star_says_which_host_waits_for_which() {
         let star = planned("hosts = [\"a\", \"b\", \"c\"]\ncables = [[\"a\", \"b\"], [\"a\", \"c\"]]").unwrap();
         let text = to_text(&star);
         assert!(text.contains("b -> a   debug port of b, a device of a\n"), "{text}");
@@ -144,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_file_is_told_what_is_wrong() {
+    fn error_of_an_invalid_plan_file_says_what_is_wrong() {
         let why = |text| planned(text).err().unwrap();
         assert_eq!(why("hosts = 3"), "say either 'network = ' or 'cables = '");
         assert!(

@@ -1,13 +1,13 @@
-//! A device as this machine's kernel has it: plugged into a port of `vhci_hcd`.
+//! A device in this machine's kernel: plugged into a port of `vhci_hcd`.
 //!
-//! The kernel's messages come in on a socket pair, and only such answers go back as the protocol allows
-//! (CVE-2026-31607). What is between the kernel and the device is one of three relays:
+//! The kernel's messages arrive on a socket pair, and only answers that the protocol allows go back (CVE-2026-31607).
+//! One of three relays lies between the kernel and the device:
 //!
-//! | relay | the device is | it outlives its link | another process can go on |
+//! | relay | the device is | it outlives its link | a replacement can continue it |
 //! |---|---|---|---|
 //! | [`PlainRelay`] | over plain USB/IP | no | no |
 //! | [`SessionRelay`] | in a session | yes | yes |
-//! | [`DiskRelay`] | a disk in a session, shown as a USB Attached SCSI disk of ours | yes | yes |
+//! | [`DiskRelay`] | a disk in a session, shown as a USB Attached SCSI gadget | yes | yes |
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl FrontEnd for Kernel {
     }
 }
 
-/// Takes `target` as it is: in a session, or over plain USB/IP where there is none.
+/// Takes `target` as it is: in a session, or over plain USB/IP if there is to be no session.
 ///
 /// # Errors
 /// [`ClientError`].
@@ -90,7 +90,7 @@ pub(super) fn take_device(client: &Client, target: &Target) -> Result<Box<dyn At
     }
 }
 
-/// Reads what [`take_device`] gave in another process.
+/// Restores what [`take_device`] returned in another process.
 pub(super) fn restore_device(
     client: &Client,
     target: &Target,
@@ -102,8 +102,8 @@ pub(super) fn restore_device(
     })
 }
 
-/// A socket pair for a kernel, of which neither end is used yet. First of all what may be missing on this machine:
-/// nothing is taken from anybody before.
+/// A socket pair for the kernel, with both ends unused. It is opened before any device is taken, because it finds out
+/// what this machine lacks.
 pub(super) struct Socket {
     ours: Link,
     theirs: OwnedFd,
@@ -120,7 +120,7 @@ impl Socket {
         Ok(Self { ours, theirs })
     }
 
-    /// Gives our end to a relay, and the other to the kernel, which is told the device's id and speed.
+    /// Gives our end to a relay and the other end to the kernel, with the device's id and speed.
     pub fn plug<R: Relaying + 'static>(
         self,
         client: &Client,
@@ -137,7 +137,7 @@ impl Socket {
     }
 }
 
-/// Reads what another process saved of an attachment whose snapshots have this kind, at one of these ports.
+/// Restores an attachment that another process saved, if its snapshot has this kind and it is at one of these ports.
 pub(super) fn restore<R: Relaying + 'static>(
     client: &Client,
     target: &Target,
@@ -161,7 +161,7 @@ pub(super) fn restore<R: Relaying + 'static>(
 /// A device that is plugged into this machine's kernel, and the relay to it.
 struct KernelAttachment<R> {
     relay: R,
-    /// What does not change of it.
+    /// The facts about the relay that do not change.
     relayed: Relayed,
     target: Target,
     system: SystemAccess,
@@ -181,7 +181,7 @@ impl<R: Relaying> KernelAttachment<R> {
         Ok(Self { relay, relayed, target, system, port, kind, stop, save_requester, meters })
     }
 
-    /// Relays until it ends, or another process has it.
+    /// Relays until the attachment ends or a replacement process takes it over.
     fn relay(mut self) -> Ended {
         let end = loop {
             if self.stop.hears() {
@@ -198,7 +198,7 @@ impl<R: Relaying> KernelAttachment<R> {
                             return Ended::HandedOver;
                         }
                     }
-                    // Whoever asked hears that from its silence.
+                    // No answer tells the asking thread that it cannot be saved.
                     Ok(None) => {}
                     Err(end) => break Some(end),
                 }
@@ -217,7 +217,7 @@ impl<R: Relaying> KernelAttachment<R> {
     }
 }
 
-/// How an attachment ended whose relay stopped by itself.
+/// Maps the reason why a relay stopped to the end of its attachment.
 fn ended_by(stop: Stop) -> Ended {
     match stop {
         Stop::Released => Ended::Released,
@@ -254,7 +254,7 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
         }
     }
 
-    /// Relays until it ends, then unplugs.
+    /// Relays until the attachment ends, then unplugs the device.
     fn run(self: Box<Self>) -> Ended {
         wait_exactly();
         let (system, port) = (self.system.clone(), self.port);

@@ -1,5 +1,5 @@
-//! This machine's kernel as a front end: relays between it and a device of another host, each a thread that waits on
-//! both.
+//! This machine's kernel as a front end: relays between the kernel and a device of another host. Each relay is one
+//! thread that waits on both.
 
 mod attachment;
 mod plain_relay;

@@ -1,5 +1,5 @@
-//! The relay between this machine's kernel and a device over plain USB/IP: one thread, two sockets. It ends with its
-//! one link.
+//! The relay between this machine's kernel and a device over plain USB/IP: one thread, two sockets. It ends when its
+//! link is lost.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,12 +23,12 @@ pub struct PlainRelay {
     clock: Clock,
     calls: Calls,
     local_address: Option<SocketAddr>,
-    /// A turn was the last: what the kernel still waits for is to be answered.
+    /// The last turn stopped the relay: [`Relaying::close`] answers what the kernel still waits for.
     has_stopped: bool,
 }
 
 impl PlainRelay {
-    /// Between a kernel and a device whose link is `remote`.
+    /// A relay for a device whose link is `remote`.
     pub fn new(kernel: Link, remote: Link, device: RemoteDevice) -> Self {
         let (clock, device_id, local_address) = (Clock::start(), device.record().device_id(), local_address(&remote));
         let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, OnReset::PassOn);
@@ -97,7 +97,7 @@ impl PlainRelay {
         self.calls.wait += 1;
         let mut interests =
             [Interest::new(self.kernel.as_fd(), kernel_full), Interest::new(self.remote.as_fd(), remote_full), stop];
-        // What an encrypted link has decrypted already makes no socket readable.
+        // Data that an encrypted link has already decrypted makes no socket readable.
         let has_received = self.remote.has_received();
         wait(&mut interests, has_received.then_some(Duration::ZERO)).map_err(kernel_ended)?;
         let [on_kernel, on_remote, _] = interests.map(|interest| interest.readable);
@@ -125,7 +125,7 @@ impl Relaying for PlainRelay {
         turn
     }
 
-    /// Nobody can: it ends with its link.
+    /// Always `None`: the device is lost with its link.
     fn save(&mut self, _: &mut Writer) -> Result<Option<OwnedFd>, Stop> {
         Ok(None)
     }
@@ -135,8 +135,8 @@ impl Relaying for PlainRelay {
     fn close(&mut self) -> bool {
         if self.has_stopped {
             let now = self.clock.now();
-            // What the kernel still waits for ends as gone, as far as its socket takes it: what waited unsent for room
-            // too.
+            // The kernel's open requests end as gone, as far as its socket takes the answers, including those queued
+            // for room.
             self.exporter.with_device(now, RemoteDevice::handle_lost);
             while let Ok(true) = self.flush_kernel()
                 && self.exporter.has_held()

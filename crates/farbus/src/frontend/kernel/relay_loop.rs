@@ -1,5 +1,5 @@
-//! Between this machine's kernel and a device that lives outside: one thread, which waits on both and on whoever may
-//! end it.
+//! The loop of a relay between this machine's kernel and a remote device: one thread, which waits on both and on its
+//! stop signal.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,89 +18,89 @@ use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::{Calls, Meters};
 
-/// Why it ended by itself.
+/// Why a relay ended by itself.
 #[derive(Debug)]
 pub enum Stop {
-    /// The kernel let go of the device.
+    /// The kernel released the device.
     Released,
-    /// The kernel said what it should not.
+    /// The kernel broke the protocol.
     Fault(Fault),
     /// The device's only link was lost, and why.
     Lost(String),
     /// The exporter broke the protocol.
     Broken(Reject),
-    /// The device's session is over, and why.
+    /// The device's session ended, and why.
     Ended(End),
-    /// The device is gone, and says no more.
+    /// The device no longer answers.
     Gone,
 }
 
-/// What its link to the kernel is called.
+/// The name of the kernel as a link's peer.
 pub const KERNEL: &str = "this kernel";
 
-/// Whether and how a turn was the last.
+/// The result of one turn; an error says why it was the last.
 pub type Turn = Result<(), Stop>;
 
-/// How long what is on its way may take to be answered before the rest is passed on in flight: longer than a disk
-/// takes, shorter than anybody at the kernel's end notices. An interrupt that waits for a key never ends.
+/// How long open requests may take to be answered before the rest is passed on unanswered: longer than a disk takes,
+/// shorter than a program that uses the device notices. An interrupt transfer that waits for a key never ends.
 const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
 
-/// What does not change of a relay while it runs.
+/// The facts about a relay that do not change while it runs.
 #[derive(Clone)]
 pub struct Relayed {
     /// How the device is attached, in a few words.
     pub how: &'static str,
-    /// How it is used, if it is a disk of ours.
+    /// How the disk is used, if the relay shows a gadget disk.
     pub mode: Option<DiskMode>,
     /// Its session, if it is in one.
     pub session: Option<SessionStatus>,
-    /// Our end of its link, as the exporter sees its user; none in a session.
+    /// The local address of its link, which identifies the user to the exporter; `None` in a session.
     pub local_address: Option<SocketAddr>,
-    /// Takes it from the kernel without waiting for anything, if the relay waits for anything when it closes.
+    /// Takes the device from the kernel without waiting, if the relay waits for anything when it closes.
     pub cutter: Option<Cutter>,
-    /// Whether another process can go on with it.
+    /// Whether a replacement process can continue it.
     pub is_movable: bool,
 }
 
 impl Relayed {
-    /// One of which no more is known.
+    /// A relay of which only `how` is known.
     pub const fn how(how: &'static str) -> Self {
         Self { how, mode: None, session: None, local_address: None, cutter: None, is_movable: false }
     }
 }
 
-/// What stands between a kernel and a device, and may go on in another process.
+/// What relays between a kernel and a device, and may continue in a replacement process.
 pub trait Relaying: Send + Sized {
-    /// What does not change of it.
+    /// The facts about it that do not change.
     fn relayed(&self) -> Relayed;
 
-    /// One turn: does what can be done, waits for what comes next, on `stop` too.
+    /// One turn: does what can be done, then waits for the next event, `stop` included.
     ///
     /// # Errors
-    /// [`Stop`]: it was the last.
+    /// [`Stop`]: this was the last turn.
     fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn;
 
-    /// Writes all of it down, for another process to go on with: the kernel is not heard meanwhile, and what is on its
-    /// way is answered first, as far as that takes no time. It may go on here all the same, if the other does not. With
-    /// it our end of the kernel's socket; without it nobody can go on with this.
+    /// Writes a snapshot for a replacement process. Reads nothing from the kernel meanwhile; answers open requests
+    /// first, if they complete quickly. The relay may continue here if the replacement does not. Returns our end of the
+    /// kernel's socket; `None` if the relay cannot be saved.
     ///
     /// # Errors
-    /// [`Stop`]: it is over instead.
+    /// [`Stop`]: the relay ended instead.
     fn save(&mut self, to: &mut Writer) -> Result<Option<OwnedFd>, Stop>;
 
-    /// Another process goes on with it.
+    /// Lets go of the device without giving it back: a replacement process continues.
     fn hand_over(self);
 
-    /// Gives the device back; what the kernel still waits for ends as gone, as far as its socket takes it.
-    /// Whether all that was written through it is known to be durable, as far as that is for us to see to.
+    /// Gives the device back; the kernel's open requests end as gone, as far as its socket takes the answers. Returns
+    /// whether all data written through the relay is known to be durable, as far as the relay is responsible for that.
     fn close(&mut self) -> bool;
 }
 
-/// The kernel's socket, and the device in front of it.
+/// The kernel's socket, and the device behind it.
 pub struct KernelSide<D> {
     /// Our end of the socket.
     pub kernel: Link,
-    /// What speaks to the kernel.
+    /// Speaks USB/IP to the kernel.
     pub exporter: Exporter<D>,
     /// The device's clock.
     pub clock: Clock,
@@ -108,7 +108,7 @@ pub struct KernelSide<D> {
 }
 
 impl<D: Device> KernelSide<D> {
-    /// Between a kernel and a device that an exporter has from the start.
+    /// The kernel's side of a relay whose exporter has its device from the start.
     pub fn new(kernel: Link, exporter: Exporter<D>, clock: Clock) -> Self {
         Self { kernel, exporter, clock, calls: Calls::default() }
     }
@@ -118,11 +118,11 @@ impl<D: Device> KernelSide<D> {
         self.exporter.device().expect("a relay has its device from the start")
     }
 
-    /// One turn: does what can be done, waits for what comes next, on `stop` too. `end` says whether the device is no
-    /// more.
+    /// One turn: does what can be done, then waits for the next event, `stop` included. `end` returns why the device
+    /// ended, if it did.
     ///
     /// # Errors
-    /// [`Stop`]: it was the last.
+    /// [`Stop`]: this was the last turn.
     pub fn turn(&mut self, stop: Interest<'_>, meters: &Meters, end: impl FnOnce(&D) -> Option<Stop>) -> Turn {
         let is_full = !self.act()?;
         meters.publish(self.exporter.counters(), self.calls);
@@ -151,10 +151,10 @@ impl<D: Device> KernelSide<D> {
         if on_kernel { self.receive() } else { Ok(()) }
     }
 
-    /// Does what can be done without waiting; says whether everything is out.
+    /// Does what can be done without waiting; returns whether all answers were sent.
     ///
     /// # Errors
-    /// [`Stop`]: the kernel ended it.
+    /// [`Stop`]: the kernel ended the relay.
     pub fn act(&mut self) -> Result<bool, Stop> {
         let now = self.clock.now();
         self.exporter.advance(now, &mut Nothing).map_err(Stop::Fault)?;
@@ -162,11 +162,11 @@ impl<D: Device> KernelSide<D> {
         self.flush()
     }
 
-    /// Lets what is on its way be answered, until `is_quiet`, or for as long as that takes no time. The kernel is not
-    /// heard meanwhile.
+    /// Waits until `is_quiet`, for [`QUIET_TIME_MAX`] at most, so that open requests are answered. Reads nothing from
+    /// the kernel meanwhile.
     ///
     /// # Errors
-    /// [`Stop`]: it is over instead.
+    /// [`Stop`]: the relay ended instead.
     pub fn come_to_rest(&mut self, is_quiet: impl Fn(&Exporter<D>) -> Result<bool, Stop>) -> Turn {
         let until = self.clock.now() + QUIET_TIME_MAX;
         loop {
@@ -190,7 +190,7 @@ impl<D: Device> KernelSide<D> {
         }
     }
 
-    /// Another handle on our end of the kernel's socket.
+    /// A duplicate of our end of the kernel's socket.
     ///
     /// # Errors
     /// [`Stop`]: the system has no more descriptors.
@@ -222,7 +222,7 @@ impl<D: Device> KernelSide<D> {
         Ok(true)
     }
 
-    /// What the kernel still waits for has been answered: it is told, as far as its socket takes it.
+    /// Sends the kernel the answers to its open requests, as far as its socket takes them.
     pub fn say_the_rest(&mut self, now: Instant) {
         while let Ok(true) = self.flush()
             && self.exporter.has_held()
@@ -231,13 +231,13 @@ impl<D: Device> KernelSide<D> {
     }
 }
 
-/// The kernel's socket ended.
+/// Maps an error of the kernel's socket to a stop.
 pub fn kernel_ended(error: io::Error) -> Stop {
     debug!(%error, "the kernel's socket ended");
     Stop::Released
 }
 
-/// A kernel asks for no list and no import.
+/// Offers no devices: a kernel asks for no list and no import.
 pub struct Nothing;
 
 impl<D> Offers<D> for Nothing {

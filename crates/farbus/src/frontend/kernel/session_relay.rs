@@ -1,4 +1,4 @@
-//! The relay between a kernel and a USB device behind a session, which another process may go on with.
+//! The relay between the kernel and a USB device in a session. A replacement process may continue it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,31 +18,31 @@ use crate::importer::session::distance::Distance;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Meters;
 
-/// The relay, and what was told of its device's distance.
+/// The relay, and what was last reported of its device's distance.
 pub struct SessionRelay(KernelSide<Near>, Told);
 
-/// What was told of a device's distance, and where.
+/// What was last reported of a device's distance, and to which status.
 #[derive(Default)]
 struct Told {
     status: SessionStatus,
     distance: Distance,
 }
 
-/// A session's device, for a kernel that does not feel how far it is.
+/// A device in a session, with the layers that hide its distance from the kernel.
 type Near = Far<Isochronous<Linked<RemoteUsb>>>;
 
 impl SessionRelay {
-    /// Between a kernel that calls the device `device_id`, and the device.
+    /// A relay to `device`, which the kernel calls `device_id`.
     pub fn new(kernel: Link, device: Linked<RemoteUsb>, device_id: u32, ahead: Ahead) -> Self {
         let clock = device.clock();
         let plan = plan_of(&device, ahead);
         let told = Told { status: device.status(), ..Told::default() };
         let device = Far::new(Isochronous::new(device, plan.is_on), plan);
-        // A session has a word for a reset: what shows one is understood here, and said.
+        // A session has a message for a reset: the exporter half recognises requests that mean one, and sends it.
         let on_reset = OnReset::ResetDevice;
         let exporter = Exporter::imported(clock.now(), Limits::RELAYED, device_id, device, on_reset);
         let mut side = KernelSide::new(kernel, exporter, clock);
-        // What a kernel asks first is on its way before it asks.
+        // The kernel's first requests are sent before the kernel makes them.
         side.exporter.with_device(clock.now(), |device, done| device.begin(clock.now(), done));
         Self(side, told)
     }
@@ -51,14 +51,14 @@ impl SessionRelay {
         self.0.device().device().inner()
     }
 
-    /// As another process wrote it down, to the end; nothing happens before its first turn.
+    /// Restores a relay from the whole snapshot of another process; it does nothing before its first turn.
     ///
     /// # Errors
-    /// No relay can have stood so, or the system has no more threads or descriptors.
+    /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let device = Linked::<RemoteUsb>::restore(redial, &mut reader)?;
-        // Whether anything is asked ahead was written down by both layers; this is how far, if so.
+        // Both layers saved whether they fetch ahead; this plan says how far, if they do.
         let (clock, plan, asked) = (device.clock(), plan_of(&device, Ahead::Auto), device.remote().in_flight_of());
         let told = Told { status: device.status(), ..Told::default() };
         let streams = Isochronous::restore(clock.now(), device, &mut reader);
@@ -103,7 +103,7 @@ impl Relaying for SessionRelay {
     fn turn(&mut self, stop: Interest<'_>, meters: &Meters) -> Turn {
         self.0.turn(stop, meters, |device| device.device().inner().end().cloned().map(Stop::Ended))?;
         let (distance, told) = (Distance::of(self.0.device()), &mut self.1);
-        // Most devices are not asked before their users ask.
+        // Most devices are never asked ahead: their counts do not change.
         if distance != told.distance {
             told.distance = distance;
             told.status.note_distance(distance);
@@ -149,7 +149,7 @@ impl Relaying for SessionRelay {
     }
 }
 
-/// What is done about a device's distance.
+/// The plan for hiding a device's distance.
 fn plan_of(device: &Linked<RemoteUsb>, ahead: Ahead) -> Plan {
     match ahead {
         Ahead::Auto => Plan::within(device.remote().credit().requests),

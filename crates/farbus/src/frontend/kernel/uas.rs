@@ -1,5 +1,5 @@
-//! A disk as this machine's kernel has it best: one of ours, that takes many commands at a time (USB Attached SCSI),
-//! whatever its exporter has.
+//! A remote disk as the disk that the kernel drives fastest: a USB Attached SCSI gadget, which takes many commands at a
+//! time, whatever the exporter's disk is.
 
 use farbus_session::snapshot;
 use tracing::debug;
@@ -15,7 +15,7 @@ use crate::saving::Saved;
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 12;
 
-/// `--via uas`: a disk of ours.
+/// `--via uas`: a gadget disk.
 pub struct Uas;
 
 impl FrontEnd for Uas {
@@ -54,13 +54,12 @@ impl FrontEnd for Uas {
     }
 }
 
-/// What [`Auto`](crate::frontend::auto::Auto) chooses where there is a kernel that takes devices: whichever of the two
-/// this kernel has more of.
+/// What [`Auto`](crate::frontend::auto::Auto) chooses if the kernel accepts devices: the faster of two ways.
 ///
-/// | the device is | the kernel has |
+/// | the device is | the kernel gets |
 /// |---|---|
-/// | a Bulk-Only disk and nothing else, of a host with sessions, whose host serves it as a block device | a disk of ours: by `uas` it is faster near, and many times so from far |
-/// | anything else, or one whose distance is to be felt (`--ahead off`) | the device itself |
+/// | a Bulk-Only disk and nothing else, on a host with sessions that serves it as a block device | a gadget disk: `uas` is faster nearby, and many times faster from far away |
+/// | anything else, or a device whose distance is not to be hidden (`--ahead off`) | the device itself |
 pub struct Quickest;
 
 impl FrontEnd for Quickest {
@@ -80,7 +79,8 @@ impl FrontEnd for Quickest {
         let target = &request.target;
         if client.config().prefetch == Ahead::Auto && client.is_lone_disk(target)? {
             match take_disk(client, target, DiskMode::Exclusive) {
-                // No medium, several units, none of its host's business: whoever has the device itself sees what it is.
+                // No medium, several units, no block device at the exporter: with the device itself the kernel sees
+                // what it is.
                 Err(error @ (ClientError::Device { .. } | ClientError::Untrusted { .. } | ClientError::Local(_))) => {
                     debug!(%error, "not a disk of ours");
                 }

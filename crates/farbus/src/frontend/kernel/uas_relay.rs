@@ -1,5 +1,5 @@
-//! The relay between this machine's kernel and a remote disk that is a disk of ours there: one that takes many commands
-//! at a time (USB Attached SCSI), whatever its exporter has.
+//! The relay between this machine's kernel and a remote disk that the kernel sees as a gadget: a USB Attached SCSI
+//! disk, which takes many commands at a time, whatever the exporter's disk is.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,16 +21,16 @@ use crate::importer::session::connection::Redial;
 use crate::importer::session::status::SessionStatus;
 use crate::link::meters::Meters;
 
-/// What the kernel calls it: bus 1, device 1, as nothing else is on its bus.
+/// The kernel's id of the device: bus 1, device 1, since nothing else is on its bus.
 pub const DEVICE_ID: u32 = 1 << 16 | 1;
 
-/// How long what was written may take to be durable when it ends.
+/// How long written data may take to become durable when the attachment ends.
 const DURABLE_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// A request that waits has so many bytes in a snapshot at least.
+/// The least number of bytes of a waiting request in a snapshot.
 const URB_BYTES_MIN: usize = 8;
 
-/// A disk of ours.
+/// The gadget disk.
 type Disk = Emulated<AttachedScsi>;
 
 /// Relays between this kernel and a disk in a session, which the kernel sees as a USB Attached SCSI disk.
@@ -43,11 +43,11 @@ pub struct DiskRelay {
 }
 
 impl DiskRelay {
-    /// Between a kernel and a disk that was opened.
+    /// A relay to an open disk.
     ///
     /// # Errors
-    /// [`ClientError::Local`]: it has no sectors that a disk has, or its host has no block devices: then a driver that waits for each of its
-    /// requests would be in between, and nothing gained.
+    /// [`ClientError::Local`]: its sector size is none that a disk has, or its host offers no block devices. In the
+    /// second case a driver that waits for each request would lie in between, and the gadget would gain nothing.
     pub fn new(kernel: Link, disk: OpenedDisk, target: &Target) -> Result<Self, ClientError> {
         let mode = disk.mode();
         let OpenedDisk { device, clock, way, cutter, status } = disk;
@@ -65,10 +65,10 @@ impl DiskRelay {
         Ok(Self { side: KernelSide::new(kernel, exporter, clock), cutter, status, mode, is_movable })
     }
 
-    /// As another process wrote it down, to the end; nothing happens before its first turn.
+    /// Restores a relay from the whole snapshot of another process; it does nothing before its first turn.
     ///
     /// # Errors
-    /// No relay can have stood so, or the system has no more threads or descriptors.
+    /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore(mut reader: Reader<'_>, socket: OwnedFd, redial: Redial, target: &Target) -> io::Result<Self> {
         let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject.to_string());
         let is_read = reader.flag("read only").map_err(wrong)?;
@@ -95,7 +95,7 @@ impl DiskRelay {
         }
     }
 
-    /// What its kernel waits for; it is left if that cannot be.
+    /// Restores the kernel's open requests; lets go of the disk if the snapshot is invalid.
     fn resume(mut disk: Disk, clock: Clock, from: &mut Reader<'_>) -> Result<Exporter<Disk>, Reject> {
         let resume = |disk: &mut Disk, from: &mut Reader<'_>| {
             let (selection, halts) = (from.selection(disk.descriptors())?, from.u32("halts")?);
@@ -116,12 +116,12 @@ impl DiskRelay {
         })
     }
 
-    /// The speed that it is plugged in with.
+    /// The speed with which it is plugged in.
     pub fn speed(&self) -> Speed {
         self.side.device().speed()
     }
 
-    /// What the kernel was told is written is, where it is: whether that is known.
+    /// Flushes the disk. Returns whether all data that the kernel believes written is known to be durable.
     fn make_durable(&mut self) -> bool {
         let clock = self.side.clock;
         let until = clock.now() + DURABLE_TIME_MAX;
@@ -151,7 +151,7 @@ impl DiskRelay {
     }
 }
 
-/// As what a kernel sees it.
+/// The options of the gadget: how the kernel sees the disk.
 fn options_of(target: &Target, mode: DiskMode) -> Options {
     Options {
         product: target.device.clone(),
@@ -214,7 +214,7 @@ impl Relaying for DiskRelay {
         let now = self.side.clock.now();
         self.side.exporter.with_device(now, |disk, done| disk.reset(now, done));
         self.side.say_the_rest(now);
-        // Once all is durable its exporter is waited for, too: whoever attaches it next finds it given back.
+        // Waits for the exporter once all is durable, too: the next importer finds the device given back.
         let is_durable = self.make_durable();
         if !is_durable {
             warn!("the last writes may not be durable");
@@ -224,7 +224,7 @@ impl Relaying for DiskRelay {
     }
 }
 
-/// What another process saved is nothing that can have been, or the system has no more of something.
+/// Why a disk cannot be restored: the snapshot is invalid, or the system has run out of something.
 struct Wrong(io::Error);
 
 impl From<io::Error> for Wrong {

@@ -17,7 +17,7 @@ use crate::importer::disk::{OpenedDisk, Way};
 use crate::importer::session::status::SessionStatus;
 use crate::saving::Saved;
 
-/// What its clients speak; its port is IANA's.
+/// What its clients speak; IANA assigned the port.
 pub const PROTOCOL: Protocol = Protocol { name: "NBD", word: "nbd", port: 10809 };
 
 /// `--via nbd`: an export, for programs that speak NBD.
@@ -95,12 +95,12 @@ struct NbdAttachment {
     target: Target,
     uri: String,
     system: SystemAccess,
-    /// Whether another host is yet to hand it over.
+    /// Whether another host has yet to hand it over.
     is_handed_over: bool,
 }
 
 impl NbdAttachment {
-    /// Offers a disk that was opened before. It ends when the disk's link does, if there is no other after it.
+    /// Offers an open disk. The attachment ends when the disk's link ends, if the disk cannot outlive its link.
     fn over(
         disk: OpenedDisk,
         target: &Target,
@@ -126,15 +126,15 @@ impl NbdAttachment {
     }
 }
 
-/// What is known of a disk, what is offered of it, whose moments it is told, and the link that is the end when it ends.
+/// Takes an open disk apart: what is known of it, the NBD offer, its clock, and the link it ends with, if there is one.
 fn taken_apart(disk: OpenedDisk, target: &Target) -> (ShownDisk, Offer, Clock, Option<Link>) {
     let (disk, device, clock, way) = ShownDisk::of(disk);
     let watched = match way {
         Way::Link(link) => Some(link),
-        // A session waits for its next link by itself, and its disk with it.
+        // A session, and its disk, wait for the next link by themselves.
         Way::Port(_) | Way::Device { .. } => None,
     };
-    // Over the network: a clear of its own is never known to be the faster way.
+    // Over the network, a request that writes zeros is not known to be faster than writing them.
     let offer = Offer { name: String::new(), description: target.to_string(), device, zeroes_fast: false };
     (disk, offer, clock, watched)
 }
@@ -186,7 +186,7 @@ impl Attachment for NbdAttachment {
             place.iter().for_each(|place| self.system.leave_place(place));
             return ended;
         }
-        // Whoever may still cut it off holds its link, too: to its exporter it ends here.
+        // Other owners of a cutter hold the link open; cutting ends it for the exporter, too.
         self.disk.cutter.cut();
         match (&ended, self.disk.session.as_ref().and_then(SessionStatus::end)) {
             (Ended::Lost(_), Some(end)) => Ended::by(&end),

@@ -1,4 +1,4 @@
-//! One thread, one entrance, its clients and the devices that they use.
+//! The NBD server's engine: one thread, one listener, its clients and the devices that they use.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,57 +28,56 @@ use crate::saving::{SaveRequest, SaveRequester, Saved, Verdict};
 use super::memory::{ClientBudget, ClientMemory};
 use super::moving::{Clients, Moving};
 
-/// A device that is offered, and under what name.
+/// A device that is offered under a name.
 pub struct Offer {
-    /// Its name; the first offer is the default as well.
+    /// Its name; the first offer is also the default export.
     pub name: String,
-    /// A sentence for a person.
+    /// A description for people.
     pub description: String,
     /// The device.
     pub device: Box<dyn BlockDevice>,
-    /// Whether zeros are made faster there than they are written.
+    /// Whether a request for zeros is faster than writing them.
     pub zeroes_fast: bool,
 }
 
-/// Devices of one server, so that everything that it waits on fits one wait.
+/// The most devices of one server, so that one wait covers everything.
 const OFFERS_MAX: usize = INTERESTS_MAX - NBD_CONNECTIONS_MAX - OTHERS;
-/// What it waits on besides devices and clients: its owner, who may hold it still, its entrance, the way to what is
-/// remote.
+/// What it waits on besides devices and clients: its stop signal, its hold handle, its listener, the link to a remote
+/// device.
 const OTHERS: usize = 4;
 /// How long clients may take to read their last answers when the server ends.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long the devices may take to become durable then.
+/// How long the devices may take to become durable when the server ends.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 /// Receives from one client before the others have their turn: some megabytes.
 const RECEIVES_MAX: u32 = 16;
-/// How long a client is served at a time while a device answers slowly, and after how many requests that is looked at:
-/// the others, and whoever ends the server, wait no longer.
+/// How long one client is served at a time while a device answers slowly: other clients and the stop signal wait no
+/// longer.
 const TURN_TIME_MAX: Duration = Duration::from_millis(20);
 const LOOK_EVERY: u32 = 4;
-/// How long a client may take to choose an export: it holds a place that others wait for.
+/// How long a client may take to choose an export: until then it occupies one of the limited places.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long nobody is let in after the system could not: it has run out of something.
+/// How long no client is accepted after the system failed to accept one: it has run out of something.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
-/// How soon is looked again whether there is memory for a client that waits for it: clients of other servers give it
-/// back.
+/// How often a client that waits for memory is checked: clients of other servers may give memory back.
 const MEMORY_PAUSE: Duration = Duration::from_millis(10);
-/// The same of clients that are stuck, whether anybody else waits for what they hold.
+/// How often to check whether another client needs what a stuck client holds.
 const STUCK_PAUSE: Duration = Duration::from_secs(1);
 /// How long a client that asks for nothing keeps memory for its next requests.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(1);
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 3;
-/// The number of the server itself among those who ask its devices.
+/// The server's own number among the clients that ask its devices.
 const SELF: u16 = u16::MAX;
 
-/// An NBD server: its entrance, its devices, its clients.
+/// An NBD server: its listener, its devices, its clients.
 pub struct NbdServer {
     listener: SocketListener,
     devices: Vec<Box<dyn BlockDevice>>,
     exports: Arc<[Export]>,
     done: Completions<BlockDone>,
     clients: Vec<Client>,
-    /// Ends the server when it breaks: the way to a remote device.
+    /// The link to a remote device; the server ends when it breaks.
     watched: Option<Link>,
     stop: StopSignal,
     clock: Clock,
@@ -89,30 +88,30 @@ pub struct NbdServer {
     meters: Arc<Meters>,
     counters: Counters,
     calls: Calls,
-    /// Flushes of its own that were not answered yet, and whether one failed.
+    /// Its own flushes that are not answered yet, and the error of one that failed.
     own_flushes: usize,
     unflushed: Option<String>,
-    /// Which of the devices' flushes have failed; each client hears of that once.
+    /// Which of the devices' flushes have failed; each client is told once.
     losses: Vec<Losses>,
     /// How many clients are connected, for its owner.
     open: OpenClients,
-    /// What is known of its device's moves, if it may go elsewhere.
+    /// The state of its device's migration, if the device may migrate.
     moving: Option<Moving>,
     save_requester: SaveRequester<Saved>,
-    /// Requests of clients that had gone when another process went on here: nobody is to be told.
+    /// Open requests of clients that had left before a replacement process continued: their answers go nowhere.
     orphans: BTreeSet<BlockId>,
 }
 
-/// How far one client's requests came.
+/// Why the engine stopped taking requests of one client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pace {
-    /// Nothing more can be asked now.
+    /// The client has no more complete requests.
     Drained,
-    /// Answers wait for room in its socket.
+    /// Answers wait for room in the client's socket.
     Full,
-    /// The others have their turn first.
+    /// Other clients have their turn first.
     Late,
-    /// No memory is left for its next request.
+    /// There is no memory for the client's next request.
     Short,
 }
 
@@ -122,21 +121,21 @@ struct Client {
     link: Link,
     conn: ServerConn,
     memory: ClientMemory,
-    /// When it last took an answer, or sent something.
+    /// When it last took an answer or sent something.
     moved_at: Instant,
-    /// Of which losses of each device it was told.
+    /// Which losses of each device it was told of.
     told: Vec<LossCursor>,
-    /// When its handshake has to be over.
+    /// When its handshake must be complete.
     choose_until: Instant,
-    /// Its socket took no more.
+    /// Its socket takes no more.
     is_full: bool,
-    /// Its socket gave as much as there was room for.
+    /// Its last receive filled all the room there was, so more may wait in the socket.
     has_more: bool,
-    /// It has requests here that wait for its next turn.
+    /// It has received requests that wait for its next turn.
     is_waiting: bool,
-    /// It has said all it will.
+    /// It sends nothing more.
     is_deaf: bool,
-    /// Nothing can be sent to it any more.
+    /// Its link is lost: no answer can be sent.
     is_gone: bool,
 }
 
@@ -162,8 +161,8 @@ impl Client {
         Self { choose_until, ..self }
     }
 
-    /// Not while what was received waits for its turn, or nothing may be asked: there may be no room for more behind
-    /// it.
+    /// Whether to receive from it. Not while received requests wait for their turn or the device is held: there may be
+    /// no room for more.
     fn wants_input(&self, limits: &Limits, is_held: bool) -> bool {
         !self.is_deaf
             && !self.is_waiting
@@ -173,12 +172,12 @@ impl Client {
             && self.conn.backlog_bytes() < limits.reply_bytes_backlog
     }
 
-    /// When it is cut off unless it has chosen an export by then.
+    /// When it is cut off unless it has chosen an export.
     fn deadline(&self) -> Option<Instant> {
         (self.conn.is_haggling() && !self.is_deaf && !self.is_gone).then_some(self.choose_until)
     }
 
-    /// Whether it has memory of what all share and nothing under way.
+    /// Whether it holds shared memory while it has no request under way.
     fn keeps_idle_memory(&self) -> bool {
         self.memory.extra_bytes() > 0
             && self.conn.in_flight() == 0
@@ -186,13 +185,13 @@ impl Client {
             && !self.conn.is_mid_write()
     }
 
-    /// Since when it takes no answers, or has sent nothing more of a write that it has begun.
+    /// Since when it has taken no answers, or sent nothing more of a write that it has begun.
     fn stuck_since(&self) -> Option<Instant> {
         let is_stuck = self.is_full || (self.conn.is_mid_write() && !self.is_waiting && !self.memory.is_short());
         (is_stuck && !self.is_gone).then_some(self.moved_at)
     }
 
-    /// Whether nothing is owed to it, or by it.
+    /// Whether no request of it is open and it has nothing more to receive.
     fn is_over(&self) -> bool {
         self.conn.in_flight() == 0 && (self.is_gone || self.conn.is_finished())
     }
@@ -214,7 +213,7 @@ impl NbdServer {
     /// Without an offer, or with more than [`INTERESTS_MAX`] allows.
     pub fn new(listener: SocketListener, offers: Vec<Offer>, watched: Option<Link>) -> io::Result<Self> {
         assert!((1..=OFFERS_MAX).contains(&offers.len()), "a server has something to offer, and not too much");
-        // What lives elsewhere keeps what is written to it until that has arrived there.
+        // A remote device keeps the written data in memory until it has arrived.
         let is_elsewhere = offers.iter().any(|offer| offer.device.readiness().is_some());
         let limits = if is_elsewhere { Limits::RELAYED } else { Limits::DEFAULT };
         let exports = offers
@@ -260,28 +259,28 @@ impl NbdServer {
         OFFERS_MAX
     }
 
-    /// Gives clients another time to choose an export in than 10 s.
+    /// Replaces the 10 s in which clients must choose an export.
     #[must_use]
     pub fn with_handshake_time(mut self, time_max: Duration) -> Self {
         self.handshake_time_max = time_max;
         self
     }
 
-    /// Lets its clients draw on another budget than the process's.
+    /// Gives its clients another memory budget than the process's.
     #[must_use]
     pub fn with_budget(mut self, budget: ClientBudget) -> Self {
         self.budget = budget;
         self
     }
 
-    /// Tells its devices the moments of this clock: a device that has links has one of its own.
+    /// Replaces the clock; a device with links has one of its own.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// The same of one remote device that may be held still, and go elsewhere when its clients have left.
+    /// Allows its one remote device to be held, and to migrate when its clients have left.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -290,17 +289,17 @@ impl NbdServer {
         Ok(self)
     }
 
-    /// What holds its device still, if that may move.
+    /// Holds its device, if that may migrate.
     pub fn hold_handle(&self) -> Option<HoldHandle> {
         self.moving.as_ref().map(|moving| moving.hold_handle.clone())
     }
 
-    /// Where it is.
+    /// Its listener.
     pub fn listener(&self) -> &SocketListener {
         &self.listener
     }
 
-    /// What ends it.
+    /// Ends the server, from any thread.
     pub fn stop(&self) -> StopSignal {
         self.stop.clone()
     }
@@ -310,17 +309,17 @@ impl NbdServer {
         self.open.clone()
     }
 
-    /// What makes it ready for another process, if its devices are.
+    /// Asks for a snapshot for a replacement process. It succeeds if all its devices can be saved.
     pub fn save_requester(&self) -> SaveRequester<Saved> {
         self.save_requester.clone()
     }
 
-    /// What passes through, for status.
+    /// Counts what passes through, for the status.
     pub fn meters(&self) -> Arc<Meters> {
         Arc::clone(&self.meters)
     }
 
-    /// Serves until it ends; then everything that was written is made durable, as far as it can be.
+    /// Serves until it ends; then makes all written data durable, as far as possible.
     pub fn run(mut self) -> Ended {
         let ended = loop {
             if self.stop.hears() {
@@ -364,12 +363,12 @@ impl NbdServer {
         }
     }
 
-    /// Whether nothing may be asked of the device.
+    /// Whether no request may be passed to the device.
     fn is_held(&self) -> bool {
         self.moving.as_ref().is_some_and(Moving::is_held)
     }
 
-    /// What its owner wants of it while who uses it moves. What waited is served when it goes on.
+    /// Carries out its owner's orders to hold and migrate. Serves the waiting requests when the device is released.
     fn look_after_moves(&mut self) {
         let was_held = self.is_held();
         let Some(moving) = &mut self.moving else { return };
@@ -383,11 +382,12 @@ impl NbdServer {
         }
     }
 
-    /// Another process is to go on: nothing is heard until it is known whether it does.
+    /// Answers a request for a snapshot. Receives nothing until the replacement process has decided whether it
+    /// continues.
     fn part(&mut self, asker: SaveRequest<Saved>) -> Verdict {
         match self.save() {
             Ok(Some(saved)) => asker.part(saved),
-            // Whoever asked hears nothing, and gives up.
+            // No answer tells the asking thread that it cannot be saved.
             Ok(None) => Verdict::Stay,
             Err(error) => {
                 warn!(%error, "the NBD server cannot be passed on");
@@ -396,13 +396,13 @@ impl NbdServer {
         }
     }
 
-    /// Writes it down: its entrance, the state of its devices, and of each client what it said and is owed.
+    /// Writes a snapshot: its listener, the state of its devices, and the state of each client's connection.
     fn save(&mut self) -> io::Result<Option<Saved>> {
-        // Whoever holds it still, or goes on with it elsewhere, does so with this one.
+        // A hold or a migration must end in the process in which it began.
         if self.is_held() {
             return Ok(None);
         }
-        // What devices have done is their clients'.
+        // Finished requests belong to their clients before the snapshot.
         self.hand_out();
         let (mut to, now) = (Writer::new(SNAPSHOT_KIND), self.clock.now());
         to.count(self.devices.len());
@@ -430,18 +430,18 @@ impl NbdServer {
         Ok(Some(Saved { snapshot: to.into_bytes(), descriptors }))
     }
 
-    /// Another process goes on with it, or does already.
+    /// Drops the server without ending anything: a replacement process continues it.
     pub fn leave(mut self) {
         self.devices.iter_mut().for_each(BlockDevice::leave);
-        // What is handed over is not removed; without a descriptor for it that is seen to by the other half.
+        // The replacement removes the socket's path. This marks the path as passed on even if no copy can be made.
         let _ = self.listener.into_descriptor();
     }
 
-    /// As another process saved it, at an entrance that was at `place` there; `restore` makes a device of what was
-    /// saved of it, and says what that was asked, and what clock it knows. Nothing happens before it runs.
+    /// Restores a server that another process saved, with a listener at `place`. `restore` makes a device of the saved
+    /// bytes, and returns its open requests and its clock. Nothing happens before [`NbdServer::run`].
     ///
     /// # Errors
-    /// None can have stood so, or the system has no more descriptors.
+    /// The snapshot is invalid, or the system has no more descriptors.
     pub fn restore(
         saved: Saved,
         place: &Place,
@@ -511,7 +511,7 @@ impl NbdServer {
         Ok(())
     }
 
-    /// Does whatever can be done without waiting.
+    /// Does everything that can be done without waiting.
     fn serve(&mut self) {
         loop {
             self.hand_out();
@@ -532,15 +532,15 @@ impl NbdServer {
         self.open.show(self.clients.iter().filter(|client| !client.is_gone && !client.conn.is_haggling()).count());
     }
 
-    /// Lets devices send together what they were asked; whether that has finished something.
+    /// Lets devices send together what they were asked; returns whether that completed a request.
     fn end_turn(&mut self) -> bool {
         let now = self.clock.now();
         self.devices.iter_mut().for_each(|device| device.end_turn(now, &mut self.done));
         !self.done.is_empty()
     }
 
-    /// The journey of one client's requests: parsed, asked of the device, and what that answers at once is sent while
-    /// it is still in the cache. What its socket does not take now keeps its next requests waiting.
+    /// Serves one client: parses its requests, passes them to the device, and sends answers that are there at once
+    /// while they are still in the cache. If its socket takes no more, its next requests wait.
     fn serve_one(&mut self, at: usize) {
         let now = self.clock.now();
         let mut receives = 0;
@@ -550,7 +550,7 @@ impl NbdServer {
             let client = &mut self.clients[at];
             client.memory.settle(&client.conn);
             client.is_waiting = pace == Pace::Late;
-            // A socket that had more than there was room for most likely has more: a wait in between would only cost.
+            // A receive that filled all the room most likely left more: waiting in between would only cost time.
             let is_drained = pace == Pace::Drained;
             let is_held = self.moving.as_ref().is_some_and(Moving::is_held);
             let has_more =
@@ -564,7 +564,8 @@ impl NbdServer {
         }
     }
 
-    /// Asks the device for what is there, as long as there is room for the answers and the client has its turn.
+    /// Passes the client's requests to the device, as long as there is room for the answers and the client has its
+    /// turn.
     fn ask(&mut self, at: usize, now: Instant) -> Pace {
         let mut asked = 0u32;
         let is_held = self.is_held();
@@ -597,7 +598,7 @@ impl NbdServer {
         Pace::Full
     }
 
-    /// Gives finished requests to whoever asked.
+    /// Gives completed requests to the clients that made them.
     fn hand_out(&mut self) {
         while let Some(mut answer) = self.done.pop() {
             let number = ServerConn::number_of(answer.id);
@@ -628,10 +629,11 @@ impl NbdServer {
         }
     }
 
-    /// What the client with this number is told whose flush ended so. One that has gone takes a loss from nobody.
+    /// The result of a flush as this client is told: earlier losses that it does not know of included. A client that
+    /// has left does not count as told.
     fn hear(&mut self, number: u16, flushed: Result<(), StoreError>) -> Result<(), StoreError> {
         let client = self.clients.iter_mut().find(|client| client.number == number);
-        // Only a server of one device goes on with flushes of clients that it does not know.
+        // Only a server of one device, after a handover, has flushes of clients that it does not know.
         let export = client.as_ref().and_then(|client| client.conn.export()).unwrap_or_default();
         if let Err(error) = flushed {
             self.losses[export].record(error);
@@ -667,7 +669,7 @@ impl NbdServer {
         !client.is_gone
     }
 
-    /// Waits for whatever comes next, and takes it in. `farewell`: until then at most, and nobody new.
+    /// Waits for the next event and handles it. With `farewell`, waits until then at most and accepts no new client.
     fn wait(&mut self, farewell: Option<Instant>) -> io::Result<Option<Ended>> {
         self.calls.wait += 1;
         let timeouts = self.devices.iter().map(|device| device.poll_timeout());
@@ -678,10 +680,10 @@ impl NbdServer {
         let is_turn_due = self.clients.iter().any(|client| client.is_waiting && !client.is_gone);
         let span = if is_turn_due { Some(Duration::ZERO) } else { at.map(|at| at - self.clock.now()) };
         let is_held = self.is_held();
-        // Whoever comes while the device is elsewhere waits.
+        // A client that connects while the device is elsewhere waits.
         let is_away = self.moving.as_ref().is_some_and(Moving::is_away);
         let has_place = self.deaf_until.is_none() && self.clients.len() < NBD_CONNECTIONS_MAX;
-        // If there is no place for whoever comes, one who is stuck has to leave his.
+        // If all places are taken, a stuck client has to make room for one that connects.
         let now = self.clock.now();
         let has_stuck = self.deaf_until.is_none() && self.are_all_places_taken() && self.longest_stuck(now).is_some();
         let lets_in = farewell.is_none() && (has_place || has_stuck) && !is_away;
@@ -700,7 +702,7 @@ impl NbdServer {
         let waited_on: Vec<usize> = (0..self.devices.len()).filter(|at| outside(at).is_some()).collect();
         interests.extend(waited_on.iter().filter_map(outside));
         let at_clients = interests.len();
-        // One that has gone is only waited for by its answers.
+        // A client that has left only waits for its answers.
         let heard: Vec<usize> = (0..self.clients.len()).filter(|&at| !self.clients[at].is_gone).collect();
         interests.extend(heard.iter().map(|&at| {
             let client = &self.clients[at];
@@ -712,7 +714,7 @@ impl NbdServer {
             }
         }));
         if farewell.is_some() {
-            // Its owner's word has been heard: it would be ready for ever.
+            // The stop signal has been seen: its descriptor would stay readable for ever.
             interests[0] = Interest::end(self.stop.wake().as_fd());
         }
         wait(&mut interests, span)?;
@@ -764,7 +766,7 @@ impl NbdServer {
         let is_held = self.is_held();
         let client = &mut self.clients[at];
         if !client.wants_input(&self.limits, is_held) {
-            // Nothing was waited for but its end.
+            // Only the end of the link was waited for.
             client.lose();
             return;
         }
@@ -773,7 +775,7 @@ impl NbdServer {
         let room = space.len();
         match client.link.try_receive(space) {
             Ok(Some(0)) => {
-                // It may still listen: what it is owed is said.
+                // It may still receive: its open answers are sent.
                 client.is_deaf = true;
                 client.conn.close();
             }
@@ -790,7 +792,7 @@ impl NbdServer {
         }
     }
 
-    /// When to look again for memory, or for clients that keep it from others.
+    /// When to check again for memory, or for clients that keep it from others.
     fn poll_pressed(&self, now: Instant) -> Option<Instant> {
         let is_short = self.clients.iter().any(|client| client.memory.is_short());
         let patience = self.budget.stuck_time_max();
@@ -801,19 +803,18 @@ impl NbdServer {
         [is_short.then_some(now + MEMORY_PAUSE), look_at, rest_at].into_iter().flatten().min()
     }
 
-    /// Whether as many clients are here as are let in, not counting those that have left and are waited for by their
-    /// answers.
+    /// Whether all places are taken, not counting clients that have left and still have requests open.
     fn are_all_places_taken(&self) -> bool {
         self.clients.iter().filter(|client| !client.is_gone).count() >= NBD_CONNECTIONS_MAX
     }
 
-    /// The client that is stuck for the longest time, if that is too long.
+    /// The client that has been stuck for the longest time, if that is too long.
     fn longest_stuck(&self, now: Instant) -> Option<usize> {
         let since = |at: &usize| self.clients[*at].stuck_since().filter(|at| now - *at >= self.budget.stuck_time_max());
         (0..self.clients.len()).filter(|at| since(at).is_some()).min_by_key(since)
     }
 
-    /// Cuts off a client that is stuck if somebody waits for what it has: for memory, or for its place here.
+    /// Cuts off a stuck client if another client waits for its memory or its place.
     fn cut_off_stuck(&mut self, now: Instant, is_place_wanted: bool) {
         let is_memory_wanted = self.budget.is_wanted();
         if !is_place_wanted && !is_memory_wanted {
@@ -873,7 +874,7 @@ impl NbdServer {
         }
     }
 
-    /// Answers what is owed, and makes durable what was written.
+    /// Sends all open answers, and makes written data durable.
     fn say_farewell(&mut self) {
         let until = self.clock.now() + FAREWELL_TIME_MAX;
         self.clients.iter_mut().for_each(|client| client.conn.close());
@@ -905,7 +906,7 @@ impl NbdServer {
         }
     }
 
-    /// Waits for more, but not beyond `until`: whether that has not come yet.
+    /// Waits for more, until `until` at most. Returns `false` once that moment has passed.
     fn waits_on(&mut self, until: Instant) -> bool {
         self.clock.now() < until && self.wait(Some(until)).is_ok()
     }

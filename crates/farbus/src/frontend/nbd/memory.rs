@@ -1,9 +1,9 @@
-//! What NBD clients may make this process hold: one budget for the clients of all its servers.
+//! The memory that NBD clients may occupy: one budget for the clients of all servers of this process.
 //!
-//! A client has [`NBD_CLIENT_BYTES`] from its first moment. It takes more from what all share while it has more under
-//! way, and gives it back. If nothing is left its next request waits, as it does where its own limits are reached.
-//! While any client waits for memory, one that has more than its own part and takes no answers, or sends no more of a
-//! write that it has begun, is cut off.
+//! A client has [`NBD_CLIENT_BYTES`] from the start. While it has more under way, it takes more from the shared budget,
+//! and gives it back. If nothing is left, its next request waits, as it does at the client's own limits. While any
+//! client waits for memory, a client is cut off that holds more than its own part and takes no answers, or sends no
+//! more of a write that it has begun.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -24,26 +24,26 @@ pub struct ClientBudget(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     account: Arc<Account>,
-    /// Clients whose next request waits for memory.
+    /// How many clients wait for memory for their next request.
     waiting: AtomicUsize,
     stuck_time_max: Duration,
 }
 
 impl ClientBudget {
-    /// This process's: [`NBD_CLIENTS_BYTES_MAX`].
+    /// The budget of this process: [`NBD_CLIENTS_BYTES_MAX`].
     pub fn of_process() -> Self {
         static BUDGET: LazyLock<ClientBudget> =
             LazyLock::new(|| ClientBudget::new(NBD_CLIENTS_BYTES_MAX, STUCK_TIME_MAX));
         BUDGET.clone()
     }
 
-    /// One of its own, of so many bytes. `stuck_time_max`: how long a client may hold what another waits for.
+    /// A separate budget of `bytes` bytes. `stuck_time_max`: how long a client may hold what another waits for.
     pub fn new(bytes: usize, stuck_time_max: Duration) -> Self {
         let budget = Budget { stranger_bytes: bytes, peer_bytes: bytes, process_bytes: bytes };
         Self(Arc::new(Shared { account: Account::of_process(budget), waiting: AtomicUsize::new(0), stuck_time_max }))
     }
 
-    /// What is held, bytes.
+    /// How much is in use, bytes.
     pub fn used(&self) -> usize {
         self.0.account.used()
     }
@@ -57,7 +57,7 @@ impl ClientBudget {
         self.0.stuck_time_max
     }
 
-    /// What a client that comes has for itself.
+    /// Takes a new client's own part.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -65,7 +65,7 @@ impl ClientBudget {
         self.0.account.take(NBD_CLIENT_BYTES).map(|own| self.memory(Some(own)))
     }
 
-    /// What a client has that came to the process before: it is not sent away if nothing is left.
+    /// The memory of a client from another process's snapshot: it is admitted even if nothing is left.
     pub(super) fn go_on(&self) -> ClientMemory {
         self.memory(self.0.account.take(NBD_CLIENT_BYTES).ok())
     }
@@ -86,8 +86,8 @@ pub(super) struct ClientMemory {
 }
 
 impl ClientMemory {
-    /// Whether there is memory for the client's next request, or for the rest of one that it has begun. If not it
-    /// waits.
+    /// Takes memory for the client's next request, or for the rest of one that it has begun. If there is none, returns
+    /// `false` and the request waits.
     #[inline]
     pub fn covers_next(&mut self, conn: &mut ServerConn) -> bool {
         let is_covered = self.covers(conn.bytes_with_next()) || {
@@ -111,7 +111,7 @@ impl ClientMemory {
         }
     }
 
-    /// The client asks for nothing at present: what is kept for its next requests goes back.
+    /// The client asks for nothing at present: gives back the memory for its next requests.
     pub fn rest(&mut self, conn: &mut ServerConn) {
         conn.trim();
         if conn.bytes() <= NBD_CLIENT_BYTES {
@@ -124,12 +124,12 @@ impl ClientMemory {
         self.is_short
     }
 
-    /// What it has beyond its own part, bytes.
+    /// What it holds beyond its own part, bytes.
     pub fn extra_bytes(&self) -> usize {
         self.allowance.taken()
     }
 
-    /// It asks for nothing more.
+    /// The client makes no more requests: it no longer counts as waiting.
     pub fn ask_no_more(&mut self) {
         if self.is_short {
             self.set_short(false);

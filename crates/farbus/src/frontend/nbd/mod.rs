@@ -1,7 +1,7 @@
 //! A block device for programs, virtual machines and kernels that speak NBD: `qemu`, `nbdcopy`, `fio`, `nbd-client`.
 //!
-//! [`NbdServer`] is one engine: a thread that owns the devices and all connections to them, and waits on all of it at once. Nothing is
-//! handed to another thread on a request's way.
+//! [`NbdServer`] is one engine: a thread that owns the devices and all connections to them, and waits on all of them at
+//! once. A request is not passed to another thread.
 
 mod attachment;
 mod engine;

@@ -1,6 +1,6 @@
-//! A disk that is held still, and goes elsewhere once whoever uses it here has left.
+//! A disk that can be held, and migrates once the clients that use it here have left.
 //!
-//! While it is held nothing is asked of it: what its clients say stays where it is, in their sockets.
+//! While it is held, the engine reads no requests: they stay in the clients' sockets.
 
 use farbus_model::Instant;
 use tracing::{info, warn};
@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use crate::frontend::hold::{Answer, Arrival, Granted, HoldCommand, HoldHandle, LEAVE_WITHIN, Order, QUIET_WITHIN};
 use crate::importer::session::status::SessionStatus;
 
-/// What an engine knows of a disk's moves.
+/// The state of a disk's holds and migrations.
 pub(super) struct Moving {
     pub hold_handle: HoldHandle,
     status: SessionStatus,
@@ -17,30 +17,30 @@ pub(super) struct Moving {
     arrival: Arrival,
 }
 
-/// Whose the disk is to be.
+/// Which host has the disk, and whether it is held.
 enum Stay {
-    /// Its clients'.
+    /// It is here, in use.
     Here,
-    /// Theirs; it is held still.
+    /// It is here, and held.
     Held(Held),
-    /// It goes elsewhere, or has gone: it is here again when its session says so.
+    /// It migrates or has migrated; it is here again when its session says so.
     Leaving,
 }
 
 struct Held {
     since: Instant,
-    /// Who waits to be told that it is.
+    /// Where to report that it is held.
     asker: Option<Answer>,
-    /// Who goes on with it when its clients have left.
+    /// The key of the host that it migrates to when its clients have left.
     successor: Option<[u8; 32]>,
 }
 
-/// How its clients do.
+/// The state of its clients.
 #[derive(Clone, Copy)]
 pub(super) struct Clients {
-    /// Whether there are none.
+    /// Whether all have left.
     pub are_gone: bool,
-    /// Whether all that they asked is answered, and on its way to them.
+    /// Whether all their requests are answered and the answers sent.
     pub are_answered: bool,
     /// How many of their requests were answered so far.
     pub answered: u64,
@@ -52,17 +52,17 @@ impl Moving {
         Self { hold_handle, status, stay: Stay::Here, was_expected, arrival: Arrival::default() }
     }
 
-    /// Whether it is yet to be handed over to us: then nothing was written to it.
+    /// Whether another host has yet to hand it over: then no data was written to it.
     pub fn is_expected(&self) -> bool {
         self.status.is_expected()
     }
 
-    /// Whether nothing may be asked of the disk.
+    /// Whether no request may be passed to the disk.
     pub fn is_held(&self) -> bool {
         !matches!(self.stay, Stay::Here)
     }
 
-    /// Whether nobody may come.
+    /// Whether no client may connect.
     pub fn is_away(&self) -> bool {
         matches!(self.stay, Stay::Leaving)
     }
@@ -76,12 +76,12 @@ impl Moving {
         }
     }
 
-    /// It ends: whatever was to become of it does not.
+    /// The server ends: cancels a hold or a migration.
     pub fn release(&mut self) {
         self.stay = Stay::Here;
     }
 
-    /// Takes orders, and sees what comes next.
+    /// Carries out orders, and continues a hold or a migration.
     pub fn look_after(&mut self, now: Instant, clients: Clients) {
         if std::mem::replace(&mut self.was_expected, self.status.is_expected()) && !self.was_expected {
             self.arrival.note(now, clients.answered, !clients.are_answered);
@@ -191,7 +191,7 @@ mod tests {
         Instant::from_nanos(s * 1_000_000_000)
     }
 
-    /// What an order comes to whose clients do like this, in the first second.
+    /// The answer to `order` while the clients are in this state, one second after the start.
     fn ordered(
         moving: &mut Moving,
         clients: Clients,
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_when_whoever_uses_it_has_left_and_comes_back_if_nobody_wants_it() {
+    fn disk_migrates_after_its_clients_left_and_returns_without_a_successor() {
         let (mut moving, status) = moving();
         assert_eq!(ordered(&mut moving, ANSWERED, |hold_handle| hold_handle.hand_over([7; 32])), Ok(Granted::ToUser));
         assert!(moving.is_held() && !moving.is_away() && status.is_ours() && moving.hold_handle.is_shut());
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_does_not_leave_in_time_keeps_it() {
+    fn disk_stays_if_its_clients_do_not_leave_in_time() {
         let (mut moving, status) = moving();
         assert_eq!(ordered(&mut moving, GONE, HoldHandle::hold), Err("nobody uses it"));
         assert_eq!(ordered(&mut moving, ANSWERED, HoldHandle::hold), Ok(Granted::ToUser));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_yet_is_neither_held_nor_handed_on_and_what_never_ends_goes_on() {
+    fn expected_disk_is_not_held_and_unanswered_requests_end_a_hold() {
         let (mut moving, status) = moving();
         status.note_expected(true);
         let not_yet = Err("it is yet to be handed over to this host");

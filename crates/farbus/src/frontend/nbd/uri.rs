@@ -1,10 +1,10 @@
-//! What an NBD client is given to find an export (the NBD project's `doc/uri.md`).
+//! The URI by which an NBD client finds an export (the NBD project's `doc/uri.md`).
 
 use std::fmt::Write as _;
 
 use crate::common::socket_place::Place;
 
-/// The URI of an export of a server at `place`. An empty name is the default export's.
+/// The URI of an export of a server at `place`. An empty name means the default export.
 pub fn uri(place: &Place, export: &str) -> String {
     let export = escaped(export);
     match place {
@@ -13,7 +13,7 @@ pub fn uri(place: &Place, export: &str) -> String {
     }
 }
 
-/// Text in a URI (RFC 3986), also safe between quotes of a shell and commas of QEMU.
+/// Escapes text for a URI (RFC 3986) so that it is also safe between quotes of a shell and commas of QEMU.
 fn escaped(text: &str) -> String {
     text.bytes().fold(String::new(), |mut to, byte| {
         if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_uri_says_where_whatever_the_path() {
+    fn uri_escapes_any_socket_path() {
         let socket = |path: &str| uri(&Place::Socket(path.into()), "");
         assert_eq!(socket("/run/farbus/nbd-disk.sock"), "nbd+unix:///?socket=/run/farbus/nbd-disk.sock");
         assert_eq!(socket("a b,c&d'e\u{fc}"), "nbd+unix:///?socket=a%20b%2Cc%26d%27e%C3%BC");

@@ -16,23 +16,22 @@ const MODE: u8 = 2;
 const TIMING_LIMITS: u8 = 4;
 const DEVICE_CONFIG: u8 = 5;
 const LITTLE_ENDIAN: u32 = 0xbeef;
-/// To and from an interface, of the vendor's own.
+/// Request types: to and from an interface, vendor-specific.
 const OUT: u8 = 0x41;
 const IN: u8 = 0xc1;
-/// The number of a message that is not one of ours coming back.
+/// The echo number of a message that is not an echo of ours.
 const NOT_OURS: u32 = u32::MAX;
 const OVERFLOW: u8 = 1;
-/// Bytes of a message: number, identifier, length, channel, flags, one reserved, data.
+/// Bytes of a message: echo number, identifier, length, channel, flags, one reserved, data.
 pub const MESSAGE_BYTES: usize = 20;
-/// Of the shortest frame on a bus, with stuffed bits: what a channel carries at the most.
+/// Bits of the shortest frame on a bus, with stuffed bits: they give the highest message rate of a channel.
 const FRAME_BITS_MIN: u64 = 51;
-/// The fastest that a bus of classic CAN is.
+/// The highest rate of a classic CAN bus.
 const BITS_PER_S_MAX: u64 = 1_000_000;
 const NS_PER_S: u64 = 1_000_000_000;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Frames that an adapter has room for, each way, unless somebody says otherwise: 4 KiB of 64 bytes, as the paper's
-/// (section 6.2).
+/// Frames that an adapter has room for, each way, by default: 4 KiB of 64 bytes, as in the paper (section 6.2).
 pub const ROOM: usize = 64;
 
 /// A frame, as `gs_usb` writes it.
@@ -40,14 +39,14 @@ pub const ROOM: usize = 64;
 pub struct Frame {
     /// Identifier and flags, as SocketCAN has them.
     pub id: u32,
-    /// Bytes of data, 8 at most.
+    /// Bytes of data, at most 8.
     pub length: u8,
-    /// They, and zeros.
+    /// The data, padded with zeros.
     pub data: [u8; 8],
 }
 
 impl Frame {
-    /// For [`Turn::put`](super::Turn::put).
+    /// The message for [`Turn::put`](super::Turn::put).
     pub fn to_message(self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[4..8].copy_from_slice(&self.id.to_le_bytes());
@@ -56,7 +55,7 @@ impl Frame {
         bytes
     }
 
-    /// Out of a message; `None` if it is of another size.
+    /// Decodes a message; `None` if it has another size.
     pub fn of_message(message: &[u8]) -> Option<Self> {
         let message: &[u8; MESSAGE_BYTES] = message.try_into().ok()?;
         let id = u32::from_le_bytes([message[4], message[5], message[6], message[7]]);
@@ -66,7 +65,7 @@ impl Frame {
     }
 }
 
-/// Asks `device` what it is. Its channels that have a rate (bits a second) are turned on with their first pipes.
+/// Asks `device` what it is. Channels with a rate (bits a second) are turned on with their first pipe.
 ///
 /// # Errors
 /// [`SetUpError`].
@@ -101,7 +100,7 @@ pub fn set_up<P: Port>(device: &mut RemoteDevice<P>, rates: &[Option<u32>], room
         })?;
         begin[channel] = vec![told(BIT_TIMING, channel as u16, &timing), told(MODE, channel as u16, &[1, 0])];
     }
-    // The device's room as whole packets: a read takes all that it can have.
+    // The device's room as whole packets: one read takes all that the device can hold.
     let read_bytes = ((room * MESSAGE_BYTES) as u32).next_multiple_of(packet_bytes.max(1));
     let messages_per_s = BITS_PER_S_MAX / FRAME_BITS_MIN * channels as u64;
     Ok(Shape {
@@ -133,8 +132,8 @@ fn ask<P: Port>(device: &mut RemoteDevice<P>, request: u8, value: u16, length: u
     device.control_in(setup).map(|payload| payload.into_vec())
 }
 
-/// Propagation, both segments, jump width and prescaler: the nearest rate that is no more than 1 % off, with the
-/// sampling point near 7/8.
+/// Propagation, both segments, jump width and prescaler: the nearest rate that is at most 1 % off, with the sampling
+/// point near 7/8.
 fn timing_of(clock: u32, rate: u32) -> Option<[u32; 5]> {
     if !(10_000..=1_000_000).contains(&rate) {
         return None;

@@ -1,44 +1,44 @@
-//! How the messages of several pipes lie in the transfers of one endpoint.
+//! How the messages of several pipes are packed into the transfers of one endpoint.
 
-/// A device's way of writing channels into its transfers. Messages have one size, each way.
+/// How a device marks channels in its transfers. All messages of one direction have one size.
 pub trait Codec: Send {
     /// Bytes of a message.
     fn message_bytes(&self) -> usize;
 
-    /// What a message that came is.
+    /// Classifies a message that arrived.
     fn sort(&mut self, message: &[u8]) -> Sorted;
 
-    /// Writes into a message that is to go to which channel it goes.
+    /// Writes the channel into an outgoing message.
     fn address(&mut self, channel: usize, message: &mut [u8]);
 
-    /// Whether the device says of each message that it went out ([`Sorted::WentOut`]); without that a message is out
-    /// when its transfer is.
+    /// Whether the device reports each message that went out ([`Sorted::WentOut`]); without reports a message counts as
+    /// out when its transfer completes.
     fn is_told(&self) -> bool;
 }
 
-/// What a message is.
+/// What an incoming message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sorted {
-    /// It came on a channel.
+    /// It arrived on a channel.
     Came {
-        /// Which.
+        /// The channel.
         channel: usize,
-        /// The device says that it lost some before this.
+        /// The device reports that it lost messages before this one.
         has_lost: bool,
     },
-    /// One of ours went out on a channel.
+    /// It reports that one of ours went out on a channel.
     WentOut {
-        /// Which.
+        /// The channel.
         channel: usize,
     },
-    /// Nobody's.
+    /// It belongs to no channel.
     Unknown,
 }
 
-/// One channel, whose bytes are cut into messages of a size.
+/// One channel, whose bytes are cut into messages of one size.
 #[derive(Clone, Copy, Debug)]
 pub struct Whole {
-    /// Of one message.
+    /// Bytes of one message.
     pub message_bytes: usize,
 }
 

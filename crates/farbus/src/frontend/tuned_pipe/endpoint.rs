@@ -1,10 +1,10 @@
-//! A device's endpoints, and the thread that keeps them moving: it takes what came, sorts it to the pipes, sends what
-//! they have, and sleeps. No other thread touches the device, and it waits for nothing but its own next period.
+//! A device's endpoints, and the thread that keeps them moving: it takes what arrived, sorts it to the pipes, sends
+//! what they have, and sleeps. No other thread touches the device, and this one waits only for its own next period.
 //!
-//! **Its period.** A periodic thread comes twice within two periods at the worst, first as early and then as late as
-//! may be: so its period is half the time in which the device's room fills at the rates of all pipes, and no longer
-//! than any of theirs, whose deadline it inherits (as the paper's bottom half inherits the priority of the task that it
-//! works for). Its budget is a share of that period.
+//! **Its period.** In the worst case a periodic thread looks twice within two periods: once as early and once as late
+//! as possible. So its period is half the time in which the device's room fills at the rates of all pipes, and no
+//! longer than any of theirs, whose deadline it inherits (as the paper's bottom half inherits the priority of the task
+//! that it works for). Its budget is a share of that period.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,66 +25,67 @@ use super::processors::{ProcessorShare, Processors, said};
 use super::ring::Ring;
 use super::way::Way;
 
-/// The shortest period that the kernel takes for a deadline (`sysctl_sched_dl_period_min`), and the longest.
+/// The shortest period that the kernel accepts for a deadline (`sysctl_sched_dl_period_min`), in nanoseconds.
 pub const PERIOD_NS_MIN: u64 = 100_000;
-/// The same.
+/// The longest period that the kernel accepts for a deadline, in nanoseconds.
 pub const PERIOD_NS_MAX: u64 = (1 << 22) * 1000;
-/// For so long a processor may stand still, by its hypervisor or its firmware, without that any thread on it sees why:
-/// what is promised allows for it. Who measures a promise watches the processors, and says nothing of the time around a
-/// longer gap (the benchmark's canaries).
+/// How long a hypervisor or firmware may stop a processor without a thread on it noticing, in nanoseconds: bounds allow
+/// for it. A measurement of a bound watches the processors, and discards the time around a longer gap (the benchmark's
+/// canaries).
 pub const STILL_NS_MAX: u64 = 5_000_000;
-/// The longest that the receiving thread sleeps if nothing asks it to come sooner.
+/// The longest that the receiving thread sleeps if no pipe needs it sooner.
 const IDLE_PERIOD_NS: u64 = 10_000_000;
-/// Channels of a device, at the most.
+/// The most channels of a device.
 pub const CHANNELS_MAX: usize = 64;
-/// Reads and writes that are under way at once, at the most.
+/// The most reads, and the most writes, that are under way at once.
 const READS_MAX: usize = 64;
 const WRITES_MAX: usize = 64;
 const PPM: u64 = 1_000_000;
 
-/// What a device's endpoints are like.
+/// The properties of a device's endpoints.
 pub struct Shape {
-    /// Where data come from.
+    /// The endpoint that data comes from.
     pub input: Option<EpAddr>,
-    /// Where they go.
+    /// The endpoint that data goes to.
     pub output: Option<EpAddr>,
-    /// Of one read.
+    /// Bytes of one read.
     pub read_bytes: u32,
-    /// Each has a pipe each way at the most.
+    /// The number of channels; each has at most one pipe each way.
     pub channels: usize,
     /// How they share the endpoints.
     pub codec: Box<dyn Codec>,
-    /// Of each channel, what turns it on when it has its first pipe: before that it would fill the device's room for
-    /// nobody.
+    /// For each channel, the control transfers that turn it on when it has its first pipe: before that it would fill
+    /// the device's room with data that is not read.
     pub begin: Vec<Vec<(Setup, Vec<u8>)>>,
-    /// What it can do, each way.
+    /// The capacity of each direction.
     pub attributes: Attributes,
-    /// Messages that the device keeps while nobody fetches them, and loses then; none if it makes its source wait.
+    /// Messages that the device buffers until they are fetched, and loses beyond that; `None` if it makes its source
+    /// wait.
     pub room_in: Option<usize>,
-    /// Messages of a channel that it keeps until they are out; none if there is no need to know.
+    /// Messages of a channel that it buffers until they are out; `None` if there is no need to know.
     pub room_out: Option<usize>,
 }
 
-/// What the receiving thread is promised, and what lies between it and the device.
+/// The receiving thread's share of a processor, and the delay between it and the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Millionths of a processor.
+    /// In millionths of a processor.
     pub share_ppm: u32,
-    /// Between device and thread.
+    /// The stage between device and thread.
     pub transfer: Stage,
-    /// Reads that are under way at once: 1 where they end as soon as the thread looks, more where they travel.
+    /// Reads that are under way at once: 1 if they end as soon as the thread looks, more if they travel over a network.
     pub reads: usize,
 }
 
 impl Terms {
-    /// For a device in this process: a microframe on its bus.
+    /// For a device in this process: one microframe on its bus.
     pub const HERE: Self = Self {
         share_ppm: 150_000,
         transfer: Stage::Transfer { intervals: 1, interval_ns: 125_000, interrupt_every_ns: 0 },
         reads: 2,
     };
 
-    /// For one behind a network that takes so long at the worst.
+    /// For a device behind a network with this worst delay.
     pub const fn there(delay_ns: u64) -> Self {
         Self { transfer: Stage::Network { delay_ns }, reads: 32, ..Self::HERE }
     }
@@ -108,13 +109,13 @@ pub struct Endpoint {
 /// What a thread was granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Granted {
-    /// The policy.
+    /// The scheduling policy.
     pub policy: String,
     /// What was denied.
     pub warnings: Vec<String>,
 }
 
-/// Who has a channel.
+/// The channels that are open, and their users.
 #[derive(Default)]
 struct OpenedChannels {
     opened: Vec<Opened>,
@@ -128,12 +129,12 @@ struct Opened {
     period_ns: u64,
 }
 
-/// What threads share.
+/// The state that threads share.
 pub struct Shared {
     lanes: [Vec<PiLock<Lane>>; 2],
     budget_ns: AtomicU64,
     period_ns: AtomicU64,
-    /// A bit a channel that had a pipe.
+    /// One bit per channel that has had a pipe.
     used: AtomicU64,
     is_ended: AtomicBool,
     ended: OnceLock<PortError>,
@@ -141,31 +142,31 @@ pub struct Shared {
     granted: PiLock<Granted>,
 }
 
-/// A channel, one way.
+/// One direction of one channel.
 #[derive(Debug, Default)]
 struct Lane {
     ring: Option<Ring>,
-    /// Messages that the device has and that are not out.
+    /// Messages that the device has taken and not sent yet.
     flying: usize,
     went_out: u64,
     device_lost: u64,
     waited_ns: u64,
 }
 
-/// What the receiving thread counted.
+/// The counters of the receiving thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Received {
     /// Its jobs.
     pub jobs: Jobs,
-    /// Transfers that came.
+    /// Transfers that arrived.
     pub reads: u64,
-    /// Transfers that went.
+    /// Transfers that were sent.
     pub writes: u64,
-    /// Messages of channels that nobody opened, or of none.
+    /// Messages for channels that are not open, or do not exist.
     pub unknown: u64,
 }
 
-/// What is known of a lane.
+/// The counters of a lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounts {
     pub messages: u64,
@@ -183,10 +184,10 @@ const fn of(direction: Direction) -> usize {
 }
 
 impl Endpoint {
-    /// Starts the thread that receives. Nothing may be in flight on `way`.
+    /// Starts the receiving thread. No request may be in flight on `way`.
     ///
     /// # Errors
-    /// [`PipeError`] if no processor carries it.
+    /// [`PipeError`] if no processor can carry the thread.
     pub fn open(way: Box<dyn Way>, shape: Shape, processors: &Processors, terms: Terms) -> Result<Self, PipeError> {
         let reserve = reserve_of(IDLE_PERIOD_NS, terms.share_ppm);
         let share = Arc::new(processors.share(reserve)?);
@@ -222,7 +223,7 @@ impl Endpoint {
                 }
                 let wanted = receiver.shared.reserve();
                 if wanted != now {
-                    // What the pipes need has changed, and Equation 1 has admitted it.
+                    // The pipes' needs have changed, and Equation 1 has admitted the change.
                     reservation.change(&own_share.wishes(wanted));
                     let granted = Granted { policy: reservation.policy().to_string(), warnings: said(&reservation) };
                     *receiver.shared.granted.lock() = granted;
@@ -232,8 +233,8 @@ impl Endpoint {
                 receiver.begin();
                 let jobs = roster.end(job);
                 if jobs.overruns > receiver.counts.jobs.overruns {
-                    // Its jobs are short: the processor stood still under it, and pipes would pay for that until its
-                    // budgets are made up for.
+                    // Its jobs are short, so an overrun means that the processor stood still under it. Without
+                    // renewal the pipes would pay until its budgets have recovered.
                     reservation.renew();
                 }
                 receiver.counts.jobs = jobs;
@@ -244,7 +245,7 @@ impl Endpoint {
             receiver.close();
         });
         let thread = Some(thread.map_err(PipeError::System)?);
-        // One that panicked has said so.
+        // A thread that panicked has reported it.
         let _ = told.recv();
         let (processors, channels) = (processors.clone(), Mutex::default());
         Ok(Self {
@@ -267,12 +268,12 @@ impl Endpoint {
         self.shared.granted.lock().clone()
     }
 
-    /// The period of its thread now.
+    /// The current period of its thread.
     pub fn period_ns(&self) -> u64 {
         self.shared.reserve().period_ns
     }
 
-    /// What it counted.
+    /// The counters of its thread.
     pub fn counts(&self) -> Received {
         *self.shared.counts.lock()
     }
@@ -303,8 +304,8 @@ impl Endpoint {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A channel for one user, whose period `derive` finds (`u64::MAX` for one who has no thread), with room for what
-    /// comes in the longest time between two looks of both threads.
+    /// Opens a channel for one user. `derive` finds the user's period (`u64::MAX` for a user without a thread); there
+    /// is room for what arrives in the longest time between two looks of both threads.
     pub(super) fn claim(
         &self,
         channel: usize,
@@ -329,7 +330,7 @@ impl Endpoint {
         let opened = Opened { channel, direction, quality: *quality, period_ns };
         let receiver_ns = self.receiver_period(channels.opened.iter().chain([&opened]))?;
         self.share.change(reserve_of(receiver_ns, self.terms.share_ppm))?;
-        // Whoever has no thread is given what others collected: as much as their buffers, twice.
+        // A user without a thread is given what other threads collected: as much as their buffers, twice.
         let own_ns = if period_ns == u64::MAX { 0 } else { period_ns };
         let buffered = 2 * (quality.buffer_bytes as usize).div_ceil(self.message_bytes);
         let messages = messages_in(2 * (own_ns + receiver_ns), quality, self.message_bytes).max(buffered) + buffered;
@@ -345,7 +346,7 @@ impl Endpoint {
         let mut channels = self.channels();
         channels.opened.retain(|opened| (opened.channel, opened.direction) != (channel, direction));
         self.shared.lane(channel, direction).lock().ring = None;
-        // Less is always admitted.
+        // A smaller need is always admitted.
         if let Ok(period_ns) = self.receiver_period(channels.opened.iter()) {
             let reserve = reserve_of(period_ns, self.terms.share_ppm);
             if self.share.change(reserve).is_ok() {
@@ -370,14 +371,14 @@ impl Endpoint {
     }
 }
 
-/// How often a buffer is looked at that is full after so long. Two looks are two periods apart at the most, and the
+/// How often to look at a buffer that is full after `full_after_ns`. Two looks are at most two periods apart, and the
 /// processor may stand still between them.
 fn emptied_ns(full_after_ns: u64) -> u64 {
     let moving = full_after_ns.checked_sub(STILL_NS_MAX).map(|rest| rest / 2);
     moving.filter(|period| *period >= PERIOD_NS_MIN).unwrap_or(full_after_ns / 2)
 }
 
-/// Whether a scheduler keeps such a period.
+/// Checks that the kernel's scheduler accepts the period.
 pub(super) fn in_range(whose: &'static str, period_ns: u64) -> Result<u64, PipeError> {
     match (PERIOD_NS_MIN..=PERIOD_NS_MAX).contains(&period_ns) {
         true => Ok(period_ns),
@@ -407,7 +408,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         self.shared.is_ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // A panic was reported on its way.
+            // A panic was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -428,31 +429,31 @@ impl Shared {
         Reserve { budget_ns: self.budget_ns.load(Ordering::Relaxed), period_ns }
     }
 
-    /// Whether nothing will come any more.
+    /// Whether nothing will arrive any more.
     pub fn is_ended(&self) -> bool {
         self.is_ended.load(Ordering::Acquire)
     }
 
-    /// What came, at the end of `to`; since when the oldest of it waited.
+    /// Appends what arrived to `to`; returns since when the oldest of it waited.
     pub fn take(&self, channel: usize, to: &mut Vec<u8>) -> u64 {
         let mut lane = self.lane(channel, Direction::In).lock();
         lane.ring.as_mut().map_or(0, |ring| ring.take(usize::MAX, to))
     }
 
-    /// Messages for which a channel has room, and those that went out by it.
+    /// How many messages a channel has room for, and how many it has sent.
     pub fn room(&self, channel: usize) -> (usize, u64) {
         let lane = self.lane(channel, Direction::Out).lock();
         (lane.ring.as_ref().map_or(0, Ring::room), lane.went_out)
     }
 
-    /// Messages to be sent. Says how many there was room for.
+    /// Queues messages to be sent. Returns how many there was room for.
     pub fn put(&self, channel: usize, message_bytes: usize, messages: &[u8], now_ns: u64) -> usize {
         let mut lane = self.lane(channel, Direction::Out).lock();
         let Some(ring) = lane.ring.as_mut() else { return 0 };
         messages.chunks_exact(message_bytes).take_while(|message| ring.put(message, now_ns)).count()
     }
 
-    /// What is known of a lane.
+    /// The counters of a lane.
     pub fn counts_of(&self, channel: usize, direction: Direction) -> LaneCounts {
         let lane = self.lane(channel, direction).lock();
         let (messages, lost) = lane.ring.as_ref().map_or((0, 0), |ring| (ring.count(), ring.lost()));
@@ -461,7 +462,7 @@ impl Shared {
     }
 }
 
-/// The thread's own half.
+/// The receiving thread's own half.
 struct Receiver {
     way: Box<dyn Way>,
     shape: Shape,
@@ -469,9 +470,9 @@ struct Receiver {
     ids: IdSource,
     reads: usize,
     reads_max: usize,
-    /// Channels that were turned on.
+    /// The channels that were turned on, one bit each.
     begun: u64,
-    /// Of each write under way, its channel: an endpoint's writes end in their order.
+    /// The channel of each write under way: an endpoint's writes complete in order.
     writes: VecDeque<usize>,
     scratch: Vec<u8>,
     counts: Received,
@@ -485,7 +486,7 @@ impl Receiver {
         Self { way, shape, shared, ids, reads: 0, reads_max, begun: 0, writes: VecDeque::new(), scratch, counts }
     }
 
-    /// One job: what came, what goes, what is asked for next.
+    /// One job: takes what arrived, sends what waits, and starts the next reads.
     fn turn(&mut self, now_ns: u64) -> Result<(), PortError> {
         self.way.turn()?;
         self.take_in(now_ns)?;
@@ -498,7 +499,7 @@ impl Receiver {
         self.way.turn()
     }
 
-    /// Turns on what was claimed since.
+    /// Turns on the channels that were claimed since the last job.
     fn begin(&mut self) {
         let used = self.shared.used.load(Ordering::Acquire);
         let mut new = used & !std::mem::replace(&mut self.begun, used);
@@ -564,12 +565,12 @@ impl Receiver {
         lane.went_out += 1;
     }
 
-    /// Each channel sends as much as the device has room for, so that none makes the endpoint wait for others.
+    /// Sends as much of each channel as the device has room for, so that no channel blocks the endpoint for others.
     fn send(&mut self, now_ns: u64) {
         let Some(output) = self.shape.output else { return };
         let size = self.shape.codec.message_bytes();
         for channel in 0..self.shape.channels {
-            // What comes before it is on is lost in some devices without a word.
+            // Some devices silently drop what arrives before the channel is on.
             if self.begun & 1 << channel == 0 {
                 continue;
             }

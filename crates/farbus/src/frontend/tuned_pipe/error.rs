@@ -1,4 +1,4 @@
-//! Why there is no pipe.
+//! Why a pipe cannot be made.
 
 use std::fmt;
 use std::io;
@@ -10,47 +10,47 @@ use farbus_realtime::vcpu::Overload;
 use super::unfit::SetUpError;
 use crate::common::failure::Attribute;
 
-/// Why a pipe was not made. Those that there are keep what they were promised.
+/// Why a pipe was not made. Existing pipes keep what they were promised.
 #[derive(Debug)]
 pub enum PipeError {
     /// The endpoint does not carry that quality of service.
     Quality(Refusal),
-    /// No processor carries it by Equation 1.
+    /// By Equation 1, no processor can carry it.
     Processor(Overload),
-    /// The processors carry it no more beside what other processes of this host have of them; in words.
+    /// The processors cannot carry it beside what other processes of this host were promised; in words.
     Promised(String),
-    /// The period that follows from the buffers is none that a scheduler keeps.
+    /// The scheduler does not accept the period that follows from the buffers.
     Period {
-        /// Whose.
+        /// Whose period.
         whose: &'static str,
-        /// It.
+        /// The period.
         period_ns: u64,
-        /// The shortest.
+        /// The shortest that is accepted.
         min_ns: u64,
-        /// The longest.
+        /// The longest that is accepted.
         max_ns: u64,
     },
     /// The device has no endpoint in that direction.
     Direction,
-    /// It has fewer channels.
+    /// The device has fewer channels.
     Channel {
-        /// Asked for.
+        /// The channel that was asked for.
         asked: usize,
         /// How many there are.
         channels: usize,
     },
-    /// The channel has a pipe in that direction.
+    /// The channel already has a pipe in that direction.
     Taken(usize),
     /// The device is not what was expected.
     Device(SetUpError),
-    /// It cannot be reached any more.
+    /// The device cannot be reached any more.
     Lost(PortError),
     /// The system has no more threads.
     System(io::Error),
 }
 
 impl PipeError {
-    /// Whose trouble it is.
+    /// Which party has to act.
     pub fn attribute(&self) -> Attribute {
         match self {
             Self::Quality(_) | Self::Processor(_) | Self::Promised(_) | Self::Period { .. } => Attribute::Refused,

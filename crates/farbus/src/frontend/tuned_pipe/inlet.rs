@@ -1,5 +1,5 @@
-//! Where another pipe's function puts what is to go on: the way through a host that only passes data on takes no thread
-//! of its own.
+//! Where the function of one pipe puts messages that another device is to send: a host that only passes data on needs
+//! no second thread.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use farbus_realtime::pipe::{Quality, Stage};
 use super::endpoint::Endpoint;
 use super::error::PipeError;
 
-/// The outgoing end of a channel, for a function of another pipe.
+/// The outgoing end of a channel, for the function of another pipe.
 pub struct Inlet {
     endpoint: Arc<Endpoint>,
     channel: usize,
 }
 
 impl Inlet {
-    /// Takes the end of a channel.
+    /// Opens the outgoing end of a channel.
     ///
     /// # Errors
     /// [`PipeError`].
@@ -32,7 +32,7 @@ impl Inlet {
         message.len() == size && self.endpoint.shared().put(self.channel, size, message, now_ns()) == 1
     }
 
-    /// What lies on its way, after the stages of the pipe whose function puts it in.
+    /// The stages of a message's way from here, after those of the pipe whose function puts it in.
     pub fn stages(&self) -> [Stage; 3] {
         let server = Stage::Server { period_ns: self.endpoint.period_ns() };
         [server, server, self.endpoint.transfer()]

@@ -1,44 +1,44 @@
-//! The jobs of a periodic thread: when they ran, what they took, and which of them broke what was promised.
+//! The jobs of a periodic thread: when they ran, how long they took, and which of them broke a promise.
 
 use farbus_io::sys::scheduling::{now_ns, ran_ns, sleep_until};
 use farbus_realtime::timetable::{Jump, Tick, Timetable};
 use farbus_realtime::vcpu::Reserve;
 use serde::Serialize;
 
-/// What was counted of a thread's jobs.
+/// Counters of a thread's jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Jobs {
-    /// That ran.
+    /// Jobs that ran.
     pub ran: u64,
-    /// Periods without one.
+    /// Periods without a job.
     pub missed: u64,
-    /// That ended after their period.
+    /// Jobs that ended after their period.
     pub late: u64,
-    /// That took longer than their execution time.
+    /// Jobs that took longer than their execution time.
     pub overruns: u64,
-    /// Of those, the most that one took, in nanoseconds.
+    /// The longest time that a job took, in nanoseconds.
     pub longest_ns: u64,
-    /// Times that the clock jumped, and the thread began anew.
+    /// How often the clock jumped, and the thread began anew.
     pub jumps: u64,
-    /// The longest from the beginning of one of them to that of the next, in nanoseconds.
+    /// The longest time from the beginning of one job to that of the next, in nanoseconds.
     pub apart_ns: u64,
 }
 
 /// A job that begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Now.
+    /// The current time, in nanoseconds.
     pub now_ns: u64,
-    /// When its period began.
+    /// When its period began, in nanoseconds.
     pub release_ns: u64,
-    /// Periods that went by without one before it.
+    /// Periods without a job before it.
     pub missed: u64,
     /// How the clock jumped before it.
     pub jump: Option<Jump>,
     began_ns: u64,
 }
 
-/// A periodic thread's own book.
+/// The schedule of a periodic thread.
 #[derive(Debug)]
 pub struct Roster {
     table: Timetable,
@@ -50,13 +50,13 @@ pub struct Roster {
 }
 
 impl Roster {
-    /// The first job is due at once.
+    /// A schedule whose first job is due at once.
     pub fn new(reserve: Reserve) -> Self {
         let table = Timetable::new(now_ns(), reserve.period_ns);
         Self { table, budget_ns: reserve.budget_ns, jump: None, last_ns: None, counts: Jobs::default() }
     }
 
-    /// From the next job on it has this.
+    /// Changes budget and period from the next job on.
     pub fn change(&mut self, reserve: Reserve) {
         self.table.set_period(reserve.period_ns);
         self.budget_ns = reserve.budget_ns;
@@ -92,7 +92,7 @@ impl Roster {
         }
     }
 
-    /// It has ended.
+    /// Records the end of a job; returns the counters.
     pub fn end(&mut self, job: Job) -> Jobs {
         self.note(job, now_ns(), ran_ns().saturating_sub(job.began_ns))
     }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_breaks_a_promise_is_counted_by_kind() {
+    fn jobs_that_break_a_promise_are_counted_by_kind() {
         let mut roster = Roster::new(Reserve { budget_ns: 10, period_ns: 100 });
         roster.table = Timetable::new(1000, 100);
         let job = roster.look(1020).unwrap();

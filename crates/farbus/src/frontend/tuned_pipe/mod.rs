@@ -1,21 +1,21 @@
 //! # Tuned pipes: a device's data by a deadline
 //!
-//! **This room is** the `tpipe` of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), section
-//! 5, on Linux: a function that runs once a period with a promised execution time, at one end of one channel of a
-//! device's endpoint, here or on another host. From a quality of service follow its budget and period (Little's law),
-//! whether the endpoint and a processor carry it (Equation 1), the buffers, and how late a message is at the worst (as
-//! Equations 9 and 10, for threads that look once a period). What was promised and what became of it is in its
-//! [`Report`].
+//! Implements the `tpipe` of West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (2023), section 5, on
+//! Linux: a function that runs once a period with a promised execution time, at one end of one channel of a device's
+//! endpoint, on this host or another. The requested quality of service determines its budget and period (Little's law),
+//! whether the endpoint and a processor can carry it (Equation 1), the buffers, and the worst delay of a message (as
+//! Equations 9 and 10, for threads that look once a period). The [`Report`] compares what was promised with what
+//! happened.
 //!
-//! **It may touch** the scheduler, threads, the clock.
+//! It uses the scheduler, threads and the clock. It does not parse a protocol: it drives a device by its requests, as a
+//! host does.
 //!
-//! **It never touches** a protocol's bytes: it drives a device by its requests, as a host does.
+//! Start reading at [`tpipe`]; a message passes `Receiver::turn` in `endpoint.rs`, then the loop in `pipe.rs`.
 //!
-//! **Enter at** [`tpipe`]; the journey of a message is `Receiver::turn` in `endpoint.rs`, then the loop in `pipe.rs`.
-//!
-//! **Why** everything runs by the clock and nobody wakes anybody: a thread that is woken is as late as who wakes it.
-//! Two periodic threads and a buffer between them have a bound that is the sum of theirs, and two locks held for a copy
-//! are all that they share ([`PiLock`](farbus_io::sys::pi_lock::PiLock): whoever has it runs as urgently as who waits).
+//! Everything runs by the clock and no thread wakes another, because a thread that is woken is as late as the thread
+//! that wakes it. Two periodic threads and a buffer between them have a bound that is the sum of theirs. They share
+//! only two locks, held for a copy ([`PiLock`](farbus_io::sys::pi_lock::PiLock): its owner runs at the priority of the
+//! most urgent thread that waits for it).
 //!
 //! | of the paper | here |
 //! |---|---|

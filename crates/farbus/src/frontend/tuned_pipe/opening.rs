@@ -1,4 +1,4 @@
-//! Taking a device for pipes: one of this process, or another host's.
+//! Opens a device for pipes, in this process or on another host.
 
 use farbus_host::{RemoteDevice, RemoteError};
 use farbus_io::link::Clock;
@@ -15,13 +15,13 @@ use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
 
 /// Round trips by which a path is measured.
 const PROBES: usize = 32;
-/// A path that was measured may be slower later: by this factor at the most, as far as is promised.
+/// How much slower than measured a path is assumed to become.
 const MARGIN: u64 = 4;
 
-/// Of the device, two bytes (USB 2.0 §9.4.5).
+/// GET_STATUS of the device, two bytes (USB 2.0 §9.4.5).
 const GET_STATUS: Setup = Setup { request_type: 0x80, request: request::GET_STATUS, value: 0, index: 0, length: 2 };
 
-/// Takes a device that nobody else drives, enumerated and configured.
+/// Opens a device that no other program drives: enumerates and configures it.
 ///
 /// # Errors
 /// [`RemoteError`].
@@ -30,7 +30,8 @@ pub fn here(device: impl Device + 'static) -> Result<RemoteDevice<Patient>, Remo
     RemoteDevice::open(Patient::new(Box::new(Driven::new(device))), speed)
 }
 
-/// The same of another host's, over plain USB/IP or in a session, as [`Client::session`] says; and how fast it is.
+/// Opens a device of another host, over plain USB/IP or in a session as [`Client::session`] says; returns its speed,
+/// too.
 ///
 /// # Errors
 /// [`ClientError`].
@@ -51,8 +52,8 @@ pub fn there(client: &Client, target: &Target) -> Result<(RemoteDevice<Patient>,
         .map_err(|error| ClientError::Device { target: target.clone(), what: error.to_string() })
 }
 
-/// What a path to a device takes, in nanoseconds: the longest of some round trips, with a margin. It is what was seen,
-/// and no promise of the network's.
+/// Measures the delay of a path to a device, in nanoseconds: the longest of some round trips, with a margin. It is an
+/// observation; the network promises nothing.
 ///
 /// # Errors
 /// [`RemoteError`].
@@ -68,8 +69,8 @@ pub fn delay_ns(device: &mut RemoteDevice<Patient>) -> Result<u64, RemoteError> 
 }
 
 impl Shape {
-    /// The first bulk endpoints of a device, cut into messages of a size; it makes its source wait while nobody
-    /// fetches.
+    /// The first bulk endpoints of a device, cut into messages of one size. The device makes its source wait until data
+    /// is fetched.
     pub fn bulk(device: &RemoteDevice<Patient>, speed: Speed, message_bytes: usize) -> Option<Self> {
         let settings = &device.descriptors().configuration(device.configuration())?.settings;
         let find = |direction| settings.iter().find_map(|setting| setting.find(TransferType::Bulk, direction));
@@ -96,7 +97,7 @@ impl Shape {
     }
 }
 
-/// What the specification's tables have for the largest packets.
+/// The bulk rate from the specification's tables, for the largest packets.
 fn bulk_bytes_per_s(speed: Speed) -> u64 {
     let of = match speed {
         Speed::Low | Speed::Full => BusSpeed::Full,

@@ -1,4 +1,4 @@
-//! A pipe: a thread with a promise, and the function that it runs.
+//! A pipe: a thread with a promised execution time, and the function that it runs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,24 +17,24 @@ use super::endpoint::{Endpoint, Granted, in_range};
 use super::error::PipeError;
 use super::job::{Jobs, Roster};
 
-/// One way of one channel.
+/// One direction of one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// Counted from 0.
     pub channel: usize,
-    /// From the device, or to it.
+    /// From the device or to it.
     pub direction: Direction,
 }
 
-/// What a function may see and do in one of its jobs.
+/// What a function sees and can do in one of its jobs.
 pub struct Turn<'a> {
-    /// Now, on the system's monotonic clock.
+    /// The current time of the system's monotonic clock.
     pub now_ns: u64,
-    /// Periods before this in which there was no job.
+    /// Periods without a job before this one.
     pub missed: u64,
-    /// How the clock jumped since the last one.
+    /// How the clock jumped since the last job.
     pub jump: Option<Jump>,
-    /// To the device: messages that it has sent by now.
+    /// Outgoing: messages that the device has sent so far.
     pub went_out: u64,
     message_bytes: usize,
     received: &'a [u8],
@@ -47,17 +47,17 @@ pub struct Turn<'a> {
 pub enum Flow {
     /// It does.
     On,
-    /// This was its last job.
+    /// It ends: this was its last job.
     End,
 }
 
 impl Turn<'_> {
-    /// What came since the last job.
+    /// The messages that arrived since the last job.
     pub fn messages(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.received.chunks_exact(self.message_bytes)
     }
 
-    /// The same, one behind the other.
+    /// The same messages as contiguous bytes.
     pub fn bytes(&self) -> &[u8] {
         self.received
     }
@@ -77,7 +77,7 @@ impl Turn<'_> {
     }
 }
 
-/// A pipe that runs. Dropping it ends it.
+/// A running pipe. Dropping it ends it.
 pub struct Pipe<A> {
     end: End,
     reserve: Reserve,
@@ -100,7 +100,7 @@ struct Counts {
     worst_ns: u64,
 }
 
-/// What became of a pipe's promise.
+/// How well a pipe kept its promise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Its channel.
@@ -112,39 +112,39 @@ pub struct Report {
     pub granted: Granted,
     /// Its execution time each period, in nanoseconds.
     pub budget_ns: u64,
-    /// Its period.
+    /// Its period, in nanoseconds.
     pub period_ns: u64,
-    /// How late a message is at the worst, if nothing breaks its promise.
+    /// The worst delay of a message in nanoseconds, if no promise is broken.
     pub bound_ns: u64,
-    /// The same by the paper's Equation 9, whose user thread is woken by the message: a period less.
+    /// The same by the paper's Equation 9, where the message wakes the user thread: one period less.
     pub equation_9_ns: u64,
-    /// How late one was, from when the receiving thread had it until its function was through with it; outgoing, until
-    /// that thread sent it.
+    /// The worst delay that occurred, from when the receiving thread had a message until the pipe's function was
+    /// finished with it; outgoing, until that thread sent it.
     pub worst_ns: u64,
     /// Its jobs.
     pub jobs: Jobs,
-    /// Messages that its function has seen, or sent.
+    /// Messages that its function has read or sent.
     pub messages: u64,
     /// Messages for which its buffer had no room.
     pub lost: u64,
-    /// Times that the device said that it had lost some.
+    /// How often the device reported that it had lost messages.
     pub device_overruns: u64,
     /// Outgoing: messages that the device has sent.
     pub went_out: u64,
 }
 
 impl Report {
-    /// Whether anything was lost, or later than it may be.
+    /// Whether no message was lost or too late.
     pub fn is_kept(&self) -> bool {
         self.lost == 0 && self.device_overruns == 0 && self.worst_ns <= self.bound_ns
     }
 }
 
-/// The paper's call: makes a pipe of that quality at one end of `endpoint`, which runs `function` with `argument` once
-/// a period, on a processor that carries it beside all others.
+/// The paper's call: makes a pipe of this quality at one end of `endpoint`. It runs `function` with `argument` once a
+/// period, on a processor that can carry it beside all others.
 ///
 /// # Errors
-/// [`PipeError`]: the endpoint or the processors do not carry it, or it cannot be.
+/// [`PipeError`]: the endpoint or the processors cannot carry it, or it cannot be made.
 pub fn tpipe<A: Send + 'static>(
     endpoint: &Arc<Endpoint>,
     end: End,
@@ -221,10 +221,10 @@ pub fn tpipe<A: Send + 'static>(
     Ok(pipe)
 }
 
-/// What comes goes through the transfer, the receiving thread and the function; what goes, the other way. A thread that
-/// looks once a period, and is woken by nobody, has looked as early as may be and looks again as late as may be: two of
-/// its periods. Equation 9 has two for the receiving thread (bottom half and thread) and one for the user's, which a
-/// message wakes there.
+/// The stages of a message's way. Incoming messages pass the transfer, the receiving thread and the function; outgoing
+/// ones, the reverse. A thread that looks once a period and is not woken may have looked as early, and look again as
+/// late, as possible: two of its periods. Equation 9 has two for the receiving thread (bottom half and thread) and one
+/// for the user's, which a message wakes there.
 fn stages(direction: Direction, transfer: Stage, receiver_ns: u64, period_ns: u64) -> Vec<Stage> {
     let [receiver, user] = [receiver_ns, period_ns].map(|period_ns| Stage::Server { period_ns });
     let mut stages = vec![transfer, receiver, receiver, user, user];
@@ -247,24 +247,24 @@ impl<A> Pipe<A> {
         self.reserve
     }
 
-    /// What lies on its way, as long as the endpoint has the pipes that it has now: a path over several pipes and hosts
-    /// is late by the sum of theirs at the worst (Equation 10, [`worst_ns`]).
+    /// The stages of a message's way, as long as the endpoint keeps its present pipes. The worst delay over several
+    /// pipes and hosts is the sum of theirs (Equation 10, [`worst_ns`]).
     pub fn stages(&self) -> Vec<Stage> {
         let receiver_ns = self.endpoint.period_ns();
         stages(self.end.direction, self.endpoint.transfer(), receiver_ns, self.reserve.period_ns)
     }
 
-    /// How late a message is at the worst.
+    /// The worst delay of a message, in nanoseconds.
     pub fn bound_ns(&self) -> u64 {
         worst_ns(&self.stages())
     }
 
-    /// Whether its function has ended, or the device has.
+    /// Whether its function or the device has ended.
     pub fn is_ended(&self) -> bool {
         self.inside.is_ended.load(Ordering::Acquire)
     }
 
-    /// What became of its promise until now.
+    /// How well it has kept its promise so far.
     pub fn report(&self) -> Report {
         let End { channel, direction } = self.end;
         let lane = self.endpoint.shared().counts_of(channel, direction);
@@ -286,7 +286,7 @@ impl<A> Pipe<A> {
         }
     }
 
-    /// Ends it after one more job. Gives back its argument; nothing if its function panicked.
+    /// Ends it after one more job. Returns its argument, or `None` if its function panicked.
     pub fn stop(mut self) -> (Option<A>, Report) {
         self.inside.is_ended.store(true, Ordering::Release);
         let argument = self.thread.take().and_then(|thread| thread.join().ok());
@@ -299,7 +299,7 @@ impl<A> Drop for Pipe<A> {
     fn drop(&mut self) {
         self.inside.is_ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
-            // A panic was reported on its way.
+            // A panic was reported when it happened.
             let _ = thread.join();
         }
         self.endpoint.release(self.end.channel, self.end.direction);

@@ -1,4 +1,4 @@
-//! Which processor carries which thread: Equation 1 for each, before the kernel is asked at all.
+//! Which processor carries which thread: Equation 1 decides for each, before the kernel is asked.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,21 +11,21 @@ use farbus_realtime::vcpu::{Overload, Reserve, admit};
 use super::error::PipeError;
 use crate::common::processor_leases::Beside;
 
-/// All of a processor.
+/// A whole processor.
 const WHOLE: Reserve = Reserve { budget_ns: 1_000_000, period_ns: 1_000_000 };
 
-/// What a thread of a pipe is asked for, best first.
+/// Which scheduling a pipe's thread asks for, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strictness {
-    /// A deadline, else a priority, else nothing and a warning.
+    /// A deadline, else a priority, else none and a warning.
     Deadline,
-    /// A priority, else nothing and a warning.
+    /// A priority, else none and a warning.
     Fifo,
-    /// Nothing: to see what promises are good for.
+    /// None: to measure what promises are worth.
     None,
 }
 
-/// Processors, and what was promised on them. Threads of one set of processors are admitted together.
+/// Processors, and the time that was promised on them. Threads of one set of processors are admitted together.
 #[derive(Clone)]
 pub struct Processors(Arc<Inner>);
 
@@ -34,24 +34,24 @@ struct Inner {
     places: Vec<Place>,
     ledger: Mutex<Ledger>,
     beside: Option<Box<dyn Beside>>,
-    /// Memory stays where it is while anybody has a promise; or why it does not.
+    /// Keeps memory from being paged out while any promise exists; or why that is not possible.
     memory: Result<LockedMemory, String>,
 }
 
 /// Where threads run.
 enum Place {
-    /// Wherever the kernel likes. Deadlines are kept by all processors together then: a set that one processor would
-    /// carry (its sum is at most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m -
-    /// (m - 1) times its largest part (Goossens, Funk and Baruah, 2003).
+    /// On any processor. All processors together keep deadlines then: a set that one processor would carry (its sum is
+    /// at most 1) is carried by m under global earliest-deadline-first too, which takes a sum of m - (m - 1) times its
+    /// largest part (Goossens, Funk and Baruah, 2003).
     Anywhere,
-    /// On one processor that is nobody else's, for as long as it is kept.
+    /// On a processor that runs nothing else, for as long as it is kept.
     Own { cpuset_entry: CpusetEntry, _kept: Option<Exclusive> },
 }
 
 #[derive(Default)]
 struct Ledger {
     next: u64,
-    /// Of each place, what was promised to whom.
+    /// What was promised: place, number of the share, reserve.
     shares: Vec<(usize, u64, Reserve)>,
 }
 
@@ -68,10 +68,10 @@ impl Processors {
         Self::over(vec![Place::Anywhere], strictness)
     }
 
-    /// These processors and no others, each taken from everybody else.
+    /// These processors and no others, each taken away from all other threads.
     ///
     /// # Errors
-    /// [`CpusetError`]; those that were had already are given back.
+    /// [`CpusetError`]; processors that were taken already are given back.
     pub fn exclusive(cpus: &[usize], strictness: Strictness) -> Result<Self, CpusetError> {
         let take = |&cpu: &usize| {
             let kept = Exclusive::take(cpu)?;
@@ -81,17 +81,17 @@ impl Processors {
         Ok(Self::over(own, strictness))
     }
 
-    /// The same where another process has taken them, and keeps them.
+    /// These processors, which another process has taken and keeps.
     pub fn kept_elsewhere(cpuset_entries: Vec<CpusetEntry>, strictness: Strictness) -> Self {
         let own = cpuset_entries.into_iter().map(|cpuset_entry| Place::Own { cpuset_entry, _kept: None });
         Self::over(own.collect(), strictness)
     }
 
-    /// The same where others promise time of them, too: of one of our own they have nothing, and of all together they
-    /// have what we leave.
+    /// The same beside other processes that promise time on them: on exclusive processors they have none, and of all
+    /// processors together they have what this process leaves.
     ///
     /// # Errors
-    /// [`PipeError::Promised`] if they have promised what is our own.
+    /// [`PipeError::Promised`] if they have promised time that is ours.
     pub fn beside(mut self, others: impl Beside) -> Result<Self, PipeError> {
         let own = self.0.places.iter().filter(|place| place.own().is_some()).count();
         if own > 0 {
@@ -128,7 +128,7 @@ impl Processors {
     /// Promises `reserve` on the first processor that carries it by Equation 1.
     ///
     /// # Errors
-    /// [`PipeError::Processor`] of the one that lacks least, [`PipeError::Promised`].
+    /// [`PipeError::Processor`] of the processor that lacks least, [`PipeError::Promised`].
     pub fn share(&self, reserve: Reserve) -> Result<ProcessorShare, PipeError> {
         let mut ledger = self.ledger();
         let mut least = None;
@@ -155,7 +155,7 @@ impl Processors {
         Err(least.expect("there is a processor").into())
     }
 
-    /// Of one's own they have nothing in any case.
+    /// Asks the other processes; on exclusive processors they have no time in any case.
     fn admit_beside(&self, place: usize, all: Vec<Reserve>) -> Result<(), PipeError> {
         match (&self.0.places[place], &self.0.beside) {
             (Place::Anywhere, Some(beside)) => beside.admit(&all).map_err(PipeError::Promised),
@@ -184,7 +184,7 @@ impl Place {
 }
 
 impl Ledger {
-    /// What is promised at a place, with `reserve` besides or in the place of a seat's own.
+    /// What is promised at a place with `reserve` added, or in place of the share `instead_of`.
     fn with(&self, place: usize, instead_of: Option<u64>, reserve: Reserve) -> Vec<Reserve> {
         let others = self.shares.iter().filter(|(at, id, _)| *at == place && Some(*id) != instead_of);
         others.map(|(.., reserve)| *reserve).chain([reserve]).collect()
@@ -192,10 +192,10 @@ impl Ledger {
 }
 
 impl ProcessorShare {
-    /// It is promised this from now on.
+    /// Changes the promise to `reserve`.
     ///
     /// # Errors
-    /// [`PipeError`] as [`Processors::share`]; it is promised what it was.
+    /// [`PipeError`] as [`Processors::share`]; the promise stays as it was.
     pub fn change(&self, reserve: Reserve) -> Result<(), PipeError> {
         let mut ledger = self.processors.ledger();
         let all = ledger.with(self.place, Some(self.id), reserve);
@@ -207,8 +207,8 @@ impl ProcessorShare {
         Ok(())
     }
 
-    /// The calling thread takes its place and asks the kernel for what was promised. What it did not get is in the
-    /// second half.
+    /// Moves the calling thread to its processor and asks the kernel for what was promised. The second value lists what
+    /// was denied.
     pub fn sit(&self, reserve: Reserve) -> (Reservation, Vec<String>) {
         let mut warnings = Vec::new();
         if let Some(own) = self.processors.0.places[self.place].own()
@@ -233,7 +233,7 @@ impl ProcessorShare {
     }
 }
 
-/// What was not granted, as a person reads it.
+/// What was denied, for people.
 pub fn said(reservation: &Reservation) -> Vec<String> {
     let mut said: Vec<_> = reservation.denied().iter().map(ToString::to_string).collect();
     if !said.is_empty() && reservation.policy() == Policy::Ordinary {
@@ -247,12 +247,12 @@ impl Drop for ProcessorShare {
         let mut ledger = self.processors.ledger();
         ledger.shares.retain(|(_, id, _)| *id != self.id);
         let left = ledger.shares.iter().filter(|(at, ..)| *at == self.place).map(|(.., reserve)| *reserve).collect();
-        // Less is always admitted; who does not answer any more has nothing to be told.
+        // A smaller need is always admitted; other processes that do not answer any more need not be told.
         let _ = self.processors.admit_beside(self.place, left);
     }
 }
 
-/// Rate-monotonic, a step for each doubling of the period: below what the kernel's own threads have (50).
+/// Rate-monotonic, one step for each doubling of the period: below the priority of the kernel's own threads (50).
 fn priority_of(period_ns: u64) -> u8 {
     49u8.saturating_sub(period_ns.max(1).ilog2() as u8).max(1)
 }
@@ -280,7 +280,7 @@ mod tests {
         assert!(matches!(processors.share(reserve(2, 1)), Err(PipeError::Processor(Overload::Reserve(_)))));
     }
 
-    /// What others leave, and what they were told last.
+    /// A fake of the other processes: what they leave, and what they were told last.
     #[derive(Clone, Default)]
     struct Others(Arc<Mutex<Vec<Reserve>>>);
 
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_promised_of_the_same_processors_is_not_promised_again() {
+    fn time_promised_by_other_processes_is_not_promised_again() {
         let others = Others::default();
         let told = || others.0.lock().unwrap().clone();
         let processors = Processors::anywhere(Strictness::None).beside(others.clone()).unwrap();

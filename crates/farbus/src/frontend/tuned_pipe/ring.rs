@@ -1,4 +1,4 @@
-//! What lies between the thread that receives and a pipe's: whole messages, in memory that is taken when the pipe is
+//! The buffer between the receiving thread and a pipe's: whole messages, in memory that is allocated when the pipe is
 //! opened.
 
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ pub struct Ring {
     bytes: VecDeque<u8>,
     message_bytes: usize,
     bytes_max: usize,
-    /// Since when something waits.
+    /// Since when the oldest message waits.
     since_ns: u64,
     /// Messages for which there was no room.
     lost: u64,
@@ -18,7 +18,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Room for `messages` of `message_bytes` each.
+    /// Allocates room for `messages` of `message_bytes` each.
     pub fn new(message_bytes: usize, messages: usize) -> Self {
         let bytes_max = message_bytes * messages.max(1);
         Self { bytes: VecDeque::with_capacity(bytes_max), message_bytes, bytes_max, since_ns: 0, lost: 0, put: 0 }
@@ -39,7 +39,7 @@ impl Ring {
         true
     }
 
-    /// Moves up to `messages` to the end of `to`. Says since when the oldest of them waited.
+    /// Moves up to `messages` to the end of `to`. Returns since when the oldest of them waited.
     pub fn take(&mut self, messages: usize, to: &mut Vec<u8>) -> u64 {
         let count = self.bytes.len().min(messages.saturating_mul(self.message_bytes));
         let (front, back) = self.bytes.as_slices();
@@ -60,7 +60,7 @@ impl Ring {
         (self.bytes_max - self.bytes.len()) / self.message_bytes
     }
 
-    /// Messages for which there was none.
+    /// Messages for which there was no room.
     pub fn lost(&self) -> u64 {
         self.lost
     }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_stay_whole_and_in_order_and_what_has_no_room_is_counted() {
+    fn messages_stay_whole_and_in_order_and_lost_ones_are_counted() {
         let (mut ring, mut taken) = (Ring::new(3, 4), Vec::new());
         for round in 0..10u8 {
             for at in 0..5 {

@@ -1,4 +1,4 @@
-//! Devices that are not what their user takes them for.
+//! Why a device cannot be set up as its user expects.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use farbus_host::RemoteError;
 /// Why an adapter was not set up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SetUpError {
-    /// It is not what was asked for; a sentence for a person.
+    /// It is not what was asked for; the sentence is for a person.
     Unfit(String),
-    /// It did not do what it was told.
+    /// It failed at a request.
     Device(RemoteError),
 }
 

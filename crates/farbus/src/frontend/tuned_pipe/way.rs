@@ -1,5 +1,5 @@
-//! The way to a device for a thread that never waits for it: it looks, takes what came, sends what waits, and sleeps
-//! until its next period.
+//! Access to a device for a thread that never waits for it: the thread looks, takes what arrived, sends what waits, and
+//! sleeps until its next period.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use farbus_session::native::RemoteUsb;
 
 use crate::importer::session::connection::Linked;
 
-/// How often a caller that waits looks.
+/// How often a waiting caller looks.
 const LOOK: Duration = Duration::from_micros(200);
 
 /// A device, here or on another machine.
@@ -20,19 +20,19 @@ pub trait Way: Send {
     /// Sends a request; may keep it until the next [`Way::turn`].
     fn submit(&mut self, urb: Urb);
 
-    /// Withdraws one.
+    /// Cancels a request.
     fn cancel(&mut self, id: UrbId);
 
-    /// Takes what came and sends what waits, without waiting.
+    /// Takes what arrived and sends what waits, without waiting.
     ///
     /// # Errors
     /// [`PortError`] when the device can no longer be reached.
     fn turn(&mut self) -> Result<(), PortError>;
 
-    /// The next request that came back.
+    /// The next completed request.
     fn pop(&mut self) -> Option<Done>;
 
-    /// The buffers of what came and what is to go.
+    /// The buffers of transfers in both directions.
     fn pool(&mut self) -> &mut BufferPool;
 
     /// Gives the device back.
@@ -47,7 +47,7 @@ pub struct Driven<D: Device> {
 }
 
 impl<D: Device> Driven<D> {
-    /// Over a device that nobody else drives.
+    /// Takes a device that no other code drives.
     pub fn new(device: D) -> Self {
         Self { device, done: Completions::new(BufferPool::new(Limits::DEFAULT.pool_bytes)), clock: Clock::start() }
     }
@@ -100,7 +100,7 @@ pub struct InSession {
 }
 
 impl InSession {
-    /// Over a device that is open.
+    /// Takes an open device.
     pub fn new(linked: Linked<RemoteUsb>) -> Self {
         Self { linked, done: Completions::new(BufferPool::new(Limits::DEFAULT.pool_bytes)) }
     }
@@ -146,7 +146,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// Over an imported device.
+    /// Takes an imported device.
     pub fn new(link: Link, device: RemoteDevice) -> Self {
         let done = Completions::new(BufferPool::new(device.limits().pool_bytes));
         Self { link, device, done, clock: Clock::start() }
@@ -201,7 +201,7 @@ impl Way for Plain {
     }
 }
 
-/// A way as a caller has it who may wait: to set a device up before its pipes run.
+/// A way for a caller that may wait: to set a device up before its pipes run.
 pub struct Patient {
     way: Box<dyn Way>,
     lost: Option<PortError>,
@@ -209,12 +209,12 @@ pub struct Patient {
 }
 
 impl Patient {
-    /// Over this.
+    /// Waits on `way`.
     pub fn new(way: Box<dyn Way>) -> Self {
         Self { way, lost: None, clock: Clock::start() }
     }
 
-    /// The way, for whoever does not wait. Nothing may be in flight.
+    /// The way, for a caller that does not wait. No request may be in flight.
     pub fn into_way(self) -> Box<dyn Way> {
         self.way
     }

@@ -147,8 +147,8 @@ impl Connector {
         Ok(Box::new(as_dial(self.session_links(address, known)?)))
     }
 
-    /// Makes one link of a session after the other. It uses a connection to the broker of its own, so that waiting for
-    /// a link keeps nobody else waiting.
+    /// Makes the links of a session one after the other. It uses its own connection to the broker, so that waiting for
+    /// a link delays no other thread.
     fn session_links(
         &self,
         address: &str,

@@ -79,12 +79,12 @@ pub enum ClientError {
     },
     /// A device was named without a host, and this machine shares none of that name to this user, or several.
     Here(HereError),
-    /// This machine lacks something, or does not allow it.
+    /// This machine lacks something, or refuses it.
     Local(String),
 }
 
 impl ClientError {
-    /// Which of the parties has to act: the network, the exporter, the device or this machine.
+    /// Which party has to act: the network, the exporter, the device or this machine.
     pub fn attribute(&self) -> Attribute {
         match self {
             ClientError::Link(_) | ClientError::Lost { .. } | ClientError::Closed { .. } => Attribute::Network,
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_of_a_refusal_says_who_has_to_act() {
+    fn status_of_a_refusal_determines_its_attribute() {
         let attribute = |status| {
             let target = "lab3/1-1".parse().unwrap();
             ClientError::Refused { target, status, user: None }.attribute()

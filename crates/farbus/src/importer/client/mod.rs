@@ -1,7 +1,7 @@
 //! Taking devices from other hosts.
 //!
-//! [`Client`] lists what a host offers and opens its devices; [`ClientConfig`] says how. The functions of this module do the same
-//! with the default options.
+//! [`Client`] lists what a host offers and opens its devices; [`ClientConfig`] says how. The functions of this module do
+//! the same with the default options.
 //!
 //! ```no_run
 //! use farbus::client;

@@ -37,8 +37,8 @@ const ATTACHMENT: u16 = 1;
 
 /// Takes devices from other hosts.
 ///
-/// A client holds options and no link: each call connects. To a host's name that is paired every link is encrypted; to
-/// any other address it is plain.
+/// A client holds options and no link: each call connects. A link to a paired host's name is encrypted; a link to any
+/// other address is plain.
 #[derive(Clone, Debug)]
 pub struct Client {
     connector: Connector,
@@ -212,10 +212,10 @@ impl Client {
         self.accepted(target, opened).map(Some)
     }
 
-    /// Opens a block device in a session.
+    /// Opens a block device in a session. The inner result is the exporter's refusal, if it refuses the device.
     ///
     /// # Errors
-    /// [`ClientError`]; that the exporter refuses the device is none.
+    /// [`ClientError`].
     pub(crate) fn block(
         &self,
         target: &Target,
@@ -264,8 +264,8 @@ impl Client {
         self.accepted(target, opened)
     }
 
-    /// Opens a USB device of which this host is the successor: it is there once its user hands it over, with migration
-    /// state that begins with `state_name`, and [`Attached::state`] says so.
+    /// Opens a USB device of which this host is the successor: the device is there once its user hands it over, with
+    /// migration state that begins with `state_name` ([`Attached::state`]).
     ///
     /// # Errors
     /// [`ClientError`].
@@ -284,7 +284,7 @@ impl Client {
     }
 
     /// Opens a block device of which this host is the successor. It may be read before it is handed over
-    /// ([`SessionStatus::is_expected`](crate::importer::session::status::Standing::is_expected)).
+    /// ([`SessionStatus::is_expected`](crate::importer::session::status::SessionStatus::is_expected)).
     ///
     /// # Errors
     /// [`ClientError`].
@@ -297,7 +297,7 @@ impl Client {
         self.accepted(target, opened)
     }
 
-    /// What a session needs that was another process's: links, and what its device's data passes through.
+    /// What a session of another process needs to continue here: links, and the modules that its device's data passes.
     pub(crate) fn redial(&self, target: &Target) -> Result<Redial, ClientError> {
         Ok(Redial { dial: self.connector.redial(&target.address)?, through: through(&self.config.modules) })
     }
@@ -354,7 +354,7 @@ impl Client {
 
     /// The grace period of a session with a host; zero means that there is to be no session.
     pub(crate) fn grace_period(&self, address: &str, usual: Duration) -> Result<Duration, ClientError> {
-        // What listens at a socket of this machine is a farbus, as a paired host is.
+        // A socket of this machine belongs to a farbus, which has sessions as a paired host has.
         let has_sessions = || Ok(address.starts_with(LOCAL) || self.connector.known(address)?.is_some());
         self.config.grace_period(usual, has_sessions)
     }

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_are_read_as_people_write_them() {
+    fn targets_are_parsed_with_and_without_port_and_socket() {
         let read = |text: &str| text.parse::<Target>().map(|t| (t.address, t.device));
         assert_eq!(read("lab3/disk"), Ok(("lab3:3240".into(), "disk".into())));
         assert_eq!(read("10.0.0.7:99/1-1"), Ok(("10.0.0.7:99".into(), "1-1".into())));

@@ -20,7 +20,8 @@ use crate::importer::port::usbip::RemotePort;
 /// # Errors
 /// [`ClientError`].
 pub fn import(connector: &Connector, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
-    // Linux's usbipd leaves a device that is in use out of its list, and says so to whom asks for it by its bus id.
+    // Linux's usbipd leaves a device that is in use out of its list, and reports it only if it is asked for by its bus
+    // id.
     let (bus_id, unlisted) = match resolve(connector, target) {
         Ok(record) => (record.bus_id, None),
         Err(error @ ClientError::NoDevice { .. }) if may_be_bus_id(&target.device) => {
@@ -32,7 +33,7 @@ pub fn import(connector: &Connector, target: &Target) -> Result<(Link, RemoteDev
     let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
     match (converse(&link, &mut handshake)?, unlisted) {
         (Greeting::Imported(record), _) => Ok((link, handshake.into_device(record))),
-        // What there is instead helps more than that this is not there.
+        // A list of the devices there are helps more than the refusal.
         (Greeting::Refused(status), Some(unlisted)) if status != OpStatus::Busy && status != OpStatus::DeviceError => {
             Err(unlisted)
         }
@@ -64,7 +65,7 @@ pub fn enumerate(connector: &Connector, target: &Target) -> Result<(Link, Remote
     Ok((link, device))
 }
 
-/// Whether an exporter other than farbus may call a device so: `1-1.4`, `usbip-vudc.0`, and never a name like `disk`.
+/// Whether an exporter other than farbus may use this as a bus id: `1-1.4`, `usbip-vudc.0`, but not a name like `disk`.
 fn may_be_bus_id(device: &str) -> bool {
     device.len() < 32 && device.contains('-') && device.ends_with(|last: char| last.is_ascii_digit())
 }
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_looks_like_a_bus_id_is_asked_for_unlisted() {
+    fn unlisted_device_is_asked_for_only_if_its_name_is_like_a_bus_id() {
         for bus_id in ["1-1", "1-1.4", "usbip-vudc.0", "0-0-0"] {
             assert!(may_be_bus_id(bus_id), "{bus_id}");
         }

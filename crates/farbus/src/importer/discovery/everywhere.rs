@@ -1,5 +1,5 @@
-//! What is offered here and elsewhere, without anybody being named: this machine's own shares, the hosts that it is
-//! paired with, and hosts nearby that announce themselves.
+//! Lists what is offered on this machine and elsewhere without being given a host: this machine's own shares, the
+//! paired hosts, and hosts nearby that announce themselves.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::mpsc::channel;
@@ -17,34 +17,33 @@ use crate::hosts::trust::Trust;
 use crate::importer::client::{Attribute, Client, FailureReport};
 use crate::importer::discovery::local_shares;
 
-/// How long announcements are waited for: a host that has answered somebody else this moment may answer again a second
-/// later (RFC 6762 §6).
+/// How long announcements are awaited: a host that has just answered another query may answer again a second later (RFC
+/// 6762 §6).
 const BROWSE_TIME: Duration = Duration::from_millis(1500);
 /// How long each host may take for its list.
 const LIST_TIME_MAX: Duration = Duration::from_secs(2);
-/// And all of them together: a host that says a byte now and then is not waited for.
+/// How long all hosts together may take: a host that sends a byte now and then is not waited for.
 const LISTS_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// A host, and what it offers.
 #[derive(Debug)]
 pub struct Neighbour {
-    /// What stands before the `/` in a target.
+    /// The part before the `/` in a target.
     pub name: String,
     /// Its devices, or why they are not known.
     pub devices: Result<Vec<Listed>, FailureReport>,
 }
 
-/// Somebody to be asked.
+/// A host to be asked.
 struct Candidate {
     name: String,
     /// `HOST:PORT`, or the name of a paired host.
     asked: String,
-    /// One that counts only if it answers.
+    /// Whether it is listed only if it answers.
     is_guess: bool,
 }
 
-/// Everybody who is there, this machine first, each asked for what it offers. A paired host is asked over its encrypted
-/// link, and over nothing else.
+/// Asks all known hosts what they offer, this machine first. A paired host is asked only over its encrypted link.
 pub fn all() -> Vec<Neighbour> {
     let ours = own();
     let paired = paired();
@@ -70,7 +69,7 @@ fn candidate(name: String, asked: &dyn ToString, is_guess: bool) -> Candidate {
     Candidate { name, asked: asked.to_string(), is_guess }
 }
 
-/// The names of the hosts that this one is paired with.
+/// The names of the paired hosts.
 fn paired() -> Vec<String> {
     if !Trust::is_there() {
         return Vec::new();
@@ -85,13 +84,13 @@ fn paired() -> Vec<String> {
     }
 }
 
-/// Asks all at once.
+/// Asks all hosts at once.
 fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
     let (answers, answered) = channel();
     let until = Instant::now() + LISTS_TIME_MAX;
     for (at, host) in hosts.iter().enumerate() {
         let (answers, address) = (answers.clone(), host.asked.clone());
-        // Who hears the answer may have stopped waiting.
+        // The receiving thread may have stopped waiting.
         thread::spawn(move || answers.send((at, Client::default().offers(&address, LIST_TIME_MAX))));
     }
     drop(answers);
@@ -108,7 +107,7 @@ fn ask(hosts: Vec<Candidate>) -> Vec<Neighbour> {
     named_here(all.map(|(host, devices)| Neighbour { name: host.name, devices }).collect())
 }
 
-/// This machine's shares by the name that 'attach' takes, unless two of them have a device of one name.
+/// Names this machine's shares as `attach` takes them, unless two of them have a device of the same name.
 fn named_here(mut all: Vec<Neighbour>) -> Vec<Neighbour> {
     let ours = |host: &&Neighbour| local_shares::is_ours(&host.name);
     let devices = all.iter().filter(ours).filter_map(|host| host.devices.as_ref().ok()).flatten();
@@ -149,7 +148,7 @@ fn own_target(place: &Place) -> String {
     }
 }
 
-/// Whether an address is this machine's: then something can be bound to it.
+/// Whether an address is this machine's: a socket can be bound to it.
 fn is_ours(address: SocketAddr) -> bool {
     UdpSocket::bind((address.ip(), 0)).is_ok()
 }

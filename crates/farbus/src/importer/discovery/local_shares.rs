@@ -1,4 +1,4 @@
-//! What is shared on this machine, found without anybody saying where: the sockets at which an owner's shares listen.
+//! Finds what is shared on this machine without being given a place: the sockets at which the owner's shares listen.
 //!
 //! `localhost`, or no host at all, means in this order:
 //!
@@ -6,7 +6,7 @@
 //! 2. for root by way of `sudo`, those of the user who called it;
 //! 3. port 3240 of the loopback, if this user or root listens there.
 //!
-//! Other users' shares are not looked for: who wants one of them names its socket (`unix:PATH/DEVICE`) or a port.
+//! Other users' shares are not searched: to use one, name its socket (`unix:PATH/DEVICE`) or a port.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,19 +24,19 @@ use crate::hosts::known_host::KnownHost;
 use crate::importer::client::{Client, ClientError, Target};
 use crate::importer::local_error::HereError;
 
-/// How a socket of a share is called.
+/// Prefix and suffix of the name of a share's socket.
 const NAME: (&str, &str) = ("share-", ".sock");
 /// How long each share may take for its list.
 const LIST_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long the loopback may take to say that nobody listens.
+/// How long the loopback may take to show that no program listens.
 const DIAL_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Where a share of this process listens unless somebody says otherwise.
+/// Where a share of this process listens by default.
 pub fn place_of_process() -> Place {
     place(&std::process::id().to_string())
 }
 
-/// Where a daemon's plain listener is unless its configuration says otherwise.
+/// Where a daemon's plain listener is by default.
 pub fn place_of_daemon() -> Place {
     place("daemon")
 }
@@ -46,10 +46,10 @@ fn place(word: &str) -> Place {
     Place::Socket(runtime_folder::path().join(format!("{before}{word}{after}")))
 }
 
-/// `DEVICE` alone: on this machine.
+/// Parses a target. `DEVICE` alone means this machine.
 ///
 /// # Errors
-/// A sentence for a person.
+/// A message for a person.
 pub fn target_from(text: &str) -> Result<Target, String> {
     let is_name = !text.is_empty() && !text.contains(['/', ':']);
     match is_name {
@@ -58,18 +58,18 @@ pub fn target_from(text: &str) -> Result<Target, String> {
     }
 }
 
-/// Whether this address (`HOST:PORT`) is this machine, wherever it shares.
+/// Whether this address (`HOST:PORT`) means this machine.
 fn is_here(address: &str) -> bool {
     address == address_of("localhost")
 }
 
-/// Whether what somebody asks for is what is attached: it may have been found here.
+/// Whether `asked` means `attached`, which may be the result of a search of this machine.
 pub fn is_same(asked: &Target, attached: &Target) -> bool {
     let was_found = || is_ours(&attached.address) && is_here(&asked.address);
     asked == attached || (asked.device == attached.device && was_found())
 }
 
-/// Whether an address is a socket at which a share of this machine listens by itself.
+/// Whether an address is a socket at which a share of this machine listens by default.
 pub fn is_ours(address: &str) -> bool {
     let path = address.strip_prefix(LOCAL).map(PathBuf::from);
     path.is_some_and(|path| is_share(&path) && runtime_folder::is_among(&path))
@@ -83,8 +83,8 @@ fn is_name(name: &str) -> bool {
     name.strip_prefix(NAME.0).is_some_and(|rest| rest.ends_with(NAME.1))
 }
 
-/// The sockets of this user's shares, and of whoever became root by `sudo`; a process that was killed may have left
-/// one.
+/// The sockets of this user's shares, and of the user who became root by `sudo`. A process that was killed may have
+/// left its socket.
 ///
 /// # Errors
 /// If the runtime folder is not safe, or cannot be read.
@@ -99,10 +99,10 @@ fn places() -> io::Result<Vec<Place>> {
     Ok(places)
 }
 
-/// The target with the socket at which this machine shares it, if it is this machine that is meant.
+/// If the target means this machine, replaces its address by the socket of the share that has the device.
 ///
 /// # Errors
-/// [`ClientError`]: it is not there, or there are several; if the folder of the sockets is not safe.
+/// [`ClientError`]: no share has it, or several; the folder of the sockets is not safe.
 pub fn resolve(target: Target) -> Result<Target, ClientError> {
     if !is_here(&target.address) || KnownHost::find(&target.address)?.is_some() {
         return Ok(target);
@@ -129,11 +129,11 @@ pub fn resolve(target: Target) -> Result<Target, ClientError> {
     }
 }
 
-/// What `localhost` offers, by its shares; none if it is not this machine that is meant, or no share has a socket of
-/// its own.
+/// The offers of this machine's shares if `address` means this machine; empty if it does not, or no share has a socket
+/// of its own.
 ///
 /// # Errors
-/// [`ClientError`]: if the folder of the sockets is not safe.
+/// [`ClientError`]: the folder of the sockets is not safe.
 pub fn offers(address: &str) -> Result<Vec<(Place, Vec<Listed>)>, ClientError> {
     if !is_here(address) || KnownHost::find(address)?.is_some() {
         return Ok(Vec::new());
@@ -153,7 +153,7 @@ fn asked() -> Result<Vec<(Place, Vec<Listed>)>, ClientError> {
     Ok(places.into_iter().filter_map(answer).collect())
 }
 
-/// Of these names those that more than one share has.
+/// The names that occur more than once.
 pub fn repeated<'a>(names: impl IntoIterator<Item = &'a str>) -> std::collections::BTreeSet<String> {
     let mut seen = std::collections::BTreeSet::new();
     names.into_iter().filter(|name| !seen.insert(*name)).map(str::to_owned).collect()
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_alone_is_on_this_machine() {
+    fn target_without_a_host_means_this_machine() {
         let read = |text: &str| target_from(text).map(|target| target.to_string());
         assert_eq!(read("disk"), Ok("localhost:3240/disk".into()));
         assert_eq!(read("1-1.4"), Ok("localhost:3240/1-1.4".into()));

@@ -1,4 +1,4 @@
-//! What is offered, on this machine and elsewhere, without anybody naming it.
+//! Finds what is offered, on this machine and elsewhere, without being given a host.
 
 pub mod everywhere;
 pub mod local_shares;

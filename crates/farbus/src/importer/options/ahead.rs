@@ -1,9 +1,9 @@
-//! What is done about a device's distance.
+//! How the distance to a device is hidden.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Whether a far device is asked before its user asks.
+/// Whether a far device is asked for data before its user asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Ahead {
@@ -15,7 +15,7 @@ pub enum Ahead {
 }
 
 impl Ahead {
-    /// Its word.
+    /// The word for it in options.
     pub fn as_str(self) -> &'static str {
         match self {
             Ahead::Auto => "auto",

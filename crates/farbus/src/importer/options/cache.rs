@@ -1,24 +1,24 @@
-//! What is kept here of a disk that is far away, so that its user waits less.
+//! What this machine caches of a disk that is far away, so that its user waits less.
 
 use std::str::FromStr;
 
-/// How much.
+/// What is cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cache {
-    /// Nothing: what is asked is asked there.
+    /// Nothing: each request goes to the exporter.
     None,
-    /// What is read in order is fetched before it is asked for. Nobody can tell but by a clock.
+    /// Data that is read in order is fetched before it is asked for. Users notice only that it is faster.
     #[default]
     Ahead,
-    /// What is written is answered before it has arrived there, too, as by a disk with a write cache: whoever wants it
-    /// durable flushes.
+    /// As `Ahead`; in addition writes are answered before they have arrived at the exporter, as by a disk with a write
+    /// cache: programs flush what has to be durable.
     Writeback,
 }
 
 impl Cache {
     const ALL: [Cache; 3] = [Cache::None, Cache::Ahead, Cache::Writeback];
 
-    /// Its word.
+    /// The word for it in options.
     pub const fn as_str(self) -> &'static str {
         match self {
             Cache::None => "none",
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cache_is_read_as_it_is_said_and_nothing_is_kept_of_writes_unasked() {
+    fn cache_words_parse_as_printed_and_writeback_is_not_the_default() {
         for cache in Cache::ALL {
             assert_eq!(cache.as_str().parse(), Ok(cache));
         }

@@ -1,4 +1,4 @@
-//! What a client may be told about how devices are used: over which transport, what is cached, what is asked ahead.
+//! How a client uses devices: over which transport, what it caches, what it fetches ahead.
 
 pub mod ahead;
 pub mod cache;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Over what links of a session are made.
+/// What the links of a session run over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
 pub enum Over {
@@ -15,7 +15,7 @@ pub enum Over {
 }
 
 impl Over {
-    /// Its word.
+    /// The word for it in options.
     pub fn as_str(self) -> &'static str {
         match self {
             Over::Tcp => "tcp",

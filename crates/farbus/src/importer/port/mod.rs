@@ -1,4 +1,4 @@
-//! The way to a remote device, whichever tongue is spoken on it.
+//! Access to a remote device, over either protocol.
 
 pub mod session;
 pub mod usbip;
@@ -16,30 +16,30 @@ use crate::importer::session::connection::Linked;
 /// A port over plain USB/IP, or over a session.
 #[derive(Debug)]
 pub enum DevicePort {
-    /// One link, and no other after it.
+    /// Over one link of plain USB/IP, and lost with it.
     Plain(Box<RemotePort>),
-    /// A session's.
+    /// Over a session.
     Session(SessionPort),
 }
 
-/// Takes a device from its user without waiting for anything.
+/// Takes a device from its user without waiting.
 #[derive(Clone)]
 pub struct Cutter(Arc<dyn Fn() + Send + Sync>);
 
 impl Cutter {
-    /// One that does this.
+    /// A cutter that calls `cut`.
     pub fn new(cut: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(cut))
     }
 
-    /// Whatever is asked of the device fails, now and from now on.
+    /// Cuts the device off: every request to it fails, now and from now on.
     pub fn cut(&self) {
         (self.0)();
     }
 }
 
 impl DevicePort {
-    /// What takes the device from whoever drives it, from any thread.
+    /// A cutter for the device, for any thread.
     ///
     /// # Errors
     /// If the system has no more descriptors.

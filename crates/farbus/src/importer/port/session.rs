@@ -1,4 +1,4 @@
-//! The way to a device behind a session, for a blocking caller.
+//! Access to a device in a session, for a blocking caller.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -11,17 +11,17 @@ use farbus_session::native::control::End;
 
 use crate::importer::session::connection::Linked;
 
-/// A port over a session. Whoever drives the device has it nearly all the time; a watcher sees to it while nobody asks
-/// anything, so that a link which is lost then is replaced all the same.
+/// A port over a session. The thread that drives the device owns it nearly all the time; a watcher looks after it while
+/// no request is under way, so that a link which is lost then is replaced all the same.
 pub struct SessionPort {
     inner: Arc<Mutex<Inner>>,
-    /// What was finished for this handle's user, who need not ask anybody for it.
+    /// Completed requests of this handle's user, to be taken without a lock.
     done: Completions,
 }
 
 struct Inner {
     linked: Linked<RemoteUsb>,
-    /// What was finished while a watcher saw to it: the user's, and before all that comes later.
+    /// Requests that completed while a watcher looked after the session: the user takes them before later ones.
     seen: Completions,
 }
 
@@ -33,13 +33,13 @@ impl Clone for SessionPort {
 
 /// What a watcher found.
 pub enum Seen {
-    /// Whoever drives the device is at it, and sees to it.
+    /// A thread drives the device, and looks after the session.
     Busy,
-    /// There is this link, whose end is worth waiting for.
+    /// The session has this link; wait for its end.
     Linked(Link),
-    /// There is none, and another is on its way.
+    /// It has no link, and a new one is being made.
     Unlinked,
-    /// It is over.
+    /// It ended.
     Ended(End),
 }
 
@@ -50,7 +50,7 @@ impl fmt::Debug for SessionPort {
 }
 
 impl SessionPort {
-    /// Over a device that is open.
+    /// A port over an open device.
     pub fn new(linked: Linked<RemoteUsb>) -> Self {
         Self::over(Arc::new(Mutex::new(Inner { linked, seen: completions() })))
     }
@@ -63,7 +63,7 @@ impl SessionPort {
         lock(&self.inner)
     }
 
-    /// The device, and where what it finishes goes.
+    /// The device, and where its completed requests go.
     fn parts(&mut self) -> (MutexGuard<'_, Inner>, &mut Completions) {
         let mut inner = lock(&self.inner);
         while let Some(seen) = inner.seen.pop() {
@@ -72,12 +72,12 @@ impl SessionPort {
         (inner, &mut self.done)
     }
 
-    /// Asks something of the device.
+    /// Asks the device something.
     pub fn ask<T>(&self, question: impl FnOnce(&Linked<RemoteUsb>) -> T) -> T {
         question(&self.inner().linked)
     }
 
-    /// A watcher's look, which waits for nobody.
+    /// Looks after the session if no thread drives the device; does not wait for one that does.
     pub fn look(&self) -> Seen {
         let mut inner = match self.inner.try_lock() {
             Ok(inner) => inner,
@@ -89,7 +89,7 @@ impl SessionPort {
         match (linked.end(), linked.link()) {
             (Some(end), _) => Seen::Ended(end.clone()),
             (None, Ok(Some(link))) => Seen::Linked(link),
-            // Without a descriptor for it: as if it were lost; it is looked at again soon.
+            // No descriptor is left to watch the link: treat it as lost, since the session is looked at again soon.
             (None, Ok(None) | Err(_)) => Seen::Unlinked,
         }
     }

@@ -1,4 +1,4 @@
-//! The way to a remote device for a blocking caller: one thread, one link.
+//! Access to a remote device over plain USB/IP, for a blocking caller: one thread, one link.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use farbus_io::link::{Clock, Interest, Link, wait};
 use farbus_model::{BufferPool, Completions, Device, Done, Instant, Payload, Urb, UrbId};
 use farbus_session::RemoteDevice;
 
-/// How often a blocked receive looks at the clock. Deadlines are tens of seconds; a system call a
-/// request to wait more exactly would cost more than it is worth.
+/// How often a blocked receive looks at the clock. Deadlines are tens of seconds; waiting more exactly would cost a
+/// system call per request.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
 
-/// A port over a link. Requests submitted between two waits leave in one send.
+/// A port over a link. Requests that are submitted between two waits leave in one send.
 #[derive(Debug)]
 pub struct RemotePort {
     link: Link,
@@ -23,22 +23,22 @@ pub struct RemotePort {
 }
 
 impl RemotePort {
-    /// Over an imported device.
+    /// A port over an imported device.
     ///
     /// # Errors
-    /// If the socket refuses its timeout.
+    /// The socket refuses its timeout.
     pub fn new(link: Link, device: RemoteDevice) -> std::io::Result<Self> {
         link.set_receive_timeout(Some(LOOK_AT_CLOCK))?;
         let done = Completions::new(BufferPool::new(device.limits().pool_bytes));
         Ok(Self { link, device, done, clock: Clock::start(), lost: None })
     }
 
-    /// What its exporter's record says.
+    /// The imported device.
     pub fn device(&self) -> &RemoteDevice {
         &self.device
     }
 
-    /// A second handle on the link, for a watcher.
+    /// A duplicate of the link, for a watcher.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -46,7 +46,7 @@ impl RemotePort {
         self.link.try_clone()
     }
 
-    /// The link and the device, for another driver. Nothing may be in flight.
+    /// The link and the device, for another driver. No request may be in flight.
     pub fn into_parts(self) -> (Link, RemoteDevice) {
         (self.link, self.device)
     }
@@ -59,7 +59,7 @@ impl RemotePort {
         error
     }
 
-    /// Sends everything; while the link is full, what arrives is taken, or both ends would wait.
+    /// Sends everything. While the link is full, receives what arrives: otherwise both ends could wait for each other.
     fn flush(&mut self) -> Result<(), PortError> {
         while self.device.has_transmit() {
             let sent = self.link.try_send(&self.device.poll_transmit()).map_err(|e| world("send", &e))?;
@@ -119,7 +119,7 @@ impl RemotePort {
     }
 }
 
-/// How the sentence of a [`PortError::World`] begins.
+/// How the message of a [`PortError::World`] begins.
 pub(crate) const LOST: &str = "the link was lost: ";
 
 fn world(operation: &str, error: &std::io::Error) -> PortError {

@@ -1,6 +1,6 @@
-//! Sessions over links that their user makes: without keys, without a house of devices.
+//! Sessions over links that the caller makes: without keys, without the exporter's registry.
 //!
-//! The product's sessions run between paired hosts, over TLS. This is the same protocol and the same pieces over
+//! The product's sessions run between paired hosts, over TLS. This is the same protocol with the same code over
 //! whatever stream a program has: for measuring what they cost, and for two ends that are safe from others already. The
 //! importer's half is [`Linked`](crate::importer::session::connection::Linked); the exporter's is [`serve`], which,
 //! unlike the product's, ends with its link.
@@ -16,17 +16,17 @@ use crate::importer::session::connection::Dial;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 
-/// What says how late it is, and a connected byte channel.
+/// A clock, and a connected byte channel.
 pub use farbus_io::link::{Clock, Link};
 /// Modules that are not code of farbus: processes, sandboxes.
 pub use farbus_io::module as runners;
-/// Modules, and what they lie in one behind the other.
+/// Modules, and the pipelines that chain them.
 pub use farbus_modules as pipelines;
 /// Block devices, stores among them.
 pub use farbus_session::block as blocks;
-/// What travels in a session, and both its ends.
+/// The protocol of sessions, and both its ends.
 pub use farbus_session::native;
-/// What a USB device is called.
+/// A device's record, and the table of exports.
 pub use farbus_session::{DeviceRecord, Registry};
 
 /// How long a greeting may take.
@@ -34,25 +34,25 @@ const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long the importer may take to connect.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A link over a connection that somebody accepted.
+/// A link over an accepted connection.
 ///
 /// # Errors
-/// If the socket refuses an option.
+/// The socket refuses an option.
 pub fn link(stream: TcpStream) -> io::Result<Link> {
     let peer = stream.peer_addr()?;
     Link::over_tcp(stream.into(), peer)
 }
 
-/// Makes such links, as often as one is wanted.
+/// Makes links to `address`, as often as the session needs one.
 pub fn dial(address: String) -> Dial {
     Box::new(move || Link::connect(&address, CONNECT_TIME_MAX).map_err(|error| error.source))
 }
 
-/// Serves one session, with what `services` opens, until its link ends. What they measure within a turn they measure
-/// with `clock`, too.
+/// Serves one session, with the devices that `services` opens, until its link ends. `clock` also measures the time
+/// within a turn.
 ///
 /// # Errors
-/// What the system says of the link; `InvalidData` if the importer broke the protocol.
+/// The link's error; `InvalidData` if the importer broke the protocol.
 pub fn serve(link: &Link, clock: Clock, services: &mut impl Services) -> io::Result<()> {
     let hello = greeting::hear_hello(link, GREETING_TIME_MAX)?;
     let [id, incarnation] = [random(), random()];

@@ -1,7 +1,7 @@
-//! A device of another host, behind a session: links come and go below it, and it stays.
+//! A device of another host, in a session: the device stays while links come and go.
 //!
-//! One thread owns it, whichever: a kernel's relay, a disk's driver. It waits on [`Linked::readiness`] and calls
-//! [`Linked::turn`]. New links are made by a thread beside it, because names and handshakes take their time.
+//! One thread owns it, for example a kernel's relay or a disk's driver. It waits on [`Linked::readiness`] and calls
+//! [`Linked::turn`]. A second thread makes new links, because name lookups and handshakes take time.
 
 use std::io;
 use std::sync::Arc;
@@ -27,30 +27,31 @@ use crate::link::link_set::LinkSet;
 
 /// How long a greeting may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(5);
-/// The first pause between two tries for a link; each is twice the one before.
+/// The first pause between two tries for a link; each pause is twice the one before.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The longest.
+/// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long a device may take to be given back when its user here is done.
+/// How long the exporter may take to confirm that a device was given back.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Kind of the snapshots of a block device.
 pub const BLOCK_KIND: u16 = 4;
-/// How far back a session may have lost its link before another process went on with it.
+/// How long ago a session in a snapshot may have lost its link.
 const PAST_MAX: Duration = Duration::from_secs(600);
 
-/// Makes a link to the exporter. `PermissionDenied` is the exporter's no, and final; all else is tried again.
+/// Makes a link to the exporter. The error `PermissionDenied` means that the exporter refuses, and is final; after any
+/// other error the session tries again.
 pub type Dial = Box<dyn FnMut() -> io::Result<Link> + Send>;
 
-/// What a session needs that another process had: links, and what its device goes through.
+/// What a session from another process needs to continue: links, and its device's modules.
 pub struct Redial {
     /// Makes links.
     pub dial: Dial,
-    /// Its modules, if it has some.
+    /// The modules, if there are any.
     pub through: Option<Through>,
 }
 
-/// A device of a session of its own.
+/// A device in a session of its own.
 pub struct Linked<A: Attached> {
     session: ImporterSession,
     remote: Piped<A>,
@@ -59,30 +60,30 @@ pub struct Linked<A: Attached> {
     readiness: Readiness,
     clock: Clock,
     host: String,
-    /// Links of the first lane that were made after its first.
+    /// How many links of the first lane were made after its first.
     relinks: u32,
     session_stop: SessionStop,
     status: SessionStatus,
-    /// Whether it was handed over.
+    /// Whether it is migrating to another host.
     is_migrating: bool,
-    /// Whether it was another process's, and has not begun here.
+    /// Whether it comes from another process and has had no turn here.
     is_new_here: bool,
     /// Further lanes for which a link is being made.
     dialling: Vec<u16>,
-    /// How what is reserved for it stands, as it was told last.
+    /// The last reservation report.
     reserved: Option<ReservationReport>,
 }
 
 impl<A: Attached> Linked<A> {
-    /// Begins a session over a first link, and waits until `remote` is open, or is not.
+    /// Begins a session over a first link, and waits until `remote` is open or refused.
     ///
     /// # Errors
-    /// The link was lost, or the exporter will have no session.
+    /// The link was lost, or the exporter refuses the session.
     pub fn open(dial: Dial, remote: impl Into<Piped<A>>, grace: Duration, done: &mut A::Done) -> io::Result<Self> {
         Self::open_over(1, dial, remote, grace, done)
     }
 
-    /// The same over so many links, as far as its exporter grants them.
+    /// Like [`Linked::open`], over up to `links` links. The exporter may grant fewer; see [`Linked::links`].
     ///
     /// # Errors
     /// As [`Linked::open`].
@@ -107,10 +108,11 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Begins a session over a first link, and others if `links` are more than one; `remote` is open when it says so.
+    /// Begins a session over a first link, and further ones if `links` is more than one. Does not wait until `remote`
+    /// is open.
     ///
     /// # Errors
-    /// The link was lost, or the exporter will have no session.
+    /// The link was lost, or the exporter refuses the session.
     pub fn begin(links: u16, mut dial: Dial, remote: impl Into<Piped<A>>, grace: Duration) -> io::Result<Self> {
         let mut remote = remote.into();
         let clock = Clock::start();
@@ -118,7 +120,7 @@ impl<A: Attached> Linked<A> {
         farbus_io::trust::fill_random(&mut incarnation);
         let mut session =
             ImporterSession::new(clock.now(), u64::from_le_bytes(incarnation), grace, LaneLimits::DEFAULT);
-        // What goes through modules keeps one order, which is one lane's.
+        // Modules need the order of one lane.
         session = session.over_links(if remote.has_modules() { 1 } else { links });
         let link = dial()?;
         let host = link.peer().to_owned();
@@ -163,17 +165,17 @@ impl<A: Attached> Linked<A> {
         Ok(linked)
     }
 
-    /// The device itself.
+    /// The device.
     pub fn remote(&self) -> &A {
         self.remote.inner()
     }
 
-    /// The same, to be asked something.
+    /// The device, for requests.
     pub fn remote_mut(&mut self) -> &mut A {
         self.remote.inner_mut()
     }
 
-    /// Whether it can go on in another process: not all modules do.
+    /// Whether a replacement process can continue with it: some modules prevent that.
     pub fn is_movable(&self) -> bool {
         self.remote.is_movable()
     }
@@ -183,22 +185,22 @@ impl<A: Attached> Linked<A> {
         self.clock
     }
 
-    /// Whether there is a link.
+    /// Whether it has a link.
     pub fn is_linked(&self) -> bool {
         self.session.is_linked()
     }
 
-    /// How many links there are now.
+    /// How many links it has now.
     pub fn links(&self) -> usize {
         usize::from(self.link_set.link().is_some()) + self.link_set.further().count()
     }
 
-    /// Links of the first lane that were made after its first.
+    /// How many links of the first lane were made after its first.
     pub fn relinks(&self) -> u32 {
         self.relinks
     }
 
-    /// Another handle on the link, for a watcher; none while there is no link.
+    /// A duplicate of the link, for a watcher; `None` while there is no link.
     ///
     /// # Errors
     /// If the system has no more descriptors.
@@ -206,17 +208,17 @@ impl<A: Attached> Linked<A> {
         self.link_set.link().map(Link::try_clone).transpose()
     }
 
-    /// What ends it, from any thread.
+    /// Ends it, from any thread.
     pub fn session_stop(&self) -> SessionStop {
         self.session_stop.clone()
     }
 
-    /// What can be seen of it from any thread.
+    /// Its status, which any thread may read.
     pub fn status(&self) -> SessionStatus {
         self.status.clone()
     }
 
-    /// Why it is over, if it is.
+    /// Why it ended, if it has.
     pub fn end(&self) -> Option<&End> {
         match self.remote.state() {
             State::Ended(end) => Some(end),
@@ -224,11 +226,10 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Sends what waits, and waits until something may have happened, `until` then at most; [`Linked::turn`] comes
-    /// next.
+    /// Sends what waits, then waits for the next event, `until` at most; call [`Linked::turn`] next.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
         self.send();
         let at = [until, self.session.poll_timeout(), self.remote.poll_timeout()].into_iter().flatten().min();
@@ -236,7 +237,7 @@ impl<A: Attached> Linked<A> {
         self.link_set.wait(self.session.lane_mut(), span, true)
     }
 
-    /// When [`Linked::turn`] wants to be called, whatever else happens.
+    /// When [`Linked::turn`] must be called even without an event.
     pub fn poll_timeout(&self) -> Option<Instant> {
         if self.end().is_some() {
             return None;
@@ -244,7 +245,7 @@ impl<A: Attached> Linked<A> {
         if self.is_new_here {
             return Some(Instant::ZERO);
         }
-        // What an encrypted link has decrypted already makes no socket readable.
+        // Data that an encrypted link has already decrypted makes no socket readable.
         if self.link_set.has_received() {
             return Some(Instant::ZERO);
         }
@@ -256,7 +257,7 @@ impl<A: Attached> Linked<A> {
         &self.readiness
     }
 
-    /// Takes in what arrived, sends what can be sent, sees to the link.
+    /// Handles what arrived, sends what can be sent, and replaces lost links.
     pub fn turn(&mut self, done: &mut A::Done) {
         if std::mem::take(&mut self.is_new_here) {
             self.dialer.dial(self.session.hello(), Duration::ZERO);
@@ -286,7 +287,7 @@ impl<A: Attached> Linked<A> {
         if self.end().is_none() && self.session_stop.is_quit.load(Ordering::Acquire) {
             self.remote.handle_over(Cause::Asked, "given up here", done);
         }
-        // While it is linked there is no such moment, and no clock to be asked.
+        // While it has a link there is no such moment, and the clock need not be read.
         let is_over = self.session.poll_timeout().is_some() && self.session.is_over(self.clock.now());
         if is_over && self.end().is_none() {
             warn!(host = self.host, "no link in time: the device is given up");
@@ -297,7 +298,7 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// How what is reserved for it stands is told once.
+    /// Logs a reservation report, if it is new.
     fn note_reserved(&mut self, reserved: ReservationReport) {
         if self.reserved.replace(reserved) == Some(reserved) {
             return;
@@ -314,7 +315,7 @@ impl<A: Attached> Linked<A> {
         self.status.note_reserved(reserved);
     }
 
-    /// Modules have moments of their own.
+    /// Modules have timers of their own.
     fn see_to_modules(&mut self, done: &mut A::Done) {
         if let Some(is_paused) = self.status.take_pause() {
             self.remote.pause(self.clock.now(), is_paused);
@@ -327,7 +328,7 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// As soon as nothing is under way.
+    /// Migrates the device to the host with this key, as soon as no request is under way.
     fn hand_over_to(&mut self, successor: [u8; 32], done: &mut A::Done) {
         self.remote.hold_still(self.clock.now(), done);
         self.is_migrating = self.remote.is_still();
@@ -337,7 +338,7 @@ impl<A: Attached> Linked<A> {
         self.send();
     }
 
-    /// Writes it down, for another process to go on with. This one may go on all the same, if the other does not.
+    /// Writes a snapshot for a replacement process. This session may continue if the replacement does not.
     pub fn save(&mut self, to: &mut Writer)
     where
         A: Movable,
@@ -346,10 +347,11 @@ impl<A: Attached> Linked<A> {
         self.session.save(self.clock.now(), &mut self.remote, to);
     }
 
-    /// As another process wrote it down: without a link, and without trying for one before its first turn here.
+    /// Restores a session that another process saved: without a link, and without trying for one before its first turn
+    /// here.
     ///
     /// # Errors
-    /// No session can have stood so, or the system has no more threads or descriptors.
+    /// The snapshot is invalid, or the system has no more threads or descriptors.
     pub fn restore(redial: Redial, from: &mut Reader<'_>) -> io::Result<Self>
     where
         A: Movable,
@@ -393,7 +395,8 @@ impl<A: Attached> Linked<A> {
         })
     }
 
-    /// Another process goes on with it: its link ends without a word, and what is in flight is answered there.
+    /// Drops it for a replacement process: its link ends without a message, and open requests are answered to the
+    /// replacement.
     pub fn hand_over(mut self)
     where
         A: Movable,
@@ -429,7 +432,7 @@ impl<A: Attached> Linked<A> {
                     self.note_exporter();
                 }
                 Ok(Progress::Again) => self.dialer.dial(self.session.hello(), Duration::ZERO),
-                // It may be there later, if the session is.
+                // The exporter may accept the lane later, if it still has the session.
                 Ok(Progress::Without) => self.dial_further(PAUSE_MAX),
                 Ok(Progress::Refused(outcome)) => {
                     let message = format!("its exporter does not take us back: {outcome:?}");
@@ -442,7 +445,7 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// The device is compared if its exporter has lost what it knew.
+    /// Compares the device with the earlier one if the exporter has lost its state.
     fn note_exporter(&mut self) {
         if let Some(incarnation) = self.session.their_incarnation() {
             self.remote.note_exporter(incarnation);
@@ -468,7 +471,7 @@ impl<A: Attached> Linked<A> {
         self.remote.use_lanes(self.session.usable_lanes());
     }
 
-    /// Further lanes that have no link are to get one.
+    /// Makes links for further lanes that have none.
     fn dial_further(&mut self, pause: Duration) {
         let wanting: Vec<u16> = self.session.wanting_links().filter(|number| !self.dialling.contains(number)).collect();
         for number in wanting {
@@ -478,7 +481,7 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// What it has waits for its next link; what is asked meanwhile goes on the others.
+    /// The lane's frames wait for its next link; new requests use the other lanes.
     fn lose_further(&mut self, number: u16, why: &str) {
         self.link_set.cut_further(number);
         self.session.handle_lane_lost(number, self.clock.now());
@@ -527,7 +530,7 @@ impl<A: Attached> Linked<A> {
     }
 
     fn hear(&mut self, lane: u16, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
-        // What was received together arrived together.
+        // Frames that were received together arrived together.
         let now = self.clock.now();
         while let Some(arrived) = self.session.poll_arrived_on(lane)? {
             self.remote.handle_arrived(now, arrived, done)?;
@@ -553,7 +556,7 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// Gives the device back, and waits a moment for its exporter to say so.
+    /// Gives the device back, and waits a moment for the exporter to confirm it.
     pub fn close(&mut self, done: &mut A::Done) {
         if self.end().is_none() && self.session.is_linked() {
             self.remote.close();
@@ -582,18 +585,18 @@ pub struct SessionStop {
 }
 
 impl SessionStop {
-    /// Its device is of no use to anybody any more.
+    /// Ends it: the device is no longer needed.
     pub fn quit(&self) {
         self.is_quit.store(true, Ordering::Release);
         self.wake.wake();
     }
 }
 
-/// What came of dialling: a link on which the exporter has answered, or the exporter's word that it will not.
+/// The result of dialling: a link on which the exporter has answered, or the exporter's refusal.
 type Dialled = Result<(Link, Welcome), String>;
 
-/// Links of further lanes, before the device is opened: its first requests find them. Those that cannot be had now come
-/// later.
+/// Makes the links of further lanes before the device is opened, so that its first requests can use them. Links that
+/// cannot be made now are made later.
 fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut LinkSet) -> io::Result<()> {
     for number in session.wanting_links().collect::<Vec<_>>() {
         let Ok(link) = dial() else { return Ok(()) };
@@ -602,7 +605,7 @@ fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut L
         };
         match session.handle_welcome(&welcome) {
             Ok(Progress::Linked) => link_set.put_further(number, link)?,
-            // What is wrong with it is heard on the first.
+            // The first lane reports what is wrong with the exporter.
             _ => return Ok(()),
         }
     }
@@ -634,22 +637,22 @@ impl Dialer {
         Ok(Self { wanted, links, wake })
     }
 
-    /// A link is wanted for the lane that this greeting names, after a pause.
+    /// Asks for a link for the lane that this greeting names, after a pause.
     fn dial(&self, hello: Hello, after: Duration) {
-        // Its thread lives as long as this.
+        // The thread lives as long as the dialer.
         let _ = self.wanted.send((hello, after));
     }
 }
 
-/// A lane that wants a link.
+/// A lane that needs a link.
 struct Wanting {
     hello: Hello,
-    /// When it is tried next, and how long the pause after that is.
+    /// When to try next, and how long to pause after that.
     at: std::time::Instant,
     pause: Duration,
 }
 
-/// Tries until there is a link on which the exporter has answered; none once nobody wants one any more.
+/// Tries until there is a link on which the exporter has answered. `None` once the session no longer wants one.
 fn dial_until(dial: &mut Dial, wanting: &mut Vec<Wanting>, asked: &Receiver<(Hello, Duration)>) -> Option<Dialled> {
     loop {
         let next = (0..wanting.len()).min_by_key(|&at| wanting[at].at);
@@ -677,10 +680,10 @@ fn try_once(dial: &mut Dial, Wanting { hello, at, pause }: &mut Wanting) -> Opti
     match dial() {
         Ok(link) => match greeting::greet(&link, hello, GREETING_TIME_MAX) {
             Ok(welcome) => return Some(Ok((link, welcome))),
-            // The exporter may have counted this link: the next is another one.
+            // The exporter may have counted this link: the next try has another number.
             Err(_) => hello.position.link += 1,
         },
-        // What becomes of the session is the first lane's to hear.
+        // The first lane decides about the session.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && hello.position.lane == 0 => {
             return Some(Err(error.to_string()));
         }
@@ -723,7 +726,7 @@ impl DeviceLayer for Linked<RemoteUsb> {
     }
 
     fn command(&mut self, _now: Instant, command: &Command, _done: &mut Completions) -> Result<(), CommandError> {
-        // Its owner is elsewhere.
+        // Commands to the device are its owner's, on the exporter.
         Err(CommandError::unknown(command))
     }
 }
@@ -760,7 +763,7 @@ impl BlockLayer for Linked<RemoteBlock> {
     }
 
     fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
-        // What is over ends here, and what goes through modules, and is begun anew.
+        // A session that has ended, uses modules or is still replaying writes cannot be saved.
         let is_at_rest = !self.remote.inner().is_rewriting();
         (self.end().is_none() && self.is_movable() && is_at_rest).then(|| {
             let mut to = Writer::new(BLOCK_KIND);

@@ -1,4 +1,4 @@
-//! What was done about a device's distance, for whoever looks at it.
+//! What was done to hide a device's distance, for the status.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,8 @@ use farbus_model::Device;
 use farbus_session::far::{Far, Received};
 use farbus_session::isochronous::{Counts, Isochronous};
 
-/// What came before it was asked for, and what was not as it should be, since this process has the device.
+/// Counters of data that was fetched before it was asked for, and of packets that were not on time, since this process
+/// has had the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Distance {
     received: Received,
@@ -15,13 +16,13 @@ pub struct Distance {
 }
 
 impl Distance {
-    /// That of a device behind both layers.
+    /// The counters of a device behind both layers.
     pub fn of<D: Device>(far: &Far<Isochronous<D>>) -> Self {
         let streams = far.device();
         Self { received: far.received(), streams: streams.counts(), drift_ns: streams.drift_ns() }
     }
 
-    /// What there is to count, by name.
+    /// All counters that are not zero, by name.
     pub fn counts(&self) -> BTreeMap<&'static str, u64> {
         let Counts { packets, missed, late, unclaimed, dropped, underruns } = self.streams;
         let all = [
@@ -37,7 +38,7 @@ impl Distance {
         all.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 
-    /// By how much the clock of a stream was moved to follow the device's, if one goes on.
+    /// By how much the clock of a running stream was moved to follow the device's, microseconds; `None` without one.
     pub fn drift_us(&self) -> Option<i64> {
         self.drift_ns.map(|drift| drift / 1000)
     }
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_did_not_happen_is_not_told() {
+    fn counts_of_zero_are_left_out() {
         assert!(Distance::default().counts().is_empty() && Distance::default().drift_us().is_none());
         let received = Received { ahead: 3, thrown_away: 0 };
         let distance =

@@ -1,37 +1,37 @@
-//! Where the time of an attachment's requests goes, told from those that its session timed.
+//! How long the stages of an attachment's requests take, computed from the requests that its session timed.
 
 use std::collections::VecDeque;
 
 use farbus_session::native::Timed;
 use serde::Serialize;
 
-/// Requests that are remembered: of a device in use, those of the last seconds to minutes.
+/// How many requests are remembered: for a device in use, those of the last seconds to minutes.
 const SAMPLES_MAX: usize = 256;
 
-/// The latest requests that were timed.
+/// The latest timed requests.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
     latest: VecDeque<Timed>,
     is_told: bool,
 }
 
-/// Stages of requests, of as many as were timed lately. Their sum is what the session saw; what shows the device here
-/// (FUSE, NBD, a kernel) adds its own.
+/// The durations of the stages of the latest timed requests. Their sum is what the session saw; the front end (FUSE,
+/// NBD, a kernel) adds its own time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// Requests.
+    /// How many requests were timed.
     pub samples: usize,
-    /// From the session's being asked to its having answered.
+    /// From the moment the session was asked until it answered.
     pub all_us: Spread,
-    /// Both ways over the network, this end's and the other's systems among it.
+    /// Both directions over the network, including both ends' operating systems.
     pub network_us: Spread,
-    /// With the exporter's end of the session: arriving, waiting for others, waiting for the link.
+    /// In the exporter's end of the session: arriving, waiting for other requests, waiting for the link.
     pub bus_us: Spread,
-    /// With the device.
+    /// In the device.
     pub back_end_us: Spread,
 }
 
-/// Of many spans, µs.
+/// The distribution of many durations, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// Median.
@@ -67,7 +67,7 @@ impl Samples {
 }
 
 impl Spread {
-    /// Of one span, ns, at least.
+    /// The distribution of at least one duration, in nanoseconds.
     fn of(mut spans_ns: Vec<u64>) -> Self {
         spans_ns.sort_unstable();
         let at = |percent: usize| spans_ns[(spans_ns.len() * percent / 100).min(spans_ns.len() - 1)] as f64 / 1000.0;
@@ -81,7 +81,7 @@ mod tests {
     use farbus_session::native::frame::Residence;
 
     #[test]
-    fn stages_are_told_of_the_latest_and_each_once() {
+    fn latency_covers_the_latest_requests_and_each_is_taken_once() {
         let mut samples = Samples::default();
         assert_eq!((samples.summary(), samples.take_latest()), (None, None));
         let timed = |total_ns| {

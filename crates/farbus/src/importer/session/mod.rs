@@ -1,4 +1,4 @@
-//! The importing end of a session: links come and go below a device that stays.
+//! The importing end of a session: links come and go while a device stays.
 
 pub mod bare;
 pub mod connection;

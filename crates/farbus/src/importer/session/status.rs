@@ -1,4 +1,4 @@
-//! How a session stands, for whoever shows it: its device is elsewhere, on the thread that uses it.
+//! The status of a session, for other threads than the one that owns its device.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,39 +13,39 @@ use crate::importer::session::distance::Distance;
 use crate::importer::session::latency::{Latency, Samples};
 use crate::link::status::{Links, LinksStatus};
 
-/// What a session's owner can see of it, and wish of it, from any thread.
+/// What other threads can see of a session, and ask of it.
 #[derive(Clone, Debug, Default)]
 pub struct SessionStatus(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     state: Mutex<State>,
-    /// Whether a successor was named: looked at in every turn.
+    /// Whether a successor was named; read in every turn.
     has_successor: AtomicBool,
-    /// Whether it is to pause, or to go on: looked at in every turn.
+    /// Whether a pause or its end was ordered; read in every turn.
     has_pause: AtomicBool,
-    /// Whether it is yet to be handed over to us.
+    /// Whether another host has yet to hand the device over.
     is_expected: AtomicBool,
-    /// Wakes whoever has the session.
+    /// Wakes the thread that has the session.
     wake: Option<Arc<Wake>>,
     links: Links,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The key of whoever is to have it.
+    /// The key of the successor.
     successor: Option<[u8; 32]>,
     /// Since when there is no link.
     unlinked: Option<Instant>,
     end: Option<End>,
-    /// Of its latest requests that were timed.
+    /// The latest timed requests.
     latency: Samples,
     distance: Distance,
-    /// Whether it goes through a module that can hold what passes.
+    /// Whether it passes through the module `pause`.
     can_pause: bool,
-    /// What its owner wants of that.
+    /// Whether its owner ordered a pause (`true`) or its end.
     pause: Option<bool>,
-    /// How what is reserved for it stands.
+    /// The last reservation report.
     reserved: Option<ReservationReport>,
 }
 
@@ -54,20 +54,20 @@ impl SessionStatus {
         look(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// That of a session whose thread `wake` wakes, and whose links `links` shows.
+    /// A status whose changes wake the session's thread by `wake`; `links` shows the session's links.
     pub(crate) fn waking(wake: Arc<Wake>, links: Links) -> Self {
         Self(Arc::new(Inner { wake: Some(wake), links, ..Inner::default() }))
     }
 
-    /// Its links.
+    /// The status of its links.
     pub fn links(&self) -> Option<LinksStatus> {
         self.0.links.status()
     }
 
-    /// Its device goes to the host with this key as soon as nothing is under way.
+    /// Orders the device to migrate to the host with this key as soon as no request is under way.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Why it cannot migrate.
     pub fn migrate(&self, successor: [u8; 32]) -> Result<(), &'static str> {
         self.with(|state| match state {
             State { end: Some(_), .. } => Err("it is over already"),
@@ -85,10 +85,10 @@ impl SessionStatus {
         Ok(())
     }
 
-    /// Nothing is to pass, or all again.
+    /// Orders that nothing passes, or that data flows again.
     ///
     /// # Errors
-    /// Why it cannot be so.
+    /// Why it cannot pause.
     pub fn pause(&self, is_paused: bool) -> Result<(), &'static str> {
         self.with(|state| match state {
             State { end: Some(_), .. } => Err("it is over already"),
@@ -107,33 +107,33 @@ impl SessionStatus {
         Ok(())
     }
 
-    /// What its owner wants, once.
+    /// Takes the order to pause or continue, if there is one.
     pub(crate) fn take_pause(&self) -> Option<bool> {
         let is_wanted = self.0.has_pause.load(Ordering::Acquire) && self.0.has_pause.swap(false, Ordering::AcqRel);
         if is_wanted { self.with(|state| state.pause.take()) } else { None }
     }
 
-    /// It goes through a module that can hold what passes.
+    /// Records that the session passes through a module that can pause.
     pub(crate) fn note_pausable(&self) {
         self.with(|state| state.can_pause = true);
     }
 
-    /// Whether its device is yet to be handed over to us.
+    /// Whether another host has yet to hand the device over.
     pub fn is_expected(&self) -> bool {
         self.0.is_expected.load(Ordering::Acquire)
     }
 
-    /// It is, or is not any more.
+    /// Records whether another host has yet to hand the device over.
     pub(crate) fn note_expected(&self, is_expected: bool) {
         self.0.is_expected.store(is_expected, Ordering::Release);
     }
 
-    /// Whether no successor is named.
+    /// Whether no successor was named.
     pub fn is_ours(&self) -> bool {
         self.successor().is_none()
     }
 
-    /// Its successor did not come.
+    /// Removes the successor, which did not come.
     pub(crate) fn disinherit(&self) {
         self.0.has_successor.store(false, Ordering::Release);
         self.with(|state| state.successor = None);
@@ -144,17 +144,17 @@ impl SessionStatus {
         if self.0.has_successor.load(Ordering::Acquire) { self.with(|state| state.successor) } else { None }
     }
 
-    /// For how long it has been waiting for a link, if it has none and is not over.
+    /// How long it has been waiting for a link, if it has none and has not ended.
     pub fn unlinked(&self) -> Option<Duration> {
         self.with(|state| state.unlinked.filter(|_| state.end.is_none()).map(|since| since.elapsed()))
     }
 
-    /// Why it is over, if it is.
+    /// Why it ended, if it has.
     pub fn end(&self) -> Option<End> {
         self.with(|state| state.end.clone())
     }
 
-    /// There is a link, or none any more.
+    /// Records whether there is a link.
     pub(crate) fn note_link(&self, is_linked: bool) {
         self.with(|state| match (is_linked, state.unlinked) {
             (true, _) => state.unlinked = None,
@@ -163,42 +163,42 @@ impl SessionStatus {
         });
     }
 
-    /// How what is reserved for it stands is known.
+    /// Records a reservation report.
     pub(crate) fn note_reserved(&self, reserved: ReservationReport) {
         self.with(|state| state.reserved = Some(reserved));
     }
 
-    /// How what is reserved for it at its exporter stands; none if nothing is.
+    /// The last reservation report; `None` if nothing is reserved at the exporter.
     pub fn reserved(&self) -> Option<ReservationReport> {
         self.with(|state| state.reserved)
     }
 
-    /// A request was timed.
+    /// Records a timed request.
     pub(crate) fn note_timed(&self, timed: Timed) {
         self.with(|state| state.latency.note(timed));
     }
 
-    /// Where the time of its latest requests went; none before one was timed.
+    /// How long the stages of its latest requests took; `None` before a request was timed.
     pub fn latency(&self) -> Option<Latency> {
         self.with(|state| state.latency.summary())
     }
 
-    /// What is done about its device's distance has come so far.
+    /// Records what was done so far to hide the device's distance.
     pub(crate) fn note_distance(&self, distance: Distance) {
         self.with(|state| state.distance = distance);
     }
 
-    /// What was done about its device's distance.
+    /// What was done so far to hide the device's distance.
     pub(crate) fn distance(&self) -> Distance {
         self.with(|state| state.distance)
     }
 
-    /// The latest request that was timed, once.
+    /// Takes the latest timed request, if it was not taken before.
     pub fn take_timed(&self) -> Option<Timed> {
         self.with(|state| state.latency.take_latest())
     }
 
-    /// It is over.
+    /// Records the end.
     pub(crate) fn note_end(&self, end: &End) {
         self.with(|state| {
             state.end.get_or_insert_with(|| end.clone());
@@ -212,7 +212,7 @@ mod tests {
     use farbus_session::native::control::Cause;
 
     #[test]
-    fn what_its_owner_wants_is_heard_once_and_only_where_it_can_be() {
+    fn orders_are_taken_once_and_refused_if_impossible() {
         let status = SessionStatus::default();
         assert!(status.pause(true).unwrap_err().contains("--module pause"));
         status.note_pausable();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_lost_twice_was_lost_once() {
+    fn second_loss_of_a_link_keeps_the_time_of_the_first() {
         let status = SessionStatus::default();
         assert_eq!(status.unlinked(), None);
         status.note_link(false);

@@ -1,4 +1,4 @@
-//! What a mount's owner and the thread that serves it share.
+//! The state that a mount's owner and its serving thread share.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,33 +14,32 @@ use super::health::Health;
 use crate::link::Wake;
 use crate::saving::{SaveRequester, Saved};
 
-/// Whether what was written is durable.
+/// The result of a flush: whether written data is durable.
 pub(super) type Flushed = Result<(), StoreError>;
 
-/// One disk, for its owner: how it is, and how it is told to flush or to end. It is served by a thread that alone has
-/// the device.
+/// One disk, as its owner sees it: its health, and orders to flush or to end. The serving thread alone has the device.
 pub(super) struct Disk {
     /// Set as soon as the device is known to be gone; requests are then refused without asking it.
     lost: AtomicBool,
-    /// How many have the file open.
+    /// How many programs have the file open.
     open: AtomicUsize,
     orders: Mutex<Orders>,
-    /// Wakes the thread: there are orders, it is lost, or another process is to go on.
+    /// Wakes the thread: there is an order, the disk is lost, or a replacement process asks for a snapshot.
     wake: Arc<Wake>,
     save_requester: SaveRequester<Saved>,
-    /// Whether another process serves it now.
+    /// Whether a replacement process serves it now.
     is_handed_over: AtomicBool,
     health: Mutex<Health>,
     changed: Condvar,
-    /// Readable from the first change on.
+    /// Becomes readable when the health first changes.
     event: OwnedFd,
 }
 
 #[derive(Default)]
 struct Orders {
-    /// Who waits for a flush.
+    /// Threads that wait for a flush.
     flushes: Vec<SyncSender<Flushed>>,
-    /// What became of the last writes, once nobody serves any more.
+    /// The result of the last flush, once the serving thread has ended.
     ended: Option<Flushed>,
 }
 
@@ -68,7 +67,7 @@ impl Disk {
         *self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the disk's health is `least` or worse, or patience ends; what it is then.
+    /// Waits until the disk's health is `least` or worse, or `patience` has passed; returns its health.
     pub(super) fn wait_for(&self, least: Health, patience: Option<Duration>) -> Health {
         let deadline = patience.map(|p| Instant::now() + p);
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +81,7 @@ impl Disk {
         *health
     }
 
-    /// Makes durable what was written; takes as long as the device takes, or so long at most: then nothing is known.
+    /// Makes written data durable. Waits for the device, for `time_max` at most: `None` if it has not answered by then.
     pub(super) fn flush_within(&self, time_max: Option<Duration>) -> Option<Flushed> {
         let (answer, answered) = sync_channel(1);
         {
@@ -93,7 +92,7 @@ impl Disk {
             orders.flushes.push(answer);
         }
         self.wake.wake();
-        // Whoever serves answers every order, by its end at the latest.
+        // The serving thread answers every order, at its end at the latest.
         match time_max.map(|time_max| answered.recv_timeout(time_max)) {
             Some(Err(RecvTimeoutError::Timeout)) => None,
             Some(Ok(flushed)) => Some(flushed),
@@ -102,7 +101,7 @@ impl Disk {
         }
     }
 
-    /// The device is gone, or is to be treated so: requests are refused from now on.
+    /// The device is gone, or is to be treated as gone: requests are refused from now on.
     pub(super) fn lose(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             self.worsen(Health::Lost);
@@ -110,7 +109,7 @@ impl Disk {
         self.wake.wake();
     }
 
-    /// What makes it ready for another process.
+    /// Asks the serving thread for a snapshot.
     pub(super) fn save_requester(&self) -> &SaveRequester<Saved> {
         &self.save_requester
     }
@@ -125,12 +124,12 @@ impl Disk {
 
     // ---- for the thread that serves ----
 
-    /// So many have the file open now.
+    /// Sets how many programs have the file open.
     pub(super) fn show_open(&self, count: usize) {
         self.open.store(count, Ordering::Release);
     }
 
-    /// Another process serves it.
+    /// Records that a replacement process serves it.
     pub(super) fn hand_over(&self) {
         self.is_handed_over.store(true, Ordering::Release);
         self.end(Ok(()));
@@ -148,7 +147,7 @@ impl Disk {
         std::mem::take(&mut self.orders().flushes)
     }
 
-    /// Nobody serves it any more.
+    /// Records that the serving thread ends.
     pub(super) fn end(&self, flushed: Flushed) {
         let waiting = {
             let mut orders = self.orders();
@@ -156,7 +155,7 @@ impl Disk {
             std::mem::take(&mut orders.flushes)
         };
         for asker in waiting {
-            // There is room for the one answer that is ever sent.
+            // The channel has room for its only answer.
             let _ = asker.try_send(flushed);
         }
         self.worsen(Health::Ended);
@@ -171,7 +170,7 @@ impl Disk {
         if *now < health {
             *now = health;
             self.changed.notify_all();
-            // Can fail only when nobody has read it 2^64 times.
+            // Fails only after 2^64 unread events.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! The thread that serves a mounted disk: one, which owns the kernel's end and the device, and waits on both.
+//! The thread that serves a mounted disk: it owns the kernel's descriptor and the device, and waits on both.
 
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
@@ -24,23 +24,21 @@ use crate::link::{Clock, Interest, Watched, wait};
 use crate::saving::{self, Saved, Verdict};
 use crate::sys::errno::of_store;
 
-/// How much the kernel reads ahead of a program that reads in order: several requests, so that they overtake the link's
-/// delay.
+/// How far the kernel reads ahead of a program that reads in order: several requests, to hide the link's delay.
 pub(super) const READ_AHEAD_BYTES: u32 = 4 << 20;
-/// How long the kernel may take to say hello: it did so when it mounted.
+/// How long the kernel may take for its first request, which it queued when it mounted.
 const HELLO_TIME_MAX: Duration = Duration::from_secs(5);
-/// Idle buffers that are kept for what is read, bytes.
+/// Idle buffers that are kept for reads, bytes.
 const POOL_BYTES: usize = 8 << 20;
-/// Idle buffers that are kept for what is written.
+/// Idle buffers that are kept for writes.
 const CHUNKS_KEPT: usize = 8;
-/// A write of so many bytes or fewer is copied for a device that keeps it: a buffer of the largest size is not held for
-/// it.
+/// The longest write that is copied for a device which keeps it, so that no buffer of the largest size is tied up.
 const COPIED_BYTES_MAX: usize = 64 << 10;
-/// A range is discarded or zeroed in pieces of so many bytes: a request's length has 32 bits, and its end is on a
-/// block's.
+/// The size of the pieces in which a range is discarded or zeroed: a request's length has 32 bits, and pieces end on
+/// block boundaries.
 const PIECE_BYTES: u64 = 1 << 30;
 
-/// A disk as one file in one folder.
+/// Serves a disk as one file in one folder.
 pub(super) struct Engine {
     kernel: OwnedFd,
     disk: Arc<Disk>,
@@ -48,57 +46,57 @@ pub(super) struct Engine {
     name: String,
     folder: Attributes,
     file: Attributes,
-    /// Dropped as soon as it is lost and owes nothing, or is no longer needed.
+    /// Dropped as soon as it is lost and has no request open, or is no longer needed.
     device: Option<Box<dyn BlockDevice>>,
     done: Completions<BlockDone>,
     asked: HashMap<u64, Asked>,
     next_id: u64,
     clock: Clock,
     head: [u8; HEAD_BYTES],
-    /// Where the next write's data arrives; those that the device still looks at, and idle ones.
+    /// The buffer for the next write's data; `chunks` are those that the device still reads, and idle ones.
     chunk: Arc<[u8]>,
     chunks: Vec<Arc<[u8]>>,
-    /// Whether the device has kept a write beyond its call.
+    /// Whether the device has kept a write's data beyond its call.
     keeps: bool,
-    /// Changes begun so far; those before `durable` are durable.
+    /// How many changes have begun; those before `durable` are durable.
     begun: u64,
     durable: u64,
-    /// Why the last flush failed.
+    /// The error of the last flush, if it failed.
     undurable: Option<StoreError>,
-    /// Who has the file open, and which losses each was told of.
+    /// The open handles of the file, and which losses each was told of.
     handles: Handles,
-    /// Whether an error was reported in the log; one is enough.
+    /// Whether an error was logged; only the first is.
     complained: bool,
-    /// The kernel has something to say, as far as is known.
+    /// Whether the kernel may have sent a request.
     is_asked: bool,
-    /// The owner has.
+    /// Whether the owner has given an order.
     is_called: bool,
-    /// The mount is gone.
+    /// Whether the mount is gone.
     is_over: bool,
 }
 
-/// A request that the device has.
+/// A request that the device is carrying out.
 struct Asked {
     by: SaveRequest,
-    /// A change: its place among all changes.
+    /// For a change: its position among all changes.
     change: Option<u64>,
-    /// A flush: changes before this one are durable when it succeeds.
+    /// For a flush: changes before this one are durable when it succeeds.
     covers: Option<u64>,
-    /// A flush of one who has the file open.
+    /// For a flush of a program that has the file open.
     ask: Option<Ask>,
-    /// What is to be discarded or zeroed after this piece.
+    /// What remains to be discarded or zeroed after this piece.
     rest: Range<u64>,
 }
 
 enum SaveRequest {
-    /// A program, through the kernel, by this number.
+    /// A program, through the kernel, by the number of its request.
     Program(u64),
     Owner(SyncSender<Flushed>),
-    /// Nobody, or nobody any more.
+    /// No program or thread waits for it any more.
     Nobody,
 }
 
-/// How far the kernel's requests came.
+/// What a look for requests of the kernel found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Received {
     Something,
@@ -107,7 +105,8 @@ enum Received {
 }
 
 impl Engine {
-    /// Says hello to the kernel on `kernel`, the descriptor of a fresh mount at `at` that belongs to `owner`.
+    /// Completes the handshake with the kernel on `kernel`, the descriptor of a new mount at `at` that belongs to
+    /// `owner`.
     pub fn new(
         kernel: OwnedFd,
         disk: Arc<Disk>,
@@ -163,7 +162,7 @@ impl Engine {
         }
     }
 
-    /// As another process saved it, over a device that was asked what is `pending`.
+    /// Restores an engine that another process saved; `pending` are the requests that the device has open.
     pub fn restore(
         kernel: OwnedFd,
         disk: Arc<Disk>,
@@ -197,11 +196,11 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Another process is to go on: the kernel is not heard until it is known whether it does.
+    /// Answers a request for a snapshot. Receives nothing until the replacement has decided whether it continues.
     fn part(&mut self, asker: saving::SaveRequest<Saved>) -> Verdict {
         match self.save() {
             Ok(Some(saved)) => asker.part(saved),
-            // Whoever asked hears nothing, and gives up.
+            // No answer tells the asking thread that it cannot be saved.
             Ok(None) => Verdict::Stay,
             Err(error) => {
                 tracing::warn!(file = ?self.name, %error, "the disk cannot be passed on");
@@ -210,7 +209,7 @@ impl Engine {
         }
     }
 
-    /// Writes it down, with what the kernel asked and has no answer to; none if it ends, or its owner waits for a
+    /// Writes a snapshot that includes the kernel's open requests; `None` if it is ending, or its owner waits for a
     /// flush.
     fn save(&mut self) -> io::Result<Option<Saved>> {
         self.collect();
@@ -243,14 +242,14 @@ impl Engine {
         Ok(Some(Saved { snapshot: state.to_bytes(&device)?, descriptors }))
     }
 
-    /// Another process serves it.
+    /// Drops the engine without ending anything: a replacement process continues it.
     pub fn leave(mut self) {
         if let Some(device) = &mut self.device {
             device.leave();
         }
         self.device = None;
         self.durable = self.begun;
-        // Whoever has the file open is told by the other one.
+        // The replacement tells the programs that have the file open of losses.
         self.handles = Handles::default();
         self.disk.hand_over();
     }
@@ -280,7 +279,7 @@ impl Engine {
         }
     }
 
-    /// Serves until the mount is gone, and what was written durable, as far as it can be.
+    /// Serves until the mount is gone and written data is durable, as far as possible.
     pub fn run(mut self) {
         let mut is_flushing = false;
         loop {
@@ -299,7 +298,7 @@ impl Engine {
             }
             self.receive_all();
             self.end_turn();
-            // Else there is nothing left to wait for.
+            // Otherwise there is nothing left to wait for.
             let is_waiting = !self.is_over || !self.asked.is_empty();
             if is_waiting && let Err(error) = self.wait() {
                 tracing::error!(file = ?self.name, %error, "the disk cannot be served");
@@ -316,7 +315,7 @@ impl Engine {
         self.begun > self.durable
     }
 
-    /// What the owner wants: a flush, or that nobody is served any more.
+    /// Carries out the owner's orders: to flush, or to stop serving.
     fn look_after_owner(&mut self) {
         if self.disk.is_lost() {
             self.let_go();
@@ -334,7 +333,7 @@ impl Engine {
         }
     }
 
-    /// The device is lost: whoever waits is told, and it goes as soon as it owes nothing.
+    /// Refuses all open requests after the device was lost, and drops it once it has no request open.
     fn let_go(&mut self) {
         let waiting: Vec<SaveRequest> =
             self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, SaveRequest::Nobody)).collect();
@@ -344,7 +343,7 @@ impl Engine {
         }
     }
 
-    /// Takes in what the kernel asks. Whoever was answered often has the next question ready before we look.
+    /// Handles the kernel's requests. A program whose request was answered often has its next one ready at once.
     fn receive_all(&mut self) {
         if !std::mem::take(&mut self.is_asked) {
             return;
@@ -404,7 +403,7 @@ impl Engine {
             match rustix::io::readv(&self.kernel, &mut parts) {
                 Ok(count) => return Ok(Some(count)),
                 Err(Errno::AGAIN) => return Ok(None),
-                // It was withdrawn while it was read.
+                // The request was interrupted while it was read.
                 Err(Errno::NOENT | Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -434,7 +433,8 @@ impl Engine {
                 Some(attributes) => kernel.body(unique, &Body::attr(&attributes)),
                 None => kernel.error(unique, Errno::NOENT),
             },
-            // The size is the disk's and the owner is whoever attached it: what asks for no change succeeds.
+            // The size is the disk's and the owner is the user who attached it: a request that changes neither
+            // succeeds.
             Op::Setattr { mode, uid, gid, size } => match attributes {
                 None => kernel.error(unique, Errno::NOENT),
                 Some(now) => {
@@ -459,13 +459,13 @@ impl Engine {
             Op::Statfs => kernel.body(unique, &Body::statfs(self.file.size)),
             Op::Change => kernel.error(unique, Errno::PERM),
             Op::Forget => {}
-            // ENOSYS once, and the kernel does it by itself or asks no more: without that every write would be preceded
-            // by a question for the file's capabilities.
+            // After one ENOSYS the kernel does it by itself or asks no more. Otherwise every write would be preceded by
+            // a request for the file's capabilities.
             Op::Init { .. } | Op::Destroy | Op::Other => kernel.error(unique, Errno::NOSYS),
         }
     }
 
-    /// The part of `offset..offset + len` that lies on the disk, as its length.
+    /// How much of `offset..offset + len` lies on the disk.
     fn clip(&self, offset: u64, len: u64) -> u64 {
         len.min(self.file.size.saturating_sub(offset))
     }
@@ -481,7 +481,7 @@ impl Engine {
     }
 
     fn write_at(&mut self, unique: u64, offset: u64, size: u32) {
-        // As a block device does: what fits is written, and the rest finds no space.
+        // As with a block device: what fits is written, and for the rest there is no space.
         let len = self.clip(offset, size.into()) as usize;
         if len == 0 && size > 0 {
             return self.kernel().error(unique, Errno::NOSPC);
@@ -500,9 +500,9 @@ impl Engine {
         if len < length && !mode.contains(FallocateFlags::KEEP_SIZE) {
             return self.kernel().error(unique, Errno::NOSPC);
         }
-        // Beside these there is nothing to allocate on a disk, and nothing to move. A hole reads as zeros, and is worth
-        // it only where space is given back for it: who may do without one (a loop device that discards) does not have
-        // zeros written for it.
+        // No other mode makes sense on a disk: there is nothing to allocate or to move. A hole reads as zeros, but is
+        // useful only where space is given back: for a caller that can do without one (a loop device that discards),
+        // writing zeros would be a waste.
         let op = match mode - FallocateFlags::KEEP_SIZE {
             FallocateFlags::PUNCH_HOLE if self.device.as_ref().is_none_or(|device| device.info().trims) => {
                 BlockOp::Discard
@@ -517,7 +517,7 @@ impl Engine {
         self.zero(op, Asked { change, rest: offset..offset + len, ..Asked::by(SaveRequest::Program(unique)) });
     }
 
-    /// Asks for the first piece of what is to be zeroed.
+    /// Requests the first piece of a range to be zeroed.
     fn zero(&mut self, op: BlockOp, mut asked: Asked) {
         let Range { start, end } = asked.rest;
         let until = end.min((start / PIECE_BYTES + 1) * PIECE_BYTES);
@@ -528,7 +528,7 @@ impl Engine {
     }
 
     fn open(&mut self, unique: u64) {
-        // Counted before the program goes on.
+        // Counted before the program continues.
         let handle = self.handles.open_next();
         self.disk.show_open(self.handles.open());
         if !self.kernel().opened(unique, FILE, handle) {
@@ -536,7 +536,7 @@ impl Engine {
         }
     }
 
-    /// A descriptor was closed, or the last of a handle.
+    /// Handles the closing of a descriptor, or of the last one of a handle.
     fn close(&mut self, unique: u64, ask: Ask) {
         if self.is_dirty() {
             return self.flush(SaveRequest::Program(unique), Some(ask));
@@ -549,14 +549,14 @@ impl Engine {
         }
     }
 
-    /// What whoever asked for a flush is told that ended so.
+    /// The result of a flush as the program that asked is told: earlier losses that it does not know of included.
     fn hear(&mut self, ask: Ask, flushed: Flushed) -> Flushed {
         let told = self.handles.hear(ask, flushed);
         self.disk.show_open(self.handles.open());
         told
     }
 
-    /// Makes durable what was answered.
+    /// Flushes everything that has been answered.
     fn flush(&mut self, by: SaveRequest, ask: Option<Ask>) {
         let covers = self.asked.values().filter_map(|asked| asked.change).min().unwrap_or(self.begun);
         let id = self.new_id();
@@ -573,8 +573,8 @@ impl Engine {
         self.begun - 1
     }
 
-    /// Lets the device do something, unless it is lost, and answers what it has done at once while that is in the
-    /// cache.
+    /// Passes a request to the device, unless the disk is lost, and sends answers that are there at once while they are
+    /// still in the cache.
     fn ask(&mut self, request: BlockRequest, asked: Asked) {
         let Some(device) = self.device.as_mut().filter(|_| !self.disk.is_lost()) else {
             self.let_go();
@@ -598,7 +598,7 @@ impl Engine {
         }
     }
 
-    /// Hands out what the device has done.
+    /// Handles the requests that the device has completed.
     fn collect(&mut self) {
         while let Some(done) = self.done.pop() {
             let asked = self.asked.remove(&done.id.0).expect("a device answers what it was asked, once");
@@ -637,14 +637,14 @@ impl Engine {
                 BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => kernel.ok(unique),
             },
             (SaveRequest::Owner(asker), result) => {
-                // There is room for the one answer that is ever sent.
+                // The channel has room for its only answer.
                 let _ = asker.try_send(result);
             }
             (SaveRequest::Nobody, _) => {}
         }
     }
 
-    /// The device is lost.
+    /// Answers that the device is lost.
     fn refuse(&self, asker: SaveRequest) {
         match asker {
             SaveRequest::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
@@ -681,7 +681,7 @@ impl Engine {
         let (has_device, has_kernel) = (on_device.is_some(), on_kernel.is_some());
         let span = timeout.map(|at| at - self.clock.now());
         let owner = || Interest::new(self.disk.wake().as_fd(), false);
-        // The first of them that are there, and no more.
+        // The first entries are those that exist; the others only fill the array.
         let mut interests = match (on_kernel, on_device) {
             (Some(on_kernel), Some(on_device)) => [owner(), on_kernel, on_device],
             (Some(on_kernel), None) => [owner(), on_kernel, owner()],
@@ -712,7 +712,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Whatever ended it, a bug among it: nobody waits for it for ever.
+    /// However the engine ends, by a bug too: no thread waits for it for ever.
     fn drop(&mut self) {
         let flushed = match self.is_dirty() {
             true => Err(self.undurable.unwrap_or(StoreError::Gone)),

@@ -1,4 +1,4 @@
-//! Why a disk is not mounted, or still is; each with what to type next where there is something to type.
+//! Why a disk is not mounted, or still is; each error says what to type next if there is something to type.
 
 use std::fmt;
 use std::io;
@@ -7,54 +7,54 @@ use std::path::PathBuf;
 /// Why a disk could not be mounted.
 #[derive(Debug)]
 pub enum MountError {
-    /// Not a name that a file can have.
+    /// It cannot be the name of a file.
     BadName {
         /// The name.
         name: String,
     },
-    /// Something else is there.
+    /// Something other than a folder is there.
     NotAFolder {
-        /// Where.
+        /// The path.
         at: PathBuf,
     },
     /// The folder has contents, which the mount would hide.
     NotEmpty {
-        /// Where.
+        /// The path.
         at: PathBuf,
     },
-    /// An earlier mount lies there whose process was killed.
+    /// An earlier mount is there, whose process was killed.
     DeadMount {
-        /// Where.
+        /// The path.
         at: PathBuf,
     },
-    /// The folder is missing and cannot be made.
+    /// The folder is missing and cannot be created.
     CannotMakeFolder {
-        /// Where.
+        /// The path.
         at: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// The folder is there and cannot be read.
+    /// The folder exists and cannot be read.
     CannotReadFolder {
-        /// Where.
+        /// The path.
         at: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// This kernel has no FUSE, or this user may not use it.
     NoFuse {
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
-    /// Only root mounts by itself; everybody else needs FUSE's helper program, which is missing.
+    /// Only root mounts by itself; other users need FUSE's helper program, which is missing.
     NoHelper,
-    /// Whoever was asked to mount said this.
+    /// The broker's message: it could not mount.
     Told(String),
-    /// Something else.
+    /// Any other error.
     Refused {
-        /// Where.
+        /// The path.
         at: PathBuf,
-        /// What the kernel or the helper said.
+        /// The error of the kernel or the helper.
         error: io::Error,
     },
 }
@@ -104,9 +104,9 @@ impl std::error::Error for MountError {
 /// Why a disk is still mounted.
 #[derive(Debug)]
 pub struct UnmountError {
-    /// Where.
+    /// The path.
     pub at: PathBuf,
-    /// What the kernel said.
+    /// The kernel's error.
     pub error: io::Error,
 }
 

@@ -1,23 +1,23 @@
-//! Who has a mounted disk's file open, and which losses each was told of.
+//! The open handles of a mounted disk's file, and which losses each was told of.
 
 use std::collections::BTreeMap;
 
 use farbus_model::{LossCursor, Losses, StoreError};
 use serde::{Deserialize, Serialize};
 
-/// What a flush is asked for.
+/// What a flush was asked for by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Ask {
     /// `fsync` by this handle, which is told of each loss once.
     Sync(u64),
-    /// `close` of one of its descriptors: many programs do not look at how that ends, so it does not count as told.
+    /// `close` of one of its descriptors: many programs ignore its result, so it does not count as told.
     Close(u64),
-    /// The last descriptor was closed. The kernel tells nobody how that ended.
+    /// The last descriptor was closed. The kernel reports the result to no program.
     Release(u64),
 }
 
-/// The handles of a disk's file, by the number that the kernel has of each.
+/// The handles of a disk's file, by the number that the kernel has for each.
 #[derive(Debug)]
 pub(super) struct Handles {
     losses: Losses,
@@ -27,18 +27,18 @@ pub(super) struct Handles {
 
 impl Default for Handles {
     fn default() -> Self {
-        // 0 is what an earlier release called every one.
+        // An earlier release used 0 for every handle.
         Self { losses: Losses::default(), open: BTreeMap::new(), next: 1 }
     }
 }
 
 impl Handles {
-    /// How many there are.
+    /// How many handles there are.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// A program opens the file: the number of its handle.
+    /// A program opens the file: returns the number of its handle.
     pub fn open_next(&mut self) -> u64 {
         let handle = self.next;
         self.next += 1;
@@ -51,14 +51,14 @@ impl Handles {
         self.losses.record(error);
     }
 
-    /// What whoever asked for a flush is told that ended so; a failed one is [recorded](Handles::lose) before.
+    /// The result of a flush as this handle is told; a failed flush is [recorded](Handles::lose) before.
     pub fn hear(&mut self, ask: Ask, flushed: Result<(), StoreError>) -> Result<(), StoreError> {
         let (Ask::Sync(handle) | Ask::Close(handle) | Ask::Release(handle)) = ask;
         if matches!(ask, Ask::Release(_)) {
             self.open.remove(&handle);
             return flushed;
         }
-        // One that an earlier release opened is known from when it is first heard of.
+        // A handle that an earlier release opened is known from its first request on.
         let cursor = self.open.entry(handle).or_insert_with(|| self.losses.cursor());
         match ask {
             Ask::Sync(_) => self.losses.tell(cursor).and(flushed),
@@ -66,12 +66,12 @@ impl Handles {
         }
     }
 
-    /// Fails if there was a loss that nobody was told of.
+    /// Fails if there was a loss that no program was told of.
     pub fn told_to_nobody(&self) -> Result<(), StoreError> {
         self.losses.told_to_nobody().map_or(Ok(()), Err)
     }
 
-    /// For another process.
+    /// A snapshot for a replacement process.
     pub fn save(&self) -> SavedHandles {
         SavedHandles {
             losses: self.losses.count(),
@@ -82,7 +82,7 @@ impl Handles {
         }
     }
 
-    /// As another process saved them.
+    /// Restores them from a snapshot.
     pub fn restore(saved: &SavedHandles) -> Self {
         let last = saved.last.map(|code| StoreError::of_code(code).unwrap_or(StoreError::Medium));
         let highest = saved.open.last_key_value().map_or(0, |(&handle, _)| handle);
@@ -94,7 +94,7 @@ impl Handles {
     }
 }
 
-/// As [`Handles`] are written down.
+/// The saved form of [`Handles`].
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct SavedHandles {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_saved_by_another_process_hear_what_they_were_not_told() {
+    fn restored_handles_are_told_of_losses_they_do_not_know() {
         let mut handles = Handles::default();
         (0..2).for_each(|_| _ = handles.open_next());
         handles.lose(StoreError::Medium);
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!((handles.open(), handles.next), (2, 3));
         assert_eq!(handles.hear(Ask::Sync(1), Ok(())), Ok(()));
         assert_eq!(handles.hear(Ask::Sync(2), Ok(())), Err(StoreError::Medium));
-        // What a release without handles saved.
+        // Saved by a release that had no handles.
         let mut handles = Handles::restore(&SavedHandles::default());
         assert_eq!((handles.hear(Ask::Sync(0), Ok(())), handles.open_next()), (Ok(()), 1));
     }

@@ -1,12 +1,12 @@
-//! How a mounted disk is.
+//! The health of a mounted disk.
 
-/// How a mounted disk is. It only ever gets worse.
+/// The health of a mounted disk. It only gets worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Health {
     /// Requests reach the store.
     Serving,
     /// The store is gone; requests fail at once.
     Lost,
-    /// The last user is gone and so is the mount.
+    /// The last user is gone, and the mount too.
     Ended,
 }

@@ -1,15 +1,15 @@
-//! Which mount it is.
+//! Identifies a mount.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A mount that one process keeps, in another's words.
+/// A mount that one process keeps, described for another process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountMark {
-    /// Where.
+    /// Where it is mounted.
     pub at: PathBuf,
-    /// Whether the folder was made for it.
+    /// Whether the folder was created for it.
     pub(super) made: bool,
     pub(super) mount: Option<Mount>,
 }

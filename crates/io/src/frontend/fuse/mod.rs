@@ -1,25 +1,25 @@
-//! A disk as a file, without any USB in the kernel: a FUSE file system of one folder with one file,
-//! ready for `losetup`, `mkfs`, `mount`, `qemu`.
+//! A disk as a file, without USB support in the kernel: a FUSE file system of one folder with one file, ready for
+//! `losetup`, `mkfs`, `mount`, `qemu`.
 //!
-//! One thread serves it, which owns the kernel's end and the device ([`BlockDevice`]). What the kernel asks is asked of
-//! the device as it comes, up to [`FUSE_REQUESTS_MAX`] at a time, and answered as the device completes it, in any
-//! order: read-ahead and asynchronous direct I/O reach as deep as the link. A device that answers at once is answered
-//! for at once; nothing is handed to another thread on a request's way, and what is written goes from where the kernel
-//! put it. The kernel may keep the disk's pages in its cache, for the disk is ours alone. The file has the disk's size
-//! for ever: a program that cuts it before writing is refused (`dd` wants `conv=notrunc`). A loop device belongs on top
-//! with `losetup --direct-io=on`: without it one disk is cached twice, and kernels such as 6.1 write page by page (160
-//! MiB through ext4 took 41,000 requests; with it, 282).
+//! One thread serves it, which owns the kernel's descriptor and the device ([`BlockDevice`]). It passes the kernel's
+//! requests to the device as they come, up to [`FUSE_REQUESTS_MAX`] at a time, and answers them as the device completes
+//! them, in any order: read-ahead and asynchronous direct I/O reach as deep as the link. If the device answers at once,
+//! so does the thread; a request is not passed to another thread, and written data is used where the kernel put it. The
+//! kernel may keep the disk's pages in its cache, because the disk is used exclusively. The file's size is the disk's
+//! and cannot change: a program that truncates it before writing is refused (`dd` needs `conv=notrunc`). Put a loop
+//! device on it with `losetup --direct-io=on`: otherwise the disk is cached twice, and kernels such as 6.1 write page
+//! by page (160 MiB through ext4 took 41,000 requests; with it, 282).
 //!
 //! | what happens | what the owner sees | what programs see |
 //! |---|---|---|
-//! | [`DiskMount::unmount`], nobody uses the file | [`Health::Ended`] | the file is gone |
-//! | the same, somebody does | `in_use`; later [`Health::Ended`] | gone from the tree; works on until closed |
-//! | `umount` by somebody else | [`Health::Ended`] | the file is gone |
-//! | the device says it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
+//! | [`DiskMount::unmount`] while the file is not in use | [`Health::Ended`] | the file is gone |
+//! | the same while it is in use | `in_use`; later [`Health::Ended`] | gone from the tree; works on until closed |
+//! | `umount` by a user | [`Health::Ended`] | the file is gone |
+//! | the device reports that it is gone | [`Health::Lost`] | `ENODEV` at once, from everything |
 //! | [`Cutter::cut`] | [`Health::Lost`], soon [`Health::Ended`] | an error at once, gone from the tree |
-//! | [`DiskMount`] dropped | | unmounted; who still uses it gets `ENODEV` |
-//! | another process goes on ([`DiskMount::save_requester`]) | [`Health::Ended`], handed over | nothing |
-//! | the process is killed | | `ENOTCONN` until somebody says `umount` |
+//! | [`DiskMount`] dropped | | unmounted; programs that still use it get `ENODEV` |
+//! | a replacement process continues ([`DiskMount::save_requester`]) | [`Health::Ended`], handed over | nothing |
+//! | the process is killed | | `ENOTCONN` until a user types `umount` |
 
 mod disk;
 mod engine;
@@ -58,12 +58,12 @@ use crate::sys::writeback;
 #[cfg(doc)]
 use farbus_model::limits::FUSE_REQUESTS_MAX;
 
-/// How long the kernel may take to end the session of a mount that nobody uses. It takes
-/// microseconds; but a mount can live on in another mount namespace, and then it does not end.
+/// How long the kernel may take to end the session of a mount that is not in use. It takes microseconds; but a mount
+/// can live on in another mount namespace, and then it does not end.
 const END_WAIT: Duration = Duration::from_secs(2);
 
-/// The same for one that is in use, before its user is believed to stay: another program may merely be
-/// looking at every new file, or a child of ours not have got as far as closing its descriptors.
+/// The same for a mount in use, before its user is believed to stay: another program may only be looking at every new
+/// file, or a child process may not yet have closed its descriptors.
 const USER_WAIT: Duration = Duration::from_millis(200);
 
 /// A block device mounted as a file.
@@ -72,7 +72,7 @@ pub struct DiskMount {
     disk: Arc<Disk>,
     session: Option<JoinHandle<()>>,
     at: PathBuf,
-    // Last: the folder can go only when nothing is mounted there.
+    // Last: the folder can be removed only when nothing is mounted there.
     keeper: Arc<dyn Keeper>,
 }
 
@@ -83,12 +83,12 @@ pub struct Cutter {
     keeper: Arc<dyn Keeper>,
 }
 
-/// Counts who has a mounted disk's file open, from any thread.
+/// Counts the open handles of a mounted disk's file, from any thread.
 #[derive(Clone)]
 pub struct OpenFiles(Arc<Disk>);
 
 impl OpenFiles {
-    /// How many programs have the file open, as [`DiskMount::open_count`] says.
+    /// The number that [`DiskMount::open_count`] returns.
     pub fn count(&self) -> usize {
         self.0.open_count()
     }
@@ -101,13 +101,13 @@ pub struct Unmounted {
     /// Whether programs still have the file open. They are served until they close it, as long as
     /// the [`DiskMount`] is kept: wait for [`Health::Ended`].
     pub in_use: bool,
-    /// Whether everything that was written is durable.
+    /// Whether all written data is durable.
     pub flushed: Result<(), StoreError>,
 }
 
 impl DiskMount {
-    /// Mounts `device` as the file `file_name` in the folder `at`, which is made if it is missing. The device's moments
-    /// are this mount's own.
+    /// Mounts `device` as the file `file_name` in the folder `at`, which is created if it is missing. The mount starts
+    /// a clock of its own for the device.
     ///
     /// # Errors
     /// [`MountError`], which says what to type next.
@@ -115,8 +115,8 @@ impl DiskMount {
         Self::mount_by(&OwnMounter, at, file_name, Box::new(device), Clock::start())
     }
 
-    /// The same by `mounter`, of a device whose moments are `clock`'s. Programs read and write any byte: of a device of
-    /// larger blocks they get errors where they keep to none.
+    /// Mounts `device` by `mounter`, with `clock` as the device's clock. Programs may access any byte: with a device of
+    /// larger blocks, accesses that do not keep to blocks fail.
     ///
     /// # Errors
     /// [`MountError`], which says what to type next.
@@ -133,7 +133,7 @@ impl DiskMount {
         let refused = |error| MountError::Refused { at: at.to_owned(), error };
         let disk = Disk::new().map_err(refused)?;
         let Mounted { at: place, device: kernel, keeper } = mounter.mount(at, device.info().is_read_only)?;
-        // From here on the folder is left with the value that is dropped on an error.
+        // From here on, an error drops the mount, which removes the folder.
         let mut mount = DiskMount {
             file: place.join(file_name),
             disk: Arc::clone(&disk),
@@ -143,7 +143,7 @@ impl DiskMount {
         };
         let engine = Engine::new(kernel, disk, (&place, file_name), mounter.owner(), device, clock);
         let engine = engine.inspect_err(|_| mount.disk.end(Ok(()))).map_err(refused)?;
-        // After the handshake, in which the kernel takes the smaller of two.
+        // After the handshake, in which the kernel takes the smaller of two values.
         mount.keeper.set_read_ahead(READ_AHEAD_BYTES as usize);
         mount.serve(engine).map_err(refused)?;
         Ok(mount)
@@ -151,7 +151,7 @@ impl DiskMount {
 
     fn serve(&mut self, engine: Engine) -> io::Result<()> {
         let thread = thread::Builder::new().name("farbus-fuse".into()).spawn(move || {
-            // Without privilege it is refused, and the owner has heard so from `protect_writeback_path`.
+            // Refused without privilege; the owner has been told so by `protect_writeback_path`.
             let _ = writeback::mark_io_flusher();
             engine.run();
         });
@@ -159,39 +159,39 @@ impl DiskMount {
         Ok(())
     }
 
-    /// What makes it ready for another process. Once that has it, this is [`Health::Ended`] and
+    /// Asks for a snapshot for a replacement process. Once that continues, this mount is [`Health::Ended`] and
     /// [`DiskMount::is_handed_over`]: dropping it leaves the mount as it is.
     pub fn save_requester(&self) -> SaveRequester<Saved> {
         self.disk.save_requester().clone()
     }
 
-    /// Whether another process serves it.
+    /// Whether a replacement process serves it.
     pub fn is_handed_over(&self) -> bool {
         self.disk.is_handed_over()
     }
 
-    /// The file that is the disk.
+    /// The path of the disk's file.
     pub fn file(&self) -> &Path {
         &self.file
     }
 
-    /// The folder it lies in.
+    /// The folder that contains the file.
     pub fn mountpoint(&self) -> &Path {
         &self.at
     }
 
     /// How many programs have the file open, as the kernel counts: each `open` until its last descriptor and mapping is
-    /// gone. A loop device is one.
+    /// gone. A loop device counts as one.
     pub fn open_count(&self) -> usize {
         self.disk.open_count()
     }
 
-    /// The same, to be asked from any thread.
+    /// The same count for any thread.
     pub fn open_files(&self) -> OpenFiles {
         OpenFiles(Arc::clone(&self.disk))
     }
 
-    /// How the disk is.
+    /// The disk's health.
     pub fn health(&self) -> Health {
         self.disk.health()
     }
@@ -201,19 +201,19 @@ impl DiskMount {
         self.disk.event()
     }
 
-    /// Waits until the disk's health is `least` or worse, or `patience` ends; what it is then.
+    /// Waits until the disk's health is `least` or worse, or `patience` has passed; returns its health.
     pub fn wait_for(&self, least: Health, patience: Option<Duration>) -> Health {
         self.disk.wait_for(least, patience)
     }
 
-    /// What cuts the disk off, for an owner who hears of a lost link before the store does. It may be
-    /// used while another thread waits in [`DiskMount::unmount`].
+    /// A cutter, for an owner who learns of a lost link before the store does. It may be used while another thread
+    /// waits in [`DiskMount::unmount`].
     pub fn cutter(&self) -> Cutter {
         Cutter { disk: self.disk.clone(), keeper: Arc::clone(&self.keeper) }
     }
 
-    /// Makes everything durable and takes the disk out of the file tree, even if it is in use.
-    /// Takes as long as the store takes to flush.
+    /// Makes written data durable and takes the disk out of the file tree, even if it is in use. Takes as long as the
+    /// store takes to flush.
     ///
     /// # Errors
     /// [`UnmountError`] when it is still mounted.
@@ -221,7 +221,7 @@ impl DiskMount {
         self.unmount_by(None)
     }
 
-    /// The same; a store that has not flushed within `time_max` is cut off, and what was not flushed is lost.
+    /// The same; a store that has not flushed within `time_max` is cut off, and data that was not flushed is lost.
     ///
     /// # Errors
     /// [`UnmountError`] when it is still mounted.
@@ -237,7 +237,7 @@ impl DiskMount {
                 Err(StoreError::Lost)
             }
         };
-        // Whoever serves it has answered: by now it is known whether another process does.
+        // The serving thread has answered: it is known whether a replacement has taken over.
         if self.is_handed_over() {
             return Ok(Unmounted { in_use: false, flushed });
         }
@@ -249,7 +249,7 @@ impl DiskMount {
             return Ok(Unmounted { in_use, flushed });
         }
         self.join();
-        // What was written between our flush and the last close.
+        // The data that was written between this flush and the last close.
         Ok(Unmounted {
             in_use,
             flushed: flushed.and_then(|()| self.disk.flush_within(time_max).unwrap_or(Err(StoreError::Lost))),
@@ -258,13 +258,13 @@ impl DiskMount {
 
     fn join(&mut self) {
         if let Some(session) = self.session.take() {
-            // The thread catches nothing and ends anyway: its health was told before.
+            // A panic of the thread has been reported; its health was set when it ended.
             let _ = session.join();
         }
     }
 }
 
-/// A mounted disk that another process served, and nobody serves now.
+/// A mounted disk that another process served, and that is not served at present.
 pub struct Resting {
     engine: Engine,
     disk: Arc<Disk>,
@@ -273,11 +273,11 @@ pub struct Resting {
 }
 
 impl Resting {
-    /// As another process saved it; `restore` makes a device of what was saved of it, and says what that was asked, and
-    /// whose moments it is told.
+    /// Restores a mount that another process saved; `restore` makes a device of the saved bytes, and returns its open
+    /// requests and its clock.
     ///
     /// # Errors
-    /// None can have stood so, or the system has no more descriptors.
+    /// The snapshot is invalid, or the system has no more descriptors.
     pub fn restore(saved: Saved, restore: impl FnOnce(&[u8]) -> io::Result<Restored>) -> io::Result<Self> {
         let (state, device) = State::from_bytes(&saved.snapshot)?;
         let wrong = |_| io::Error::new(io::ErrorKind::InvalidData, "a mount has one descriptor");
@@ -293,10 +293,10 @@ impl Resting {
         &self.at
     }
 
-    /// The other process has let go, and this one keeps the mount.
+    /// Continues to serve the mount, which `keeper` keeps: the other process has stopped.
     ///
     /// # Errors
-    /// If the system has no more threads.
+    /// The system has no more threads.
     pub fn go_on(self, keeper: Arc<dyn Keeper>) -> io::Result<DiskMount> {
         let Self { engine, disk, at, name } = self;
         let mut mount = DiskMount { file: at.join(name), disk, session: None, at, keeper };
@@ -304,21 +304,21 @@ impl Resting {
         Ok(mount)
     }
 
-    /// It is not gone on with here: whoever had it keeps it.
+    /// Leaves the mount to the process that had it.
     pub fn leave(self) {
         self.engine.leave();
     }
 }
 
-/// A device of another process, what it was asked, and whose moments it is told.
+/// A device of another process, its open requests and its clock.
 pub type Restored = (Box<dyn BlockDevice>, Pending, Clock);
 
 impl Cutter {
-    /// Ends every request, even one that the store does not answer, and refuses all that follow. What
-    /// was not flushed is lost.
+    /// Ends every request, even one that the store does not answer, and refuses all that follow. Data that was not
+    /// flushed is lost.
     ///
-    /// Without privilege, and where nobody has mounted `fusectl`, a request that is inside the store ends
-    /// only when the store lets it.
+    /// Without privilege, and if `fusectl` is not mounted, a request that is inside the store ends only when the store
+    /// completes it.
     pub fn cut(&self) {
         self.disk.lose();
         self.keeper.abort();
@@ -333,7 +333,7 @@ impl Drop for DiskMount {
                 Ok(Unmounted { flushed: Err(error), .. }) => tracing::error!(%error, "the last writes may be lost"),
                 Err(error) => tracing::error!(%error, "left mounted"),
             }
-            // Users that are left have no owner any more.
+            // The remaining users have no owner any more.
             self.disk.lose();
         }
         if self.health() == Health::Ended {

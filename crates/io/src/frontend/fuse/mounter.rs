@@ -1,4 +1,4 @@
-//! Who asks the kernel to mount, and to let go again: this process, or another that may.
+//! Asks the kernel to mount and to unmount: this process, or another that has the rights.
 
 use std::fmt;
 use std::io;
@@ -9,42 +9,42 @@ use std::sync::Arc;
 use super::MountError;
 use super::mark::MountMark;
 
-/// Mounts where it is told to.
+/// Mounts FUSE file systems.
 pub trait Mounter {
-    /// Mounts at `at`, a folder that is made if it is missing.
+    /// Mounts at `at`, a folder that is created if it is missing.
     ///
     /// # Errors
     /// [`MountError`].
     fn mount(&self, at: &Path, read_only: bool) -> Result<Mounted, MountError>;
 
-    /// Whose its mounts are: user and group.
+    /// The owner of its mounts: user and group.
     fn owner(&self) -> (u32, u32);
 }
 
 /// A mount.
 #[derive(Debug)]
 pub struct Mounted {
-    /// Where: absolute, without symbolic links.
+    /// Where it is mounted: absolute, without symbolic links.
     pub at: PathBuf,
-    /// Through which the kernel asks.
+    /// The descriptor on which the kernel sends its requests.
     pub device: OwnedFd,
-    /// Who takes it away again.
+    /// Unmounts it.
     pub keeper: Arc<dyn Keeper>,
 }
 
-/// What keeps a mount. A folder that was made for it goes when the last of its keepers is dropped, if nothing is
+/// Keeps a mount. A folder that was created for it is removed when the last of its keepers is dropped, if nothing is
 /// mounted there.
 pub trait Keeper: fmt::Debug + Send + Sync {
-    /// How much the kernel reads ahead; best effort.
+    /// Sets how far the kernel reads ahead; best effort.
     fn set_read_ahead(&self, bytes: usize);
 
-    /// Takes the mount out of the file tree, from under its users if need be.
+    /// Takes the mount out of the file tree, even if it is in use.
     ///
     /// # Errors
-    /// What the system says: then it is still mounted.
+    /// The system's error: then it is still mounted.
     fn leave(&self) -> io::Result<Left>;
 
-    /// Which mount it is, for another process that is to keep it; none if this is not known here.
+    /// Identifies the mount for another process that is to keep it; `None` if this keeper cannot.
     fn mark(&self) -> Option<MountMark> {
         None
     }
@@ -53,13 +53,13 @@ pub trait Keeper: fmt::Debug + Send + Sync {
     fn abort(&self);
 }
 
-/// What became of the mount when it was to go.
+/// What became of the mount when it was taken out of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
-    /// Nobody used it.
+    /// It was not in use.
     Idle,
-    /// It has left the file tree; programs that have its file open keep it.
+    /// Programs that have its file open continue to use it.
     Busy,
-    /// It had gone before.
+    /// It had been unmounted before.
     Already,
 }

@@ -1,7 +1,7 @@
-//! Asking the kernel for a FUSE mount: directly as root, else through FUSE's own setuid helper.
+//! Asks the kernel for a FUSE mount: directly as root, otherwise through FUSE's own setuid helper.
 //!
-//! Not left to fuser: when a session of fuser 0.18 ends because somebody said `umount`, it unmounts
-//! once more whatever is at that place by then. A session over a descriptor of ours leaves mounts alone.
+//! This is not left to fuser: when a session of fuser 0.18 ends because a user typed `umount`, it unmounts once more
+//! whatever is at that place by then. A session over a descriptor that was passed in leaves mounts alone.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -21,8 +21,8 @@ use super::error::MountError;
 /// What the table of mounts shows as the source.
 const SOURCE: &str = "farbus";
 
-/// Mounts at `at`; the descriptor through which the kernel asks. `open` is the path of that folder's descriptor, if it
-/// is open: the kernel then needs no way to it.
+/// Mounts at `at`; returns the descriptor on which the kernel sends requests. `open` is the path of the folder's
+/// descriptor, if it is open: then the kernel need not resolve `at`.
 pub(super) fn mount(at: &Path, open: Option<&Path>, read_only: bool) -> Result<OwnedFd, MountError> {
     match mount_directly(at, open, read_only) {
         Err(MountError::Refused { error, .. }) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
@@ -54,9 +54,9 @@ fn mount_directly(at: &Path, open: Option<&Path>, read_only: bool) -> Result<Own
     }
 }
 
-/// `fusermount3` mounts for anybody who owns the folder, and sends the descriptor over the socket whose
-/// number is in its environment. Here that is its standard input, the one descriptor a child gets
-/// without any other thread's children getting it too.
+/// `fusermount3` mounts for any user who owns the folder, and sends the descriptor over the socket whose number is in
+/// its environment. Here that is its standard input, the one descriptor a child gets without any other thread's
+/// children getting it too.
 fn mount_by_helper(at: &Path, read_only: bool) -> Result<OwnedFd, MountError> {
     let refused = |error| MountError::Refused { at: at.to_owned(), error };
     let (ours, theirs) = UnixStream::pair().map_err(refused)?;
@@ -75,7 +75,7 @@ fn mount_by_helper(at: &Path, read_only: bool) -> Result<OwnedFd, MountError> {
             io::ErrorKind::NotFound => MountError::NoHelper,
             _ => refused(error),
         })?;
-    // Ends when the helper does: nobody else holds its end of the socket.
+    // Ends when the helper does: no other process has its end of the socket.
     let device = receive_descriptor(&ours);
     let mut words = String::new();
     if let Some(mut stderr) = helper.stderr.take() {

@@ -1,4 +1,4 @@
-//! The place in the file tree where a disk appears: made if missing, left, and tidied up.
+//! The folder at which a disk is mounted: created if missing, and removed afterwards.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,20 +18,20 @@ use super::mark::{Mount, MountMark};
 use super::mounter::{Keeper, Left, Mounted, Mounter};
 use super::{MountError, mounting};
 
-/// A folder that a disk is, or is to be, mounted at. Removed at the end if we made it.
+/// A folder at which a disk is, or is to be, mounted. Removed at the end if it was created for that.
 #[derive(Debug)]
 pub(super) struct Mountpoint {
-    /// Absolute, without symbolic links: the process may change its folder, and the link its target.
+    /// Absolute, without symbolic links: the process may change its working folder, and a link its target.
     at: PathBuf,
-    /// The folder itself, until something is mounted there: whoever may rename folders on the way cannot have another
-    /// one used.
+    /// The folder itself, until something is mounted there: a user who may rename folders on the path cannot substitute
+    /// another one.
     folder: Option<OwnedFd>,
     made: bool,
-    /// Which mount is ours, so that one which somebody puts there later is left alone.
+    /// Identifies our mount, so that one which is later made at the same place is left alone.
     mount: Option<Mount>,
 }
 
-/// This process mounts by itself.
+/// Mounts with the rights of this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OwnMounter;
 
@@ -52,7 +52,7 @@ impl OwnMounter {
     /// Keeps a mount that another process kept.
     ///
     /// # Errors
-    /// If it is not there any more.
+    /// The mount is not there any more.
     pub fn keep(mark: MountMark) -> io::Result<Arc<dyn Keeper>> {
         let MountMark { at, made, mount } = mark;
         if mount.is_none() || find_mount(&at) != mount {
@@ -63,10 +63,10 @@ impl OwnMounter {
     }
 }
 
-/// A mount of this process's own.
+/// A mount of this process.
 #[derive(Debug)]
 struct OwnKeeper {
-    /// Apart, for whoever cannot wait until the other has done.
+    /// Separate, for a thread that cannot wait until another has finished.
     abort: Abort,
     point: Mutex<Mountpoint>,
 }
@@ -123,7 +123,7 @@ impl Mountpoint {
         }
     }
 
-    /// Mounts here; the descriptor through which the kernel asks.
+    /// Mounts here; returns the descriptor on which the kernel sends requests.
     pub(super) fn mount(&mut self, read_only: bool) -> Result<OwnedFd, MountError> {
         let folder = self.folder.take();
         let device = mounting::mount(&self.at, folder.as_ref().map(path_of).as_deref(), read_only)?;
@@ -131,21 +131,21 @@ impl Mountpoint {
         Ok(device)
     }
 
-    /// How much the kernel reads ahead of a program that reads the mounted file in order; it asks for
-    /// no more than this at once. Its own 128 KiB make a slow link slower: with 2 ms a request, 42 MB/s
-    /// became 176 with 1 MiB. Best effort: only root may say so.
+    /// How far the kernel reads ahead of a program that reads the mounted file in order; it requests no more than this
+    /// at once. The kernel's own 128 KiB make a slow link slower: with 2 ms a request, 42 MB/s became 176 with 1 MiB.
+    /// Best effort: only root may set it.
     pub(super) fn set_read_ahead(&self, bytes: usize) {
         if let Some(mount) = &self.mount {
             let _ = fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mount.device), (bytes >> 10).to_string());
         }
     }
 
-    /// What can end this mount from another thread.
+    /// What ends this mount from another thread.
     pub(super) fn abort(&self) -> Abort {
         Abort { at: self.at.clone(), mount: self.mount.clone() }
     }
 
-    /// Takes the mount out of the file tree, from under its users if need be, and tidies up.
+    /// Takes the mount out of the file tree, even if it is in use, and tidies up.
     pub(super) fn leave(&mut self) -> io::Result<Left> {
         let left = self.unmount()?;
         self.tidy();
@@ -163,7 +163,7 @@ impl Mountpoint {
                 rustix::mount::unmount(&self.at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)?;
                 Ok(Left::Busy)
             }
-            // Without privilege fuse's own helper does it.
+            // Without privilege FUSE's own helper does it.
             Err(Errno::PERM) if self.fusermount("-u") => Ok(Left::Idle),
             Err(Errno::PERM) if self.fusermount("-uz") => Ok(Left::Busy),
             Err(errno) => Err(errno.into()),
@@ -178,10 +178,10 @@ impl Mountpoint {
         })
     }
 
-    /// Removes the folder if it was made here.
+    /// Removes the folder if it was created here.
     fn tidy(&mut self) {
         if self.made {
-            // Refused while something is mounted there or has been put in: then it stays.
+            // Refused, so the folder stays, while something is mounted there or has been put in.
             self.made = fs::remove_dir(&self.at).is_err();
         }
     }
@@ -193,13 +193,13 @@ impl Drop for Mountpoint {
     }
 }
 
-/// The path that leads to what is open, whatever its name has become (proc_pid_fd(5)).
+/// A path to the open folder, whatever its name has become (proc_pid_fd(5)).
 fn path_of(folder: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", folder.as_raw_fd()).into()
 }
 
-/// Whether `folder` is what `at` means: it lies where the way really leads, and if root goes the way, its links are
-/// root's or its owner's.
+/// Checks that `folder` is what `at` means: that the resolved path leads to it, and, if root resolves the path, that
+/// the links in it belong to root or to the folder's owner.
 fn check_way(at: &Path, really: &Path, folder: &OwnedFd) -> io::Result<()> {
     let changed = || io::Error::other("the way to it changes while it is looked for");
     if fs::read_link(path_of(folder))? != really {
@@ -235,12 +235,12 @@ impl Abort {
     /// Makes the kernel answer every request itself, with an error, from now on.
     pub(super) fn now(&self) {
         let Some(mount) = &self.mount else { return };
-        // FUSE takes "by force" to mean just this; allowed to root while the mount is in the tree.
+        // FUSE interprets "by force" as exactly this; root may do it while the mount is in the tree.
         let forced = find_mount(&self.at) == self.mount
             && rustix::mount::unmount(&self.at, UnmountFlags::FORCE | UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
                 .is_ok();
         if !forced && let Some((_, connection)) = mount.device.split_once(':') {
-            // Allowed to the owner, wherever somebody has mounted fusectl.
+            // The owner may do it if fusectl is mounted.
             let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
         }
     }
@@ -265,7 +265,7 @@ fn topmost_mount(mountinfo: &[u8], at: &Path) -> Option<Mount> {
     })
 }
 
-/// Undoes the kernel's `\040` for spaces and the like.
+/// Replaces the kernel's `\040` for spaces and the like.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_was_made_goes_away_and_one_that_was_there_stays() {
+    fn created_mountpoint_is_removed_and_an_existing_one_stays() {
         let at = std::env::temp_dir().join(format!("farbus-mountpoint-{}", std::process::id()));
         let mut point = Mountpoint::prepare(&at).unwrap();
         assert!(at.is_dir());
@@ -336,7 +336,7 @@ mod tests {
         std::os::unix::fs::lchown(&link, Some(1600), None).unwrap();
         assert!(matches!(Mountpoint::prepare(&link), Err(MountError::Refused { .. })));
         assert_eq!(Mountpoint::prepare(&own).unwrap().at, scratch.join("roots"));
-        // One that is put in another's place before anything is mounted is not what is mounted at.
+        // If another folder is put in its place before mounting, that one is not mounted at.
         let point = Mountpoint::prepare(&scratch.join("roots")).unwrap();
         fs::rename(scratch.join("roots"), scratch.join("moved")).unwrap();
         std::os::unix::fs::symlink("/etc", scratch.join("roots")).unwrap();

@@ -1,5 +1,5 @@
-//! What the kernel and the server of a FUSE file system say to each other, as far as one file in one folder needs it
-//! (Linux, `include/uapi/linux/fuse.h`, version 7.31). All numbers are the machine's own.
+//! The protocol between the kernel and the server of a FUSE file system, as far as one file in one folder needs it
+//! (Linux, `include/uapi/linux/fuse.h`, version 7.31). All numbers are in native byte order.
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
@@ -14,12 +14,12 @@ const OUT_HEADER_BYTES: usize = 16;
 
 const MAJOR: u32 = 7;
 const MINOR: u32 = 31;
-/// From here on an answer to INIT has all its fields (Linux 3.15).
+/// The first minor version whose answer to INIT has all its fields (Linux 3.15).
 const MINOR_MIN: u32 = 23;
 
-/// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_ASYNC_DIO` and `FUSE_MAX_PAGES`. Not asked for: `FUSE_WRITEBACK_CACHE`.
-/// Writes go through the kernel's cache to the device at once, so their errors reach the writer and no dirty page ever
-/// waits for us to free memory.
+/// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_ASYNC_DIO` and `FUSE_MAX_PAGES`. `FUSE_WRITEBACK_CACHE` is left out:
+/// without it writes go through the kernel's cache to the device at once, so their errors reach the writer and no dirty
+/// page ever waits for this process to free memory.
 const WANTED: u32 = 1 << 0 | 1 << 5 | 1 << 15 | 1 << 22;
 
 /// `FOPEN_KEEP_CACHE`.
@@ -32,20 +32,20 @@ const SETS: [u32; 4] = [1 << 0, 1 << 1, 1 << 2, 1 << 3];
 pub(super) const FOLDER: u64 = 1;
 pub(super) const FILE: u64 = 2;
 
-/// For how long the kernel may believe what it is told, seconds: nothing ever changes behind its back.
+/// How long the kernel may cache attributes, seconds: nothing changes without the kernel's knowledge.
 const VALID_S: u64 = 365 * 24 * 3600;
 
-/// The unit in which the kernel learns of space, and in which a loop device discards.
+/// The unit in which the kernel counts space, and in which a loop device discards.
 const BLOCK_BYTES: u32 = 4096;
 
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 
-/// The kernel said what no kernel says: field and value.
+/// The kernel sent a value that is not valid: field and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Nonsense(pub &'static str, pub u64);
 
-/// What is asked, of which node, and by which number it is answered.
+/// A request: operation, node, and the number by which it is answered.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub unique: u64,
@@ -81,7 +81,7 @@ pub(super) enum Op {
         size: u32,
     },
     Statfs,
-    /// A descriptor was closed: the last moment at which its user hears of an error.
+    /// A descriptor was closed: the last moment at which its program can be told of an error.
     Flush {
         handle: u64,
     },
@@ -102,19 +102,18 @@ pub(super) enum Op {
         offset: u64,
         size: u32,
     },
-    /// A folder is closed or synchronized: nothing to do.
+    /// A folder was closed or synchronized: nothing to do.
     FolderDone,
     Destroy,
-    /// It is not to be answered.
+    /// A request without an answer.
     Forget,
-    /// Something is to be put into the folder, or taken out.
+    /// A request to add to the folder or remove from it.
     Change,
-    /// The kernel does it by itself where it is not known.
+    /// A request that the kernel handles by itself if the server does not know it.
     Other,
 }
 
-/// The first 8 (4) bytes at `at`; zeros where a request ends before: what they would say is then checked as any other
-/// number.
+/// The first 8 (4) bytes at `at`; zeros where the request ends before: the checks of each field then apply to them.
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
 }
@@ -124,7 +123,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 impl Request {
-    /// Reads a request of `count` bytes, the first of which are in `head` and the others in `data`.
+    /// Parses a request of `count` bytes, the first of which are in `head` and the others in `data`.
     pub fn parse(head: &[u8; HEAD_BYTES], data: &[u8], count: usize) -> Result<Self, Nonsense> {
         let length = u32_at(head, 0) as usize;
         if count < HEADER_BYTES || length != count || count > HEAD_BYTES + data.len() {
@@ -192,7 +191,7 @@ pub(super) struct Attributes {
     /// Permissions: 9 bits.
     pub perm: u32,
     pub owner: (u32, u32),
-    /// Seconds and nanoseconds since 1970: when it was attached.
+    /// Seconds and nanoseconds since 1970: when the disk was attached.
     pub time: (u64, u32),
 }
 
@@ -264,7 +263,7 @@ impl Body {
         body
     }
 
-    /// `fuse_init_out`; `None` if the kernel is too old, or newer than anybody knows.
+    /// `fuse_init_out`; `None` if the kernel is too old, or of an unknown major version.
     pub fn init(major: u32, minor: u32, max_readahead: u32, flags: u32, terms: &Terms) -> Option<Self> {
         if major != MAJOR || minor < MINOR_MIN {
             return None;
@@ -279,21 +278,21 @@ impl Body {
     }
 }
 
-/// How much the kernel may ask.
+/// The limits of the kernel's requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// Bytes of one read or write.
+    /// The most bytes of one read or write.
     pub request_bytes_max: u32,
-    /// Requests that no program waits for: read-ahead and asynchronous direct I/O.
+    /// The most requests that no program waits for: read-ahead and asynchronous direct I/O.
     pub background_max: u16,
     pub read_ahead_bytes: u32,
 }
 
-/// Where answers go.
+/// Sends answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel<'a>(pub BorrowedFd<'a>);
 
-/// Runs of memory in one call: a request of 1 MiB that came in frames of 64 KiB has 17 at most.
+/// The most runs of memory in one call: a request of 1 MiB that came in frames of 64 KiB has 17 at most.
 const RUNS_MAX: usize = 32;
 
 impl Kernel<'_> {
@@ -309,8 +308,8 @@ impl Kernel<'_> {
         self.send(unique, 0, [&body.0[..]].into_iter());
     }
 
-    /// The same; says whether the kernel took it. What is opened for a program that was killed meanwhile is never
-    /// closed.
+    /// Answers an `open`; returns whether the kernel took the answer. A file that is opened for a program that was
+    /// killed meanwhile is never closed.
     pub fn opened(self, unique: u64, node: u64, handle: u64) -> bool {
         self.send(unique, 0, [&Body::opened(node, handle).0[..]].into_iter())
     }
@@ -341,7 +340,7 @@ impl Kernel<'_> {
         header[4..8].copy_from_slice(&error.to_ne_bytes());
         header[8..].copy_from_slice(&unique.to_ne_bytes());
         slices[0] = IoSlice::new(&header);
-        // Whoever asked may be gone, and so may the mount: then nobody waits for it.
+        // The program that asked may be gone, and so may the mount: then no program waits for the answer.
         let sent = rustix::io::writev(self.0, &slices[..count]);
         if let Err(errno) = sent
             && !matches!(errno, Errno::NOENT | Errno::NODEV | Errno::CONNABORTED)
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_wherever_they_are_broken_in_two() {
+    fn requests_are_parsed_wherever_they_are_split() {
         for name in ["", "disk.img", &"n".repeat(255)] {
             let rest = [name.as_bytes(), &[0]].concat();
             assert_eq!(parse(1, &rest), Ok(Op::Lookup { name: name.as_bytes().to_vec() }));
@@ -409,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_the_lengths_that_the_kernel_knows() {
+    fn answers_have_the_lengths_that_the_kernel_expects() {
         let of = Attributes { node: FILE, size: 1000, perm: 0o600, owner: (1, 2), time: (3, 4) };
         let terms = Terms { request_bytes_max: 1 << 20, background_max: 64, read_ahead_bytes: 1 << 20 };
         assert_eq!(Body::attr(&of).0.len(), 16 + 88);

@@ -1,7 +1,7 @@
-//! Where the serving of a mounted disk stands, for another process: JSON, and behind it what the device says of itself.
+//! The snapshot of a mounted disk's engine: JSON, followed by the device's snapshot.
 //!
-//! The other process may be of another release. A field that it does not know is passed over, and a field that was
-//! added later has a default; a change that a reader may not pass over makes a new version.
+//! The reader may be of another release. It ignores fields that it does not know, and fields that were added later have
+//! defaults; a change that a reader must not ignore makes a new version.
 
 use std::io;
 use std::ops::Range;
@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use super::handles::{Ask, SavedHandles};
 
-/// The version written.
+/// The version that is written.
 pub(super) const STATE_VERSION: u16 = 1;
-/// The oldest version read: what the previous release wrote.
+/// The oldest version that is read: the previous release wrote it.
 const STATE_VERSION_MIN: u16 = 1;
 
-/// A mount, and what the kernel has asked there.
+/// A mount, and the kernel's open requests.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct State {
     pub version: u16,
@@ -32,11 +32,11 @@ pub(super) struct State {
     pub handles: SavedHandles,
 }
 
-/// A request that the device has.
+/// A request that the device is carrying out.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct SavedAsked {
     pub id: u64,
-    /// The kernel's number, if a program waits.
+    /// The kernel's number of the request, if a program waits for it.
     pub unique: Option<u64>,
     pub change: Option<u64>,
     pub covers: Option<u64>,
@@ -51,7 +51,7 @@ impl State {
         Ok([&(text.len() as u32).to_le_bytes(), &text[..], device].concat())
     }
 
-    /// With it what the device said.
+    /// Parses a snapshot; the second value is the device's part.
     pub fn from_bytes(bytes: &[u8]) -> io::Result<(Self, &[u8])> {
         let short = || io::Error::new(io::ErrorKind::InvalidData, "it is shorter than it says");
         let (length, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_is_read_as_it_was_written_and_not_without_its_end() {
+    fn state_reads_back_and_a_truncated_one_is_refused() {
         let asked =
             SavedAsked { id: 7, unique: Some(9), change: None, covers: Some(3), ask: Some(Ask::Sync(2)), rest: 0..8 };
         let (owner, time, at, name) = ((0, 1), (2, 3), PathBuf::from("/mnt/a b"), "disk.img".into());

@@ -1,4 +1,4 @@
-//! Two hosts on the loopback: who gets in, who does not, and what each is told.
+//! Two hosts on the loopback: which peers are accepted, which are refused, and what each is told.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -28,7 +28,7 @@ fn ends() -> (Link, Link) {
 
 type Met = (Result<Secured, HandshakeError>, Result<Secured, HandshakeError>);
 
-/// The server's and the client's result.
+/// The results of the server and the client.
 fn meet(server: Terms, client: impl FnOnce(Link) -> Result<Secured, HandshakeError> + Send + 'static) -> Met {
     let (server_end, client_end) = ends();
     let client = thread::spawn(move || client(client_end));
@@ -36,7 +36,7 @@ fn meet(server: Terms, client: impl FnOnce(Link) -> Result<Secured, HandshakeErr
     (server, client.join().unwrap())
 }
 
-/// What a client hears that was done before it was refused.
+/// The error that a client receives after its handshake, when it was refused.
 fn hear(client: Result<Secured, HandshakeError>) -> HandshakeError {
     match client {
         Err(error) => error,
@@ -48,7 +48,7 @@ fn hear(client: Result<Secured, HandshakeError>) -> HandshakeError {
 }
 
 #[test]
-fn paired_hosts_meet_and_each_knows_who_the_other_is() {
+fn paired_hosts_learn_each_others_keys() {
     let [server, client] = hosts();
     let (server_terms, client_terms) = (
         terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp),
@@ -79,7 +79,7 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
     assert_eq!(client.try_receive(&mut [0; 8]).unwrap(), None, "nothing is there yet");
     assert!(!client.has_received(), "and now it is known");
     let byte = |at: usize| (at * 7 + at / 256) as u8;
-    // Sent in runs of odd sizes by one that never waits but for room.
+    // Sent in runs of odd sizes by a sender that waits only for room.
     let sender = thread::spawn(move || {
         let all: Vec<u8> = (0..BYTES).map(byte).collect();
         let (mut at, mut waits) = (0, 0);
@@ -100,7 +100,7 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
     thread::sleep(Duration::from_millis(300));
     let (mut at, mut room, mut held) = (0, vec![0; 1 << 20], 0);
     loop {
-        // Small rooms too: then bytes wait inside.
+        // Small buffers too: then bytes wait inside.
         let size = [1, 100, 5000, 1 << 20][at % 4];
         let count = client.receive(&mut room[..size]).unwrap();
         assert!(room[..count].iter().enumerate().all(|(n, &got)| got == byte(at + n)), "at {at}");
@@ -116,7 +116,7 @@ fn an_encrypted_link_carries_bytes_as_a_bare_one_does() {
 }
 
 #[test]
-fn what_comes_with_the_last_word_of_the_handshake_is_not_waited_for() {
+fn bytes_sent_with_the_last_handshake_message_are_there_at_once() {
     let [server, client] = hosts();
     let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
     let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::UsbIp);
@@ -157,7 +157,7 @@ fn an_end_that_was_not_announced_is_an_error() {
 }
 
 #[test]
-fn a_stranger_is_refused_and_hears_it_and_nothing_else() {
+fn unknown_peer_is_refused_and_told_so() {
     let [server, client] = hosts();
     let [known, _] = hosts();
     let server_terms = terms(&server, Accepts::One(known.fingerprint()), Protocol::UsbIp);
@@ -184,7 +184,7 @@ fn a_server_with_another_key_is_refused_whatever_its_name_and_address() {
     assert!(at_server.is_err());
 }
 
-/// A client that is known, but shows another certificate than today's.
+/// A known client that shows another certificate than today's.
 fn meet_showing(shown: impl FnOnce(&Identity) -> Arc<CertifiedKey>) -> (HandshakeError, HandshakeError) {
     let [server, client] = hosts();
     let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
@@ -220,7 +220,7 @@ fn a_certificate_changed_or_of_another_make_is_refused() {
     let damaged = |client: &Identity| {
         let now = SystemTime::now();
         let mut der = client.certificate(now - Duration::from_secs(60), now + Duration::from_secs(60)).to_vec();
-        // The signature's last byte.
+        // The last byte of the signature.
         *der.last_mut().unwrap() ^= 1;
         client.certified_with(der.into())
     };
@@ -267,7 +267,7 @@ fn a_client_without_a_certificate_or_without_a_protocol_is_refused() {
 }
 
 #[test]
-fn hosts_that_speak_different_protocols_part() {
+fn hosts_without_a_common_protocol_do_not_connect() {
     let [server, client] = hosts();
     let server_terms = terms(&server, Accepts::One(client.fingerprint()), Protocol::UsbIp);
     let client_terms = terms(&client, Accepts::One(server.fingerprint()), Protocol::Pairing);
@@ -276,7 +276,7 @@ fn hosts_that_speak_different_protocols_part() {
     assert!(matches!(at_client.unwrap_err(), HandshakeError::NoProtocol));
 }
 
-/// What becomes of a server at which somebody throws bytes.
+/// The server's error when an attacker sends it bytes.
 fn attack(attacker: impl FnOnce(TcpStream) + Send + 'static, limits: HandshakeLimits) -> HandshakeError {
     let [server, known] = hosts();
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -289,7 +289,7 @@ fn attack(attacker: impl FnOnce(TcpStream) + Send + 'static, limits: HandshakeLi
 }
 
 #[test]
-fn a_stranger_who_says_nothing_is_not_waited_for() {
+fn silent_peer_is_cut_off_in_time() {
     let silent = |mut stream: TcpStream| {
         let _ = stream.read(&mut [0; 16]);
     };
@@ -307,7 +307,7 @@ fn a_stranger_who_says_nothing_is_not_waited_for() {
 }
 
 #[test]
-fn a_stranger_who_says_garbage_or_a_gigabyte_is_cut_off_at_once() {
+fn peer_that_sends_garbage_or_a_gigabyte_is_cut_off_at_once() {
     let usbip = |mut stream: TcpStream| {
         let _ = stream.write_all(&[0x01, 0x11, 0x80, 0x05, 0, 0, 0, 0]);
         let mut answer = Vec::new();
@@ -333,7 +333,7 @@ fn a_stranger_who_says_garbage_or_a_gigabyte_is_cut_off_at_once() {
 #[test]
 fn a_handshake_that_was_recorded_is_worth_nothing_a_second_time() {
     let [server, client] = hosts();
-    // In the middle: passes everything on, and keeps what the client said.
+    // A host in the middle passes everything on, and records what the client sent.
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let front = listener.address().unwrap().to_string();
     let (server_end, middle_to_server) = ends();
@@ -368,7 +368,7 @@ fn a_handshake_that_was_recorded_is_worth_nothing_a_second_time() {
     at_client.join().unwrap();
     assert!(record.len() > 500, "the client's side of a handshake");
 
-    // The same bytes, later.
+    // Replays the same bytes.
     let (server_end, replayer) = ends();
     replayer.try_send(&[IoSlice::new(&record)]).unwrap();
     let error = again.accept(server_end).unwrap_err();
