@@ -1,4 +1,5 @@
 //! A device class that is neither USB nor block: a thermometer.
+//!
 //! A class has two parts: its exporting end ([`Served`]) and its importing end ([`Attached`]). The session does
 //! everything else: it opens and closes attachments, and loses nothing when a link is lost. Here both ends of a session
 //! are in one process, and the link between them is cut while readings are on their way.

@@ -176,6 +176,7 @@ impl<D: Device> Exporter<D> {
 
     /// Moves every request along, from received bytes to the reply that waits to be sent. Call it after anything
     /// happened; it does everything that can be done now.
+    ///
     /// # Errors
     /// [`Fault`]: the connection must end; send what is left and call [`Exporter::finish`].
     pub fn advance(&mut self, now: Instant, offers: &mut dyn Offers<D>) -> Result<(), Fault> {
@@ -504,6 +505,7 @@ impl<D: Device> Exporter<D> {
 
     /// Restores an exporter from a snapshot, over its device, which has `requests` in flight. On an error, returns the
     /// device as well; its open requests will not be answered.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore<'a>(

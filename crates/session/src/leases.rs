@@ -1,8 +1,10 @@
 //! Leases: each use of a device has a number, so that a late importer can be refused (requirement N9: migration).
+//!
 //! A lease is a number higher than that of any earlier use, on this exporter and, because it starts from the clock, on
 //! this exporter before a restart. An importer that hands a device over names a *successor* by its key. The device is
 //! not reset, keeps its claim and waits for the successor, which is identified by its key (or, without one, by the
 //! lease that it inherits). The former user can also come back with its lease, if the successor does not come.
+//!
 //! | who opens with lease *n* | state of the device | gets |
 //! |---|---|---|
 //! | the successor, or the former user | waits under *n* | the device as it is, with a later lease |
@@ -11,6 +13,7 @@
 //! | any host | a later lease was given | *stale*: it is fenced off |
 //! | any host | no later lease was given, and *n* was a lease of this device | a normal open, with a later lease |
 //! | any host | *n* was a lease of another device, or of an unknown one | *other*, unless the host has named the device's identity |
+//!
 //! Leases are kept by identity, so the order in which devices are shared after a restart does not matter. A lease
 //! itself shows its device: its low bits are a mark derived from the device's id. So an importer of an older version,
 //! which names no identities, does not get another device after the exporter was restarted (except for one in a

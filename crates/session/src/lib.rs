@@ -1,4 +1,5 @@
 //! # Sessions: exports, claims, and the path of a request between device and connection
+//!
 //! [`Exporter`] joins an incoming USB/IP connection to a device, [`RedirHost`] a connection from QEMU. [`RemoteDevice`]
 //! makes an outgoing connection look like a device. [`native`] is farbus's own protocol on both sides. [`block`] makes
 //! a store a device and gives each importer its view of it; [`isochronous`] carries the streams of a far device,
@@ -6,9 +7,12 @@
 //! [`leases`] who has it next, [`reserve`] what is reserved for it. [`observe`] serves observers, [`stream`] the
 //! viewers of a source's frames. [`twin`] exchanges a device for an identical one, [`rules`] decides which real devices
 //! are shared.
+//!
 //! This crate has no sockets, threads or clocks: bytes and moments are arguments, and the caller asks what is to be
 //! sent. The shell that has them is `farbus`.
+//!
 //! Start reading at [`Exporter::advance`], the path of a request in one function.
+//!
 //! An importer is a device, so an exporter over a [`RemoteDevice`] is the validating relay in front of a kernel, and a
 //! program drives a remote disk like a local one.
 

@@ -1,4 +1,5 @@
 //! Observers: copies of what a device sends to its user (requirement N6: sharing).
+//!
 //! An [`Observed`] device passes everything through and copies what interrupt and isochronous IN endpoints deliver to
 //! its [`Audience`]. Each [`Observer`] is a bounded queue, filled by the thread of the device's user and emptied by the
 //! observer's own. A slow observer misses events and is told how many; the device's user never waits. Without

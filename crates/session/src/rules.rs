@@ -1,4 +1,5 @@
 //! Which of a machine's real devices are shared: rules about a device's descriptors and its port.
+//!
 //! Rules are checked in order, and the first that matches decides; a device that no rule matches is not shared. A hub
 //! or an input device (keyboard, mouse) is matched only by a rule that *asks* for it: by its class, or, for an input
 //! device, by vendor and product together. A root hub is never shared.
@@ -183,6 +184,7 @@ impl FromStr for Class {
 }
 
 /// Reads four hexadecimal digits, as `lsusb` prints a vendor or product.
+///
 /// # Errors
 /// A sentence for a person: the text is something else.
 pub fn id_from(text: &str) -> Result<u16, String> {

@@ -1,4 +1,5 @@
 //! A source's frames and their readers. Each reader has a queue and chose a policy for frames for which it is too slow.
+//!
 //! | policy | a slow reader |
 //! |---|---|
 //! | [`Policy::All`] | is waited for: the source's next frame is refused until the reader has taken one |

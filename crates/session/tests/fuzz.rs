@@ -1,5 +1,6 @@
 //! An exporter under random operations: over a source and sink, a keyboard, and a device whose completions are among
 //! the operations; alone, in front of another exporter, and in front of one that lies.
+//!
 //! Besides the absence of panics, the tests check: the client's checker accepts every reply, waiting data stays within
 //! the limits, everything is answered in the end, and the device comes back with nothing in flight.
 

@@ -1,5 +1,6 @@
 //! Every possible order of the events in a small world, each played from its beginning. After each event the client may
 //! also disconnect.
+//!
 //! A world has two or three requests on one or two endpoints, each submitted and unlinked up to twice. Its device
 //! completes when it is told to and cancels at once or late; its link takes the replies or does not; there is a port
 //! reset. The checker (`peer/checker.rs`) states what must hold in each order: every submit and every unlink is
@@ -407,7 +408,7 @@ fn relayed_requests_are_answered_once_in_every_order() {
 }
 
 #[test]
-fn enumeration_detects_a_duplicate_answer() {
+fn checker_detects_a_duplicate_answer() {
     // A checker that never fails would prove nothing.
     let mut checker = peer::Checker::default();
     checker.asked(&data_in(0, 1), false);

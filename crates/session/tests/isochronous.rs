@@ -1,5 +1,6 @@
 //! Sound over a simulated path: a far sound card with a clock that drifts, behind a link with jitter that is cut at
 //! times.
+//!
 //! The tests check that every request is answered once and in order, at the device's pace, and that what is played and
 //! recorded is the complete tone, except for the losses that were counted. `FARBUS_SECONDS` sets the length of a stream
 //! (default 60).

@@ -1,5 +1,6 @@
 //! Sessions in simulated worlds: links that are cut and delayed, exporters that crash or are replaced by another
 //! process, importers that are restarted, peers that are slow.
+//!
 //! Each seed makes a world. The tests check: every request is answered exactly once, a read returns what was written,
 //! what a flush covered survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would
 //! end the session), and a late greeting does not get the session back. `FARBUS_SEEDS` sets the number of worlds

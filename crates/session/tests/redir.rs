@@ -479,7 +479,7 @@ fn device_that_is_gone_leaves_when_its_guest_has_acknowledged() {
 }
 
 #[test]
-fn device_refused_by_the_guests_filter_is_withdrawn() {
+fn filter_reject_cancels_transfers_and_marks_the_device_refused() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
     table.say(0, Message::FilterFilter("-1,-1,-1,-1,0".into()));

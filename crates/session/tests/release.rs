@@ -1,13 +1,16 @@
 //! Earlier releases against the current one, in both roles: sessions of every release, byte by byte as they were on the
 //! wire, in `release/VERSION/*.session`.
+//!
 //! - **Its client, our exporter**: the recorded client's bytes go to the current exporter, whose answers are compared
 //!   with the recorded ones.
 //! - **Its exporter, our importer**: the current importer does what the recorded client did and gets the recorded
 //!   answers; it must send the same bytes and understand the answers.
-//! A new release writes its own folder: set the version in the workspace, run `UPDATE_RELEASE=1 cargo test -p
-//! farbus-session --test release` and commit the result. The folders of earlier releases are never rewritten, because
-//! they show what is in use. Against a recording of the current version every byte of an answer counts; against an
-//! earlier one, descriptors and names may differ, because a device may have changed.
+//!
+//! A new release writes its own folder: set the version in the workspace, run
+//! `UPDATE_RELEASE=1 cargo test -p farbus-session --test release`
+//! and commit the result. The folders of earlier releases are never rewritten, because they show what is in use.
+//! Against a recording of the current version every byte of an answer counts; against an earlier one, descriptors and
+//! names may differ, because a device may have changed.
 
 mod world;
 

@@ -1,4 +1,5 @@
 //! Peers that are well-formed but uncooperative: they keep sending, and do not take answers or never acknowledge them.
+//!
 //! The cases are made from the list of all kinds of frames, so a kind without a case does not compile. Each case runs
 //! against an exporter, once for a peer that may use nothing and once for a peer that uses a disk, a USB device and an
 //! observed one, and against an importer. The tests check what either end says that it holds, and the memory of this

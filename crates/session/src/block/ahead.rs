@@ -18,12 +18,14 @@ pub const AHEAD_KIND: u16 = 8;
 
 /// A layer over a far device that reads ahead: sequential reads are answered from data fetched earlier (requirement
 /// U9).
+///
 /// It fetches only while nothing else can change the device, which [`BlockDevice::epoch`] reports: the device is used
 /// exclusively, or by readers only. A read never returns data older than the last answered change: when a change
 /// completes, the data fetched from that place is dropped. Before it completes, old and new data are both correct. A
 /// read is never answered with data that was requested more than [`limits::FETCHED_TIME_MAX`] earlier: by then an
 /// importer that hears nothing may have lost the device to another one, whose writes are not known here. After a
 /// handover, the replacement keeps the requests and fetches the data again.
+///
 /// A stream begins with [`RUNS_MIN`] consecutive reads. From then on [`WINDOW_BYTES_MIN`] are fetched ahead. The window
 /// doubles each time that a read has to wait, up to [`WINDOW_BYTES_MAX`]. It stops growing once a piece takes much
 /// longer than the quickest one did: the link is then full, and a larger window would only delay other traffic. At most
@@ -383,6 +385,7 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
 impl<D: BlockDevice> Ahead<D> {
     /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
     /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
     pub fn restore<E: From<Reject>>(

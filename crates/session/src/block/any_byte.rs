@@ -18,11 +18,13 @@ pub const ANY_BYTE_KIND: u16 = 5;
 
 /// A layer that accepts requests at any byte offset. A read that is not aligned to blocks becomes a read of whole
 /// blocks. A change that is not aligned reads the blocks at its ends first and writes them back.
+///
 /// | request | waits for |
 /// |---|---|
 /// | read | nothing |
 /// | change of whole blocks | earlier changes of parts of the same blocks |
 /// | change of parts of blocks | all earlier changes of the same blocks |
+///
 /// So a change of one half of a block never undoes a change of the other half, in either order.
 #[derive(Debug)]
 pub struct AnyByte<D> {
@@ -378,6 +380,7 @@ type Verdict = Result<(), &'static str>;
 impl<D: BlockDevice> AnyByte<D> {
     /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
     /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
     pub fn restore<E: From<Reject>>(

@@ -23,7 +23,9 @@ pub const DIRTY_WRITES_MAX: usize = 128;
 const LOST_MAX: usize = 64;
 
 /// A layer that gives a far device a volatile write cache, for users who flush what must be durable (requirement U9).
+///
 /// A write goes to the device at once and is answered at once: the layer hides the round trip and delays nothing.
+///
 /// | request | what happens |
 /// |---|---|
 /// | a write without FUA | goes to the device and is answered; beyond [`DIRTY_BYTES_MAX`] or [`DIRTY_WRITES_MAX`] answered when there is room; while others use the device ([`BlockDevice::epoch`]) answered when it completes |
@@ -31,6 +33,7 @@ const LOST_MAX: usize = 64;
 /// | a flush | waits until every earlier write has completed, then goes to the device, answered when the device answers |
 /// | a read of data not yet written | answered with that data, or waits for the write |
 /// | a change of a place not yet written | waits for the write, so that writes take effect in the order of their answers |
+///
 /// A write that fails after it was answered is **lost**. The next flush fails, once ([`Losses`](farbus_model::Losses)
 /// tells each user), unless everything lost has been rewritten by then. Every read of that place fails until it has
 /// been rewritten, so no read returns the old content. Until then no write is answered early.
@@ -158,7 +161,7 @@ impl<D: BlockDevice> Behind<D> {
 
     /// Answers writes that the device holds, as far as there is room.
     fn answer_early(&mut self, done: &mut Completions<BlockDone>) {
-        // Without exclusive use, another user may read: nothing is answered early.
+        // After a loss, or without exclusive use (no epoch), no write is answered early.
         if !self.lost.is_empty() || self.below.device.epoch().is_none() {
             return;
         }
@@ -378,6 +381,7 @@ impl Saved {
 impl<D: BlockDevice> Behind<D> {
     /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
     /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
     pub fn restore<E: From<Reject>>(

@@ -1,4 +1,5 @@
 //! Block devices: a store as a device, and views as layers over a device (requirement N14).
+//!
 //! | layer | what its user sees |
 //! |---|---|
 //! | [`StoreDevice`] | a store as a device that answers at once |
@@ -13,6 +14,7 @@
 //! | [`Answered`] | a device that answers at once, as a store |
 //! | [`BlockExport`] | a medium on offer, which each of its users opens |
 //! | [`Traced`] | the device, with requests and answers recorded in a trace |
+//!
 //! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so layers stack in any order: `ReadOnly<Range<_>>`
 //! for one importer and `Scratch<_>` for another, over the same export.
 

@@ -16,11 +16,13 @@ const SECTOR_BYTES_MIN: u32 = 512;
 const GRAIN_SECTORS: u64 = 8;
 
 /// A copy-on-write view: what its user writes goes to a store of its own, the device below is only read.
+///
 /// | last operation on a sector | it reads as |
 /// |---|---|
 /// | written | what was written |
 /// | discarded or zeroed | zeros |
 /// | none | what the device below contains now |
+///
 /// The store is filled from its start in the order of the writes. When it is full, writes fail with
 /// [`StoreError::NoSpace`] and everything else still works. Changes are as durable as the store, but no later process
 /// can find them in it.

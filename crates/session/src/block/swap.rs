@@ -1,6 +1,8 @@
 //! The work of a swap: copies the source, then moves the handles from one medium to the other (requirement N12).
+//!
 //! A state machine that its owner drives step by step. Each step copies or compares a piece, or moves the handles of
 //! the [`Switch`] to their next mode. A [`Journal`] records what has to survive a power cut.
+//!
 //! | phase | what a step does | the source is complete | the destination is complete |
 //! |---|---|---|---|
 //! | `Beginning` | waits until every handle records changes | yes | |
@@ -11,6 +13,7 @@
 //! | `Draining` | copies, then verifies, the rest, with one piece locked at a time; nothing new is recorded as changed | yes | |
 //! | `Deciding` | makes the rest durable; the journal says that the destination is the device | yes | yes |
 //! | `Flipping`, `Releasing` | waits until no handle uses the source | | yes |
+//!
 //! A swap that fails or is cancelled up to and including `Deciding` leaves the source as it would be without the swap.
 
 use std::fmt;

@@ -1,7 +1,9 @@
 //! A medium that can be exchanged while it is in use (requirement N12).
+//!
 //! No request waits for the switch itself: shortly before it, both media are written; after it, either may be read.
 //! Each handle goes from one mode to the next by itself, at its next request, or the thread that runs the swap moves
 //! it:
+//!
 //! | mode | reads from | writes to | and the change is |
 //! |---|---|---|---|
 //! | `Alone` | the medium | the medium | |
@@ -9,16 +11,20 @@
 //! | `Both` | the source | the source, then the destination unless all of the range is still to be copied | made with its granules locked, as they are while they are copied |
 //! | `Flipped` | the destination | the source, then the destination | made the same way |
 //! | `Alone` | the destination | the destination | |
+//!
 //! A mode begins when every handle has reached the one before, so at any time handles are in at most two neighbouring
 //! modes:
+//!
 //! | neighbouring modes | why that is correct |
 //! |---|---|
 //! | `Alone`, `Noting` | nothing has been copied yet, and everything is still to be copied |
 //! | `Noting`, `Both` | a change made in `Noting` is copied again later, with its granules locked |
 //! | `Both`, `Flipped` | an answered change is on both media, so either may be read |
 //! | `Flipped`, `Alone` | no handle reads the source any more |
+//!
 //! A request during the switch takes as long as both media need for it, and waits for nothing else. With a slow
 //! destination, writes slow down to its speed shortly before it becomes the device.
+//!
 //! Up to and including `Both`, the source is complete. In `Both`, once the recorded changes have been copied and made
 //! durable, the destination is complete, too. In `Both`, a flush is answered when both media are durable. The journal's
 //! note which of the two is the device may therefore be written at any moment of that time: a power cut before, during

@@ -1,11 +1,13 @@
 //! Caches a device's constant answers: they are requested once, all at the same time, and repeated to any later
 //! request.
+//!
 //! | descriptor | requested ahead | dropped |
 //! |---|---|---|
 //! | device and configuration | never: they were read when the device was opened | never |
 //! | strings in US English and their language table; BOS from USB 2.01 on; at full speed the device qualifier | when the device is there | strings after a vendor OUT request, which may have changed them |
 //! | HID report | after SET_CONFIGURATION | after SET_CONFIGURATION, SET_INTERFACE, a reset |
 //! | any other of these kinds | no, but remembered once the user asked | by the same rules |
+//!
 //! GET_STATUS, GET_CONFIGURATION, GET_INTERFACE and all class requests go to the device. So does every request made
 //! while the user's previous control request is unanswered, because control requests are answered in order.
 
@@ -337,6 +339,7 @@ impl Answers {
 
     /// Restores it from a snapshot, together with the user's waiting requests, which [`Answers::launch`] takes. `take`
     /// says whether the device has a control request with this id.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(

@@ -1,8 +1,10 @@
 //! Hides the distance of a far device (requirements U7, U9).
+//!
 //! [`Far`] is a layer over any [`Device`] whose answers take time: a device of a session or of a plain connection. It
 //! needs no messages of its own: to the exporter it is a user that asks early, within its credit. Everything that holds
 //! for requests (each is answered once, in order, across lost links, restarts and handovers) holds for its own
 //! requests, too.
+//!
 //! | file | what it does |
 //! |---|---|
 //! | [`answers`] | requests descriptors once, all at the same time |
@@ -415,6 +417,7 @@ impl<D: Device> Far<D> {
 
     /// Restores the layer from a snapshot, over its device, which has `requests` in flight. Whether the plan is on
     /// comes from the snapshot. On an error, returns the device as well.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(

@@ -1,6 +1,8 @@
 //! Receives interrupt and bulk data before the user asks for it.
+//!
 //! At an endpoint that sends by itself, the layer keeps enough requests of its own with the device to bridge the
 //! distance. What arrives is handed to the user's requests in order. The user sees the same device with a longer queue:
+//!
 //! | what happens | result |
 //! |---|---|
 //! | data arrives and no request waits | it is kept for the next request; when the queue is full, the device is asked no further |
@@ -445,6 +447,7 @@ impl Receiving {
     /// Restores it from a snapshot, together with the user's waiting requests, which [`Receiving::launch`] takes once
     /// the whole snapshot is known to be valid. `way_of` says how an endpoint is received, `bars` whether a request is
     /// an open control request of the user, `take` whether the device has a request of ours with this id and length.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(

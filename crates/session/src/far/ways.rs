@@ -37,6 +37,7 @@ mod class {
 }
 
 /// How an active endpoint is received ahead, if it is:
+///
 /// | class of its interface | interrupt IN | bulk IN |
 /// |---|---|---|
 /// | HID, communications | from the beginning | |

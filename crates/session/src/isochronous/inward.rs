@@ -1,9 +1,9 @@
 //! A stream from a device: requested ahead, kept until it is due, handed over at the device's pace.
+//!
 //! Enough requests of our own are with the device that it never runs out (the rule of the 2005 paper: q > RTT/x + 1).
 //! The packets that they bring are numbered by the device's intervals and have a moment at which they are due; the
 //! driver's requests are answered at these moments. A packet that has not arrived by then counts as missed, as on a
 //! bus, and is dropped if it arrives later.
-//! after all.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -326,6 +326,7 @@ impl Inward {
 
     /// Restores a stream from a snapshot, together with the driver's requests, which are not launched yet. Its clock
     /// starts with the next packet.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(

@@ -1,6 +1,8 @@
 //! Isochronous streams over a long path: a far device looks near to its driver (U8, N14).
+//!
 //! A layer over any [`Device`], on the importer. The exporter needs to know nothing of it: the layer's own requests are
 //! with the device ahead of time, and the driver's requests are answered at moments of a local clock.
+//!
 //! | file | what it holds |
 //! |---|---|
 //! | `pace` | the local clock: when a packet is due, slewed by how early packets arrive |
@@ -9,7 +11,9 @@
 //! | `reach` | how far the device is; a near one is left alone |
 //! | `frames`, `orders` | frame numbers; requests to the device, and counts |
 //! | `saved` | parts of the snapshot, with their limits |
+//!
 //! How a stream ends or is interrupted:
+//!
 //! | what happens | the driver's requests | ours |
 //! |---|---|---|
 //! | its last request is cancelled | end as cancelled | IN: withdrawn; OUT: played to the end |
@@ -382,6 +386,7 @@ impl<D: Device> Isochronous<D> {
     }
 
     /// Restores the layer from a snapshot, over a device in the same state. On an error, returns the device as well.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(now: Instant, device: D, from: &mut Reader<'_>) -> Result<Self, (D, Reject)> {

@@ -1,5 +1,6 @@
 //! A stream to a device: the driver is answered at the device's pace, and its packets reach the device before they are
 //! due.
+//!
 //! The buffer that absorbs the path's jitter is the device's own queue. A stream begins with a lead-in of our packets,
 //! and the driver's packets queue up behind them, so the exporter needs to know nothing of it. How long a request was
 //! in the device's queue (the residence time in a timed reply) tells how early it was. The driver is answered a little
@@ -281,6 +282,7 @@ impl Outward {
 
     /// Restores a stream from a snapshot, together with the driver's requests, which are not launched yet. Requests
     /// sent by the other process do not adjust the clock.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(

@@ -1,12 +1,15 @@
 //! When packets of a stream are due: a local clock that follows the device's clock without jumps (N14).
+//!
 //! Clocks are never compared. The clock watches the *slack*: how long before it was needed a packet was there (IN:
 //! before it is handed to the driver; OUT: before the device plays it). The least slack of the last seconds contains
 //! everything that matters: the path's jitter, the drift of the device's clock against ours, and scheduling delays at
 //! both ends. The clock is slewed until that least slack equals a margin.
+//!
 //! ```text
 //! IN   a later due moment is more slack
 //! OUT  a later due moment is a later request of the driver, and less slack at the device
 //! ```
+//!
 //! Slack is recorded as it would have been without the slewing so far, so that old observations count for today's
 //! clock. The control loop therefore has no delay and does not oscillate.
 

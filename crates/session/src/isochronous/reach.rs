@@ -49,6 +49,7 @@ impl Reach {
     }
 
     /// Restores it from a snapshot.
+    ///
     /// # Errors
     /// [`Reject`]: a value is out of range.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {

@@ -18,6 +18,7 @@ pub fn save_span(span: Duration, to: &mut Writer) {
 }
 
 /// Reads a duration of at most `most`.
+///
 /// # Errors
 /// [`Reject`]: it is longer.
 pub fn restore_span(field: &'static str, most: Duration, from: &mut Reader<'_>) -> Result<Duration, Reject> {
@@ -27,6 +28,7 @@ pub fn restore_span(field: &'static str, most: Duration, from: &mut Reader<'_>) 
 }
 
 /// Reads the distance of a packet from another, in packets.
+///
 /// # Errors
 /// [`Reject`]: it is out of range.
 pub fn restore_place(field: &'static str, from: &mut Reader<'_>) -> Result<u64, Reject> {
@@ -35,6 +37,7 @@ pub fn restore_place(field: &'static str, from: &mut Reader<'_>) -> Result<u64, 
 }
 
 /// Reads a request of a stream at `endpoint`.
+///
 /// # Errors
 /// [`Reject`]: it is not a request of this stream.
 pub fn restore_urb(endpoint: &Endpoint, from: &mut Reader<'_>) -> Result<Urb, Reject> {

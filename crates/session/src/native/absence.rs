@@ -81,6 +81,7 @@ impl Absence {
     }
 
     /// Restores it from a snapshot.
+    ///
     /// # Errors
     /// [`Reject`]: the times are inconsistent.
     pub fn restore(now: Instant, from: &mut Reader<'_>) -> Result<Self, Reject> {

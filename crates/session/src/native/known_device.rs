@@ -151,6 +151,7 @@ impl KnownDevice {
     }
 
     /// Restores it from a snapshot. A snapshot of version 12 has no identities, so nothing is known.
+    ///
     /// # Errors
     /// [`Reject`]: the identity is invalid.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
@@ -170,6 +171,7 @@ pub(super) fn put_identity(identity: Option<Identity>, to: &mut Writer) {
 }
 
 /// Reads what [`put_identity`] wrote.
+///
 /// # Errors
 /// [`Reject`]: the identity is invalid.
 pub(super) fn take_identity(from: &mut Reader<'_>) -> Result<Option<Identity>, Reject> {

@@ -1,4 +1,5 @@
 //! farbus's own protocol: sessions that survive the loss of their links (requirements U11, N1 to N6).
+//!
 //! | file | what it holds |
 //! |---|---|
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
@@ -17,9 +18,12 @@
 //! | [`suspendable_served`] | a device of any class whose requests can be suspended |
 //! | `slots`, `tagged` | requests in flight, by tag: ours, and a peer's |
 //! | `spread` | which lane a request uses |
+//!
 //! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes:
 //! `examples/third_class.rs` is one.
+//!
 //! What happens to a request in case of a failure:
+//!
 //! | what fails | USB | block |
 //! |---|---|---|
 //! | the link of its lane | it waits; its frames are sent over the next link; other lanes continue | the same |
@@ -27,6 +31,7 @@
 //! | the exporter's process, with a handover | it waits; what the device had of it is ended first | the same |
 //! | the exporter's process, with its sessions | a protocol error (attribute *device*); the device is set up again | it is submitted again |
 //! | the device | gone | gone |
+//!
 //! A stream has no requests. Its frames wait for the next link; across a handover only if its reader wants no more than
 //! the latest. They are lost if the exporter forgets the session.
 

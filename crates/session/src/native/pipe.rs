@@ -1,4 +1,5 @@
 //! Converts between a session's frames and a pipeline's messages, on either side.
+//!
 //! Modules see whole messages, so the frames of one message are joined. What a class does not show its modules
 //! (urgency, flow, residence time) waits here and is added again to what comes out of them.
 
@@ -37,6 +38,7 @@ pub struct Saved {
 
 impl Saved {
     /// Reads what [`Pipe::save`] wrote.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {

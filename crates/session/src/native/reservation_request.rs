@@ -99,6 +99,7 @@ impl ReservationRequest {
     }
 
     /// Restores it from a snapshot.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
@@ -110,11 +111,11 @@ impl ReservationRequest {
                 _ => return Err(Reject::new("reservation", bytes[0].into(), "it is one")),
             },
         };
-        let report = match from.bytes("standing")? {
+        let report = match from.bytes("report")? {
             [] => None,
             bytes => match Word::decode(bytes).map_err(wrong)? {
                 Word::Report(report) => Some(report),
-                _ => return Err(Reject::new("standing", bytes[0].into(), "it is one")),
+                _ => return Err(Reject::new("report", bytes[0].into(), "it is one")),
             },
         };
         Ok(Self { reservation, report, ..Self::default() })

@@ -1,10 +1,12 @@
 //! Reservations for attachments that will be opened, and measuring the path to their importer.
+//!
 //! | the importer says | the exporter |
 //! |---|---|
 //! | ask | says *echo* |
 //! | open | keeps the open request |
 //! | echo | knows the round trip, and sends a train |
 //! | measured | knows the rate and opens the device; if the rate is too low, it says *echo* again, up to twice |
+//!
 //! Other work of the two machines makes a path seem slower than it is, never faster, so the best measurement counts.
 
 use std::collections::{BTreeMap, VecDeque};

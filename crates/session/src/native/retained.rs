@@ -1,8 +1,10 @@
 //! Changes of a remote disk that its exporter has answered and no flush has covered yet: kept here, so that they can be
 //! written again.
+//!
 //! If the exporter's machine loses power, it forgets them. If all of them are here, they are written again, in the
 //! order of their submission, before any other request, and no user notices. Nobody else can have written to the disk
 //! meanwhile, because the exporter returns it only under the same lease ([`Leases`](crate::leases::Leases)).
+//!
 //! The kept data is bounded by [`RETAINED_BYTES_MAX`] and [`RETAINED_MAX`]; beyond that, the oldest changes are
 //! dropped. A dropped change that was not flushed before the exporter lost power is lost, and the next flush fails.
 
@@ -93,6 +95,7 @@ impl Retained {
     }
 
     /// Restores it from a snapshot, for a disk with this `info` and this many answered changes.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>, info: &BlockInfo, answered: u64) -> Result<Self, Reject> {

@@ -1,10 +1,12 @@
 //! Chooses the lane of a session for each request.
+//!
 //! | request | lane |
 //! |---|---|
 //! | control, interrupt, isochronous | the first, where no lost frame of a bulk request blocks them |
 //! | bulk | one other lane per endpoint, if there are others: the lane keeps the endpoint's order |
 //! | block read or flush | the lane with the fewest bytes in flight |
 //! | block change | the same, unless a change of the same bytes is in flight: then that change's lane |
+//!
 //! A lane without a link gets no new requests as long as another lane has a link. Its own requests wait for its next
 //! link.
 

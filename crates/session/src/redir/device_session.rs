@@ -1,4 +1,5 @@
 //! The device and its open requests, independent of the connection.
+//!
 //! | what happens | what the guest is told |
 //! |---|---|
 //! | a transfer ends without a cancel | its packet, with the outcome |
@@ -14,6 +15,7 @@
 //! | the guest moves, and the device cancels a read with data | its packet, once the device has sent the rest |
 //! | the guest moves, and a stream's URB has data | its packets, here or there |
 //! | the guest stays after all | its packets meanwhile are handled once all cancelled requests have come back |
+//!
 //! **Why an id may be used twice.** QEMU names a packet by the address of its guest's transfer descriptor. The guest's
 //! driver may reuse that memory as soon as it has cancelled, before our answer to the cancel arrives; QEMU tells the
 //! answers apart by their order.
@@ -36,8 +38,7 @@ use super::describe;
 use super::stream::{Ended, Kind, Stream};
 use crate::exporter::Counters;
 
-/// Interrupt URBs in flight per endpoint, as in `usbredirserver`: the device is asked again while answers are on their
-/// way.
+/// Interrupt URBs in flight per endpoint, as in `usbredirserver`.
 const INTERRUPT_URBS: usize = 5;
 /// A device with a shorter round trip is near, and needs no further URBs ahead.
 const NEAR_MAX: Duration = Duration::from_millis(2);
@@ -70,7 +71,6 @@ enum Flight {
     Configuration { id: u64 },
     /// The guest selects an interface's setting.
     AltSetting { id: u64, interface: u8 },
-    /// A stream's URB.
     Stream(EpAddr),
     /// Dropped: its guest was answered already, or has disconnected.
     Forgotten,
@@ -259,8 +259,7 @@ impl<D: Device> DeviceSession<D> {
         self.collect(now);
     }
 
-    /// Cancels reads that have no data yet, because a device may keep them waiting for ever. Writes are waited for,
-    /// because a cancelled write would leave open how much was written. So are reads that have begun.
+    /// Cancels reads without data, which may wait for ever; writes and begun reads are waited for.
     pub fn take_back_reads(&mut self, now: Instant) {
         let mut urbs = Vec::new();
         for (urb, flight) in &mut self.flights {
@@ -296,7 +295,7 @@ impl<D: Device> DeviceSession<D> {
         requests
     }
 
-    /// The guest stays after all: its streams and reads continue as soon as everything cancelled has come back.
+    /// The guest stays after all: streams and reads continue once everything cancelled has come back.
     pub fn stay(&mut self) {
         self.is_to_go_on = self.is_moving;
     }
@@ -474,8 +473,7 @@ impl<D: Device> DeviceSession<D> {
 
     fn launch(&mut self, now: Instant, urb: Urb, flight: Flight) {
         self.bytes_held += urb.length as usize;
-        // Control requests are answered at once. A guest that moved here may send none, so the first request of an
-        // interrupt stream is timed, too.
+        // Control requests are answered at once; a guest that moved here may send none, so an interrupt must do.
         let tells = match flight {
             Flight::Configuration { .. } | Flight::AltSetting { .. } => true,
             Flight::Transfer { asked: Asked::Control { .. }, .. } => true,
@@ -498,7 +496,6 @@ impl<D: Device> DeviceSession<D> {
             && self.bytes_held + self.outbox_bytes + ahead <= self.limits.payload_bytes_max
     }
 
-    /// The active endpoint at this address, if it is of this kind.
     fn find(&self, endpoint: EpAddr, kind: TransferType) -> Option<&Endpoint> {
         self.device.selection().endpoint(endpoint).filter(|found| found.kind == kind)
     }
@@ -727,8 +724,7 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Answers what the device has completed and refills the streams. Call it after anything happened; `is_due` is
-    /// false if only room was made since the last call.
+    /// Answers completions and refills streams, after any event; `is_due` is false if only room was made since.
     pub fn advance(&mut self, now: Instant, mut is_due: bool) {
         self.collect(now);
         while self.refill(now, is_due) {
@@ -769,7 +765,6 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Number of interrupt URBs to keep in flight at this endpoint.
     fn interrupt_urbs(&self, endpoint: EpAddr) -> usize {
         let way = self.quickest.filter(|way| *way > NEAR_MAX).map_or(Duration::ZERO, |way| way.min(AHEAD_TIME));
         let interval = self
@@ -859,7 +854,6 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Sends the guest the outcome of a transfer.
     fn answer(&mut self, id: u64, asked: Asked, done: Done) {
         self.count(&done);
         let Done { status, actual, payload, .. } = done;
@@ -933,7 +927,6 @@ fn behind(begun: Payload, rest: Done) -> Done {
     Done { actual, payload: Payload::joined([begun, rest.payload]), ..rest }
 }
 
-/// Bytes of a packet's data.
 fn payload_bytes(packet: &Packet) -> usize {
     match &packet.message {
         Message::Control(packet) => packet.payload.len(),

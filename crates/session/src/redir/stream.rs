@@ -1,9 +1,11 @@
 //! One endpoint's stream: a few URBs that are submitted again as they complete, and a bounded queue of packets.
+//!
 //! | stream | the queue holds | when it is full |
 //! |---|---|---|
 //! | isochronous IN | packets for which the connection has no room | the oldest is dropped and counted: it is too late anyway |
 //! | interrupt IN, bulk IN | packets for which the connection has no room | no URB is submitted until there is room: the device keeps its data |
 //! | isochronous OUT | packets of the guest that no URB has taken | the oldest is dropped and counted |
+//!
 //! Isochronous OUT starts when the queue is half full, and again after it has run empty.
 
 use std::collections::VecDeque;

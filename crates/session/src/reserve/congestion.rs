@@ -1,9 +1,11 @@
 //! Estimates what a path to an importer can carry, from what arrives of the reserved traffic.
+//!
 //! | observation | estimated rate of the path |
 //! |---|---|
 //! | a link delivers less than is reserved, and the rest queues up | the sum of what arrives over all links of the path, if that is less than was known |
 //! | the same, just after more was tried | the rate before the attempt |
 //! | none of this for a while, and a device is suspended | enough for one more device: then it shows whether the path carries it. More than was ever measured only if most of what is reserved is used, because an unused path shows nothing |
+//!
 //! Attempts become less frequent as long as they fail, because a path does not say when it has become faster.
 
 use std::collections::BTreeMap;

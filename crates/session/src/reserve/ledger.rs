@@ -1,9 +1,9 @@
 //! The reservations of a host: which are admitted, what each takes, and which are suspended for others.
+//!
 //! There is one entry per device, by its name. All entries are scheduled together: first those of high criticality,
 //! then admitted ones of low criticality, then suspended ones, each group in the order of arrival. A request that has a
 //! place on its bus keeps it ([`farbus_realtime::schedule::replan`]). The ledger knows no clock, device or link: the
 //! caller reports changes, and [`Ledger`] answers with [`News`].
-//! [`Ledger`] is told, and answers with [`News`].
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
 //! Reservations: what a device's user is promised of its bus, of this host's processors and of the path to the importer
 //! (requirements R1, R2, R4, R6).
+//!
 //! | file | what it holds |
 //! |---|---|
 //! | [`carrier`] | what a device's endpoints can carry, and on which bus |
@@ -8,11 +9,13 @@
 //! | [`refusal`] | why a reservation is refused, and how much is missing |
 //! | [`congestion`] | what a path can still carry, from what arrives |
 //! | [`suspension`] | holds the requests of a suspended device |
+//!
 //! | new reservation | with room | without room |
 //! |---|---|---|
 //! | high criticality | admitted | reservations of low criticality are suspended, the latest first; if that is not enough it is refused |
 //! | low criticality | admitted | refused |
 //! | low criticality, suspended earlier | admitted again, the oldest first | remains suspended |
+//!
 //! An admitted reservation of high criticality stays admitted, even if the path becomes slower.
 
 pub mod carrier;

@@ -1,4 +1,5 @@
 //! Who has which part of which processor.
+//!
 //! Equation 1 is a test of one processor, so each server gets a part of one processor: the first that can carry it in
 //! addition to its other servers. Threads that reserve time themselves (a tuned pipe) are entered here as well, under
 //! any name, with [`Processors::enter_all`] and [`Processors::leave`].

@@ -1,10 +1,12 @@
 //! Holds the requests of a suspended device.
+//!
 //! | a request for a reserved endpoint | suspension open | suspension closed |
 //! |---|---|---|
 //! | is submitted | goes to the device | waits, in order |
 //! | is cancelled while it waits | | ends as cancelled |
 //! | waits when the suspension opens | goes to the device | |
 //! | waits when the device is reset | | ends as withdrawn |
+//!
 //! All other requests pass. The caller of [`Suspension::close`] must wake the device's thread.
 
 use std::collections::VecDeque;

@@ -1,13 +1,17 @@
 //! A device that can be exchanged for its twin while it is in use (requirement N12).
+//!
 //! Two adapters of one model are the same device to their user, except for the settings that the user has made on one
 //! and not on the other. A [`Twinned`] device remembers these ([`settings`] lists them) and lets another device take
 //! its place when its owner asks for it ([`Command::Swap`]):
+//!
 //! | stage | the user's requests | the twin |
 //! |---|---|---|
 //! | `Preparing` | go to the first device; settings among them are repeated on the twin | gets all settings of the first device, one after the other |
 //! | `Draining` | new ones wait; those that wait for data are cancelled, all others are waited for | gets the remaining settings and halts |
 //! | the switch | cancelled ones, then waiting ones, are submitted to the twin | is the device |
+//!
 //! A request that meets the switch ends once:
+//!
 //! | the request | outcome |
 //! |---|---|
 //! | waits for data and has none | is submitted to the twin |
@@ -17,6 +21,7 @@
 //! | is cancelled by the user while it waits for the twin | ends as cancelled |
 //! | sends data that the first device does not take within [`DRAIN_TIME_MAX`] | prevents the switch: everything continues with the first device |
 //! | sends data as the first device is unplugged | fails as on a bad cable, because it is not known what was taken |
+//!
 //! The first device may be unplugged as soon as an exchange has begun; before that, unplugging it ends its user's
 //! session. A reset of the port, and the end of a session, switch at once, because there are no settings to transfer
 //! then.

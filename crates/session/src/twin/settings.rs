@@ -1,4 +1,5 @@
 //! The settings that a device's user has made, as far as a twin must get them, too.
+//!
 //! | request | what is remembered |
 //! |---|---|
 //! | SET_CONFIGURATION, SET_INTERFACE | what is active: [`Selection`](farbus_model::Selection) |
@@ -10,6 +11,7 @@
 //! | Audio and video: SET_CUR | the last of each control of each unit, interface and endpoint |
 //! | a vendor OUT request (FTDI's baud rate, …) | each different one, in order, the last [`VENDOR_SETTINGS_MAX`] |
 //! | anything else: RNDIS messages, a break, mass storage reset | nothing: it triggers something, or its effect is not known |
+//!
 //! Only requests that the device accepted count.
 
 use farbus_model::usb::{Recipient, RequestKind, request};

@@ -1,5 +1,6 @@
 //! A guest that moves from host to host in that world, each host an importer of its own. Its device sends data at any
 //! time: also while requests are cancelled, which then return all of it, a part, or nothing.
+//!
 //! Every endpoint sends bytes that count up. The guest must always get the next byte, wherever it is.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -1,5 +1,6 @@
 //! One disk and several importers: one that writes alone, or several that read at the same time; and a disk whose size
 //! changes while its exporter is down.
+//!
 //! The tests check that a read returns what the disk contained at some moment since the read was submitted. An importer
 //! whose exporter has lost it, and which does not know that yet, must show no old data, whatever the owner or time does
 //! with its device. While it has no link, an importer cannot know what others wrote after a crash of the exporter;

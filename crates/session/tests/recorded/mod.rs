@@ -4,7 +4,8 @@
 //! Files are named `snapshots/VERSION/NAME-NUMBER.PART`. Each version is recorded once, with the code that is released:
 //!
 //! ```text
-//! FARBUS_RECORD_SNAPSHOTS=1 FARBUS_SEEDS=30 cargo test --package farbus-session --test native --test isochronous --test reserve
+//! FARBUS_RECORD_SNAPSHOTS=1 FARBUS_SEEDS=30 cargo test --package farbus-session \
+//!     --test native --test isochronous --test reserve
 //! ```
 
 use std::collections::BTreeMap;

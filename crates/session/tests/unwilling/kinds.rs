@@ -1,4 +1,5 @@
 //! What a peer may send, for each kind of frame: well-formed, repeated without end.
+//!
 //! Shared by the tests of the state machines and those of real processes.
 
 use farbus_model::module::Offer;

@@ -75,6 +75,7 @@ impl Handovers {
     }
 
     /// Restores it from a snapshot; `is_used` says which numbers attachments have.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>, is_used: impl Fn(u16) -> bool) -> Result<Self, Reject> {

@@ -45,6 +45,7 @@ impl Identities {
     }
 
     /// Compares the device that `open` names with the one that the importer expects, if it expects one.
+    ///
     /// # Errors
     /// [`End`]: it is another device.
     pub fn compare(&self, number: u16, open: &Open, actual: Option<Identity>) -> Result<(), End> {
@@ -63,6 +64,7 @@ impl Identities {
     }
 
     /// Restores it from a snapshot; a snapshot of version 12 has none.
+    ///
     /// # Errors
     /// [`Reject`]: an entry has no identity.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {

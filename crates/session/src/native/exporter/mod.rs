@@ -1,4 +1,5 @@
 //! The exporter's end of a session.
+//!
 //! | file | what it holds |
 //! |---|---|
 //! | `session` | lanes, links, attachments, and the snapshot |

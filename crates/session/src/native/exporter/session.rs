@@ -93,9 +93,9 @@ impl Attached {
 impl ExporterSession {
     /// Begins a session in answer to a greeting; returns it with the welcome to send. `session` is random; `grace_max`
     /// is the longest grace period that this exporter grants.
+    ///
     /// # Errors
     /// [`Welcome`]: the refusal to send instead.
-    /// [`Welcome`]: what to answer instead, if none can begin.
     pub fn begin(
         hello: &Hello,
         session: SessionId,
@@ -543,6 +543,7 @@ impl ExporterSession {
 
     /// Writes the session, at rest, to a snapshot for the replacement; `name_of` gives the name of each attachment's
     /// device there. This process may continue if the replacement does not.
+    ///
     /// # Panics
     /// If the session is not at rest.
     pub fn save(&mut self, now: Instant, mut name_of: impl FnMut(u16, &str) -> String, to: &mut Writer) {
@@ -586,6 +587,7 @@ impl ExporterSession {
 
     /// Restores a session without a link from a snapshot, together with what it served. For each of these call
     /// [`ExporterSession::serve`], or [`ExporterSession::give_up`] with the reason.
+    ///
     /// # Errors
     /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, Vec<Left>), Reject> {

@@ -1,10 +1,12 @@
 //! Flow control on the exporter for an importer that does not take its answers.
+//!
 //! | what arrives | few answers wait for the link | many wait | beyond that |
 //! |---|---|---|---|
 //! | open, inherit, reserve, modules | handled | waits, in order, until answers are taken | the session is cut off |
 //! | a request to a device | handled | handled within its credit; answers not taken count | the session is cut off |
 //! | a cancel, a close, a grant, an aside to a module | handled | handled | the session is cut off |
 //! | an acknowledgement, a ping | handled | handled | a later answer replaces an earlier one |
+//!
 //! An importer gets credit back with each reply, so one that keeps to its credit never has more answers waiting than
 //! that. Memory beyond the devices' credits is charged to the importer's allowance ([`farbus_model::budget`]).
 
