@@ -71,6 +71,7 @@ enum Flight {
     Configuration { id: u64 },
     /// The guest selects an interface's setting.
     AltSetting { id: u64, interface: u8 },
+    /// A URB of a stream.
     Stream(EpAddr),
     /// Dropped: its guest was answered already, or has disconnected.
     Forgotten,
@@ -937,7 +938,6 @@ fn payload_bytes(packet: &Packet) -> usize {
     }
 }
 
-/// Whether a stream may have this many URBs.
 fn is_count(urbs: u8) -> bool {
     (1..=STREAM_URBS_MAX).contains(&urbs)
 }
