@@ -1,8 +1,8 @@
-//! A device that is neither USB nor a disk: a thermometer, in a class of its own.
+//! A device class that is neither USB nor block: a thermometer.
 //!
-//! A class is two things: its exporting end ([`Served`]) and its importing end ([`Attached`]). Everything else, that it
-//! is opened and closed, that nothing is lost when a link is, is the session's. Here both ends of one are in this
-//! process, and the link between them is cut while readings are on their way.
+//! A class has two parts: its exporting end ([`Served`]) and its importing end ([`Attached`]). The session does
+//! everything else: it opens and closes attachments, and loses nothing when a link is lost. Here both ends of a session
+//! are in one process, and the link between them is cut while readings are on their way.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ use farbus_session::native::{
     Message, Progress, Served, Services, State, Urgency,
 };
 
-/// From 128 on a class means what its users say.
+/// Class codes from 128 on are for private use.
 const THERMOMETER: Class = Class(200);
-/// A reading is taken this often, if somebody wants it.
+/// Interval between readings, while the importer has granted some.
 const EVERY: Duration = Duration::from_millis(100);
-/// Readings that are asked for at a time.
+/// Readings that are granted at a time.
 const GRANTED: u32 = 4;
 
-/// The exporting end. Description: thousandths of a degree that one step is, 4 bytes. Request: nothing; reply: the
-/// temperature, 4 bytes. Event: a reading, 4 bytes, as many as were granted.
+/// The exporting end. Description: thousandths of a degree per step, 4 bytes. Request: empty; reply: the temperature, 4
+/// bytes. Event: a reading, 4 bytes, as many as were granted.
 struct Thermometer {
     attachment: u16,
     millidegrees: i32,
@@ -93,11 +93,11 @@ impl Thermometer {
     }
 }
 
-/// What an exporter offers here.
+/// The exporter's devices.
 struct Shelf;
 
 impl Services for Shelf {
-    /// Without it the device is not opened again by an exporter that was started anew.
+    /// A device without an identity is not opened again after the exporter is restarted.
     fn identity(&mut self, _open: &Open) -> Option<Identity> {
         Some(Identity { id: 13, generation: 0 })
     }
@@ -110,7 +110,7 @@ impl Services for Shelf {
     }
 }
 
-/// The importing end: readings as they come, never more under way than it asked for.
+/// The importing end: collects readings, and grants a few at a time.
 struct Readings {
     attachment: Attachment,
     step_millidegrees: u32,
@@ -192,7 +192,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for tick in 0..20 {
         now = now + EVERY / 2;
         if tick == 8 {
-            // The link is cut, with half a reading on its way. Whoever links again says how much it has.
+            // The link is cut with half a reading on its way. On the next link each end says what it has received.
             let cut = exchange(now, &mut importer, &mut exporter, &mut window, &mut readings, Some(5))?;
             println!("the link is cut, {cut} bytes of a frame had arrived");
             importer.handle_lost(now);
@@ -216,8 +216,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Everything that is to be said is said and heard; with `most` only so many bytes of it reach the importer. How many
-/// did last.
+/// Carries everything that is waiting in both directions; with `most`, only that many bytes reach the importer. Returns
+/// how many bytes it carried last.
 fn exchange(
     now: Instant,
     importer: &mut ImporterSession,

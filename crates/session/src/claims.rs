@@ -1,33 +1,33 @@
-//! Who holds a device, who waits for it, who had it: exclusive use (U13), or many readers (N6), with a memory.
+//! The claims on one device: its holders, the queue and the history; exclusive use (U13) or many readers (N6).
 //!
-//! Plain USB/IP knows no queue: a device in use is *busy*, and that is all its answer can say. Whoever wants to wait
-//! asks again. So a refused claim is remembered, and a host that has asked twice and goes on asking is waiting: when
-//! the device comes free it is kept for those who waited longest, as long as they still ask.
+//! Plain USB/IP has no queue: the only answer for a device in use is *busy*, and a client that wants to wait tries
+//! again. So a refused claim is remembered, and a host that has asked at least twice and keeps asking is waiting. When
+//! the device comes free, it is kept for the host that has waited longest, as long as that host still asks.
 //!
 //! | who asks | the device is | answer |
 //! |---|---|---|
-//! | anybody | held in a way that excludes this one ([`Mode`]) | [`Refusal::Held`]; remembered |
-//! | a host that its owner keeps out | free | [`Refusal::KeptOut`] until the time is over |
-//! | anybody | free, somebody has waited longer | [`Refusal::Waited`]; remembered |
-//! | anybody | free | theirs |
+//! | any host | held in a way that excludes the new use ([`Mode`]) | [`Refusal::Held`]; remembered |
+//! | a host that the owner keeps out | free | [`Refusal::KeptOut`] until the time is over |
+//! | any host | free, but another host has waited longer | [`Refusal::Waited`]; remembered |
+//! | any host | free | granted |
 //!
-//! Time is an argument. A peer is told apart by its host: each try comes from another port.
+//! Time is an argument. Peers are told apart by host, because each try comes from another port.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::Instant;
 
-/// Ends of use that are remembered per device.
+/// Past uses remembered per device.
 pub const HISTORY_MAX: usize = 16;
-/// Hosts that may wait for one device.
+/// Most hosts that may wait for one device.
 pub const QUEUE_MAX: usize = 32;
-/// Who has not asked again for so long waits no more: three times what `attach --wait` leaves between two tries.
+/// A host that has not asked again for this long stops waiting: three times the interval of `attach --wait`.
 pub const PATIENCE: Duration = Duration::from_secs(3);
-/// Bytes of a reason that are kept: a sentence.
+/// Bytes of a reason that are kept: enough for a sentence.
 pub const REASON_BYTES_MAX: usize = 200;
 
-/// How a device is used, and beside whom.
+/// How a device is used, and which uses can coexist.
 ///
 /// | beside | exclusive | read | scratch |
 /// |---|---|---|---|
@@ -36,17 +36,17 @@ pub const REASON_BYTES_MAX: usize = 200;
 /// | scratch | no | yes | yes |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// By one, who may change it.
+    /// One user, who may change it.
     #[default]
     Exclusive,
-    /// By many who change nothing.
+    /// Many users who change nothing.
     Read,
-    /// By many, each of whom sees changes of his own and nobody else's.
+    /// Many users, each with private changes.
     Scratch,
 }
 
 impl Mode {
-    /// In a word, as a status shows it.
+    /// The mode as one word, as a status shows it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Mode::Exclusive => "exclusive",
@@ -60,16 +60,16 @@ impl Mode {
     }
 }
 
-/// Who holds a device.
+/// A user of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The peer's address, as people write it.
     pub who: String,
-    /// How.
+    /// How it uses the device.
     pub mode: Mode,
-    /// Since when.
+    /// When the use began.
     pub since: Instant,
-    /// What for, if it said so.
+    /// What it needs the device for, if it said so.
     pub reason: Option<String>,
 }
 
@@ -78,9 +78,9 @@ pub struct Holder {
 pub struct Waiting {
     /// The host, without a port.
     pub host: String,
-    /// When it asked first.
+    /// When it first asked.
     pub since: Instant,
-    /// When it asked last.
+    /// When it last asked.
     asked: Instant,
     tries: u32,
 }
@@ -100,12 +100,12 @@ pub enum Ending {
     TakenBack,
     /// The device went away.
     Gone,
-    /// An assertion of ours failed.
+    /// An assertion of farbus failed.
     Bug,
 }
 
 impl Ending {
-    /// In a word or two, as a history shows it.
+    /// The ending in a word or two, as a history shows it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Ending::Detached => "detached",
@@ -119,34 +119,34 @@ impl Ending {
     }
 }
 
-/// A use that is over.
+/// A use that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Past {
-    /// Who it was.
+    /// The user.
     pub holder: Holder,
-    /// Until when.
+    /// When the use ended.
     pub until: Instant,
     /// How it ended.
     pub ending: Ending,
-    /// What the owner said who took it back.
+    /// The owner's remark on taking the device back.
     pub remark: Option<String>,
 }
 
-/// Why a claim is refused. All of it is *busy* on plain USB/IP.
+/// Why a claim is refused. Plain USB/IP reports every reason as *busy*.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Somebody holds it.
+    /// Another user holds it.
     Held,
-    /// It is free, and kept for a host that has waited longer.
+    /// It is free, but kept for a host that has waited longer.
     Waited,
-    /// The owner took it from this host and keeps it out for now.
+    /// The owner took it from this host and keeps the host out for now.
     KeptOut,
 }
 
 /// The claims on one device.
 #[derive(Debug, Default)]
 pub struct Claims {
-    /// More than one only if each goes beside the others; the first came first.
+    /// More than one only if their modes coexist; in the order in which they came.
     holders: Vec<Holder>,
     queue: Vec<Waiting>,
     history: VecDeque<Past>,
@@ -158,7 +158,7 @@ impl Claims {
     /// Claims the device for `who` (`HOST:PORT`, or a name).
     ///
     /// # Errors
-    /// [`Refusal`]: it is somebody else's, now or next.
+    /// [`Refusal`]: another user holds it, it is kept for another host, or this host is kept out.
     pub fn claim(&mut self, who: &str, mode: Mode, now: Instant) -> Result<(), Refusal> {
         let host = host_of(who);
         self.queue.retain(|waiting| waiting.is_patient(now));
@@ -180,12 +180,12 @@ impl Claims {
         Ok(())
     }
 
-    /// `who` could not have it for another reason than its claim: as if somebody held it.
+    /// Records that `who` was refused for a reason other than its claim, as if another user held the device.
     pub fn refuse(&mut self, who: &str, now: Instant) {
         self.remember(host_of(who), now);
     }
 
-    /// Notes that `host` was refused.
+    /// Records that `host` was refused.
     fn remember(&mut self, host: &str, now: Instant) {
         if let Some(waiting) = self.queue.iter_mut().find(|waiting| waiting.host == host) {
             waiting.asked = now;
@@ -195,14 +195,14 @@ impl Claims {
         }
     }
 
-    /// A holder says what it needs the device for. Says whether `who` is one.
+    /// Records what the holder `who` needs the device for. Returns whether `who` is a holder.
     pub fn explain(&mut self, who: &str, reason: &str) -> bool {
         let holder = self.holders.iter_mut().find(|holder| holder.who == who);
         holder.map(|holder| holder.reason = Some(shortened(reason))).is_some()
     }
 
-    /// The owner takes the device back: what the history will say of it, and for how long the holders' hosts are
-    /// kept out. Each use ends when [`Claims::end`] is called. Says whether anybody holds it.
+    /// The owner takes the device back, with a remark for the history. Until `keep_out_until`, the hosts of its holders
+    /// are kept out. Each use ends when [`Claims::end`] is called. Returns whether anybody holds the device.
     pub fn take_back(&mut self, remark: Option<&str>, keep_out_until: Option<Instant>) -> bool {
         if self.holders.is_empty() {
             return false;
@@ -213,7 +213,7 @@ impl Claims {
         true
     }
 
-    /// The use of `who` is over. Says how it was used.
+    /// Ends the use of `who`. Returns its mode, or `None` if `who` is not a holder.
     pub fn end(&mut self, who: &str, ending: Ending, now: Instant) -> Option<Mode> {
         let at = self.holders.iter().position(|holder| holder.who == who)?;
         let holder = self.holders.remove(at);
@@ -227,29 +227,29 @@ impl Claims {
         Some(mode)
     }
 
-    /// `from` hands over to `to`, who does not wait with others.
+    /// Hands the device over from `from` to `to`, which does not enter the queue.
     pub fn hand_over(&mut self, from: &str, to: &str, now: Instant) {
         if let Some(mode) = self.end(from, Ending::HandedOver, now) {
             self.holders.push(Holder { who: to.to_owned(), mode, since: now, reason: None });
         }
     }
 
-    /// Who holds it: the first that came, if there are several.
+    /// The holder; the first that came, if there are several.
     pub fn holder(&self) -> Option<&Holder> {
         self.holders.first()
     }
 
-    /// Everybody who holds it.
+    /// All holders.
     pub fn holders(&self) -> &[Holder] {
         &self.holders
     }
 
-    /// Who waits for it, the longest first: those who have asked more than once and still do.
+    /// The hosts that wait for it, longest first: those that have asked more than once and still do.
     pub fn queue(&self, now: Instant) -> impl Iterator<Item = &Waiting> {
         self.queue.iter().filter(move |waiting| waiting.tries > 1 && waiting.is_patient(now))
     }
 
-    /// Who had it, the latest last.
+    /// Past uses, latest last.
     pub fn history(&self) -> impl DoubleEndedIterator<Item = &Past> {
         self.history.iter()
     }
@@ -261,8 +261,8 @@ impl Waiting {
     }
 }
 
-/// The host of a peer's address; anything without a port is its own. A paired host goes by its name, which stands
-/// before its address in brackets.
+/// The host of a peer's address. A text without a port is its own host. A paired host is written `NAME (ADDRESS)` and
+/// is identified by its name.
 pub fn host_of(who: &str) -> &str {
     if let Some((name, _)) = who.split_once(" (") {
         return name;
@@ -273,7 +273,7 @@ pub fn host_of(who: &str) -> &str {
     }
 }
 
-/// One line, not too long: it is shown in tables and written to logs.
+/// One line of limited length, for tables and logs.
 fn shortened(text: &str) -> String {
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut end = line.len().min(REASON_BYTES_MAX);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn one_holder_at_a_time_and_a_single_try_is_no_queue() {
+    fn device_has_one_exclusive_holder_and_a_single_try_does_not_queue() {
         let mut claims = Claims::default();
         assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(0)), Ok(()));
         assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1)), Err(Refusal::Held));
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_longest_comes_next_whoever_asks_first() {
+    fn host_that_waited_longest_gets_the_device_whichever_asks_first() {
         let mut claims = Claims::default();
         claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
         for ms in [10, 500, 1000] {
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn many_read_or_one_writes() {
+    fn readers_coexist_and_exclude_a_writer() {
         let mut claims = Claims::default();
         assert_eq!(claims.claim(A, Mode::Read, at_ms(0)), Ok(()));
         assert_eq!(claims.claim(B, Mode::Scratch, at_ms(1)), Ok(()));
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn all_readers_are_sent_away_together() {
+    fn take_back_keeps_out_all_readers() {
         let mut claims = Claims::default();
         for who in [A, B] {
             claims.claim(who, Mode::Read, at_ms(0)).unwrap();
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stops_asking_waits_no_more() {
+    fn host_that_stops_asking_leaves_the_queue() {
         let mut claims = Claims::default();
         claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
         for ms in [1, 2] {
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_bounded_and_nobody_in_it_is_pushed_out() {
+    fn full_queue_refuses_new_hosts_and_keeps_those_in_it() {
         let mut claims = Claims::default();
         claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
         for turn in 0..2 {
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_back_is_in_the_history_and_the_host_is_kept_out() {
+    fn taken_back_use_is_in_the_history_and_its_host_is_kept_out() {
         let mut claims = Claims::default();
         assert!(!claims.take_back(Some("mine"), None), "nobody holds it");
         claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_keeps_the_latest() {
+    fn history_keeps_the_latest_uses() {
         let mut claims = Claims::default();
         for use_ in 0..40 {
             claims.claim(&format!("h{use_}"), Mode::Exclusive, at_ms(use_)).unwrap();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_what_stands_before_the_port() {
+    fn host_of_an_address_is_the_part_before_the_port() {
         let cases = [
             ("10.0.0.1:9", "10.0.0.1"),
             ("[::1]:9", "[::1]"),

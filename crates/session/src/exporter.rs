@@ -1,4 +1,4 @@
-//! A device at one end, a USB/IP connection at the other: the journey of a request.
+//! Connects a USB/IP client to a device: the path of a request on the exporter.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -17,37 +17,37 @@ use farbus_wire::Runs;
 use farbus_wire::snapshot::{Reader, Writer};
 use farbus_wire::usbip::{DeviceRecord, OpStatus, Reject, Request, ServerConn};
 
-/// What a client may ask for before it has a device.
+/// What a client can ask for before it has a device.
 pub trait Offers<D> {
-    /// Everything on offer.
+    /// The records of all devices on offer.
     fn list(&mut self) -> Vec<DeviceRecord>;
 
     /// Takes a device for one client.
     ///
     /// # Errors
-    /// The handshake's word for why not.
+    /// The status that the handshake reports.
     fn claim(&mut self, bus_id: &str) -> Result<(DeviceRecord, D), OpStatus>;
 }
 
-/// What an exporter does when it sees that its client reset the port.
+/// What an exporter does when it detects that its client reset the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnReset {
-    /// The device is here: reset it and restore its configuration.
+    /// The device is local: reset it and restore its configuration.
     ResetDevice,
-    /// The device is elsewhere and its exporter sees the same signs: pass them on.
+    /// The device is on another exporter, which detects the same signs: pass the requests on.
     PassOn,
 }
 
 /// Why a connection ended before its client ended it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The client sent what no client may.
+    /// The client violated the protocol.
     Rejected(Reject),
-    /// The client connected and asked for nothing in time.
+    /// The client connected and made no request in time.
     SaidNothing,
-    /// The client sends and never reads.
+    /// The client sends requests and does not read the replies.
     NeverReads,
-    /// The client's connections together hold as much memory as they may.
+    /// The client's connections together have reached their limit of memory.
     Memory,
 }
 
@@ -70,46 +70,46 @@ impl From<Reject> for Fault {
     }
 }
 
-/// How long a client may take from connecting to importing. Tools do both at once; people do not type it.
+/// How long a client may take from connecting to importing. Tools do both at once.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
-/// Taps kept: the last thousand requests, four each.
+/// Taps kept: the last thousand requests, four taps each.
 const TRACE_TAPS: usize = 4096;
-/// Ids of requests that the exporter itself makes: beyond what a sequence number can be.
+/// First id of the exporter's own requests: beyond the 32 bits of a sequence number.
 const OWN_ID_FIRST: u64 = 1 << 32;
 
-/// What passed through an exporter.
+/// Counters of an exporter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Requests answered.
     pub urbs: u64,
     /// Bytes that came IN from the device.
     pub bytes_in: u64,
-    /// Bytes that went OUT to it.
+    /// Bytes that went OUT to the device.
     pub bytes_out: u64,
-    /// Requests withdrawn by their client.
+    /// Requests that the client unlinked.
     pub unlinked: u64,
     /// Requests refused for lack of credit.
     pub no_credit: u64,
-    /// Port resets seen.
+    /// Port resets detected.
     pub resets: u64,
-    /// Requests that a device dropped unanswered: our bug, answered as cancelled.
+    /// Requests that a device dropped unanswered: a fault of farbus, answered as cancelled.
     pub lost: u64,
 }
 
-/// One connection and, once claimed, one device.
+/// One connection and, once claimed, its device.
 pub struct Exporter<D> {
     conn: ServerConn,
     device: Option<D>,
     done: Completions,
-    /// Requests that wait, in order, for the link to take replies or for a reset to end.
+    /// Requests that wait, in order, until the link takes replies or a reset ends.
     held: VecDeque<Urb>,
-    /// Room that the device was given and has not filled: it may come back all at once.
+    /// Bytes that the device may still return for IN requests: they may come all at once.
     in_bytes_asked: usize,
-    /// Own requests without an answer; nothing of the client's is started meanwhile.
+    /// Own requests in flight that restore the device. Meanwhile no request of the client is started.
     restoring: usize,
-    /// What was active before the reset and will be again: what arrives meanwhile is framed by it.
+    /// The selection before the reset, which is being restored. Requests that arrive meanwhile are decoded by it.
     before_reset: Option<Selection>,
-    /// The request that showed a reset and waits until the device is as it was.
+    /// The request that revealed a reset; it waits until the device is restored.
     reset_shown_by: Option<UrbId>,
     next_own_id: u64,
     limits: Limits,
@@ -120,18 +120,18 @@ pub struct Exporter<D> {
     allowance: Allowance,
 }
 
-/// What a connection holds beside payloads: its receive buffer.
+/// What a connection holds besides payloads, bytes: its receive buffer.
 const CONNECTION_BYTES: usize = 256 << 10;
-/// What a device takes of a list.
+/// Memory that one device takes in a device list, bytes.
 const LISTED_BYTES: usize = 512;
 
 impl<D: Device> Exporter<D> {
-    /// For a client that has just connected.
+    /// An exporter for a client that has just connected.
     pub fn new(now: Instant, limits: Limits) -> Self {
         Self::over(ServerConn::new(&limits), None, OnReset::ResetDevice, now, limits)
     }
 
-    /// For a client that speaks of `device`, known to it as `devid`, without a handshake: a kernel.
+    /// An exporter for a client that uses `device`, known to it as `devid`, without a handshake: a kernel.
     pub fn imported(now: Instant, limits: Limits, devid: u32, device: D, on_reset: OnReset) -> Self {
         Self::over(ServerConn::imported(&limits, devid), Some(device), on_reset, now, limits)
     }
@@ -156,8 +156,8 @@ impl<D: Device> Exporter<D> {
         }
     }
 
-    /// What it holds is taken from an account from now on: a request for which there is nothing left is refused, as one
-    /// beyond its limits is. Says whether the least of it could be taken.
+    /// From now on, takes memory from `allowance`. A request that exceeds it is refused like one beyond the limits.
+    /// Returns whether the allowance covers the connection's minimum.
     #[must_use]
     pub fn draw_on(&mut self, allowance: Allowance) -> bool {
         self.allowance = allowance;
@@ -174,14 +174,13 @@ impl<D: Device> Exporter<D> {
         self.conn.handle_received(count);
     }
 
-    /// The journey of every request, from the bytes that arrived to the reply that waits to be
-    /// sent. Call it after anything happened; it does all that can be done now, and no more than
-    /// what was received allows.
+    /// Moves every request along, from received bytes to the reply that waits to be sent. Call it after anything
+    /// happened; it does everything that can be done now.
     ///
     /// # Errors
-    /// [`Fault`]: the connection is at its end; send what is left and call [`Exporter::finish`].
+    /// [`Fault`]: the connection must end; send what is left and call [`Exporter::finish`].
     pub fn advance(&mut self, now: Instant, offers: &mut dyn Offers<D>) -> Result<(), Fault> {
-        // What waited goes first: one endpoint's requests stay in order.
+        // Held requests go first, so that one endpoint's requests stay in order.
         self.release(now);
         while let Some(request) = self.poll_request()? {
             match request {
@@ -222,11 +221,11 @@ impl<D: Device> Exporter<D> {
         }
     }
 
-    /// Starts a request, keeps it for later, or refuses it; never blocks what comes behind it.
+    /// Starts a request, holds it for later, or refuses it; never blocks the requests behind it.
     fn admit(&mut self, now: Instant, mut urb: Urb) {
         self.trace.tap(urb.id.0, urb.endpoint.as_byte(), Stage::Received, now);
         if self.conn.in_flight() > self.limits.urbs_in_flight_max || !self.has_credit() {
-            // Reading goes on: an unlink is never stuck behind submits.
+            // Reading goes on, so that an unlink never waits behind submits.
             self.refuse(now, urb);
         } else if self.may_start() && self.held.is_empty() {
             self.start(now, urb);
@@ -236,8 +235,8 @@ impl<D: Device> Exporter<D> {
         }
     }
 
-    /// Whether payloads leave room for one more. A device that answers late may be given no more than
-    /// the link could be left with.
+    /// Whether the limits allow one more payload. A device that answers late may not be given more than the link may
+    /// have to queue.
     fn has_credit(&mut self) -> bool {
         let payload_bytes = self.conn.out_bytes_held() + self.in_bytes_asked + self.conn.backlog_bytes();
         payload_bytes <= self.limits.payload_bytes_max && self.allowance.covers(CONNECTION_BYTES + payload_bytes)
@@ -290,10 +289,10 @@ impl<D: Device> Exporter<D> {
         self.collect(now);
     }
 
-    /// vhci resets its port without telling anybody. What follows is telling: nobody but a host
-    /// that has just reset a device asks for 8 or 64 bytes of its descriptor (hub_port_init in
-    /// Linux); tools ask for 18. And a reset leaves no other request to the device itself behind: one of several that
-    /// are queued is somebody who tries things out (`testusb` test 10), and a reset would cost it the others.
+    /// Whether `urb` reveals a port reset, which vhci does without a message. Only a host that has just reset a device
+    /// asks for 8 or 64 bytes of its device descriptor (hub_port_init in Linux); tools ask for 18. After a reset there
+    /// is no other request on the control pipe: a queue of such requests comes from a test program (`testusb` test 10),
+    /// and a reset would cancel the others.
     fn shows_port_reset(&self, urb: &Urb) -> bool {
         let setup = urb.setup;
         urb.endpoint.is_control()
@@ -304,7 +303,7 @@ impl<D: Device> Exporter<D> {
             && self.device.as_ref().is_some_and(|device| device.selection().configuration() != 0)
     }
 
-    /// Cancel, reset, restore. What the client set is set again, in case it was no reset after all.
+    /// Resets the device and restores its configuration and settings, in case there was no reset after all.
     fn reset_and_restore(&mut self, now: Instant) {
         let device = self.device.as_mut().expect("a reset is seen on a device");
         let before = device.selection().clone();
@@ -335,7 +334,7 @@ impl<D: Device> Exporter<D> {
         self.collect(now);
     }
 
-    /// Turns what the device has finished into replies.
+    /// Turns the device's completions into replies.
     fn collect(&mut self, now: Instant) {
         while let Some(done) = self.done.pop() {
             if done.id.0 >= OWN_ID_FIRST {
@@ -365,7 +364,7 @@ impl<D: Device> Exporter<D> {
         self.trace.tap(id, endpoint, Stage::Replied, now);
     }
 
-    /// Requests that a device dropped: in production they end as cancelled, counted.
+    /// Answers requests that a device dropped as cancelled, and counts them.
     fn answer_lost(&mut self, now: Instant) {
         for urb in take_lost() {
             if urb.id.0 >= OWN_ID_FIRST || self.conn.is_in_flight(urb.id) {
@@ -376,7 +375,7 @@ impl<D: Device> Exporter<D> {
         self.collect(now);
     }
 
-    /// When [`Exporter::handle_timeout`] wants to be called.
+    /// When [`Exporter::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match &self.device {
             Some(device) => device.poll_timeout(),
@@ -384,7 +383,7 @@ impl<D: Device> Exporter<D> {
         }
     }
 
-    /// That moment has come; call [`Exporter::advance`] afterwards.
+    /// The moment of [`Exporter::poll_timeout`] has come; call [`Exporter::advance`] afterwards.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.with_device(now, |device, done| device.handle_timeout(now, done));
     }
@@ -394,16 +393,16 @@ impl<D: Device> Exporter<D> {
         self.with_device(now, |device, done| device.handle_ready(now, done));
     }
 
-    /// The owner asks something of the device.
+    /// Passes a command of the owner to the device.
     ///
     /// # Errors
-    /// [`CommandError`] when the device does not know it or refuses.
+    /// [`CommandError`]: the device does not know the command or refuses it.
     pub fn command(&mut self, now: Instant, command: &Command) -> Result<(), CommandError> {
         let refused = CommandError("the connection has no device yet".into());
         self.with_device(now, |device, done| device.command(now, command, done)).unwrap_or(Err(refused))
     }
 
-    /// Lets `act` use the device and the place for what it finishes; `None` without a device.
+    /// Runs `act` with the device and its completions; `None` without a device.
     pub fn with_device<T>(&mut self, now: Instant, act: impl FnOnce(&mut D, &mut Completions) -> T) -> Option<T> {
         let result = act(self.device.as_mut()?, &mut self.done);
         self.collect(now);
@@ -430,34 +429,34 @@ impl<D: Device> Exporter<D> {
         self.conn.handle_transmitted(count, &mut self.done.pool);
     }
 
-    /// Whether requests wait for the link to take replies: sending makes room for them. Not so while a
-    /// reset's end is waited for, which is the device's to bring.
+    /// Whether requests wait for the link to take replies. `false` while a reset is being restored, because then they
+    /// wait for the device.
     pub fn has_held(&self) -> bool {
         self.restoring == 0 && !self.held.is_empty()
     }
 
-    /// Whether everything was said: the connection may be closed.
+    /// Whether everything has been answered and sent: the connection may be closed.
     pub fn is_finished(&self) -> bool {
         self.conn.is_finished()
     }
 
-    /// Requests that are owed an answer.
+    /// Requests that are not answered yet.
     pub fn in_flight(&self) -> usize {
         self.conn.in_flight()
     }
 
-    /// What passed through.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The last taps.
+    /// The latest taps.
     pub fn trace(&self) -> &Ring {
         &self.trace
     }
 
-    /// The connection is over: everything in flight is withdrawn, the device is reset, made durable
-    /// and given back, ready for the next client.
+    /// Ends the connection: cancels everything in flight, resets and syncs the device and returns it, ready for the
+    /// next client.
     pub fn finish(mut self, now: Instant) -> Option<D> {
         self.held.clear();
         let mut device = self.device.take()?;
@@ -465,24 +464,25 @@ impl<D: Device> Exporter<D> {
             device.cancel(now, id, &mut self.done);
         }
         device.reset(now, &mut self.done);
-        // A device that cannot be made durable says so itself at the next command.
+        // A device that cannot sync reports that at its next command.
         let _ = device.command(now, &Command::Sync, &mut self.done);
         while self.done.pop().is_some() {}
         Some(device)
     }
 }
 
-/// Whether the header's direction contradicts the setup packet. Without a data stage IN travels as OUT.
+/// Whether the header's direction contradicts the setup packet. A request without a data stage may have either
+/// direction.
 fn control_contradicts(urb: &Urb) -> bool {
     urb.setup.length > 0 && urb.setup.direction() != urb.direction
 }
 
-/// Ids from here on are the device's own.
+/// First id of requests that a device itself makes.
 const DEVICE_ID_FIRST: u64 = 1 << 63;
 
 impl<D: Device> Exporter<D> {
-    /// Writes down the connection and what it is owed; the device is written down by whoever knows what it is. The
-    /// exporter may go on all the same, if the other process does not.
+    /// Writes the connection and its open requests to a snapshot; the caller saves the device. The exporter can
+    /// continue if the replacement does not.
     ///
     /// # Panics
     /// If it has no device yet.
@@ -503,11 +503,11 @@ impl<D: Device> Exporter<D> {
         [urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost].into_iter().for_each(|number| to.u64(number));
     }
 
-    /// An exporter that goes on where another was saved, over its device, which holds these requests. Gives the device
-    /// back with why not: it owes answers that nobody will hear.
+    /// Restores an exporter from a snapshot, over its device, which has `requests` in flight. On an error, returns the
+    /// device as well; its open requests will not be answered.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore<'a>(
         now: Instant,
         limits: Limits,
@@ -540,7 +540,7 @@ impl<D: Device> Exporter<D> {
                 &mut counters.resets,
                 &mut counters.lost,
             ] {
-                // A count that cannot overflow, whatever it began with.
+                // Limited so that it cannot overflow.
                 *counter = from.u64("counter")?.min(u64::MAX / 2);
             }
             exporter.hold_against(&requests(&device))?;
@@ -555,7 +555,8 @@ impl<D: Device> Exporter<D> {
         }
     }
 
-    /// Every request that is owed an answer is held here or in flight on the device, once, and nothing else is.
+    /// Checks that every open request is either held here or in flight on the device, exactly once, and that there are
+    /// no others.
     fn hold_against(&mut self, requests: &[(UrbId, Direction, u32)]) -> Result<(), Reject> {
         let mut owed: BTreeMap<UrbId, (Direction, u32)> =
             self.conn.flights().map(|(id, direction, length)| (id, (direction, length))).collect();
@@ -579,8 +580,8 @@ impl<D: Device> Exporter<D> {
         Ok(())
     }
 
-    /// Another process goes on with it: the connection is let go of without a word. Its device, to be let go of
-    /// likewise.
+    /// Ends this process's use of the connection without sending anything, because another process continues it.
+    /// Returns the device, which the caller must let go of in the same way.
     pub fn hand_over(self) -> Option<D> {
         self.device
     }

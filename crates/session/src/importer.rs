@@ -9,11 +9,11 @@ use farbus_wire::Runs;
 use farbus_wire::usbip::client::Answer;
 use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject};
 
-/// The questions before a device is there.
+/// The requests of a plain USB/IP connection before a device is imported.
 #[derive(Debug)]
 pub struct Handshake {
     conn: ClientConn,
-    /// Nothing is pooled before URBs; sending asks for one all the same.
+    /// Empty: payloads exist only for URBs. The transmit functions need a pool all the same.
     pool: BufferPool,
     limits: Limits,
 }
@@ -23,9 +23,9 @@ pub struct Handshake {
 pub enum Greeting {
     /// The exporter's devices.
     Devices(Vec<DeviceRecord>),
-    /// The device is ours; the connection goes on as a [`RemoteDevice`].
+    /// The device was imported; the connection continues as a [`RemoteDevice`].
     Imported(DeviceRecord),
-    /// It is not.
+    /// The exporter refused the device.
     Refused(OpStatus),
 }
 
@@ -48,7 +48,7 @@ impl Handshake {
         Self { conn: ClientConn::new(&limits), pool: BufferPool::new(0), limits }
     }
 
-    /// Where received bytes go.
+    /// The buffer for received bytes.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.conn.receive_space()
     }
@@ -56,7 +56,7 @@ impl Handshake {
     /// `count` bytes arrived.
     ///
     /// # Errors
-    /// [`Reject`]: no such answer exists in the protocol.
+    /// [`Reject`]: the exporter broke the protocol.
     pub fn handle_received(&mut self, count: usize) -> Result<Option<Greeting>, Reject> {
         self.conn.handle_received(count);
         Ok(match self.conn.poll_answer()? {
@@ -98,7 +98,7 @@ impl Handshake {
     }
 }
 
-/// A device on another machine. Its bytes are pumped by whoever owns the link.
+/// A device on another machine. The owner of the link moves its bytes.
 #[derive(Debug)]
 pub struct RemoteDevice {
     conn: ClientConn,
@@ -110,7 +110,7 @@ pub struct RemoteDevice {
 }
 
 impl RemoteDevice {
-    /// What the exporter's record says.
+    /// The exporter's record of the device.
     pub fn record(&self) -> &DeviceRecord {
         &self.record
     }
@@ -120,17 +120,17 @@ impl RemoteDevice {
         self.limits
     }
 
-    /// What enumeration has read. Without it only the control pipe can be used.
+    /// Sets the descriptors that enumeration has read. Without them only the control pipe can be used.
     pub fn set_descriptors(&mut self, descriptors: Descriptors) {
         self.descriptors = descriptors;
     }
 
-    /// Where received bytes go.
+    /// The buffer for received bytes.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.conn.receive_space()
     }
 
-    /// `count` bytes arrived: what they finish is left in `done`.
+    /// `count` bytes arrived: adds what they complete to `done`.
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; treat the link as lost.
@@ -148,7 +148,7 @@ impl RemoteDevice {
         Ok(())
     }
 
-    /// The link is gone: everything in flight ends as such, and whatever is still asked.
+    /// The link is lost: everything in flight, and every later request, ends with [`Status::Gone`].
     pub fn handle_lost(&mut self, done: &mut Completions) {
         self.is_lost = true;
         for finished in self.conn.abandon(Status::Gone) {
@@ -156,7 +156,7 @@ impl RemoteDevice {
         }
     }
 
-    /// Requests that the exporter owes an answer.
+    /// Requests that the exporter has not answered yet.
     pub fn in_flight(&self) -> usize {
         self.conn.in_flight()
     }
@@ -206,8 +206,8 @@ impl Device for RemoteDevice {
         self.conn.unlink(id);
     }
 
-    /// The protocol has no reset: its client's first descriptor read is how the exporter sees one.
-    /// What is in flight is withdrawn there as well, and the link goes on.
+    /// The protocol has no reset: the exporter detects one by the client's first descriptor read. Requests in flight
+    /// are unlinked there, and the link continues.
     fn reset(&mut self, _now: Instant, done: &mut Completions) {
         for finished in self.conn.withdraw_all(Status::Shutdown) {
             done.push(finished);
@@ -216,7 +216,7 @@ impl Device for RemoteDevice {
     }
 }
 
-/// The requests whose success changes which endpoints there are.
+/// Updates the selection after a request that changes which endpoints are active.
 pub(crate) fn note_selection(selection: &mut Selection, descriptors: &Descriptors, done: &Done) {
     if !done.endpoint.is_control() || done.status != Status::Ok {
         return;

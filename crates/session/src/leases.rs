@@ -1,37 +1,37 @@
-//! Who has a device next: leases, numbered so that whoever comes late is told so (requirement N9: migration).
+//! Leases: each use of a device has a number, so that a late importer can be refused (requirement N9: migration).
 //!
-//! Every use of a device has a *lease*, a number that is higher than that of any use before, on this exporter and, by
-//! the clock, on those that it was before a restart. Whoever hands a device over names an *successor* by its key: the
-//! device is not reset, keeps its claim, and waits for the successor, who is known by it (or, without one, by the lease
-//! that it inherits); or for its former user, who comes back with his lease if the successor does not come.
+//! A lease is a number higher than that of any earlier use, on this exporter and, because it starts from the clock, on
+//! this exporter before a restart. An importer that hands a device over names a *successor* by its key. The device is
+//! not reset, keeps its claim and waits for the successor, which is identified by its key (or, without one, by the
+//! lease that it inherits). The former user can also come back with its lease, if the successor does not come.
 //!
-//! | who opens with lease *n* | and | gets |
+//! | who opens with lease *n* | state of the device | gets |
 //! |---|---|---|
-//! | the successor, or who handed it over | it waits under *n* | the device as it is, a later lease |
-//! | the successor by his key | it waits, and he names none | the same |
-//! | anybody else | it waits under *n* | *busy* |
-//! | anybody | a later lease was given | *stale*: he is fenced off |
-//! | anybody | no later one was, and it was a lease of this device | what anybody gets, with a later lease |
-//! | anybody | it was a lease of another device, or nothing says of which | *other*: unless he has named the device's identity |
+//! | the successor, or the former user | waits under *n* | the device as it is, with a later lease |
+//! | the successor by its key, naming no lease | waits | the device as it is, with a later lease |
+//! | another host | waits under *n* | *busy* |
+//! | any host | a later lease was given | *stale*: it is fenced off |
+//! | any host | no later lease was given, and *n* was a lease of this device | a normal open, with a later lease |
+//! | any host | *n* was a lease of another device, or of an unknown one | *other*, unless the host has named the device's identity |
 //!
-//! Leases are kept by identity, so it does not matter in which order devices are shared after a restart. A lease says
-//! itself of which device it is: its low bits are a mark, derived from the device's id. So an importer that names no
-//! identities, because it is of an older version, does not get another device after its exporter was started anew (one
-//! in a million would).
+//! Leases are kept by identity, so the order in which devices are shared after a restart does not matter. A lease
+//! itself shows its device: its low bits are a mark derived from the device's id. So an importer of an older version,
+//! which names no identities, does not get another device after the exporter was restarted (except for one in a
+//! million).
 
 use std::collections::BTreeMap;
 
 use farbus_model::{Identity, Instant};
 
-/// A key; none for whoever came without one.
+/// A host's key; `None` for a host without one.
 pub type Key = Option<[u8; 32]>;
 
-/// Bits of a lease that are its device's mark. Milliseconds of the day have 42 bits until the year 2109, the rest
-/// counts leases.
+/// Bits of a lease that are its device's mark. The other bits count leases and start at the time of day in
+/// milliseconds, which fits into 42 bits until the year 2109.
 const MARK_BITS: u32 = 20;
 const MARK: u64 = (1 << MARK_BITS) - 1;
 
-/// What leases are kept by: which device it is, wherever it is plugged in and whatever it is called.
+/// What leases are kept by: the device, independent of its port and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DeviceKey {
     /// The id of its identity.
@@ -46,17 +46,17 @@ impl DeviceKey {
         identity.map_or_else(|| Self::BusId(bus_id.to_owned()), |identity| Self::Id(identity.id))
     }
 
-    /// What the low bits of its leases are: never 0, except for a device without identity.
+    /// The low bits of the device's leases; 0 only for a device without identity.
     fn mark(&self) -> u64 {
         match self {
-            // Ids are random: any of their bits will do.
+            // Ids are random, so any of their bits will do.
             Self::Id(id) => (*id as u64 ^ (*id >> 64) as u64) % MARK + 1,
             Self::BusId(_) => 0,
         }
     }
 }
 
-/// Something that was handed over and waits.
+/// A device that was handed over and waits.
 #[derive(Debug)]
 struct Waits<T> {
     lease: u64,
@@ -66,42 +66,42 @@ struct Waits<T> {
     what: T,
 }
 
-/// The leases of an exporter's devices; `T` is what waits of a device that was handed over.
+/// The leases of an exporter's devices. `T` is what is kept of a device that was handed over.
 #[derive(Debug)]
 pub struct Leases<T> {
-    /// The last one that was given, of anything, without its mark.
+    /// The latest lease of any device, without its mark.
     last: u64,
-    /// What that was when this process began.
+    /// The value of `last` when this process began.
     begun: u64,
-    /// The last one of each device.
+    /// The latest lease of each device.
     given: BTreeMap<DeviceKey, u64>,
     waiting: BTreeMap<DeviceKey, Waits<T>>,
 }
 
-/// What a lease that somebody names is worth.
+/// What a lease that an importer names entitles to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Worth<T> {
-    /// What waits is his.
+    /// The importer gets what waits.
     Inherits(T),
-    /// As much as none: it is his to ask.
+    /// Nothing in particular: a normal open.
     Nothing,
-    /// It waits for somebody else.
+    /// The device waits for another host.
     NotHis,
-    /// Somebody has a later one.
+    /// A later lease was given to another use.
     Stale,
-    /// It is of another device, or nothing says of which.
+    /// It is a lease of another device, or of an unknown one.
     Other,
 }
 
 impl<T> Leases<T> {
-    /// None was given; the first will be later than `now_ms` of any clock that all exporters of a device share (of the
-    /// day).
+    /// No leases yet. The first one will be later than `now_ms`, the time of day by a clock that all exporters of a
+    /// device share.
     pub fn after(now_ms: u64) -> Self {
         let begun = now_ms.min(u64::MAX >> (MARK_BITS + 1));
         Self { last: begun, begun, given: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
-    /// A lease of `device` for its next user.
+    /// Gives a new lease of `device` for its next user.
     pub fn give(&mut self, device: &DeviceKey) -> u64 {
         self.last += 1;
         let lease = self.last << MARK_BITS | device.mark();
@@ -109,22 +109,22 @@ impl<T> Leases<T> {
         lease
     }
 
-    /// `device` is used under a lease that another process gave.
+    /// Records that `device` is used under a lease that another process gave.
     pub fn keep(&mut self, device: &DeviceKey, lease: u64) {
         self.last = self.last.max(lease >> MARK_BITS);
         self.given.insert(device.clone(), lease);
     }
 
-    /// The user of `device` hands it over, by the lease he has, to `successor`, who has until then to come. What waited
-    /// there before is given back: there is none unless somebody has a bug.
+    /// The user of `device` hands it over under its lease to `successor`, which must come by `until`. Returns what
+    /// waited before; there is something only after a bug.
     pub fn hand_over(&mut self, device: &DeviceKey, from: Key, successor: Key, until: Instant, what: T) -> Option<T> {
         let lease = self.given.get(device).copied().unwrap_or(self.last);
         let waits = Waits { lease, successor, from, until, what };
         self.waiting.insert(device.clone(), waits).map(|before| before.what)
     }
 
-    /// What the lease `named` (0: none) is worth to `who`, who asks for `device` now. `is_compared`: he has named the
-    /// device's identity, and it is that one.
+    /// What the lease `named` (0: none) entitles `who` to, who asks for `device` now. `is_compared`: the importer has
+    /// named the device's identity, and it matched.
     pub fn worth(&mut self, device: &DeviceKey, who: Key, named: u64, is_compared: bool) -> Worth<T> {
         if self.handed_over_to(device, who, named).is_some() {
             let waits = self.waiting.remove(device).expect("looked at just now");
@@ -144,15 +144,15 @@ impl<T> Leases<T> {
         }
     }
 
-    /// Whether the lease is of this device, as far as it says so itself. A device without identity is known while this
-    /// process lives.
+    /// Whether the mark of the lease is this device's. A device without identity is only known while this process
+    /// lives.
     fn is_of(&self, device: &DeviceKey, lease: u64) -> bool {
         let mark = device.mark();
         lease & MARK == mark && (mark != 0 || lease >> MARK_BITS > self.begun)
     }
 
-    /// What waits of `device` for `who` with the lease `named` (0: none), for whoever wants to look before he takes it.
-    pub fn handed_over_to(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
+    /// What waits of `device` for `who` with the lease `named` (0: none), without taking it.
+    pub fn legacy_of(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
         let waits = self.waiting.get(device)?;
         let is_known = who.is_some() && who == waits.successor;
         let has_lease = named == waits.lease;
@@ -161,25 +161,25 @@ impl<T> Leases<T> {
         is_his.then_some(&waits.what)
     }
 
-    /// What waited in vain.
+    /// Takes what waited too long.
     pub fn expire(&mut self, now: Instant) -> Vec<T> {
         let late: Vec<DeviceKey> =
             self.waiting.iter().filter(|(_, waits)| waits.until <= now).map(|(device, _)| device.clone()).collect();
         late.iter().filter_map(|device| self.waiting.remove(device)).map(|waits| waits.what).collect()
     }
 
-    /// What waits of `device`, for its owner to take back.
+    /// Takes what waits of `device`, because the owner takes it back.
     pub fn take_back(&mut self, device: &DeviceKey) -> Option<T> {
         self.waiting.remove(device).map(|waits| waits.what)
     }
 
-    /// What waits of `device` for as long as another process takes to go on: the lease under which it was handed over,
-    /// to whom, until when.
+    /// Takes what waits of `device` for a handover to the replacement: with the lease under which it was handed over,
+    /// its successor and its deadline.
     pub fn recall(&mut self, device: &DeviceKey) -> Option<(u64, Key, Instant, T)> {
         self.waiting.remove(device).map(|waits| (waits.lease, waits.successor, waits.until, waits.what))
     }
 
-    /// Everything that waits: sharing ends.
+    /// Takes everything that waits, because sharing ends.
     pub fn clear(&mut self) -> Vec<T> {
         std::mem::take(&mut self.waiting).into_values().map(|waits| waits.what).collect()
     }
@@ -198,7 +198,7 @@ mod tests {
     const B: Key = Some([2; 32]);
     const C: Key = Some([3; 32]);
 
-    /// A device by its name, whose identity is the same in each of these tests.
+    /// A device whose identity depends only on its name.
     fn device(name: &str) -> DeviceKey {
         DeviceKey::Id(name.bytes().fold(1, |id, byte| id << 8 | u128::from(byte)))
     }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_successor_has_it_and_whoever_had_it_before_is_fenced_off() {
+    fn successor_gets_the_device_and_the_former_user_is_fenced_off() {
         let mut leases = Leases::after(1000);
         let first = leases.give(&device("disk"));
         assert_eq!(
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_is_known_by_his_key() {
+    fn successor_is_identified_by_its_key() {
         let mut leases = Leases::after(0);
         leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn it_returns_to_its_source_or_to_everybody() {
+    fn device_returns_to_its_former_user_or_to_everybody() {
         let mut leases = Leases::after(0);
         let lease = leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recalled_waits_for_the_same_successor_under_the_same_lease() {
+    fn recalled_device_waits_for_the_same_successor_under_the_same_lease() {
         let mut leases = Leases::after(0);
         let lease = leases.give(&device("disk"));
         leases.hand_over(&device("disk"), A, B, at_s(30), "it");
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_from_before_a_restart_is_no_later_than_one_from_after_it() {
+    fn lease_from_before_a_restart_is_never_later_than_one_from_after_it() {
         let mut before = Leases::<()>::after(1000);
         let lease = before.give(&device("disk"));
         let mut after = Leases::<()>::after(2000);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_another_device_from_before_a_restart_is_worth_nothing_in_whatever_order_devices_are_shared() {
+    fn lease_of_another_device_is_refused_after_a_restart_in_any_sharing_order() {
         let mut before = Leases::<()>::after(1000);
         let names: Vec<String> = (0..200).map(|number| format!("disk{number}")).collect();
         let leases: Vec<u64> = names.iter().map(|name| before.give(&device(name))).collect();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_identity_is_known_as_long_as_the_exporter_or_its_successor_lives() {
+    fn device_without_identity_is_known_while_the_exporter_or_its_replacement_lives() {
         let key = DeviceKey::of("1-1", None);
         let mut before = Leases::<()>::after(1000);
         let lease = before.give(&key);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_an_exporter_without_identities_is_known_to_its_successor_alone() {
+    fn old_lease_without_identity_is_known_to_the_replacement_only() {
         let (key, lease) = (device("disk"), 1_900_000_000_000);
         let mut fresh = Leases::<()>::after(1_900_000_100_000);
         assert_eq!(fresh.worth(&key, A, lease, false), Worth::Other);

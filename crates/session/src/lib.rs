@@ -1,21 +1,22 @@
-//! # The brain: who offers, who holds, and how a request passes between them
+//! # Sessions: exports, claims, and the path of a request between device and connection
 //!
-//! **This crate is** where a device and a connection meet. [`Exporter`] joins an incoming
-//! connection to a device, [`RedirHost`] one of QEMU's; [`block`] makes a store a device and gives each importer the
-//! view of it that is his; [`RemoteDevice`] makes an outgoing connection look like one; [`Registry`] knows what is
-//! offered; [`isochronous`] carries a far one's streams; [`claims`] who holds a device, waits for it, had it;
-//! [`leases`] who has it next; [`observe`] who looks on; [`stream`] who watches a source's frames; [`far`] what hides a
-//! device's distance; [`twin`] which of two devices that are alike it is; [`rules`] which real devices are to be shared
-//! at all.
+//! **This crate is** where a device and a connection meet. [`Exporter`] joins an incoming USB/IP connection to a device,
+//! [`RedirHost`] a connection from QEMU. [`RemoteDevice`] makes an outgoing connection look like a device. [`native`] is
+//! farbus's own protocol on both sides. [`block`] makes a store a device and gives each importer its view of it;
+//! [`isochronous`] carries the streams of a far device, [`far`] hides its distance. [`Registry`] knows the exports,
+//! [`claims`] who holds, waits for and had a device, [`leases`] who has it next, [`reserve`] what is reserved for it.
+//! [`observe`] serves observers, [`stream`] the viewers of a source's frames. [`twin`] exchanges a device for an identical
+//! one, [`rules`] decides which real devices are shared.
 //!
-//! **It may touch** nothing: bytes and moments are handed in, what is to be sent is asked for.
+//! **It may touch** bytes and moments that it is given as arguments, and devices.
 //!
-//! **It never touches** a socket, a thread or a clock; the shell that has them is `farbus`.
+//! **It never touches** a socket, a thread or a clock: the caller asks what is to be sent. The shell that has them is
+//! `farbus`.
 //!
-//! **Start reading at** [`Exporter::advance`], the journey of a request in one function.
+//! **Start reading at** [`Exporter::advance`], the path of a request in one function.
 //!
-//! **Why** an importer is a device: an exporter over a [`RemoteDevice`] *is* the validating relay
-//! in front of a kernel, and a user-space host drives a remote disk as it drives a local one.
+//! **Why** an importer is a device: an exporter over a [`RemoteDevice`] is the validating relay in front of a kernel, and
+//! a program drives a remote disk like a local one.
 
 pub mod block;
 pub mod claims;
@@ -36,11 +37,11 @@ pub mod twin;
 pub use claims::{Claims, Ending, Holder};
 pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};
 pub use far::Far;
-/// How programs use a block device.
+/// NBD: how programs use a block device.
 pub use farbus_wire::nbd;
-/// How two hosts come to know each other.
+/// Pairing: how two hosts learn each other's keys.
 pub use farbus_wire::pairing;
-/// How what is attached goes on in another process.
+/// Snapshots: how attachments continue in another process.
 pub use farbus_wire::snapshot;
 pub use farbus_wire::usbip::{ClientConn, DeviceRecord, OpStatus, Reject, Request};
 pub use importer::{Handshake, RemoteDevice};

@@ -1,9 +1,9 @@
-//! Who looks on: copies of what a device sends to its user, for others (requirement N6: sharing).
+//! Observers: copies of what a device sends to its user (requirement N6: sharing).
 //!
-//! An [`Observed`] device is the device, and shows what interrupt and isochronous endpoints bring in to its
-//! [`Audience`]. Whoever is in it has a [`Observer`]: a bounded queue, filled by the thread of the device's user and
-//! emptied by his own. A seat whose owner is slow misses events, and is told how many; the device's user never waits.
-//! With nobody there, an answer passes by one look at a number.
+//! An [`Observed`] device passes everything through and copies what interrupt and isochronous IN endpoints deliver to
+//! its [`Audience`]. Each [`Observer`] is a bounded queue, filled by the thread of the device's user and emptied by the
+//! observer's own. A slow observer misses events and is told how many; the device's user never waits. Without
+//! observers, the cost per answer is one atomic load.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -14,14 +14,14 @@ use farbus_model::limits::{OBSERVED_BYTES_MAX, OBSERVED_EVENTS_MAX, OBSERVERS_MA
 use farbus_model::{BufferPool, Completions, Device, DeviceLayer, Direction, Done, Instant, Status, TransferType};
 use farbus_wire::native::usb::Event;
 
-/// Everybody who looks on.
+/// All observers of a device.
 #[derive(Clone, Default)]
 pub struct Audience(Arc<Hall>);
 
 #[derive(Default)]
 struct Hall {
     observers: Mutex<Vec<Arc<Place>>>,
-    /// As many as there are, for those who only want to know whether there are any.
+    /// Number of observers, readable without the lock.
     count: AtomicUsize,
     is_closed: AtomicBool,
 }
@@ -38,7 +38,7 @@ struct Waiting {
     missed: u32,
 }
 
-/// A place in an audience; it is given up by dropping it.
+/// One observer of a device; dropping it ends the observation.
 pub struct Observer {
     hall: Arc<Hall>,
     place: Arc<Place>,
@@ -55,8 +55,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Audience {
-    /// Takes a seat; `wake` is called, by any thread, when there is something to see and there was nothing before.
-    /// `None`: all [`OBSERVERS_MAX`] are taken.
+    /// Adds an observer. Any thread calls `wake` when there is an event and there was none before. `None`: there are
+    /// [`OBSERVERS_MAX`] already.
     pub fn sit(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Observer> {
         let mut observers = locked(&self.0.observers);
         if observers.len() >= OBSERVERS_MAX {
@@ -68,7 +68,7 @@ impl Audience {
         Some(Observer { hall: Arc::clone(&self.0), place })
     }
 
-    /// The device is shared no more: everybody is told.
+    /// Tells all observers that the device is no longer shared.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
         for place in locked(&self.0.observers).iter() {
@@ -76,19 +76,19 @@ impl Audience {
         }
     }
 
-    /// Whether nobody looks on.
+    /// Whether there are no observers.
     pub fn is_empty(&self) -> bool {
         self.0.count.load(Ordering::Acquire) == 0
     }
 
-    /// Shows everybody what a transfer brought, if it is one that is shown.
+    /// Copies a completed transfer to all observers, if it is of a kind that is observed.
     fn show(&self, now: Instant, kind: TransferType, done: &mut Done) {
         let is_shown = matches!(kind, TransferType::Interrupt | TransferType::Isochronous);
         let is_news = done.status == Status::Ok || done.actual > 0;
         if !is_shown || done.direction != Direction::In || !is_news {
             return;
         }
-        // From here on a copy costs nothing but its place.
+        // After this, a copy shares the data.
         done.payload.share();
         let event = Event {
             endpoint: done.endpoint,
@@ -125,7 +125,7 @@ impl Place {
 }
 
 impl Observer {
-    /// What was shown longest ago.
+    /// Takes the oldest event.
     pub fn take(&self) -> Option<Event> {
         let mut waiting = locked(&self.place.waiting);
         let event = waiting.events.pop_front()?;
@@ -133,7 +133,7 @@ impl Observer {
         Some(event)
     }
 
-    /// Whether nothing more comes.
+    /// Whether the device is no longer shared, so that no further events come.
     pub fn is_over(&self) -> bool {
         self.hall.is_closed.load(Ordering::Acquire)
     }
@@ -147,7 +147,7 @@ impl Drop for Observer {
     }
 }
 
-/// A device, shown to an audience.
+/// A device with observers.
 pub struct Observed<D> {
     device: D,
     audience: Audience,
@@ -155,10 +155,10 @@ pub struct Observed<D> {
 }
 
 impl<D: Device> Observed<D> {
-    /// Shows `device`.
+    /// Wraps `device`.
     ///
     /// # Errors
-    /// The device itself, if it has nothing that is shown.
+    /// The device, if it has no endpoint that can be observed.
     pub fn new(device: D, audience: Audience) -> Result<Self, D> {
         let all = &device.descriptors().configurations;
         let settings = all.iter().flat_map(|configuration| &configuration.settings);
@@ -170,7 +170,7 @@ impl<D: Device> Observed<D> {
         if !is_shown {
             return Err(device);
         }
-        // Its pool is the asker's while it works.
+        // While the device works, this holds the caller's pool.
         Ok(Self { device, audience, done: Completions::new(BufferPool::new(0)) })
     }
 }

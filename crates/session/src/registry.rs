@@ -1,4 +1,5 @@
-//! What is on offer and who holds it: exclusive use by default (U13), many readers where a device can have them (N6).
+//! The exporter's exports and their users: exclusive use by default (U13), several readers where a device allows it
+//! (N6).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,12 +15,12 @@ use crate::claims::{Claims, Ending, Holder, Mode, Refusal};
 use crate::observe::{Audience, Observed};
 use crate::stream::Stage;
 
-/// Devices on offer. The one thing that engines share; its owner puts a lock around it.
+/// The exports. This is the only state that engines share; its owner puts a lock around it.
 #[derive(Default)]
 pub struct Registry {
     exports: Vec<Export>,
-    /// Numbers given so far, by name: a device that comes back under its name has its number again, and no other gets
-    /// it.
+    /// Device numbers given so far, by name: a device that comes back under its name gets its number again, and no
+    /// other device gets it.
     numbers: BTreeMap<String, u32>,
     /// The first number that was never given.
     fresh: u32,
@@ -29,29 +30,29 @@ struct Export {
     name: String,
     title: String,
     record: DeviceRecord,
-    /// Its class as a USB device; `None` while somebody holds that.
+    /// Its class as a USB device; `None` while a user has it.
     device: Option<Box<dyn Device>>,
     /// Its class as a block device.
     block: Option<BlockClass>,
     /// Its class as a stream of frames.
     stream: Option<StreamClass>,
-    /// Who may look on, and at what; none where nothing is shown.
+    /// What observers of the device get; `None` if it has nothing to observe.
     show: Option<Show>,
     tally: Option<Tally>,
     identity: Option<Identity>,
     claims: Claims,
-    /// It is on offer no more and goes when its user does.
+    /// Whether it was retired and goes with its last user.
     is_leaving: bool,
 }
 
-/// Makes the USB class of a block device, as new.
+/// Makes a new USB disk for a block device.
 pub type Renew = Box<dyn Fn() -> Result<Box<dyn Device>, String> + Send>;
 
-/// A block device, beside its class as a USB disk.
+/// The block class of a device that is also a USB disk.
 pub struct BlockClass {
     /// What its users open.
     pub export: Arc<BlockExport>,
-    /// Makes the other class; asked for when a user of it had changes of his own.
+    /// Makes a new USB disk, after a user with private changes.
     pub renew: Renew,
 }
 
@@ -61,18 +62,18 @@ impl fmt::Debug for BlockClass {
     }
 }
 
-/// A block device that was claimed; say so with [`Registry::release`] when it is not used any more.
+/// A claimed block device. Call [`Registry::release`] when its use ends.
 #[derive(Clone, Debug)]
 pub struct ClaimedBlock {
-    /// Its record, as the claimer is told.
+    /// Its record, for the client that claimed it.
     pub record: DeviceRecord,
-    /// What to open.
+    /// The export to open.
     pub export: Arc<BlockExport>,
-    /// How.
+    /// The mode to open it in.
     pub mode: Mode,
 }
 
-/// A source of frames, beside its class as a USB device. It is over for its readers when it is withdrawn.
+/// The stream class of a device that is also a USB device. It closes for its readers when it is withdrawn.
 #[derive(Debug)]
 pub struct StreamClass(pub Stage);
 
@@ -82,7 +83,7 @@ impl Drop for StreamClass {
     }
 }
 
-/// A device's audience, and what everybody in it is told first. It closes with it.
+/// A device's audience, and the description that each observer gets first. Dropping it closes the audience.
 struct Show {
     audience: Audience,
     description: Vec<u8>,
@@ -94,91 +95,90 @@ impl Drop for Show {
     }
 }
 
-/// A device that may be looked on at.
+/// A device that can be observed.
 #[derive(Clone, Debug)]
 pub struct Observable {
-    /// Where seats are.
+    /// Where to add an observer.
     pub audience: Audience,
-    /// What the device is, as [`Description`] encodes it.
+    /// The device's [`Description`], encoded.
     pub description: Vec<u8>,
 }
 
-/// Why a device is not had by the class that was asked for.
+/// Why a device cannot be claimed by a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClassRefusal {
-    /// There is none of that name.
+    /// There is no device of that name.
     NoDevice,
-    /// It has no such class.
+    /// The device does not have this class.
     Class,
-    /// Somebody holds it, or comes first.
+    /// Another user holds it or comes first.
     Busy,
 }
 
-/// A device that was claimed; give it back with [`Registry::release`].
+/// A claimed USB device. Give it back with [`Registry::release`].
 pub struct Claimed {
-    /// Its record, as the claimer is told.
+    /// Its record, for the client that claimed it.
     pub record: DeviceRecord,
     /// The device itself.
     pub device: Box<dyn Device>,
 }
 
-/// One line of a listing.
+/// An export, as a listing shows it.
 #[derive(Clone, Debug)]
 pub struct Entry<'a> {
-    /// Its name, unique here.
+    /// Its name, unique in the registry.
     pub name: &'a str,
     /// Manufacturer and product.
     pub title: &'a str,
     /// Its record.
     pub record: &'a DeviceRecord,
-    /// Who holds it.
+    /// Its holder; the first, if there are several.
     pub holder: Option<&'a Holder>,
-    /// Who holds it, waits for it, had it.
+    /// Its claims: holders, queue and history.
     pub claims: &'a Claims,
-    /// What it is as a block device, if it is one.
+    /// Its block class, if it has one.
     pub block: Option<&'a BlockExport>,
-    /// Whether it is a stream of frames.
+    /// Whether it has a stream class.
     pub is_stream: bool,
-    /// Which device it is; `None` while nobody has said so ([`Registry::identify`]).
+    /// Its identity; `None` until [`Registry::identify`] was called.
     pub identity: Option<Identity>,
-    /// What it counts of itself.
+    /// Its counters.
     pub tally: Option<&'a Tally>,
 }
 
-/// What a record's path says of the use of its device.
+/// What a record's path says about the use of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InUse {
-    /// By whom.
+    /// The user.
     pub user: String,
-    /// For how long, seconds.
+    /// How long it has been used, seconds.
     pub used_s: u64,
 }
 
-/// Device numbers are 7 bits on a bus (USB 2.0 §9.4.6) and so are ours.
-/// Number 1 is its root hub's.
+/// Device numbers have 7 bits on a bus (USB 2.0 §9.4.6), and so have ours. Number 1 is the root hub.
 const DEVICES_PER_BUS: u32 = 126;
-/// Virtual buses. Beyond, numbers of devices that have gone are given again.
+/// Virtual buses. When their numbers are used up, numbers of withdrawn devices are reused.
 const BUSES_MAX: u32 = 255;
-/// Devices at once: a list of more is refused by its reader (as ours does), and takes megabytes.
+/// Most devices at once: readers refuse longer lists (as ours does), and the list would take megabytes.
 pub const DEVICES_MAX: usize = 4096;
-/// A record's path starts so, and goes on with the name.
+/// The beginning of a farbus record's path; the name follows.
 pub const PATH_PREFIX: &str = "/farbus/";
-/// Bytes of a path on the wire, its NUL left out.
+/// Most bytes of a path on the wire, without its NUL.
 const PATH_BYTES_MAX: usize = 255;
 
 impl Registry {
-    /// Offers `device` under a name that begins with `kind`; says which. `None` when there are [`DEVICES_MAX`].
-    /// A bus has 126 numbers; the next devices are on the next bus.
+    /// Offers `device` under a name that begins with `kind`; returns its record. `None` if there are [`DEVICES_MAX`]
+    /// already. A virtual bus has 126 numbers; further devices go on the next bus.
     pub fn add(&mut self, kind: &str, device: Box<dyn Device>) -> Option<&DeviceRecord> {
         self.add_with(kind, device, None, None)
     }
 
-    /// The same of a device that is a block device, too.
+    /// Offers a device that also has a block class; otherwise as [`Registry::add`].
     pub fn add_block(&mut self, kind: &str, device: Box<dyn Device>, block: BlockClass) -> Option<&DeviceRecord> {
         self.add_with(kind, device, Some(block), None)
     }
 
-    /// The same of a device that is a stream of frames, too.
+    /// Offers a device that also has a stream class; otherwise as [`Registry::add`].
     pub fn add_stream(&mut self, kind: &str, device: Box<dyn Device>, stream: StreamClass) -> Option<&DeviceRecord> {
         self.add_with(kind, device, None, Some(stream))
     }
@@ -239,8 +239,8 @@ impl Registry {
         self.exports.last().map(|export| &export.record)
     }
 
-    /// The number that this name had before, or a fresh one as long as there are any: a peer that remembers a device
-    /// that was withdrawn finds that one or nothing.
+    /// The number that this name had before, or a new one as long as there are any: a client that remembers a withdrawn
+    /// device finds that device or none.
     fn number_of(&mut self, name: &str) -> u32 {
         if let Some(&at) = self.numbers.get(name) {
             return at;
@@ -265,7 +265,7 @@ impl Registry {
         std::iter::once(kind.to_owned()).chain(numbered).find(is_free).expect("numbers do not end")
     }
 
-    /// Everything on offer, held or not, in the order of its coming.
+    /// All exports, held or not, in the order in which they were added.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         self.exports.iter().map(|export| Entry {
             name: &export.name,
@@ -280,25 +280,25 @@ impl Registry {
         })
     }
 
-    /// Sets which device `bus_id` is. Returns whether such a device is on offer.
+    /// Sets the identity of device `bus_id`. Returns whether such a device is on offer.
     pub fn identify(&mut self, bus_id: &str, identity: Identity) -> bool {
         let export = self.export_mut(bus_id);
         export.map(|export| export.identity = Some(identity)).is_some()
     }
 
-    /// Which device `bus_id` is; `None` if there is none of that bus id, or it has no identity.
+    /// The identity of device `bus_id`; `None` if there is no such device, or it has no identity.
     pub fn identity(&self, bus_id: &str) -> Option<Identity> {
         self.exports.iter().find(|export| export.record.bus_id == bus_id)?.identity
     }
 
-    /// What is offered of a block device, whoever uses it.
+    /// The block class of a device, in use or not.
     pub fn block_export(&self, bus_id: &str) -> Option<Arc<BlockExport>> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id)?;
         export.block.as_ref().map(|block| Arc::clone(&block.export))
     }
 
-    /// The records of everything on offer. A device in use is listed: it is there, and an import says *busy*. Its path,
-    /// which is text for people, says by whom and for how long; [`name_of`] and [`in_use`] read it.
+    /// The records of all exports that are not retired. A device in use is listed; importing it gives *busy*. The path
+    /// of its record says who uses it and for how long; [`name_of`] and [`in_use`] read it.
     pub fn records(&self, now: Instant) -> Vec<DeviceRecord> {
         let offered = self.exports.iter().filter(|export| !export.is_leaving);
         offered
@@ -306,7 +306,7 @@ impl Registry {
                 let mut record = export.record.clone();
                 if let Some(holder) = export.claims.holder() {
                     let use_ = format!(";user={};used_s={}", holder.who, (now - holder.since).as_secs());
-                    // A name with our own mark in it would be read as something else.
+                    // A name with one of our separators would be misread.
                     let is_plain = !holder.who.contains([';', '=']);
                     if is_plain && record.path.len() + use_.len() <= PATH_BYTES_MAX {
                         record.path.push_str(&use_);
@@ -317,10 +317,11 @@ impl Registry {
             .collect()
     }
 
-    /// Takes a device for `who`, as a USB device: one user at a time.
+    /// Claims a device for `who` as a USB device: one user at a time.
     ///
     /// # Errors
-    /// [`OpStatus::Busy`] while somebody holds it or comes first ([`Claims`]), [`OpStatus::NoDevice`] if there is none.
+    /// [`OpStatus::Busy`] while another user holds it or comes first ([`Claims`]), [`OpStatus::NoDevice`] if there is
+    /// none.
     pub fn claim(&mut self, bus_id: &str, who: &str, now: Instant) -> Result<Claimed, OpStatus> {
         let export = self.export_mut(bus_id).filter(|export| !export.is_leaving).ok_or(OpStatus::NoDevice)?;
         let Some(device) = export.device.take() else {
@@ -337,10 +338,10 @@ impl Registry {
         }
     }
 
-    /// Takes a block device for `who`, who wants to use it as `asked`.
+    /// Claims a block device for `who`, in the mode that `asked` gives with its view.
     ///
     /// # Errors
-    /// [`ClassRefusal`].
+    /// [`ClassRefusal`]: no such device, not a block device, or busy.
     pub fn claim_block(
         &mut self,
         bus_id: &str,
@@ -356,10 +357,10 @@ impl Registry {
         Ok(ClaimedBlock { record, export, mode })
     }
 
-    /// Takes a stream for `who`: exclusively, to get all of it, or beside others who read.
+    /// Claims a stream for `who`: exclusively, to get every frame, or beside other readers.
     ///
     /// # Errors
-    /// [`ClassRefusal`].
+    /// [`ClassRefusal`]: no such device, not a stream, or busy.
     pub fn claim_stream(
         &mut self,
         bus_id: &str,
@@ -372,7 +373,7 @@ impl Registry {
         self.claim_by(bus_id, who, now, class).map(|(_, stage, mode)| (stage, mode))
     }
 
-    /// Takes a device by one of its faces, if it has that.
+    /// Claims a device by one of its classes, if it has that class.
     fn claim_by<T>(
         &mut self,
         bus_id: &str,
@@ -388,19 +389,19 @@ impl Registry {
         Ok((export.record.clone(), what, mode))
     }
 
-    /// What is needed to look on at a device, whoever uses it; `None` if there is none of that name, or it shows
-    /// nothing.
+    /// What an observer of a device needs, whether the device is in use or not; `None` if there is no such device, or
+    /// it has nothing to observe.
     pub fn observe(&self, bus_id: &str) -> Option<Observable> {
         let export = self.exports.iter().find(|export| export.record.bus_id == bus_id && !export.is_leaving)?;
         let Show { audience, description } = export.show.as_ref()?;
         Some(Observable { audience: audience.clone(), description: description.clone() })
     }
 
-    /// `who` uses a device no more, and gives back what it took of it: the USB device. One that is leaving goes with
-    /// its last user.
+    /// Ends the use of a device by `who`, who gives back the USB device if it took that. A retired device is withdrawn
+    /// with its last user.
     ///
     /// # Panics
-    /// If it was not claimed: only its claimer has it to give.
+    /// If `who` has not claimed it.
     pub fn release(&mut self, bus_id: &str, who: &str, device: Option<Box<dyn Device>>, ending: Ending, now: Instant) {
         let export = self.export_mut(bus_id).expect("an export is not withdrawn while held");
         let mode = export.claims.end(who, ending, now).expect("who gives it back has claimed it");
@@ -413,8 +414,8 @@ impl Registry {
         }
     }
 
-    /// Takes a device off the lists, at once if nobody uses it and else with the end of its use, which is the caller's
-    /// to bring about. Says whether it is gone; `None` if there is none.
+    /// Retires a device: withdraws it at once if it has no user, otherwise with the end of its use, which the caller
+    /// must bring about. Returns whether it is withdrawn; `None` if there is no such device.
     pub fn retire(&mut self, bus_id: &str) -> Option<bool> {
         let export = self.export_mut(bus_id)?;
         export.is_leaving = true;
@@ -435,7 +436,8 @@ impl Registry {
         Some(&mut self.export_mut(bus_id)?.claims)
     }
 
-    /// The holder called `who`, whichever device it has, says what for. Says whether there is one.
+    /// Records what the holder `who` needs its device for, whichever device that is. Returns whether there is such a
+    /// holder.
     pub fn explain(&mut self, who: &str, reason: &str) -> bool {
         self.exports.iter_mut().any(|export| export.claims.explain(who, reason))
     }
@@ -444,38 +446,38 @@ impl Registry {
         self.exports.iter_mut().find(|export| export.record.bus_id == bus_id)
     }
 
-    /// Takes a claimed device off the list: it could not be given back.
+    /// Withdraws a claimed device that could not be given back.
     pub fn withdraw(&mut self, bus_id: &str) {
         self.exports.retain(|export| export.record.bus_id != bus_id);
     }
 
-    /// Takes an idle device off the list, because it is gone; one that somebody holds is withdrawn by its holder's
-    /// session, which notices by itself. Says whether it was there and idle.
+    /// Withdraws an idle device because it is gone; a held one is withdrawn by its user's session, which notices by
+    /// itself. Returns whether it was there and idle.
     pub fn remove_idle(&mut self, bus_id: &str) -> bool {
         let before = self.exports.len();
         self.exports.retain(|export| export.record.bus_id != bus_id || !export.is_idle());
         self.exports.len() < before
     }
 
-    /// Takes everything that nobody holds off the list, to be given back where it came from.
+    /// Withdraws all idle devices and returns them.
     pub fn close(&mut self) -> Vec<Box<dyn Device>> {
         let idle = self.exports.extract_if(.., |export| export.is_idle());
         idle.filter_map(|export| export.device).collect()
     }
 
-    /// The bus id of the device that is called `name` (or has that bus id).
+    /// The bus id of the device with this name or bus id.
     pub fn find(&self, name: &str) -> Option<&str> {
         let export = self.exports.iter().find(|export| export.name == name || export.record.bus_id == name)?;
         Some(&export.record.bus_id)
     }
 
-    /// A device that nobody holds, for its owner to command.
+    /// A device without users, for its owner's commands.
     pub fn idle_device(&mut self, bus_id: &str) -> Option<&mut Box<dyn Device>> {
         self.export_mut(bus_id).filter(|export| export.is_idle())?.device.as_mut()
     }
 }
 
-/// What a session says of a device first.
+/// The description that a session sends first about a device.
 fn described(device: &dyn Device, record: &DeviceRecord) -> Vec<u8> {
     let all = device.descriptors();
     Description {
@@ -496,7 +498,7 @@ impl Export {
         self.claims.holders().is_empty()
     }
 
-    /// The changes of a user who had his own are nobody else's.
+    /// After a user with private changes, the next user gets a new device without them.
     fn renewed(&self, device: Box<dyn Device>, mode: Mode) -> Box<dyn Device> {
         match &self.block {
             Some(block) if mode == Mode::Scratch => (block.renew)().unwrap_or(device),
@@ -505,13 +507,13 @@ impl Export {
     }
 }
 
-/// The name of a device: what its exporter calls it if that is a farbus, else its bus id.
+/// The name of a device: its export name if the exporter is a farbus, otherwise its bus id.
 pub fn name_of(record: &DeviceRecord) -> &str {
     let name = record.path.strip_prefix(PATH_PREFIX).map(|rest| rest.split(';').next().unwrap_or_default());
     name.unwrap_or(&record.bus_id)
 }
 
-/// Who uses a device, as far as its exporter says it.
+/// Who uses a device, if its exporter says so.
 pub fn in_use(record: &DeviceRecord) -> Option<InUse> {
     let mut words = record.path.strip_prefix(PATH_PREFIX)?.split(';').skip(1);
     let user = words.next()?.strip_prefix("user=")?.to_owned();

@@ -1,16 +1,16 @@
-//! Which of a machine's real devices are shared: rules over what a device says of itself and where it is plugged in.
+//! Which of a machine's real devices are shared: rules about a device's descriptors and its port.
 //!
-//! Rules are asked in order and the first that matches decides; a device that none matches is not shared. A hub, or a
-//! device that the machine is operated with (keyboard, mouse), is matched only by a rule that *asks* for it: by its
-//! class, or by vendor and product together. A root hub is never shared.
+//! Rules are checked in order, and the first that matches decides; a device that no rule matches is not shared. A hub
+//! or an input device (keyboard, mouse) is matched only by a rule that *asks* for it: by its class, or, for an input
+//! device, by vendor and product together. A root hub is never shared.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What a rule looks at.
+/// The properties of a device that rules look at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Properties {
-    /// Where it is plugged in, as the kernel calls it: `1-1.4`.
+    /// Its port, as the kernel calls it: `1-1.4`.
     pub bus_id: String,
     /// `idVendor`.
     pub vendor: u16,
@@ -18,15 +18,15 @@ pub struct Properties {
     pub product: u16,
     /// Its serial number, if it has one.
     pub serial: Option<String>,
-    /// Whether it is another machine's and only attached here: then only a rule that names its port matches.
+    /// Whether it belongs to another machine and is only attached here: then only a rule that names its port matches.
     pub is_imported: bool,
-    /// Class, subclass, protocol of the device.
+    /// Class, subclass and protocol of the device.
     pub class: [u8; 3],
-    /// The same of each interface of its configurations.
+    /// Class, subclass and protocol of each interface of its configurations.
     pub interfaces: Vec<[u8; 3]>,
 }
 
-/// A class by number; what is not given matches anything.
+/// A USB class; a subclass or protocol that is not given matches anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
     class: u8,
@@ -34,16 +34,16 @@ pub struct Class {
     protocol: Option<u8>,
 }
 
-/// A text in which `*` stands for anything.
+/// A text pattern in which `*` stands for any text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pattern(String);
 
-/// One rule. Everything that is given has to match.
+/// A rule. Everything that is given must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// `false`: what matches is not shared.
+    /// Whether matching devices are refused instead of shared.
     pub is_refusal: bool,
-    /// The device's or one of its interfaces' class.
+    /// The class of the device or of one of its interfaces.
     pub class: Option<Class>,
     /// `idVendor`.
     pub vendor: Option<u16>,
@@ -51,22 +51,22 @@ pub struct Rule {
     pub product: Option<u16>,
     /// Its serial number.
     pub serial: Option<Pattern>,
-    /// Where it is plugged in.
+    /// Its port.
     pub port: Option<Pattern>,
 }
 
-/// What becomes of a device.
+/// The decision about a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Shared, by the rule of this index.
+    /// Shared, by the rule with this index.
     Shared(usize),
-    /// Refused, by the rule of this index.
+    /// Refused, by the rule with this index.
     Refused(usize),
     /// No rule matches.
     NoRule,
     /// A hub, and no rule asks for it.
     Hub,
-    /// A keyboard, a mouse: no rule asks for it.
+    /// A keyboard or mouse, and no rule asks for it.
     Input,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// What `rules` say of a device.
+/// Decides whether `rules` share a device.
 pub fn decide(rules: &[Rule], device: &Properties) -> Verdict {
     if device.bus_id.starts_with("usb") {
         return Verdict::Hub;
@@ -98,7 +98,7 @@ pub fn decide(rules: &[Rule], device: &Properties) -> Verdict {
 }
 
 impl Rule {
-    /// Whether all that it names is true of the device.
+    /// Whether everything that the rule names is true of the device.
     fn matches(&self, device: &Properties) -> bool {
         let serial = device.serial.as_deref().unwrap_or_default();
         (!device.is_imported || self.port.is_some())
@@ -109,7 +109,7 @@ impl Rule {
             && self.port.as_ref().is_none_or(|pattern| pattern.matches(&device.bus_id))
     }
 
-    /// Whether it asks for such a device if that needs to be asked for.
+    /// Whether the rule asks for such a device, if that is necessary.
     fn may_have(&self, device: &Properties) -> bool {
         let by_ids = self.vendor.is_some() && self.product.is_some();
         let by_class = |class: u8| self.class.is_some_and(|asked| asked.class == class);
@@ -143,7 +143,7 @@ impl Class {
     }
 }
 
-/// A word, its class, and subclass and protocol if it means only those.
+/// A class name, its class code, and subclass and protocol if it means only those.
 type Word = (&'static str, u8, Option<(u8, u8)>);
 
 /// The words for classes, as `farbus list` shows them.
@@ -183,10 +183,10 @@ impl FromStr for Class {
     }
 }
 
-/// Four hexadecimal digits, as `lsusb` prints a vendor or product.
+/// Reads four hexadecimal digits, as `lsusb` prints a vendor or product.
 ///
 /// # Errors
-/// A sentence for whoever wrote something else.
+/// A sentence for a person: the text is something else.
 pub fn id_from(text: &str) -> Result<u16, String> {
     hex(text, 4).ok_or_else(|| format!("'{text}' is no id: it has four hexadecimal digits, such as 046d"))
 }
@@ -197,12 +197,12 @@ fn hex(text: &str, digits: usize) -> Option<u16> {
 }
 
 impl Pattern {
-    /// From text.
+    /// A pattern from its text.
     pub fn new(text: &str) -> Self {
         Self(text.to_owned())
     }
 
-    /// Whether it stands for all of `text`. Takes time linear in the text for each `*`.
+    /// Whether it matches the whole `text`. Takes time linear in the text for each `*`.
     pub fn matches(&self, text: &str) -> bool {
         let mut parts = self.0.split('*');
         let first = parts.next().unwrap_or_default();
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_matches_what_all_its_parts_say() {
+    fn rule_matches_if_all_its_parts_match() {
         let pattern = |text| Some(Pattern::new(text));
         let cases = [
             (class("storage"), true),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_matches_decides() {
+    fn first_matching_rule_decides() {
         let not_this = Rule { is_refusal: true, serial: Some(Pattern::new("4C5300")), ..Rule::default() };
         let rules = [class("video"), not_this, class("storage")];
         assert_eq!(decide(&rules, &disk()), Verdict::Refused(1));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_stand_for_all_of_a_text() {
+    fn patterns_match_whole_texts() {
         let cases = [
             ("", "", true),
             ("", "x", false),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_says_what_can() {
+    fn invalid_class_or_id_is_refused_with_the_valid_ones() {
         for wrong in ["", "disk", "8", "08/", "08/06/50/1", "zz", "+8", "008"] {
             assert!(wrong.parse::<Class>().unwrap_err().contains("storage"), "{wrong}");
         }

@@ -1,10 +1,9 @@
-//! Where a source shows its frames, and who watches: each reader has a seat, and chose what becomes of frames that he
-//! is too slow for.
+//! A source's frames and their readers. Each reader has a queue and chose a policy for frames for which it is too slow.
 //!
-//! | policy | a reader who is slow |
+//! | policy | a slow reader |
 //! |---|---|
-//! | [`Policy::All`] | is waited for: the source's next frame is refused until he has taken one |
-//! | [`Policy::Latest`] | finds the newest frame; older ones are dropped and counted |
+//! | [`Policy::All`] | is waited for: the source's next frame is refused until the reader has taken one |
+//! | [`Policy::Latest`] | gets the newest frame; older ones are dropped and counted |
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,22 +14,22 @@ use farbus_model::Tally;
 use farbus_model::limits::OBSERVERS_MAX;
 use farbus_wire::native::stream::{Description, Frame};
 
-/// What becomes of frames that a reader is too slow for.
+/// What happens to frames for which a reader is too slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// None is lost: the source waits.
+    /// No frame is lost: the source waits.
     All,
-    /// The newest is what counts.
+    /// Only the newest frame is kept.
     Latest,
 }
 
-/// What it counts, in the order of [`MADE`], [`TAKEN`], [`DROPPED`].
+/// Names of the counters, in the order of [`MADE`], [`TAKEN`], [`DROPPED`].
 const COUNTS: &[&str] = &["frames", "frames_taken", "frames_dropped"];
 const MADE: usize = 0;
 const TAKEN: usize = 1;
 const DROPPED: usize = 2;
 
-/// Where frames are shown. Its copies are one.
+/// The place where a source shows its frames. Clones share one state.
 #[derive(Clone)]
 pub struct Stage(Arc<Hall>);
 
@@ -38,7 +37,7 @@ struct Hall {
     description: Description,
     subscribers: Mutex<Vec<Arc<Place>>>,
     is_closed: AtomicBool,
-    /// Called when there may be room, or a reader, that there was not before.
+    /// Called when there may be new room or a new reader.
     wake_source: Box<dyn Fn() + Send + Sync>,
     tally: Tally,
 }
@@ -49,7 +48,7 @@ struct Place {
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
-/// A reader's place; it is given up by dropping it.
+/// A reader of a source's frames; dropping it ends the subscription.
 pub struct Subscriber {
     hall: Arc<Hall>,
     place: Arc<Place>,
@@ -66,8 +65,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Stage {
-    /// Nobody watches yet. `wake_source` is called, by any thread, when a reader comes, goes or has room again, and in
-    /// the end.
+    /// A stage without readers. `wake_source` is called, by any thread, when a reader comes, goes or has room again,
+    /// and when the stage closes.
     pub fn new(description: Description, wake_source: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Arc::new(Hall {
             description,
@@ -78,25 +77,25 @@ impl Stage {
         }))
     }
 
-    /// What is shown.
+    /// The description of the stream.
     pub fn description(&self) -> &Description {
         &self.0.description
     }
 
-    /// Frames made, taken by readers, and dropped because one was slow.
+    /// Counters of frames: made, taken by readers, and dropped for slow ones.
     pub fn tally(&self) -> Tally {
         self.0.tally.clone()
     }
 
-    /// Whether somebody watches.
+    /// Whether there are readers.
     pub fn is_watched(&self) -> bool {
         !locked(&self.0.subscribers).is_empty()
     }
 
-    /// Shows everybody the next frame.
+    /// Shows the next frame to all readers.
     ///
     /// # Errors
-    /// The frame, if a reader who wants all has no room yet: to be shown again when the source is woken.
+    /// The frame, if a reader with [`Policy::All`] has no room: show it again when the source is woken.
     pub fn show(&self, mut frame: Frame) -> Result<(), Frame> {
         let room = self.0.description.window() as usize;
         let subscribers = locked(&self.0.subscribers);
@@ -104,7 +103,7 @@ impl Stage {
         if subscribers.iter().any(is_full) {
             return Err(frame);
         }
-        // From here on a copy costs nothing but its place.
+        // After this, a copy shares the data.
         frame.data.share();
         self.0.tally.count(MADE, 1);
         for place in subscribers.iter() {
@@ -120,8 +119,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Takes a seat; `wake` is called, by any thread, when there is something to see. `None`: all are taken, or it is
-    /// over.
+    /// Adds a reader; `wake` is called, by any thread, when there is a frame. `None`: there are [`OBSERVERS_MAX`]
+    /// readers, or the stage is closed.
     pub fn sit(&self, policy: Policy, wake: impl Fn() + Send + Sync + 'static) -> Option<Subscriber> {
         let place = {
             let mut subscribers = locked(&self.0.subscribers);
@@ -136,7 +135,7 @@ impl Stage {
         Some(Subscriber { hall: Arc::clone(&self.0), place })
     }
 
-    /// There is no source any more, or it is shared no more: everybody is told.
+    /// Closes the stage, because the source has ended or is no longer shared, and tells all readers.
     pub fn close(&self) {
         self.0.is_closed.store(true, Ordering::Release);
         for place in locked(&self.0.subscribers).iter() {
@@ -145,14 +144,14 @@ impl Stage {
         (self.0.wake_source)();
     }
 
-    /// Whether it is over.
+    /// Whether the stage is closed.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed.load(Ordering::Acquire)
     }
 }
 
 impl Subscriber {
-    /// The frame that was shown longest ago of those that are here.
+    /// Takes the oldest frame in the queue.
     pub fn take(&self) -> Option<Frame> {
         let frame = locked(&self.place.frames).pop_front()?;
         self.hall.tally.count(TAKEN, 1);
@@ -162,17 +161,17 @@ impl Subscriber {
         Some(frame)
     }
 
-    /// What is shown.
+    /// The description of the stream.
     pub fn description(&self) -> &Description {
         &self.hall.description
     }
 
-    /// What becomes of frames that its owner is too slow for.
+    /// The reader's policy.
     pub fn policy(&self) -> Policy {
         self.place.policy
     }
 
-    /// Whether nothing more comes.
+    /// Whether the stage is closed and all frames were taken.
     pub fn is_over(&self) -> bool {
         self.hall.is_closed.load(Ordering::Acquire) && locked(&self.place.frames).is_empty()
     }
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_all_is_waited_for_and_who_wants_the_latest_is_not() {
+    fn source_waits_for_slow_readers_of_all_frames_only() {
         let (stage, wakes) = stage();
         assert!(!stage.is_watched());
         let all = stage.sit(Policy::All, || ()).unwrap();
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_read_after_the_end_and_seats_are_limited() {
+    fn queued_frames_are_read_after_the_end_and_readers_are_limited() {
         let (stage, _) = stage();
         let subscribers: Vec<Subscriber> =
             (0..OBSERVERS_MAX).map(|_| stage.sit(Policy::Latest, || ()).unwrap()).collect();

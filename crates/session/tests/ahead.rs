@@ -1,5 +1,5 @@
-//! Reads that are answered from what was fetched ahead: never older than the last change that was answered, and one
-//! round trip for many.
+//! Read-ahead: a read is never answered with data older than the last answered change, and sequential reads take few
+//! round trips.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 const BLOCK: usize = 4096;
 
-/// A device of which every answer is on its way until it is told to arrive.
+/// A device whose answers wait until they are let through.
 #[derive(Clone)]
 struct Far(Arc<Mutex<State>>);
 
@@ -43,7 +43,7 @@ impl Far {
         self.0.lock().unwrap()
     }
 
-    /// What waits at this place is carried out, and its answer arrives when the device is looked at.
+    /// Carries out the request at this position; its answer arrives when the device is polled.
     fn carry_out(&self, at: usize) {
         let mut state = self.look();
         let request = state.waiting.remove(at);
@@ -97,7 +97,7 @@ impl User {
 
     fn submit(&mut self, request: impl FnOnce(BlockId) -> BlockRequest) -> BlockId {
         self.next += 1;
-        // Any name may be an asker's, those at the end as well.
+        // Ids may have any value, including the largest.
         let id = BlockId(self.next.wrapping_neg());
         self.device.submit(self.now, request(id).launch(), &mut self.done);
         id
@@ -107,7 +107,7 @@ impl User {
         self.submit(|id| BlockRequest::read(id, offset as u64, length as u32))
     }
 
-    /// All that is asked for by now is carried out and arrives: a round trip.
+    /// Carries out everything requested so far, and delivers the answers: one round trip.
     fn round_trip(&mut self) {
         let asked = self.far.look().waiting.len();
         (0..asked).for_each(|_| self.far.carry_out(0));
@@ -120,7 +120,7 @@ impl User {
 }
 
 #[test]
-fn what_is_read_in_order_takes_few_round_trips() {
+fn sequential_reads_take_few_round_trips() {
     const READ: usize = 128 << 10;
     let mut user = User::new(64 << 20);
     let (mut round_trips, mut reads) = (0, 0);
@@ -141,7 +141,7 @@ fn what_is_read_in_order_takes_few_round_trips() {
 }
 
 #[test]
-fn what_was_fetched_long_ago_is_asked_for_again() {
+fn data_fetched_long_ago_is_fetched_again() {
     let mut user = User::new(1 << 20);
     let read = |user: &mut User, at: usize| {
         let id = user.read(at * BLOCK, BLOCK);
@@ -164,7 +164,7 @@ fn what_was_fetched_long_ago_is_asked_for_again() {
 }
 
 #[test]
-fn four_readers_are_followed_and_chance_is_not() {
+fn four_sequential_readers_are_followed_and_random_reads_are_not() {
     let mut user = User::new(64 << 20);
     for step in 0..40 {
         for reader in 0..4 {
@@ -177,7 +177,7 @@ fn four_readers_are_followed_and_chance_is_not() {
     let asked = user.far.look().asked;
     assert!(asked < 110, "{asked} requests for 160 reads: pieces are larger than they are");
 
-    // Here and there: each is asked for as it is, and nothing else.
+    // Random reads: each is submitted unchanged, and nothing else is.
     let mut user = User::new(64 << 20);
     let mut at = 7;
     for _ in 0..300 {
@@ -190,7 +190,7 @@ fn four_readers_are_followed_and_chance_is_not() {
 }
 
 #[test]
-fn the_end_is_read_to_the_last_block_and_trouble_belongs_to_whose_it_is() {
+fn reads_reach_the_last_block_and_errors_belong_to_their_own_read() {
     let mut user = User::new((1 << 20) + 3 * BLOCK);
     for at in (0..1 << 20).step_by(64 << 10) {
         user.read(at, 64 << 10);
@@ -216,10 +216,10 @@ fn the_end_is_read_to_the_last_block_and_trouble_belongs_to_whose_it_is() {
     }
 }
 
-/// What a user does.
+/// An action of a user.
 #[derive(Clone, Debug)]
 enum Act {
-    /// The next read of one of a few readers.
+    /// The next sequential read of one of a few readers.
     Next(usize, usize),
     Read(usize, usize),
     Change(usize, usize, bool),
@@ -241,7 +241,7 @@ fn acts() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Which versions of a block are known: of those that were asked for, and answered.
+/// Versions of a block: the latest requested and the latest answered.
 #[derive(Clone, Copy, Default)]
 struct Version {
     asked: u64,
@@ -251,11 +251,11 @@ struct Version {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
     #[test]
-    fn nothing_is_older_than_the_last_change_that_was_answered(acts in prop::collection::vec(acts(), 1..600)) {
+    fn reads_are_never_older_than_the_last_answered_change(acts in prop::collection::vec(acts(), 1..600)) {
         let mut user = User::new(BLOCKS * BLOCK);
         let mut versions = [Version::default(); BLOCKS];
         let mut readers = [0usize, 100, 101];
-        // What each read may not be older than; what each change is.
+        // For each read, its place and the least version of each block; for each change, its place and version.
         let mut reads: BTreeMap<BlockId, (usize, Vec<u64>)> = BTreeMap::new();
         let mut changes: BTreeMap<BlockId, (usize, usize, u64)> = BTreeMap::new();
         let mut flushes = 0;
@@ -270,7 +270,7 @@ proptest! {
                 Act::Read(at, blocks) => Some((at, blocks)),
                 Act::Change(at, blocks, is_zero) => {
                     let blocks = blocks.min(BLOCKS - at);
-                    // Two changes of one place at a time have no order.
+                    // Two concurrent changes of one place have no order.
                     if changes.values().all(|(from, many, _)| at + blocks <= *from || from + many <= at) {
                         stamp += 1;
                         let version = if is_zero { 0 } else { stamp };
@@ -279,7 +279,7 @@ proptest! {
                             true => user.submit(|id| BlockRequest::zero(id, BlockOp::WriteZeroes, (at * BLOCK) as u64, (blocks * BLOCK) as u32)),
                             false => user.submit(|id| BlockRequest::write(id, (at * BLOCK) as u64, data.into())),
                         };
-                        // Zeros are told apart by when they were asked for.
+                        // Zeros carry no version in their data: they count by when they were submitted.
                         versions[at..at + blocks].iter_mut().for_each(|v| v.asked = stamp);
                         changes.insert(id, (at, blocks, stamp));
                     }

@@ -1,5 +1,4 @@
-//! Writes that are answered before they have arrived: how many, in which order they arrive, and what becomes of one
-//! that fails.
+//! Write-back: how many writes are answered early, in which order they arrive, and what happens when one fails.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,7 +11,7 @@ use farbus_session::block::{Ahead, Behind};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 16 << 10;
-/// What is answered and has not arrived, at most.
+/// Most bytes answered but not yet written.
 const DIRTY_BYTES_MAX: u64 = 16 << 20;
 const DIRTY_WRITES_MAX: usize = 128;
 
@@ -40,7 +39,7 @@ impl Far {
         self.0.lock().unwrap()
     }
 
-    /// What it was asked and has not answered.
+    /// Its open requests.
     fn asked(&self) -> Vec<(BlockOp, u64)> {
         self.look().waiting.iter().map(|request| (request.op, request.offset / BLOCK)).collect()
     }
@@ -96,7 +95,7 @@ impl<D: BlockDevice> User<D> {
         self.submit(|id| BlockRequest::read(id, block * BLOCK, BLOCK as u32));
     }
 
-    /// How the last answers ended, and what the first byte of each was.
+    /// The outcomes of the latest answers, with the first byte of each.
     fn answers(&mut self) -> Vec<Result<Option<u8>, StoreError>> {
         let first = |done: &BlockDone| done.payload.runs().next().map(|run| run[0]);
         std::iter::from_fn(|| self.done.pop()).map(|done| done.result.map(|()| first(&done))).collect()
@@ -108,7 +107,7 @@ impl<D: BlockDevice> User<D> {
         answers[0]
     }
 
-    /// All that was asked arrives, and what that lets be asked does not yet.
+    /// Delivers everything requested so far; requests that follow from it wait for the next call.
     fn round_trip(&mut self) {
         {
             let mut state = self.far.look();
@@ -126,7 +125,7 @@ impl<D: BlockDevice> User<D> {
 }
 
 #[test]
-fn a_write_is_answered_at_once_and_a_flush_when_all_is_there() {
+fn write_is_answered_at_once_and_flush_after_all_writes_have_arrived() {
     let mut user = User::new(Behind::new);
     user.write(1, 7);
     assert_eq!((user.answer(), user.far.asked()), (Ok(None), vec![(BlockOp::Write, 1)]), "and is on its way");
@@ -142,7 +141,7 @@ fn a_write_is_answered_at_once_and_a_flush_when_all_is_there() {
     user.round_trip();
     assert_eq!((user.answer(), user.device.dirty_bytes()), (Ok(None), 0));
 
-    // What is to be durable is answered when it is, and so is all that is no write.
+    // FUA writes, and everything that is not a write, are answered when the device answers.
     user.submit(|id| BlockRequest { is_durable: true, ..BlockRequest::write(id, 0, vec![1; BLOCK as usize].into()) });
     user.submit(|id| BlockRequest::zero(id, BlockOp::Discard, 4 * BLOCK, BLOCK as u32));
     assert!(user.answers().is_empty());
@@ -151,7 +150,7 @@ fn a_write_is_answered_at_once_and_a_flush_when_all_is_there() {
 }
 
 #[test]
-fn no_more_is_answered_early_than_may_be_lost() {
+fn early_answers_are_bounded_in_bytes_and_number() {
     let mut user = User::new(Behind::new);
     (0..300).for_each(|block| user.write(block, 1));
     assert_eq!(user.answers().len(), DIRTY_WRITES_MAX);
@@ -165,7 +164,7 @@ fn no_more_is_answered_early_than_may_be_lost() {
         user.submit(|id| BlockRequest::write(id, at * length, vec![1; length as usize].into()));
     }
     assert_eq!((user.answers().len(), user.device.dirty_bytes()), (4, DIRTY_BYTES_MAX));
-    // Each that arrives lets another be answered.
+    // Each write that arrives lets another one be answered.
     let first = user.far.look().waiting.remove(0);
     user.far.look().through.push(first);
     user.device.handle_ready(Instant::ZERO, &mut user.done);
@@ -175,7 +174,7 @@ fn no_more_is_answered_early_than_may_be_lost() {
 }
 
 #[test]
-fn a_lost_write_fails_one_flush_and_its_place_is_not_read_until_it_is_written_anew() {
+fn lost_write_fails_one_flush_and_its_place_is_unreadable_until_rewritten() {
     let mut user = User::new(Behind::new);
     user.far.look().fails = true;
     (2..6).for_each(|block| user.write(block, 9));
@@ -188,7 +187,7 @@ fn a_lost_write_fails_one_flush_and_its_place_is_not_read_until_it_is_written_an
     user.read(6);
     user.round_trip();
     assert_eq!(user.answer(), Ok(Some(0)));
-    // Until all of it is there again nothing more is promised.
+    // Until everything lost has been rewritten, no write is answered early.
     for block in [2, 4, 3, 5] {
         user.write(block, 10);
         assert!(user.answers().is_empty());
@@ -197,7 +196,7 @@ fn a_lost_write_fails_one_flush_and_its_place_is_not_read_until_it_is_written_an
     }
     user.write(2, 11);
     assert_eq!(user.answer(), Ok(None), "at once again");
-    // What is written anew before anybody flushes was lost to nobody.
+    // A loss that is rewritten before the next flush does not fail the flush.
     user.round_trip();
     user.far.look().fails = true;
     user.write(7, 1);
@@ -206,7 +205,7 @@ fn a_lost_write_fails_one_flush_and_its_place_is_not_read_until_it_is_written_an
     user.write(7, 2);
     user.round_trip();
     assert_eq!((user.answers(), user.flush()), (vec![Ok(None); 2], Ok(None)));
-    // One that fails before it was answered is lost to nobody but its writer.
+    // A write that fails before it was answered fails only its own request.
     user.round_trip();
     user.far.look().fails = true;
     user.submit(|id| BlockRequest { is_durable: true, ..BlockRequest::write(id, 0, vec![1; BLOCK as usize].into()) });
@@ -215,7 +214,7 @@ fn a_lost_write_fails_one_flush_and_its_place_is_not_read_until_it_is_written_an
 }
 
 #[test]
-fn nothing_is_fetched_of_what_others_may_change() {
+fn shared_device_gets_no_read_ahead_and_no_early_answers() {
     let mut user = User::new(Ahead::new);
     let sequence = |user: &mut User<Ahead<Far>>, from: u64| {
         for block in from..from + 8 {
@@ -229,8 +228,8 @@ fn nothing_is_fetched_of_what_others_may_change() {
     assert_eq!(sequence(&mut user, 0), 0, "somebody else writes");
     user.far.look().epoch = Some(1);
     assert!(sequence(&mut user, 8) > 0);
-    // It was opened anew, and somebody else may have had it meanwhile; a read that waits for what was fetched is asked
-    // for again.
+    // The device was reopened, and another user may have had it meanwhile. A read that waited for fetched data is
+    // submitted again.
     user.read(1000);
     user.far.look().epoch = Some(2);
     user.device.handle_ready(Instant::ZERO, &mut user.done);

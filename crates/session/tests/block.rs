@@ -1,4 +1,4 @@
-//! Block devices and the layers on them, against a model of plain bytes, under operations that nobody planned.
+//! Block devices and their layers, compared with a model of plain bytes under random operations.
 
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
@@ -27,7 +27,7 @@ fn device(blocks: u32) -> StoreDevice<MemoryStore> {
 /// Answers when it is told to, in an order of its own.
 struct Late<D> {
     device: D,
-    /// What was asked in this turn, and is sent at its end.
+    /// Requests of this turn; they are sent at its end.
     unsent: Vec<BlockInFlight>,
     held: Vec<BlockInFlight>,
     order: u64,
@@ -55,7 +55,7 @@ impl<D: BlockDevice> BlockDevice for Late<D> {
         }
     }
 
-    /// What it was asked; the device below is where it is.
+    /// Saves the open requests; the device below stays where it is.
     fn save(&mut self, _: Instant) -> Option<Vec<u8>> {
         let mut to = Writer::part();
         to.u64(self.order);
@@ -92,7 +92,7 @@ impl<D: BlockDevice> Late<D> {
     }
 }
 
-/// A device that outlives who uses it.
+/// A device that several users share, one after another.
 struct Shared(Arc<Mutex<StoreDevice<MemoryStore>>>, BlockInfo);
 
 impl BlockDevice for Shared {
@@ -107,7 +107,7 @@ impl BlockDevice for Shared {
 
 type View = AnyByte<Late<Shared>>;
 
-/// What another process makes of a view, over this device.
+/// Restores a view from a snapshot in another process, over this device.
 fn restored(saved: &[u8], store: &Arc<Mutex<StoreDevice<MemoryStore>>>) -> Result<(View, Pending), Reject> {
     let mut reader = snapshot::open(saved, ANY_BYTE_KIND)?;
     let shared = Shared(Arc::clone(store), *store.lock().unwrap().info());
@@ -121,7 +121,7 @@ fn restored(saved: &[u8], store: &Arc<Mutex<StoreDevice<MemoryStore>>>) -> Resul
     }
 }
 
-/// A view of bytes that are not what they were: refused, or one that answers whatever it was asked.
+/// Restores a damaged snapshot: it must be refused, or the view must answer all requests.
 fn spoil(mut saved: Vec<u8>, input: &mut Input<'_>) {
     for _ in 0..1 + input.below(3) {
         let at = input.below(saved.len() as u32) as usize;
@@ -147,7 +147,7 @@ fn completions() -> Completions<BlockDone> {
     Completions::new(BufferPool::new(1 << 20))
 }
 
-/// Asks one thing and waits for it.
+/// Submits a request and waits for its answer.
 fn ask(device: &mut impl BlockDevice, request: BlockRequest) -> Result<Vec<u8>, StoreError> {
     let (mut done, id, offset) = (completions(), request.id, request.offset);
     device.submit(Instant::ZERO, request.launch(), &mut done);
@@ -202,7 +202,7 @@ impl BlockStore for Counting {
 }
 
 #[test]
-fn what_is_to_be_durable_is_flushed_before_it_is_answered() {
+fn durable_write_is_flushed_before_it_is_answered() {
     let mut device = StoreDevice::new(Counting(MemoryStore::new(vec![0; 4096]), 0));
     write(&mut device, 0, &[1; 512]).unwrap();
     assert_eq!(device.store_mut().1, 0);
@@ -215,7 +215,7 @@ fn what_is_to_be_durable_is_flushed_before_it_is_answered() {
 }
 
 #[test]
-fn a_buffer_goes_round() {
+fn request_buffers_are_reused() {
     let (mut device, mut done) = (device(1), completions());
     let mut places = Vec::new();
     for id in 0..3 {
@@ -228,7 +228,7 @@ fn a_buffer_goes_round() {
 }
 
 #[test]
-fn a_read_only_view_is_read_and_nothing_else() {
+fn read_only_view_accepts_reads_and_refuses_changes() {
     let mut view = ReadOnly::new(device(512));
     assert!(view.info().is_read_only);
     let before = read(&mut view, 0, SIZE as u32).unwrap();
@@ -241,7 +241,7 @@ fn a_read_only_view_is_read_and_nothing_else() {
 }
 
 #[test]
-fn a_range_is_a_device_that_ends_where_it_ends() {
+fn range_ends_at_its_own_end() {
     assert_eq!(Range::new(device(512), 100, 512).err(), Some(StoreError::Invalid), "not on a block");
     assert_eq!(Range::new(device(512), SIZE, 512).err(), Some(StoreError::Invalid));
     assert_eq!(Range::new(device(512), 512, u64::MAX - 511).err(), Some(StoreError::Invalid));
@@ -256,7 +256,7 @@ fn a_range_is_a_device_that_ends_where_it_ends() {
 }
 
 #[test]
-fn each_scratch_has_changes_of_its_own() {
+fn each_scratch_view_has_private_changes() {
     let before = read(&mut device(1), 0, SIZE as u32).unwrap();
     let mut views = [
         Scratch::new(device(1), SparseMemory::new(SIZE, SIZE)),
@@ -275,13 +275,13 @@ fn each_scratch_has_changes_of_its_own() {
 }
 
 #[test]
-fn a_full_scratch_refuses_what_is_new_and_keeps_what_it_has() {
+fn full_scratch_view_refuses_new_changes_and_keeps_old_ones() {
     let mut view = Scratch::new(device(1), MemoryStore::new(vec![0; 8192]));
     write(&mut view, 0, &[1; 8192]).unwrap();
     assert_eq!(write(&mut view, 8192, &[1; 512]), Err(StoreError::NoSpace));
     write(&mut view, 512, &[2; 512]).unwrap();
     assert_eq!(read(&mut view, 0, 1024).unwrap(), [[1; 512], [2; 512]].concat());
-    // Zeros take nothing, and give back.
+    // Zeroed sectors use no space, and free what they had.
     ask(&mut view, BlockRequest::zero(BlockId(1), BlockOp::Discard, 0, SIZE as u32)).unwrap();
     write(&mut view, 20480, &[3; 4096]).unwrap();
     assert_eq!(read(&mut view, 19968, 1024).unwrap(), [[0; 512], [3; 512]].concat());
@@ -289,7 +289,7 @@ fn a_full_scratch_refuses_what_is_new_and_keeps_what_it_has() {
 }
 
 #[test]
-fn a_traced_device_tells_who_came_and_when_he_left() {
+fn traced_device_records_submissions_and_completions() {
     let late = Late { device: device(1), unsent: Vec::new(), held: Vec::new(), order: 1 };
     let (mut view, mut done) = (Traced::new(late, 16), completions());
     let (asked, answered) = (Instant::from_nanos(5), Instant::from_nanos(9));
@@ -302,7 +302,7 @@ fn a_traced_device_tells_who_came_and_when_he_left() {
 }
 
 #[test]
-fn any_byte_of_a_device_of_blocks_is_read_and_changed() {
+fn any_byte_of_a_device_of_larger_blocks_is_read_and_changed() {
     let mut view = AnyByte::new(device(512));
     assert_eq!((view.info().block_bytes, view.info().size_bytes), (1, SIZE));
     let mut model = read(&mut device(1), 0, SIZE as u32).unwrap();
@@ -320,7 +320,7 @@ fn any_byte_of_a_device_of_blocks_is_read_and_changed() {
         model[offset as usize..][..length as usize].fill(0);
         assert!(read(&mut view, 0, SIZE as u32).unwrap() == model, "{length} at {offset}");
     }
-    // Of what nobody needs only whole blocks are given back, which read as zeros in memory.
+    // A trim reaches the device for whole blocks only; in memory they then read as zeros.
     for (offset, length) in [(100, 1000), (3, 509), (2048, 512), (SIZE - 600, 600)] {
         ask(&mut view, BlockRequest::zero(BlockId(1), BlockOp::Trim, offset, length)).unwrap();
         let (first, end) = (offset.next_multiple_of(512), (offset + u64::from(length)) / 512 * 512);
@@ -333,7 +333,7 @@ fn any_byte_of_a_device_of_blocks_is_read_and_changed() {
     assert_eq!(write(&mut AnyByte::new(ReadOnly::new(device(512))), 1, &[1]), Err(StoreError::ReadOnly));
 }
 
-/// Counts changes, those that were to be durable apart.
+/// Counts changes, and separately those with FUA.
 struct Noting<D>(D, Arc<[AtomicU32; 2]>);
 
 impl<D: BlockDevice> BlockDevice for Noting<D> {
@@ -350,7 +350,7 @@ impl<D: BlockDevice> BlockDevice for Noting<D> {
 }
 
 #[test]
-fn what_is_to_be_durable_is_so_in_all_its_parts() {
+fn every_part_of_a_durable_change_is_durable() {
     let noted = Arc::<[AtomicU32; 2]>::default();
     let mut view = AnyByte::new(Noting(device(512), Arc::clone(&noted)));
     let zero = BlockRequest::zero(BlockId(1), BlockOp::WriteZeroes, 100, 2000);
@@ -361,7 +361,7 @@ fn what_is_to_be_durable_is_so_in_all_its_parts() {
     assert_eq!(counts(), [1, 3]);
 }
 
-/// Changes of different bytes that are under way together, whichever the device carries out first.
+/// Concurrent changes of different bytes, completed in any order.
 #[test]
 fn fuzz_any_byte_at_once() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_any_byte_at_once", |input| {
@@ -373,7 +373,7 @@ fn fuzz_any_byte_at_once() {
         let mut model = read(&mut device(1), 0, SIZE as u32).unwrap();
         let mut done = completions();
         while !input.is_empty() {
-            // Neighbours, in any order of asking: each change begins where another ends.
+            // Neighbouring changes, submitted in any order: each begins where another ends.
             let (mut at, mut requests) = (u64::from(input.below(4096)), Vec::new());
             for id in 0..=u64::from(input.below(8)) {
                 let length = 1 + input.below(1200);
@@ -396,7 +396,7 @@ fn fuzz_any_byte_at_once() {
                     view.handle_ready(Instant::ZERO, &mut done);
                 }
                 if input.below(4) == 0 {
-                    // Another process goes on, with whatever is under way.
+                    // Another process continues with everything in flight.
                     let saved = view.save(Instant::ZERO).expect("it can be passed on");
                     spoil(saved.clone(), input);
                     view.leave();
@@ -419,7 +419,7 @@ fn fuzz_any_byte_at_once() {
     });
 }
 
-/// A stack of layers as the input wants it, and where in the device it begins.
+/// A random stack of layers, and where in the device it begins.
 fn stack(input: &mut Input<'_>) -> (Box<dyn BlockDevice>, u64) {
     let mut base: Box<dyn BlockDevice> = Box::new(device(input.pick(&[1, 512])));
     if input.below(2) == 0 {

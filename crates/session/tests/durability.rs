@@ -1,5 +1,5 @@
-//! What becomes of writes that were answered and not flushed when the exporter's machine has lost them: they are
-//! written again as far as they are here, and the next flush says that others are lost.
+//! Writes that were answered but not flushed when the exporter's machine lost them: those that are kept here are
+//! written again, and the next flush reports the others as lost.
 
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Identity, Instant,
@@ -39,7 +39,7 @@ impl User {
         self.remote.handle_arrived(NOW, Arrived { head, body }, &mut self.done).unwrap();
     }
 
-    /// Its exporter has it, and nothing of it was lost since this number was another.
+    /// The exporter opens the disk; it has lost nothing since `durability` last changed.
     fn opened(&mut self, durability: u64) {
         let identity = Statement::Is(Identity { id: 1, generation: 0 });
         self.hear(Head::new(Kind::Identity, 1, 0), identity.encode().into());
@@ -48,13 +48,13 @@ impl User {
         self.hear(Head::new(Kind::Opened, 1, 0), opened.encode().into());
     }
 
-    /// The exporter's machine was switched off and on.
+    /// The exporter's machine was restarted.
     fn machine_restarts(&mut self, durability: u64) {
         self.remote.handle_renewed(NOW, &mut self.done);
         self.opened(durability);
     }
 
-    /// What was said, by the block that it is about.
+    /// The requests that were sent.
     fn said(&mut self) -> Vec<Head> {
         let all = std::iter::from_fn(|| self.remote.poll_message()).map(|message| message.head);
         all.filter(|head| head.kind == Kind::Request).collect()
@@ -68,12 +68,12 @@ impl User {
     fn answer(&mut self, request: Head) {
         let mut head = Head::new(Kind::Reply, 1, request.tag);
         (head.flags.plain, head.flags.timed) = (true, request.flags.timed);
-        // Three durations, if it was to be timed.
+        // Three durations if the request was timed.
         let body = if request.flags.timed { vec![0; 12] } else { Vec::new() };
         self.hear(head, body.into());
     }
 
-    /// Its exporter cannot.
+    /// The exporter refuses the request.
     fn refuse(&mut self, request: Head) {
         let mut head = Head::new(Kind::Reply, 1, request.tag);
         head.flags.timed = request.flags.timed;
@@ -82,7 +82,7 @@ impl User {
         self.hear(head, body.into());
     }
 
-    /// Nobody needs it any more.
+    /// Ends the attachment.
     fn end(mut self) {
         self.remote.handle_over(Cause::Asked, "it ends", &mut self.done);
     }
@@ -99,7 +99,7 @@ impl User {
     }
 }
 
-/// What each request that was said is about: the block that it writes, or a flush.
+/// The subject of each request that was sent: the block that it writes, or `None` for a flush.
 fn blocks(user: &mut User) -> Vec<(Head, Option<u64>)> {
     let all = std::iter::from_fn(|| user.remote.poll_message()).filter(|message| message.head.kind == Kind::Request);
     all.map(|message| {
@@ -110,7 +110,7 @@ fn blocks(user: &mut User) -> Vec<(Head, Option<u64>)> {
 }
 
 #[test]
-fn answered_writes_that_the_exporter_lost_are_written_again_first_and_in_order() {
+fn writes_that_the_exporter_lost_are_repeated_first_and_in_order() {
     let mut user = User::new();
     for block in [3, 1, 2] {
         user.write(block);
@@ -132,7 +132,7 @@ fn answered_writes_that_the_exporter_lost_are_written_again_first_and_in_order()
 }
 
 #[test]
-fn a_flush_waits_for_writes_that_are_repeated_and_then_succeeds() {
+fn flush_waits_for_repeated_writes_and_then_succeeds() {
     let mut user = User::new();
     user.write(0);
     user.answer_all();
@@ -141,7 +141,7 @@ fn a_flush_waits_for_writes_that_are_repeated_and_then_succeeds() {
     user.machine_restarts(2);
     let again = blocks(&mut user);
     assert_eq!(again.iter().map(|(_, block)| *block).collect::<Vec<_>>(), [Some(0)], "not the flush");
-    // Again, in mid-repetition.
+    // The machine restarts again, during the repetition.
     user.machine_restarts(3);
     let again = blocks(&mut user);
     assert_eq!(again.len(), 1);
@@ -170,7 +170,7 @@ fn writes_of_the_same_place_are_repeated_one_after_the_other() {
 }
 
 #[test]
-fn a_write_that_cannot_be_repeated_is_lost_and_told_once() {
+fn write_that_cannot_be_repeated_is_lost_and_reported_once() {
     let mut user = User::new();
     user.write(0);
     user.answer_all();
@@ -181,7 +181,7 @@ fn a_write_that_cannot_be_repeated_is_lost_and_told_once() {
 }
 
 #[test]
-fn writes_beyond_what_is_kept_are_lost_and_told_once() {
+fn writes_beyond_what_is_kept_are_lost_and_reported_once() {
     let mut user = User::new();
     for block in 0..=RETAINED_MAX as u64 {
         user.write(block % 2000);
@@ -195,7 +195,7 @@ fn writes_beyond_what_is_kept_are_lost_and_told_once() {
 }
 
 #[test]
-fn nothing_is_repeated_after_the_disk_was_given_to_a_successor() {
+fn writes_are_not_repeated_after_the_disk_went_to_a_successor() {
     let mut user = User::new();
     user.write(0);
     user.answer_all();
@@ -207,7 +207,7 @@ fn nothing_is_repeated_after_the_disk_was_given_to_a_successor() {
 }
 
 #[test]
-fn an_exporter_whose_machine_goes_on_has_lost_nothing() {
+fn exporter_whose_machine_keeps_running_has_lost_nothing() {
     let mut user = User::new();
     user.write(0);
     user.answer_all();
@@ -217,7 +217,7 @@ fn an_exporter_whose_machine_goes_on_has_lost_nothing() {
 }
 
 #[test]
-fn what_is_asked_again_or_was_flushed_is_not_lost() {
+fn writes_asked_again_or_flushed_are_not_lost() {
     let mut user = User::new();
     user.write(0);
     user.machine_restarts(2);
@@ -232,7 +232,7 @@ fn what_is_asked_again_or_was_flushed_is_not_lost() {
 }
 
 #[test]
-fn a_flush_covers_what_was_answered_before_it_was_asked_and_no_more() {
+fn flush_covers_writes_answered_before_it_was_submitted_and_no_others() {
     let mut user = User::new();
     for block in 0..2 {
         user.write(block);

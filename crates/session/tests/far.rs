@@ -1,4 +1,4 @@
-//! A device at the end of a long road, in made-up time: what its driver sees of the distance.
+//! A far device in simulated time: what its driver notices of the distance.
 
 #[path = "far/road.rs"]
 mod road;
@@ -20,7 +20,8 @@ use road::Road;
 
 const ROUND_TRIP: Duration = Duration::from_millis(100);
 
-/// What Linux asks a high-speed device before a driver has it (6.12, `hub_port_init` to `usb_set_configuration`).
+/// What Linux requests from a high-speed device before binding a driver (6.12, `hub_port_init` to
+/// `usb_set_configuration`).
 fn enumerate(road: &mut Road) -> u64 {
     let mut id = 0;
     let mut ask = |road: &mut Road, setup: Setup| {
@@ -54,7 +55,7 @@ fn enumerate(road: &mut Road) -> u64 {
     id
 }
 
-/// How many round trips it takes from the asking to a driver that is bound.
+/// Number of round trips from opening the device until a driver is bound.
 fn round_trips(device: impl Device + 'static, is_on: bool, bind: impl FnOnce(&mut Road, u64)) -> f64 {
     let mut road = Road::to(device, ROUND_TRIP, is_on);
     let begun = road.now;
@@ -65,7 +66,7 @@ fn round_trips(device: impl Device + 'static, is_on: bool, bind: impl FnOnce(&mu
 }
 
 #[test]
-fn who_wants_nothing_asked_ahead_wants_that_in_another_process_too() {
+fn disabled_plan_stays_disabled_after_a_handover() {
     const KIND: u16 = 1;
     for plan in [Plan::OFF, Plan::within(256)] {
         let mut saved = Writer::new(KIND);
@@ -73,7 +74,7 @@ fn who_wants_nothing_asked_ahead_wants_that_in_another_process_too() {
         far.save(&mut saved);
         let saved = saved.into_bytes();
         let mut reader = snapshot::open(&saved, KIND).unwrap();
-        // Whoever restores it does not know what its user wants.
+        // The restoring process does not know whether the plan was on.
         let again = Far::restore(Instant::ZERO, far.hand_over(), Plan::within(256), Vec::new(), &mut reader);
         let again = again.map_err(|(_, reject)| reject).unwrap();
         reader.end("snapshot").unwrap();
@@ -96,11 +97,11 @@ fn bind_acm(road: &mut Road, id: u64) {
     assert_eq!(road.ask(urb).status, Status::Ok);
 }
 
-/// usb-storage asks nothing before it is bound: its disks are looked for later.
+/// Does nothing: usb-storage binds without a request, and scans for disks later.
 fn bind_storage(_: &mut Road, _: u64) {}
 
 #[test]
-fn a_driver_is_bound_after_four_round_trips() {
+fn driver_is_bound_after_four_round_trips() {
     let disk = || Storage::device(Box::new(MemoryStore::new(vec![0; 1 << 20])), Options::default()).expect("a disk");
     for is_on in [false, true] {
         let hid = round_trips(Keyboard::device(), is_on, bind_hid);
@@ -115,7 +116,7 @@ fn a_driver_is_bound_after_four_round_trips() {
     }
 }
 
-/// A mouse that is asked a thousand times a second, and has something to say each time; it keeps two reports.
+/// A mouse that is polled a thousand times a second and reports each time; it buffers two reports.
 #[derive(Default)]
 struct Mouse {
     next: u64,
@@ -162,7 +163,7 @@ impl Function for Mouse {
     }
 }
 
-/// What a driver with one request at a time sees of ten seconds: reports, missing ones, the longest delay.
+/// What a driver with one request at a time gets in ten seconds: reports, missing reports, the longest delay.
 fn watch_mouse(is_on: bool) -> (u64, u64, Duration) {
     let mut road = Road::to(Mouse::device(), ROUND_TRIP, is_on);
     road.open();
@@ -189,7 +190,7 @@ fn watch_mouse(is_on: bool) -> (u64, u64, Duration) {
 }
 
 #[test]
-fn a_thousand_reports_a_second_arrive_all_in_order_and_no_later_than_they_must() {
+fn thousand_reports_a_second_arrive_in_order_and_without_extra_delay() {
     let (near, lost, _) = watch_mouse(false);
     assert!(near <= 101 && lost > 9000, "{near} came, {lost} did not: nothing would be gained");
     let (count, missing, longest) = watch_mouse(true);
@@ -199,7 +200,7 @@ fn a_thousand_reports_a_second_arrive_all_in_order_and_no_later_than_they_must()
     assert!(longest <= ROUND_TRIP / 2 + Duration::from_millis(2), "{longest:?}");
 }
 
-/// cdc-acm: reads of twice a packet and writes as a terminal cuts them, sixteen of each (`ACM_NR`, `ACM_NW`).
+/// cdc-acm: reads of two packets and writes of a terminal's size, sixteen of each (`ACM_NR`, `ACM_NW`).
 const READS: u64 = 16;
 const READ_BYTES: u32 = 1024;
 const WRITES: u64 = 16;
@@ -209,7 +210,7 @@ const WRITE: EpAddr = EpAddr::from_byte(0x01);
 /// 8 data bits, a start and a stop bit.
 const BYTES_PER_SECOND: f64 = 3_000_000.0 / 10.0;
 
-/// A terminal's two directions: what is written counts, and comes back.
+/// Both directions of a terminal: what is written counts up, and is echoed.
 struct Terminal {
     road: Road,
     written: u64,
@@ -278,7 +279,7 @@ fn byte(at: u64) -> u8 {
 }
 
 #[test]
-fn a_serial_line_runs_at_full_rate_both_ways() {
+fn serial_line_runs_at_full_rate_in_both_directions() {
     let mut terminal = Terminal::open();
     let span = Duration::from_secs(10);
     let until = terminal.road.now + span;
@@ -292,7 +293,7 @@ fn a_serial_line_runs_at_full_rate_both_ways() {
 }
 
 #[test]
-fn no_byte_is_lost_when_the_reader_stalls_or_cancels() {
+fn stalled_or_cancelled_reads_lose_no_bytes() {
     let mut terminal = Terminal::open();
     for round in 0..40 {
         let until = terminal.road.now + Duration::from_millis(37 * (round % 9) + 5);

@@ -1,8 +1,8 @@
-//! An exporter under operations that nobody planned: over a source and sink, a keyboard and a device whose completions
-//! are part of the operations; alone, in front of another exporter, and in front of one that lies.
+//! An exporter under random operations: over a source and sink, a keyboard, and a device whose completions are among
+//! the operations; alone, in front of another exporter, and in front of one that lies.
 //!
-//! Beside not panicking: the client's checker holds at every reply, what waits stays within the limits, everything is
-//! answered in the end, and the device comes back with nothing in flight.
+//! Besides the absence of panics, the tests check: the client's checker accepts every reply, waiting data stays within
+//! the limits, everything is answered in the end, and the device comes back with nothing in flight.
 
 #[path = "../../wire/tests/fuzzing/mod.rs"]
 mod fuzzing;
@@ -18,7 +18,7 @@ use fuzzing::{Input, fuzz};
 use world::peer::{self, Packet, RetSubmit, Submit, setup, word};
 use world::{Loopback, Manners, Relay, Scripted, relay};
 
-/// Small enough that every limit is met.
+/// Small enough that every limit is reached.
 const LIMITS: Limits = Limits {
     receive_bytes: 2048,
     urbs_in_flight_max: 24,
@@ -28,9 +28,9 @@ const LIMITS: Limits = Limits {
     ..Limits::DEFAULT
 };
 
-/// Bytes of one transfer at most.
+/// Most bytes of one transfer.
 const TRANSFER_BYTES_MAX: u32 = 3000;
-/// What may wait to be sent: the backlog, what had credit, one transfer more, and the headers.
+/// Most bytes that may wait to be sent: the backlog, what had credit, one more transfer, and the headers.
 const WAITING_BYTES_MAX: usize =
     LIMITS.payload_bytes_max + LIMITS.reply_bytes_backlog + TRANSFER_BYTES_MAX as usize + LIMITS.reply_header_bytes_max;
 
@@ -38,12 +38,12 @@ fn target(name: &str, act: impl Fn(&mut Input<'_>)) {
     fuzz(env!("CARGO_MANIFEST_DIR"), name, act);
 }
 
-/// A client that does what comes into its head, within the rules.
+/// A client that makes random requests within the protocol.
 struct Client {
-    /// Sent and not arrived.
+    /// Bytes sent that have not arrived yet.
     sent: Vec<u8>,
     seqnum: u32,
-    /// Numbers of submits.
+    /// Sequence numbers of submits.
     submitted: Vec<u32>,
     /// Whether endpoint 3 is isochronous, as the client knows from its descriptors.
     has_iso: bool,
@@ -54,7 +54,7 @@ impl Client {
         Self { sent: Vec::new(), seqnum: 1, submitted: Vec::new(), has_iso }
     }
 
-    /// Numbers ascend and leave gaps: a root hub's ports share them.
+    /// Sequence numbers ascend with gaps, because the ports of a root hub share them.
     fn take_seqnum(&mut self, input: &mut Input<'_>) -> u32 {
         self.seqnum += 1 + input.below(3);
         self.seqnum
@@ -65,12 +65,12 @@ impl Client {
         let mut submit = self.any_submit(seqnum, input);
         let is_iso = self.has_iso && submit.ep == 3;
         if !is_iso {
-            // Garbage where the endpoint is known not to be isochronous; where there is none it would be a count of
-            // packets.
+            // Random values where the endpoint is known not to be isochronous; for an unknown endpoint they would be a
+            // number of packets.
             let is_there = submit.ep == 0 || (submit.ep == 1 && submit.is_in()) || (self.has_iso && submit.ep <= 2);
             submit.number_of_packets = input.pick(&[0, u32::MAX, if is_there { 7 } else { 0 }]);
         }
-        // Now and then the unlink overtakes, as Linux's does.
+        // Sometimes the unlink overtakes the submit, as with Linux.
         if input.once_in(16) {
             let unlink = self.take_seqnum(input);
             loopback.checker.unlink_asked(unlink, seqnum);
@@ -120,14 +120,14 @@ impl Client {
     fn unlink<D: Device + 'static>(&mut self, loopback: &mut Loopback<D>, input: &mut Input<'_>) {
         let back = input.below(6) as usize;
         let recent = self.submitted.iter().rev().nth(back).copied();
-        // Or one that another port of the hub had.
+        // Or a number that another port of the hub used.
         let victim = recent.unwrap_or(0);
         let seqnum = self.take_seqnum(input);
         loopback.checker.unlink_asked(seqnum, victim);
         self.sent.extend(peer::unlink(seqnum, victim));
     }
 
-    /// Some of what was sent arrives.
+    /// Delivers some of the sent bytes.
     fn arrive<D: Device + 'static>(&mut self, loopback: &mut Loopback<D>, most: usize) -> Result<(), Fault> {
         let bytes: Vec<u8> = self.sent.drain(..most.min(self.sent.len())).collect();
         loopback.receive(&bytes)
@@ -142,7 +142,7 @@ fn waiting_bytes<D: Device>(loopback: &Loopback<D>) -> usize {
     loopback.exporter.poll_transmit().iter().map(|run| run.len()).sum()
 }
 
-/// Plays operations until the input ends; `act` is what the device's owner or its nature does.
+/// Plays operations until the input ends; `act` moves the device.
 fn play<D: Device + 'static>(
     mut loopback: Loopback<D>,
     has_iso: bool,
@@ -190,13 +190,13 @@ fn play<D: Device + 'static>(
     loopback.end();
 }
 
-/// Half of the clients go away in the middle of things.
+/// Whether the client disconnects in the middle, as half of them do.
 fn input_says_go(client: &Client) -> bool {
     client.seqnum.is_multiple_of(2)
 }
 
-/// Reading and time go on until nothing moves; then everything is answered but what waits for a device's owner, and
-/// that is withdrawn.
+/// Reads and lets time pass until nothing changes. Then everything must be answered except what waits for the device's
+/// owner, and that is cancelled.
 fn settle<D: Device + 'static>(loopback: &mut Loopback<D>, still_moves: impl Fn(&mut Loopback<D>) -> bool) {
     loop {
         let replies = loopback.read().len();
@@ -208,7 +208,7 @@ fn settle<D: Device + 'static>(loopback: &mut Loopback<D>, still_moves: impl Fn(
     for (at, victim) in loopback.checker.open().into_iter().enumerate() {
         loopback.unlink(0x4000_0000 + at as u32, victim);
     }
-    // An unlink of what was never submitted is answered with the next submit.
+    // An unlink of an unknown submit is answered with the next submit.
     loopback.submit(&Submit::control(0x5000_0000, setup::GET_CONFIGURATION));
     while !loopback.read().is_empty() || still_moves(loopback) {}
     loopback.checker.assert_settled();
@@ -331,7 +331,7 @@ fn fuzz_exporter_that_lies() {
                     is_caught = near.device(|remote, done| relay::receive(remote, &said, done)).is_err();
                 }
             }
-            // The kernel reads all, and its checker holds it against what it asked.
+            // The kernel reads everything, and its checker compares it with the requests.
             near.read();
         }
         client.arrive(&mut near, usize::MAX).expect("a client within the rules");
@@ -342,7 +342,7 @@ fn fuzz_exporter_that_lies() {
     });
 }
 
-/// An exporter that hears what it is asked and answers what it likes.
+/// An exporter that receives requests and answers at random.
 #[derive(Default)]
 struct Liar {
     heard: Vec<u8>,

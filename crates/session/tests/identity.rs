@@ -1,4 +1,4 @@
-//! A device that is opened again under its name, and is another one: what every class's importing end does then.
+//! A device that is opened again under its name but is another one: what each class's importing end does.
 
 use farbus_model::{
     BlockDevice, BlockId, BlockInfo, BlockRequest, BufferPool, Completions, Device, EpAddr, Identity, Instant, Speed,
@@ -14,7 +14,7 @@ use farbus_wire::native::{block, stream, usb};
 const NOW: Instant = Instant::ZERO;
 const HAD: Identity = Identity { id: 0xaaaa, generation: 5 };
 const OTHER: Identity = Identity { id: 0xbbbb, generation: 5 };
-/// The exporter's process that knew the device, and one that was started anew.
+/// Incarnations of the exporter: the one that knew the device, and one after a restart.
 const BEFORE: u64 = 1;
 const AFTER: u64 = 2;
 
@@ -22,7 +22,7 @@ fn open(class: Class, mode: Mode) -> Open {
     Open { class, mode, epoch: 0, name: "stick".into(), reason: String::new() }
 }
 
-/// Twins have the same descriptors, and differ by their serial numbers, which no descriptor holds.
+/// Identical devices have the same descriptors; serial numbers are not in descriptors.
 fn usb_description() -> Vec<u8> {
     usb::Description {
         bus_id: "1-1".into(),
@@ -65,8 +65,8 @@ fn said<A: Attached>(remote: &mut A) -> Vec<Message> {
     std::iter::from_fn(|| remote.poll_message()).collect()
 }
 
-/// It is opened as `before`, its exporter is started anew and opens it as `now`: how it ended, and what it said from
-/// then on.
+/// Opens a device as `before`; then the exporter restarts and opens it as `now`. Returns how the attachment ended, and
+/// what the importer sent after the restart.
 fn opened_again<A: Attached>(
     mut remote: A,
     mut done: A::Done,
@@ -88,7 +88,7 @@ fn opened_again<A: Attached>(
     tell(&mut remote, &mut done, now, info);
     let end = if let State::Ended(end) = remote.state() { Some(end.clone()) } else { None };
     let rest = said(&mut remote);
-    // Whatever the exporter says of it now is for nobody.
+    // Later messages about this attachment must have no effect.
     hear(&mut remote, &mut done, Kind::Closed, End { cause: Cause::Asked, message: String::new() }.encode());
     let later = if let State::Ended(end) = remote.state() { Some(end.clone()) } else { None };
     if end.is_some() {
@@ -131,14 +131,14 @@ fn every_class(told: Option<Identity>) -> [(Option<End>, Vec<Message>); 4] {
 }
 
 #[test]
-fn a_device_of_every_class_that_is_another_one_is_given_back_untouched() {
+fn another_device_of_any_class_is_given_back_without_a_request() {
     for outcome in every_class(Some(OTHER)) {
         assert_refused(outcome, Cause::Gone, Some(OTHER));
     }
 }
 
 #[test]
-fn an_earlier_medium_of_the_same_device_is_refused_as_stale() {
+fn earlier_medium_of_the_same_device_is_refused_as_stale() {
     let retired = Identity { generation: 4, ..HAD };
     for outcome in every_class(Some(retired)) {
         assert_refused(outcome, Cause::Stale, Some(retired));
@@ -146,14 +146,14 @@ fn an_earlier_medium_of_the_same_device_is_refused_as_stale() {
 }
 
 #[test]
-fn an_exporter_that_does_not_say_any_more_which_device_it_is_is_not_trusted() {
+fn exporter_that_no_longer_tells_identities_is_refused() {
     for outcome in every_class(None) {
         assert_refused(outcome, Cause::Gone, None);
     }
 }
 
 #[test]
-fn the_same_device_goes_on_and_so_does_one_whose_medium_was_exchanged_meanwhile() {
+fn same_device_continues_also_after_its_medium_was_swapped() {
     for told in [HAD, Identity { generation: 6, ..HAD }] {
         for (end, _) in every_class(Some(told)) {
             assert_eq!(end, None);
@@ -162,7 +162,7 @@ fn the_same_device_goes_on_and_so_does_one_whose_medium_was_exchanged_meanwhile(
 }
 
 #[test]
-fn an_open_device_that_turns_out_to_be_another_one_ends_and_what_was_asked_fails() {
+fn open_device_that_turns_out_to_be_another_one_ends_and_its_requests_fail() {
     let mut done = Completions::new(BufferPool::new(0));
     let mut remote = RemoteUsb::new(1, open(Class::USB, Mode::Exclusive));
     tell(&mut remote, &mut done, Some(HAD), &usb_description());

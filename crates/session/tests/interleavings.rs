@@ -1,11 +1,11 @@
-//! Every order in which a small world's events can happen, each played from its beginning, and after
-//! each event the client may also just go away.
+//! Every possible order of the events in a small world, each played from its beginning. After each event the client may
+//! also disconnect.
 //!
-//! A world is two or three requests, each submitted and withdrawn up to twice, on one endpoint or two,
-//! with a device that completes when it is told and withdraws at once or late, a link that takes the
-//! replies or does not, and a port reset. What has to hold in every one of them is the checker's
-//! (`peer/checker.rs`): every submit and every unlink is answered exactly once, never both ways, in the
-//! order of each endpoint, and never before its time. And the device comes back with nothing in flight.
+//! A world has two or three requests on one or two endpoints, each submitted and unlinked up to twice. Its device
+//! completes when it is told to and cancels at once or late; its link takes the replies or does not; there is a port
+//! reset. The checker (`peer/checker.rs`) states what must hold in each order: every submit and every unlink is
+//! answered exactly once, never both ways, in the order of each endpoint, and never too early. The device must come
+//! back with nothing in flight.
 
 mod world;
 
@@ -13,52 +13,52 @@ use farbus_model::{Device, EpAddr, Limits};
 use world::peer::{self, Submit, setup};
 use world::{Loopback, Manners, Relay, Scripted};
 
-/// One reply waiting holds every further request back: the link's state is one of the events.
+/// One waiting reply holds back all further requests, so that the state of the link becomes an event.
 const LIMITS: Limits = Limits { receive_bytes: 512, reply_bytes_backlog: 1, ..Limits::DEFAULT };
 
-/// What can happen next.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
     /// The client submits request n.
     Submit(usize),
-    /// It withdraws request n, for the first or second time.
+    /// The client unlinks request n, for the first or second time.
     Unlink(usize, u32),
     /// The device completes the first request of an endpoint.
     Complete(EpAddr),
-    /// The device gives back what was withdrawn first.
+    /// The device completes the request that was cancelled first.
     LetGo,
     /// The client's kernel reads the descriptor as it does after a port reset.
     ResetSign,
     /// The client reads everything that waits.
     Read,
-    /// Bytes cross a relay's link.
+    /// Bytes cross a relay's link, towards the device.
     CarryThere,
-    /// And back.
+    /// Bytes cross it in the other direction.
     CarryBack,
 }
 
-/// A world: what there is to happen, and how it is played.
+/// A world: its possible events, and how they are played.
 trait World {
-    /// Everything that can happen, apart from what does not change anything now.
+    /// All events that are possible now and change something.
     fn events(&self) -> Vec<Event>;
-    /// Lets it happen. `false`: nothing changed, and this order is no order of its own.
+    /// Plays an event. `false`: it changed nothing, so this order need not be explored.
     fn play(&mut self, event: Event) -> bool;
-    /// The client goes away; what has to hold then.
+    /// The client disconnects; checks what must hold then.
     fn disconnect(self);
-    /// Nothing new is asked and everything moves on; what has to hold then.
+    /// Plays everything to the end without new requests; checks what must hold then.
     fn settle(self);
 }
 
-/// How much was tried.
+/// Number of orders explored.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tried {
     /// Orders played to their end.
     whole: u64,
-    /// Orders that the client broke off.
+    /// Orders that ended with a disconnect.
     broken_off: u64,
 }
 
-/// Plays every order of what can happen in the world that `begin` makes, up to `events_max` events.
+/// Plays every order of events in the world that `begin` makes, up to `events_max` events.
 fn every_order<W: World>(name: &str, events_max: usize, begin: impl Fn() -> W) -> u64 {
     let mut tried = Tried::default();
     let mut path = Vec::new();
@@ -67,7 +67,7 @@ fn every_order<W: World>(name: &str, events_max: usize, begin: impl Fn() -> W) -
     tried.whole + tried.broken_off
 }
 
-/// Plays `path` and everything that can come behind it; `false` if its last event changes nothing.
+/// Plays `path` and everything that can follow; `false` if its last event changes nothing.
 fn explore<W: World>(path: &mut Vec<Event>, events_max: usize, begin: &impl Fn() -> W, tried: &mut Tried) -> bool {
     let (world, has_changed) = replay(path, begin);
     let events = if has_changed && path.len() < events_max { world.events() } else { Vec::new() };
@@ -90,7 +90,7 @@ fn explore<W: World>(path: &mut Vec<Event>, events_max: usize, begin: &impl Fn()
     true
 }
 
-/// A world in which all this has happened, and whether the last of it changed anything.
+/// A world after these events, and whether the last one changed anything.
 fn replay<W: World>(path: &[Event], begin: &impl Fn() -> W) -> (W, bool) {
     said(path, || {
         let mut world = begin();
@@ -102,7 +102,7 @@ fn replay<W: World>(path: &[Event], begin: &impl Fn() -> W) -> (W, bool) {
     })
 }
 
-/// Says which order it was when a rule breaks in it.
+/// Prints the order of events if an assertion fails in it.
 fn said<T>(path: &[Event], act: impl FnOnce() -> T) -> T {
     let said = Said(path);
     let result = act();
@@ -118,12 +118,12 @@ impl Drop for Said<'_> {
     }
 }
 
-/// The requests of a world. Request n has sequence number `10 * (n + 1)`, its unlinks follow.
+/// The requests of a world. Request n has sequence number `10 * (n + 1)`; its unlinks follow.
 struct Plan {
     submits: Vec<Submit>,
     unlinks_each: u32,
     reset_sign: bool,
-    /// The next request may be withdrawn before it is submitted, as Linux's vhci sometimes does.
+    /// Whether the next request may be unlinked before it is submitted, as Linux's vhci sometimes does.
     overtakes: bool,
 }
 
@@ -153,11 +153,11 @@ fn data_out(n: usize, ep: u32) -> Submit {
 
 const RESET_SIGN: u32 = 1000;
 
-/// The client's part of a world: what it has asked so far.
+/// What the client has requested so far.
 #[derive(Default)]
 struct Asked {
     submits: usize,
-    /// Unlinks of each request so far.
+    /// Number of unlinks of each request.
     unlinks: Vec<u32>,
     reset_sign: bool,
 }
@@ -167,7 +167,7 @@ impl Asked {
         Self { unlinks: vec![0; plan.submits.len()], ..Self::default() }
     }
 
-    /// What the client may do next. Requests are submitted in their order: others are the same by another name.
+    /// The client's possible events. Requests are submitted in order, because other orders are equivalent.
     fn events(&self, plan: &Plan) -> Vec<Event> {
         let mut events = Vec::new();
         if self.submits < plan.submits.len() {
@@ -182,14 +182,14 @@ impl Asked {
         events
     }
 
-    /// The requests that were withdrawn before they were submitted: that they come is certain.
+    /// Submits the requests that were unlinked before: they are certain to come.
     fn submit_overtaken<D: Device + 'static>(&mut self, plan: &Plan, loopback: &mut Loopback<D>) {
         while self.submits < plan.submits.len() && self.unlinks[self.submits] > 0 {
             self.play(Event::Submit(self.submits), plan, loopback);
         }
     }
 
-    /// Lets the client do it; `false` if it is not the client's to do.
+    /// Plays an event of the client; `false` if it is not the client's.
     fn play<D: Device + 'static>(&mut self, event: Event, plan: &Plan, loopback: &mut Loopback<D>) -> bool {
         match event {
             Event::Submit(n) => {
@@ -210,7 +210,7 @@ impl Asked {
     }
 }
 
-/// A client and an exporter face to face.
+/// A client connected directly to an exporter.
 struct FaceToFace<'a> {
     plan: &'a Plan,
     loopback: Loopback<Scripted>,
@@ -258,7 +258,7 @@ impl World for FaceToFace<'_> {
     }
 }
 
-/// Everything that is withdrawn comes back, then everything that is not.
+/// Cancelled requests complete first, then all others.
 fn settle(loopback: &mut Loopback<Scripted>) {
     loop {
         let moved = !loopback.read().is_empty()
@@ -275,7 +275,7 @@ fn complete_any(device: &mut Scripted, done: &mut farbus_model::Completions) -> 
     all.into_iter().any(|endpoint| device.complete(endpoint, done))
 }
 
-/// A kernel, an exporter that passes on, a link, and the exporter that has the device.
+/// A kernel, an exporter that passes requests on, a link, and the exporter that has the device.
 struct Relayed<'a> {
     plan: &'a Plan,
     relay: Relay,
@@ -335,7 +335,7 @@ const LATE: Manners = Manners { cancels_late: true, answers_control_late: false 
 const ALL_LATE: Manners = Manners { cancels_late: true, answers_control_late: true };
 
 #[test]
-fn two_requests_each_withdrawn_twice() {
+fn two_requests_each_unlinked_twice_are_answered_once_in_every_order() {
     let one_endpoint =
         Plan { submits: vec![data_in(0, 1), data_in(1, 1)], unlinks_each: 2, reset_sign: false, overtakes: false };
     let two_endpoints =
@@ -349,7 +349,7 @@ fn two_requests_each_withdrawn_twice() {
 }
 
 #[test]
-fn three_requests_on_two_endpoints() {
+fn three_requests_on_two_endpoints_are_answered_once_in_every_order() {
     let plan = Plan {
         submits: vec![data_in(0, 1), data_in(1, 1), data_out(2, 2)],
         unlinks_each: 1,
@@ -364,7 +364,7 @@ fn three_requests_on_two_endpoints() {
 }
 
 #[test]
-fn a_port_reset_among_them() {
+fn port_reset_at_any_moment_leaves_every_request_answered_once() {
     let plan =
         Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: true, overtakes: false };
     let mut tried = 0;
@@ -375,7 +375,7 @@ fn a_port_reset_among_them() {
 }
 
 #[test]
-fn an_unlink_that_overtakes_its_submit() {
+fn unlink_that_overtakes_its_submit_is_answered_once() {
     let submits = vec![data_in(0, 1), data_in(1, 1), data_out(2, 2)];
     let plan = Plan { submits, unlinks_each: 1, reset_sign: false, overtakes: true };
     let mut tried = 0;
@@ -387,7 +387,7 @@ fn an_unlink_that_overtakes_its_submit() {
 }
 
 #[test]
-fn isochronous_requests() {
+fn isochronous_requests_are_answered_once_in_every_order() {
     let iso = |n: usize| Submit::iso_in(Plan::seqnum(n), 3, &[8, 0, 8]);
     let plan = Plan { submits: vec![iso(0), iso(1)], unlinks_each: 1, reset_sign: true, overtakes: false };
     let tried = every_order("isochronous", 7, || FaceToFace::new(&plan, LATE));
@@ -395,7 +395,7 @@ fn isochronous_requests() {
 }
 
 #[test]
-fn an_exporter_before_an_exporter_as_before_a_kernel() {
+fn relayed_requests_are_answered_once_in_every_order() {
     let one = Plan { submits: vec![data_in(0, 1)], unlinks_each: 2, reset_sign: true, overtakes: false };
     let two =
         Plan { submits: vec![data_in(0, 1), data_out(1, 2)], unlinks_each: 1, reset_sign: false, overtakes: false };
@@ -408,8 +408,8 @@ fn an_exporter_before_an_exporter_as_before_a_kernel() {
 }
 
 #[test]
-fn the_enumeration_finds_an_answer_that_comes_twice() {
-    // A checker that never speaks up proves nothing.
+fn checker_detects_a_duplicate_answer() {
+    // A checker that never fails would prove nothing.
     let mut checker = peer::Checker::default();
     checker.asked(&data_in(0, 1), false);
     let answer = peer::RetSubmit::data_in(Plan::seqnum(0), &[1; 8]).bytes();

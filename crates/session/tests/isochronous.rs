@@ -1,7 +1,9 @@
-//! Sound over a made-up way: a sound card that is far, whose clock is off, behind a link that shakes and is cut.
+//! Sound over a simulated path: a far sound card with a clock that drifts, behind a link with jitter that is cut at
+//! times.
 //!
-//! Held against it: every request is answered once and in order, at the device's pace; what is played and recorded is
-//! the tone, whole, but for what was counted. `FARBUS_SECONDS` says how long a stream lasts (default 60).
+//! The tests check that every request is answered once and in order, at the device's pace, and that what is played and
+//! recorded is the complete tone, except for the losses that were counted. `FARBUS_SECONDS` sets the length of a stream
+//! (default 60).
 
 #[path = "isochronous/distant.rs"]
 mod distant;
@@ -26,7 +28,7 @@ fn seconds() -> u64 {
 }
 
 #[test]
-fn streams_of_earlier_releases_go_on() {
+fn streams_of_earlier_releases_are_restored() {
     for (name, endpoint) in [("speaker", SPEAKER), ("microphone", MICROPHONE)] {
         for (title, parts) in recorded::all(name) {
             Driver::is_read(&parts[0], endpoint).unwrap_or_else(|reject| panic!("{title}: {reject}"));
@@ -34,12 +36,12 @@ fn streams_of_earlier_releases_go_on() {
     }
 }
 
-/// 100 ms there and back, with 10 ms of jitter.
+/// 100 ms round trip, with 10 ms of jitter.
 fn far(drift_ppm: i64) -> Way {
     Way { delay: 50 * MS, jitter: 10 * MS, drift_ppm }
 }
 
-/// The answers came at the device's rate, evenly.
+/// Asserts that the answers came at the device's rate, evenly.
 fn assert_even(driver: &Driver, packets: u32, drift_ppm: i64, what: &str) {
     let (mean, deviation, most) = driver.intervals();
     let device = INTERVAL.as_nanos() as f64 * f64::from(packets) / (1.0 + drift_ppm as f64 / 1e6);
@@ -49,7 +51,7 @@ fn assert_even(driver: &Driver, packets: u32, drift_ppm: i64, what: &str) {
 }
 
 #[test]
-fn a_far_speaker_plays_every_sample_and_never_waits() {
+fn far_speaker_plays_every_sample_without_gaps() {
     for (drift_ppm, packets) in [(200, 1), (-200, 8)] {
         let mut driver = Driver::new(far(drift_ppm), 7, SPEAKER, packets);
         driver.latency = MS / 2;
@@ -69,7 +71,7 @@ fn a_far_speaker_plays_every_sample_and_never_waits() {
 }
 
 #[test]
-fn a_far_microphone_is_heard_whole_and_evenly() {
+fn far_microphone_is_heard_completely_and_evenly() {
     for (drift_ppm, packets) in [(-200, 1), (200, 8)] {
         let mut driver = Driver::new(far(drift_ppm), 8, MICROPHONE, packets);
         driver.latency = MS / 2;
@@ -88,7 +90,7 @@ fn a_far_microphone_is_heard_whole_and_evenly() {
 }
 
 #[test]
-fn a_cut_is_concealed_counted_and_over() {
+fn cut_link_is_concealed_and_counted_and_the_stream_recovers() {
     for endpoint in [SPEAKER, MICROPHONE] {
         let mut driver = Driver::new(far(50), 9, endpoint, 4);
         driver.begin(4);
@@ -100,7 +102,7 @@ fn a_cut_is_concealed_counted_and_over() {
         driver.run_for(Duration::from_secs(10));
         let after = driver.card.counts();
         println!("{endpoint:?}: {after:?}");
-        // Whatever the device did not hear in time was not there; afterwards all is as before.
+        // What the device did not get in time is lost; afterwards everything is as before.
         driver.run_for(Duration::from_secs(10));
         assert_eq!(driver.card.counts(), Counts { packets: driver.card.counts().packets, ..after }, "{endpoint:?}");
         if endpoint == MICROPHONE {
@@ -119,7 +121,7 @@ fn a_cut_is_concealed_counted_and_over() {
 }
 
 #[test]
-fn a_long_cut_leaves_no_long_delay() {
+fn long_cut_leaves_no_long_delay() {
     let mut driver = Driver::new(far(0), 10, SPEAKER, 8);
     driver.begin(4);
     driver.run_for(Duration::from_secs(5));
@@ -135,7 +137,7 @@ fn a_long_cut_leaves_no_long_delay() {
 }
 
 #[test]
-fn the_last_sample_is_played_before_the_interface_is_closed_and_the_next_stream_begins_anew() {
+fn last_sample_is_played_before_the_interface_closes_and_a_new_stream_begins() {
     let mut driver = Driver::new(far(0), 11, SPEAKER, 8);
     for round in 1..=3 {
         driver.begin_again(4);
@@ -150,7 +152,7 @@ fn the_last_sample_is_played_before_the_interface_is_closed_and_the_next_stream_
 }
 
 #[test]
-fn another_process_goes_on_with_a_stream() {
+fn stream_continues_in_another_process() {
     for endpoint in [SPEAKER, MICROPHONE] {
         let mut driver = Driver::new(far(0), 13, endpoint, 4);
         driver.begin(4);
@@ -172,7 +174,7 @@ fn another_process_goes_on_with_a_stream() {
 }
 
 #[test]
-fn a_spoilt_snapshot_of_a_stream_is_refused_or_does_no_harm() {
+fn damaged_stream_snapshot_is_refused_or_harmless() {
     for endpoint in [SPEAKER, MICROPHONE] {
         let mut driver = Driver::new(far(0), 14, endpoint, 2);
         driver.begin(3);
@@ -194,7 +196,7 @@ fn a_spoilt_snapshot_of_a_stream_is_refused_or_does_no_harm() {
 }
 
 #[test]
-fn a_near_device_is_left_alone() {
+fn near_device_is_left_alone() {
     let way = Way { delay: MS / 4, jitter: MS / 8, drift_ppm: 0 };
     for endpoint in [SPEAKER, MICROPHONE] {
         let mut driver = Driver::new(way, 12, endpoint, 8);
@@ -209,7 +211,7 @@ fn a_near_device_is_left_alone() {
 }
 
 #[test]
-fn over_any_way_each_request_is_answered_once_and_in_order() {
+fn each_request_is_answered_once_and_in_order_over_any_path() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let seeds = match number("FARBUS_SEED") {
         Some(seed) => seed..=seed,
@@ -255,15 +257,15 @@ fn over_any_way_each_request_is_answered_once_and_in_order() {
     assert!(packets > 1000 * count, "{packets} packets prove little");
 }
 
-/// The way as `tc netem delay 50ms 10ms` makes it, each way: up to 10 ms longer or shorter, and nothing overtakes.
+/// The path that `tc netem delay 50ms 10ms` makes in each direction: up to 10 ms more or less, without reordering.
 fn shaking(drift_ppm: i64) -> Way {
     Way { delay: 40 * MS, jitter: 20 * MS, drift_ppm }
 }
 
 #[test]
-fn a_way_that_shakes_both_ways_conceals_nothing() {
-    // With these, streams of eight packets a request were late in their first seconds, when their buffers were measured
-    // where requests end.
+fn jitter_in_both_directions_conceals_nothing() {
+    // With these seeds, streams of eight packets per request were late in their first seconds when their buffers were
+    // measured at the ends of requests.
     for seed in [3, 23, 25, 47, 61, 87] {
         for packets in [1, 8] {
             let mut driver = Driver::new(shaking(30), seed, MICROPHONE, packets);

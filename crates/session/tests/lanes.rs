@@ -1,4 +1,4 @@
-//! What holds between the lanes of a session, and what an end may not do with them.
+//! The relations between the lanes of a session, and what an end may not do with them.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn wanting(importer: &ImporterSession) -> Vec<u16> {
     importer.wanting_links().collect()
 }
 
-/// What is sent on one lane arrives there, or on another.
+/// Carries what was sent on one lane to the other end, on the same or another lane.
 fn carry(importer: &mut ImporterSession, from: u16, exporter: &mut ExporterSession, to: u16) {
     let lane = importer.lanes_mut().get_mut(from).unwrap();
     let bytes: Vec<u8> = lane.poll_transmit(NOW).iter().flat_map(|run| run.to_vec()).collect();
@@ -45,10 +45,10 @@ fn carry(importer: &mut ImporterSession, from: u16, exporter: &mut ExporterSessi
 }
 
 #[test]
-fn who_knows_of_one_lane_has_one_and_is_told_of_no_other() {
+fn end_that_knows_one_lane_gets_one_and_is_told_of_no_others() {
     let (importer, _) = begun(3, |options| {
         assert_eq!(options.lanes, Some(3));
-        // As an exporter that passes the wish over.
+        // As with an exporter that ignores the request for more lanes.
         Options { lanes: None, ..options }
     });
     assert_eq!(wanting(&importer), []);
@@ -66,7 +66,7 @@ fn who_knows_of_one_lane_has_one_and_is_told_of_no_other() {
 }
 
 #[test]
-fn a_further_lane_begins_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
+fn further_lane_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
     let (mut importer, mut exporter) = begun(3, |options| options);
     let hello = importer.hello_further(2);
     let welcome = exporter.resume(&hello);
@@ -74,7 +74,7 @@ fn a_further_lane_begins_is_lost_alone_and_ends_the_session_only_if_it_stays_awa
     assert_eq!((wanting(&importer), importer.usable_lanes()), (vec![1], LaneSet::FIRST.with(2)));
     assert_eq!(exporter.resume(&hello).outcome, Outcome::Refused, "a straggler does not get a lane back");
 
-    // The other never began: nobody waits for it.
+    // The other never began, so nothing waits for it.
     assert_eq!(importer.poll_timeout(), None);
     importer.handle_lane_lost(2, NOW);
     exporter.handle_lane_lost(2, NOW);
@@ -85,14 +85,14 @@ fn a_further_lane_begins_is_lost_alone_and_ends_the_session_only_if_it_stays_awa
     assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
     assert_eq!(importer.poll_timeout(), None);
 
-    // The first is lost, and what is new goes on the other.
+    // The first lane is lost, and new requests use the other.
     importer.handle_lost(NOW);
     assert_eq!((wanting(&importer), importer.usable_lanes().contains(0)), (vec![], false));
     assert!(importer.is_over(NOW + GRACE));
 }
 
 #[test]
-fn a_lane_that_is_not_to_be_had_is_gone_without() {
+fn session_continues_without_a_lane_that_is_refused() {
     let (mut importer, _) = begun(3, |options| options);
     let answer =
         |outcome, hello: &Hello| Welcome { version: 1, outcome, position: hello.position, options: Options::default() };
@@ -102,25 +102,25 @@ fn a_lane_that_is_not_to_be_had_is_gone_without() {
     let hello = importer.hello_further(1);
     assert_eq!(importer.handle_welcome(&answer(Outcome::Refused, &hello)), Ok(Progress::Without));
     assert_eq!(wanting(&importer), []);
-    // An answer to a session of before.
+    // An answer to an earlier greeting.
     let mut late = answer(Outcome::Resumed, &hello);
     late.position.session = SessionId([9; 16]);
     assert_eq!(importer.handle_welcome(&late), Ok(Progress::Without));
 }
 
 #[test]
-fn what_comes_on_another_lane_than_it_should_ends_the_session() {
+fn message_on_the_wrong_lane_ends_the_session() {
     let frame = |kind, tag| Message { payload: Payload::Empty, ..Message::control(kind, 1, tag, Part::empty()) };
     for (kind, tag, lane, is_refused) in [
         (Kind::Request, 1 << 13, 1, false),
         (Kind::Cancel, 1 << 13 | 5, 1, false),
         (Kind::Request, 5, 0, false),
-        // The tag says another.
+        // The tag belongs to another lane.
         (Kind::Request, 5, 1, true),
         (Kind::Request, 2 << 13, 1, true),
         (Kind::Data, 5, 1, true),
         (Kind::Request, 1 << 13, 0, true),
-        // These have none but the first.
+        // These kinds are only allowed on the first lane.
         (Kind::Close, 0, 1, true),
         (Kind::Open, 0, 1, true),
         (Kind::Goodbye, 1 << 13, 1, true),
@@ -128,7 +128,7 @@ fn what_comes_on_another_lane_than_it_should_ends_the_session() {
         let (mut importer, mut exporter) = begun(2, |options| options);
         let welcome = exporter.resume(&importer.hello_further(1));
         assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
-        // Said on whichever lane its head says, heard on that one.
+        // Sent and received on this lane.
         importer.lanes_mut().get_mut(lane).unwrap().send(frame(kind, tag));
         carry(&mut importer, lane, &mut exporter, lane);
         let heard = exporter.advance(NOW, &mut Nothing);

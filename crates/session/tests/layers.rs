@@ -1,5 +1,5 @@
-//! The contract of layers over a device: each method reaches the device below and brings back what that says, unless
-//! the layer answers it itself, which the table of that layer says.
+//! The contract of layers: each method of a layer reaches the device below and returns its result, unless the layer's
+//! table entry says that the layer answers it itself.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use world::{Manners, Scripted};
 
 const NOW: Instant = Instant::from_nanos(100);
 
-/// Which methods of the device below were called.
+/// The methods of the device below that were called.
 #[derive(Clone, Default)]
 struct Calls(Arc<Mutex<Vec<&'static str>>>);
 
@@ -37,7 +37,7 @@ impl Calls {
     }
 }
 
-/// Says of everything what no default says, and notes what was asked.
+/// A device whose every result differs from the default, and that records calls.
 struct Probe {
     calls: Calls,
     info: BlockInfo,
@@ -228,7 +228,7 @@ impl Device for Probe {
     }
 }
 
-/// A method, and what it says and finishes, in words.
+/// A method, with its result and completions as text.
 type Call<D, A> = (&'static str, fn(&mut D, &mut Completions<A>) -> String);
 
 const BLOCK_CALLS: [Call<dyn BlockDevice, BlockDone>; 16] = [
@@ -279,7 +279,7 @@ const DEVICE_CALLS: [Call<dyn Device, farbus_model::Done>; 18] = [
     ("leave", |device, _| format!("{:?}", device.leave())),
 ];
 
-/// A layer over the probe, and the methods that it answers itself.
+/// A layer over the probe, with the methods that it answers itself.
 struct Layer<D: ?Sized> {
     name: &'static str,
     make: fn(Probe) -> Box<D>,
@@ -292,13 +292,13 @@ fn scratch(probe: Probe) -> Box<dyn BlockDevice> {
 
 const BLOCK_LAYERS: [Layer<dyn BlockDevice>; 8] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
-    // A part of it: smaller.
+    // A part of the device, so it is smaller.
     Layer { name: "Range", make: |probe| Box::new(Range::new(probe, 1024, 8192).unwrap()), answers: &["info"] },
     Layer { name: "ReadOnly", make: |probe| Box::new(ReadOnly::new(probe)), answers: &["info"] },
     Layer { name: "Traced", make: |probe| Box::new(Traced::new(probe, 8)), answers: &[] },
-    // Its changes are nowhere else.
+    // Its changes cannot be saved.
     Layer { name: "Scratch", make: scratch, answers: &["info", "state", "go_on_from", "save"] },
-    // These three write down the requests that they hold beside what the device says.
+    // These three save the requests that they hold, besides the device's state.
     Layer { name: "AnyByte", make: |probe| Box::new(AnyByte::new(probe)), answers: &["info", "save"] },
     Layer { name: "Ahead", make: |probe| Box::new(Ahead::new(probe)), answers: &["save"] },
     Layer { name: "Behind", make: |probe| Box::new(Behind::new(probe)), answers: &["save"] },
@@ -315,12 +315,12 @@ fn suspendable(probe: Probe) -> Box<dyn Device> {
 
 const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     Layer { name: "Box", make: |probe| Box::new(Box::new(probe)), answers: &[] },
-    // Whoever has a session's device writes these two down, and hands them the device there.
+    // The owner of a session's device saves these two, and gives them the device when restoring.
     Layer { name: "Far", make: |probe| Box::new(Far::new(probe, Plan::within(8))), answers: &["save", "restore"] },
     Layer { name: "Isochronous", make: |probe| Box::new(Isochronous::new(probe, true)), answers: &["save", "restore"] },
     Layer { name: "Observed", make: observed, answers: &[] },
     Layer { name: "Gated", make: suspendable, answers: &[] },
-    // It says of itself what the first device said, and writes down what that was told.
+    // It reports the first device's descriptors, and saves the settings made on it.
     Layer {
         name: "Twinned",
         make: |probe| Box::new(Twinned::new(Box::new(probe))),
@@ -328,8 +328,8 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     },
 ];
 
-/// Layers of other crates, each over one type of the same crate that only a link brings: they override what the link
-/// needs, or the end.
+/// Layers of other crates, each over one type of the same crate that belongs to a link: they override what concerns the
+/// link or the end.
 const ELSEWHERE: [&str; 3] = ["Linked", "SessionDisk", "FarDevice"];
 
 fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {
@@ -349,12 +349,12 @@ fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare
 }
 
 #[test]
-fn what_a_block_layer_does_not_answer_the_device_below_answers() {
+fn block_layers_pass_on_what_they_do_not_answer() {
     BLOCK_LAYERS.iter().for_each(|layer| keeps_the_contract(layer, &BLOCK_CALLS, |probe| Box::new(probe)));
 }
 
 #[test]
-fn what_a_device_layer_does_not_answer_the_device_below_answers() {
+fn device_layers_pass_on_what_they_do_not_answer() {
     DEVICE_LAYERS.iter().for_each(|layer| keeps_the_contract(layer, &DEVICE_CALLS, |probe| Box::new(probe)));
 }
 

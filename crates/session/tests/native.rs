@@ -1,10 +1,10 @@
-//! Sessions in a made-up world: links that are cut and delayed, exporters that crash, or are replaced by another
+//! Sessions in simulated worlds: links that are cut and delayed, exporters that crash or are replaced by another
 //! process, importers that are restarted, peers that are slow.
 //!
-//! A seed is a world. Held against it: every request is answered exactly once, what is read is what was written, what a
-//! flush promised survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would end the
-//! session), and a straggler does not get a session back. `FARBUS_SEEDS` says how many worlds (default 300),
-//! `FARBUS_SEED` plays one again.
+//! Each seed makes a world. The tests check: every request is answered exactly once, a read returns what was written,
+//! what a flush covered survives a crash, a key pressed once arrives once, no credit is exceeded (the exporter would
+//! end the session), and a late greeting does not get the session back. `FARBUS_SEEDS` sets the number of worlds
+//! (default 300), `FARBUS_SEED` plays one of them.
 
 #[path = "native/another.rs"]
 mod another;
@@ -49,7 +49,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-/// What was answered in a world in which so many things happen at random, and then nothing bad any more.
+/// Plays a world with this many random steps, then lets everything settle; returns the number of answers.
 macro_rules! lived {
     ($world:expr, $steps:expr, $random:ident) => {{
         let mut world = $world;
@@ -78,12 +78,12 @@ fn every_seed(name: &str, mut play: impl FnMut(&mut Random) -> u32) {
 }
 
 #[test]
-fn a_disk_keeps_its_promises_through_cuts_and_crashes() {
+fn disk_keeps_its_promises_through_cuts_and_crashes() {
     every_seed("the disk", |random| lived!(disk::DiskWorld::new(random, None), 400, random));
 }
 
 #[test]
-fn a_disk_with_a_cache_loses_nothing_that_was_flushed_and_shows_nothing_old() {
+fn cached_disk_loses_no_flushed_data_and_shows_no_old_data() {
     every_seed("the cached disk", |random| {
         let mut world = disk::DiskWorld::cached(random);
         for _ in 0..400 {
@@ -94,7 +94,7 @@ fn a_disk_with_a_cache_loses_nothing_that_was_flushed_and_shows_nothing_old() {
 }
 
 #[test]
-fn several_readers_read_nothing_old_whoever_wrote_between_and_whatever_size_the_disk_became() {
+fn concurrent_readers_see_no_old_data_after_writes_and_resizes() {
     every_seed("the readers", |random| {
         let mut world = readers::ReadersWorld::new(random);
         (0..1200).for_each(|_| world.step(random));
@@ -103,27 +103,27 @@ fn several_readers_read_nothing_old_whoever_wrote_between_and_whatever_size_the_
 }
 
 #[test]
-fn a_successor_reads_a_disk_before_it_is_his_and_writes_when_it_is() {
+fn successor_reads_a_disk_before_it_owns_it_and_writes_afterwards() {
     every_seed("the successor", |random| {
-        // Some wait in vain for most of their time.
+        // Some successors wait without success for most of their time.
         lived!(disk::DiskWorld::of_a_successor(random), 400, random).max(15)
     });
 }
 
 #[test]
-fn a_successor_with_a_cache_reads_nothing_old_and_writes_nothing_early() {
+fn successor_with_a_cache_reads_no_old_data_and_writes_nothing_early() {
     every_seed("the successor with a cache", |random| {
         lived!(disk::DiskWorld::of_a_successor_with_a_cache(random), 400, random).max(15)
     });
 }
 
 #[test]
-fn a_usb_device_answers_once_through_cuts_and_crashes() {
+fn usb_device_answers_once_through_cuts_and_crashes() {
     every_seed("the USB device", |random| lived!(usb::UsbWorld::new(random, None, |remote| remote), 400, random));
 }
 
 #[test]
-fn a_disk_keeps_its_promises_through_modules() {
+fn disk_keeps_its_promises_through_modules() {
     every_seed("the disk through modules", |random| {
         let modules = modules::Modules::any(random);
         lived!(disk::DiskWorld::new(random, Some(modules)), 400, random)
@@ -131,7 +131,7 @@ fn a_disk_keeps_its_promises_through_modules() {
 }
 
 #[test]
-fn a_usb_device_answers_once_through_modules() {
+fn usb_device_answers_once_through_modules() {
     every_seed("the USB device through modules", |random| {
         let modules::Modules { through, allowed } = modules::Modules::any(random);
         let observer = |remote| Piped::new(remote, Some(through));
@@ -140,7 +140,7 @@ fn a_usb_device_answers_once_through_modules() {
 }
 
 #[test]
-fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
+fn kernel_is_answered_once_through_cuts_crashes_and_restarts() {
     every_seed("the kernel", |random| {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
         lived!(usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed)), 250, random)
@@ -148,12 +148,12 @@ fn a_kernel_is_answered_once_through_cuts_crashes_and_restarts() {
 }
 
 #[test]
-fn a_far_device_answers_once_and_loses_nothing_that_it_sent() {
+fn far_device_answers_once_and_loses_no_data() {
     every_seed("the far device", |random| lived!(usb::UsbWorld::new(random, None, far::Near::new), 400, random));
 }
 
 #[test]
-fn what_a_guest_s_device_says_is_heard_once_and_in_order_wherever_the_guest_goes() {
+fn data_of_a_migrating_guests_device_arrives_once_and_in_order() {
     let mut moves = 0;
     every_seed("the guest", |random| {
         let mut world = guest::GuestWorld::new(random);
@@ -169,7 +169,7 @@ fn what_a_guest_s_device_says_is_heard_once_and_in_order_wherever_the_guest_goes
 }
 
 #[test]
-fn a_write_never_lands_in_a_disk_with_another_identity() {
+fn write_never_lands_on_a_disk_with_another_identity() {
     let mut refused = 0;
     every_seed("the shelf of disks", |random| {
         let mut world = another::ShelfWorld::new(random, another::Peers::Both);
@@ -183,7 +183,7 @@ fn a_write_never_lands_in_a_disk_with_another_identity() {
 }
 
 #[test]
-fn a_new_importer_writes_to_no_other_disk_of_an_exporter_without_identities() {
+fn new_importer_writes_to_no_other_disk_of_an_exporter_without_identities() {
     every_seed("the shelf of an old exporter", |random| {
         let mut world = another::ShelfWorld::new(random, another::Peers::OldExporter);
         (0..500).for_each(|_| world.step(random));
@@ -192,7 +192,7 @@ fn a_new_importer_writes_to_no_other_disk_of_an_exporter_without_identities() {
 }
 
 #[test]
-fn an_importer_without_identities_writes_to_no_other_disk_of_a_new_exporter() {
+fn importer_without_identities_writes_to_no_other_disk_of_a_new_exporter() {
     every_seed("the shelf of an old importer", |random| {
         let mut world = another::ShelfWorld::new(random, another::Peers::OldImporter);
         (0..500).for_each(|_| world.step(random));
@@ -200,9 +200,9 @@ fn an_importer_without_identities_writes_to_no_other_disk_of_a_new_exporter() {
     });
 }
 
-/// What the three worlds above look for is found where neither end compares: as it was before there were identities.
+/// The fault that the three tests above exclude does occur if neither end compares identities.
 #[test]
-fn between_two_ends_without_identities_a_write_lands_in_another_disk() {
+fn write_lands_on_another_disk_if_neither_end_has_identities() {
     let is_found = seeds().any(|seed| {
         let mut random = Random::new(seed);
         let mut world = another::ShelfWorld::new(&mut random, another::Peers::BothOld);
@@ -214,11 +214,11 @@ fn between_two_ends_without_identities_a_write_lands_in_another_disk() {
 }
 
 #[test]
-fn a_stream_comes_whole_and_in_order_through_cuts_and_crashes() {
+fn stream_arrives_complete_and_in_order_through_cuts_and_crashes() {
     every_seed("the stream", |random| lived!(stream::StreamWorld::new(random), 400, random));
 }
 
-/// Snapshots of worlds that are spoilt while so much happens there: how many were refused, and taken all the same.
+/// Damages snapshots of a world with this many random steps; returns how many were refused, and how many accepted.
 macro_rules! spoilt {
     ($name:literal, |$random:ident| $world:expr) => {{
         let (mut refused, mut taken) = (0, 0);
@@ -238,7 +238,7 @@ macro_rules! spoilt {
 }
 
 #[test]
-fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
+fn damaged_snapshot_is_refused_or_harmless() {
     let (refused, taken) = spoilt!("the spoilt snapshot", |random| {
         let (now, seed) = (Instant::ZERO + Duration::from_secs(1), random.next());
         usb::UsbWorld::new(random, None, |remote| kernel::Kernel::new(now, remote, seed))
@@ -247,13 +247,13 @@ fn a_spoilt_snapshot_is_refused_or_does_no_harm() {
 }
 
 #[test]
-fn a_disk_s_spoilt_snapshot_is_refused_or_does_no_harm() {
+fn damaged_disk_snapshot_is_refused_or_harmless() {
     let (refused, taken) = spoilt!("the disk's spoilt snapshot", |random| disk::DiskWorld::new(random, None));
     assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");
 }
 
 #[test]
-fn a_far_device_s_spoilt_snapshot_is_refused_or_does_no_harm() {
+fn damaged_far_device_snapshot_is_refused_or_harmless() {
     let (refused, taken) =
         spoilt!("the far device's spoilt snapshot", |random| usb::UsbWorld::new(random, None, far::Near::new));
     assert!(refused > 0 && taken > 0, "{refused} refused, {taken} taken prove little");

@@ -1,4 +1,4 @@
-//! Who looks on at a device sees what its user gets, is in nobody's way, and is told what was missed.
+//! Observers of a device get copies of what its user gets, do not delay it, and are told how much they missed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use farbus_session::registry::Observable;
 
 const REPORTS: u8 = 0x81;
 
-/// A keyboard in the hands of its user.
+/// A keyboard with its user.
 struct Used {
     registry: Registry,
     bus_id: String,
@@ -59,7 +59,7 @@ impl Used {
 }
 
 #[test]
-fn everybody_sees_what_the_user_gets_and_nothing_else() {
+fn all_observers_get_what_the_user_gets_and_nothing_else() {
     let mut used = Used::new();
     let audience = used.observable().audience;
     used.press("x");
@@ -85,7 +85,7 @@ fn everybody_sees_what_the_user_gets_and_nothing_else() {
 }
 
 #[test]
-fn who_is_slow_misses_some_and_is_told_how_many() {
+fn slow_observer_misses_events_and_is_told_how_many() {
     let mut used = Used::new();
     let observer = used.observable().audience.sit(|| ()).unwrap();
     for _ in 0..OBSERVED_EVENTS_MAX {
@@ -99,7 +99,7 @@ fn who_is_slow_misses_some_and_is_told_how_many() {
 }
 
 #[test]
-fn seats_are_limited_and_a_device_that_leaves_takes_its_audience_along() {
+fn observers_are_limited_and_end_with_their_device() {
     let mut used = Used::new();
     let audience = used.observable().audience;
     let observers: Vec<_> = (0..OBSERVERS_MAX).map(|_| audience.sit(|| ()).unwrap()).collect();

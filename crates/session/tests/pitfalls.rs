@@ -1,5 +1,5 @@
-//! What real peers taught about USB/IP 0x0111, one test each, where it takes a device to show it.
-//! The rest is in the wire room's tests of the same name.
+//! Peculiarities of real USB/IP 0x0111 peers that need a device to show, one test each. The others are in the tests of
+//! the same name in the crate farbus-wire.
 
 mod world;
 
@@ -14,14 +14,14 @@ use world::peer::{self, BUS_ID, ECONNRESET, Packet, Reply, RetSubmit, Submit, se
 use world::scripted::Event;
 use world::{Loopback, Manners, Relay, Scripted};
 
-/// Small, so that buffers have to grow.
+/// Small, so that buffers must grow.
 const LIMITS: Limits = Limits { receive_bytes: 4096, ..Limits::DEFAULT };
 
 fn zero() -> Emulated<SourceSink> {
     SourceSink::device(Speed::High, Fill::Mod63, true)
 }
 
-/// What the source sends on a bulk endpoint.
+/// The data that the source sends on a bulk endpoint.
 fn mod63(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 512 % 63) as u8).collect()
 }
@@ -42,7 +42,7 @@ mod handshake {
     use super::*;
 
     #[test]
-    fn a_device_is_listed_and_imported_on_two_connections() {
+    fn device_is_listed_and_imported_on_two_connections() {
         let mut loopback = Loopback::connected(zero(), LIMITS);
         loopback.receive(&peer::list_request()).unwrap();
         let list = loopback.read_bytes(usize::MAX);
@@ -60,7 +60,7 @@ mod handshake {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_in_8_bytes_and_the_connection_ends() {
+    fn unknown_device_is_refused_in_8_bytes_and_the_connection_ends() {
         let mut loopback = Loopback::connected(zero(), LIMITS);
         loopback.receive(&peer::import_request("7-7")).unwrap();
         assert_eq!(loopback.read_bytes(usize::MAX), peer::op(0x0111, 0x0003, 4));
@@ -68,7 +68,7 @@ mod handshake {
     }
 
     #[test]
-    fn a_device_in_use_is_listed_and_refused_as_busy() {
+    fn device_in_use_is_listed_and_refused_as_busy() {
         let mut registry = Registry::default();
         let bus_id = registry.add("zero", Box::new(zero())).unwrap().bus_id.clone();
         let claimed = registry.claim(&bus_id, "192.0.2.1:5555", Instant::ZERO).map_err(|_| ()).unwrap();
@@ -83,7 +83,7 @@ mod handshake {
     }
 
     #[test]
-    fn a_peer_that_says_nothing_is_let_go_after_10_s() {
+    fn silent_peer_is_disconnected_after_10_s() {
         let openings = [vec![], peer::op(0x0111, 0x8003, 0), peer::import_request(BUS_ID)[..39].to_vec()];
         for opening in openings {
             let mut loopback = Loopback::connected(zero(), LIMITS);
@@ -100,7 +100,7 @@ mod handshake {
     }
 
     #[test]
-    fn a_peer_that_asks_for_a_list_and_does_not_read_it_is_let_go_too() {
+    fn peer_that_does_not_read_its_device_list_is_disconnected() {
         let mut loopback = Loopback::connected(zero(), LIMITS);
         loopback.receive(&peer::list_request()).unwrap();
         loopback.now = loopback.now + Duration::from_secs(10);
@@ -108,7 +108,7 @@ mod handshake {
     }
 
     #[test]
-    fn a_client_with_a_device_may_be_silent_for_ever() {
+    fn client_with_a_device_may_be_silent_for_ever() {
         let mut loopback = Loopback::connected(zero(), LIMITS);
         loopback.receive(&peer::import_request(BUS_ID)).unwrap();
         loopback.now = loopback.now + Duration::from_secs(1_000_000);
@@ -120,7 +120,7 @@ mod requests {
     use super::*;
 
     #[test]
-    fn an_endpoint_that_is_not_there_is_an_answer_and_not_the_end() {
+    fn unknown_endpoint_fails_the_request_and_not_the_connection() {
         let mut loopback = Loopback::imported(zero(), LIMITS);
         loopback.ask(&Submit::data_in(1, 1, 64));
         assert_eq!(loopback.checker.ret_submit(1).status, peer::EINVAL, "not configured yet");
@@ -134,7 +134,7 @@ mod requests {
     }
 
     #[test]
-    fn a_device_id_that_is_not_the_imported_ones_ends_the_connection() {
+    fn wrong_device_id_ends_the_connection() {
         let mut loopback = Loopback::imported(zero(), LIMITS);
         let fault = loopback.receive(&Submit { devid: 0x0001_0003, ..Submit::data_in(1, 1, 4) }.bytes()).unwrap_err();
         let said = "the peer sent devid = 65539 (0x10003), but it is that of the imported device";
@@ -165,7 +165,7 @@ mod requests {
     }
 
     #[test]
-    fn what_a_device_takes_and_gives_is_what_the_reply_says() {
+    fn reply_states_what_the_device_took_and_gave() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
         loopback.ask(&Submit::data_out(1, 1, &mod63(5000)));
         loopback.ask(&Submit::data_in(2, 1, 5000));
@@ -181,7 +181,7 @@ mod requests {
     }
 
     #[test]
-    fn a_control_header_that_contradicts_its_setup_is_framed_by_the_header_and_refused() {
+    fn contradicting_control_header_frames_its_request_and_is_refused() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
         let wrong = Submit { setup: setup::GET_DEVICE_18, ..Submit::data_out(1, 0, &[9; 18]) };
         loopback.ask(&wrong);
@@ -200,7 +200,7 @@ mod requests {
     }
 
     #[test]
-    fn a_number_in_flight_used_again_ends_the_connection_and_loses_nothing() {
+    fn reused_number_in_flight_ends_the_connection_and_loses_nothing() {
         let mut loopback = Loopback::configured(scripted(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 4));
         let fault = loopback.receive(&Submit::data_out(1, 1, &[0; 9]).bytes()).unwrap_err();
@@ -210,7 +210,7 @@ mod requests {
     }
 
     #[test]
-    fn byte_by_byte_a_session_is_answered_the_same_as_all_at_once() {
+    fn session_byte_by_byte_is_answered_like_all_at_once() {
         let frames = [
             peer::import_request(BUS_ID),
             Submit::control(1, setup::GET_DEVICE_18).bytes(),
@@ -292,7 +292,7 @@ mod isochronous {
     }
 
     #[test]
-    fn a_urb_may_have_no_packets() {
+    fn isochronous_urb_may_have_no_packets() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
         loopback.submit(&Submit::iso_in(1, 3, &[]));
         loopback.submit(&Submit { length: 10, data: vec![0; 10], ..Submit::iso_out(2, 3, &[], &[]) });
@@ -303,7 +303,7 @@ mod isochronous {
     }
 
     #[test]
-    fn packets_1024_move_and_1025_end_the_connection_and_no_other() {
+    fn urb_of_1024_packets_moves_and_1025_end_only_its_connection() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
         loopback.submit(&Submit::iso_in(1, 3, &[64; 1024]));
         loopback.pass(Duration::from_millis(128));
@@ -319,7 +319,7 @@ mod isochronous {
     }
 
     #[test]
-    fn a_withdrawn_urb_is_answered_by_its_unlink_alone() {
+    fn unlinked_urb_is_answered_by_its_unlink_alone() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
         loopback.submit(&Submit::iso_in(1, 3, &[64; 8]));
         loopback.submit(&Submit::iso_in(2, 3, &[64; 8]));
@@ -335,7 +335,7 @@ mod unlink {
     use super::*;
 
     #[test]
-    fn an_idle_keyboard_is_withdrawn_at_once_and_a_key_in_time_wins() {
+    fn idle_keyboard_is_unlinked_at_once_and_a_key_in_time_wins() {
         let mut loopback = Loopback::configured(Keyboard::device(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 8));
         loopback.unlink(2, 1);
@@ -350,7 +350,7 @@ mod unlink {
     }
 
     #[test]
-    fn a_device_that_withdraws_late_is_waited_for() {
+    fn device_that_cancels_late_is_waited_for() {
         let mut loopback =
             Loopback::configured(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 4));
@@ -366,7 +366,7 @@ mod unlink {
     }
 
     #[test]
-    fn a_request_that_waits_for_the_link_is_withdrawn_before_it_began() {
+    fn request_waiting_for_the_link_is_unlinked_before_it_begins() {
         let limits = Limits { reply_bytes_backlog: 1000, ..LIMITS };
         let mut loopback = Loopback::configured(scripted(), limits);
         loopback.submit(&Submit::data_in(1, 1, 2000));
@@ -382,10 +382,10 @@ mod unlink {
         assert_eq!(device.taken, 2, "the configuration and the first");
     }
 
-    /// Linux's `vhci_tx` can send an unlink before its submit. Answered with 0 at once it would cost
-    /// the client its connection when the submit is answered.
+    /// Linux's `vhci_tx` can send an unlink before its submit. An immediate answer of 0 would cost the client its
+    /// connection when the submit is answered.
     #[test]
-    fn an_unlink_that_overtakes_its_submit_withdraws_it_when_it_comes() {
+    fn unlink_that_overtakes_its_submit_cancels_it_when_it_comes() {
         let mut loopback = Loopback::configured(scripted(), LIMITS);
         loopback.unlink(8, 7);
         assert!(loopback.read().is_empty(), "its submit is still to come");
@@ -397,9 +397,9 @@ mod unlink {
         assert_eq!(loopback.checker.open(), [9]);
     }
 
-    /// Numbers ascend on a connection: one that was passed over is not submitted any more.
+    /// Numbers ascend on a connection: a number that was skipped is not submitted any more.
     #[test]
-    fn an_unlink_whose_submit_never_comes_is_answered_by_the_next_submit() {
+    fn unlink_whose_submit_never_comes_is_answered_by_the_next_submit() {
         let mut loopback = Loopback::configured(scripted(), LIMITS);
         loopback.unlink(8, 7);
         loopback.unlink(9, 1000);
@@ -432,9 +432,9 @@ mod unlink {
     }
 
     #[test]
-    fn an_unlink_is_never_stuck_behind_submits_when_credit_is_out() {
+    fn unlink_is_never_stuck_behind_submits_without_credit() {
         let limits = Limits { urbs_in_flight_max: 8, ..LIMITS };
-        // Nobody completes these: an OUT endpoint that says NAK for ever.
+        // These never complete: an OUT endpoint that answers NAK for ever.
         let mut loopback = Loopback::configured(scripted(), limits);
         for seqnum in 1..=12 {
             loopback.submit(&Submit::data_out(seqnum, 1, &[seqnum as u8; 600]));
@@ -453,7 +453,7 @@ mod unlink {
     }
 
     #[test]
-    fn an_unlink_is_never_stuck_behind_submits_when_memory_is_out() {
+    fn unlink_is_never_stuck_behind_submits_without_memory() {
         let limits = Limits { payload_bytes_max: 10_000, ..LIMITS };
         let mut loopback = Loopback::configured(scripted(), limits);
         for seqnum in 1..=3 {
@@ -466,7 +466,7 @@ mod unlink {
     }
 
     #[test]
-    fn a_device_that_went_away_in_mid_transfer_comes_back_with_nothing_in_flight() {
+    fn device_unplugged_in_mid_transfer_comes_back_with_nothing_in_flight() {
         for cancels_late in [false, true] {
             let mut loopback =
                 Loopback::configured(Scripted::new(Manners { cancels_late, ..Manners::default() }), LIMITS);
@@ -506,7 +506,7 @@ mod reset_sign {
     const RESTORE: [[u8; 8]; 2] = [setup::set_configuration(1), setup::set_interface(1, 1)];
 
     #[test]
-    fn the_first_descriptor_read_of_8_or_64_bytes_cancels_resets_restores_then_answers() {
+    fn first_descriptor_read_of_8_or_64_bytes_resets_and_restores_the_device() {
         for read in [setup::GET_DEVICE_8, setup::GET_DEVICE_64] {
             let mut loopback = busy(Manners::default(), OnReset::ResetDevice);
             let replies = loopback.ask(&Submit::control(200, read));
@@ -526,7 +526,7 @@ mod reset_sign {
     }
 
     #[test]
-    fn what_tools_read_is_no_sign() {
+    fn descriptor_reads_of_tools_are_no_reset_sign() {
         let tools = [
             setup::GET_DEVICE_18,
             [0x80, 6, 0, 1, 0, 0, 9, 0],
@@ -534,7 +534,7 @@ mod reset_sign {
             setup::get_configuration_descriptor(8),
             setup::get_configuration_descriptor(64),
             [0x80, 6, 0, 3, 0, 0, 8, 0],
-            // A class's own descriptor, of an interface.
+            // A class descriptor of an interface.
             [0x81, 6, 0, 1, 0, 0, 8, 0],
         ];
         let mut loopback = busy(Manners::default(), OnReset::ResetDevice);
@@ -545,9 +545,9 @@ mod reset_sign {
         assert_eq!(loopback.checker.open(), [102, 103, 104]);
     }
 
-    /// `testusb` test 10 queues sixteen requests, such a read among them.
+    /// `testusb` test 10 queues sixteen requests, with such a read among them.
     #[test]
-    fn one_of_several_queued_requests_is_no_sign() {
+    fn descriptor_read_among_queued_requests_is_no_reset_sign() {
         let late = Manners { cancels_late: true, answers_control_late: true };
         let mut loopback = busy(late, OnReset::ResetDevice);
         loopback.submit(&Submit::control(200, setup::GET_DEVICE_18));
@@ -563,7 +563,7 @@ mod reset_sign {
     }
 
     #[test]
-    fn before_configuration_it_is_enumeration_and_no_reset() {
+    fn descriptor_read_before_configuration_is_no_reset_sign() {
         let mut loopback = Loopback::imported(scripted(), LIMITS);
         for (seqnum, bytes) in (1..).zip([setup::GET_DEVICE_64, setup::GET_DEVICE_8, setup::GET_DEVICE_18]) {
             loopback.ask(&Submit::control(seqnum, bytes));
@@ -573,7 +573,7 @@ mod reset_sign {
     }
 
     #[test]
-    fn a_device_elsewhere_is_told_and_not_reset_twice() {
+    fn relayed_device_gets_the_reset_sign_and_no_second_reset() {
         let mut loopback = busy(Manners::default(), OnReset::PassOn);
         loopback.ask(&Submit::control(200, setup::GET_DEVICE_64));
         assert_eq!(loopback.device(|device, _| device.take_events()), [control(setup::GET_DEVICE_64)]);
@@ -581,7 +581,7 @@ mod reset_sign {
     }
 
     #[test]
-    fn through_a_relay_the_far_exporter_sees_the_sign() {
+    fn far_exporter_sees_the_reset_sign_through_a_relay() {
         let mut relay = Relay::new(Manners::default(), LIMITS);
         relay.near.submit(&Submit::data_in(1, 1, 64));
         relay.settle();
@@ -594,7 +594,7 @@ mod reset_sign {
     }
 
     #[test]
-    fn a_device_that_takes_its_time_is_reset_once_and_others_wait_until_it_is_restored() {
+    fn slow_device_is_reset_once_and_requests_wait_until_it_is_restored() {
         let late = Manners { cancels_late: true, answers_control_late: true };
         let mut loopback = busy(late, OnReset::ResetDevice);
         loopback.submit(&Submit::control(200, setup::GET_DEVICE_64));
@@ -604,7 +604,7 @@ mod reset_sign {
         let replies = loopback.read();
         assert_eq!(replies.len(), 4, "three ended by the reset, one withdrawn while it waited: {replies:?}");
         assert!(!loopback.exporter.has_held(), "no sending brings them on: an engine that tried would spin");
-        // The two requests that restore, then the one that was the sign.
+        // The two requests that restore the device, then the request that revealed the reset.
         for step in 0..3 {
             assert!(loopback.device(|device, done| device.complete(EpAddr::CONTROL, done)), "step {step}");
         }
@@ -618,7 +618,7 @@ mod reset_sign {
     }
 
     #[test]
-    fn what_arrives_while_a_device_is_restored_is_framed_by_what_it_will_be() {
+    fn requests_during_a_restore_are_framed_by_the_restored_selection() {
         let mut loopback = busy(Manners { answers_control_late: true, ..Manners::default() }, OnReset::ResetDevice);
         loopback.submit(&Submit::control(200, setup::GET_DEVICE_64));
         loopback.submit(&Submit::iso_in(201, 3, &[8, 8]));
@@ -634,8 +634,8 @@ mod reset_sign {
     }
 
     #[test]
-    fn a_data_phase_that_was_cut_does_not_meet_the_next_command() {
-        // A real device this time: requests in flight are gone, and what is sent afterwards is new.
+    fn interrupted_data_phase_does_not_affect_the_next_command() {
+        // A real device here: requests in flight are gone, and later data is new.
         let mut loopback = Loopback::configured(Keyboard::device(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 8));
         loopback.ask(&Submit::control(2, setup::GET_DEVICE_8));
@@ -670,7 +670,7 @@ mod special_requests {
     }
 
     #[test]
-    fn a_halt_stalls_until_it_is_cleared() {
+    fn halted_endpoint_stalls_until_it_is_cleared() {
         let mut loopback = Loopback::configured(zero(), LIMITS);
         loopback.ask(&Submit::data_out(1, 1, &[99; 64]));
         loopback.ask(&Submit::data_out(2, 1, &mod63(64)));
@@ -683,7 +683,7 @@ mod special_requests {
     }
 
     #[test]
-    fn selecting_ends_what_is_in_flight_and_answers_behind_it() {
+    fn selecting_ends_requests_in_flight_and_is_answered_after_them() {
         let mut loopback = Loopback::configured(Keyboard::device(), LIMITS);
         loopback.submit(&Submit::data_in(1, 1, 8));
         let replies = loopback.ask(&Submit::control(2, setup::set_configuration(1)));
@@ -700,7 +700,7 @@ mod bounds {
     use super::*;
 
     #[test]
-    fn a_peer_that_never_reads_holds_no_more_than_the_limits_say() {
+    fn peer_that_never_reads_holds_no_more_than_the_limits() {
         let limits = Limits {
             reply_bytes_backlog: 64 << 10,
             reply_header_bytes_max: 16 << 10,
@@ -733,7 +733,7 @@ mod bounds {
     }
 
     #[test]
-    fn a_peer_that_only_unlinks_is_bounded_too() {
+    fn peer_that_only_unlinks_is_bounded_too() {
         let limits = Limits { reply_header_bytes_max: 16 << 10, ..LIMITS };
         for cancels_late in [false, true] {
             let manners = Manners { cancels_late, ..Manners::default() };
@@ -746,8 +746,8 @@ mod bounds {
     }
 
     #[test]
-    fn what_a_slow_device_will_send_is_counted_before_it_has_sent_it() {
-        // Isochronous and remote devices answer later: all that was started may come at once.
+    fn pending_data_of_a_slow_device_counts_before_it_arrives() {
+        // Isochronous and remote devices answer later: everything that was started may come at once.
         let limits = Limits { payload_bytes_max: 1 << 20, reply_bytes_backlog: 64 << 10, ..LIMITS };
         let mut loopback = Loopback::configured(scripted(), limits);
         for seqnum in 1..=1000 {
@@ -766,7 +766,7 @@ mod bounds {
     }
 
     #[test]
-    fn what_a_broken_device_drops_is_answered_as_cancelled_counted_and_framed() {
+    fn requests_dropped_by_a_broken_device_are_answered_as_cancelled() {
         let mut loopback = Loopback::configured(scripted(), LIMITS);
         let submits = [
             Submit::iso_in(1, 3, &[8, 4, 8]),
@@ -776,7 +776,7 @@ mod bounds {
         ];
         for submit in &submits {
             loopback.device(|device, _| device.is_broken = true);
-            // Where debug assertions are on, the drop is found at once.
+            // With debug assertions, the drop is detected at once.
             let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| loopback.submit(submit)));
             assert_eq!(dropped.is_err(), cfg!(debug_assertions));
             loopback.device(|device, _| device.is_broken = false);
@@ -807,7 +807,7 @@ mod importer {
     use world::relay;
 
     #[test]
-    fn a_reset_of_a_remote_device_leaves_the_link_whole() {
+    fn reset_of_a_remote_device_keeps_the_link() {
         let mut relay = Relay::new(Manners::default(), LIMITS);
         let mut done = relay::completions();
         let ask = |relay: &mut Relay, urb: Urb, done: &mut _| {
@@ -831,7 +831,7 @@ mod importer {
     }
 
     #[test]
-    fn what_the_exporter_refused_to_select_is_not_selected() {
+    fn refused_selection_does_not_change_the_selection() {
         let mut remote = world::remote(&scripted(), LIMITS);
         let mut done = relay::completions();
         let mut ask = |setup: Setup, seqnum: u32, status: i32| {
@@ -851,7 +851,7 @@ mod importer {
     }
 
     #[test]
-    fn a_lost_link_ends_everything_as_gone() {
+    fn lost_link_ends_everything_as_gone() {
         let device = scripted();
         let mut remote = world::remote(&device, LIMITS);
         let mut done = relay::completions();
@@ -865,12 +865,12 @@ mod importer {
     }
 
     #[test]
-    fn a_hostile_exporter_does_not_reach_the_kernel() {
+    fn hostile_exporter_does_not_reach_the_kernel() {
         let mut relay = Relay::new(Manners::default(), LIMITS);
         relay.near.submit(&Submit::data_in(1, 1, 16));
         relay.carry_there(usize::MAX);
         let kernel_saw = relay.near.checker.replies.len();
-        // More than was asked for, under the number that crossed the link (1 configured the device).
+        // More data than requested, under the number that crossed the link (1 configured the device).
         let lie = RetSubmit::data_in(2, &[6; 17]).bytes();
         let refused = relay.near.exporter.with_device(relay::NOW, |remote, done| relay::receive(remote, &lie, done));
         assert_eq!(refused.unwrap().unwrap_err().field, "actual_length");

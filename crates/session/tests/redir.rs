@@ -1,5 +1,5 @@
-//! A usbredir guest in front of a device: what it is told, exactly once and in order, whatever the device and the guest
-//! do.
+//! A usbredir guest and a device: the guest is told everything exactly once and in order, whatever the device and the
+//! guest do.
 
 mod world;
 
@@ -29,7 +29,7 @@ const INTERRUPT_OUT: EpAddr = EpAddr::from_byte(2);
 const ISO_IN: EpAddr = EpAddr::from_byte(0x83);
 const ISO_OUT: EpAddr = EpAddr::from_byte(3);
 
-/// A guest, the host in front of it, and a device.
+/// A guest, its host, and a device.
 struct Table<D: Device> {
     host: RedirHost<D>,
     guest: Conn,
@@ -38,7 +38,7 @@ struct Table<D: Device> {
 }
 
 impl<D: Device> Table<D> {
-    /// A guest that has just connected; both know what `caps` names.
+    /// A guest that has just connected; both sides have the capabilities `caps`.
     fn with(device: D, limits: Limits, caps: Caps) -> Self {
         let mut host = RedirHost::new(device, limits);
         host.connect();
@@ -74,13 +74,13 @@ impl<D: Device> Table<D> {
         Ok(())
     }
 
-    /// The guest says this; what it is told is not looked at yet.
+    /// The guest sends a message; its answers are read later.
     fn say(&mut self, id: u64, message: Message) {
         self.guest.send(Packet { id, message }, &mut self.pool);
         self.push().expect("what no rule forbids");
     }
 
-    /// The guest reads all there is.
+    /// The guest reads everything that waits.
     fn read(&mut self) -> Vec<Packet> {
         let mut packets = Vec::new();
         while self.host.has_transmit() {
@@ -118,7 +118,7 @@ impl<D: Device> Table<D> {
 }
 
 impl<D: Device> Drop for Table<D> {
-    /// Whatever is in flight when a test lets go of it ends as it would when the guest goes away.
+    /// Requests in flight at the end of a test end as if the guest disconnected.
     fn drop(&mut self) {
         self.host.disconnect(self.now);
         self.host.with_device(|device, done| device.reset(self.now, done));
@@ -168,7 +168,7 @@ fn control(setup: Setup) -> Message {
     Message::Control(ControlPacket { number: 0, setup, outcome: Outcome::Success, payload: Payload::Empty })
 }
 
-/// The outcome and length that a transfer's packet says.
+/// Outcome and length of a transfer's packet.
 fn said(packet: &Packet) -> (Outcome, u32) {
     match &packet.message {
         Message::Bulk(data) | Message::Interrupt(data) | Message::Iso(data) | Message::BufferedBulk(data) => {
@@ -184,7 +184,7 @@ fn kinds(packets: &[Packet]) -> Vec<u32> {
 }
 
 #[test]
-fn a_guest_is_told_of_interfaces_and_endpoints_before_the_device() {
+fn guest_gets_interfaces_and_endpoints_before_the_device() {
     let mut table = Table::with(Scripted::new(Manners::default()), LIMITS, CAPS);
     table.advance().unwrap();
     let hello = table.read();
@@ -205,7 +205,7 @@ fn a_guest_is_told_of_interfaces_and_endpoints_before_the_device() {
 }
 
 #[test]
-fn a_guest_of_the_first_version_is_served_too() {
+fn guest_of_the_first_protocol_version_is_served() {
     let mut table = Table::with(Scripted::new(Manners::default()), LIMITS, Caps::NONE);
     assert_eq!(kinds(&table.exchange().unwrap()), [0, 4, 5, 1]);
     assert_eq!(kinds(&table.ask(7, Message::SetConfiguration(1))), [4, 5, 8]);
@@ -216,7 +216,7 @@ fn a_guest_of_the_first_version_is_served_too() {
 }
 
 #[test]
-fn what_is_selected_is_told_before_the_answer() {
+fn new_interfaces_and_endpoints_come_before_the_answer_to_selecting_them() {
     let mut table = Table::scripted(Manners::default());
     assert_eq!(table.device().selection().configuration(), 1);
     let told = table.ask(3, Message::SetAltSetting { interface: 1, alternate: 1 });
@@ -237,7 +237,7 @@ fn what_is_selected_is_told_before_the_answer() {
 }
 
 #[test]
-fn a_configuration_withdraws_what_is_under_way() {
+fn selecting_a_configuration_cancels_requests_in_flight() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
     table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
@@ -297,7 +297,7 @@ fn interrupts_are_received_ahead_and_never_lost() {
 }
 
 #[test]
-fn interrupts_of_a_device_that_is_far_away_are_asked_for_as_far_ahead() {
+fn interrupts_of_a_far_device_are_requested_as_far_ahead() {
     let manners = Manners { answers_control_late: true, ..Manners::default() };
     let mut table = Table::with(Scripted::new(manners), LIMITS, CAPS);
     table.exchange().unwrap();
@@ -312,7 +312,7 @@ fn interrupts_of_a_device_that_is_far_away_are_asked_for_as_far_ahead() {
     let asked = table.device().waiting(INTERRUPT_IN);
     let bridged = Duration::from_millis(10).as_nanos().div_ceil(interval.as_nanos()) as usize;
     assert_eq!(asked, 5 + bridged, "{interval:?} apart");
-    // It was a busy device, and is near: it is asked less as answers come.
+    // The device was busy, and is near: fewer URBs are kept in flight as answers come.
     table.say(2, control(Setup::get_descriptor(1, 0, 0, 18)));
     assert!(table.complete(EpAddr::CONTROL));
     for _ in 0..bridged + 2 {
@@ -323,7 +323,7 @@ fn interrupts_of_a_device_that_is_far_away_are_asked_for_as_far_ahead() {
 }
 
 #[test]
-fn isochronous_packets_come_at_their_time_or_not_at_all() {
+fn isochronous_packets_come_in_time_or_are_dropped() {
     let limits = Limits { reply_bytes_backlog: 1, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     table.read();
@@ -339,7 +339,7 @@ fn isochronous_packets_come_at_their_time_or_not_at_all() {
         assert!(table.complete(ISO_IN));
     }
     let told = table.read();
-    // One on the connection and twelve in the row, of forty.
+    // Of forty packets, one on the connection and twelve in the queue.
     assert_eq!((told.len(), table.host.session().dropped()), (13, 27));
     assert!(told.iter().all(|packet| said(packet) == (Outcome::Success, 1024)));
     let bytes = |packet: &Packet| match &packet.message {
@@ -352,7 +352,7 @@ fn isochronous_packets_come_at_their_time_or_not_at_all() {
 }
 
 #[test]
-fn isochronous_out_begins_with_half_of_its_packets() {
+fn isochronous_out_starts_with_half_of_its_packets() {
     let mut table = Table::scripted(Manners::default());
     table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 2, urbs: 4 });
     for packet in 0..3u8 {
@@ -382,7 +382,7 @@ fn isochronous_out_begins_with_half_of_its_packets() {
 }
 
 #[test]
-fn a_stream_that_cannot_be_is_refused_and_one_that_breaks_says_so() {
+fn impossible_stream_is_refused_and_a_broken_one_ends_with_a_message() {
     let mut table = Table::scripted(Manners::default());
     let iso = |endpoint, packets_per_urb, urbs| Message::StartIsoStream { endpoint, packets_per_urb, urbs };
     for (endpoint, packets, urbs) in [
@@ -425,7 +425,7 @@ fn a_stream_that_cannot_be_is_refused_and_one_that_breaks_says_so() {
 }
 
 #[test]
-fn a_reset_ends_streams_and_transfers_once_each() {
+fn reset_ends_streams_and_transfers_once_each() {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
     table.say(1, bulk_in(64));
     table.say(2, Message::Bulk(out(BULK_OUT, b"abc")));
@@ -441,7 +441,7 @@ fn a_reset_ends_streams_and_transfers_once_each() {
 }
 
 #[test]
-fn a_guest_that_goes_and_comes_back_finds_the_device_reset() {
+fn returning_guest_finds_the_device_reset() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
     table.say(0, Message::StartInterruptReceiving(INTERRUPT_IN));
@@ -457,7 +457,7 @@ fn a_guest_that_goes_and_comes_back_finds_the_device_reset() {
 }
 
 #[test]
-fn a_device_that_is_gone_leaves_when_its_guest_has_seen_it() {
+fn device_that_is_gone_leaves_when_its_guest_has_acknowledged() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
     table.read();
@@ -479,7 +479,7 @@ fn a_device_that_is_gone_leaves_when_its_guest_has_seen_it() {
 }
 
 #[test]
-fn a_guest_that_takes_no_such_device_is_heard() {
+fn filter_reject_cancels_transfers_and_marks_the_device_refused() {
     let mut table = Table::scripted(Manners::default());
     table.say(1, bulk_in(64));
     table.say(0, Message::FilterFilter("-1,-1,-1,-1,0".into()));
@@ -489,7 +489,7 @@ fn a_guest_that_takes_no_such_device_is_heard() {
 }
 
 #[test]
-fn a_guest_that_asks_and_never_reads_is_cut_off() {
+fn guest_that_never_reads_is_cut_off() {
     let limits = Limits { reply_header_bytes_max: 4096, reply_bytes_backlog: 512, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     let fault = (0..1000).find_map(|id| {
@@ -500,7 +500,7 @@ fn a_guest_that_asks_and_never_reads_is_cut_off() {
 }
 
 #[test]
-fn too_much_at_once_is_refused_packet_by_packet() {
+fn excess_requests_are_refused_packet_by_packet() {
     let limits = Limits { payload_bytes_max: 1000, urbs_in_flight_max: 100, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners::default()), limits);
     table.read();
@@ -514,7 +514,7 @@ fn too_much_at_once_is_refused_packet_by_packet() {
 }
 
 #[test]
-fn an_id_in_flight_is_used_again_only_once_it_was_cancelled() {
+fn id_in_flight_is_reused_only_after_a_cancel() {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
     table.read();
     table.say(5, bulk_in(8));
@@ -536,7 +536,7 @@ fn an_id_in_flight_is_used_again_only_once_it_was_cancelled() {
 }
 
 #[test]
-fn a_device_comes_back_with_nothing_in_flight() {
+fn device_comes_back_with_nothing_in_flight() {
     let mut host = RedirHost::new(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), LIMITS);
     host.connect();
     host.disconnect(Instant::ZERO);
@@ -546,7 +546,7 @@ fn a_device_comes_back_with_nothing_in_flight() {
 }
 
 #[test]
-fn whatever_is_asked_of_a_device_that_does_not_answer_stays_within_limits() {
+fn requests_to_a_device_that_never_answers_stay_within_limits() {
     let limits = Limits { urbs_in_flight_max: 30, payload_bytes_max: 5000, ..LIMITS };
     let mut table = Table::configured(Scripted::new(Manners { cancels_late: true, ..Manners::default() }), limits);
     table.ask(0, Message::StartIsoStream { endpoint: ISO_OUT, packets_per_urb: 32, urbs: 16 });
@@ -565,7 +565,7 @@ fn whatever_is_asked_of_a_device_that_does_not_answer_stays_within_limits() {
     assert_eq!(late.read().len(), 200 - late.host.session().in_flight(), "the rest is refused at once");
 }
 
-/// A guest that has begun to say something, and stops in the middle of it: the rest comes where it goes.
+/// The guest has sent part of a packet; the rest comes at its new host.
 fn stop_in_mid_sentence(table: &mut Table<Scripted>, packet: Packet) -> Vec<u8> {
     table.guest.send(packet, &mut table.pool);
     let bytes: Vec<u8> = table.guest.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
@@ -577,7 +577,7 @@ fn stop_in_mid_sentence(table: &mut Table<Scripted>, packet: Packet) -> Vec<u8> 
     behind.to_vec()
 }
 
-/// A device with all kinds of things under way, whose guest is about to go.
+/// A device with requests of all kinds in flight, whose guest is about to move.
 fn under_way() -> Table<Scripted> {
     let mut table = Table::scripted(Manners { cancels_late: true, ..Manners::default() });
     table.ask(9, Message::SetAltSetting { interface: 1, alternate: 1 });
@@ -596,7 +596,7 @@ fn under_way() -> Table<Scripted> {
     table
 }
 
-/// The device ends what it can, gives back the rest, and everything is quiet.
+/// The device completes what it can and gives back the rest.
 fn calm_down(table: &mut Table<Scripted>) {
     assert!(table.complete(BULK_IN) && table.complete(BULK_OUT) && table.complete(INTERRUPT_IN));
     table.host.take_back_reads(table.now);
@@ -607,10 +607,9 @@ fn calm_down(table: &mut Table<Scripted>) {
 
 const MOVED: [(u64, u32); 8] = [(1, 101), (2, 101), (3, 101), (0, 103), (6, 8), (4, 101), (5, 101), (0, 14)];
 
-/// What a live migration asks of us: the guest finds each answer once where it goes, and the device has seen nothing of
-/// it.
+/// What a live migration requires: the guest gets each answer once at its new host, and the device notices nothing.
 #[test]
-fn a_guest_that_moves_has_its_answers_where_it_goes() {
+fn migrating_guest_gets_each_answer_once_at_its_new_host() {
     let mut table = under_way();
     let behind = stop_in_mid_sentence(&mut table, Packet { id: 6, message: Message::GetConfiguration });
     calm_down(&mut table);
@@ -627,7 +626,7 @@ fn a_guest_that_moves_has_its_answers_where_it_goes() {
     let host = std::mem::replace(&mut table.host, RedirHost::new(Scripted::new(Manners::default()), LIMITS));
     table.host = RedirHost::new(host.into_device(), LIMITS);
     table.host.thaw(table.now, frozen).expect("a guest said all this");
-    // It goes on elsewhere: no hello, the same capabilities, and the rest of what it was saying.
+    // The guest continues elsewhere: no hello, the same capabilities, and the rest of its packet.
     table.guest = Conn::continued(Side::Guest, CAPS, CAPS, &LIMITS);
     table.host.receive_space()[..behind.len()].copy_from_slice(&behind);
     table.host.handle_received(behind.len());
@@ -654,7 +653,7 @@ fn a_guest_that_moves_has_its_answers_where_it_goes() {
 }
 
 #[test]
-fn a_guest_that_stays_after_all_misses_nothing() {
+fn guest_that_stays_after_all_misses_nothing() {
     let mut table = under_way();
     calm_down(&mut table);
     table.host.resume();
@@ -667,7 +666,7 @@ fn a_guest_that_stays_after_all_misses_nothing() {
     assert_eq!(table.device().waiting(INTERRUPT_IN), 5);
 }
 
-/// What can happen to one id.
+/// An event of one id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Submit,
@@ -677,16 +676,16 @@ enum Step {
     Read,
 }
 
-/// Every order of submitting an id twice, cancelling it, and the device's two ways to answer: as QEMU tells answers
-/// apart, each submit gets its own, once.
+/// Every order of submitting an id twice, cancelling it, and the device's two ways to answer. QEMU tells answers apart
+/// by their order, so each submit must get its own answer, once.
 #[test]
-fn in_every_order_each_submit_has_one_answer() {
+fn each_submit_of_a_reused_id_gets_one_answer_in_every_order() {
     let orders: u32 = [false, true].iter().map(|&cancels_late| explore(&mut Vec::new(), cancels_late)).sum();
     println!("{orders} orders");
     assert!(orders > 250, "{orders}");
 }
 
-/// Plays everything that may come behind these steps, and counts what was played.
+/// Plays everything that may follow these steps; returns how many orders were played.
 fn explore(steps: &mut Vec<Step>, cancels_late: bool) -> u32 {
     let mut orders = 0;
     for step in [Step::Submit, Step::Cancel, Step::Complete, Step::LetGo, Step::Read] {
@@ -703,12 +702,11 @@ fn explore(steps: &mut Vec<Step>, cancels_late: bool) -> u32 {
     orders
 }
 
-/// `false`: a step that changes nothing, or that no guest takes.
+/// `false`: a step changes nothing, or no guest would make it.
 fn play(steps: &[Step], cancels_late: bool) -> bool {
     let mut table = Table::scripted(Manners { cancels_late, ..Manners::default() });
     table.read();
-    // The guest's view: submits without an answer, oldest first, and whether each was cancelled; lengths tell them
-    // apart.
+    // The guest's view: submits without an answer, oldest first, and whether each was cancelled; their lengths differ.
     let mut open: Vec<(u32, bool)> = Vec::new();
     let mut submitted = 0;
     let hear = |open: &mut Vec<(u32, bool)>, told: Vec<Packet>| {
@@ -754,7 +752,7 @@ fn play(steps: &[Step], cancels_late: bool) -> bool {
 }
 
 #[test]
-fn what_is_typed_arrives_key_by_key() {
+fn typed_text_arrives_key_by_key() {
     let mut table = Table::configured(Keyboard::device(), LIMITS);
     table.ask(0, Message::StartInterruptReceiving(EpAddr::from_byte(0x81)));
     let now = table.now;
@@ -773,7 +771,7 @@ fn what_is_typed_arrives_key_by_key() {
         }
     }
     reports.dedup();
-    // Usages of h and i (HID usage tables, chapter 10), each let go.
+    // Usages of h and i (HID usage tables, chapter 10), each followed by its release.
     assert_eq!(reports, [0x0b, 0, 0x0c, 0]);
 }
 
@@ -810,7 +808,7 @@ fn any_message(input: &mut Input<'_>) -> Message {
     }
 }
 
-/// Whatever guest and device do, in whatever order: every transfer is answered once, and memory stays bounded.
+/// Random actions of guest and device: every transfer is answered once, and memory stays bounded.
 #[test]
 fn fuzz_redir_session() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_redir_session", |input| {
@@ -818,7 +816,7 @@ fn fuzz_redir_session() {
         let limits = Limits { payload_bytes_max: 8000, reply_bytes_backlog: 600, urbs_in_flight_max: 20, ..LIMITS };
         let mut table = Table::with(Scripted::new(manners), limits, CAPS);
         table.exchange().unwrap();
-        // Transfers that the guest has asked for and has no answer to.
+        // Open transfers of the guest.
         let mut open: BTreeMap<u64, u32> = BTreeMap::new();
         let hear = |open: &mut BTreeMap<u64, u32>, told: Vec<Packet>| {
             for packet in told {
@@ -885,7 +883,7 @@ fn fuzz_redir_session() {
         if is_moving {
             table.host.resume();
         }
-        // Who stays goes on when all that was withdrawn has come back.
+        // A guest that stays continues when everything cancelled has come back.
         while table.host.with_device(|device, done| device.let_go(done)) {}
         if let Err(fault) = table.advance() {
             assert!(was_moving, "what no rule forbids: {fault}");

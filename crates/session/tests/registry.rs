@@ -1,4 +1,4 @@
-//! What is on offer, by whom it is used, and how it leaves.
+//! The registry: what is offered, who uses it, and how it leaves.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ fn claim(registry: &mut Registry, bus_id: &str) -> Claimed {
 }
 
 #[test]
-fn two_hundred_devices_have_numbers_and_names_of_their_own_on_two_buses() {
+fn two_hundred_devices_have_unique_numbers_and_names_on_two_buses() {
     let mut registry = Registry::default();
     for _ in 0..200 {
         registry.add("zero", zero()).unwrap();
@@ -52,7 +52,7 @@ fn devices_that_come_and_go_for_ever_never_run_out_of_numbers() {
 }
 
 #[test]
-fn a_device_that_comes_back_has_its_number_again() {
+fn device_that_comes_back_has_its_number_again() {
     let mut registry = Registry::default();
     let stick = registry.add("stick", zero()).unwrap().bus_id.clone();
     registry.retire(&stick);
@@ -62,7 +62,7 @@ fn a_device_that_comes_back_has_its_number_again() {
 }
 
 #[test]
-fn a_device_in_use_says_by_whom_in_its_record() {
+fn record_of_a_device_in_use_names_its_user() {
     let mut registry = Registry::default();
     let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
     assert_eq!(in_use(&registry.records(Instant::ZERO)[0]), None);
@@ -77,7 +77,7 @@ fn a_device_in_use_says_by_whom_in_its_record() {
 }
 
 #[test]
-fn a_device_that_leaves_while_held_is_off_the_lists_at_once_and_gone_with_its_user() {
+fn retired_device_in_use_is_unlisted_at_once_and_withdrawn_with_its_user() {
     let mut registry = Registry::default();
     let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
     let claimed = claim(&mut registry, &bus_id);
@@ -92,7 +92,7 @@ fn a_device_that_leaves_while_held_is_off_the_lists_at_once_and_gone_with_its_us
 }
 
 #[test]
-fn a_holder_is_explained_and_taken_back_by_its_address() {
+fn holder_is_explained_and_taken_back_by_its_address() {
     let mut registry = Registry::default();
     let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
     let claimed = claim(&mut registry, &bus_id);
@@ -111,7 +111,7 @@ fn disk(view: View) -> (Box<dyn Device>, BlockClass) {
 }
 
 #[test]
-fn a_block_device_has_many_readers_or_one_writer_whichever_face_they_see() {
+fn block_device_has_many_readers_or_one_writer_across_its_classes() {
     let mut registry = Registry::default();
     let (device, block) = disk(View::default());
     let bus_id = registry.add_block("disk", device, block).unwrap().bus_id.clone();
@@ -136,7 +136,7 @@ fn a_block_device_has_many_readers_or_one_writer_whichever_face_they_see() {
 }
 
 #[test]
-fn users_with_changes_of_their_own_are_in_nobody_s_way() {
+fn scratch_users_do_not_exclude_each_other() {
     let mut registry = Registry::default();
     let view = View { changes: Some(Changes::Memory(1 << 20)), ..View::default() };
     let (device, block) = disk(view);
@@ -151,7 +151,7 @@ fn users_with_changes_of_their_own_are_in_nobody_s_way() {
 }
 
 #[test]
-fn a_usb_device_is_no_block_device() {
+fn usb_device_cannot_be_claimed_as_a_block_device() {
     let mut registry = Registry::default();
     let bus_id = registry.add("zero", zero()).unwrap().bus_id.clone();
     let refused = |registry: &mut Registry, bus_id: &str| {

@@ -1,16 +1,16 @@
-//! The last release against the current one, in both roles: sessions of every release, byte by byte as they were on the
+//! Earlier releases against the current one, in both roles: sessions of every release, byte by byte as they were on the
 //! wire, in `release/VERSION/*.session`.
 //!
-//! - **Its client, our exporter**: what it said is said to the current exporter, whose answers are compared with those
-//!   it had then.
-//! - **Its exporter, our importer**: the current importer does what the client did and hears what it heard; it has to
-//!   say the same bytes and understand the same answers.
+//! - **Its client, our exporter**: the recorded client's bytes go to the current exporter, whose answers are compared
+//!   with the recorded ones.
+//! - **Its exporter, our importer**: the current importer does what the recorded client did and gets the recorded
+//!   answers; it must send the same bytes and understand the answers.
 //!
 //! A new release writes its own folder: set the version in the workspace, run
-//! `UPDATE_RELEASE=1 cargo test -p farbus-session --test release` and commit what appears. The folders of earlier
-//! releases are never written again: what they hold is what is in use out there. Against the release of the current
-//! version every byte of an answer counts; against an earlier one descriptors and names may differ, because a device
-//! may have learned something.
+//! `UPDATE_RELEASE=1 cargo test -p farbus-session --test release`
+//! and commit the result. The folders of earlier releases are never rewritten, because they show what is in use.
+//! Against a recording of the current version every byte of an answer counts; against an earlier one, descriptors and
+//! names may differ, because a device may have changed.
 
 mod world;
 
@@ -71,13 +71,13 @@ fn recordings() -> Vec<Recording> {
     all
 }
 
-/// The sessions that this release would write.
+/// The sessions that the current version would record.
 fn current_sessions() -> [(&'static str, Transcript); 3] {
     [("list", talk::list_session()), ("refused", talk::refused_session()), ("device", talk::device_session())]
 }
 
 #[test]
-fn the_current_version_speaks_as_it_was_recorded() {
+fn current_version_sends_what_was_recorded_for_it() {
     let folder = folder().join(VERSION);
     if std::env::var_os("UPDATE_RELEASE").is_some_and(|value| value == "1") {
         std::fs::create_dir_all(&folder).unwrap();
@@ -88,7 +88,7 @@ fn the_current_version_speaks_as_it_was_recorded() {
         }
     }
     if !folder.exists() {
-        // Between releases there is nothing yet to be true to; the others are held below.
+        // Between releases there is no recording of this version; the other tests cover earlier ones.
         return;
     }
     for (name, transcript) in current_sessions() {
@@ -106,7 +106,7 @@ fn assert_same_turns(now: &[Turn], then: &[Turn], title: &str) {
 }
 
 #[test]
-fn a_release_s_client_is_served_by_the_current_exporter() {
+fn client_of_each_release_is_served_by_the_current_exporter() {
     for recording in recordings() {
         let answered = against_current_exporter(&recording.transcript);
         if recording.is_current() {
@@ -116,7 +116,7 @@ fn a_release_s_client_is_served_by_the_current_exporter() {
     }
 }
 
-/// Says to the current exporter what the client said, when it said it.
+/// Sends the recorded client's bytes to the current exporter, at the recorded times.
 fn against_current_exporter(then: &Transcript) -> Transcript {
     let mut loopback = Loopback::connected(talk::zero(), LIMITS);
     let mut now = Transcript::default();
@@ -134,8 +134,7 @@ fn against_current_exporter(then: &Transcript) -> Transcript {
     now
 }
 
-/// What a client depends on: which requests are answered how, and the data that is not the device's description of
-/// itself.
+/// What a client depends on: how each request is answered, and all data except the device's descriptors.
 fn essence(transcript: &Transcript) -> Vec<String> {
     let mut descriptor_reads = Vec::new();
     let mut essence = Vec::new();
@@ -158,7 +157,7 @@ fn essence(transcript: &Transcript) -> Vec<String> {
 }
 
 #[test]
-fn a_release_s_exporter_is_understood_by_the_current_importer() {
+fn exporter_of_each_release_is_understood_by_the_current_importer() {
     for recording in recordings() {
         let title = recording.title();
         let (first, rest) = recording.transcript.turns.split_first().expect("somebody spoke");
@@ -173,11 +172,11 @@ fn a_release_s_exporter_is_understood_by_the_current_importer() {
     }
 }
 
-/// The current importer, doing what a client did.
+/// The current importer, doing what the recorded client did.
 struct Importer {
     stage: Stage,
     done: Completions,
-    /// Numbers of submits without an answer.
+    /// Numbers of open submits.
     open: Vec<u32>,
     descriptors: Descriptors,
 }
@@ -202,7 +201,7 @@ impl Importer {
         Self { stage: Stage::Greeting(Box::new(handshake)), done: relay::completions(), open: Vec::new(), descriptors }
     }
 
-    /// Does what the client did, and says the same.
+    /// Does what the client did; must send the same bytes.
     fn speaks(&mut self, turn: &Turn, title: &str) {
         let Stage::Device(remote) = &mut self.stage else { panic!("{title}: {} before an import", turn.name()) };
         match word(&turn.bytes, 0) {
@@ -218,7 +217,7 @@ impl Importer {
         assert_eq!(said, turn.bytes, "{title}: {}", turn.name());
     }
 
-    /// Hears what the client heard, and understands the same.
+    /// Gets what the client got; must understand it the same way.
     fn hears(&mut self, turn: &Turn, title: &str) {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Greeting(mut handshake) => match talk::greet(&mut handshake, &turn.bytes).expect("a whole answer") {
@@ -257,7 +256,7 @@ impl Importer {
     }
 }
 
-/// The request that a CMD_SUBMIT carries, under its own number.
+/// The request of a CMD_SUBMIT, under its own number.
 fn urb_of(bytes: &[u8]) -> Urb {
     let direction = if word(bytes, 12) == 1 { Direction::In } else { Direction::Out };
     let (flags, length) = (word(bytes, 20), word(bytes, 24));
@@ -297,7 +296,7 @@ fn assert_understood(turn: &Turn, done: Option<&Done>, title: &str) {
 }
 
 #[test]
-fn a_transcript_survives_being_written_down() {
+fn transcript_survives_its_text_form() {
     let transcript = talk::device_session();
     let read = Transcript::from_text(&transcript.to_text());
     assert_eq!(read.turns, transcript.turns);

@@ -1,5 +1,5 @@
-//! What is reserved for devices: who is admitted, who gives way, what is missing; and a thousand hosts on which all of
-//! that happens at random.
+//! Reservations of devices: which are admitted, which are suspended for others, what is missing; and a thousand
+//! simulated hosts with random events.
 
 use farbus_gadgets::zero::{Fill, SourceSink};
 use farbus_model::{Device, Speed};
@@ -40,7 +40,7 @@ fn states(ledger: &Ledger) -> Vec<(&str, State)> {
 }
 
 #[test]
-fn what_a_device_cannot_carry_is_refused_by_its_kind() {
+fn claim_that_a_device_cannot_carry_is_refused_with_its_kind_of_lack() {
     let (mut ledger, carrier) = (Ledger::new(2, COST), carrier("bus", Speed::High));
     let mut refused = |endpoint, bytes, period, criticality| {
         let claims = vec![Claim { endpoint, bytes, period }];
@@ -60,7 +60,7 @@ fn what_a_device_cannot_carry_is_refused_by_its_kind() {
 }
 
 #[test]
-fn an_endpoint_that_nobody_names_is_the_one_that_data_go_through() {
+fn claim_without_endpoint_means_the_endpoint_of_the_devices_data() {
     let carrier = carrier("bus", Speed::High);
     let claim = Claim { endpoint: 0, bytes: 1024, period: 1 };
     assert_eq!(carrier.address(&claim).as_byte(), ISO_IN);
@@ -69,7 +69,7 @@ fn an_endpoint_that_nobody_names_is_the_one_that_data_go_through() {
 }
 
 #[test]
-fn low_criticality_gives_way_to_high_in_the_order_of_its_coming_and_comes_back() {
+fn low_criticality_gives_way_to_high_in_order_of_arrival_and_comes_back() {
     let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::Full));
     for device in ["a", "b", "c", "d"] {
         let news = ask(&mut ledger, device, &carrier, stream(Criticality::Low, 256, 1)).unwrap();
@@ -88,7 +88,7 @@ fn low_criticality_gives_way_to_high_in_the_order_of_its_coming_and_comes_back()
     assert_eq!(missing, missing_ps);
     let now = ledger.plan("bus").unwrap();
     assert!(places.iter().take(3).all(|place| now.placement(place.id) == Some(*place)), "who stays is not moved");
-    // A second one of high criticality, and a third that has no room left: nobody of high criticality is displaced.
+    // Further ones of high criticality, until one has no room left: none of high criticality is displaced.
     for name in ["high2", "high3", "high4"] {
         ask(&mut ledger, name, &carrier, stream(Criticality::High, 256, 1)).unwrap();
     }
@@ -103,7 +103,7 @@ fn low_criticality_gives_way_to_high_in_the_order_of_its_coming_and_comes_back()
 }
 
 #[test]
-fn a_path_that_is_narrowed_costs_low_criticality_alone() {
+fn slower_path_suspends_low_criticality_only() {
     let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
     let wide = Path { bits_per_s: 100_000_000, round_trip_ns: 400_000 };
     ledger.note_path("desk", wide);
@@ -128,7 +128,7 @@ fn a_path_that_is_narrowed_costs_low_criticality_alone() {
 }
 
 #[test]
-fn what_comes_too_late_is_refused_with_what_is_missing() {
+fn latency_that_cannot_be_met_is_refused_with_the_missing_time() {
     let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
     ledger.note_path("desk", Path { bits_per_s: 1_000_000_000, round_trip_ns: 10_000_000 });
     let within = |ns| Reservation { latency_ns: ns, ..stream(Criticality::High, 1024, 8) };
@@ -143,7 +143,7 @@ fn what_comes_too_late_is_refused_with_what_is_missing() {
 }
 
 #[test]
-fn what_is_on_no_bus_has_its_path_and_a_processor_reserved() {
+fn device_without_bus_reserves_its_path_and_a_processor() {
     let (mut ledger, disk) = (Ledger::new(4, COST), Carrier::without_bus());
     ledger.note_path("desk", Path { bits_per_s: 40_000_000, round_trip_ns: 400_000 });
     let asked = |endpoint, bytes, period, criticality| Reservation {
@@ -157,7 +157,7 @@ fn what_is_on_no_bus_has_its_path_and_a_processor_reserved() {
     assert_eq!(why(&mut ledger, 0x81, 512, 8), (Lack::Endpoint, 0x81));
     assert_eq!(why(&mut ledger, 0, 0, 8), (Lack::Budget, 0));
     assert_eq!([why(&mut ledger, 0, 512, 0).0, why(&mut ledger, 0, 512, 40_000).0], [Lack::Period; 2]);
-    // 16 MB/s do not go through 36 Mb/s; 2 do, any period does, and a bus has nothing to do with it.
+    // 16 MB/s exceed a path of 36 Mb/s; 2 MB/s fit, with any period, and no bus is involved.
     assert_eq!(why(&mut ledger, 0, 2000, 1).0, Lack::Rate);
     ask(&mut ledger, "disk", &disk, asked(0, 6000, 24, Criticality::Low)).unwrap();
     let report = ledger.report("disk").unwrap();
@@ -169,7 +169,7 @@ fn what_is_on_no_bus_has_its_path_and_a_processor_reserved() {
 }
 
 #[test]
-fn what_is_reserved_moves_where_there_is_room_for_it() {
+fn reservation_moves_to_a_path_with_room() {
     let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::High));
     let narrow = Path { bits_per_s: 12_000_000, round_trip_ns: 400_000 };
     ledger.note_path("rack", narrow);
@@ -183,7 +183,7 @@ fn what_is_reserved_moves_where_there_is_room_for_it() {
     assert!(missing_bits_per_s > 5_000_000, "{missing_bits_per_s}");
     let paths: Vec<_> = ledger.lines().map(|line| (line.path, line.report.state)).collect();
     assert_eq!(paths, [(Some("rack"), State::Admitted), (Some("desk"), State::Admitted)], "it stays");
-    // One of high criticality that moves has no older right than those who are there.
+    // A reservation of high criticality that moves has no precedence over those on the new path.
     ask(&mut ledger, "other", &carrier, stream(Criticality::High, 1024, 8)).unwrap();
     assert_eq!(ledger.move_to("other", "rack").unwrap_err().lack().0, Lack::Rate);
     ledger.release("high");
@@ -198,7 +198,7 @@ fn what_is_reserved_moves_where_there_is_room_for_it() {
 }
 
 #[test]
-fn a_processor_that_pipes_have_taken_carries_no_more() {
+fn processor_taken_by_pipes_carries_no_more() {
     let (mut ledger, carrier) = (Ledger::new(1, COST), carrier("bus", Speed::High));
     ask(&mut ledger, "low", &carrier, stream(Criticality::Low, 1024, 8)).unwrap();
     let reserve = Reserve { budget_ns: 80, period_ns: 100 };
@@ -213,7 +213,7 @@ fn a_processor_that_pipes_have_taken_carries_no_more() {
     assert_eq!(state(&ledger, "low"), State::Admitted);
 }
 
-/// Numbers from a seed.
+/// Random numbers from a seed.
 struct Random(u64);
 
 impl Random {
@@ -227,7 +227,7 @@ impl Random {
     }
 }
 
-/// What holds of every ledger, whatever has happened.
+/// What must hold for every ledger at any time.
 fn check(ledger: &mut Ledger, buses: &[&str], paths: &[&str]) {
     for bus in buses {
         let Some(plan) = ledger.plan(bus) else { continue };
@@ -276,7 +276,7 @@ fn again(ledger: &Ledger, carriers: &[(String, Carrier, &'static str)]) -> Ledge
 }
 
 #[test]
-fn reservations_of_earlier_releases_go_on() {
+fn reservations_of_earlier_releases_are_restored() {
     for (title, parts) in recorded::all("reservations") {
         let mut from = snapshot::open(&parts[0], 7).unwrap();
         let mut ledger = Ledger::new(2, COST);
@@ -287,7 +287,7 @@ fn reservations_of_earlier_releases_go_on() {
 }
 
 #[test]
-fn a_thousand_hosts_keep_what_they_promised() {
+fn thousand_hosts_keep_what_they_promised() {
     let (mut admitted, mut refused, mut suspended, mut resumed) = (0, 0, 0, 0);
     for seed in 0..1000 {
         let mut random = Random(seed);

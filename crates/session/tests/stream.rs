@@ -1,4 +1,4 @@
-//! A stream's two ends under peers that do not keep to it.
+//! The two ends of a stream, with peers that break its rules.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn frame(sequence: u64, bytes: usize) -> Frame {
     Frame { sequence, moment_ns: 0, data: vec![7; bytes].into() }
 }
 
-/// A reader, as an exporter of any manners speaks to it.
+/// A reader, and messages of an exporter that follows any rules.
 struct Reader {
     remote: RemoteStream,
     frames: Vec<Frame>,
@@ -50,7 +50,7 @@ impl Reader {
 }
 
 #[test]
-fn a_reader_takes_what_was_granted_and_described_and_nothing_else() {
+fn reader_accepts_only_granted_frames_of_the_described_size() {
     let mut reader = Reader::opened();
     let window = description().window();
     reader.remote.poll_message().expect("it asks to open");
@@ -74,7 +74,7 @@ fn a_reader_takes_what_was_granted_and_described_and_nothing_else() {
 }
 
 #[test]
-fn a_grant_has_its_measure() {
+fn excess_grant_is_refused() {
     let serve = || {
         let stage = Stage::new(description(), || ());
         let subscriber = stage.sit(Policy::All, || ()).unwrap();

@@ -1,5 +1,5 @@
-//! Swaps of disks in made-up worlds: users who change things between any two steps, media that fail, power that is cut
-//! anywhere, somebody who cancels. There is always one complete device.
+//! Swaps of disks in simulated worlds: users that write between any two steps, media that fail, power cuts at any
+//! moment, cancellation. One complete device must always exist.
 
 #[path = "native/random.rs"]
 mod random;
@@ -20,7 +20,7 @@ use random::Random;
 use watched::{Asked, Watched};
 use world::{Fault, Shared, World};
 
-/// How many worlds are played.
+/// Number of worlds that are played.
 fn worlds() -> u64 {
     std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(60)
 }
@@ -84,12 +84,12 @@ impl Play {
         panic!("a swap does not end");
     }
 
-    /// The device is this medium and nobody has the other.
+    /// The device is this medium, and no handle uses the other.
     fn check(&mut self, side: Side) {
         for _ in 0..20 {
             self.act();
         }
-        // Those who were idle let go with the next thing they do.
+        // Idle handles let go with their next request.
         for user in &mut self.users {
             user.read_at(0, &mut [0; 512]).unwrap();
         }
@@ -109,7 +109,7 @@ fn options(random: &mut Random) -> Options {
 }
 
 #[test]
-fn whatever_is_changed_meanwhile_the_copy_is_the_original() {
+fn copy_equals_the_original_under_concurrent_changes() {
     let mut cuts = 0;
     for seed in 0..worlds() {
         let mut play = Play::new(seed);
@@ -124,7 +124,7 @@ fn whatever_is_changed_meanwhile_the_copy_is_the_original() {
 }
 
 #[test]
-fn cancelled_anywhere_it_is_as_if_it_had_never_been_and_can_be_done_again() {
+fn swap_cancelled_at_any_step_leaves_no_trace_and_can_be_repeated() {
     let mut cancelled = 0;
     for seed in 0..worlds() {
         let mut play = Play::new(seed);
@@ -145,7 +145,7 @@ fn cancelled_anywhere_it_is_as_if_it_had_never_been_and_can_be_done_again() {
 }
 
 #[test]
-fn whatever_fails_there_is_one_complete_device() {
+fn one_complete_device_remains_after_any_failure() {
     let (mut failed, mut done) = (0, 0);
     for seed in 0..worlds() {
         let mut play = Play::new(seed);
@@ -178,7 +178,7 @@ fn whatever_fails_there_is_one_complete_device() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_written_leaves_the_source() {
+fn journal_that_cannot_be_written_leaves_the_source() {
     for seed in 0..worlds() / 4 {
         let mut play = Play::new(seed);
         play.shared.world().journal_fails = Some(seed % 2 == 0);
@@ -190,7 +190,7 @@ fn a_journal_that_cannot_be_written_leaves_the_source() {
 }
 
 #[test]
-fn what_the_destination_swallows_is_found_before_the_switch() {
+fn write_lost_by_the_destination_is_found_before_the_switch() {
     let verify = Options { verify: true, ..Options::default() };
     for seed in 0..worlds() / 4 {
         let mut play = Play::new(seed);
@@ -203,7 +203,7 @@ fn what_the_destination_swallows_is_found_before_the_switch() {
 }
 
 #[test]
-fn a_bad_block_is_named_to_the_page() {
+fn bad_block_is_reported_with_its_page() {
     let bad = Watched::new(memory(4 << 20), |asked, range| match asked {
         Asked::Read if range.contains(&1_234_567) => Err(StoreError::Medium),
         _ => Ok(()),
@@ -216,7 +216,7 @@ fn a_bad_block_is_named_to_the_page() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_written() {
+fn impossible_swap_is_refused_before_any_write() {
     let switch = Switch::new(Arc::new(memory(1 << 20))).unwrap();
     let begin = |destination: Arc<dyn Medium>| {
         Swap::begin(&switch, destination, Box::new(Nowhere), Options::default(), Instant::ZERO)
@@ -226,14 +226,14 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     assert_eq!(begin(Arc::new(Sealed(vec![0; 1 << 20]))).unwrap_err(), SwapError::ReadOnly);
     let first = begin(Arc::new(memory(1 << 20))).unwrap();
     assert_eq!(begin(Arc::new(memory(1 << 20))).unwrap_err(), SwapError::AnotherSwap);
-    // One that is dropped is given up.
+    // A swap that is dropped is cancelled.
     drop(first);
     drop(begin(Arc::new(memory(1 << 20))).unwrap());
     assert!(!switch.is_swapping());
 }
 
 #[test]
-fn a_read_only_device_stays_one_on_a_medium_that_could_be_written() {
+fn read_only_device_stays_read_only_on_a_writable_medium() {
     let switch = Switch::new(Arc::new(Sealed(vec![7; 1 << 20]))).unwrap();
     let mut user = switch.open().unwrap();
     run(&switch, Arc::new(memory(2 << 20)), Options::default()).unwrap();
@@ -245,7 +245,7 @@ fn a_read_only_device_stays_one_on_a_medium_that_could_be_written() {
 }
 
 #[test]
-fn a_request_that_hangs_is_waited_for_and_then_the_swap_is_given_up() {
+fn swap_is_given_up_after_waiting_for_a_hanging_request() {
     let hold = Arc::new((Mutex::new(()), AtomicBool::new(false)));
     let holding = Arc::clone(&hold);
     let hanging = Watched::new(memory(1 << 20), move |asked, _| {
@@ -285,10 +285,10 @@ fn a_request_that_hangs_is_waited_for_and_then_the_swap_is_given_up() {
     assert_eq!(bytes, [9; 512]);
 }
 
-/// Once the journal says that the destination is the device, what the source did not take is not copied any more: what
-/// is written there next has to reach both.
+/// Once the journal says that the destination is the device, a place where the source failed is not copied any more:
+/// the next write there must reach both media.
 #[test]
-fn what_is_written_where_the_source_failed_after_the_decision_is_not_lost() {
+fn write_after_the_decision_to_a_failed_place_of_the_source_is_not_lost() {
     struct Writing(Arc<AtomicBool>, Box<dyn BlockStore>);
     impl Journal for Writing {
         fn note(&mut self, milestone: Milestone) -> Result<(), String> {
@@ -315,9 +315,9 @@ fn what_is_written_where_the_source_failed_after_the_decision_is_not_lost() {
     assert_eq!(bytes, [2; 4096]);
 }
 
-/// Threads that write as fast as they can, each its own part, while the medium is swapped under them again and again.
+/// Threads that write as fast as they can, each in its own part, while the medium is swapped again and again.
 #[test]
-fn threads_at_full_speed_notice_nothing() {
+fn threads_at_full_speed_lose_nothing_during_swaps() {
     const PART: u64 = 300_000;
     const USERS: u64 = 3;
     let size = PART * USERS;
@@ -354,7 +354,7 @@ fn threads_at_full_speed_notice_nothing() {
         let options = Options { verify: round % 2 == 1, ..Options::default() };
         run(&switch, Arc::new(last.clone()), options).unwrap_or_else(|error| panic!("swap {round}: {error}"));
     }
-    // A busy machine may not have let them do anything meanwhile.
+    // A busy machine may not have let the threads run meanwhile.
     std::thread::sleep(Duration::from_millis(300));
     is_over.store(true, Ordering::Relaxed);
     for (part, user) in users.into_iter().enumerate() {
@@ -366,7 +366,7 @@ fn threads_at_full_speed_notice_nothing() {
     }
 }
 
-/// A medium that is only read.
+/// A read-only medium.
 struct Sealed(Vec<u8>);
 
 impl Medium for Sealed {
@@ -391,7 +391,7 @@ fn memory(size: u64) -> MemoryMedium {
     MemoryMedium::new(SparseMemory::new(size, size))
 }
 
-/// Swaps, with a real clock.
+/// Swaps with a real clock.
 fn run(switch: &Switch, destination: Arc<dyn Medium>, options: Options) -> Result<Report, SwapError> {
     run_with(switch, destination, Box::new(Nowhere), options)
 }

@@ -1,4 +1,4 @@
-//! What Wireshark's USB/IP dissector makes of our sessions: every message found, none malformed.
+//! Our sessions in Wireshark's USB/IP dissector: it must find every message, and none malformed.
 
 mod world;
 
@@ -10,12 +10,12 @@ use world::peer::word;
 use world::talk;
 use world::transcript::{Transcript, Turn, Who};
 
-/// Where captures go.
+/// The path of a capture.
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// Whether tshark is here. Says loudly if not, and is not content with it where everything must be tried.
+/// Whether tshark is installed. Prints a note if not, and fails where nothing may be skipped.
 fn has_tshark() -> bool {
     let is_here = Command::new("tshark").arg("--version").output().is_ok_and(|output| output.status.success());
     if !is_here {
@@ -24,7 +24,7 @@ fn has_tshark() -> bool {
             !must,
             "tshark is missing, and FARBUS_REQUIRE_RIG=1 lets nothing be skipped: install the package tshark"
         );
-        // The test harness shows what macros print of failed tests only.
+        // The test harness shows printed output only for failed tests.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: tshark is missing; install the package tshark to have our sessions read by Wireshark"
@@ -33,7 +33,7 @@ fn has_tshark() -> bool {
     is_here
 }
 
-/// What the dissectors are asked for.
+/// The fields that the dissectors print.
 const FIELDS: [&str; 8] = [
     "usbip.operation",
     "usbip.urb",
@@ -45,7 +45,7 @@ const FIELDS: [&str; 8] = [
     "_ws.expert.severity",
 ];
 
-/// Expert information of this severity or above is a warning or an error; below it is chat and notes.
+/// Expert information of this severity or above is a warning or an error; below are chats and notes.
 const WARNING: u32 = 0x60_0000;
 
 /// Every value of every field, in the order of the frames.
@@ -54,7 +54,7 @@ struct Seen(Vec<Vec<String>>);
 impl Seen {
     fn of(capture: &Path) -> Self {
         let mut command = Command::new("tshark");
-        // The dissector knows the port but waits to be asked; the checksums are ours to have right.
+        // The dissector knows the port but must be told to use it; checksums are verified.
         command.args(["-d", "tcp.port==3240,usbip", "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"]);
         command.arg("-r").arg(capture).args(["-T", "fields", "-E", "occurrence=a", "-E", "aggregator=,"]);
         FIELDS.iter().for_each(|field| _ = command.args(["-e", field]));
@@ -123,15 +123,15 @@ fn wireshark_finds_every_message_and_none_malformed() {
     for turn in said {
         assert!(seqnums.contains(&word(&turn.bytes, 4)), "{} is not seen", turn.name());
     }
-    // The device's own words, read by the dissector of USB behind that of USB/IP.
+    // The device's descriptors, read by the USB dissector inside the USB/IP dissector.
     assert_eq!(seen.numbers("usb.idVendor").last(), Some(&0x0525), "the descriptors are read as such");
     assert!(seen.numbers("usbip.iso.num_of_packets").contains(&4));
     assert!(seen.numbers("usbip.status").contains(&(-104i32).cast_unsigned()));
 }
 
 #[test]
-fn wireshark_would_say_so_if_a_message_were_broken() {
-    // A test of the test: one byte of a length, and the dissector loses its way.
+fn wireshark_reports_a_broken_message() {
+    // Tests the test: with one byte of a length changed, the dissector must fail.
     if !has_tshark() {
         return;
     }

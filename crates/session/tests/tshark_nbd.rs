@@ -1,6 +1,6 @@
-//! What Wireshark's NBD dissector makes of our server: every request and reply found, none malformed. It knows replies
-//! without structure only, as Linux's own client asks for them, knows reading and writing only, and finds the protocol
-//! by its magic once the handshake is over.
+//! Our server in Wireshark's NBD dissector: it must find every request and reply, and none malformed. It supports only
+//! replies without structure (as Linux's own client requests) and only reads and writes, and recognises the protocol by
+//! its magic once the handshake is over.
 
 mod world;
 
@@ -16,7 +16,7 @@ use farbus_session::nbd::message::{Request, command};
 use farbus_session::nbd::{Export, ServerConn};
 use world::transcript::{Transcript, Turn, Who};
 
-/// Our server over a store, and what both sides said.
+/// Our server over a store, and the messages of both sides.
 struct Session {
     conn: ServerConn,
     device: StoreDevice<MemoryStore>,
@@ -82,7 +82,7 @@ fn wireshark_finds_every_request_and_its_reply_and_none_malformed() {
             Ok("1"),
             "tshark is missing: install the package tshark"
         );
-        // The test harness shows what macros print of failed tests only.
+        // The test harness shows printed output only for failed tests.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED: tshark is missing; install the package tshark to have NBD read by Wireshark"

@@ -1,6 +1,6 @@
-//! Devices that are exchanged for their twins while they are used: made-up worlds in which a serial line is read and
-//! written, set and withdrawn from, while the adapter at its end is another one again and again. Every request ends
-//! once, every byte arrives once.
+//! Devices that are exchanged for their twins while they are in use: simulated worlds in which a serial line is read,
+//! written, configured and cancelled while its adapter is exchanged again and again. Every request must end once, and
+//! every byte must arrive once.
 
 #[path = "native/random.rs"]
 mod random;
@@ -26,7 +26,7 @@ const IN: EpAddr = EpAddr::from_byte(0x81);
 const OUT: EpAddr = EpAddr::from_byte(0x01);
 const LINE_CODING: u8 = 0x20;
 
-/// What is at the other end of the line, whichever adapter is at this one.
+/// The other end of the line, independent of the adapter.
 #[derive(Default)]
 struct Line {
     incoming: VecDeque<u8>,
@@ -34,7 +34,7 @@ struct Line {
     is_stuck: bool,
 }
 
-/// What an adapter was told last.
+/// The settings that an adapter got last.
 #[derive(Default)]
 struct Told {
     coding: Vec<u8>,
@@ -83,7 +83,7 @@ impl Function for Adapter {
     }
 }
 
-/// An adapter on a cable that may be pulled, and which takes its time to answer control requests.
+/// An adapter on a cable that may be unplugged; it answers control requests late.
 struct Cable {
     device: Emulated<Adapter>,
     is_pulled: Arc<AtomicBool>,
@@ -161,7 +161,7 @@ struct Plugged {
     is_pulled: Arc<AtomicBool>,
 }
 
-/// What became of exchanges.
+/// The outcomes of exchanges.
 type Outcomes = Arc<Mutex<Vec<Exchange>>>;
 
 struct Play {
@@ -170,17 +170,17 @@ struct Play {
     now: Instant,
     done: Completions,
     next_id: u64,
-    /// What is owed an answer: what it sends, if it sends something.
+    /// Open requests, with the data that they send.
     owed: BTreeMap<u64, Option<Vec<u8>>>,
     answered: Vec<Done>,
     read: Vec<u8>,
-    /// What was taken of what was sent, in the order of its answers.
+    /// The data that was accepted, in the order of its completions.
     written: Vec<u8>,
     outcomes: Outcomes,
-    /// Outcomes that were looked at.
+    /// Number of outcomes that were checked.
     known: usize,
     current: Plugged,
-    /// The twin of the exchange that is under way.
+    /// The twin of the exchange in progress.
     next: Option<Plugged>,
 }
 
@@ -282,7 +282,7 @@ impl Play {
         }
     }
 
-    /// Some time passes.
+    /// Lets time pass.
     fn pass(&mut self, time: Duration) {
         self.now = self.now + time;
         self.device.handle_ready(self.now, &mut self.done);
@@ -336,7 +336,7 @@ impl Play {
 }
 
 #[test]
-fn what_the_first_was_told_the_twin_knows_and_what_waited_is_asked_of_it() {
+fn twin_gets_all_settings_and_the_waiting_requests() {
     let mut play = Play::new();
     play.coding(96);
     play.coding(115);
@@ -345,7 +345,7 @@ fn what_the_first_was_told_the_twin_knows_and_what_waited_is_asked_of_it() {
     let waiting = [play.ask(), play.ask()];
     play.swap().unwrap();
     play.settle();
-    // The configuration, the last line coding, the maker's request.
+    // The configuration, the last line coding, the vendor request.
     let report = play.report();
     assert_eq!((report.replayed, report.asked_again, report.held), (3, 2, 0));
     {
@@ -358,7 +358,7 @@ fn what_the_first_was_told_the_twin_knows_and_what_waited_is_asked_of_it() {
     assert_eq!((play.status_of(waiting[0]), play.read.as_slice()), (Some(Status::Ok), b"hello".as_slice()));
     play.cancel(waiting[1]);
     assert_eq!(play.status_of(waiting[1]), Some(Status::Cancelled));
-    // The first one's serial number goes on to be the device's.
+    // The serial number of the first device remains.
     assert_eq!(play.device.descriptors().string(3), Some("first"));
     let text = play.control(Setup::get_descriptor(3, 3, 0x0409, 255), &[]);
     play.settle();
@@ -367,7 +367,7 @@ fn what_the_first_was_told_the_twin_knows_and_what_waited_is_asked_of_it() {
 }
 
 #[test]
-fn a_halt_is_a_halt_of_the_twin_s_too() {
+fn halted_endpoint_is_halted_on_the_twin_too() {
     let mut play = Play::new();
     let halt = Setup { request: request::SET_FEATURE, ..Setup::clear_halt(IN) };
     play.control(halt, &[]);
@@ -385,7 +385,7 @@ fn a_halt_is_a_halt_of_the_twin_s_too() {
 }
 
 #[test]
-fn what_is_not_alike_is_refused_with_the_first_difference() {
+fn different_device_is_refused_with_its_first_difference() {
     let mut play = Play::new();
     let other = Box::new(Keyboard::device());
     let why = play.swap_for(other).unwrap_err();
@@ -404,7 +404,7 @@ fn what_is_not_alike_is_refused_with_the_first_difference() {
     assert!(told.starts_with("their configurations 1 differ at byte"), "{told}");
     other.device.device_bcd += 1;
     assert!(difference((&one, Speed::High), (&other, Speed::High)).unwrap().contains("bcdDevice"));
-    // It goes on as it was.
+    // The device continues as before.
     let asked = play.ask();
     play.line().incoming.extend(b"ok");
     play.settle();
@@ -412,7 +412,7 @@ fn what_is_not_alike_is_refused_with_the_first_difference() {
 }
 
 #[test]
-fn what_is_not_taken_keeps_the_switch_from_being() {
+fn data_that_is_not_accepted_in_time_prevents_the_switch() {
     let mut play = Play::new();
     play.line().is_stuck = true;
     let asked = play.ask();
@@ -432,14 +432,14 @@ fn what_is_not_taken_keeps_the_switch_from_being() {
     play.settle();
     assert_eq!([stuck, held, asked].map(|id| play.status_of(id)), [Some(Status::Ok); 3]);
     assert_eq!((play.line().sent.as_slice(), play.read.as_slice()), (&b"stuck and held"[..], &b"in"[..]));
-    // And the next time it goes.
+    // The next attempt succeeds.
     play.swap().unwrap();
     play.settle();
     assert_eq!(play.report().asked_again, 0);
 }
 
 #[test]
-fn the_first_may_be_unplugged_once_it_has_begun_and_the_twin_may_not() {
+fn first_device_may_be_unplugged_during_an_exchange_and_the_twin_may_not() {
     let mut play = Play::new();
     let asked = play.ask();
     play.swap().unwrap();
@@ -457,7 +457,7 @@ fn the_first_may_be_unplugged_once_it_has_begun_and_the_twin_may_not() {
     play.line().incoming.extend(b" stays");
     play.settle();
     assert_eq!((play.status_of(asked), play.read.as_slice()), (Some(Status::Ok), b"twin stays".as_slice()));
-    // Unplugged without an exchange it is gone, and none begins.
+    // Unplugged without an exchange, the device is gone, and no exchange begins.
     play.current.is_pulled.store(true, Ordering::Relaxed);
     play.settle();
     assert!(play.device.is_gone());
@@ -465,7 +465,7 @@ fn the_first_may_be_unplugged_once_it_has_begun_and_the_twin_may_not() {
 }
 
 #[test]
-fn a_reset_makes_the_switch_at_once_and_answers_everything() {
+fn reset_switches_at_once_and_answers_everything() {
     let mut play = Play::new();
     play.coding(1);
     play.settle();
@@ -488,10 +488,10 @@ fn a_reset_makes_the_switch_at_once_and_answers_everything() {
     assert_eq!(play.status_of(asked), Some(Status::Ok));
 }
 
-/// Worlds from seeds: whatever happens around an exchange, each byte arrives once and in order, and what was set is
-/// set.
+/// Worlds from seeds: with random events around an exchange, each byte arrives once and in order, and all settings are
+/// made.
 #[test]
-fn whatever_happens_meanwhile_every_request_ends_once_and_every_byte_arrives_once() {
+fn every_request_ends_once_and_every_byte_arrives_once_around_exchanges() {
     let seeds = std::env::var("FARBUS_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(300);
     let (mut done, mut again, mut held) = (0_u64, 0_u64, 0_u64);
     for seed in 0..seeds {
@@ -560,7 +560,7 @@ fn whatever_happens_meanwhile_every_request_ends_once_and_every_byte_arrives_onc
 }
 
 #[test]
-fn another_process_goes_on_with_it_and_with_nothing_that_was_cut_short() {
+fn another_process_restores_its_settings_and_no_interrupted_exchange() {
     let zero = || Twinned::new(Box::new(SourceSink::device(Speed::High, Fill::Zeros, false)));
     let mut first = zero();
     let mut done = Completions::new(BufferPool::new(0));

@@ -1,8 +1,8 @@
-//! Peers that are well-formed and unwilling: they go on asking, and take no answers, or never say that they have them.
+//! Peers that are well-formed but uncooperative: they keep sending, and do not take answers or never acknowledge them.
 //!
-//! The cases are made from the list of all kinds of frames: a kind that is added without a case does not compile. Each
-//! is tried against an exporter, of a peer that may use nothing and of one that uses a disk, a USB device and something
-//! to look at, and against an importer. Held against it: what either end says that it holds, and the memory of this
+//! The cases are made from the list of all kinds of frames, so a kind without a case does not compile. Each case runs
+//! against an exporter, once for a peer that may use nothing and once for a peer that uses a disk, a USB device and an
+//! observed one, and against an importer. The tests check what either end says that it holds, and the memory of this
 //! process.
 
 #[path = "unwilling/kinds.rs"]
@@ -34,12 +34,12 @@ use kinds::{DISK, SHOW, Says, USB, all_kinds, frame, of_exporter, of_importer, o
 const MIB: usize = 1 << 20;
 const NOW: Instant = Instant::from_nanos(1_000_000_000);
 const GRACE: Duration = Duration::from_secs(20);
-/// What a peer sends in one case at most.
+/// Most bytes that a peer sends in one case.
 const SENT_BYTES_MAX: usize = 8 * MIB;
-/// The same in turns.
+/// Most turns of a peer in one case.
 const TURNS_MAX: u32 = 2_000;
 
-/// Something to look at, of which there is always more.
+/// An endless source for observers.
 struct Endless;
 
 impl Shown for Endless {
@@ -64,7 +64,7 @@ impl Shown for Endless {
     }
 }
 
-/// What an exporter has.
+/// The services of the exporter.
 struct Offered {
     has_devices: bool,
 }
@@ -95,7 +95,7 @@ impl Services for Offered {
         Ok((1, served))
     }
 
-    /// Whoever waits for a device does so for ever.
+    /// A successor waits for its device for ever.
     fn inherit(
         &mut self,
         _now: Instant,
@@ -124,12 +124,12 @@ fn record() -> DeviceRecord {
     }
 }
 
-/// What becomes of the answers.
+/// What the peer does with answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taken {
-    /// Nothing: the socket is full.
+    /// Takes none: the socket is full.
     Never,
-    /// All, and it is never said that it arrived.
+    /// Takes all, and never acknowledges them.
     Unthanked,
 }
 
@@ -141,10 +141,10 @@ fn receive(lane: &mut Lane, rest: &mut &[u8]) {
     *rest = &rest[count..];
 }
 
-/// What may be in flight on each device.
+/// Credit of each device, bytes.
 const CREDIT_BYTES: usize = 8 * MIB;
 
-/// As whoever owns a link does: what is to be sent is made ready, whether or not it can be.
+/// Prepares what is to be sent, as the owner of a link does, whether or not it can be sent.
 fn send(lane: &mut Lane, taken: Taken) {
     while lane.has_transmit() {
         let count: usize = lane.poll_transmit(NOW).iter().map(|run| run.len()).sum();
@@ -155,7 +155,7 @@ fn send(lane: &mut Lane, taken: Taken) {
     }
 }
 
-/// Memory of this process that is in use, bytes.
+/// Memory in use by this process, bytes.
 fn memory() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = statm.split_whitespace().nth(1).unwrap().parse().unwrap();
@@ -189,8 +189,7 @@ fn session(has_devices: bool, account: Option<&Arc<Account>>) -> (ExporterSessio
     (session, offered)
 }
 
-/// One case against an exporter: the most that it said it holds, and what it said in the end, if it has cut the peer
-/// off.
+/// Runs one case against an exporter; returns the most memory that it reported, and the reason if it cut the peer off.
 fn attack(
     says: &mut Says,
     taken: Taken,
@@ -222,11 +221,11 @@ fn attack(
     (most, None)
 }
 
-/// An importer and its device, which has asked for much.
+/// An importer and its device, which has requested much.
 trait Victim {
     fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::Reject>;
 
-    /// Nothing is answered any more.
+    /// Gives up: no further answers will come.
     fn give_up(&mut self);
 }
 
@@ -277,12 +276,12 @@ fn victims() -> Vec<(&'static str, Box<dyn Victim>)> {
 }
 
 #[test]
-fn whatever_a_peer_says_and_does_not_read_takes_no_more_than_its_share() {
-    // What requests leave behind in buffers that are used again, and the allocator's.
+fn memory_for_a_peer_that_does_not_read_stays_within_its_share() {
+    // What requests leave behind in reused buffers, and in the allocator.
     let base = memory();
     for has_devices in [false, true] {
-        // With three devices: what their credits allow, or one request each that exceeds them, and what is
-        // unacknowledged.
+        // With three devices: what their credits allow, or one request each that exceeds them, and what is not
+        // acknowledged.
         let limit = if has_devices { 80 * MIB } else { 7 * MIB };
         for (taken, is_counted) in [(Taken::Never, true), (Taken::Unthanked, true), (Taken::Never, false)] {
             if has_devices && !is_counted {
@@ -345,7 +344,7 @@ fn whatever_a_peer_says_and_does_not_read_takes_no_more_than_its_share() {
 }
 
 #[test]
-fn a_peer_whose_memory_is_used_up_by_others_is_told_so_and_others_go_on() {
+fn peer_without_memory_left_is_told_and_others_continue() {
     let process = Account::of_process(Budget { stranger_bytes: MIB, ..Budget::DEFAULT });
     let (peer, other) = (Account::of_peer(&process), Account::of_peer(&process));
     let (mut first, _) = session(false, Some(&peer));
@@ -363,7 +362,7 @@ fn a_peer_whose_memory_is_used_up_by_others_is_told_so_and_others_go_on() {
 }
 
 #[test]
-fn what_waited_is_answered_in_its_order_once_answers_are_taken() {
+fn waiting_requests_are_answered_in_order_once_answers_are_taken() {
     let (mut session, mut offered) = session(true, None);
     let opens: Vec<u8> = (0..100)
         .flat_map(|n| {

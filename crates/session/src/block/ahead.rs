@@ -1,4 +1,4 @@
-//! What is read in order is there before it is asked for.
+//! Read-ahead: sequential reads of a far device are fetched before they are asked for.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -13,62 +13,63 @@ use farbus_wire::snapshot::{Reader, Writer};
 use super::below::Below;
 use crate::Reject;
 
-/// Kind of its snapshots.
+/// Snapshot kind of [`Ahead`].
 pub const AHEAD_KIND: u16 = 8;
 
-/// The device below, which is far away: reads that follow each other are answered from what was fetched ahead
-/// (requirement U9).
+/// A layer over a far device that reads ahead: sequential reads are answered from data fetched earlier (requirement
+/// U9).
 ///
-/// Only as long as nobody else changes the device ([`BlockDevice::epoch`]): one that is used alone, or by readers.
-/// Never shows what is older than the last change that was answered: what was fetched of a place is forgotten when a
-/// change of it has ended. Until then both are true. Nor is a read answered with what was asked for longer before it
-/// than [`limits::FETCHED_TIME_MAX`]: a device whose importer hears of nothing may be another's by then, and what that
-/// one has written is not known here. Another process goes on with what was asked, and fetches anew.
+/// It fetches only while nothing else can change the device, which [`BlockDevice::epoch`] reports: the device is used
+/// exclusively, or by readers only. A read never returns data older than the last answered change: when a change
+/// completes, the data fetched from that place is dropped. Before it completes, old and new data are both correct. A
+/// read is never answered with data that was requested more than [`limits::FETCHED_TIME_MAX`] earlier: by then an
+/// importer that hears nothing may have lost the device to another one, whose writes are not known here. After a
+/// handover, the replacement keeps the requests and fetches the data again.
 ///
-/// A stream of reads begins with [`RUNS_MIN`] that follow each other. From then on [`WINDOW_BYTES_MIN`] are fetched
-/// ahead of it, twice as much each time that a read has to wait, and [`WINDOW_BYTES_MAX`] at most; no more once what is
-/// fetched takes much longer than the quickest did: then it waits for the way and not for the distance, and more of it
-/// would stand in the way of others. [`STREAMS_MAX`] streams are followed at a time.
+/// A stream begins with [`RUNS_MIN`] consecutive reads. From then on [`WINDOW_BYTES_MIN`] are fetched ahead. The window
+/// doubles each time that a read has to wait, up to [`WINDOW_BYTES_MAX`]. It stops growing once a piece takes much
+/// longer than the quickest one did: the link is then full, and a larger window would only delay other traffic. At most
+/// [`STREAMS_MAX`] streams are followed at a time.
 #[derive(Debug)]
 pub struct Ahead<D> {
     below: Below<D>,
-    /// What is asked as it is, by a number of ours. Numbers that are not here belong to pieces.
+    /// Requests passed on unchanged, by their number below. Numbers that are not here belong to pieces.
     asked: BTreeMap<u64, BlockInFlight>,
     next_number: u64,
-    /// The one that was used last is last.
+    /// Least recently used first.
     streams: VecDeque<Stream>,
-    /// How long a piece took: the quickest, and the last.
+    /// How long a piece took: the quickest so far, and the latest.
     quickest: Duration,
     latest: Duration,
-    /// When what was fetched was true.
+    /// The device's epoch when the data was fetched.
     epoch: Option<u64>,
-    /// What another process was asked and had not asked the device for.
+    /// Reads taken over from a snapshot that were not yet submitted to the device.
     left: Vec<BlockInFlight>,
 }
 
-/// Streams that are followed at a time.
+/// Number of sequential streams that are followed at a time.
 pub const STREAMS_MAX: usize = 4;
-/// Reads that follow each other before anything is fetched ahead.
+/// Number of consecutive reads before anything is fetched ahead.
 pub const RUNS_MIN: u32 = 3;
-/// What is fetched ahead of one stream, bytes: at first, and at most. The latter covers 160 MB/s over 100 ms; with 8
-/// MiB what a disk brings at 50 ms was 60 % of what it brings at none.
+/// Initial number of bytes fetched ahead of one stream; the maximum is [`WINDOW_BYTES_MAX`].
 pub const WINDOW_BYTES_MIN: u64 = 512 << 10;
-/// See [`WINDOW_BYTES_MIN`].
+/// Largest number of bytes fetched ahead of one stream. It covers 160 MB/s over 100 ms; with 8 MiB, a disk at 50 ms
+/// reached 60 % of its speed at 0 ms.
 pub const WINDOW_BYTES_MAX: u64 = 16 << 20;
-/// How much longer than twice the quickest a piece may take before the way is taken to be full: what a busy machine
-/// needs.
+/// How much longer than twice the quickest a piece may take before the link counts as full. Allows for scheduling
+/// delays on a busy machine.
 const SLACK: Duration = Duration::from_millis(10);
-/// The pieces in which it is fetched, bytes.
+/// Size of one piece that is fetched ahead, bytes.
 const PIECE_BYTES: u64 = 256 << 10;
 
-/// Reads that follow each other.
+/// A sequence of consecutive reads.
 #[derive(Debug)]
 struct Stream {
-    /// Where the next one begins.
+    /// Offset where the next read is expected.
     next: u64,
     runs: u32,
     window: u64,
-    /// What was fetched and is still of use, without gaps.
+    /// Data that was fetched and is still of use, without gaps.
     pieces: VecDeque<Piece>,
     /// Reads that wait for pieces.
     waiting: VecDeque<BlockInFlight>,
@@ -87,7 +88,7 @@ impl Stream {
         Self { next, runs: 1, window: WINDOW_BYTES_MIN, pieces: VecDeque::new(), waiting: VecDeque::new() }
     }
 
-    /// What was fetched, or is being fetched.
+    /// The range that was fetched or is being fetched.
     fn fetched(&self) -> Range<u64> {
         match (self.pieces.front(), self.pieces.back()) {
             (Some(first), Some(last)) => first.place.start..last.place.end,
@@ -100,13 +101,13 @@ impl Stream {
         fetched.start <= place.start && place.end <= fetched.end && !self.pieces.is_empty()
     }
 
-    /// Whether what is fetched of it may be shown to whoever asks now.
+    /// Whether the fetched data that overlaps `place` is recent enough to answer a read.
     fn is_fresh(&self, now: Instant, place: &Range<u64>) -> bool {
         let is_old = |piece: &Piece| now - piece.asked >= limits::FETCHED_TIME_MAX;
         !self.pieces.iter().any(|piece| overlap(&piece.place, place) && is_old(piece))
     }
 
-    /// The bytes, if all of them are here. They are not copied.
+    /// The bytes of `place`, if all of them have arrived. They are not copied.
     fn bytes(&self, place: &Range<u64>) -> Option<Payload> {
         let touched = self.pieces.iter().filter(|piece| overlap(&piece.place, place));
         let parts = touched.map(|piece| {
@@ -118,7 +119,7 @@ impl Stream {
         parts.collect::<Option<Vec<_>>>().map(Payload::joined)
     }
 
-    /// Forgets what no read that goes on from here asks for.
+    /// Drops pieces that no waiting or later read of the stream needs.
     fn forget_used(&mut self) {
         let waits_from = self.waiting.iter().map(|read| read.offset).min().unwrap_or(u64::MAX);
         let from = self.next.min(waits_from);
@@ -143,7 +144,7 @@ fn place_of(request: &BlockRequest) -> Range<u64> {
 }
 
 impl<D: BlockDevice> Ahead<D> {
-    /// Over `device`, which nobody else changes.
+    /// Wraps `device`, which must not be changed by other means.
     pub fn new(device: D) -> Self {
         let (epoch, below) = (device.epoch(), Below::new(device));
         let (asked, streams, left) = (BTreeMap::new(), VecDeque::new(), Vec::new());
@@ -151,12 +152,12 @@ impl<D: BlockDevice> Ahead<D> {
         Self { below, asked, next_number: 0, streams, quickest, latest, epoch, left }
     }
 
-    /// Bytes that are fetched, or on their way.
+    /// Bytes that are fetched or being fetched.
     pub fn fetched_bytes(&self) -> u64 {
         self.streams.iter().map(Stream::fetched).map(|place| place.end - place.start).sum()
     }
 
-    /// What was fetched is forgotten if others may have changed it; what was left is asked for.
+    /// Drops fetched data if others may have changed the device, and submits the reads taken over from a snapshot.
     fn look_around(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         let epoch = self.below.device.epoch();
         if std::mem::replace(&mut self.epoch, epoch) != epoch {
@@ -175,7 +176,7 @@ impl<D: BlockDevice> Ahead<D> {
         self.next_number
     }
 
-    /// Asks for it as it is.
+    /// Submits the request to the device unchanged.
     fn pass_on(&mut self, now: Instant, mut request: BlockInFlight, done: &mut Completions<BlockDone>) {
         let number = self.number();
         let payload = request.take_payload();
@@ -224,14 +225,15 @@ impl<D: BlockDevice> Ahead<D> {
         self.streams.push_back(stream);
     }
 
-    /// Asks for what the stream will, up to its window.
+    /// Requests pieces ahead of the stream, up to its window.
     fn fetch(&mut self, now: Instant, stream: &mut Stream, from: u64, done: &mut Completions<BlockDone>) {
         let info = *self.below.device.info();
         let block = u64::from(info.block_bytes);
         let most = (PIECE_BYTES.min(info.request_bytes_max.into()) / block).max(1) * block;
         let until = stream.next.saturating_add(stream.window).min(info.size_bytes);
         let mut at = if stream.pieces.is_empty() { from } else { stream.fetched().end };
-        // Whole pieces: a little more room each time would be a request each time. The end has what is left.
+        // Only whole pieces, so that a small advance does not cost a request each time. The end of the device is
+        // shorter.
         while at < until && (at + most <= until || until == info.size_bytes || at < stream.next) {
             let place = at..(at + most).min(info.size_bytes);
             let number = self.number();
@@ -244,7 +246,7 @@ impl<D: BlockDevice> Ahead<D> {
         }
     }
 
-    /// The stream that was used least lately makes room for another.
+    /// Drops the least recently used stream if there are too many.
     fn make_room(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         if self.streams.len() < STREAMS_MAX {
             return;
@@ -256,7 +258,7 @@ impl<D: BlockDevice> Ahead<D> {
         }
     }
 
-    /// A change of this place has ended.
+    /// A change of this place has completed: drops the streams that fetched from it.
     fn forget(&mut self, now: Instant, place: &Range<u64>, done: &mut Completions<BlockDone>) {
         let mut reads = VecDeque::new();
         for stream in self.streams.iter_mut().filter(|stream| overlap(&stream.fetched(), place)) {
@@ -267,7 +269,7 @@ impl<D: BlockDevice> Ahead<D> {
         }
     }
 
-    /// Takes in what the device has done.
+    /// Handles what the device has completed.
     fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         while let Some(answer) = self.below.pop() {
             done.pool.recycle(answer.spent);
@@ -298,11 +300,11 @@ impl<D: BlockDevice> Ahead<D> {
     ) {
         let of = |stream: &Stream| stream.pieces.iter().position(|piece| piece.number == number);
         let Some((stream, at)) = self.streams.iter_mut().find_map(|stream| of(stream).map(|at| (stream, at))) else {
-            // What it was fetched for has been forgotten.
+            // The stream that it was fetched for has been dropped.
             return done.pool.recycle(data);
         };
         if result.is_err() {
-            // Whoever asks for just that place hears what is wrong with it.
+            // Each read asks for its own place again and gets that place's error.
             for read in stream.forget_all() {
                 self.pass_on(now, read, done);
             }
@@ -365,7 +367,7 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
             to.u64(*number);
             to.block_request(request);
         }
-        // What waits for pieces that are on their way is asked for there as it is.
+        // Reads that wait for pieces are submitted unchanged by the replacement.
         let waiting = || self.streams.iter().flat_map(|stream| &stream.waiting).chain(&self.left);
         to.count(waiting().count());
         waiting().for_each(|read| to.block_request(read));
@@ -381,11 +383,11 @@ impl<D: BlockDevice> BlockLayer for Ahead<D> {
 }
 
 impl<D: BlockDevice> Ahead<D> {
-    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device`
-    /// restores, and says what it was asked. With it what is asked of this one.
+    /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
+    /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so. The device has been left.
+    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
     pub fn restore<E: From<Reject>>(
         from: &mut Reader<'_>,
         device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
@@ -414,7 +416,7 @@ impl<D: BlockDevice> Ahead<D> {
         }
     }
 
-    /// What is asked of it.
+    /// Checks the snapshot against the device's requests; returns the requests that this layer has to answer.
     fn check_saved(
         &self,
         passed: &[(u64, BlockRequest)],
@@ -441,7 +443,7 @@ impl<D: BlockDevice> Ahead<D> {
                 return Err(wrong(request, "the device below was asked for it, once"));
             }
         }
-        // What else the device was asked for was to be read ahead.
+        // All other requests to the device must be reads ahead.
         let is_ahead = |(id, (op, ..)): (&BlockId, &(BlockOp, u64, u32))| {
             id.0 <= self.next_number && (known.contains_key(&id.0) || *op == BlockOp::Read)
         };

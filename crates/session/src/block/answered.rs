@@ -1,15 +1,15 @@
-//! A device as a store.
+//! A block device as a [`BlockStore`].
 
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BlockStore, BufferPool, Completions, Instant, Payload,
     StoreError,
 };
 
-/// Idle buffers that are kept: one request's.
+/// Idle buffers that are kept, bytes: enough for one request.
 const POOL_BYTES: usize = 1 << 20;
 
-/// Makes everything durable that `device` was given, and lets go of it. Whether a device that does not answer at once
-/// did is not known.
+/// Flushes `device` and drops it. If the device does not answer at once, the result of the flush is not known and this
+/// returns `Ok`.
 ///
 /// # Errors
 /// [`StoreError`]: the last writes may be lost.
@@ -28,7 +28,7 @@ pub struct Answered<D> {
 }
 
 impl<D: BlockDevice> Answered<D> {
-    /// Over `device`.
+    /// Wraps `device`, which must answer at once.
     pub fn new(device: D) -> Self {
         Self { device, done: Completions::new(BufferPool::new(POOL_BYTES)) }
     }
@@ -43,7 +43,7 @@ impl<D: BlockDevice> Answered<D> {
         answer.result.map(|()| answer.payload)
     }
 
-    /// The pieces of a range that one request may have each: where, how much.
+    /// Splits a range into pieces of at most `piece` bytes: offset and length of each.
     fn pieces(&self, offset: u64, length: u64, piece: u32) -> impl Iterator<Item = (u64, u32)> + use<D> {
         let end = offset + length;
         let mut at = offset;
@@ -56,7 +56,7 @@ impl<D: BlockDevice> Answered<D> {
     }
 
     fn clear(&mut self, op: BlockOp, offset: u64, length: u64) -> Result<(), StoreError> {
-        // A range without data has 32 bits for its length: whole blocks of it.
+        // A range without data has a length of 32 bits: pieces are whole blocks.
         let piece = u32::MAX / self.device.info().block_bytes * self.device.info().block_bytes;
         for (at, count) in self.pieces(offset, length, piece) {
             self.ask(BlockRequest::zero(BlockId(0), op, at, count))?;
@@ -123,7 +123,7 @@ mod tests {
     use crate::block::{ReadOnly, StoreDevice};
 
     #[test]
-    fn a_device_is_a_store() {
+    fn block_device_works_as_a_store() {
         let device = StoreDevice::new(MemoryStore::new(vec![1; 8192])).with_blocks(512);
         let mut store = Answered::new(device);
         store.write_at(512, &[2; 1024]).unwrap();

@@ -1,4 +1,4 @@
-//! Any byte of a device of blocks.
+//! Byte-granular access to a device of blocks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -13,62 +13,62 @@ use farbus_wire::snapshot::{Reader, Writer};
 use super::below::Below;
 use crate::Reject;
 
-/// Kind of its snapshots.
+/// Snapshot kind of [`AnyByte`].
 pub const ANY_BYTE_KIND: u16 = 5;
 
-/// The device below, asked for any byte: what does not begin and end with a block is read as whole blocks, and changed
-/// by reading the blocks at its ends first and writing them back.
+/// A layer that accepts requests at any byte offset. A read that is not aligned to blocks becomes a read of whole
+/// blocks. A change that is not aligned reads the blocks at its ends first and writes them back.
 ///
-/// | | what waits for what |
+/// | request | waits for |
 /// |---|---|
-/// | reads | never wait |
-/// | changes of whole blocks | wait for changes of parts of the same blocks |
-/// | changes of parts of blocks | wait for all changes of the same blocks |
+/// | read | nothing |
+/// | change of whole blocks | earlier changes of parts of the same blocks |
+/// | change of parts of blocks | all earlier changes of the same blocks |
 ///
-/// So a change of one half of a block never undoes that of the other half, whichever comes first.
+/// So a change of one half of a block never undoes a change of the other half, in either order.
 #[derive(Debug)]
 pub struct AnyByte<D> {
     below: Below<D>,
     info: BlockInfo,
     block: u64,
-    /// Requests that are carried out, by a number of ours.
+    /// Requests that are being carried out, by their job number.
     jobs: BTreeMap<u64, Job>,
-    /// Changes that wait for others.
+    /// Changes that wait for other changes.
     waiting: VecDeque<BlockInFlight>,
     next_job: u64,
 }
 
-/// What was asked, and how far it is.
+/// A request and its progress.
 #[derive(Debug)]
 struct Job {
     request: BlockInFlight,
-    /// The blocks that it touches, as bytes.
+    /// The blocks that it touches, as a range of bytes.
     blocks: Range<u64>,
-    /// Changes parts of blocks.
+    /// Whether it changes parts of blocks.
     is_partial: bool,
-    /// Requests below that are not answered.
+    /// Number of requests to the device below that are not answered yet.
     open: u32,
-    /// The blocks at its two ends, as they were.
+    /// The old content of the blocks at its two ends.
     ends: [Vec<u8>; 2],
     /// Whether the ends have been read, or need not be.
     is_changing: bool,
     error: Option<StoreError>,
 }
 
-/// A request below is named by its job and by what it is for.
+/// Request ids below are `job * PARTS + part`.
 const PARTS: u64 = 4;
-/// What no count of requests reaches, and what leaves room to count on from.
+/// Upper limit of job numbers in a snapshot: out of reach of a real count, and far from overflow.
 const NUMBER_MAX: u64 = u64::MAX / PARTS / 2;
 const FIRST: u64 = 0;
 const LAST: u64 = 1;
 const WHOLE: u64 = 2;
 
 impl<D: BlockDevice> AnyByte<D> {
-    /// Over `device`.
+    /// Wraps `device`.
     pub fn new(device: D) -> Self {
         let whole = *device.info();
         let block = whole.block_bytes;
-        // A request becomes two blocks longer at most, less a byte each.
+        // Alignment adds at most two blocks, less one byte each.
         let request_bytes_max = if block == 1 { whole.request_bytes_max } else { whole.request_bytes_max - 2 * block };
         let info = BlockInfo { block_bytes: 1, request_bytes_max, ..whole };
         let below = Below::new(device);
@@ -86,7 +86,7 @@ impl<D: BlockDevice> AnyByte<D> {
     }
 
     fn is_partial(&self, request: &BlockRequest) -> bool {
-        // What is not needed of a block in part is needed of it: it stays as it is.
+        // Trimming may be skipped for parts of blocks: such a block keeps its content.
         if request.op == BlockOp::Trim {
             return false;
         }
@@ -94,7 +94,7 @@ impl<D: BlockDevice> AnyByte<D> {
         Self::is_change(request) && (!request.offset.is_multiple_of(self.block) || ends_within)
     }
 
-    /// Whether a change may begin, seen from those that are carried out and the first `before` that wait.
+    /// Whether a change may begin, given the jobs that run and the first `before` waiting requests.
     fn may_begin(&self, request: &BlockRequest, before: usize) -> bool {
         let (blocks, is_partial) = (self.widened(request), self.is_partial(request));
         let overlaps = |other: &Range<u64>| other.start < blocks.end && blocks.start < other.end;
@@ -116,7 +116,7 @@ impl<D: BlockDevice> AnyByte<D> {
         let (first, last) = (blocks.start, blocks.end.saturating_sub(self.block));
         let has_first = is_partial && request.offset != first;
         let end = request.offset + u64::from(request.length);
-        // One block that is cut at both ends is read once.
+        // If both ends are in the same block, it is read once.
         let has_last = is_partial && end != blocks.end && !(has_first && first == last);
         let ends = [Vec::new(), Vec::new()];
         let job = Job { request, blocks, is_partial, open: 0, ends, is_changing: false, error: None };
@@ -126,7 +126,7 @@ impl<D: BlockDevice> AnyByte<D> {
         let reads = [has_first.then(|| read(FIRST, first)), has_last.then(|| read(LAST, last))];
         if let Some(job) = self.jobs.get_mut(&number).filter(|_| is_partial) {
             job.open = reads.iter().flatten().count() as u32;
-            // It waits for what it is to be written beside.
+            // The payload waits until the ends have been read, so it must own its memory.
             job.request.own_payload();
             for read in reads.into_iter().flatten() {
                 self.submit_below(now, read, done);
@@ -136,7 +136,7 @@ impl<D: BlockDevice> AnyByte<D> {
         }
     }
 
-    /// The ends are known: asks for what was asked.
+    /// The ends are known: submits the request itself to the device.
     fn carry_out(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) {
         let job = self.jobs.get_mut(&number).expect("it is carried out");
         job.is_changing = true;
@@ -164,7 +164,7 @@ impl<D: BlockDevice> AnyByte<D> {
                 vec![BlockRequest::write(id(WHOLE), start, bytes.into())]
             }
             BlockOp::Discard | BlockOp::WriteZeroes => {
-                // What is not whole is written, and the rest is what was asked for.
+                // The partial blocks at the ends are written; the blocks between get the original operation.
                 let [first, last] = std::mem::take(&mut job.ends);
                 let block = first.len().max(last.len()) as u64;
                 let (offset, until) = (job.request.offset, job.request.offset + u64::from(job.request.length));
@@ -194,7 +194,7 @@ impl<D: BlockDevice> AnyByte<D> {
         self.below.act(done, |device, done| device.submit(now, request.launch(), done));
     }
 
-    /// Takes in what the device has done, and asks for what that allows.
+    /// Handles what the device has completed and continues the jobs.
     fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         while let Some(answer) = self.below.pop() {
             let (number, part) = (answer.id.0 / PARTS, answer.id.0 % PARTS);
@@ -241,7 +241,7 @@ impl<D: BlockDevice> AnyByte<D> {
 }
 
 impl Job {
-    /// What was at the ends, in bytes that stand for all its blocks.
+    /// Copies the saved end blocks into `bytes`, which covers all blocks of the job.
     fn put_ends(&mut self, bytes: &mut [u8]) {
         let [first, last] = std::mem::take(&mut self.ends);
         bytes[..first.len()].copy_from_slice(&first);
@@ -250,7 +250,7 @@ impl Job {
     }
 }
 
-/// A block, read at `at`, that is zeros within `range`.
+/// A write of the block `bytes`, read at `at`, with zeros inside `range`.
 fn zeroed(id: BlockId, mut bytes: Vec<u8>, at: u64, range: Range<u64>) -> BlockRequest {
     let from = range.start.saturating_sub(at) as usize;
     let to = (range.end - at).min(bytes.len() as u64) as usize;
@@ -280,7 +280,7 @@ impl<D: BlockDevice> BlockLayer for AnyByte<D> {
         }
         let result = self.below.act(done, act);
         self.collect(now, done);
-        // What an answer has let begin is sent in the same turn.
+        // Changes that an answer allowed to begin are sent in the same turn.
         self.below.act(done, |device, done| device.end_turn(now, done));
         self.collect(now, done);
         result
@@ -334,7 +334,7 @@ impl<D: BlockDevice> BlockLayer for AnyByte<D> {
     }
 }
 
-/// What waits for an answer, or for a place, in another process's words.
+/// The jobs and waiting requests of a snapshot.
 struct Saved {
     next_job: u64,
     jobs: Vec<SavedJob>,
@@ -374,15 +374,15 @@ impl Saved {
     }
 }
 
-/// What stands against a job of another process, in a rule's words.
+/// The rule that a job of a snapshot breaks, if any.
 type Verdict = Result<(), &'static str>;
 
 impl<D: BlockDevice> AnyByte<D> {
-    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device`
-    /// restores, and says what it was asked. With it what is asked of this one.
+    /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
+    /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so. The device has been left.
+    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
     pub fn restore<E: From<Reject>>(
         from: &mut Reader<'_>,
         device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
@@ -416,7 +416,7 @@ impl<D: BlockDevice> AnyByte<D> {
     ) -> Result<(), Reject> {
         for request in jobs.iter().map(|job| &job.request).chain(waiting) {
             let wrong = |rule| Reject::new("request", request.id.0, rule);
-            // What was to be written may be with the device by now.
+            // The data of a write may be with the device already.
             let bare = BlockRequest { payload: vec![0; request.payload.len()].into(), ..request.clone() };
             let whole = BlockRequest { payload: Payload::Empty, op: BlockOp::Discard, ..bare };
             let is_writing = !matches!(request.op, BlockOp::Read | BlockOp::Flush);
@@ -454,7 +454,7 @@ impl<D: BlockDevice> AnyByte<D> {
             return Err("somebody is to answer it");
         }
         if job.is_changing {
-            // What it changes is below already: what it read before is not needed any more.
+            // The change itself is with the device: the old content of the ends is not needed any more.
             let is_own = |op| op == job.request.op || (is_partial && op == BlockOp::Write);
             let is_read_whole =
                 |offset, length| (offset, u64::from(length)) == (blocks.start, blocks.end - blocks.start);
@@ -472,7 +472,7 @@ impl<D: BlockDevice> AnyByte<D> {
         if !is_partial || !parts.iter().all(is_read) || !are_blocks {
             return Err("its ends are being read");
         }
-        // One that is there is not read again, and one that is needed is one or the other.
+        // Each end that is needed has either been read or is being read, not both.
         let end = job.request.offset + u64::from(job.request.length);
         let has_first = job.request.offset != first;
         let has_last = end != blocks.end && !(has_first && first == last);

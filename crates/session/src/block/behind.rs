@@ -1,4 +1,4 @@
-//! What is written is answered before it has arrived, and flushed when it is to be durable.
+//! Write-back: a far device's writes are answered early and made durable by a flush.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,59 +12,57 @@ use farbus_wire::snapshot::{Reader, Writer};
 use super::below::Below;
 use crate::Reject;
 
-/// Kind of its snapshots.
+/// Snapshot kind of [`Behind`].
 pub const BEHIND_KIND: u16 = 9;
 
-/// Bytes that are answered and have not arrived: 160 MB/s over 100 ms.
+/// Most bytes that are answered but not yet written: 160 MB/s over 100 ms.
 pub const DIRTY_BYTES_MAX: u64 = 16 << 20;
-/// Writes that are answered and have not arrived: half of what an exporter takes at a time.
+/// Most writes that are answered but not yet written: half of what an exporter accepts at a time.
 pub const DIRTY_WRITES_MAX: usize = 128;
-/// Places of which is known one by one that they were lost; of more, it is known of all between them.
+/// Lost ranges that are kept separately; beyond that, everything between the first and the last counts as lost.
 const LOST_MAX: usize = 64;
 
-/// The device below, which is far away: a disk with a volatile write cache, for users who flush what is to be durable
-/// (requirement U9).
+/// A layer that gives a far device a volatile write cache, for users who flush what must be durable (requirement U9).
 ///
-/// A write is given to the device as it comes, and answered at once: what is hidden is the round trip, nothing is kept
-/// back.
+/// A write goes to the device at once and is answered at once: the layer hides the round trip and delays nothing.
 ///
-/// | asked | what happens |
+/// | request | what happens |
 /// |---|---|
-/// | a write that is not to be durable | to the device, answered; beyond [`DIRTY_BYTES_MAX`] or [`DIRTY_WRITES_MAX`] answered when there is room; while others have the device ([`BlockDevice::epoch`]), when it has ended |
-/// | a write that is (FUA), zeros, a discard | to the device, answered when that has answered |
-/// | a flush | waits until every write before it has arrived, then to the device, answered when that has answered |
-/// | a read of what has not arrived | answered with that, or waits for it |
-/// | a change of what has not arrived | waits for it: what was answered first is there first |
+/// | a write without FUA | goes to the device and is answered; beyond [`DIRTY_BYTES_MAX`] or [`DIRTY_WRITES_MAX`] answered when there is room; while others use the device ([`BlockDevice::epoch`]) answered when it completes |
+/// | a write with FUA, zeros, a discard | goes to the device, answered when the device answers |
+/// | a flush | waits until every earlier write has completed, then goes to the device, answered when the device answers |
+/// | a read of data not yet written | answered with that data, or waits for the write |
+/// | a change of a place not yet written | waits for the write, so that writes take effect in the order of their answers |
 ///
-/// A write that fails after it was answered is **lost**: the next flush fails, once ([`Losses`](farbus_model::Losses)
-/// tells each user of it), unless all that was lost has been written anew by then. Every read of that place fails until
-/// it has been, so nobody reads what was there before; and nothing more is answered early meanwhile.
+/// A write that fails after it was answered is **lost**. The next flush fails, once ([`Losses`](farbus_model::Losses)
+/// tells each user), unless everything lost has been rewritten by then. Every read of that place fails until it has
+/// been rewritten, so no read returns the old content. Until then no write is answered early.
 #[derive(Debug)]
 pub struct Behind<D> {
     below: Below<D>,
-    /// What is not done, by a number of ours, in the order in which it was asked.
+    /// Requests that are not complete, by their number, in the order of their submission.
     jobs: BTreeMap<u64, Job>,
     next_number: u64,
     dirty_bytes: u64,
     dirty_writes: usize,
-    /// Requests that wait for others.
+    /// Number of requests that wait for others.
     waiting: usize,
-    /// Where writes were lost, apart from each other and in order.
+    /// Ranges whose writes were lost, disjoint and in order.
     lost: Vec<Range<u64>>,
-    /// How often that happened.
+    /// How many writes were lost.
     losses: u64,
-    /// Whether no flush has said so since.
+    /// Whether no flush has reported the loss yet.
     is_untold: bool,
 }
 
 #[derive(Debug)]
 struct Job {
-    /// What was asked, its data aside.
+    /// The request without its data.
     asked: BlockRequest,
-    /// None: it was answered.
+    /// `None`: it was answered.
     owed: Option<BlockInFlight>,
-    /// What it writes, until it has been written: to be read, too. Not kept by another process for what is with the
-    /// device.
+    /// The data of a write until the device has it; reads are answered from it. A snapshot leaves it out for writes
+    /// that the device below holds.
     data: Payload,
     is_below: bool,
 }
@@ -74,7 +72,7 @@ impl Job {
         self.asked.offset..self.asked.offset + u64::from(self.asked.length)
     }
 
-    /// Whether it may be answered before it is done.
+    /// Whether it may be answered before it completes.
     fn is_early(&self) -> bool {
         self.asked.op == BlockOp::Write && !self.asked.is_durable
     }
@@ -90,14 +88,14 @@ enum Turn {
     Go,
     /// It waits for others.
     Wait,
-    /// Its bytes are here.
+    /// It is answered with these bytes.
     Read(Payload),
-    /// What it reads was lost.
+    /// It reads a place whose write was lost.
     Lost,
 }
 
 impl<D: BlockDevice> Behind<D> {
-    /// Over `device`, whose users flush what is to be durable.
+    /// Wraps `device`. Its users must flush what is to be durable.
     pub fn new(device: D) -> Self {
         Self {
             below: Below::new(device),
@@ -112,7 +110,7 @@ impl<D: BlockDevice> Behind<D> {
         }
     }
 
-    /// Bytes that were answered and have not arrived.
+    /// Bytes that are answered but not yet written.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes
     }
@@ -135,7 +133,7 @@ impl<D: BlockDevice> Behind<D> {
         }
     }
 
-    /// Does with a request what can be done now. Whether it waits no more.
+    /// Does what can be done with a request now. Returns whether it no longer waits.
     fn advance(&mut self, now: Instant, number: u64, done: &mut Completions<BlockDone>) -> bool {
         let turn = self.turn_of(number);
         match turn {
@@ -161,9 +159,9 @@ impl<D: BlockDevice> Behind<D> {
         self.below.act(done, |device, done| device.submit(now, below.launch(), done));
     }
 
-    /// Answers writes that are on their way, as far as there is room.
+    /// Answers writes that the device holds, as far as there is room.
     fn answer_early(&mut self, done: &mut Completions<BlockDone>) {
-        // What is not ours yet, or not any more, nobody else has been told to wait for.
+        // After a loss, or without exclusive use (no epoch), no write is answered early.
         if !self.lost.is_empty() || self.below.device.epoch().is_none() {
             return;
         }
@@ -179,7 +177,7 @@ impl<D: BlockDevice> Behind<D> {
         }
     }
 
-    /// Takes in what the device has done, and asks for what that allows; whether there was such.
+    /// Handles what the device has completed and continues waiting requests; returns whether any continued.
     fn collect(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
         let mut has_begun = false;
         while let Some(answer) = self.below.pop() {
@@ -196,12 +194,12 @@ impl<D: BlockDevice> Behind<D> {
             }
             has_begun |= self.advance_all(now, done);
         }
-        // What failed at once is not answered early.
+        // After the results, so that a write that failed at once is not answered early.
         self.answer_early(done);
         has_begun
     }
 
-    /// What a change that has ended means for what is known.
+    /// Updates the counters and the lost ranges after a request.
     fn note(&mut self, job: &Job, result: Result<(), StoreError>) {
         let was_answered = job.owed.is_none();
         if was_answered {
@@ -247,7 +245,7 @@ impl<D: BlockDevice> Behind<D> {
         self.is_untold &= !self.lost.is_empty();
     }
 
-    /// Whatever waits and need not any more goes on; whether something did.
+    /// Continues each waiting request that can go on; returns whether one did.
     fn advance_all(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
         if self.waiting == 0 {
             return false;
@@ -260,7 +258,7 @@ impl<D: BlockDevice> Behind<D> {
 }
 
 impl Job {
-    /// Bytes of this place, if all of them are here.
+    /// The bytes of `place`, if the write covers all of it.
     fn read(&self, place: &Range<u64>) -> Option<Payload> {
         let own = self.place();
         let is_whole =
@@ -292,7 +290,7 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
         act: impl FnOnce(&mut D, &mut Completions<BlockDone>) -> R,
     ) -> R {
         let result = self.below.act(done, act);
-        // What that allows is asked of it in the same turn.
+        // Requests that became possible are submitted in the same turn.
         if self.collect(now, done) {
             self.below.act(done, |device, done| device.end_turn(now, done));
             self.collect(now, done);
@@ -304,7 +302,7 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
         if let Err(error) = self.below.device.info().check(&request) {
             return done.push(request.fail(error));
         }
-        // It is here for whoever reads it, and with the device.
+        // The data is used twice: for reads here, and by the device.
         request.share_payload();
         let data = request.take_payload();
         let asked = BlockRequest { payload: Payload::Empty, ..(*request).clone() };
@@ -318,7 +316,7 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
     }
 
     fn epoch(&self) -> Option<u64> {
-        // What was written and lost may have been read in between.
+        // A loss changes the content, and a read may have seen the written data in between.
         self.below.device.epoch().map(|epoch| epoch + self.losses)
     }
 
@@ -348,7 +346,7 @@ impl<D: BlockDevice> BlockLayer for Behind<D> {
     }
 }
 
-/// A job in another process's words.
+/// A job of a snapshot.
 struct Saved {
     number: u64,
     asked: BlockRequest,
@@ -365,7 +363,7 @@ impl Saved {
     fn check(&self, info: &BlockInfo, below: &Pending) -> Result<(), &'static str> {
         let Self { asked, is_owed, is_below, .. } = self;
         let data = if asked.op == BlockOp::Write && !is_below { asked.length as usize } else { 0 };
-        // What it writes may be with the device by now.
+        // The data of a write may be with the device already.
         let length = if asked.op == BlockOp::Write { asked.length as usize } else { 0 };
         let whole = BlockRequest { payload: Payload::pattern(&[0], length), ..asked.clone() };
         if asked.payload.len() != data || info.check(&whole).is_err() {
@@ -381,11 +379,11 @@ impl Saved {
 }
 
 impl<D: BlockDevice> Behind<D> {
-    /// As another process saved it, over the device that it saved: the first part of the bytes, which `device`
-    /// restores, and says what it was asked. With it what is asked of this one.
+    /// Restores the layer from a snapshot. `device` restores the device below from the first part of the bytes and
+    /// returns the requests that it has in flight. Returns the layer with the requests that it has to answer.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so. The device has been left.
+    /// [`Reject`]: the snapshot is inconsistent. The device below has been left ([`BlockDevice::leave`]).
     pub fn restore<E: From<Reject>>(
         from: &mut Reader<'_>,
         device: impl FnOnce(&[u8]) -> Result<(D, Pending), E>,
@@ -401,7 +399,7 @@ impl<D: BlockDevice> Behind<D> {
             lost.push(from.u64("lost from")?..from.u64("lost to")?);
         }
         let (device, below) = device(bytes)?;
-        // Whether it was told is not saved: it is told again.
+        // The snapshot does not say whether a flush reported the loss: it is reported again.
         let is_untold = !lost.is_empty();
         let mut this = Self { next_number, lost, is_untold, ..Self::new(device) };
         match this.check_saved(&jobs, &below) {
@@ -427,7 +425,7 @@ impl<D: BlockDevice> Behind<D> {
         self.jobs.insert(number, Job { asked, owed, data, is_below });
     }
 
-    /// What is asked of it.
+    /// Checks the snapshot against the device's requests; returns the requests that this layer has to answer.
     fn check_saved(&self, jobs: &[Saved], below: &Pending) -> Result<Pending, Reject> {
         let mut asked = Pending::new();
         let mut last = None;

@@ -1,12 +1,12 @@
-//! The device under a layer that sees to its answers.
+//! The device below a layer that inspects its answers.
 
 use farbus_model::{BlockDevice, BlockDone, BufferPool, Completions};
 
-/// The device under a layer, and what it has answered.
+/// The device below a layer, with the answers that the layer has not taken yet.
 #[derive(Debug)]
 pub(super) struct Below<D> {
     pub device: D,
-    /// Its pool is the asker's while the device does something.
+    /// While the device acts, this holds the pool of the caller's completions.
     answers: Completions<BlockDone>,
 }
 
@@ -15,7 +15,7 @@ impl<D: BlockDevice> Below<D> {
         Self { device, answers: Completions::new(BufferPool::new(0)) }
     }
 
-    /// Lets the device do something, in the asker's buffers; [`Below::pop`] has what it answers.
+    /// Lets the device act with the caller's buffer pool; [`Below::pop`] returns what it completes.
     pub fn act<R>(
         &mut self,
         done: &mut Completions<BlockDone>,
@@ -27,12 +27,12 @@ impl<D: BlockDevice> Below<D> {
         result
     }
 
-    /// The next of its answers, oldest first.
+    /// Its next answer, oldest first.
     pub fn pop(&mut self) -> Option<BlockDone> {
         self.answers.pop()
     }
 
-    /// Lets the device do something; what it answers goes to `done` by way of `see`.
+    /// Lets the device act; each answer passes through `see` and then goes to `done`.
     pub fn with<R>(
         &mut self,
         done: &mut Completions<BlockDone>,

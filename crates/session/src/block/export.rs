@@ -1,4 +1,4 @@
-//! A block device that is shared: a medium, and how its users see it.
+//! A block device that is offered: a medium, and the view that its users have of it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,37 +9,37 @@ use farbus_wire::native::control;
 use super::{Answered, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Switch};
 use crate::claims::Mode;
 
-/// How the users of a medium see it (requirement N14): a part of it, unchangeable, with changes of their own.
+/// The view that users have of a medium (requirement N14): a part of it, read-only, or with private changes.
 #[derive(Clone, Default)]
 pub struct View {
-    /// Where it begins, bytes.
+    /// Offset of the view in the medium, bytes.
     pub offset: u64,
-    /// Its size, bytes; `None`: to the end.
+    /// Size of the view, bytes; `None`: to the end of the medium.
     pub size_bytes: Option<u64>,
-    /// Whether nobody may change it.
+    /// Whether every change is refused.
     pub is_read_only: bool,
-    /// Where changes go that nobody else sees.
+    /// Where private changes are stored, if users have them.
     pub changes: Option<Changes>,
 }
 
-/// Where the changes of a view go.
+/// Where the private changes of a view are stored.
 #[derive(Clone)]
 pub enum Changes {
-    /// So many bytes of memory for each user.
+    /// In this many bytes of memory for each user.
     Memory(u64),
-    /// There; one user at a time then.
+    /// On another medium; the export then has one user at a time.
     Medium(Arc<dyn Medium>),
 }
 
-/// A block device on offer. Every user opens it, and has a device of its own over the same medium.
+/// A block device on offer. Each user opens it and gets a device of its own over the same medium.
 pub struct BlockExport {
     medium: Switch,
-    /// Where the medium is, as people write it.
+    /// Where the medium is, as people write it: a path or an address.
     place: Mutex<Option<String>>,
     view: View,
     durability: u64,
     info: BlockInfo,
-    /// Its medium ends with this process.
+    /// Whether its medium is this process's memory.
     is_in_memory: bool,
 }
 
@@ -54,7 +54,7 @@ impl BlockExport {
     /// [`Description::durability`](farbus_wire::native::block::Description::durability) says.
     ///
     /// # Errors
-    /// A sentence for a person: the medium has no such part.
+    /// A sentence for a person: the view does not fit into the medium.
     pub fn new(medium: Arc<dyn Medium>, view: View, durability: u64) -> Result<Self, String> {
         let medium = Switch::new(medium)?;
         let device = open(&medium, &view)?;
@@ -65,47 +65,47 @@ impl BlockExport {
         Ok(Self { medium, place: Mutex::default(), view, durability, info, is_in_memory: false })
     }
 
-    /// The same, of a medium that is this process's memory.
+    /// Marks the medium as this process's memory.
     #[must_use]
     pub fn in_memory(mut self) -> Self {
         self.is_in_memory = true;
         self
     }
 
-    /// What of it no other process can have, if there is something: of its medium, or, where it `is_used`, of its
-    /// users' changes.
+    /// Whether this process's end would lose data: its medium is memory, or (if `is_used`) its users have private
+    /// changes.
     pub fn is_lost_with_process(&self, is_used: bool) -> bool {
-        // Where changes lie in their medium is known to this process alone.
+        // Only this process knows which parts of the change store hold which sectors.
         self.is_in_memory || (is_used && self.view.changes.is_some())
     }
 
-    /// Its medium, which may be exchanged while it is in use.
+    /// Its medium, which can be exchanged while it is in use.
     pub fn switch(&self) -> &Switch {
         &self.medium
     }
 
-    /// Where its medium is, as people write it, if somebody said so.
+    /// Where its medium is, as people write it, if that is known.
     pub fn place(&self) -> Option<String> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Its medium is there.
+    /// Records where its medium is.
     pub fn is_at(&self, place: String) {
         *self.place.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
     }
 
-    /// What it is.
+    /// Its size, block size and limits.
     pub fn info(&self) -> &BlockInfo {
         &self.info
     }
 
-    /// As [`BlockExport::new`] was told.
+    /// The durability given to [`BlockExport::new`].
     pub fn durability(&self) -> u64 {
         self.durability
     }
 
-    /// How whoever asks for it by `asked` uses it in truth: what cannot be changed by anybody is read, and changes of
-    /// one's own are in nobody's way.
+    /// The mode that a user gets who asks for `asked`: a read-only view is read, and private changes in memory are
+    /// [`Mode::Scratch`].
     pub fn mode(&self, asked: control::Mode) -> Mode {
         match (asked, &self.view.changes) {
             (control::Mode::Read | control::Mode::Observe, _) => Mode::Read,
@@ -115,7 +115,7 @@ impl BlockExport {
         }
     }
 
-    /// Whether who uses it may hand it over: alone, and with nothing of his own in it.
+    /// Whether its user may hand it over to a successor: it must be exclusive, without private changes.
     pub fn may_be_inherited(&self) -> bool {
         self.mode(control::Mode::Exclusive) == Mode::Exclusive && self.view.changes.is_none()
     }
@@ -123,7 +123,7 @@ impl BlockExport {
     /// Opens it for one more user.
     ///
     /// # Errors
-    /// A sentence for a person.
+    /// A sentence for a person: the medium or the change store does not open.
     pub fn open(&self, mode: Mode) -> Result<Box<dyn BlockDevice>, String> {
         let device = open(&self.medium, &self.view)?;
         match mode {
@@ -132,10 +132,10 @@ impl BlockExport {
         }
     }
 
-    /// The same as a store: the class that a USB disk needs.
+    /// Opens it as a [`BlockStore`], which the USB disk gadget needs.
     ///
     /// # Errors
-    /// A sentence for a person.
+    /// A sentence for a person: the medium or the change store does not open.
     pub fn open_store(&self, mode: Mode) -> Result<Box<dyn BlockStore>, String> {
         let is_bare = self.view.offset == 0 && self.view.size_bytes.is_none() && self.view.changes.is_none();
         if is_bare && !(self.view.is_read_only || mode == Mode::Read) {
@@ -144,7 +144,7 @@ impl BlockExport {
         Ok(Box::new(Answered::new(self.open(mode)?)))
     }
 
-    /// Whether zeros are made faster there than they are written.
+    /// Whether zeroing a range is faster than writing zeros.
     pub fn zeroes_fast(&self) -> bool {
         self.view.changes.is_some()
     }
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_changed_is_read_whatever_was_asked_for() {
+    fn read_only_view_is_read_in_every_mode() {
         let asked = |view: View| {
             let export = export(view);
             [control::Mode::Exclusive, control::Mode::Read].map(|asked| export.mode(asked))
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_changes_nothing_and_sees_what_the_writer_wrote() {
+    fn reader_cannot_write_and_sees_what_the_writer_wrote() {
         let export = export(View { offset: 4096, size_bytes: Some(8192), ..View::default() });
         let mut writer = export.open_store(Mode::Exclusive).unwrap();
         let mut reader = export.open_store(Mode::Read).unwrap();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_lost_with_its_process_and_changes_there_once_somebody_makes_some() {
+    fn memory_medium_is_always_lost_with_its_process_and_changes_once_in_use() {
         let in_memory = |changes| export(View { changes, ..View::default() });
         let lost = |export: &BlockExport| [false, true].map(|is_used| export.is_lost_with_process(is_used));
         assert_eq!(lost(&in_memory(None)), [false; 2]);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_has_changes_of_his_own() {
+    fn each_scratch_user_has_private_changes() {
         let export = export(View { changes: Some(Changes::Memory(1 << 20)), ..View::default() });
         let [mut one, mut other] = [(); 2].map(|()| export.open_store(Mode::Scratch).unwrap());
         one.write_at(512, &[7; 512]).unwrap();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_not_there_is_refused_with_its_size() {
+    fn view_beyond_the_medium_is_refused_with_its_size() {
         let wrong = |offset, size_bytes| {
             let view = View { offset, size_bytes, ..View::default() };
             BlockExport::new(medium(), view, 0).unwrap_err()

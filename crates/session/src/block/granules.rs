@@ -1,10 +1,10 @@
-//! Which parts of a disk are meant: a bit for each of equal pieces.
+//! A set of equal pieces of a disk, one bit each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farbus_model::limits::{SWAP_GRANULE_BYTES_MIN, SWAP_GRANULES_MAX};
 
-/// A set of a disk's granules, changed by several threads at once.
+/// A set of a disk's granules, which several threads may change at once.
 #[derive(Debug)]
 pub(super) struct Granules {
     size_bytes: u64,
@@ -12,7 +12,7 @@ pub(super) struct Granules {
     words: Box<[AtomicU64]>,
 }
 
-/// Neighbouring granules: bytes from there, so many.
+/// A run of neighbouring granules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub offset: u64,
@@ -26,7 +26,7 @@ impl Run {
 }
 
 impl Granules {
-    /// None of a disk of `size_bytes`. A larger disk has larger granules, so that the bits stay few.
+    /// The empty set for a disk of `size_bytes`. A larger disk has larger granules, which bounds the number of bits.
     pub fn none_of(size_bytes: u64) -> Self {
         let granule_bytes = size_bytes.div_ceil(SWAP_GRANULES_MAX).next_power_of_two().max(SWAP_GRANULE_BYTES_MIN);
         let words = size_bytes.div_ceil(granule_bytes).div_ceil(64);
@@ -34,7 +34,7 @@ impl Granules {
         Self { size_bytes, granule_bytes, words }
     }
 
-    /// All of it.
+    /// The set of all granules.
     pub fn all_of(size_bytes: u64) -> Self {
         let all = Self::none_of(size_bytes);
         all.add(0, size_bytes);
@@ -45,9 +45,9 @@ impl Granules {
         self.granule_bytes
     }
 
-    /// The words that a range touches, and the bits of it there.
+    /// The words that a range touches, with the range's bits in each.
     fn touched(&self, offset: u64, length: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
-        // Of nothing, none.
+        // An empty range touches nothing.
         let end = (offset + length).div_ceil(self.granule_bytes) * u64::from(length > 0);
         let first = offset / self.granule_bytes;
         (first / 64..end.div_ceil(64)).map(move |word| {
@@ -57,29 +57,30 @@ impl Granules {
         })
     }
 
-    /// Adds whatever granule the range touches.
+    /// Adds every granule that the range touches.
     pub fn add(&self, offset: u64, length: u64) {
         for (word, bits) in self.touched(offset, length) {
-            // What is there already needs no line of the cache for oneself. Whoever takes the bit has to see what it
-            // stands for.
+            // Bits that are set already need no exclusive cache line. `Release` pairs with the `AcqRel` of `remove`:
+            // the thread that takes a bit sees the change that it stands for.
             if word.load(Ordering::Relaxed) & bits != bits {
                 word.fetch_or(bits, Ordering::Release);
             }
         }
     }
 
-    /// Whether it has every granule that the range touches.
+    /// Whether it contains every granule that the range touches.
     pub fn has_all(&self, offset: u64, length: u64) -> bool {
         self.touched(offset, length).all(|(word, bits)| word.load(Ordering::Acquire) & bits == bits)
     }
 
-    /// Whether it has the granule at `offset`.
+    /// Whether it contains the granule at `offset`.
     pub fn has(&self, offset: u64) -> bool {
         let at = offset / self.granule_bytes;
         self.words[(at / 64) as usize].load(Ordering::Acquire) & 1 << (at % 64) != 0
     }
 
-    /// Takes the first granule from `offset` on out, and its neighbours up to `bytes_max` together (but one at least).
+    /// Removes and returns the first granule from `offset` on, with the neighbours behind it up to `bytes_max` in total
+    /// (at least one granule).
     pub fn take(&self, offset: u64, bytes_max: u64) -> Option<Run> {
         let first = self.find(offset / self.granule_bytes)?;
         let mut end = first + 1;
@@ -103,14 +104,14 @@ impl Granules {
         None
     }
 
-    /// Whether it was there.
+    /// Removes a granule; returns whether it was in the set.
     fn remove(&self, at: u64) -> bool {
         let bit = 1 << (at % 64);
         let Some(word) = self.words.get((at / 64) as usize) else { return false };
         word.load(Ordering::Relaxed) & bit != 0 && word.fetch_and(!bit, Ordering::AcqRel) & bit != 0
     }
 
-    /// Bytes of all of them.
+    /// Total size of the granules in the set.
     pub fn bytes(&self) -> u64 {
         let granules: u64 = self.words.iter().map(|word| u64::from(word.load(Ordering::Relaxed).count_ones())).sum();
         let last = self.size_bytes.saturating_sub(1);
@@ -127,7 +128,7 @@ mod tests {
     const GRANULE: u64 = SWAP_GRANULE_BYTES_MIN;
 
     #[test]
-    fn the_largest_disk_needs_a_few_mebibytes() {
+    fn granules_of_the_largest_disk_need_a_few_mebibytes() {
         for size in [1, 1 << 30, (2 << 40) + 1, 16 << 40] {
             let none = Granules::none_of(size);
             assert!(none.words.len() * 8 <= 4 << 20, "{} words for {size} bytes", none.words.len());
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_is_taken_once_in_runs() {
+    fn added_granules_are_taken_once_in_runs() {
         let size = 200 * GRANULE + 77;
         let set = Granules::none_of(size);
         set.add(0, 0);
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_disk_is_its_size() {
+    fn all_granules_of_a_disk_add_up_to_its_size() {
         for size in [1, GRANULE, 64 * GRANULE, 64 * GRANULE + 1, 129 * GRANULE - 1] {
             let all = Granules::all_of(size);
             assert_eq!(all.bytes(), size);

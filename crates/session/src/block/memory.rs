@@ -1,4 +1,4 @@
-//! A store in memory that several have open.
+//! A memory medium that several users open.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,15 +6,15 @@ use farbus_model::{BlockStore, Medium, StoreError};
 
 use super::sparse::SparseMemory;
 
-/// The size that copies are made in without filling a cache, bytes: a page, as a file's.
+/// Preferred request size, bytes: a page, as for a file.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// Memory that several have open at once.
+/// Memory that several users may have open at once, each by its own handle.
 #[derive(Clone, Debug)]
 pub struct MemoryMedium(Arc<Mutex<SparseMemory>>);
 
 impl MemoryMedium {
-    /// Over this memory.
+    /// Wraps this memory.
     pub fn new(memory: SparseMemory) -> Self {
         Self(Arc::new(Mutex::new(memory)))
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_handle_wrote_the_other_reads() {
+    fn handles_of_one_memory_medium_share_its_content() {
         let medium = MemoryMedium::new(SparseMemory::new(1 << 20, 1 << 20));
         let (mut one, mut other) = (medium.open().unwrap(), medium.open().unwrap());
         one.write_at(77, b"here").unwrap();

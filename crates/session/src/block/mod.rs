@@ -1,21 +1,21 @@
-//! Block devices: a store as a device, and views as layers on a device (requirement N14).
+//! Block devices: a store as a device, and views as layers over a device (requirement N14).
 //!
 //! | layer | what its user sees |
 //! |---|---|
-//! | [`StoreDevice`] | a store, which answers at once |
-//! | [`ReadOnly`] | the device, unchangeable |
+//! | [`StoreDevice`] | a store as a device that answers at once |
+//! | [`ReadOnly`] | the device, read-only |
 //! | [`Range`] | a part of it, as a device of its own |
-//! | [`AnyByte`] | a device of larger blocks, asked for any byte |
-//! | [`Behind`] | a device far away, with a write cache: what is to be durable is flushed |
-//! | [`Ahead`] | a device far away, whose next bytes are there when they are read in order |
-//! | [`Scratch`] | the device as it was, with changes of one's own that go away |
-//! | [`MemoryMedium`] | memory that several have open, by a handle each |
-//! | [`Switch`] | a medium behind which another may be put while it is in use, which [`Swap`] does |
+//! | [`AnyByte`] | a device of larger blocks, accessed at any byte |
+//! | [`Behind`] | a far device with a write cache: a flush makes writes durable |
+//! | [`Ahead`] | a far device with read-ahead for sequential reads |
+//! | [`Scratch`] | the device with private changes that are discarded at the end |
+//! | [`MemoryMedium`] | memory that several users open, each by its own handle |
+//! | [`Switch`] | a medium that [`Swap`] can exchange while it is in use |
 //! | [`Answered`] | a device that answers at once, as a store |
-//! | [`BlockExport`] | a medium on offer: each of its users opens it |
-//! | [`Traced`] | the device; who asked what, and when it was answered, is noted |
+//! | [`BlockExport`] | a medium on offer, which each of its users opens |
+//! | [`Traced`] | the device, with requests and answers recorded in a trace |
 //!
-//! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so they stack in any order: `ReadOnly<Range<_>>`
+//! A layer is a [`BlockDevice`](farbus_model::BlockDevice) over one, so layers stack in any order: `ReadOnly<Range<_>>`
 //! for one importer and `Scratch<_>` for another, over the same export.
 
 mod ahead;
@@ -41,7 +41,7 @@ pub use answered::{Answered, make_durable};
 pub use any_byte::{ANY_BYTE_KIND, AnyByte};
 pub use behind::{BEHIND_KIND, Behind};
 pub use export::{BlockExport, Changes, View};
-/// A store as a device: the layer at the bottom.
+/// A store as a device: the bottom of a stack of layers.
 pub use farbus_model::StoreDevice;
 pub use memory::MemoryMedium;
 pub use range::Range;

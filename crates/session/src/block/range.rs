@@ -60,7 +60,7 @@ impl<D: BlockDevice> BlockLayer for Range<D> {
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        // What leaves the part must not reach the rest.
+        // A request that leaves the part must not reach the rest of the device.
         if let Err(error) = self.info.check(&request) {
             done.push(request.fail(error));
             return;

@@ -1,19 +1,19 @@
-//! How fast something may go on.
+//! A rate limit.
 
 use std::time::Duration;
 
 use farbus_model::Instant;
 
-/// A bucket of tokens, a token a byte: it fills at a rate, and takes what a tenth of a second brings.
+/// A token bucket with one token per byte. It allows a burst of 100 ms.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
-    /// Bytes a second; `None` is no limit.
+    /// Bytes per second; `None`: no limit.
     rate: Option<u64>,
-    /// Nanoseconds' worth of what was taken in advance.
+    /// When everything taken so far is paid for.
     full_at: Instant,
 }
 
-/// How much may go at once after a pause.
+/// The largest burst after a pause, in time.
 const BURST: Duration = Duration::from_millis(100);
 
 impl Bucket {
@@ -21,13 +21,13 @@ impl Bucket {
         Self { rate, full_at: now }
     }
 
-    /// When more may be taken: not yet, until then.
+    /// When more may be taken: `None` means now.
     pub fn wait_until(&self, now: Instant) -> Option<Instant> {
         let owed = self.full_at - now;
         (owed > BURST).then(|| now + (owed - BURST))
     }
 
-    /// This was taken: it is owed, be it more than there was.
+    /// Takes `bytes`, even if that is more than the bucket holds; the rest is owed.
     pub fn take(&mut self, now: Instant, bytes: u64) {
         let Some(rate) = self.rate.filter(|rate| *rate > 0) else { return };
         let ns = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_much_passes_as_the_rate_says_and_a_tenth_of_a_second_more() {
+    fn bucket_passes_its_rate_and_a_burst_of_a_tenth_of_a_second() {
         let mut now = Instant::ZERO;
         let mut bucket = Bucket::new(Some(1 << 20), now);
         let mut taken = 0;
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_rate_nothing_waits_and_a_pause_saves_nothing_up() {
+    fn bucket_without_rate_never_waits_and_pauses_are_not_saved_up() {
         let mut free = Bucket::new(None, Instant::ZERO);
         free.take(Instant::ZERO, u64::MAX);
         assert_eq!(free.wait_until(Instant::ZERO), None);

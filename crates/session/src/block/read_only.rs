@@ -1,8 +1,8 @@
-//! A device that its user cannot change.
+//! A read-only view of a device.
 
 use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, Completions, Instant};
 
-/// The device below, refusing every change, whoever else may change it.
+/// The device below with every change refused. Other users of that device may still change it.
 #[derive(Debug)]
 pub struct ReadOnly<D> {
     device: D,
@@ -10,7 +10,7 @@ pub struct ReadOnly<D> {
 }
 
 impl<D: BlockDevice> ReadOnly<D> {
-    /// Over `device`.
+    /// Wraps `device`.
     pub fn new(device: D) -> Self {
         let info = BlockInfo { is_read_only: true, ..*device.info() };
         Self { device, info }

@@ -1,4 +1,4 @@
-//! A device as it was, with changes of one's own.
+//! A copy-on-write view of a device.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,22 +10,22 @@ use farbus_model::{
 
 use super::below::Below;
 
-/// The least that is noted as changed: the smallest sector of any disk.
+/// Smallest unit of change, bytes: the smallest sector of any disk.
 const SECTOR_BYTES_MIN: u32 = 512;
-/// Sectors whose changes lie together: the bits of a mask.
+/// Sectors per grain, whose changes are stored together: one bit each of a mask.
 const GRAIN_SECTORS: u64 = 8;
 
-/// A view with changes of its own (copy on write): what its user writes goes to a store of his, the device below is
-/// only read.
+/// A copy-on-write view: what its user writes goes to a store of its own, the device below is only read.
 ///
-/// | a sector was | it reads as |
+/// | last operation on a sector | it reads as |
 /// |---|---|
-/// | written after all else | what was written |
+/// | written | what was written |
 /// | discarded or zeroed | zeros |
-/// | neither | what the device below says now |
+/// | none | what the device below contains now |
 ///
-/// The store is filled from its start, in the order in which things are written; when it is full, writes fail with
-/// [`StoreError::NoSpace`] and all else goes on. Changes are as durable as the store, and nobody finds them again.
+/// The store is filled from its start in the order of the writes. When it is full, writes fail with
+/// [`StoreError::NoSpace`] and everything else still works. Changes are as durable as the store, but no later process
+/// can find them in it.
 #[derive(Debug)]
 pub struct Scratch<D, S> {
     below: Below<D>,
@@ -38,11 +38,11 @@ pub struct Scratch<D, S> {
 struct Changes<S> {
     store: S,
     sector_bytes: u64,
-    /// Where in the store a grain's changes lie, and which of its sectors were written.
+    /// For each changed grain, its place in the store and which of its sectors were written.
     grains: HashMap<u64, Grain>,
-    /// Places in the store that were used and are not any more.
+    /// Places in the store that were used and are free again.
     free: Vec<u32>,
-    /// Places used so far.
+    /// Number of places used so far.
     used: u32,
     places: u32,
     /// Ranges that read as zeros, from → to; they neither touch nor overlap.
@@ -64,7 +64,7 @@ enum Source {
 }
 
 impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
-    /// Over `device`, with changes in `store`, whose content does not matter.
+    /// Wraps `device` and keeps changes in `store`, whose old content does not matter.
     pub fn new(device: D, store: S) -> Self {
         let whole = *device.info();
         let sector = whole.block_bytes.max(SECTOR_BYTES_MIN);
@@ -90,7 +90,7 @@ impl<D: BlockDevice, S: BlockStore> Scratch<D, S> {
         Self { below: Below::new(device), changes, info }
     }
 
-    /// Bytes of the store that are used.
+    /// Bytes of the store in use.
     pub fn used_bytes(&self) -> u64 {
         self.changes.grains.len() as u64 * self.changes.sector_bytes * GRAIN_SECTORS
     }
@@ -112,7 +112,7 @@ impl<S: BlockStore> Changes<S> {
         (u64::from(place) * GRAIN_SECTORS + within) * self.sector_bytes
     }
 
-    /// The runs of a range, by where their bytes are: offset in the range, source, bytes.
+    /// Splits a range into runs by where their bytes are: offset in the range, source, bytes.
     fn runs(&self, offset: u64, length: u64) -> impl Iterator<Item = (usize, Source, usize)> {
         let (first, end) = (offset / self.sector_bytes, (offset + length) / self.sector_bytes);
         let mut sector = first;
@@ -141,7 +141,7 @@ impl<S: BlockStore> Changes<S> {
         self.runs(offset, length).any(|(_, source, _)| source == Source::Below)
     }
 
-    /// Puts what was changed over what the device below said.
+    /// Replaces the changed parts of what the device below returned.
     fn patch(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
         let runs: Vec<_> = self.runs(offset, bytes.len() as u64).collect();
         for (at, source, count) in runs {
@@ -193,7 +193,7 @@ impl<S: BlockStore> Changes<S> {
         Ok(self.used - 1)
     }
 
-    /// Makes a range read as zeros and gives back what its changes took.
+    /// Makes a range read as zeros and frees the places of its changes.
     fn zero(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
         let (first, end) = (offset / self.sector_bytes, (offset + length) / self.sector_bytes);
         if first == end {
@@ -210,7 +210,7 @@ impl<S: BlockStore> Changes<S> {
             }
             grain.written != 0
         };
-        // Whichever are fewer: the grains of the range, or those that there are.
+        // Iterates over whichever are fewer: the grains of the range, or all grains with changes.
         let free = &mut self.free;
         if last_grain - first_grain < self.grains.len() as u64 {
             for number in first_grain..=last_grain {
@@ -227,7 +227,7 @@ impl<S: BlockStore> Changes<S> {
         Ok(())
     }
 
-    /// Joins a range with those that it touches.
+    /// Adds a range, joined with those that it touches or overlaps.
     fn note_zeroed(&mut self, mut first: u64, mut end: u64) -> Result<(), StoreError> {
         if let Some((&before, &before_end)) = self.zeroed.range(..=first).next_back()
             && before_end >= first
@@ -305,7 +305,7 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
             Err(error) => request.fail(error),
         });
     }
-    /// None: where the changes lie in their store is known here alone.
+    /// None: only this process knows where the changes are in their store.
     fn state(&self) -> Option<Vec<u8>> {
         None
     }
@@ -314,7 +314,7 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
         false
     }
 
-    /// None, as its state.
+    /// None, for the same reason as its state.
     fn save(&mut self, _now: Instant) -> Option<Vec<u8>> {
         None
     }

@@ -1,16 +1,16 @@
-//! A store in memory that takes memory only for what was written.
+//! A store in memory that uses memory only for what was written.
 
 use farbus_model::{BlockStore, StoreError};
 
-/// Bytes that are taken at a time: what a read of the usual size lies in, and a sixteenth of what a huge page has.
+/// Bytes allocated at a time: a read of the usual size fits into one chunk, and it is a sixteenth of a 2 MiB huge page.
 const CHUNK_BYTES: usize = 128 << 10;
 
-/// Chunks that are looked up together: a disk of 16 TiB has 32768 such shelves.
+/// Chunks per shelf of the two-level table: a disk of 16 TiB has 32768 shelves.
 const SHELF_CHUNKS: usize = 4096;
 
 type Chunk = Option<Box<[u8]>>;
 
-/// A store in memory of any size: scratch for a view, and a disk for tests and measurements.
+/// A sparse store in memory, of any size: for private changes of a view, and as a disk in tests and measurements.
 #[derive(Debug)]
 pub struct SparseMemory {
     size_bytes: u64,
@@ -19,7 +19,8 @@ pub struct SparseMemory {
 }
 
 impl SparseMemory {
-    /// One of `size_bytes`, of which at most `written_bytes_max` are ever written: beyond, it has no space.
+    /// A store of `size_bytes`, of which at most `written_bytes_max` can be written: further writes fail with
+    /// [`StoreError::NoSpace`].
     pub fn new(size_bytes: u64, written_bytes_max: u64) -> Self {
         let shelves = size_bytes.div_ceil((CHUNK_BYTES * SHELF_CHUNKS) as u64) as usize;
         let chunks_left = written_bytes_max.div_ceil(CHUNK_BYTES as u64);
@@ -30,7 +31,7 @@ impl SparseMemory {
         self.shelves[chunk / SHELF_CHUNKS].get_mut(chunk % SHELF_CHUNKS)?.as_mut()
     }
 
-    /// The place of a chunk that is to be written.
+    /// The chunk, allocated if it was not there.
     fn chunk_to_fill(&mut self, chunk: usize) -> Result<&mut [u8], StoreError> {
         let shelf = &mut self.shelves[chunk / SHELF_CHUNKS];
         if shelf.is_empty() {
@@ -43,7 +44,7 @@ impl SparseMemory {
         Ok(place.get_or_insert_with(|| vec![0; CHUNK_BYTES].into()))
     }
 
-    /// The pieces of a range: which chunk, where in it, how much.
+    /// The pieces of a range: index of the chunk, offset in it, length.
     fn pieces(offset: u64, length: u64) -> impl Iterator<Item = (usize, usize, usize)> {
         let end = offset + length;
         let mut at = offset;
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sixteen_tebibytes_cost_what_is_written_and_no_more_than_was_allowed() {
+    fn sparse_store_of_16_tib_allocates_only_what_is_written_up_to_its_limit() {
         let size = 16 << 40;
         let mut store = SparseMemory::new(size, 300 << 10);
         store.write_at(size - 3, &[1, 2, 3]).unwrap();

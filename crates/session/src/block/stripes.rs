@@ -1,18 +1,18 @@
-//! Locks for parts of a disk.
+//! Striped locks for ranges of a disk.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many there are: with thirty requests under way it is one in thirty that any of them meets a part that is held.
+/// Number of locks. With thirty requests in flight, about one in thirty meets a lock that is taken.
 const STRIPES: u64 = 1024;
 
-/// Who changes the same granule in two media, or copies it from one to the other, does so one after the other.
+/// Serializes threads that change the same granule on two media, or copy it from one to the other.
 #[derive(Debug)]
 pub(super) struct Stripes {
     granule_bytes: u64,
     locks: Box<[Mutex<()>]>,
 }
 
-/// Dropped, others may go on.
+/// The locks of a range, released on drop.
 #[must_use = "what is not held is not kept from others"]
 pub(super) struct Held<'a> {
     _guards: Guards<'a>,
@@ -25,12 +25,12 @@ enum Guards<'a> {
 }
 
 impl Stripes {
-    /// For granules of this size.
+    /// Locks for granules of this size.
     pub fn new(granule_bytes: u64) -> Self {
         Self { granule_bytes, locks: (0..STRIPES).map(|_| Mutex::default()).collect() }
     }
 
-    /// Waits until nobody else has any of the range.
+    /// Waits until no other thread holds any part of the range, and locks it.
     pub fn hold(&self, offset: u64, length: u64) -> Held<'_> {
         let (first, last) = (offset / self.granule_bytes, (offset + length.max(1) - 1) / self.granule_bytes);
         if first == last {
@@ -38,7 +38,7 @@ impl Stripes {
         }
         let count = (last - first + 1).min(STRIPES);
         let mut stripes: Vec<u64> = (first..first + count).map(|granule| granule % STRIPES).collect();
-        // All take them in the same order: nobody waits for somebody who waits for him.
+        // Every thread takes the locks in ascending order, which excludes deadlock.
         stripes.sort_unstable();
         Held { _guards: Guards::Many(stripes.into_iter().map(|stripe| self.lock(stripe)).collect()) }
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_holds_its_granules_and_no_others() {
+    fn held_range_blocks_its_granules_and_no_others() {
         let stripes = Stripes::new(100);
         let is_free = |granule: u64| stripes.locks[(granule % STRIPES) as usize].try_lock().is_ok();
         for (offset, length, held) in

@@ -1,20 +1,20 @@
-//! The work of a swap: copying, and going from one medium to the other (requirement N12).
+//! The work of a swap: copies the source, then moves the handles from one medium to the other (requirement N12).
 //!
-//! A machine that is driven step by step by whoever owns it; each step copies or compares a piece, or takes the handles
-//! of the [`Switch`] to their next mode. What it needs to survive a power cut it says to a [`Journal`].
+//! A state machine that its owner drives step by step. Each step copies or compares a piece, or moves the handles of
+//! the [`Switch`] to their next mode. A [`Journal`] records what has to survive a power cut.
 //!
-//! | phase | what a step does | the source is complete | the destination is |
+//! | phase | what a step does | the source is complete | the destination is complete |
 //! |---|---|---|---|
-//! | `Beginning` | waits until everybody notes what is changed | yes | |
-//! | `Copying` | copies what is noted, round by round | yes | |
-//! | `Verifying` | reads both of what was copied, if that is wanted; more is copied after it | yes | |
-//! | `Flushing` | makes the copy durable while nobody waits for it | yes | |
-//! | `Joining` | waits until everybody writes both | yes | |
-//! | `Draining` | copies, then verifies, what is left, holding a piece at a time: nothing is noted any more | yes | |
-//! | `Deciding` | makes the last of it durable; the journal says that the destination is the device | yes | yes |
-//! | `Flipping`, `Releasing` | waits until nobody uses the source | | yes |
+//! | `Beginning` | waits until every handle records changes | yes | |
+//! | `Copying` | copies what is recorded as changed, in rounds | yes | |
+//! | `Verifying` | compares both media, if that is wanted; more is copied after it | yes | |
+//! | `Flushing` | makes the copy durable while no request waits for it | yes | |
+//! | `Joining` | waits until every handle writes to both media | yes | |
+//! | `Draining` | copies, then verifies, the rest, with one piece locked at a time; nothing new is recorded as changed | yes | |
+//! | `Deciding` | makes the rest durable; the journal says that the destination is the device | yes | yes |
+//! | `Flipping`, `Releasing` | waits until no handle uses the source | | yes |
 //!
-//! A swap that fails or is cancelled up to and including `Deciding` ends with the source as it would be without it.
+//! A swap that fails or is cancelled up to and including `Deciding` leaves the source as it would be without the swap.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,64 +27,65 @@ use super::granules::{Granules, Run};
 use super::rate::Bucket;
 use super::switch::{Mode, Shared, Switch, Tandem, Unready};
 
-/// Rounds over what has changed before both media are written, or compared: from then on it only becomes less.
+/// Copy rounds before the swap compares, or writes to both media. From then on, what is left only shrinks.
 const ROUNDS_MAX: u32 = 8;
 /// Rounds of comparing before both media are written.
 const VERIFICATIONS_MAX: u32 = 4;
-/// What may be left for that, bytes: some milliseconds' work.
+/// Bytes that may be left to copy at that point: some milliseconds of work.
 const LEFT_BYTES: u64 = 1 << 20;
-/// What is held at a time, bytes: as long as a piece is copied, nobody changes it.
+/// Most bytes locked at a time; changes of a piece wait while it is copied.
 const HELD_BYTES_MAX: u64 = 64 << 10;
-/// What is copied before it is made durable, bytes: more would fill the system's memory with what is not written yet,
-/// until it makes everybody who writes wait.
+/// Bytes copied before the destination is flushed. More would fill the page cache with dirty pages until the kernel
+/// throttles every writer.
 const UNFLUSHED_BYTES_MAX: u64 = 32 << 20;
-/// How soon to look again whether everybody has caught up.
+/// Interval for checking whether all handles have caught up.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
-/// How long the handles may take for a mode before the swap is given up: what a sick disk takes for a request, twice.
+/// How long the handles may take to reach a mode before the swap is given up: twice what a failing disk takes for a
+/// request.
 const CATCH_UP_TIME_MAX: Duration = Duration::from_secs(60);
-/// In which pieces a bad place is looked for, bytes.
+/// Granularity for locating an unreadable block, bytes.
 const BAD_BLOCK_BYTES: usize = 4096;
-/// Over how long the rate is measured.
+/// The period over which the rate is measured.
 const RATE_SPAN: Duration = Duration::from_secs(1);
 
-/// What has to outlive a power cut. A note is durable when it has been made.
+/// Records what has to survive a power cut. A note is durable when `note` returns.
 pub trait Journal: Send {
-    /// The swap is there now; the last note counts.
+    /// Records the swap's milestone; the last note is the valid one.
     ///
     /// # Errors
     /// A sentence for a person. Whether the note was made is then unknown.
     fn note(&mut self, milestone: Milestone) -> Result<(), String>;
 }
 
-/// Where a swap is, as far as it matters after a power cut.
+/// Where a swap is, as far as that matters after a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Milestone {
-    /// The source is the device; the destination is a part of a copy.
+    /// The source is the device; the destination holds part of a copy.
     Copying,
-    /// The destination is the device; what the source has is old.
+    /// The destination is the device; the source is out of date.
     Switched,
-    /// The source is the device and stays it.
+    /// The source is the device and remains it.
     Abandoned,
 }
 
-/// How to swap.
+/// Options of a swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// At most so many bytes a second are copied; `None` is as many as can be.
+    /// Most bytes copied per second; `None`: no limit.
     pub rate: Option<u64>,
-    /// Both media are read and compared before the switch.
+    /// Whether both media are read and compared before the switch.
     pub verify: bool,
-    /// The destination may have most of it already, from a swap that was interrupted: what it has is read and left
-    /// alone.
+    /// Whether the destination may hold most of the data already, from an interrupted swap. Its content is then read
+    /// first, and equal data is not written again.
     pub resume: bool,
 }
 
 /// One of the two media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that is left.
+    /// The medium that is replaced.
     Source,
-    /// The one that takes its place.
+    /// The medium that takes its place.
     Destination,
 }
 
@@ -97,41 +98,41 @@ impl fmt::Display for Side {
     }
 }
 
-/// Why there was no swap. The device goes on with its source, and nothing of it is lost.
+/// Why a swap failed. The device continues with its source, and no data is lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SwapError {
-    /// Another one is under way.
+    /// Another swap is running.
     AnotherSwap,
-    /// The destination holds less than the device, bytes.
+    /// The destination is smaller than the device; sizes in bytes.
     TooSmall {
-        /// What the device has.
+        /// Size of the device.
         needed: u64,
-        /// What there is.
+        /// Size of the destination.
         found: u64,
     },
-    /// The destination cannot be written.
+    /// The destination is read-only.
     ReadOnly,
-    /// A medium cannot be opened; why, in a sentence.
+    /// A medium cannot be opened; with the reason as a sentence.
     Open(Side, String),
     /// A medium failed.
     Medium {
-        /// Which.
+        /// Which medium failed.
         side: Side,
-        /// Where, bytes; to a page.
+        /// Where it failed, bytes; exact to 4096 bytes.
         offset: u64,
-        /// How.
+        /// How it failed.
         error: StoreError,
     },
-    /// The destination does not give back what was written there.
+    /// The destination returns other data than was written.
     Differs {
-        /// Where, bytes.
+        /// First byte that differs.
         offset: u64,
     },
-    /// A request of the device's user does not end.
+    /// A request of the device's user does not complete.
     Stuck,
-    /// What has to be durable could not be noted; why, in a sentence.
+    /// The journal could not be written; with the reason as a sentence.
     Journal(String),
-    /// Somebody cancelled it.
+    /// The owner cancelled it.
     Cancelled,
 }
 
@@ -160,73 +161,73 @@ impl fmt::Display for SwapError {
 
 impl std::error::Error for SwapError {}
 
-/// What was done.
+/// What a completed swap did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Bytes copied, those that were copied again among them.
+    /// Bytes copied, including those copied more than once.
     pub copied_bytes: u64,
-    /// Rounds over what had changed, the first over everything.
+    /// Copy rounds; the first covers the whole device.
     pub rounds: u32,
-    /// From beginning to end.
+    /// Duration of the swap.
     pub took: Duration,
 }
 
-/// What the owner does next.
+/// What the owner of the swap does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "it says when to go on, or how it ended"]
 pub enum Step {
-    /// Step again.
+    /// Call `step` again at once.
     Again,
-    /// Step again then, not before.
+    /// Call `step` again at this moment, not before.
     At(Instant),
-    /// It is over.
+    /// The swap is over.
     Ended(Result<Report, SwapError>),
 }
 
-/// How far it is.
+/// Progress of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What it does.
+    /// The current phase.
     pub phase: Phase,
     /// Size of the device, bytes.
     pub total_bytes: u64,
-    /// Bytes copied so far, those that were copied again among them.
+    /// Bytes copied so far, including those copied more than once.
     pub copied_bytes: u64,
-    /// Bytes that are still to be copied as far as is known.
+    /// Bytes still to be copied, as far as is known.
     pub left_bytes: u64,
     /// Bytes that were copied and are still to be compared.
     pub unverified_bytes: u64,
-    /// Bytes a second, of late.
+    /// Current rate, bytes per second.
     pub rate: u64,
-    /// Which round it is, from 1.
+    /// The current round, from 1.
     pub round: u32,
 }
 
-/// What is being done.
+/// The phase of a swap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Waiting until everybody notes what is changed.
+    /// Waiting until every handle records changes.
     Beginning,
     /// Copying.
     Copying,
     /// Comparing.
     Verifying,
-    /// Making the copy durable.
+    /// Flushing the copy.
     Flushing,
-    /// Waiting until everybody writes both.
+    /// Waiting until every handle writes to both media.
     Joining,
     /// Copying and comparing the rest.
     Draining,
-    /// Making the last of it durable, and the switch.
+    /// Making the rest durable, then recording the switch.
     Deciding,
-    /// Waiting until everybody reads the destination.
+    /// Waiting until every handle reads the destination.
     Flipping,
-    /// Waiting until nobody uses the source.
+    /// Waiting until no handle uses the source.
     Releasing,
 }
 
 impl Phase {
-    /// A word for it.
+    /// The phase as a word, for people.
     pub const fn as_str(self) -> &'static str {
         match self {
             Phase::Beginning => "beginning",
@@ -238,13 +239,13 @@ impl Phase {
         }
     }
 
-    /// Whether the destination is the device by now.
+    /// Whether the destination is the device from now on.
     pub const fn is_decided(self) -> bool {
         matches!(self, Phase::Flipping | Phase::Releasing)
     }
 }
 
-/// A swap that is under way. Dropped before its end it is given up, if that can still be.
+/// A swap in progress. Dropping it cancels the swap, unless it is decided.
 pub struct Swap {
     shared: Arc<Shared>,
     tandem: Arc<Tandem>,
@@ -253,17 +254,17 @@ pub struct Swap {
     journal: Box<dyn Journal>,
     options: Options,
     phase: Phase,
-    /// Since when it is in this phase.
+    /// When it entered this phase.
     since: Instant,
     began: Instant,
     cursor: u64,
     round: u32,
-    /// Rounds of comparing.
+    /// Rounds of comparing so far.
     verifications: u32,
-    /// What was left after the round before.
+    /// Bytes left to copy after the previous round.
     left_before: u64,
     unverified: Granules,
-    /// Bytes copied since the destination was last made durable.
+    /// Bytes copied since the last flush of the destination.
     unflushed: u64,
     bucket: Bucket,
     meter: Meter,
@@ -272,7 +273,7 @@ pub struct Swap {
     buffers: [Vec<u8>; 2],
 }
 
-/// Bytes a second.
+/// Measures the rate in bytes per second.
 #[derive(Clone, Copy, Debug)]
 struct Meter {
     copied: u64,
@@ -292,7 +293,7 @@ impl Meter {
         }
     }
 
-    /// That of the last span, or of the first as far as it is.
+    /// The rate over the last full period, or over the first one so far.
     fn rate(&self, now: Instant) -> u64 {
         let ns = (now - self.since).as_nanos().max(1);
         if self.copied_before > 0 { self.rate } else { (u128::from(self.copied) * 1_000_000_000 / ns) as u64 }
@@ -306,10 +307,10 @@ impl fmt::Debug for Swap {
 }
 
 impl Swap {
-    /// Begins to put `destination` behind `switch`.
+    /// Begins to replace the medium of `switch` by `destination`.
     ///
     /// # Errors
-    /// [`SwapError`]: nothing has been written to the destination then.
+    /// [`SwapError`]: nothing has been written to the destination.
     pub fn begin(
         switch: &Switch,
         destination: Arc<dyn Medium>,
@@ -360,7 +361,7 @@ impl Swap {
         })
     }
 
-    /// How far it is.
+    /// Its progress.
     pub fn progress(&self, now: Instant) -> Progress {
         Progress {
             phase: self.phase,
@@ -373,18 +374,18 @@ impl Swap {
         }
     }
 
-    /// What it does.
+    /// Its current phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// Gives it up with the next step; `false` if it is too late for that: the destination is the device.
+    /// Cancels the swap at the next step. Returns `false` if it is too late: the destination is the device.
     pub fn cancel(&mut self) -> bool {
         self.is_cancelled |= !self.phase.is_decided();
         self.is_cancelled
     }
 
-    /// Does the next piece of work. Not to be called any more after it has ended.
+    /// Does the next piece of work. Must not be called after [`Step::Ended`].
     pub fn step(&mut self, now: Instant) -> Step {
         match self.try_step(now) {
             Ok(step) => step,
@@ -415,10 +416,10 @@ impl Swap {
         Step::Again
     }
 
-    /// Waits until everybody has reached the mode, and says the next.
+    /// Waits until every handle has reached the mode, then enters the next phase.
     fn take_along(&mut self, now: Instant) -> Result<Step, SwapError> {
         if !self.shared.has_everybody() {
-            // Once it is decided there is no way back: whoever is stuck comes along when it is not any more.
+            // After the decision there is no way back: a handle with a stuck request follows when that completes.
             if !self.phase.is_decided() && now - self.since > CATCH_UP_TIME_MAX {
                 return Err(SwapError::Stuck);
             }
@@ -452,15 +453,14 @@ impl Swap {
         }
         let left = self.tandem.dirty.bytes();
         let is_little = left <= LEFT_BYTES;
-        // Less than a quarter of it went away: more rounds would copy the same again and again.
+        // The round shrank the rest by less than a quarter: further rounds would copy the same data again.
         let shrinks_no_more = left > self.left_before / 4 * 3;
         self.round += 1;
         if !is_little && !shrinks_no_more && !self.round.is_multiple_of(ROUNDS_MAX) {
             (self.left_before, self.cursor) = (left, 0);
             return Ok(Step::Again);
         }
-        // What is verified takes its time, in which more is changed: what was copied since is verified as well, and so
-        // on.
+        // Verifying takes time, during which more changes: the data copied since is verified as well, up to the limit.
         let is_much = self.verifications == 0 || self.unverified.bytes() > LEFT_BYTES;
         if self.options.verify && is_much && self.verifications < VERIFICATIONS_MAX {
             self.verifications += 1;
@@ -469,8 +469,8 @@ impl Swap {
         Ok(self.enter(Phase::Flushing, now))
     }
 
-    /// Compares the next run. What differs was changed a moment ago, or is wrong: it is copied again, and compared
-    /// again when nothing else changes it.
+    /// Compares the next run. Data that differs was changed just now, or is wrong: it is copied again and compared
+    /// again later, when nothing else changes it.
     fn verify_round(&mut self, now: Instant) -> Result<Step, SwapError> {
         if let Some(until) = self.bucket.wait_until(now) {
             return Ok(Step::At(until));
@@ -492,14 +492,14 @@ impl Swap {
         Ok(Step::Again)
     }
 
-    /// Everybody writes both now: what is left becomes less with each step.
+    /// Every handle writes to both media now: each step reduces what is left.
     fn drain(&mut self, now: Instant) -> Result<Step, SwapError> {
         self.check_destination()?;
         if let Some(until) = self.bucket.wait_until(now) {
             return Ok(Step::At(until));
         }
         let tandem = Arc::clone(&self.tandem);
-        // Whoever wants to change this very piece waits so long, and nobody else.
+        // Only changes of this very piece wait for it.
         if let Some(run) =
             tandem.dirty.take(self.cursor, HELD_BYTES_MAX).or_else(|| tandem.dirty.take(0, HELD_BYTES_MAX))
         {
@@ -518,7 +518,7 @@ impl Swap {
         let difference = self.difference(run)?;
         drop(held);
         match difference {
-            // The source refused a change just now, which made it something of its own.
+            // The source failed a change just now, so its content is unknown: the piece is copied and compared again.
             Some(offset) if tandem.dirty.has(offset) => self.unverified.add(run.offset, run.bytes),
             Some(offset) => return Err(SwapError::Differs { offset }),
             None => {}
@@ -531,7 +531,7 @@ impl Swap {
         self.flush_destination()?;
         let failed = |(offset, error)| SwapError::Medium { side: Side::Destination, offset, error };
         if !self.tandem.decide().map_err(failed)? {
-            // The source failed to take a change after the rest was copied.
+            // The source failed a change after the rest was copied: that place must be copied again.
             return Ok(self.enter(Phase::Draining, now));
         }
         self.journal.note(Milestone::Switched).map_err(SwapError::Journal)?;
@@ -560,7 +560,8 @@ impl Swap {
         if self.unflushed >= UNFLUSHED_BYTES_MAX { self.flush_destination() } else { Ok(()) }
     }
 
-    /// Copies a run; `looks_first` leaves alone what is there already. Zeros are made, not written: holes stay holes.
+    /// Copies a run; with `looks_first`, equal data is not written again. Zeros are discarded instead of written, so
+    /// holes stay holes.
     fn copy(&mut self, run: Run, looks_first: bool) -> Result<(), SwapError> {
         let [bytes, there] = &mut self.buffers;
         let (bytes, there) = (&mut bytes[..run.bytes as usize], &mut there[..run.bytes as usize]);
@@ -576,7 +577,7 @@ impl Swap {
         written.map_err(|error| SwapError::Medium { side: Side::Destination, offset: run.offset, error })
     }
 
-    /// Where the two differ first.
+    /// The first byte where the two media differ.
     fn difference(&mut self, run: Run) -> Result<Option<u64>, SwapError> {
         let [bytes, there] = &mut self.buffers;
         let (bytes, there) = (&mut bytes[..run.bytes as usize], &mut there[..run.bytes as usize]);
@@ -589,20 +590,21 @@ impl Swap {
         Ok(Some(run.offset + at as u64))
     }
 
-    /// Goes back to the source.
+    /// Ends the swap with the source as the device.
     fn give_up(&mut self, error: SwapError) -> SwapError {
         self.is_over = true;
-        // Before anything is written to the source alone: the last line may say that the destination is the device.
+        // This note comes before any write to the source alone: the last note may say that the destination is the
+        // device.
         let noted = self.journal.note(Milestone::Abandoned);
         self.shared.end(false);
-        // Whoever is idle lets go of the destination now, all others with their next request.
+        // Idle handles drop the destination now, all others with their next request.
         let _ = self.shared.has_everybody();
         match noted {
             Ok(()) => error,
             Err(why) if matches!(error, SwapError::Journal(_)) => {
                 SwapError::Journal(format!("{why}; it may say that the device was moved, and it was not"))
             }
-            // The last word is that a copy was begun, which is right as well.
+            // The last note then says that a copy was begun, which is true as well.
             Err(_) => error,
         }
     }
@@ -610,14 +612,14 @@ impl Swap {
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        // Once it is decided there is no way back: both go on being written, and either is the device.
+        // After the decision there is no way back: both media continue to be written, and either can be the device.
         if !self.is_over && !self.phase.is_decided() {
             let _ = self.give_up(SwapError::Cancelled);
         }
     }
 }
 
-/// Reads, and says where exactly it could not.
+/// Reads a range; an error names the block that failed.
 fn read(store: &mut dyn BlockStore, side: Side, offset: u64, to: &mut [u8]) -> Result<(), SwapError> {
     let Err(error) = store.read_at(offset, to) else { return Ok(()) };
     let mut at = offset;
@@ -627,13 +629,13 @@ fn read(store: &mut dyn BlockStore, side: Side, offset: u64, to: &mut [u8]) -> R
         }
         at += piece.len() as u64;
     }
-    // It can be read again: whatever it was, it was not nothing.
+    // The second attempt succeeded, but the first error is reported all the same.
     Err(SwapError::Medium { side, offset, error })
 }
 
-/// Whether there is nothing but zeros.
+/// Whether all bytes are zero.
 fn is_zero(bytes: &[u8]) -> bool {
-    // Without a branch for each byte the compiler makes wide words of it.
+    // Without a branch per byte, the compiler uses wide instructions.
     let chunks = bytes.chunks_exact(64);
     let rest = chunks.remainder();
     chunks.into_iter().all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)

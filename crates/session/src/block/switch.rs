@@ -1,33 +1,35 @@
-//! A medium that may be exchanged while it is in use (requirement N12).
+//! A medium that can be exchanged while it is in use (requirement N12).
 //!
-//! Nobody is ever held for the switch itself: for its last moments both media are written, then either may be read.
-//! Every handle goes by itself from one mode to the next, at its next request, or is taken along by whoever swaps:
+//! No request waits for the switch itself: shortly before it, both media are written; after it, either may be read.
+//! Each handle goes from one mode to the next by itself, at its next request, or the thread that runs the swap moves
+//! it:
 //!
-//! | mode | read from | a change goes to | and is |
+//! | mode | reads from | writes to | and the change is |
 //! |---|---|---|---|
 //! | `Alone` | the medium | the medium | |
-//! | `Noting` | the source | the source | noted as to be copied, after it was made |
-//! | `Both` | the source | the source, then the destination unless all of it is still to be copied | made while its granules are held, as they are while they are copied |
-//! | `Flipped` | the destination | the source, then the destination | the same |
+//! | `Noting` | the source | the source | recorded as to be copied, after it was made |
+//! | `Both` | the source | the source, then the destination unless all of the range is still to be copied | made with its granules locked, as they are while they are copied |
+//! | `Flipped` | the destination | the source, then the destination | made the same way |
 //! | `Alone` | the destination | the destination | |
 //!
-//! A mode begins when every handle has reached the one before, so two neighbouring ones are all that is ever found side
-//! by side:
+//! A mode begins when every handle has reached the one before, so at any time handles are in at most two neighbouring
+//! modes:
 //!
-//! | side by side | why that is right |
+//! | neighbouring modes | why that is correct |
 //! |---|---|
-//! | `Alone`, `Noting` | nothing has been copied yet, and everything is still to be |
-//! | `Noting`, `Both` | what the first changes is copied again, later, and held then |
-//! | `Both`, `Flipped` | a change that is answered is in both media: it does not matter which is read |
-//! | `Flipped`, `Alone` | nobody reads the source any more |
+//! | `Alone`, `Noting` | nothing has been copied yet, and everything is still to be copied |
+//! | `Noting`, `Both` | a change made in `Noting` is copied again later, with its granules locked |
+//! | `Both`, `Flipped` | an answered change is on both media, so either may be read |
+//! | `Flipped`, `Alone` | no handle reads the source any more |
 //!
-//! So what is asked for at the switch takes as long as two media take for it, and waits for nothing else: whoever
-//! writes to a slow destination has its pace a moment before it is the device.
+//! A request during the switch takes as long as both media need for it, and waits for nothing else. With a slow
+//! destination, writes slow down to its speed shortly before it becomes the device.
 //!
-//! Up to `Both` the source is complete; from `Both` on, once what was noted has been copied and made durable, the
-//! destination is too. A flush is answered in `Both` when both are durable. So the line of the journal that says which
-//! of the two the device is may be written at any moment of that time, and a power cut before, during and after it
-//! leaves one complete device. From a moment before that line on, what either of them does not take has failed.
+//! Up to and including `Both`, the source is complete. In `Both`, once the recorded changes have been copied and made
+//! durable, the destination is complete, too. In `Both`, a flush is answered when both media are durable. The journal's
+//! note which of the two is the device may therefore be written at any moment of that time: a power cut before, during
+//! or after it leaves one complete device. Shortly before that note, an error of either medium becomes an error of the
+//! request.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,30 +40,30 @@ use farbus_model::{BlockStore, Medium, StoreError};
 use super::granules::Granules;
 use super::stripes::Stripes;
 
-/// A medium behind which another may be put while it is in use. Its handles go on; its size stays.
+/// A medium that can be replaced while it is in use. Its handles stay valid; its size stays the same.
 #[derive(Clone)]
 pub struct Switch {
     shared: Arc<Shared>,
 }
 
-/// What a switch, its handles and whoever swaps have in common.
+/// State shared by a switch, its handles and a running swap.
 pub(super) struct Shared {
     pub size_bytes: u64,
     pub is_read_only: bool,
     preferred_bytes: u32,
-    /// That of the plan. A handle that has another looks at the plan.
+    /// The edition of the state below. A handle that has another edition looks at the state.
     edition: AtomicU64,
     state: Mutex<SwitchState>,
 }
 
-/// The plan, and who follows it. A handle's lock is taken before this one, never after it.
+/// The mode that handles are to reach, and the handles. A handle's lock is taken before this one, never after it.
 struct SwitchState {
     current: Arc<dyn Medium>,
     slots: Vec<Weak<Slot>>,
     edition: u64,
     mode: Mode,
     swap: Option<Arc<Tandem>>,
-    /// Handles on the destination for those that are there when a swap begins.
+    /// Handles on the destination, opened for the handles that exist when a swap begins.
     spares: Vec<Box<dyn BlockStore>>,
 }
 
@@ -73,25 +75,25 @@ pub(super) enum Mode {
     Flipped,
 }
 
-/// Two media, one of which takes the other's place.
+/// The two media of a swap.
 pub(super) struct Tandem {
     pub destination: Arc<dyn Medium>,
-    /// What the destination does not have yet.
+    /// The granules that the destination does not have yet.
     pub dirty: Granules,
-    /// Held by whoever changes both, or copies from one to the other, as far as he does.
+    /// Locks of the granules that a thread changes on both media, or copies from one to the other.
     pub both: Stripes,
     trouble: Mutex<Trouble>,
 }
 
-/// What went wrong with the destination while both were written.
+/// Errors of the destination while both media are written.
 #[derive(Default)]
 struct Trouble {
     first: Option<(u64, StoreError)>,
-    /// From here on the destination may be the device: its troubles are its user's.
+    /// Whether the destination may be the device from now on: its errors are then reported to its user.
     is_decided: bool,
 }
 
-/// What a handle is made of. Its own thread locks it for each request, and nobody else but for a moment in a swap.
+/// What a handle uses. Its own thread locks it for each request; a swap locks it only for a moment.
 struct Slot {
     reached: AtomicU64,
     lanes: Mutex<Lanes>,
@@ -105,14 +107,14 @@ struct Lanes {
     swap: Option<Arc<Tandem>>,
 }
 
-/// A handle on whatever medium is behind the switch.
+/// A handle on whatever medium the switch has at the moment.
 pub struct SwitchStore {
     shared: Arc<Shared>,
     slot: Arc<Slot>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is behind it is right after each statement: a store that panicked does not spoil it.
+    // Each statement leaves the state consistent, so a panic in a store does not invalidate it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -130,7 +132,7 @@ impl fmt::Debug for SwitchStore {
 }
 
 impl Switch {
-    /// With `medium` behind it.
+    /// A switch with this medium.
     ///
     /// # Errors
     /// A sentence for a person: the medium cannot be opened.
@@ -154,17 +156,17 @@ impl Switch {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Its size, bytes: constant, whatever is put behind it.
+    /// Its size, bytes; constant across swaps.
     pub fn size_bytes(&self) -> u64 {
         self.shared.size_bytes
     }
 
-    /// Whether it is only read.
+    /// Whether it is read-only.
     pub fn is_read_only(&self) -> bool {
         self.shared.is_read_only
     }
 
-    /// Whether another medium is being put behind it.
+    /// Whether a swap is running.
     pub fn is_swapping(&self) -> bool {
         lock(&self.shared.state).swap.is_some()
     }
@@ -195,20 +197,20 @@ impl Medium for Switch {
     }
 }
 
-/// Why no swap can begin.
+/// Why a swap cannot begin.
 pub(super) enum Unready {
     AnotherSwap,
-    /// The destination cannot be opened so often.
+    /// A handle on the destination could not be opened.
     Destination(String),
 }
 
 impl Shared {
-    /// A handle on the medium that is there now, for whoever copies it.
+    /// A handle on the current medium, for copying.
     pub fn open_current(&self) -> Result<Box<dyn BlockStore>, String> {
         lock(&self.state).current.open()
     }
 
-    /// Begins to note what is changed; [`Shared::has_everybody`] says when everybody does.
+    /// Begins to record changes; [`Shared::has_everybody`] says when every handle does.
     pub fn begin(&self, destination: Arc<dyn Medium>) -> Result<Arc<Tandem>, Unready> {
         let mut state = lock(&self.state);
         if state.swap.is_some() {
@@ -229,12 +231,12 @@ impl Shared {
         Ok(tandem)
     }
 
-    /// Asks everybody to go on to the next mode of the swap.
+    /// Asks every handle to go on to the next mode of the swap.
     pub fn go_on(&self, mode: Mode) {
         self.publish(&mut lock(&self.state), mode);
     }
 
-    /// Ends the swap with the destination in its source's place, or as if it had never been.
+    /// Ends the swap, with the destination as the medium (`is_swapped`) or unchanged.
     pub fn end(&self, is_swapped: bool) {
         let mut state = lock(&self.state);
         if let Some(tandem) = state.swap.take()
@@ -252,7 +254,7 @@ impl Shared {
         self.edition.store(state.edition, Ordering::Release);
     }
 
-    /// Takes along whoever has nothing to do; says whether all handles are where the plan is.
+    /// Moves idle handles to the current mode; returns whether all handles have reached it.
     pub fn has_everybody(&self) -> bool {
         let (slots, edition): (Vec<_>, _) = {
             let state = lock(&self.state);
@@ -263,7 +265,7 @@ impl Shared {
             match slot.lanes.try_lock() {
                 Ok(mut lanes) => lanes.catch_up(self, &slot),
                 Err(TryLockError::Poisoned(lanes)) => lanes.into_inner().catch_up(self, &slot),
-                // It has a request under way, and catches up with its next one.
+                // The handle has a request in progress and catches up with its next one.
                 Err(TryLockError::WouldBlock) => has_everybody &= slot.reached.load(Ordering::Acquire) == edition,
             }
         }
@@ -272,21 +274,21 @@ impl Shared {
 }
 
 impl Tandem {
-    /// The destination failed where both were changed. What the user is told: nothing as long as the source is the
-    /// device.
+    /// Records an error of the destination in a change of both media. The error is returned to the user only after the
+    /// decision; before it, the source is the device.
     fn note_trouble(&self, offset: u64, error: StoreError) -> Result<(), StoreError> {
         let mut trouble = lock(&self.trouble);
         trouble.first.get_or_insert((offset, error));
         if trouble.is_decided { Err(error) } else { Ok(()) }
     }
 
-    /// What went wrong with the destination, and where.
+    /// The first error of the destination, with its offset.
     pub fn trouble(&self) -> Option<(u64, StoreError)> {
         lock(&self.trouble).first
     }
 
-    /// The source failed to take a change: nobody knows what is there now, and it is copied as it is. Once it is
-    /// decided nothing is copied any more, and what has failed may be either.
+    /// The source failed a change, so its content is unknown there: the range is copied again. After the decision
+    /// nothing is copied any more, and a failed range may hold either content.
     fn note_stray(&self, offset: u64, length: u64) {
         let trouble = lock(&self.trouble);
         if !trouble.is_decided {
@@ -294,8 +296,8 @@ impl Tandem {
         }
     }
 
-    /// The destination is about to become the device, unless something went wrong with it; `false` if there is
-    /// something to copy again.
+    /// Makes the destination the device, unless it had an error. Returns `false` if something must be copied again
+    /// first.
     pub fn decide(&self) -> Result<bool, (u64, StoreError)> {
         let mut trouble = lock(&self.trouble);
         if let Some(trouble) = trouble.first {
@@ -315,7 +317,7 @@ impl Lanes {
         match state.mode {
             Mode::Alone => self.other = None,
             Mode::Noting => self.other = state.spares.pop(),
-            // Whoever is here has noted before: everybody waits for everybody.
+            // The handle was in `Noting` before: a mode begins when all handles have reached the one before.
             Mode::Both => debug_assert!(self.other.is_some(), "a handle notes before it writes both"),
             Mode::Flipped => self.flip(),
         }
@@ -361,7 +363,7 @@ impl Lanes {
         }
     }
 
-    /// While two mediums are to be one, both hold the same wherever they are compared: a range that nobody needs, too.
+    /// While a swap runs, both media must hold the same data wherever they are compared, trimmed ranges included.
     fn trim(&mut self, offset: u64, length: u64) -> Result<(), StoreError> {
         match (&self.swap, self.mode) {
             (None, _) | (_, Mode::Alone) => self.main.trim(offset, length),
@@ -380,7 +382,7 @@ impl Lanes {
     }
 }
 
-/// Notes a change when it has been made, whatever became of it: a copy made meanwhile has to be made again.
+/// Records a change after it was made, successful or not: a copy made meanwhile must be made again.
 struct Noted<'a> {
     dirty: &'a Granules,
     offset: u64,
@@ -408,7 +410,7 @@ impl SwitchStore {
         length: u64,
         act: impl FnMut(&mut dyn BlockStore) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        // The medium behind it may become one that can be written.
+        // A swap may replace a read-only medium by a writable one: the device stays read-only.
         if self.shared.is_read_only {
             return Err(StoreError::ReadOnly);
         }

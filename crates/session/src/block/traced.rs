@@ -1,18 +1,18 @@
-//! A device whose requests are noted.
+//! A layer that records the requests of a device.
 
 use farbus_model::trace::{Ring, Stage};
 use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockLayer, BlockOp, Completions, Instant};
 
 use super::below::Below;
 
-/// The device below, with a ring of what was asked of it and when it was answered; the key is the request's.
+/// The device below, with a ring of submissions and completions. The key of a tap is the request's id.
 #[derive(Debug)]
 pub struct Traced<D> {
     below: Below<D>,
     ring: Ring,
 }
 
-/// What stands in a tap where a URB has its endpoint.
+/// The code of an operation; in a tap it takes the place of a URB's endpoint.
 pub const fn op_code(op: BlockOp) -> u8 {
     match op {
         BlockOp::Read => 0,
@@ -25,12 +25,12 @@ pub const fn op_code(op: BlockOp) -> u8 {
 }
 
 impl<D: BlockDevice> Traced<D> {
-    /// Over `device`, remembering the last `taps` stages.
+    /// Wraps `device` and keeps the last `taps` taps.
     pub fn new(device: D, taps: usize) -> Self {
         Self { below: Below::new(device), ring: Ring::new(taps) }
     }
 
-    /// What was noted.
+    /// The recorded taps.
     pub fn ring(&self) -> &Ring {
         &self.ring
     }

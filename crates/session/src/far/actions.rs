@@ -1,32 +1,32 @@
-//! What a far device's layer wants of the device below it.
+//! What the layer of a far device asks of the device below.
 
 use std::collections::VecDeque;
 
 use farbus_model::{InFlight, Urb, UrbId};
 
-/// Ids of requests that the layer itself makes: beyond a user's, which have 32 bits, and an exporter's of its own, and
-/// below those that a session's device makes.
+/// First id of the layer's own requests: beyond a user's (32 bits) and an exporter's own, and below those of a
+/// session's device.
 pub const OWN_ID_FIRST: u64 = 1 << 62;
-/// They end here.
+/// End of the range of the layer's own ids.
 pub const OWN_ID_END: u64 = 1 << 63;
 
-/// Whether a request is one of the layer's.
+/// Whether a request is the layer's own.
 pub fn is_own(id: UrbId) -> bool {
     (OWN_ID_FIRST..OWN_ID_END).contains(&id.0)
 }
 
-/// Something to be done with the device below.
+/// An action on the device below.
 #[derive(Debug)]
 pub enum Action {
-    /// Ask it something of our own.
+    /// Submit a request of the layer's own.
     Ask(Urb),
-    /// Withdraw something of our own.
+    /// Cancel a request of the layer's own.
     Withdraw(UrbId),
-    /// Ask it what its user asked.
+    /// Submit the user's request.
     PassOn(InFlight),
 }
 
-/// What is to be done, in order.
+/// A queue of actions.
 #[derive(Debug)]
 pub struct Actions {
     queue: VecDeque<Action>,
@@ -40,17 +40,17 @@ impl Default for Actions {
 }
 
 impl Actions {
-    /// None yet, of one whose next request has this id.
+    /// An empty queue whose next own request has this id.
     pub fn going_on_at(next_id: u64) -> Self {
         Self { queue: VecDeque::new(), next_id }
     }
 
-    /// The id of the next request.
+    /// The id of the next own request.
     pub fn next_id(&self) -> u64 {
         self.next_id
     }
 
-    /// Asks what `urb` says, under an id of its own, which is returned.
+    /// Queues the submission of `urb` under a new id, which is returned.
     pub fn ask(&mut self, mut urb: Urb) -> UrbId {
         urb.id = UrbId(self.next_id);
         self.next_id += 1;
@@ -59,22 +59,22 @@ impl Actions {
         id
     }
 
-    /// Withdraws what was asked.
+    /// Queues the cancellation of an own request.
     pub fn withdraw(&mut self, id: UrbId) {
         self.queue.push_back(Action::Withdraw(id));
     }
 
-    /// Passes a user's request on.
+    /// Queues the submission of a user's request.
     pub fn pass_on(&mut self, urb: InFlight) {
         self.queue.push_back(Action::PassOn(urb));
     }
 
-    /// Whether there is nothing to do.
+    /// Whether the queue is empty.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// What comes next.
+    /// Takes the next action.
     pub fn pop(&mut self) -> Option<Action> {
         self.queue.pop_front()
     }

@@ -1,14 +1,15 @@
-//! What a device answers, and always will: asked once, all of it together, and told to whoever asks again.
+//! Caches a device's constant answers: they are requested once, all at the same time, and repeated to any later
+//! request.
 //!
-//! | what | asked ahead | forgotten |
+//! | descriptor | requested ahead | dropped |
 //! |---|---|---|
-//! | device and configuration descriptors | never: they came when the device was opened | never |
-//! | strings in US English, their languages; BOS from USB 2.01 on; at full speed the device qualifier | when the device is there | strings with a maker's own OUT request: it may have written them |
-//! | HID report descriptors | behind SET_CONFIGURATION | with SET_CONFIGURATION, SET_INTERFACE, a reset |
-//! | any other descriptor of these kinds | no; but it is remembered | the same |
+//! | device and configuration | never: they were read when the device was opened | never |
+//! | strings in US English and their language table; BOS from USB 2.01 on; at full speed the device qualifier | when the device is there | strings after a vendor OUT request, which may have changed them |
+//! | HID report | after SET_CONFIGURATION | after SET_CONFIGURATION, SET_INTERFACE, a reset |
+//! | any other of these kinds | no, but remembered once the user asked | by the same rules |
 //!
-//! GET_STATUS, GET_CONFIGURATION, GET_INTERFACE and all of a class's requests go to the device. So does whatever is
-//! asked while the user's last control request is unanswered: those are answered in their order.
+//! GET_STATUS, GET_CONFIGURATION, GET_INTERFACE and all class requests go to the device. So does every request made
+//! while the user's previous control request is unanswered, because control requests are answered in order.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,15 +24,15 @@ use super::actions::Actions;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Answers that are remembered: strings, mostly. A device with more is asked.
+/// Answers that are remembered, mostly strings. Further requests go to the device.
 const ANSWERS_MAX: usize = 256;
-/// Strings that are asked ahead.
+/// Most strings that are requested ahead.
 const STRINGS_MAX: usize = 32;
-/// Room for a string: the longest (USB 2.0 §9.6.7), and what Linux asks with.
+/// Length asked for a string: the longest possible (USB 2.0 §9.6.7), and what Linux asks for.
 const STRING_BYTES: u16 = 255;
-/// Room for a BOS: those of docks have 100 bytes.
+/// Length asked for a BOS: those of docks have 100 bytes.
 const BOS_BYTES: u16 = 1024;
-/// The first BCD version of devices that have a BOS (USB 2.0 LPM ECN).
+/// First `bcdUSB` of devices that have a BOS (USB 2.0 LPM ECN).
 const BOS_BCD: u16 = 0x0201;
 
 /// HID 1.11 §7.1.
@@ -41,15 +42,15 @@ mod hid {
     pub const REPORT: u8 = 0x22;
 }
 
-/// A descriptor: recipient, `wValue`, `wIndex`.
+/// Identifies a descriptor: `bmRequestType`, `wValue`, `wIndex`.
 type Key = (u8, u16, u16);
 
-/// All that is known, and what is being asked.
+/// The known answers, and the requests for further ones.
 #[derive(Debug, Default)]
 pub struct Answers {
     known: BTreeMap<Key, Known>,
     asked: Vec<Fetch>,
-    /// The user's, on their way: what is to be remembered when they come back.
+    /// The user's requests that are with the device and whose answers are to be remembered.
     passing: Vec<(UrbId, Key)>,
     round_trip: Option<Duration>,
 }
@@ -57,7 +58,7 @@ pub struct Answers {
 #[derive(Clone, Debug)]
 enum Known {
     Bytes(Vec<u8>),
-    /// It has none.
+    /// The device does not have this descriptor.
     Stall,
 }
 
@@ -66,7 +67,7 @@ struct Fetch {
     id: UrbId,
     key: Key,
     since: Instant,
-    /// The user asked for it, too.
+    /// The user's request for the same descriptor, which waits for this answer.
     joined: Option<InFlight>,
 }
 
@@ -75,7 +76,7 @@ fn kind_of(value: u16) -> u8 {
     (value >> 8) as u8
 }
 
-/// The descriptor that is asked for, if it is one that does not change.
+/// The descriptor that is requested, if it is of a kind that does not change.
 fn key_of(setup: Setup) -> Option<Key> {
     let is_asked = setup.kind() == RequestKind::Standard
         && setup.request == request::GET_DESCRIPTOR
@@ -92,11 +93,11 @@ fn key_of(setup: Setup) -> Option<Key> {
     (is_asked && lasts).then_some((setup.request_type, setup.value, setup.index))
 }
 
-/// Whether these are all the bytes of such a descriptor, of which so many were asked for.
+/// Whether `bytes` are the whole descriptor, given that `length` bytes were requested.
 fn is_whole((_, value, _): Key, bytes: &[u8], length: u32) -> bool {
     let total = match (kind_of(value), bytes) {
         (kind::BOS | kind::OTHER_SPEED, [_, _, low, high, ..]) => usize::from(u16::from_le_bytes([*low, *high])),
-        // It does not say how long it is: whoever asked had room for more, or knew.
+        // A report descriptor does not contain its length: it is whole if it is shorter than the request.
         (hid::REPORT, _) => return bytes.len() < length as usize,
         (kind::BOS | kind::OTHER_SPEED, _) => return false,
         (_, [length, ..]) => usize::from(*length),
@@ -106,7 +107,7 @@ fn is_whole((_, value, _): Key, bytes: &[u8], length: u32) -> bool {
 }
 
 impl Answers {
-    /// Asks for all that the user of a device will want to know.
+    /// Requests all descriptors that the user of a device will want.
     pub fn ask_ahead(&mut self, now: Instant, all: &Descriptors, speed: Speed, actions: &mut Actions) {
         let device = all.device;
         if device.usb_bcd >= BOS_BCD {
@@ -133,14 +134,14 @@ impl Answers {
         }
     }
 
-    /// The same of what a configuration has of its own, once it was selected.
+    /// Requests the HID report descriptors of a configuration that was just selected.
     pub fn ask_reports(&mut self, now: Instant, all: &Descriptors, configuration: u8, actions: &mut Actions) {
         let Some(configuration) = all.configuration(configuration) else { return };
         let (mut interface, mut class) = (0, 0);
         for descriptor in descriptors_in(&configuration.bytes) {
             match *descriptor {
                 [_, kind::INTERFACE, number, 0, _, of, ..] => (interface, class) = (number, of),
-                // Alternate settings come after SET_INTERFACE.
+                // The reports of alternate settings come after SET_INTERFACE.
                 [_, kind::INTERFACE, ..] => class = 0,
                 [_, hid::DESCRIPTOR, _, _, _, _, hid::REPORT, low, high, ..] if class == hid::CLASS => {
                     let length = u16::from_le_bytes([low, high]);
@@ -164,13 +165,13 @@ impl Answers {
         self.asked.push(Fetch { id, key, since: now, joined: None });
     }
 
-    /// How long the quickest answer took: the way there and back, and what the device took.
+    /// Time of the quickest answer: the round trip and the device's own time.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip
     }
 
-    /// Answers what the user asks, now or when it is known; gives it back if the device has to. Nothing of his is
-    /// unanswered.
+    /// Answers the user's request, now or when the answer arrives; returns it if the device must answer it. Call it
+    /// only if no other control request of the user is open.
     pub fn meet(&mut self, all: &Descriptors, urb: InFlight, done: &mut Completions) -> Option<InFlight> {
         let Some(key) = key_of(urb.setup) else { return Some(urb) };
         let index = usize::from(urb.setup.value & 0xff);
@@ -189,7 +190,7 @@ impl Answers {
         None
     }
 
-    /// A request goes to the device: what it changes is known no more.
+    /// A request goes to the device: drops the answers that it may change.
     pub fn note_passing(&mut self, urb: &Urb) {
         let setup = urb.setup;
         if let Some(key) = key_of(setup) {
@@ -206,7 +207,7 @@ impl Answers {
         }
     }
 
-    /// A request of the user's has ended that went to the device.
+    /// A request of the user that went to the device has completed: remembers the answer.
     pub fn note_passed(&mut self, answer: &Done) {
         let Some(at) = self.passing.iter().position(|(id, _)| *id == answer.id) else { return };
         let (_, key) = self.passing.swap_remove(at);
@@ -219,7 +220,7 @@ impl Answers {
                 let bytes = answer.payload.contiguous().into_owned();
                 Known::Bytes(bytes).whole(key, answer.length)
             }
-            // A string that is not there today may be a slow device's.
+            // A stalled string is not remembered: a slow device may have it later.
             Status::Stall if kind_of(key.1) == kind::DEVICE_QUALIFIER => Some(Known::Stall),
             _ => None,
         };
@@ -230,7 +231,7 @@ impl Answers {
         }
     }
 
-    /// A request of the layer's ended; gives it back if it is none of these.
+    /// A request of the layer's own has completed; returns it if it is not one of these.
     pub fn handle_done(
         &mut self,
         now: Instant,
@@ -244,7 +245,7 @@ impl Answers {
             let took = now - since;
             self.round_trip = Some(self.round_trip.map_or(took, |least| least.min(took)));
         }
-        // A report descriptor is asked for in its own length.
+        // A report descriptor is requested in its exact length, so a full answer is whole.
         let is_report = kind_of(key.1) == hid::REPORT;
         let is_all = is_report && done_own.status == Status::Ok && done_own.actual == done_own.length;
         match is_all {
@@ -262,7 +263,7 @@ impl Answers {
         None
     }
 
-    /// Withdraws a request of the user's that waits for an answer; says whether it is one of these.
+    /// Cancels a request of the user that waits for an answer; returns whether it is one of these.
     pub fn cancel(&mut self, id: UrbId, done: &mut Completions) -> bool {
         let is_it = |fetch: &mut Fetch| fetch.joined.as_ref().is_some_and(|urb| urb.id == id);
         let Some(fetch) = self.asked.iter_mut().find_map(|fetch| is_it(fetch).then_some(fetch)) else { return false };
@@ -270,7 +271,7 @@ impl Answers {
         true
     }
 
-    /// The device was reset: what is asked ends unheard.
+    /// The device was reset: drops what is being requested, and ends the requests that wait for it.
     pub fn handle_reset(&mut self, done: &mut Completions) {
         self.known.retain(|key, _| key.0 != 0x81);
         self.passing.clear();
@@ -283,7 +284,7 @@ impl Answers {
         self.asked.iter().filter_map(|fetch| fetch.joined.as_deref())
     }
 
-    /// Another process answers what waits.
+    /// Lets go of the waiting requests: another process answers them.
     pub fn hand_over(&mut self) {
         self.asked.drain(..).filter_map(|fetch| fetch.joined).for_each(|urb| drop(urb.recall()));
     }
@@ -309,7 +310,7 @@ fn answer(urb: InFlight, known: &Known) -> Done {
     }
 }
 
-/// The descriptors of a configuration, one by one; it was parsed before.
+/// The descriptors of a configuration that was parsed before.
 fn descriptors_in(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -321,7 +322,7 @@ fn descriptors_in(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 impl Answers {
-    /// Writes down what is being asked. What is known is not: the device knows it, too.
+    /// Writes what is being requested to a snapshot. Known answers are left out, because the device has them.
     pub fn save(&self, to: &mut Writer) {
         to.count(self.asked.len());
         for Fetch { id, key, joined, .. } in &self.asked {
@@ -336,11 +337,11 @@ impl Answers {
         }
     }
 
-    /// As another process wrote it down, without the user's requests, which are launched by [`Answers::launch`]. `take`
-    /// says whether the device has a control request of this name.
+    /// Restores it from a snapshot, together with the user's waiting requests, which [`Answers::launch`] takes. `take`
+    /// says whether the device has a control request with this id.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
         from: &mut Reader<'_>,
@@ -365,7 +366,7 @@ impl Answers {
         Ok((answers, waiting))
     }
 
-    /// What waited waits again.
+    /// Takes over the user's waiting requests.
     pub fn launch(&mut self, waiting: Vec<(UrbId, Urb)>) {
         for (id, urb) in waiting {
             let fetch = self.asked.iter_mut().find(|fetch| fetch.id == id);

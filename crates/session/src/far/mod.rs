@@ -1,16 +1,16 @@
-//! A device that is far away, and does not feel so (requirements U7, U9; issue of distance).
+//! Hides the distance of a far device (requirements U7, U9).
 //!
-//! [`Far`] is a layer over any [`Device`] whose answers take their time: a session's, a plain connection's. Nothing of it travels: to the
-//! other end it is a user who asks early, and no more than his credit allows. So it needs no word of its own on any
-//! link, and what holds for requests (each is answered once, in order, over cuts, restarts and hand-overs) holds for
-//! its own.
+//! [`Far`] is a layer over any [`Device`] whose answers take time: a device of a session or of a plain connection. It
+//! needs no messages of its own: to the exporter it is a user that asks early, within its credit. Everything that holds
+//! for requests (each is answered once, in order, across lost links, restarts and handovers) holds for its own
+//! requests, too.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | [`answers`] | descriptors travel once, all together |
-//! | [`receiving`] | interrupts and bulk data are received before they are asked for |
-//! | [`ways`] | at which endpoints, and how far ahead |
-//! | [`actions`] | what the two want of the device |
+//! | [`answers`] | requests descriptors once, all at the same time |
+//! | [`receiving`] | receives interrupt and bulk data before the user asks |
+//! | [`ways`] | which endpoints are received ahead, and how far |
+//! | [`actions`] | what these two ask of the device |
 
 mod actions;
 mod answers;
@@ -35,51 +35,51 @@ use ways::{Way, way_of};
 
 pub use receiving::{LINGER, PROMPT, Received};
 
-/// A device whose answers come sooner is near: endpoints of which nothing is known are not received ahead.
+/// Below this round trip a device is near: endpoints of unknown behaviour are not received ahead.
 const NEAR_MAX: Duration = Duration::from_millis(1);
 
-/// What is done about the distance.
+/// What the layer does about the distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Anything at all.
+    /// Whether it does anything at all.
     pub is_on: bool,
-    /// Requests of ours that the device may have at a time.
+    /// Most own requests that the device may have at a time.
     pub requests_max: usize,
-    /// Answers that come sooner are a near device's.
+    /// A device with a shorter round trip is near.
     pub near_max: Duration,
 }
 
 impl Plan {
-    /// Nothing.
+    /// Does nothing.
     pub const OFF: Plan = Plan { is_on: false, requests_max: 0, near_max: NEAR_MAX };
 
-    /// All that is of use, with half of the requests that `credit` allows: the rest is its user's.
+    /// Does everything useful, with half of the requests that `credit` allows: the rest is for the user.
     pub const fn within(credit: u16) -> Plan {
         Plan { is_on: true, requests_max: credit as usize / 2, near_max: NEAR_MAX }
     }
 }
 
-/// A far device, for somebody near.
+/// A far device with its distance hidden.
 #[derive(Debug)]
 pub struct Far<D> {
     device: D,
     plan: Plan,
-    /// What the device finished; its pool is the asker's while it works.
+    /// What the device completed. While the device works, this holds the pool of the caller's completions.
     done: Completions,
     actions: Actions,
     answers: Answers,
     receiving: Receiving,
-    /// Endpoints that are not received ahead, as long as their setting is active.
+    /// Endpoints that are not received ahead while their setting is active.
     passed: Vec<EpAddr>,
-    /// Control requests that wait for endpoints to come to rest, and those behind them.
+    /// Control requests that wait until endpoints are at rest, and those behind them.
     held: VecDeque<InFlight>,
-    /// The user's control requests that the device has.
+    /// The user's control requests that are with the device.
     controls: Vec<UrbId>,
     has_begun: bool,
 }
 
 impl<D: Device> Far<D> {
-    /// `device`, which is open; nothing is asked of it before its user asks something.
+    /// Wraps `device`, which is open. It asks the device nothing before [`Far::begin`] or the user's first request.
     pub fn new(device: D, plan: Plan) -> Self {
         Self::over(device, plan, Actions::default())
     }
@@ -99,32 +99,32 @@ impl<D: Device> Far<D> {
         }
     }
 
-    /// The device itself.
+    /// The device below.
     pub fn device(&self) -> &D {
         &self.device
     }
 
-    /// What it is, and how far.
+    /// What the layer does about the distance.
     pub fn plan(&self) -> Plan {
         self.plan
     }
 
-    /// How long the quickest answer took, once one came.
+    /// Time of the quickest answer, once there is one.
     pub fn round_trip(&self) -> Option<Duration> {
         self.answers.round_trip()
     }
 
-    /// Transfers that came and were not asked for yet.
+    /// Transfers that have arrived and were not requested by the user yet.
     pub fn arrived(&self) -> usize {
         self.receiving.arrived()
     }
 
-    /// What came before anybody asked for it, in this process.
+    /// Counts of what arrived before the user asked for it, in this process.
     pub fn received(&self) -> Received {
         self.receiving.counts()
     }
 
-    /// Asks for all that a new user of the device wants to know, now rather than when he asks.
+    /// Requests everything that a new user of the device will want.
     pub fn begin(&mut self, now: Instant, done: &mut Completions) {
         if self.plan.is_on && !std::mem::replace(&mut self.has_begun, true) {
             let (all, speed) = (self.device.descriptors(), self.device.speed());
@@ -133,7 +133,7 @@ impl<D: Device> Far<D> {
         self.act(now, done, |_, _| ());
     }
 
-    /// Lets `act` use the device, and sees to what that brought.
+    /// Runs `act` with the device and handles what it completed.
     pub fn act<T>(
         &mut self,
         now: Instant,
@@ -151,7 +151,7 @@ impl<D: Device> Far<D> {
         Budget { requests: self.plan.requests_max }
     }
 
-    /// Until there is nothing to be done any more.
+    /// Handles completions and actions until there are none left.
     fn work(&mut self, now: Instant, done: &mut Completions) {
         loop {
             while let Some(answer) = self.done.pop() {
@@ -184,7 +184,7 @@ impl<D: Device> Far<D> {
         done.push(answer);
     }
 
-    /// Asks the device what its user asks of its control endpoint.
+    /// Submits the user's control request to the device.
     fn pass_on(&mut self, now: Instant, urb: InFlight) {
         let setup = urb.setup;
         self.controls.push(urb.id);
@@ -199,8 +199,7 @@ impl<D: Device> Far<D> {
         }
     }
 
-    /// The next control request that waits goes on, if nothing is in its way any more. Says whether there is more to
-    /// do.
+    /// Continues with the next held control request if nothing blocks it any more. Returns whether there is more to do.
     fn release(&mut self, now: Instant) -> bool {
         let Some(setup) = self.held.front().map(|urb| urb.setup) else { return false };
         if self.answers.waiting().next().is_some() {
@@ -234,13 +233,13 @@ impl<D: Device> Far<D> {
         way
     }
 
-    /// The control requests that wait and, once they go on, change this endpoint.
+    /// The held control requests that will change this endpoint.
     fn held_before(&self, endpoint: EpAddr) -> Vec<UrbId> {
         let changing = self.held.iter().filter(|urb| changes_endpoints(urb.setup));
         changing.filter(|urb| concerned(&self.device, urb.setup)(endpoint)).map(|urb| urb.id).collect()
     }
 
-    /// Control requests are answered in their order, whoever answers them.
+    /// Control requests are answered in order, by the cache or by the device.
     fn submit_control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
         if !self.plan.is_on {
             return self.device.submit(now, urb, &mut self.done);
@@ -264,7 +263,7 @@ impl<D: Device> Far<D> {
     }
 }
 
-/// A user who halts an endpoint himself hears nothing more of it before he clears it (`testusb` test 13).
+/// After its user halts an endpoint, the endpoint delivers nothing until the halt is cleared (`testusb` test 13).
 fn is_set_halt(setup: Setup) -> bool {
     setup.is_standard(request::SET_FEATURE, Recipient::Endpoint) && setup.value == request::ENDPOINT_HALT
 }
@@ -273,7 +272,7 @@ fn is_clear_halt(setup: Setup) -> bool {
     setup.is_standard(request::CLEAR_FEATURE, Recipient::Endpoint) && setup.value == request::ENDPOINT_HALT
 }
 
-/// Whether a request changes what endpoints are, or how they stand.
+/// Whether a request changes which endpoints there are, or their halt state.
 fn changes_endpoints(setup: Setup) -> bool {
     setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
         || setup.is_standard(request::SET_INTERFACE, Recipient::Interface)
@@ -281,7 +280,7 @@ fn changes_endpoints(setup: Setup) -> bool {
         || is_set_halt(setup)
 }
 
-/// The endpoints that it changes.
+/// The endpoints that a request changes.
 fn concerned<D: Device>(device: &D, setup: Setup) -> impl Fn(EpAddr) -> bool + use<D> {
     let mut concerned = [false; 32];
     if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
@@ -352,7 +351,7 @@ impl<D: Device> DeviceLayer for Far<D> {
     fn reset(&mut self, now: Instant, done: &mut Completions) {
         std::mem::swap(&mut self.done.pool, &mut done.pool);
         self.device.reset(now, &mut self.done);
-        // What of it was ours has ended, whoever it was for.
+        // The layer's own requests have ended as well; nothing waits for them.
         while let Some(answer) = self.done.pop() {
             if !is_own(answer.id) {
                 done.push(answer);
@@ -381,7 +380,7 @@ impl<D: Device> DeviceLayer for Far<D> {
         });
     }
 
-    /// None: [`Far::save`] writes down what is here.
+    /// None: [`Far::save`] writes the snapshot.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }
@@ -392,7 +391,7 @@ impl<D: Device> DeviceLayer for Far<D> {
 }
 
 impl<D: Device> Far<D> {
-    /// The requests of the device's user that were not answered, given what the device holds: name, direction, length.
+    /// All open requests of the user, given those that the device holds: id, direction, length.
     pub fn in_flight_of(&self, of_device: Vec<(UrbId, Direction, u32)>) -> Vec<(UrbId, Direction, u32)> {
         let held = self.held.iter().map(|urb| &**urb);
         let here = held.chain(self.receiving.waiting()).chain(self.answers.waiting());
@@ -400,7 +399,7 @@ impl<D: Device> Far<D> {
         of_device.into_iter().filter(|(id, ..)| !is_own(*id)).chain(here).collect()
     }
 
-    /// Writes down what is here; the device is written down by whoever knows what it is.
+    /// Writes the layer to a snapshot; the caller saves the device.
     pub fn save(&self, to: &mut Writer) {
         debug_assert!(self.done.is_empty() && self.actions.is_empty(), "each call sees to what it brought");
         to.flag(self.plan.is_on);
@@ -416,11 +415,11 @@ impl<D: Device> Far<D> {
         self.receiving.save(to);
     }
 
-    /// As another process wrote it down, over its device, which holds these requests; whether anything is done about
-    /// the distance was written down, too. Gives the device back with why not.
+    /// Restores the layer from a snapshot, over its device, which has `requests` in flight. Whether the plan is on
+    /// comes from the snapshot. On an error, returns the device as well.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
         device: D,
@@ -443,7 +442,8 @@ impl<D: Device> Far<D> {
         }
     }
 
-    /// Another process goes on with it: the device, to be let go of likewise.
+    /// Lets go of all requests because another process continues them. Returns the device, which the caller must let go
+    /// of in the same way.
     pub fn hand_over(mut self) -> D {
         self.held.drain(..).for_each(|urb| drop(urb.recall()));
         self.answers.hand_over();
@@ -452,7 +452,7 @@ impl<D: Device> Far<D> {
     }
 }
 
-/// What was written down, before any of it is launched: what was launched has to be answered.
+/// The content of a snapshot before any request is launched: a launched request must be answered.
 struct Parts {
     actions: Actions,
     has_begun: bool,

@@ -1,20 +1,19 @@
-//! Interrupts and bulk data that are received before they are asked for.
+//! Receives interrupt and bulk data before the user asks for it.
 //!
-//! At an endpoint that sends by itself, requests of our own are kept with the device, as many as it takes to bridge the
-//! distance; what comes is handed to the user's requests in order. The device is what it is without this, only with a
-//! longer queue:
+//! At an endpoint that sends by itself, the layer keeps enough requests of its own with the device to bridge the
+//! distance. What arrives is handed to the user's requests in order. The user sees the same device with a longer queue:
 //!
-//! | what happens | what becomes of it |
+//! | what happens | result |
 //! |---|---|
-//! | data comes, nobody waits | it stays, for whoever asks next; with the queue full the device is asked for no more, and waits |
-//! | a request is withdrawn | it ends; what would have been its data is the next one's |
-//! | the last request is withdrawn | [`LINGER`] later the device is asked no more; what it sent by then stays |
-//! | a transfer fails | whatever came before it comes first, the failure ends one request, once; then the device is asked again if anybody still waits |
-//! | a transfer is as long as we had asked for | a longer request of the user's is filled with what follows, as a device would |
-//! | a transfer is longer than a request of the user's | the rest is the next one's; within a packet it is an overflow |
-//! | CLEAR_FEATURE(halt) | first nothing of ours is with the device; data stays, an undelivered stall does not |
-//! | SET_INTERFACE, SET_CONFIGURATION, SET_FEATURE(halt) | first nothing of ours is with the device; what came is forgotten |
-//! | a reset | the user's requests end, what came is forgotten |
+//! | data arrives and no request waits | it is kept for the next request; when the queue is full, the device is asked no further |
+//! | a request is cancelled | it ends; its data goes to the next request |
+//! | the last request is cancelled | after [`LINGER`] the device is asked no further; data that arrived by then is kept |
+//! | a transfer fails | earlier data is delivered first, then the failure ends one request, once; then the device is asked again if a request still waits |
+//! | a transfer fills our request completely | a longer request of the user is filled with what follows, as a device would do |
+//! | a transfer is longer than the user's request | the rest goes to the next request; within a packet it is an overflow |
+//! | CLEAR_FEATURE(halt) | our requests are withdrawn first; data is kept, an undelivered stall is dropped |
+//! | SET_INTERFACE, SET_CONFIGURATION, SET_FEATURE(halt) | our requests are withdrawn first; data that arrived is dropped |
+//! | a reset | the user's requests end, data that arrived is dropped |
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,16 +27,17 @@ use super::ways::Way;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// How long after its user withdrew the last request an endpoint is still asked: a program that waits with a timeout
-/// asks again at once, and a user who is gone does not.
+/// How long an endpoint is still asked after its user cancelled the last request. A program that waits with a timeout
+/// asks again at once; one that has ended does not.
 pub const LINGER: Duration = Duration::from_millis(100);
-/// A request that comes so soon after the last one's end shows that its user wants all there is, as fast as it comes.
+/// A request that follows the previous completion this quickly shows that the user wants everything as fast as it
+/// comes.
 pub const PROMPT: Duration = Duration::from_millis(10);
 
-/// What may be with the device or wait here, of all endpoints together.
+/// Limits for all endpoints together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Requests with the device.
+    /// Most requests with the device.
     pub requests: usize,
 }
 
@@ -45,38 +45,38 @@ pub struct Budget {
 #[derive(Debug, Default)]
 pub struct Receiving {
     streams: Vec<Stream>,
-    /// In this process.
+    /// Counts of this process.
     counts: Received,
 }
 
-/// What came before anybody asked for it.
+/// Counts of what arrived before the user asked for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// Transfers that were here first.
+    /// Transfers that arrived before their request.
     pub ahead: u64,
-    /// Of these, those that nobody came for: what they belonged to is no more.
+    /// Those of them that were dropped because the user never asked for them.
     pub thrown_away: u64,
 }
 
-/// One endpoint.
+/// An endpoint that is received ahead.
 #[derive(Debug)]
 struct Stream {
     way: Way,
-    /// Of the user's latest request: ours are alike.
+    /// Length of the user's latest request; ours have the same.
     length: u32,
     interval: u32,
-    /// With the device, or here and not asked for.
+    /// Target number of transfers with the device or waiting here.
     window: usize,
-    /// The user's.
+    /// The user's requests.
     waiting: VecDeque<InFlight>,
-    /// Ours, and their lengths.
+    /// Our requests, with their lengths.
     asked: VecDeque<(UrbId, u32)>,
     arrived: VecDeque<Arrival>,
     bytes: usize,
     phase: Phase,
-    /// A failure has come since the device was asked anew: what is behind it fails for the same reason.
+    /// Whether a failure has come since the device was last asked: later failures have the same cause.
     has_failed: bool,
-    /// The device is asked nothing before these requests of the user's have ended.
+    /// The device is not asked before these requests of the user have ended.
     barred_by: Vec<UrbId>,
     left_at: Option<Instant>,
     delivered_at: Option<Instant>,
@@ -84,27 +84,27 @@ struct Stream {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The device is asked.
+    /// The device is being asked.
     Running,
-    /// What it was asked is withdrawn, and waited for.
+    /// Our requests are being withdrawn.
     Stopping,
-    /// It is asked nothing.
+    /// The device is not asked.
     Resting,
 }
 
 const PHASES: [Phase; 3] = [Phase::Running, Phase::Stopping, Phase::Resting];
 
-/// What one of our requests brought.
+/// What one of our requests returned.
 #[derive(Debug)]
 struct Arrival {
     status: Status,
-    /// A short packet ended it: nothing follows that belongs to it.
+    /// It ended with a short packet: what follows does not belong to it.
     ends: bool,
     data: Payload,
 }
 
 impl Receiving {
-    /// What came before anybody asked for it, of all endpoints.
+    /// Counts of all endpoints.
     pub fn counts(&self) -> Received {
         self.counts
     }
@@ -114,7 +114,7 @@ impl Receiving {
         self.streams.iter().any(|stream| stream.way.endpoint == endpoint)
     }
 
-    /// From now on an endpoint is received ahead, once these requests of the user's have ended.
+    /// Begins to receive this endpoint ahead, once these requests of the user have ended.
     pub fn begin(&mut self, way: Way, barred_by: Vec<UrbId>) {
         self.streams.push(Stream {
             way,
@@ -142,10 +142,10 @@ impl Receiving {
         self.streams[at].fill(&mut left, actions);
     }
 
-    /// Its user asks an endpoint that is received ahead.
+    /// Takes a request of the user for an endpoint that is received ahead.
     ///
     /// # Panics
-    /// If it is not: see [`Receiving::has`].
+    /// If the endpoint is not received ahead: see [`Receiving::has`].
     pub fn submit(
         &mut self,
         now: Instant,
@@ -160,12 +160,12 @@ impl Receiving {
         self.fill(at, budget, actions);
     }
 
-    /// Withdraws a request of the user's; says whether it is one of these.
+    /// Cancels a request of the user; returns whether it is one of these.
     pub fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions) -> bool {
         self.streams.iter_mut().any(|stream| stream.cancel(now, id, done))
     }
 
-    /// A request of the layer's ended; gives it back if it is none of these.
+    /// A request of the layer's own has completed; returns it if it is not one of these.
     pub fn handle_done(
         &mut self,
         now: Instant,
@@ -181,7 +181,7 @@ impl Receiving {
         stream.note(answer, actions);
         self.counts.ahead += u64::from(is_first && stream.arrived.len() > before);
         stream.deliver(now, done);
-        // What stays pins no more than it needs.
+        // Kept data must not pin a receive buffer.
         if let Some(last) = stream.arrived.back_mut() {
             last.data.own();
         }
@@ -189,7 +189,7 @@ impl Receiving {
         None
     }
 
-    /// Takes what is asked of these endpoints back from the device. Says whether it has nothing of it any more.
+    /// Withdraws our requests at these endpoints. Returns whether the device has none of them any more.
     pub fn rest(&mut self, concerns: impl Fn(EpAddr) -> bool, actions: &mut Actions) -> bool {
         let mut is_at_rest = true;
         for stream in self.streams.iter_mut().filter(|stream| concerns(stream.way.endpoint)) {
@@ -199,13 +199,13 @@ impl Receiving {
         is_at_rest
     }
 
-    /// These endpoints are asked nothing before this request of the user's has ended.
+    /// Stops asking these endpoints until this request of the user has ended.
     pub fn bar(&mut self, concerns: impl Fn(EpAddr) -> bool, by: UrbId) {
         let concerned = self.streams.iter_mut().filter(|stream| concerns(stream.way.endpoint));
         concerned.for_each(|stream| stream.barred_by.push(by));
     }
 
-    /// That request has ended.
+    /// The request `by` has ended: the endpoints that waited for it are asked again.
     pub fn unbar(&mut self, by: UrbId, budget: Budget, actions: &mut Actions) {
         for at in 0..self.streams.len() {
             let before = self.streams[at].barred_by.len();
@@ -216,7 +216,7 @@ impl Receiving {
         }
     }
 
-    /// A halt is cleared: whoever has not heard of it has none.
+    /// A halt is cleared: a stall that was not delivered yet is dropped.
     pub fn forgive(&mut self, endpoint: EpAddr) {
         if let Some(stream) = self.streams.iter_mut().find(|stream| stream.way.endpoint == endpoint) {
             let before = stream.arrived.len();
@@ -226,7 +226,7 @@ impl Receiving {
         }
     }
 
-    /// These endpoints are no more, or forget what they had. What waits ends.
+    /// Drops these endpoints with their data, and ends the requests that wait.
     pub fn forget(&mut self, concerns: impl Fn(EpAddr) -> bool, done: &mut Completions) {
         for stream in self.streams.extract_if(.., |stream| concerns(stream.way.endpoint)) {
             self.counts.thrown_away += stream.arrived.len() as u64;
@@ -234,12 +234,12 @@ impl Receiving {
         }
     }
 
-    /// When [`Receiving::handle_timeout`] wants to be called.
+    /// When [`Receiving::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.streams.iter().filter_map(|stream| Some(stream.left_at? + LINGER)).min()
     }
 
-    /// An endpoint that nobody asks any more is asked no more.
+    /// Stops asking endpoints that the user no longer asks.
     pub fn handle_timeout(&mut self, now: Instant, actions: &mut Actions) {
         for stream in &mut self.streams {
             if stream.left_at.take_if(|at| *at + LINGER <= now).is_some() {
@@ -253,12 +253,12 @@ impl Receiving {
         self.streams.iter().flat_map(|stream| &stream.waiting).map(|urb| &**urb)
     }
 
-    /// Transfers that came and were not asked for yet.
+    /// Transfers that have arrived and were not requested by the user yet.
     pub fn arrived(&self) -> usize {
         self.streams.iter().map(|stream| stream.arrived.len()).sum()
     }
 
-    /// Another process answers what waits.
+    /// Lets go of the waiting requests: another process answers them.
     pub fn hand_over(&mut self) {
         self.streams.drain(..).flat_map(|stream| stream.waiting).for_each(|urb| drop(urb.recall()));
     }
@@ -270,7 +270,7 @@ impl Stream {
         self.waiting.push_back(urb);
         let is_prompt = self.delivered_at.is_some_and(|at| now - at <= PROMPT);
         if is_prompt && self.window < self.way.window_max {
-            // One more for each that came: twice as many each round trip.
+            // One more for each request: the window doubles with each round trip.
             self.window = (self.window.max(self.waiting.len()) + 1).min(self.way.window_max);
         }
         self.deliver(now, done);
@@ -288,7 +288,7 @@ impl Stream {
 
     fn stop(&mut self, actions: &mut Actions) {
         if self.phase == Phase::Running {
-            // The last first: what comes meanwhile is the first one's.
+            // Newest first: data that comes meanwhile then belongs to the oldest.
             self.asked.iter().rev().for_each(|(id, _)| actions.withdraw(*id));
             self.phase = Phase::Stopping;
         }
@@ -308,7 +308,7 @@ impl Stream {
         let Done { status, actual, payload, .. } = answer;
         let is_news = match status {
             Status::Ok => true,
-            // What was withdrawn may have begun.
+            // A cancelled request may have data.
             Status::Cancelled => actual > 0,
             _ => actual > 0 || !self.has_failed,
         };
@@ -326,7 +326,7 @@ impl Stream {
         self.settle();
     }
 
-    /// Hands what came to who waits.
+    /// Hands arrived data to the waiting requests.
     fn deliver(&mut self, now: Instant, done: &mut Completions) {
         while let Some(urb) = self.waiting.front()
             && let Some((status, data)) = self.take(urb.length)
@@ -339,7 +339,7 @@ impl Stream {
         }
     }
 
-    /// What a request of this length ends with, if it does.
+    /// The outcome of a request of this length, if enough has arrived.
     fn take(&mut self, length: u32) -> Option<(Status, Payload)> {
         let (mut total, mut count, mut is_over) = (0, 0, false);
         for arrival in &self.arrived {
@@ -362,7 +362,7 @@ impl Stream {
         }
         self.bytes -= data.len();
         if !last.data.is_empty() {
-            // A device sends whole packets.
+            // Devices send whole packets, so the user's request ends at a packet boundary or overflows.
             let begun = length as usize % usize::from(self.way.packet_bytes.max(1));
             status = Status::Ok;
             if begun > 0 {
@@ -382,7 +382,7 @@ impl Stream {
         asked + self.arrived.iter().map(|arrival| arrival.data.len()).sum::<usize>()
     }
 
-    /// Asks the device for as much as may be asked.
+    /// Sends the device as many requests as the limits allow.
     fn fill(&mut self, left: &mut usize, actions: &mut Actions) {
         let is_failing = self.arrived.back().is_some_and(|arrival| arrival.status != Status::Ok);
         if self.phase == Phase::Stopping || !self.barred_by.is_empty() || is_failing {
@@ -399,7 +399,7 @@ impl Stream {
             let has_room = self.asked.len() + self.arrived.len() < target
                 && self.bytes + self.length as usize <= AHEAD_BYTES_MAX
                 && *left > 0;
-            // Whoever waits for more than is here is not left waiting.
+            // Exceeds the limits with one request if the user waits and none is with the device.
             if !has_room && (self.waiting.is_empty() || !self.asked.is_empty()) {
                 return;
             }
@@ -415,7 +415,7 @@ impl Stream {
 }
 
 impl Receiving {
-    /// Writes it down; what is with the device is written down there.
+    /// Writes it to a snapshot; the device saves the requests that it has.
     pub fn save(&self, to: &mut Writer) {
         to.count(self.streams.len());
         for stream in &self.streams {
@@ -444,12 +444,12 @@ impl Receiving {
         }
     }
 
-    /// As another process wrote it down: without what waits, which is launched by [`Receiving::launch`] once all of it
-    /// is known to be right. `way_of` says how an endpoint is received, if it is; `bars` whether a request is a control
-    /// request of the user's, `take` whether the device has one of ours of this length.
+    /// Restores it from a snapshot, together with the user's waiting requests, which [`Receiving::launch`] takes once
+    /// the whole snapshot is known to be valid. `way_of` says how an endpoint is received, `bars` whether a request is
+    /// an open control request of the user, `take` whether the device has a request of ours with this id and length.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
         from: &mut Reader<'_>,
@@ -515,7 +515,7 @@ impl Receiving {
         Ok((receiving, waiting))
     }
 
-    /// What waited waits again.
+    /// Takes over the user's waiting requests.
     pub fn launch(&mut self, waiting: Vec<Urb>) {
         for urb in waiting {
             let stream = self.streams.iter_mut().find(|stream| stream.way.endpoint == urb.endpoint);

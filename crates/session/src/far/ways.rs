@@ -5,23 +5,23 @@ use std::time::Duration;
 use farbus_model::limits::AHEAD_URBS_MAX;
 use farbus_model::{Descriptors, Direction, EpAddr, Selection, Speed, TransferType};
 
-/// How far ahead an interrupt endpoint is asked: the longest way that is bridged without a gap, there and back.
+/// The longest round trip that is bridged without a gap on an interrupt endpoint.
 const AHEAD_TIME: Duration = Duration::from_millis(300);
-/// Requests of a bulk endpoint that is known to send by itself, to begin with.
+/// Initial number of requests on a bulk endpoint that is known to send by itself.
 const BULK_FIRST: usize = 32;
 
 /// How an endpoint is received ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// Which.
+    /// The endpoint.
     pub endpoint: EpAddr,
     /// Interrupt or bulk.
     pub kind: TransferType,
-    /// Its largest packet.
+    /// Its largest packet, bytes.
     pub packet_bytes: u16,
-    /// Requests ahead at once.
+    /// Requests ahead at the beginning.
     pub window_first: usize,
-    /// Requests ahead once its user has shown that he takes them.
+    /// Requests ahead once the user has shown that it takes the data at once.
     pub window_max: usize,
 }
 
@@ -40,11 +40,11 @@ mod class {
 ///
 /// | class of its interface | interrupt IN | bulk IN |
 /// |---|---|---|
-/// | HID, communications | at once | |
-/// | CDC data | | at once |
-/// | wireless, a maker's own | as its user asks again and again | the same |
-/// | mass storage, hub | no | no: a command's answer is fetched by who gave it |
-/// | any other | as its user asks again and again | no |
+/// | HID, communications | from the beginning | |
+/// | CDC data | | from the beginning |
+/// | wireless, vendor-specific | once its user asks repeatedly | once its user asks repeatedly |
+/// | mass storage, hub | no | no: an answer belongs to the command that asked for it |
+/// | any other | once its user asks repeatedly | no |
 pub fn way_of(all: &Descriptors, selection: &Selection, speed: Speed, endpoint: EpAddr) -> Option<Way> {
     let active = selection.endpoint(endpoint).filter(|_| endpoint.direction() == Direction::In)?;
     let settings = &all.configuration(selection.configuration())?.settings;

@@ -1,17 +1,17 @@
-//! The numbers of frames that a driver is told.
+//! The frame numbers that a driver sees.
 
 use std::time::Duration;
 
 use farbus_model::{Instant, Speed};
 
-/// A frame's number has 31 bits: a kernel's is signed.
+/// A frame number has 31 bits, because the kernel's is signed.
 const MASK: u32 = 0x7fff_ffff;
 
-/// Where a stream is, in frames or microframes.
+/// The position of a stream, in frames or microframes.
 #[derive(Clone, Copy, Debug)]
 pub struct Frames {
     next: u32,
-    /// Frames of an interval.
+    /// Frames per interval.
     each: u32,
 }
 
@@ -24,7 +24,7 @@ impl Frames {
         Self { next, each }
     }
 
-    /// A stream of another process, which was there.
+    /// The position of a stream that another process began.
     pub fn going_on(self, next: u32) -> Self {
         Self { next: next & MASK, ..self }
     }
@@ -34,14 +34,14 @@ impl Frames {
         self.next
     }
 
-    /// The frame of the next packet; so many pass.
+    /// Advances by `packets`; returns the frame of the first of them.
     pub fn pass(&mut self, packets: u64) -> u32 {
         let frame = self.next;
         self.next = frame.wrapping_add(self.each.wrapping_mul(packets as u32)) & MASK;
         frame
     }
 
-    /// Frames of so many packets.
+    /// The number of frames that `packets` take.
     pub fn of(&self, packets: usize) -> u32 {
         self.each.wrapping_mul(packets as u32)
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_follow_each_other_and_wrap() {
+    fn frame_numbers_are_consecutive_and_wrap() {
         let mut frames = Frames::new(Instant::from_nanos(5_000_000), Speed::Full, Duration::from_millis(1));
         assert_eq!((frames.pass(8), frames.pass(8), frames.pass(1)), (5, 13, 21));
         let mut frames = Frames::new(Instant::from_nanos(1_000_000), Speed::High, Duration::from_millis(1));

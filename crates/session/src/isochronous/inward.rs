@@ -1,9 +1,9 @@
-//! A stream from a device: asked for ahead, kept until it is due, handed over at the device's pace.
+//! A stream from a device: requested ahead, kept until it is due, handed over at the device's pace.
 //!
-//! So many requests of ours are with the device that it never waits for one (the 2005 paper's rule: q > RTT/x + 1).
-//! What they bring is numbered by the device's intervals and has a moment at which it is due; the driver's requests are
-//! answered at these moments. A packet that is not here by then is missed, as on a bus, and dropped should it come
-//! after all.
+//! Enough requests of our own are with the device that it never runs out (the rule of the 2005 paper: q > RTT/x + 1).
+//! The packets that they bring are numbered by the device's intervals and have a moment at which they are due; the
+//! driver's requests are answered at these moments. A packet that has not arrived by then counts as missed, as on a
+//! bus, and is dropped if it arrives later.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,15 +19,14 @@ use super::saved::{restore_place, restore_span, restore_urb, save_span};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests of ours with the device, at most: 0.4 s in steps of a millisecond, and less than half of what an exporter
-/// lets be asked.
+/// Most requests of ours with the device: 0.4 s in steps of a millisecond, and less than half of what an exporter
+/// allows.
 const ASKED_MAX: usize = 400;
-/// Bytes of them: a camera at high speed for a third of a second, and a quarter of what an exporter lets be asked.
+/// Bytes of these requests: a high-speed camera for a third of a second, and a quarter of what an exporter allows.
 const ASKED_BYTES_MAX: u64 = 8 << 20;
-/// Packets that have been late for so long are no late ones any more: the device left out intervals, and they are
-/// numbered anew.
+/// If packets are late for this long, the device has left out intervals: the packets are renumbered.
 const RENUMBER_AFTER: Duration = Duration::from_millis(50);
-/// Whoever has not asked for so long has stopped.
+/// A driver that has not asked for this long has stopped.
 const STOP_AFTER: Duration = Duration::from_millis(500);
 
 /// A stream from a device.
@@ -35,21 +34,21 @@ const STOP_AFTER: Duration = Duration::from_millis(500);
 pub struct Inward {
     interval: Duration,
     frames: Frames,
-    /// What we ask for: the driver's first request.
+    /// Template of our requests: the driver's first request.
     pattern: Urb,
-    /// The driver's.
+    /// The driver's requests.
     waiting: VecDeque<InFlight>,
-    /// Ours.
+    /// Our requests.
     asked: VecDeque<Asked>,
-    /// The number of the first packet of our next request.
+    /// Number of the first packet of our next request.
     next: u64,
-    /// The number of the packet that is handed over next.
+    /// Number of the packet that is handed over next.
     head: u64,
-    /// That one and those after it, as far as they are here.
+    /// The packets from `head` on, as far as they have arrived.
     packets: VecDeque<Option<Packet>>,
-    /// None before the first packet came. It has come to the end of what was handed over.
+    /// `None` until the first packet arrives. Its clock is at the end of what was handed over.
     pace: Option<Pace>,
-    /// How deep to begin.
+    /// Initial depth of the buffer.
     depth: Duration,
     late_since: Option<Instant>,
     counts: Counts,
@@ -64,7 +63,7 @@ struct Asked {
     at: Instant,
 }
 
-/// A packet as it came.
+/// A packet that arrived.
 #[derive(Debug)]
 struct Packet {
     status: Status,
@@ -72,8 +71,8 @@ struct Packet {
 }
 
 impl Inward {
-    /// A stream that begins with this request. A packet comes each `interval`; `depth` is what is known of the way's
-    /// jitter.
+    /// A stream that begins with this request. A packet comes each `interval`; `depth` is the initial buffer depth,
+    /// from the known jitter.
     pub fn new(first: &Urb, interval: Duration, frames: Frames, depth: Duration) -> Self {
         let mut pattern = Urb::data_in(first.id, first.endpoint, first.length);
         pattern.iso.clone_from(&first.iso);
@@ -95,12 +94,12 @@ impl Inward {
         }
     }
 
-    /// The driver asks.
+    /// Takes a request of the driver.
     pub fn submit(&mut self, now: Instant, urb: InFlight) {
         if self.waiting.is_empty()
             && let Some(pace) = &mut self.pace
         {
-            // On a bus, too, what nobody asked for in time is lost.
+            // As on a bus, packets that the driver did not request in time are lost.
             let lost = (now - pace.now()).as_nanos() / self.interval.as_nanos().max(1);
             let lost = u64::try_from(lost).unwrap_or(u64::MAX);
             if lost > 0 {
@@ -114,13 +113,13 @@ impl Inward {
         self.waiting.push_back(urb);
     }
 
-    /// Asks for as much ahead as the way needs.
+    /// Sends as many requests ahead as the round trip needs.
     pub fn ask_ahead(&mut self, now: Instant, reach: &Reach, orders: &mut Orders) {
         let span = self.span_of(self.pattern.iso.len()).as_nanos().max(1);
         let wanted = reach.ahead().as_nanos().div_ceil(span) + 2;
         let by_bytes = ASKED_BYTES_MAX / u64::from(self.pattern.length.max(1));
         let wanted = usize::try_from(wanted).unwrap_or(ASKED_MAX).min(ASKED_MAX).min(by_bytes.max(2) as usize);
-        // What is here already and waits for its moment is bounded too: a device may not fill us up.
+        // Packets that wait for their moment are bounded as well, so that a device cannot fill memory.
         let kept_max = (DEPTH_MAX + reach.ahead()).as_nanos() / self.interval.as_nanos().max(1);
         if self.next == 0 {
             self.ask(now, self.first(), orders);
@@ -136,8 +135,8 @@ impl Inward {
         self.asked.push_back(Asked { id: orders.ask(urb), first, at: now });
     }
 
-    /// The first request is as long as the buffer is deep: the next may be late on its way by as much, and the device
-    /// waits for none.
+    /// The first request is as long as the buffer is deep: the second may then be late by that much without a gap at
+    /// the device.
     fn first(&self) -> Urb {
         let depth = self.depth.as_nanos().div_ceil(self.interval.as_nanos().max(1));
         let count =
@@ -147,10 +146,10 @@ impl Inward {
         urb
     }
 
-    /// A request of ours came back, if it is one of this stream's.
+    /// Handles the completion of a request of ours, if it belongs to this stream.
     ///
     /// # Errors
-    /// How the stream ended.
+    /// The status with which the stream ended.
     pub fn handle_done(&mut self, now: Instant, done: Done, reach: &mut Reach) -> Result<(), Status> {
         let Some(at) = self.asked.iter().position(|asked| asked.id == done.id) else { return Ok(()) };
         let Asked { first, at, .. } = self.asked.remove(at).expect("found just now");
@@ -159,7 +158,7 @@ impl Inward {
         }
         match done.status {
             Status::Ok => {}
-            // It was withdrawn, and not by us: its packets are missed.
+            // Something else cancelled it: its packets count as missed.
             Status::Cancelled => return Ok(()),
             status => return Err(status),
         }
@@ -167,7 +166,7 @@ impl Inward {
         let (ahead_ns, next_ns) = (self.needed_ns(first), self.needed_ns(first + count));
         let whole_ns = ns_of(self.span_of(self.pattern.iso.len()));
         let depth = self.depth;
-        // What comes next, as long after this as it is long itself, waits as long as the buffer is deep.
+        // Starts the clock so that the following packets wait for the depth of the buffer.
         let pace = self.pace.get_or_insert_with(|| {
             let due = (now + depth).as_nanos().saturating_add_signed(whole_ns.saturating_sub(next_ns));
             Pace::new(Way::In, Instant::from_nanos(due))
@@ -183,21 +182,21 @@ impl Inward {
         self.take_in(first, done)
     }
 
-    /// How long after what was handed over last this packet is handed over: with all of the driver's request that it is
-    /// in, which need not begin where one of ours does.
+    /// Time from the last handover to the handover of this packet. A packet is handed over with the whole request of
+    /// the driver that contains it, whose boundaries need not be those of ours.
     fn needed_ns(&self, number: u64) -> i64 {
         let whole = i64::try_from(self.pattern.iso.len().max(1)).unwrap_or(i64::MAX);
         let requests = (number.cast_signed() - self.head.cast_signed()).div_euclid(whole) + 1;
         requests.saturating_mul(whole).saturating_mul(ns_of(self.interval))
     }
 
-    /// By how many intervals packets that are so late are numbered on.
+    /// The number of intervals by which late packets are renumbered.
     fn skipped(&self, slack_ns: i64) -> u64 {
         let late = Duration::from_nanos(slack_ns.unsigned_abs()) + self.depth;
         u64::try_from(late.as_nanos().div_ceil(self.interval.as_nanos().max(1))).unwrap_or(u64::MAX)
     }
 
-    /// The device left out so many intervals: whatever is still asked for has later numbers.
+    /// The device left out intervals: all open requests get later numbers.
     fn renumber(&mut self, slack_ns: i64) {
         let skipped = self.skipped(slack_ns);
         self.asked.iter_mut().for_each(|asked| asked.first += skipped);
@@ -229,7 +228,7 @@ impl Inward {
         self.interval * u32::try_from(packets).expect("a URB has 1024 packets at most")
     }
 
-    /// When something is to be done.
+    /// When [`Inward::hand_over`] or a check of [`Inward::is_over`] is due.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let pace = self.pace.as_ref()?;
         Some(match self.waiting.front() {
@@ -238,7 +237,7 @@ impl Inward {
         })
     }
 
-    /// Hands over what is due.
+    /// Hands over the packets that are due.
     pub fn hand_over(&mut self, now: Instant, done: &mut Completions) {
         while let Some(pace) = &self.pace
             && let Some(urb) = self.waiting.front()
@@ -278,7 +277,7 @@ impl Inward {
         answer
     }
 
-    /// The driver withdraws a request, if it is one of these.
+    /// Cancels a request of the driver, if it is one of these.
     pub fn cancel(&mut self, id: UrbId, done: &mut Completions) {
         if let Some(at) = self.waiting.iter().position(|urb| urb.id == id) {
             let urb = self.waiting.remove(at).expect("found just now");
@@ -286,22 +285,22 @@ impl Inward {
         }
     }
 
-    /// Whether the driver wants no more of it.
+    /// Whether the driver has stopped using the stream.
     pub fn is_over(&self, now: Instant) -> bool {
         self.waiting.is_empty() && self.pace.as_ref().is_none_or(|pace| pace.now() + STOP_AFTER <= now)
     }
 
-    /// Whether the driver has nothing asked.
+    /// Whether no request of the driver waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Nothing more is asked of the device.
+    /// Withdraws all requests of ours.
     pub fn stop(&mut self, orders: &mut Orders) {
         self.asked.drain(..).for_each(|asked| orders.withdraw(asked.id));
     }
 
-    /// Writes it down: what is here of it, and what is asked.
+    /// Writes the stream to a snapshot: arrived packets and open requests.
     pub fn save(&self, to: &mut Writer) {
         to.urb(&self.pattern);
         save_span(self.pace.as_ref().map_or(self.depth, Pace::level), to);
@@ -309,7 +308,7 @@ impl Inward {
         to.u64(self.next - self.head);
         to.count(self.waiting.len());
         self.waiting.iter().for_each(|urb| to.urb(urb));
-        // What is late already is late there too.
+        // Packets that are late already would be late in the other process, too.
         let asked = || self.asked.iter().filter(|asked| asked.first >= self.head);
         to.count(asked().count());
         for asked in asked() {
@@ -318,18 +317,18 @@ impl Inward {
         }
         to.count(self.packets.len());
         for packet in &self.packets {
-            // A packet that failed is missed there.
+            // A packet that failed counts as missed after the handover.
             let data = packet.as_ref().filter(|packet| packet.status == Status::Ok).map(|packet| &packet.data);
             to.flag(data.is_some());
             data.into_iter().for_each(|data| to.payload(data));
         }
     }
 
-    /// As another process wrote it down, and the driver's requests: they are yet to be launched. Its clock begins with
-    /// what comes next.
+    /// Restores a stream from a snapshot, together with the driver's requests, which are not launched yet. Its clock
+    /// starts with the next packet.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
         endpoint: &Endpoint,
@@ -359,7 +358,7 @@ impl Inward {
         Ok((inward, waiting))
     }
 
-    /// The driver's requests, as another process had them.
+    /// Takes over the driver's requests from a snapshot.
     pub fn take_up(&mut self, waiting: Vec<Urb>) {
         self.waiting = waiting.into_iter().map(Urb::launch).collect();
     }
@@ -369,22 +368,22 @@ impl Inward {
         self.waiting.iter()
     }
 
-    /// The driver's requests, for whoever ends them.
+    /// Takes the driver's requests; the caller ends them.
     pub fn take_waiting(&mut self) -> impl Iterator<Item = InFlight> + '_ {
         self.waiting.drain(..)
     }
 
-    /// By how much its clock was moved; none before it has one.
+    /// By how much its clock was slewed, in nanoseconds; `None` before the first packet.
     pub fn drift_ns(&self) -> Option<i64> {
         self.pace.as_ref().map(Pace::shift_ns)
     }
 
-    /// What was not as it should be.
+    /// Counts of packets, and of those lost.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// What was seen of the way, for the next stream.
+    /// The buffer depth that the observed jitter needs, for the next stream.
     pub fn depth(&self) -> Option<Duration> {
         self.pace.as_ref().filter(|pace| pace.slack_ns().is_some()).map(Pace::depth)
     }

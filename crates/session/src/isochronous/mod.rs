@@ -1,27 +1,27 @@
-//! Isochronous streams over a long way: a device that is far, and looks near to its driver (issue *Distance*; U8, N14).
+//! Isochronous streams over a long path: a far device looks near to its driver (U8, N14).
 //!
-//! A layer over any [`Device`], at the importer. Nothing of it is known at the other end: requests of its own are with
-//! the device ahead of time, and the driver's are answered at local moments.
+//! A layer over any [`Device`], on the importer. The exporter needs to know nothing of it: the layer's own requests are
+//! with the device ahead of time, and the driver's requests are answered at moments of a local clock.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `pace` | the local clock: when a packet is due, slewed by how early packets are |
-//! | `inward` | a camera, a microphone: asked for ahead, kept until it is due, missed if it is not here |
-//! | `outward` | a speaker: the driver is answered at the device's pace, with packets of ours ahead of its own |
+//! | `pace` | the local clock: when a packet is due, slewed by how early packets arrive |
+//! | `inward` | a camera or microphone: requested ahead, kept until due, missed if late |
+//! | `outward` | a speaker: the driver is answered at the device's pace, behind a lead-in of our own packets |
 //! | `reach` | how far the device is; a near one is left alone |
-//! | `frames`, `orders` | frames' numbers; what is asked of the device, and what is counted |
-//! | `saved` | what another process is told, and what of it cannot have been |
+//! | `frames`, `orders` | frame numbers; requests to the device, and counts |
+//! | `saved` | parts of the snapshot, with their limits |
 //!
-//! What becomes of a stream:
+//! How a stream ends or is interrupted:
 //!
 //! | what happens | the driver's requests | ours |
 //! |---|---|---|
-//! | its last request is withdrawn | end as cancelled | IN: withdrawn; OUT: played to their end |
-//! | SET_INTERFACE, SET_CONFIGURATION | wait until what was sent is played; then end with the device's word | end with it |
-//! | reset, the device is gone | end so | end so |
-//! | an end that is no packet's | end so, all of them | withdrawn |
-//! | the link is cut | go on at their pace: IN missed, OUT dropped once 100 ms more are unplayed | wait for the link |
-//! | another process goes on with it | go on there | go on there, with what is here of them |
+//! | its last request is cancelled | end as cancelled | IN: withdrawn; OUT: played to the end |
+//! | SET_INTERFACE, SET_CONFIGURATION | the control request waits until everything sent is played; then they end with the device's status | end with it |
+//! | a reset, or the device is gone | end with that status | end with that status |
+//! | a request of ours fails as a whole | all end with that status | withdrawn |
+//! | the link is lost | continue at their pace: IN missed, OUT dropped once 100 ms more are unplayed | wait for the link |
+//! | a handover | continue in the replacement | continue there, with the packets that have arrived |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -51,38 +51,38 @@ use outward::{LeadIn, Outward};
 use pace::DEPTH_MAX;
 use reach::Reach;
 
-/// A stream begins this deep at least, and at most, if nothing is known of the way's jitter but its length, of which it
-/// is a quarter.
+/// Smallest initial depth of a stream's buffer. As long as the jitter is not known, the depth is a quarter of the round
+/// trip, within this and [`FIRST_DEPTH_MAX`].
 const FIRST_DEPTH_MIN: Duration = Duration::from_millis(5);
 /// See [`FIRST_DEPTH_MIN`].
 const FIRST_DEPTH_MAX: Duration = Duration::from_millis(60);
-/// A driver that ends a stream waits for what it has sent to be played, so long at most.
+/// When a driver ends a stream, how long its control request waits at most until everything sent is played.
 const PLAY_OUT_MAX: Duration = Duration::from_secs(1);
 /// `bInterfaceClass` of audio (Audio 1.0 §A.1).
 const CLASS_AUDIO: u8 = 1;
 
-/// A device whose isochronous streams are carried over a long way.
+/// A layer that carries the isochronous streams of a far device.
 pub struct Isochronous<D> {
     device: D,
     is_on: bool,
-    /// What the device left, and is not ours to pass on before it was looked at. Its pool is the asker's while the
-    /// device works.
+    /// Completions of the device that the layer has not handled yet. While the device works, this holds the caller's
+    /// pool.
     below: Completions,
     orders: Orders,
-    /// Requests of ours that were not answered.
+    /// Number of our requests in flight.
     own: usize,
     reach: Reach,
-    /// When control transfers were asked that are not answered.
+    /// When each open control transfer was submitted.
     asked: BTreeMap<UrbId, Instant>,
     streams: BTreeMap<u8, Stream>,
-    /// Bit n: the endpoint of index n is used as it is, until an interface changes.
+    /// Bit n: the endpoint of index n is passed through unchanged until an interface changes.
     near: u32,
-    /// What was seen of the way's jitter, inward and outward.
+    /// The buffer depth that past streams needed, inward and outward.
     depths: [Option<Duration>; 2],
-    /// Control transfers that wait until a stream was played, and until when.
+    /// Control transfers that wait until a stream has been played, and until when they wait.
     held: VecDeque<InFlight>,
     held_until: Option<Instant>,
-    /// Of streams that are over.
+    /// Counts of streams that have ended.
     counts: Counts,
 }
 
@@ -93,7 +93,7 @@ enum Stream {
 }
 
 impl<D: Device> Isochronous<D> {
-    /// Over `device`; nothing is done for it unless it is on.
+    /// Wraps `device`; does nothing unless `is_on`.
     pub fn new(device: D, is_on: bool) -> Self {
         Self {
             device,
@@ -112,38 +112,38 @@ impl<D: Device> Isochronous<D> {
         }
     }
 
-    /// The device itself.
+    /// The device below.
     pub fn inner(&self) -> &D {
         &self.device
     }
 
-    /// The same, to be asked something.
+    /// The device below.
     pub fn inner_mut(&mut self) -> &mut D {
         &mut self.device
     }
 
-    /// The device, without the layer; nothing is asked of it any more.
+    /// Takes the device out of the layer; nothing more is asked of it.
     pub fn into_inner(self) -> D {
         self.device
     }
 
-    /// What was not as it should be, in all streams so far.
+    /// Counts of all streams so far.
     pub fn counts(&self) -> Counts {
         self.streams.values().fold(self.counts, |sum, stream| sum.and(stream.counts()))
     }
 
-    /// Whether it does nothing: what the device leaves goes straight to its asker.
+    /// Whether the layer has nothing to do: completions go straight to the caller.
     fn is_idle(&self) -> bool {
         self.own == 0 && self.streams.is_empty() && self.asked.is_empty() && self.held.is_empty()
     }
 
-    /// By how much the clock of a stream that goes on was moved, to keep its buffer as deep as it is to be, ns: the
-    /// drift of the device's clock against ours, and what the buffer grew by. Later is more. None: none goes on.
+    /// By how much the clock of a running stream was slewed to keep its buffer at its depth, in nanoseconds, positive
+    /// for later: the drift of the device's clock against ours, plus the buffer's growth. `None`: no stream is running.
     pub fn drift_ns(&self) -> Option<i64> {
         self.streams.values().find_map(Stream::drift_ns)
     }
 
-    /// Lets `act` use the device, and sees to what that brought.
+    /// Runs `act` with the device and handles what it completed.
     pub fn act<T>(
         &mut self,
         now: Instant,
@@ -160,7 +160,7 @@ impl<D: Device> Isochronous<D> {
         result
     }
 
-    /// Looks at what the device left, and at what comes of that.
+    /// Handles completions and orders until there are none left.
     fn look(&mut self, now: Instant, done: &mut Completions) {
         loop {
             while let Some(finished) = self.below.pop() {
@@ -206,7 +206,7 @@ impl<D: Device> Isochronous<D> {
         }
     }
 
-    /// The stream of this endpoint ends, and with it what its driver has asked.
+    /// Ends the stream of this endpoint and all the driver's requests on it.
     fn end(&mut self, endpoint: u8, status: Status, done: &mut Completions) {
         let Some(mut stream) = self.streams.remove(&endpoint) else { return };
         stream.take_waiting().into_iter().for_each(|urb| done.push(urb.fail(status)));
@@ -223,7 +223,7 @@ impl<D: Device> Isochronous<D> {
         self.depths[place] = depth.or(self.depths[place]);
     }
 
-    /// Streams that are over end.
+    /// Removes streams that are over.
     fn sweep(&mut self, now: Instant) {
         let is_over = |stream: &Stream| match stream {
             Stream::In(inward) => inward.is_over(now),
@@ -237,14 +237,14 @@ impl<D: Device> Isochronous<D> {
         }
     }
 
-    /// How deep a stream begins.
+    /// The initial buffer depth of a stream.
     fn depth(&self, direction: Direction) -> Duration {
         let known = self.depths[usize::from(direction == Direction::Out)];
         let first = (self.reach.nearest() / 4).clamp(FIRST_DEPTH_MIN, FIRST_DEPTH_MAX);
         known.unwrap_or(first).clamp(FIRST_DEPTH_MIN, DEPTH_MAX)
     }
 
-    /// A driver's isochronous request.
+    /// Handles an isochronous request of the driver.
     fn stream(&mut self, now: Instant, urb: InFlight, done: &mut Completions) {
         let address = urb.endpoint;
         let known = self.device.selection().endpoint(address).copied();
@@ -286,7 +286,7 @@ impl<D: Device> Isochronous<D> {
         setting.map_or(0, |setting| setting.class[0])
     }
 
-    /// A control transfer: one that ends streams waits until they were played.
+    /// Handles a control transfer: one that ends streams waits until they have been played.
     fn control(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
         let ends_streams = urb.setup.kind() == RequestKind::Standard
             && matches!(
@@ -311,7 +311,7 @@ impl<D: Device> Isochronous<D> {
         self.device.submit(now, urb, &mut self.below);
     }
 
-    /// Whether a device plays what its driver was told is played, and sends no more of.
+    /// Whether the device still plays a stream whose driver sends no more.
     fn is_playing(&self) -> bool {
         self.streams.values().any(|stream| match stream {
             Stream::In(_) => false,
@@ -319,19 +319,19 @@ impl<D: Device> Isochronous<D> {
         })
     }
 
-    /// Control transfers that waited go on, once everything was played.
+    /// Continues the held control transfers once everything has been played.
     fn let_go(&mut self, now: Instant) {
         if self.held.is_empty() || (self.is_playing() && self.held_until.is_some_and(|until| now < until)) {
             return;
         }
         self.held_until = None;
         while let Some(urb) = self.held.pop_front() {
-            // Each of them may end a stream: nothing is played any more.
+            // Each of them may end a stream, so none of them waits again.
             self.pass_control(now, urb, true);
         }
     }
 
-    /// Everything ends: what is still asked, with this.
+    /// Ends all streams and held requests with this status.
     fn end_all(&mut self, status: Status, done: &mut Completions) {
         let all: Vec<u8> = self.streams.keys().copied().collect();
         all.into_iter().for_each(|endpoint| self.end(endpoint, status, done));
@@ -340,7 +340,7 @@ impl<D: Device> Isochronous<D> {
         self.near = 0;
     }
 
-    /// Does what is due.
+    /// Does what is due now.
     fn keep_pace(&mut self, now: Instant, done: &mut Completions) {
         for stream in self.streams.values_mut() {
             match stream {
@@ -352,9 +352,9 @@ impl<D: Device> Isochronous<D> {
     }
 }
 
-/// What goes on in another process. The device is written down by its owner, before.
+/// Snapshots. The caller saves the device first.
 impl<D: Device> Isochronous<D> {
-    /// Requests that were not answered, of the user's: `of_device` are those that the device has.
+    /// All open requests of the user, given those that the device has.
     pub fn in_flight_of(&self, of_device: Vec<(UrbId, Direction, u32)>) -> Vec<(UrbId, Direction, u32)> {
         let mut all: Vec<_> = of_device.into_iter().filter(|(id, ..)| !is_own(*id)).collect();
         let of = |urb: &InFlight| (urb.id, urb.direction, urb.length);
@@ -366,7 +366,7 @@ impl<D: Device> Isochronous<D> {
         all
     }
 
-    /// Writes it down.
+    /// Writes the layer to a snapshot.
     pub fn save(&self, to: &mut Writer) {
         to.flag(self.is_on);
         to.u64(self.orders.named());
@@ -385,14 +385,14 @@ impl<D: Device> Isochronous<D> {
         }
     }
 
-    /// As another process wrote it down, over a device that is as it was there.
+    /// Restores the layer from a snapshot, over a device in the same state. On an error, returns the device as well.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so; with the device.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(now: Instant, device: D, from: &mut Reader<'_>) -> Result<Self, (D, Reject)> {
         let mut restored = Self::new(device, false);
         match restored.read(now, from) {
-            // Nothing is launched before all of it is right: what was launched has to be answered.
+            // Nothing is launched before the whole snapshot is known to be valid: a launched request must be answered.
             Ok((held, waiting)) => {
                 restored.held = held.into_iter().map(Urb::launch).collect();
                 restored.held_until = (!restored.held.is_empty()).then(|| now + PLAY_OUT_MAX);
@@ -449,7 +449,7 @@ impl<D: Device> Isochronous<D> {
         Ok((held, waiting))
     }
 
-    /// Another process goes on with it: what is in flight is answered there. The device goes on with its owner.
+    /// Lets go of all requests because another process continues them. Returns the device, which its owner lets go of.
     pub fn hand_over(mut self) -> D {
         let streams = std::mem::take(&mut self.streams);
         let waiting = streams.into_values().flat_map(|mut stream| stream.take_waiting());
@@ -458,7 +458,7 @@ impl<D: Device> Isochronous<D> {
     }
 }
 
-/// The driver's requests, by their stream's endpoint.
+/// The driver's requests, by the endpoint of their stream.
 type Waiting = Vec<(u8, Vec<Urb>)>;
 
 impl Stream {
@@ -554,7 +554,7 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
 
     fn reset(&mut self, now: Instant, done: &mut Completions) {
         self.end_all(Status::Shutdown, done);
-        // What is withdrawn so is not withdrawn one by one.
+        // The device's reset withdraws all requests at once.
         self.orders.clear();
         self.asked.clear();
         self.act(now, done, |device, done| device.reset(now, done));
@@ -566,7 +566,7 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
     }
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
-        // What is due is handed over before anything else takes its time.
+        // First the packets that are due, because the device's timeout may take time.
         self.keep_pace(now, done);
         if self.device.poll_timeout().is_some_and(|at| at <= now) {
             self.act(now, done, |device, done| device.handle_timeout(now, done));
@@ -580,7 +580,7 @@ impl<D: Device> DeviceLayer for Isochronous<D> {
         }
     }
 
-    /// None: [`Isochronous::save`] writes down what is here.
+    /// None: [`Isochronous::save`] writes the snapshot.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }

@@ -1,25 +1,25 @@
-//! What streams want of the device behind them, and what they count.
+//! What streams ask of the device below, and what they count.
 
 use std::collections::VecDeque;
 
 use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::{IsoPacket, Urb, UrbId};
 
-/// Our own requests begin here; a user's never do (a kernel's have 32 bits).
+/// First id of our own requests; a user's ids are below (a kernel's have 32 bits).
 pub const OWN_ID_FIRST: u64 = 1 << 61;
-/// And end before this.
+/// End of the range of our own ids.
 pub const OWN_ID_END: u64 = 1 << 62;
 
-/// Something to be done at the device.
+/// An action on the device below.
 #[derive(Debug)]
 pub enum Order {
-    /// A request of ours.
+    /// Submit a request of ours.
     Ask(Urb),
-    /// One of them is of no use any more.
+    /// Cancel a request of ours.
     Withdraw(UrbId),
 }
 
-/// What is to be done, in its order.
+/// A queue of orders.
 #[derive(Debug, Default)]
 pub struct Orders {
     list: VecDeque<Order>,
@@ -27,7 +27,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Asks for this, under a name of our own.
+    /// Queues a request under a new id, which is returned.
     pub fn ask(&mut self, mut urb: Urb) -> UrbId {
         urb.id = UrbId(OWN_ID_FIRST + self.named);
         self.named = (self.named + 1) % (OWN_ID_END - OWN_ID_FIRST);
@@ -36,39 +36,39 @@ impl Orders {
         id
     }
 
-    /// Withdraws a request.
+    /// Queues the cancellation of a request.
     pub fn withdraw(&mut self, id: UrbId) {
         self.list.push_back(Order::Withdraw(id));
     }
 
-    /// Nothing of it is wanted any more.
+    /// Drops all queued orders.
     pub fn clear(&mut self) {
         self.list.clear();
     }
 
-    /// How many names were given.
+    /// How many ids were given out.
     pub fn named(&self) -> u64 {
         self.named
     }
 
-    /// The names go on behind those of another process.
+    /// Continues the ids after those of another process.
     pub fn name_after(&mut self, named: u64) {
         self.named = named % (OWN_ID_END - OWN_ID_FIRST);
     }
 
-    /// What comes next.
+    /// Takes the next order.
     pub fn next(&mut self) -> Option<Order> {
         self.list.pop_front()
     }
 }
 
-/// Whether a request of this name is ours.
+/// Whether a request with this id is ours.
 pub fn is_own(id: UrbId) -> bool {
     (OWN_ID_FIRST..OWN_ID_END).contains(&id.0)
 }
 
-/// A schedule that repeats another's, of so many packets or of as many bytes as a request may have, and its bytes;
-/// `length` says how long each is.
+/// A packet schedule that repeats `like` for `count` packets, limited by the bytes of one request, and its total length
+/// in bytes. `length` gives the length of each packet.
 pub fn repeated(like: &[IsoPacket], count: usize, length: impl Fn(&IsoPacket) -> u32) -> (Vec<IsoPacket>, u32) {
     let (mut packets, mut end) = (Vec::with_capacity(count), 0);
     for length in like.iter().cycle().take(count).map(length) {
@@ -81,20 +81,20 @@ pub fn repeated(like: &[IsoPacket], count: usize, length: impl Fn(&IsoPacket) ->
     (packets, end)
 }
 
-/// What was not as it should be, in packets.
+/// Counts of a stream's packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Handed to the driver.
+    /// Packets handed to the driver.
     pub packets: u64,
-    /// IN: not here when they were due, and told the driver as missed.
+    /// IN: not here when they were due, and reported to the driver as missed.
     pub missed: u64,
-    /// IN: here after that.
+    /// IN: arrived after they were due.
     pub late: u64,
-    /// IN: here, and the driver did not ask for them in time.
+    /// IN: arrived, but the driver did not ask for them in time.
     pub unclaimed: u64,
-    /// OUT: not sent, because what was sent before is stuck.
+    /// OUT: not sent, because earlier packets are stuck.
     pub dropped: u64,
-    /// OUT: times that the device had nothing to play.
+    /// OUT: how often the device had nothing to play.
     pub underruns: u64,
 }
 

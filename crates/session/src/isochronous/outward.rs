@@ -1,10 +1,10 @@
-//! A stream to a device: the driver is answered at the device's pace, and what it sends is with the device before it is
+//! A stream to a device: the driver is answered at the device's pace, and its packets reach the device before they are
 //! due.
 //!
-//! The buffer that levels the way's jitter is the device's own queue: a stream begins with packets of ours, and what
-//! the driver sends comes to lie behind them. So nothing has to be known at the other end. How long the device had a
-//! request says how early it was there (a timed reply); the driver is answered a little sooner or later for it, and its
-//! clock is the device's in the long run.
+//! The buffer that absorbs the path's jitter is the device's own queue. A stream begins with a lead-in of our packets,
+//! and the driver's packets queue up behind them, so the exporter needs to know nothing of it. How long a request was
+//! in the device's queue (the residence time in a timed reply) tells how early it was. The driver is answered a little
+//! sooner or later accordingly, so that in the long run its clock is the device's.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -20,22 +20,21 @@ use super::saved::{restore_span, restore_urb, save_span};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests that the device has not answered, at most: 0.5 s in steps of a millisecond, and half of what an exporter
-/// lets be asked.
+/// Most requests with the device: 0.5 s in steps of a millisecond, and half of what an exporter allows.
 const SENT_MAX: usize = 500;
-/// The device is this much behind at most: a link that was cut does not leave a stream with its own length of delay.
+/// Most by which the device may be behind, so that a lost link does not leave a delay of its own length.
 const BEHIND_MAX: Duration = Duration::from_millis(100);
-/// Whoever has sent nothing for so long begins anew.
+/// A driver that has sent nothing for this long starts a new stream.
 const STOP_AFTER: Duration = Duration::from_millis(500);
-/// Statuses of packets that the driver is told later, at most: those of one request.
+/// Most packet statuses that are kept for the driver: those of one request.
 const TOLD_LATER_MAX: usize = 1024;
-/// A gap between two requests at the device that is longer than this is a frame counter that began anew.
+/// A gap between two requests that is longer than this is a frame counter that restarted.
 const GAP_FRAMES_MAX: u32 = 8000;
 
-/// What goes to a device before the driver's own.
+/// What is sent to the device ahead of the driver's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeadIn {
-    /// As many zeros as the driver sends: silence, at the rate at which the device expects it.
+    /// Zeros of the length of the driver's packets: silence, at the rate that the device expects.
     Zeros,
     /// Packets without data.
     Nothing,
@@ -47,22 +46,22 @@ pub struct Outward {
     interval: Duration,
     frames: Frames,
     lead_in: LeadIn,
-    /// What we send is cut as the driver's first request.
+    /// Template of our requests: the driver's first request.
     pattern: Urb,
-    /// The driver's that were not answered, and the name under which they were sent on, if they were.
+    /// The driver's open requests, each with the id of its copy that was sent, if any.
     waiting: VecDeque<(InFlight, Option<UrbId>)>,
-    /// Sent and not answered by the device.
+    /// Requests that the device has not answered.
     sent: VecDeque<Sent>,
     sent_span: Duration,
-    /// It has come to the end of what the driver was answered.
+    /// The clock, at the end of what the driver was answered.
     pace: Pace,
-    /// How much is ahead of the driver's requests when a stream is filled.
+    /// Depth of the lead-in when the device's queue is filled.
     depth: Duration,
-    /// Where the device's next request should begin.
+    /// Frame at which the device's next request should begin.
     expected_frame: Option<u32>,
-    /// Requests of ours that fill a gap are with the device up to this one: what came before says nothing.
+    /// The latest lead-in in flight: slack of requests sent before it is not used.
     filled_with: Option<UrbId>,
-    /// How packets ended of requests that the driver has been answered.
+    /// Failed packets' statuses of requests that the driver was already answered.
     told_later: VecDeque<Status>,
     counts: Counts,
 }
@@ -70,7 +69,7 @@ pub struct Outward {
 #[derive(Debug)]
 struct Sent {
     id: UrbId,
-    /// None if another process sent it.
+    /// `None` if another process sent it.
     at: Option<Instant>,
     span: Duration,
     shift_ns: i64,
@@ -78,7 +77,7 @@ struct Sent {
 }
 
 impl Outward {
-    /// A stream that begins now, with a request like this; `depth` is what is known of the way's jitter.
+    /// A stream that begins now, with a request like this; `depth` is the lead-in, from the known jitter.
     pub fn new(now: Instant, like: &Urb, interval: Duration, frames: Frames, lead_in: LeadIn, depth: Duration) -> Self {
         Self {
             interval,
@@ -97,7 +96,7 @@ impl Outward {
         }
     }
 
-    /// The driver sends.
+    /// Takes a request of the driver.
     pub fn submit(&mut self, now: Instant, mut urb: InFlight, reach: &Reach, orders: &mut Orders) {
         if self.waiting.is_empty() {
             let late = (now - self.pace.now()).as_nanos() / self.interval.as_nanos().max(1);
@@ -106,7 +105,7 @@ impl Outward {
         }
         let payload = urb.take_payload();
         if self.sent.is_empty() {
-            // It begins, or everything was played: the driver's own lies behind what levels the way.
+            // The stream begins, or the device has played everything: a new lead-in is needed.
             self.pace.forget();
             self.expected_frame = None;
             self.fill_up(now, orders);
@@ -129,8 +128,8 @@ impl Outward {
         id
     }
 
-    /// Sends packets of ours: the more of them, the longer the device can wait for the driver's. They travel together,
-    /// so that none of them waits for another.
+    /// Sends a lead-in: the longer it is, the longer the device can wait for the driver's packets. It is one request,
+    /// so that its packets travel together.
     fn fill_up(&mut self, now: Instant, orders: &mut Orders) {
         let count = self.depth.as_nanos().div_ceil(self.interval.as_nanos().max(1)).min(ISO_PACKETS_MAX.into());
         let mut ours = self.pattern.clone();
@@ -146,10 +145,10 @@ impl Outward {
         self.interval * u32::try_from(packets).expect("a URB has 1024 packets at most")
     }
 
-    /// A request of ours came back, if it is one of this stream's.
+    /// Handles the completion of a request of ours, if it belongs to this stream.
     ///
     /// # Errors
-    /// How the stream ended.
+    /// The status with which the stream ended.
     pub fn handle_done(
         &mut self,
         now: Instant,
@@ -165,7 +164,7 @@ impl Outward {
         }
         match done.status {
             Status::Ok => {}
-            // The driver withdrew it.
+            // The driver cancelled it.
             Status::Cancelled => return Ok(()),
             status => return Err(status),
         }
@@ -181,11 +180,11 @@ impl Outward {
                 self.told_later.push_back(packet.status);
             }
         }
-        // What was sent before the gap was filled says nothing of what comes.
+        // A request sent before the latest lead-in says nothing about the next ones.
         if self.filled_with.is_some() {
             return Ok(());
         }
-        // An exporter that does not say so has a stream that is not steered.
+        // Without a residence time from the exporter, the clock is not adjusted.
         let Some(residence) = done.residence else { return Ok(()) };
         let slack_ns = ns_of(residence) - ns_of(sent.span);
         self.pace.note(now, slack_ns, sent.shift_ns);
@@ -198,23 +197,23 @@ impl Outward {
         Ok(())
     }
 
-    /// Whether the device had nothing between the one before and this one.
+    /// Whether the device had nothing to play before this request.
     fn note_frame(&mut self, done: &Done) -> bool {
         let next = done.start_frame.wrapping_add(self.frames.of(done.iso.len()));
         let expected = self.expected_frame.replace(next);
         expected.is_some_and(|expected| (1..GAP_FRAMES_MAX).contains(&done.start_frame.wrapping_sub(expected)))
     }
 
-    /// When the driver is answered next, or the stream is over.
+    /// When the driver is answered next, or the stream may be over.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.waiting.front() {
             Some((urb, _)) => Some(self.pace.after(self.span_of(urb.iso.len()))),
-            // The device's last answer comes by itself.
+            // While requests are in flight, their completion triggers the check.
             None => self.sent.is_empty().then(|| self.pace.now() + STOP_AFTER),
         }
     }
 
-    /// Answers the driver what is due.
+    /// Answers the requests that are due.
     pub fn answer(&mut self, now: Instant, done: &mut Completions) {
         while let Some((urb, _)) = self.waiting.front()
             && let span = self.span_of(urb.iso.len())
@@ -235,7 +234,7 @@ impl Outward {
         }
     }
 
-    /// The driver withdraws a request, if it is one of these.
+    /// Cancels a request of the driver, if it is one of these.
     pub fn cancel(&mut self, id: UrbId, orders: &mut Orders, done: &mut Completions) {
         if let Some(at) = self.waiting.iter().position(|(urb, _)| urb.id == id) {
             let (urb, sent) = self.waiting.remove(at).expect("found just now");
@@ -244,28 +243,28 @@ impl Outward {
         }
     }
 
-    /// Whether the driver sends no more, and all that it sent was played.
+    /// Whether the driver has stopped, and everything was played.
     pub fn is_over(&self, now: Instant) -> bool {
         self.waiting.is_empty() && self.sent.is_empty() && self.pace.now() + STOP_AFTER <= now
     }
 
-    /// Whether the device still has something that the driver was told is played.
+    /// Whether the device still has packets that the driver was told are played.
     pub fn is_playing(&self) -> bool {
         self.sent.iter().any(|sent| !sent.is_ours)
     }
 
-    /// Whether the driver has nothing asked.
+    /// Whether no request of the driver waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Nothing more is wanted of the device.
+    /// Withdraws all requests of ours.
     pub fn stop(&mut self, orders: &mut Orders) {
         self.sent.drain(..).for_each(|sent| orders.withdraw(sent.id));
         self.sent_span = Duration::ZERO;
     }
 
-    /// Writes it down; what was sent goes on at the device.
+    /// Writes the stream to a snapshot; the requests that were sent stay with the device.
     pub fn save(&self, to: &mut Writer) {
         to.urb(&self.pattern);
         to.flag(self.lead_in == LeadIn::Zeros);
@@ -281,11 +280,11 @@ impl Outward {
         }
     }
 
-    /// As another process wrote it down, and the driver's requests: they are yet to be launched. What is yet to be
-    /// played is not measured.
+    /// Restores a stream from a snapshot, together with the driver's requests, which are not launched yet. Requests
+    /// sent by the other process do not adjust the clock.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(
         now: Instant,
         endpoint: &Endpoint,
@@ -313,7 +312,7 @@ impl Outward {
         Ok((outward, waiting))
     }
 
-    /// The driver's requests, as another process had them: all of them were sent.
+    /// Takes over the driver's requests from a snapshot; all of them were sent.
     pub fn take_up(&mut self, waiting: Vec<Urb>) {
         self.waiting = waiting.into_iter().map(|urb| (urb.launch(), None)).collect();
     }
@@ -323,31 +322,31 @@ impl Outward {
         self.waiting.iter().map(|(urb, _)| urb)
     }
 
-    /// The driver's requests, for whoever ends them.
+    /// Takes the driver's requests; the caller ends them.
     pub fn take_waiting(&mut self) -> impl Iterator<Item = InFlight> + '_ {
         self.waiting.drain(..).map(|(urb, _)| urb)
     }
 
-    /// By how much its clock was moved.
+    /// By how much its clock was slewed, in nanoseconds.
     pub fn drift_ns(&self) -> i64 {
         self.pace.shift_ns()
     }
 
-    /// What was not as it should be.
+    /// Counts of its packets.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// What was seen of the way, for the next stream.
+    /// The depth that the observed jitter needs, for the next stream.
     pub fn depth(&self) -> Option<Duration> {
         self.pace.slack_ns().map(|_| self.pace.depth())
     }
 }
 
-/// Silence.
+/// Silence for the lead-in.
 static ZEROS: [u8; 4096] = [0; 4096];
 
-/// The same request, under no name yet.
+/// A copy of a request with another payload; the id is set when it is sent.
 fn copy_of(urb: &Urb, payload: Payload) -> Urb {
     let mut copy = Urb::data_out(urb.id, urb.endpoint, payload);
     (copy.length, copy.interval, copy.flags) = (urb.length, urb.interval, urb.flags);

@@ -1,47 +1,45 @@
-//! When packets of a stream are due here: a local clock that follows the device's without jumps (issue *Distance*;
-//! N14).
+//! When packets of a stream are due: a local clock that follows the device's clock without jumps (N14).
 //!
-//! Nobody compares clocks. What is watched is the *slack*: how long before it was needed a packet was there (IN: before
-//! it is handed to the driver; OUT: before the device plays it). Its least over the last seconds has everything in it:
-//! the way's jitter, the drift of the device's clock against ours, and the scheduling at both ends. The clock is slewed
-//! until that least is a margin.
+//! Clocks are never compared. The clock watches the *slack*: how long before it was needed a packet was there (IN:
+//! before it is handed to the driver; OUT: before the device plays it). The least slack of the last seconds contains
+//! everything that matters: the path's jitter, the drift of the device's clock against ours, and scheduling delays at
+//! both ends. The clock is slewed until that least slack equals a margin.
 //!
 //! ```text
-//!   IN   a later due moment is more slack
-//!   OUT  a later due moment is a later request of the driver, and less slack at the device
+//! IN   a later due moment is more slack
+//! OUT  a later due moment is a later request of the driver, and less slack at the device
 //! ```
 //!
-//! Slack is noted as it would have been without the slewing so far, so that an old observation counts for today's
-//! clock: there is no delay in the loop, and nothing swings.
+//! Slack is recorded as it would have been without the slewing so far, so that old observations count for today's
+//! clock. The control loop therefore has no delay and does not oscillate.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use farbus_model::Instant;
 
-/// Slack that is kept beyond all jitter that was seen: what two schedulers of busy machines take.
+/// Slack kept beyond all observed jitter: what the schedulers of two busy machines take.
 const MARGIN: Duration = Duration::from_millis(2);
-/// The least slack is that of so long ago at most: what comes more seldom is counted and concealed rather than waited
-/// for.
+/// Length of the window for the least slack, in slots. Rarer events are counted and concealed instead of waited for.
 const WINDOW_SLOTS: usize = 8;
-/// A part of that window.
+/// Length of one slot of the window.
 const SLOT: Duration = Duration::from_secs(1);
-/// Missing slack is made up for within this time, as far as the greatest slew allows.
+/// Missing slack is made up within this time, as far as the largest slew allows.
 const GROW_OVER: Duration = Duration::from_millis(500);
-/// The greatest slew that makes more of it, ppm: 5 ms in a second. A sound card's rate control follows it.
+/// Largest slew that increases slack, ppm: 5 ms per second. A sound card's rate control follows it.
 const GROW_PPM_MAX: i64 = 5_000;
-/// Too much slack is given up slowly: nothing but delay is lost by having it.
+/// Excess slack is reduced over this time: slowly, because it only costs delay.
 const SHRINK_OVER: Duration = Duration::from_secs(5);
-/// The greatest slew that makes less of it, ppm: the mean interval stays within 0.1 % of the device's.
+/// Largest slew that reduces slack, ppm: the mean interval stays within 0.1 % of the device's.
 const SHRINK_PPM_MAX: i64 = 500;
-/// And no step is changed by more than this, however long it is.
+/// Largest correction of one step, whatever its length.
 const STEP_CHANGE_NS_MAX: i64 = 100_000;
-/// A packet that is later than this met a cut and no jitter: the clock is not set by it.
+/// A packet later than this met a lost link, not jitter: it does not affect the clock.
 const CUT: Duration = Duration::from_millis(60);
-/// The deepest buffer: beyond, a stream has a delay that nobody wants, and is better concealed.
+/// Deepest buffer. Beyond it the delay is worse than concealed losses.
 pub const DEPTH_MAX: Duration = Duration::from_millis(250);
 
-/// Which way a stream goes.
+/// The direction of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// From the device.
@@ -50,17 +48,17 @@ pub enum Way {
     Out,
 }
 
-/// The clock of one stream.
+/// The local clock of one stream.
 #[derive(Clone, Debug)]
 pub struct Pace {
     way: Way,
     due: Instant,
-    /// By how much it was slewed since it began: later is more.
+    /// By how much it was slewed since it began; positive is later.
     shift_ns: i64,
     window: VecDeque<Slot>,
 }
 
-/// The extremes of a second.
+/// The extremes of slack within one slot.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     begun: Instant,
@@ -69,22 +67,22 @@ struct Slot {
 }
 
 impl Pace {
-    /// A clock whose next step begins at `start`.
+    /// A clock whose first step begins at `start`.
     pub fn new(way: Way, start: Instant) -> Self {
         Self { way, due: start, shift_ns: 0, window: VecDeque::new() }
     }
 
-    /// When the last step ended.
+    /// The end of the last step.
     pub fn now(&self) -> Instant {
         self.due
     }
 
-    /// When a step of this length ends that begins where the last one ended.
+    /// When a step of this length would end.
     pub fn after(&self, span: Duration) -> Instant {
         moved(self.due, ns_of(span) + self.correction(span))
     }
 
-    /// Takes that step, and says when it ended.
+    /// Takes a step of this length; returns when it ends.
     pub fn step(&mut self, span: Duration) -> Instant {
         let correction = self.correction(span);
         self.shift_ns += correction;
@@ -92,23 +90,23 @@ impl Pace {
         self.due
     }
 
-    /// Leaves out so much of the stream: nobody was there for it.
+    /// Skips this much of the stream, because the driver did not ask for it.
     pub fn leave_out(&mut self, span: Duration) {
         self.due = self.due + span;
     }
 
-    /// The driver is late: the stream goes on at this moment, and what it sends is later by that.
+    /// The driver is late: the stream continues at `now`, and everything after is later by that.
     pub fn wait_until(&mut self, now: Instant) {
         self.shift_ns += ns_of(now - self.due);
         self.due = self.due.max(now);
     }
 
-    /// By how much it was slewed so far: to be said with what is seen of a packet that leaves now.
+    /// By how much it was slewed so far; to be given back to [`Pace::note`] with the packet that leaves now.
     pub fn shift_ns(&self) -> i64 {
         self.shift_ns
     }
 
-    /// A packet had so much slack, when the clock was slewed by `shift_ns`.
+    /// Records the slack of a packet, with the slew `shift_ns` at which it left.
     pub fn note(&mut self, now: Instant, slack_ns: i64, shift_ns: i64) {
         if slack_ns < -ns_of(CUT) {
             return;
@@ -128,42 +126,42 @@ impl Pace {
         }
     }
 
-    /// What was seen says nothing of what comes: the stream was filled up.
+    /// Drops all observations, because the stream was refilled.
     pub fn forget(&mut self) {
         self.window.clear();
     }
 
-    /// The least slack lately; `None` before anything was seen.
+    /// The least slack of the window; `None` before the first observation.
     pub fn slack_ns(&self) -> Option<i64> {
         let least = self.window.iter().map(|slot| slot.least_ns).min()?;
         Some(least + self.effect_of(self.shift_ns))
     }
 
-    /// By how much packets came earlier or later than each other lately.
+    /// The difference between the largest and the least slack of the window.
     pub fn jitter(&self) -> Duration {
         let least = self.window.iter().map(|slot| slot.least_ns).min().unwrap_or_default();
         let most = self.window.iter().map(|slot| slot.most_ns).max().unwrap_or_default();
         Duration::from_nanos(u64::try_from(most - least).unwrap_or_default())
     }
 
-    /// How much slack the least is to be: more where the way shakes, for what is yet to be seen of it.
+    /// The target for the least slack: larger with more jitter, for jitter not yet observed.
     pub fn margin(&self) -> Duration {
         (MARGIN + self.jitter() / 4).min(DEPTH_MAX / 2)
     }
 
-    /// How deep a buffer is with which the next stream may begin.
+    /// The buffer depth with which a next stream should begin.
     pub fn depth(&self) -> Duration {
         (self.margin() + self.jitter()).min(DEPTH_MAX)
     }
 
-    /// How deep this one's is as it stands: who goes on with the stream keeps its packets that long, and it neither
-    /// jumps nor stops.
+    /// The current buffer depth of this stream. A replacement that keeps packets this long continues without a jump or
+    /// a gap.
     pub fn level(&self) -> Duration {
         let slack = Duration::from_nanos(u64::try_from(self.slack_ns().unwrap_or_default()).unwrap_or_default());
         self.depth().max(slack + self.jitter() / 2).min(DEPTH_MAX)
     }
 
-    /// What a later clock does to the slack.
+    /// The effect of a later clock on the slack.
     fn effect_of(&self, later_ns: i64) -> i64 {
         match self.way {
             Way::In => later_ns,
@@ -175,24 +173,24 @@ impl Pace {
         let Some(slack_ns) = self.slack_ns() else { return 0 };
         let missing_ns = ns_of(self.margin()) - slack_ns;
         if missing_ns < 0 && self.window.len() < WINDOW_SLOTS {
-            // What is yet to be seen of the way may need it.
+            // Until the window is full, slack is not reduced: later jitter may need it.
             return 0;
         }
         let (over, ppm_max) = if missing_ns > 0 { (GROW_OVER, GROW_PPM_MAX) } else { (SHRINK_OVER, SHRINK_PPM_MAX) };
         let span_ns = ns_of(span);
         let most = (span_ns / 1000 * ppm_max / 1000).min(STEP_CHANGE_NS_MAX);
-        // Slack is at most seconds, and a step 1024 packets: neither product is near the type's end.
+        // Slack is at most seconds and a step at most 1024 packets: the product cannot overflow.
         let change = i128::from(missing_ns) * i128::from(span_ns) / i128::from(ns_of(over));
         self.effect_of((change as i64).clamp(-most, most))
     }
 }
 
-/// A span as a signed number of nanoseconds.
+/// A duration as signed nanoseconds.
 pub fn ns_of(span: Duration) -> i64 {
     i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// From `earlier` to `later` in nanoseconds, negative if it is the other way round.
+/// Nanoseconds from `earlier` to `later`; negative if `later` is earlier.
 pub fn ns_between(earlier: Instant, later: Instant) -> i64 {
     ns_of(later - earlier) - ns_of(earlier - later)
 }
@@ -211,7 +209,7 @@ mod tests {
         Instant::from_nanos(1_000_000_000)
     }
 
-    /// A stream of packets whose slack the clock's own slewing changes, from a device whose clock is off by so much.
+    /// Simulates a stream whose slack follows the clock's own slewing, from a device whose clock drifts.
     fn run(way: Way, first_ns: i64, drift_ppm: i64, seconds: u64) -> (Pace, Vec<i64>) {
         let mut pace = Pace::new(way, start());
         let mut steps = Vec::new();
@@ -229,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ways_settle_at_the_margin_and_follow_a_clock_that_drifts() {
+    fn clock_settles_at_the_margin_and_follows_drift_in_both_directions() {
         for way in [Way::In, Way::Out] {
             for (first_ms, drift_ppm) in [(1, 0), (20, 0), (5, 200), (5, -200), (0, 200)] {
                 let (pace, steps) = run(way, first_ms * 1_000_000, drift_ppm, 60);
@@ -248,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_step_changes_by_a_tenth_of_a_millisecond_at_most() {
+    fn long_step_is_corrected_by_at_most_100_us() {
         let mut pace = Pace::new(Way::In, start());
         pace.note(start(), -50_000_000, 0);
         assert_eq!(ns_between(start(), pace.step(Duration::from_millis(500))), 500_100_000);
     }
 
     #[test]
-    fn a_cut_sets_no_clock() {
+    fn packet_later_than_a_lost_link_does_not_affect_the_clock() {
         let mut pace = Pace::new(Way::In, start());
         pace.note(start(), 2_000_000, 0);
         let before = pace.slack_ns();
@@ -264,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_ago_than_the_window_is_forgotten() {
+    fn observations_older_than_the_window_are_dropped() {
         let mut pace = Pace::new(Way::In, start());
         pace.note(start(), -10_000_000, 0);
         for second in 1..=8 {
@@ -274,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_is_late_takes_its_lateness_from_the_slack_at_the_device() {
+    fn lateness_of_the_driver_reduces_slack_at_the_device() {
         let mut pace = Pace::new(Way::Out, start());
         pace.note(start(), 20_000_000, 0);
         pace.wait_until(start() + Duration::from_millis(5));

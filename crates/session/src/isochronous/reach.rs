@@ -1,4 +1,4 @@
-//! How far away a device is: what requests took that it answers at once, and what others take.
+//! The distance of a device: the round trip of requests that it answers at once, and the longest of any request.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use super::saved::{restore_span, save_span};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// The nearest of so many counts: one that a busy machine held up is no distance.
+/// The distance is the least of this many measurements, so that one delayed by a busy machine does not count.
 const COUNT: usize = 8;
-/// A device that is nearer is left alone: drivers keep more than this with a device.
+/// A nearer device is left alone: drivers keep more than this in flight.
 const FAR: Duration = Duration::from_millis(2);
-/// Requests are kept with the device for so much longer at least: a busy machine's schedulers.
+/// Least extra time that requests are kept ahead: scheduling delays of a busy machine.
 const SPARE: Duration = Duration::from_millis(8);
-/// The longest way back is forgotten by one part in so many with each request.
+/// With each request, the longest round trip decays towards the shortest by one part in this many.
 const FORGET_ONE_IN: u32 = 256;
 
-/// No way is longer that anybody waits for.
+/// Upper limit of a round trip in a snapshot.
 const WAY_MAX: Duration = Duration::from_secs(3600);
 
-/// What is known of the way to a device and back.
+/// Round trips measured to a device.
 #[derive(Clone, Debug, Default)]
 pub struct Reach {
     latest: VecDeque<Duration>,
@@ -27,7 +27,7 @@ pub struct Reach {
 }
 
 impl Reach {
-    /// Something that nothing else was in the way of took so long on the way.
+    /// Records the round trip of a request that the device answers at once.
     pub fn note(&mut self, span: Duration) {
         if self.latest.len() == COUNT {
             self.latest.pop_front();
@@ -36,44 +36,44 @@ impl Reach {
         self.note_longest(span);
     }
 
-    /// Something else took so long on the way.
+    /// Records the round trip of any other request.
     pub fn note_longest(&mut self, span: Duration) {
         let forgotten = self.longest - self.longest.saturating_sub(self.nearest()) / FORGET_ONE_IN;
         self.longest = forgotten.max(span);
     }
 
-    /// What another process is told.
+    /// Writes it to a snapshot.
     pub fn save(&self, to: &mut Writer) {
         save_span(self.nearest(), to);
         save_span(self.longest, to);
     }
 
-    /// As it was written down.
+    /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: none can be so.
+    /// [`Reject`]: a value is out of range.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let (nearest, longest) = (restore_span("way", WAY_MAX, from)?, restore_span("way", WAY_MAX, from)?);
         let latest = if nearest.is_zero() { VecDeque::new() } else { VecDeque::from([nearest]) };
         Ok(Self { latest, longest })
     }
 
-    /// There and back, when nothing is in the way.
+    /// The round trip without delays.
     pub fn nearest(&self) -> Duration {
         self.latest.iter().min().copied().unwrap_or_default()
     }
 
-    /// There and back, as it has been lately at the worst.
+    /// The longest recent round trip.
     pub fn longest(&self) -> Duration {
         self.longest.max(self.nearest())
     }
 
-    /// For how long requests of ours are with the device ahead: a quarter more than the way was ever seen to take.
+    /// For how long our requests are with the device ahead: a quarter more than the longest round trip.
     pub fn ahead(&self) -> Duration {
         self.longest() + (self.longest() / 4).max(SPARE)
     }
 
-    /// Whether streams have to be carried over the way.
+    /// Whether the device is so far that its streams need this layer.
     pub fn is_far(&self) -> bool {
         self.nearest() > FAR
     }
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_slow_answer_is_no_distance_and_a_far_device_is_far() {
+    fn one_slow_answer_does_not_make_a_device_far() {
         let mut reach = Reach::default();
         assert!(!reach.is_far(), "what is not known is near");
         reach.note(Duration::from_micros(200));

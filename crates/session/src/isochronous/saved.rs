@@ -1,4 +1,4 @@
-//! What another process is told of a stream, and what cannot have been.
+//! Parts of a stream's snapshot, with their limits.
 
 use std::time::Duration;
 
@@ -8,38 +8,38 @@ use super::orders::is_own;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// How far two packets of one stream are from each other at most: what is asked, and what waits to be handed over,
-/// twice.
+/// Limit of the distance between two packets of a stream in a snapshot: twice what is requested ahead plus what waits
+/// to be handed over.
 const SPREAD_MAX: u64 = 1 << 20;
 
-/// Writes a span down.
+/// Writes a duration.
 pub fn save_span(span: Duration, to: &mut Writer) {
     to.u64(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
 }
 
-/// As [`save_span`] wrote it, of less than `most`.
+/// Reads a duration of at most `most`.
 ///
 /// # Errors
-/// [`Reject`].
+/// [`Reject`]: it is longer.
 pub fn restore_span(field: &'static str, most: Duration, from: &mut Reader<'_>) -> Result<Duration, Reject> {
     let ns = from.u64(field)?;
     let span = Duration::from_nanos(ns);
     if span > most { Err(Reject::new(field, ns, "no stream has a longer one")) } else { Ok(span) }
 }
 
-/// How far a packet is behind another.
+/// Reads the distance of a packet from another, in packets.
 ///
 /// # Errors
-/// [`Reject`].
+/// [`Reject`]: it is out of range.
 pub fn restore_place(field: &'static str, from: &mut Reader<'_>) -> Result<u64, Reject> {
     let place = from.u64(field)?;
     if place > SPREAD_MAX { Err(Reject::new(field, place, "a stream's packets lie together")) } else { Ok(place) }
 }
 
-/// A request of a stream at `endpoint`.
+/// Reads a request of a stream at `endpoint`.
 ///
 /// # Errors
-/// [`Reject`].
+/// [`Reject`]: it is not a request of this stream.
 pub fn restore_urb(endpoint: &Endpoint, from: &mut Reader<'_>) -> Result<Urb, Reject> {
     let urb = from.urb()?;
     let is_its = urb.endpoint == endpoint.address && urb.direction == endpoint.address.direction();

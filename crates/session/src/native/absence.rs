@@ -1,4 +1,4 @@
-//! An importer without a link: for how long it is waited for, and what it may not know meanwhile.
+//! An importer without a link: how long the exporter waits for it, and what it may not know meanwhile.
 
 use std::time::Duration;
 
@@ -8,43 +8,43 @@ use farbus_model::limits::FETCHED_TIME_MAX;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// How long an importer is waited for that ended its link itself.
+/// How long the exporter waits for an importer that ended its link itself.
 const CLOSED_GRACE_MAX: Duration = Duration::from_secs(4);
 
 /// Whether an importer is absent, and what follows from that.
 #[derive(Clone, Copy, Debug)]
 pub struct Absence {
-    /// How long it is waited for.
+    /// The grace period.
     grace: Duration,
-    /// Without a link: until when it is.
+    /// End of the grace period, while the importer has no link.
     until: Option<Instant>,
-    /// The same: until when it may show what it has fetched, and hear of nothing.
+    /// Until when an importer without a link may still show data that it fetched, without hearing of changes.
     unheard_until: Option<Instant>,
 }
 
 impl Absence {
-    /// It is here, and would be waited for so long.
+    /// An importer that is present, with this grace period.
     pub fn none(grace: Duration) -> Self {
         Self { grace, until: None, unheard_until: None }
     }
 
-    /// How long it is waited for.
+    /// The grace period.
     pub fn grace(&self) -> Duration {
         self.grace
     }
 
-    /// Its link is lost. It may not know.
+    /// The link is lost; the importer may not know it yet.
     pub fn begin(&mut self, now: Instant) {
         self.until.get_or_insert(now + self.grace.max(FETCHED_TIME_MAX));
         self.unheard_until.get_or_insert(now + FETCHED_TIME_MAX);
     }
 
-    /// It has ended its link.
+    /// The importer ended its link itself.
     pub fn begin_by_itself(&mut self, now: Instant) {
         self.until.get_or_insert(now + self.grace.min(CLOSED_GRACE_MAX));
     }
 
-    /// It has a link again.
+    /// The importer has a link again.
     pub fn end(&mut self) {
         (self.until, self.unheard_until) = (None, None);
     }
@@ -54,36 +54,36 @@ impl Absence {
         self.unheard_until = self.unheard_until.filter(|until| *until > now);
     }
 
-    /// When something follows from it.
+    /// When something changes by time alone.
     pub fn poll_timeout(&self) -> Option<Instant> {
         [self.until, self.unheard_until].into_iter().flatten().min()
     }
 
-    /// Whether there is one.
+    /// Whether the importer has no link.
     pub fn is_on(&self) -> bool {
         self.until.is_some()
     }
 
-    /// Whether it is waited for no more.
+    /// Whether the grace period has ended.
     pub fn is_over(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| until <= now)
     }
 
-    /// Whether it hears of what is said, or shows nothing any more that it has fetched.
+    /// Whether the importer hears of changes, or can no longer show data that it fetched.
     pub fn is_harmless(&self, now: Instant) -> bool {
         self.unheard_until.is_none_or(|until| until <= now)
     }
 
-    /// Writes down how it stands for another process, to which whoever is linked now is absent.
+    /// Writes it to a snapshot. In the replacement, an importer that is linked now is absent at first.
     pub fn save(&self, now: Instant, to: &mut Writer) {
         to.u64(ms(self.grace));
         to.u64(ms(self.until.map_or(self.grace, |until| until - now)));
     }
 
-    /// What another process wrote down.
+    /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the times are inconsistent.
     pub fn restore(now: Instant, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let (grace, left) = (from.u64("grace")?, from.u64("time left")?);
         if left > grace.max(ms(FETCHED_TIME_MAX)) || grace > u32::MAX.into() {
@@ -106,7 +106,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn who_was_lost_has_what_was_granted_and_never_less_than_what_it_fetched_is_true() {
+    fn lost_importer_has_its_grace_and_at_least_the_time_its_data_counts_as_true() {
         for (grace_s, waited_s) in [(20, 20), (0, 4)] {
             let mut absence = Absence::none(SECOND * grace_s);
             absence.begin(NOW);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn who_left_by_itself_knows_and_is_waited_for_briefly() {
+    fn importer_that_left_by_itself_is_waited_for_briefly() {
         let mut absence = Absence::none(SECOND * 20);
         absence.begin_by_itself(NOW);
         assert!(absence.is_harmless(NOW));
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_is_due_once() {
+    fn each_deadline_is_due_once() {
         let mut absence = Absence::none(SECOND * 20);
         absence.begin(NOW);
         assert_eq!(absence.poll_timeout(), Some(NOW + FETCHED_TIME_MAX));

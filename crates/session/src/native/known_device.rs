@@ -1,21 +1,21 @@
-//! Whether a device that is opened again is the one that was used before.
+//! Checks that a device that is opened again is the one that was used before.
 //!
-//! A name can stand for another device after its exporter was started anew, so both ends compare identities: the
-//! exporter before it opens the device ([`exporter`](super::exporter)), the importer before it sends a request
+//! After an exporter is restarted, a name can stand for another device, so both ends compare identities: the exporter
+//! before it opens the device ([`exporter`](super::exporter)), the importer before it sends a request
 //! ([`KnownDevice`]).
 //!
 //! | the importer had | the exporter says, after it forgot the session | the importer |
 //! |---|---|---|
-//! | id *a*, generation *n* | id *a*, generation *n* or a later one by swaps alone | goes on |
+//! | id *a*, generation *n* | id *a*, generation *n* or a later one by swaps alone | continues |
 //! | id *a*, generation *n* | id *a*, a later one: its owner adopted another medium | ends: *gone* |
 //! | id *a*, generation *n* | id *a*, an earlier generation | ends: *stale*, that medium was retired by a swap |
 //! | id *a* | another id | ends: *gone* |
 //! | id *a* | nothing | ends: *gone* |
-//! | no identity: the exporter was of an older version | anything, from the same process | goes on |
+//! | no identity: the exporter was of an older version | anything, from the same process | continues |
 //! | no identity | anything, from another process | ends: *gone*, because nothing proves which device it is |
 //!
-//! A session that goes on (outcome *the session goes on*) opens nothing again. Then an identity is only told when it is
-//! news: a higher generation is remembered, another id ends the attachment.
+//! A session that continues (outcome *resumed*) opens nothing again. An identity is then only told when it is news: a
+//! higher generation is remembered, another id ends the attachment.
 
 use farbus_model::Identity;
 use farbus_model::identity::IDENTITY_BYTES;
@@ -51,26 +51,26 @@ pub fn compare(name: &str, expected: Identity, actual: Option<Identity>) -> Resu
 /// What an importer's attachment knows of its device.
 #[derive(Clone, Debug, Default)]
 pub struct KnownDevice {
-    /// The device that was opened; `None`: never opened, or its exporter told none.
+    /// The device that was opened; `None`: never opened, or its exporter told no identity.
     identity: Option<Identity>,
-    /// The exporter forgot the session, and the device is yet to be opened again.
+    /// The exporter forgot the session, and the device has not been opened again yet.
     is_asked_again: bool,
-    /// What the exporter told since the device was asked for again.
+    /// The identity told since the device was last opened again.
     told: Option<Identity>,
     /// The incarnation of the exporter that is linked now.
     exporter: Option<u64>,
-    /// The incarnation of the exporter that knew the device last.
+    /// The incarnation of the last exporter that knew the device.
     known_at: Option<u64>,
 }
 
 impl KnownDevice {
-    /// The identity of the device that is used; `None` if its exporter told none.
+    /// The identity of the device; `None` if its exporter told none.
     pub fn identity(&self) -> Option<Identity> {
         self.identity
     }
 
-    /// A link was made to the exporter's process with this incarnation: said after [`KnownDevice::forgotten`] if it
-    /// forgot the session.
+    /// A link was made to an exporter with this incarnation. If the exporter forgot the session, call
+    /// [`KnownDevice::forgotten`] first.
     pub fn note_exporter(&mut self, incarnation: u64) {
         self.exporter = Some(incarnation);
         if !self.is_asked_again {
@@ -84,13 +84,14 @@ impl KnownDevice {
         self.exporter = None;
     }
 
-    /// What to say before the device is asked for.
+    /// The statement to send before the device is opened.
     pub fn expectation(&mut self) -> Option<Statement> {
         self.told = None;
         self.identity.map(Statement::Expected)
     }
 
-    /// The exporter says which device `name` is. Returns why the attachment ends, if that is another than before.
+    /// The exporter told the identity of device `name`. Returns why the attachment ends, if it is another device than
+    /// before.
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol.
@@ -138,7 +139,7 @@ impl KnownDevice {
         Ok(())
     }
 
-    /// Writes it down for another process.
+    /// Writes it to a snapshot.
     pub fn save(&self, to: &mut Writer) {
         to.flag(self.is_asked_again);
         put_identity(self.identity, to);
@@ -149,10 +150,10 @@ impl KnownDevice {
         }
     }
 
-    /// As another process wrote it down; nothing is known of a snapshot of version 12, which has no identities.
+    /// Restores it from a snapshot. A snapshot of version 12 has no identities, so nothing is known.
     ///
     /// # Errors
-    /// [`Reject`]: it is none.
+    /// [`Reject`]: the identity is invalid.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         if from.version() < 13 {
             return Ok(Self::default());
@@ -164,15 +165,15 @@ impl KnownDevice {
     }
 }
 
-/// Writes an identity down, or that there is none.
+/// Writes an identity, or that there is none.
 pub(super) fn put_identity(identity: Option<Identity>, to: &mut Writer) {
     to.raw(&identity.map_or([0; IDENTITY_BYTES], Identity::to_bytes));
 }
 
-/// As [`put_identity`] wrote it.
+/// Reads what [`put_identity`] wrote.
 ///
 /// # Errors
-/// [`Reject`].
+/// [`Reject`]: the identity is invalid.
 pub(super) fn take_identity(from: &mut Reader<'_>) -> Result<Option<Identity>, Reject> {
     let bytes: [u8; IDENTITY_BYTES] = from.take(IDENTITY_BYTES, "identity")?.try_into().expect("as many");
     match Identity::from_bytes(bytes) {
@@ -199,7 +200,7 @@ mod tests {
         device
     }
 
-    /// The exporter forgot the session, is a process of this incarnation, and tells this: what becomes of the
+    /// The exporter forgot the session, has this incarnation and tells this identity. Returns what becomes of the
     /// attachment.
     fn again(mut device: KnownDevice, exporter: u64, told: Option<Identity>) -> Result<Option<Identity>, Cause> {
         device.forgotten(true);
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_of_what_is_compared_holds() {
+    fn identities_are_compared_as_the_table_says() {
         let later = Identity { generation: 4, ..A };
         let earlier = Identity { generation: 2, ..A };
         for exporter in [7, 8] {
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_was_never_open_may_be_any() {
+    fn device_that_was_never_open_may_have_any_identity() {
         let mut device = KnownDevice::default();
         device.note_exporter(7);
         device.forgotten(false);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exporter_that_forgets_twice_is_compared_with_the_one_that_knew_the_device() {
+    fn exporter_that_forgets_twice_is_compared_with_the_one_that_knew_the_device() {
         let mut device = known(None);
         for exporter in [8, 7] {
             device.forgotten(true);
@@ -258,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_that_is_told_while_the_device_is_open_is_remembered() {
+    fn generation_told_while_the_device_is_open_is_remembered() {
         let mut device = known(Some(A));
         let later = Identity { generation: 9, ..A };
         assert_eq!(device.hear("disk", &Statement::Is(later).encode()), Ok(None));
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_knows_what_this_one_knew() {
+    fn known_device_survives_a_snapshot() {
         let saved = |device: &KnownDevice, version: u16| {
             let mut to = Writer::new(5);
             device.save(&mut to);

@@ -1,39 +1,39 @@
-//! farbus's own protocol, meaning included: sessions that outlive their links (requirements U11, N1 to N6).
+//! farbus's own protocol: sessions that survive the loss of their links (requirements U11, N1 to N6).
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | [`importer`] | the importer's end of a session: greetings, and how long it waits for the next link |
-//! | [`exporter`] | the exporter's end: the same, and the attachments it serves |
-//! | `absence` | an importer without a link: how long the exporter waits, and what the other may not know |
-//! | [`attachment`] | what every class's importing end does alike |
-//! | [`served`] | what every class's half of an exporter does |
-//! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
-//! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
-//! | [`served_observer`], [`remote_observer`] | what is looked at: copies of what a USB device sends to its user; a stream's frames |
+//! | [`exporter`] | the exporter's end: greetings, and the attachments that it serves |
+//! | `absence` | an importer without a link: how long the exporter waits, and what the importer may not know |
+//! | [`attachment`] | the contract of the importer's end of an attachment, for all classes |
+//! | [`served`] | the contract of the exporter's end, for all classes |
+//! | [`served_block`], [`served_usb`] | a local device that a session serves |
+//! | [`remote_block`], [`remote_usb`] | a remote device that a session brings |
+//! | [`served_observer`], [`remote_observer`] | observing: copies of a USB device's traffic; frames of a stream |
 //! | [`timing`] | which requests are timed, and where their time went |
-//! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, at either end |
+//! | [`piped`], [`piped_served`], `pipe` | modules between any class and the link, on either side |
 //! | [`known_device`] | whether a device that is opened again is the one that was used before |
-//! | `services` | what an exporter is offered |
-//! | `reserving`, `reservation_request` | what is reserved before a device is opened, and how its path is measured: the exporter's half, the importer's |
-//! | [`suspendable_served`] | a device of any class that is suspended at times |
-//! | `slots`, `tagged` | requests in flight, by their tag: ours, a peer's |
-//! | `spread` | on which lane a request goes |
+//! | `services` | what an exporter's session needs from the registry |
+//! | `reserving`, `reservation_request` | reserving before a device is opened, and measuring its path: the exporter's half, the importer's half |
+//! | [`suspendable_served`] | a device of any class whose requests can be suspended |
+//! | `slots`, `tagged` | requests in flight, by tag: ours, and a peer's |
+//! | `spread` | which lane a request uses |
 //!
 //! A device of another class is one more [`Served`] and one more [`Attached`], and nothing else changes:
 //! `examples/third_class.rs` is one.
 //!
-//! What becomes of a request when something breaks:
+//! What happens to a request in case of a failure:
 //!
-//! | what broke | USB | block |
+//! | what fails | USB | block |
 //! |---|---|---|
-//! | the link of its lane | it waits; its frames are sent over the next link; other lanes go on | the same |
-//! | the link, for longer than the grace | gone (attribute *network*) | lost (attribute *network*) |
-//! | the exporter's process, for another that goes on | it waits; what a device had of it is ended first | the same |
-//! | the exporter forgot the session | a protocol error (attribute *device*); the device is set up again | it is asked again |
+//! | the link of its lane | it waits; its frames are sent over the next link; other lanes continue | the same |
+//! | the link, for longer than the grace period | gone (attribute *network*) | lost (attribute *network*) |
+//! | the exporter's process, with a handover | it waits; what the device had of it is ended first | the same |
+//! | the exporter's process, with its sessions | a protocol error (attribute *device*); the device is set up again | it is submitted again |
 //! | the device | gone | gone |
 //!
-//! Of a stream nothing is asked: its frames wait for the next link, for another process only if its reader wants no
-//! more than the latest, and are lost with an exporter that forgets.
+//! A stream has no requests. Its frames wait for the next link; across a handover only if its reader wants no more than
+//! the latest. They are lost if the exporter forgets the session.
 
 mod absence;
 pub mod attachment;
@@ -60,7 +60,7 @@ pub mod suspendable_served;
 mod tagged;
 pub mod timing;
 
-/// The bytes of it: what a greeting and a device's own class have to say.
+/// The messages: greetings, control, and each class's own.
 pub use farbus_wire::native::{
     Arrived, Flow, Head, Kind, Lane, LaneLimits, LaneSet, Lanes, Message, Part, Urgency, block, control, frame, hello,
     identity, modules, reserve, stream, usb,

@@ -1,8 +1,7 @@
-//! Between a session's frames and a pipeline's messages, at either end.
+//! Converts between a session's frames and a pipeline's messages, on either side.
 //!
-//! Frames of one message are put together, because a module sees whole ones; what a class does not show its modules
-//! (how urgent a message is, which others it keeps its order with, how long it stayed where) waits here and goes on
-//! with what comes out of them.
+//! Modules see whole messages, so the frames of one message are joined. What a class does not show its modules
+//! (urgency, flow, residence time) waits here and is added again to what comes out of them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,30 +17,30 @@ use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency, blo
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Bytes of a message whose frames are still arriving.
+/// Most bytes of a message whose frames are still arriving.
 const MESSAGE_BYTES_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
-/// Bytes of all such messages of an attachment: what the largest credit allows, and the one that may exceed it.
+/// Most bytes of all such messages of an attachment: the largest credit, plus the one message that may exceed it.
 const ARRIVING_BYTES_MAX: usize = (32 << 20) + 2 * MESSAGE_BYTES_MAX;
-/// Requests of an attachment that owe an answer: the largest credit.
+/// Most open requests of an attachment: the largest credit.
 const REQUESTS_MAX: usize = 4096;
 
-/// Moments of modules that are waited for before a process gives up: far more than messages may wait.
+/// Most module timeouts that are waited for before a handover gives up: far more than the messages that may wait.
 const LETTING_GO_MAX: usize = 1 << 16;
 
-/// An end as another process wrote it down, without its modules.
+/// A pipe from a snapshot, without its modules.
 pub struct Saved {
     states: Vec<Vec<u8>>,
-    /// Those that are open, those of them that are timed, and those that the class has.
+    /// Open requests, timed ones among them, and those that the class has.
     tags: [BTreeSet<u16>; 3],
     residences: BTreeMap<u16, Payload>,
     arriving: BTreeMap<u16, Arriving>,
 }
 
 impl Saved {
-    /// From [`Pipe::save`].
+    /// Reads what [`Pipe::save`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let count = from.count("modules", 4)?;
         let states = (0..count).map(|_| from.bytes("module").map(<[u8]>::to_vec)).collect::<Result<_, _>>()?;
@@ -71,13 +70,13 @@ impl Saved {
         Ok(Self { states, tags, residences, arriving })
     }
 
-    /// Of each module.
+    /// The saved state of each module.
     pub fn states(&self) -> &[Vec<u8>] {
         &self.states
     }
 }
 
-/// What modules are told of an attachment's device.
+/// What modules are told about an attachment's device.
 pub fn place_of(role: Role, class: control::Class) -> Place {
     let (class, failed) = match class {
         control::Class::USB => {
@@ -91,7 +90,7 @@ pub fn place_of(role: Role, class: control::Class) -> Place {
     Place { role, class, failed: failed.to_vec().into() }
 }
 
-/// How an attachment ends whose modules cannot go on.
+/// The end of an attachment whose modules failed.
 pub fn end_of(failure: &Failure) -> End {
     let cause = match failure.trouble {
         Trouble::Network => Cause::Network,
@@ -107,7 +106,7 @@ struct Arriving {
     body: Pieces,
 }
 
-/// What a message does not show the modules.
+/// The parts of a message that modules do not see.
 struct Envelope {
     urgency: Urgency,
     flow: Flow,
@@ -115,25 +114,25 @@ struct Envelope {
     done_at: Option<Instant>,
 }
 
-/// One end's half of an attachment's pipeline.
+/// The modules of an attachment on one side.
 pub struct Pipe {
     pipeline: Pipeline,
     role: Role,
     attachment: u16,
     arriving: BTreeMap<u16, Arriving>,
     arriving_bytes: usize,
-    /// Requests that owe an answer; at the exporter those that the class, or a module in its place, has not answered.
+    /// Open requests. On the exporter, those that neither the class nor a module in its place has answered.
     open: BTreeSet<u16>,
     /// Those of them that are timed.
     timed: BTreeSet<u16>,
-    /// How long they stayed where, while their reply is among the modules.
+    /// Residence times of replies that are among the modules.
     residences: BTreeMap<u16, Payload>,
-    /// Of messages among the modules, by kind and tag. What leaves in another's word leaves its envelope, which the
-    /// next of its tag replaces.
+    /// Envelopes of messages among the modules, by kind and tag. A message that leaves inside another one leaves its
+    /// envelope here, and the next message with its tag replaces it.
     envelopes: BTreeMap<(u8, u64), Envelope>,
-    /// At the exporter: requests that the class has.
+    /// On the exporter: requests that the class has.
     with_class: BTreeSet<u16>,
-    /// Events that went nowhere, and were not granted anew.
+    /// Events that the modules dropped, and whose grants have not been returned.
     lost: u32,
     turn: Turn,
     above: VecDeque<Arrived>,
@@ -142,7 +141,7 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Of attachment `attachment`.
+    /// A pipe of attachment `attachment`.
     pub fn new(pipeline: Pipeline, role: Role, attachment: u16) -> Self {
         Self {
             pipeline,
@@ -163,7 +162,7 @@ impl Pipe {
         }
     }
 
-    /// An end that goes on where another process's was saved, with its modules.
+    /// A pipe that continues from a snapshot, with its restored modules.
     pub fn resumed(pipeline: Pipeline, role: Role, attachment: u16, saved: Saved) -> Self {
         let Saved { tags: [open, timed, with_class], residences, arriving, .. } = saved;
         let arriving_bytes = arriving.values().map(|arriving| arriving.body.len()).sum();
@@ -171,7 +170,7 @@ impl Pipe {
         Self { open, timed, with_class, residences, arriving, arriving_bytes, ..new }
     }
 
-    /// What a class has to say goes through the modules, if it is of the kinds that do.
+    /// Sends a message of the class through the modules, if it is of a kind that passes them.
     pub fn say(&mut self, now: Instant, message: Message) {
         let Message { head, part, payload, urgency, flow, done_at } = message;
         let kind = match (head.kind, self.role) {
@@ -204,10 +203,10 @@ impl Pipe {
         self.collect();
     }
 
-    /// A frame arrived, of a kind that goes through the modules.
+    /// Handles a frame of a kind that passes the modules.
     ///
     /// # Errors
-    /// [`Reject`]: the other end broke the protocol; the session is over.
+    /// [`Reject`]: the other end broke the protocol; the session must end.
     pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<(), Reject> {
         let Head { kind, flags, tag, .. } = arrived.head;
         let mut arriving = match kind {
@@ -270,7 +269,7 @@ impl Pipe {
                 if !self.open.contains(&tag) || self.arriving.contains_key(&tag) || self.residences.contains_key(&tag) {
                     return Err(Reject::new("tag", tag.into(), "a reply answers a request, once"));
                 }
-                // What travelled in another's word has not got its flag.
+                // A request that travelled inside another message has no flag of its own.
                 if flags.timed && !self.timed.contains(&tag) {
                     return Err(Reject::new("tag", tag.into(), "a request is answered timed if it was to be"));
                 }
@@ -306,7 +305,7 @@ impl Pipe {
         self.arriving_bytes
     }
 
-    /// The moment of a module may have come.
+    /// Lets the modules act if their timeout has come.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.pipeline.poll_timeout().is_some_and(|due| due <= now) {
             self.pipeline.handle_timeout(now, &mut self.turn);
@@ -314,23 +313,23 @@ impl Pipe {
         }
     }
 
-    /// When [`Pipe::handle_timeout`] wants to be called.
+    /// When [`Pipe::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.pipeline.poll_timeout()
     }
 
-    /// Its owner wants nothing to pass, or all again.
+    /// Stops all messages in the modules (`is_paused`), or lets them continue.
     pub fn pause(&mut self, now: Instant, is_paused: bool) {
         self.pipeline.pause(now, is_paused, &mut self.turn);
         self.collect();
     }
 
-    /// Events that went nowhere since this was asked last: their grants are to be given back.
+    /// Takes the number of dropped events since the last call: their grants must be returned.
     pub fn take_lost(&mut self) -> u32 {
         std::mem::take(&mut self.lost)
     }
 
-    /// What is kept back only for a while goes now.
+    /// Runs the modules' timeouts early, so that messages that they delay leave now.
     pub fn let_go(&mut self, now: Instant) {
         for _ in 0..LETTING_GO_MAX {
             let Some(due) = self.pipeline.poll_timeout() else { return };
@@ -338,12 +337,12 @@ impl Pipe {
         }
     }
 
-    /// Whether nothing is among the modules, or has come out of them and was not taken.
+    /// Whether no message is among the modules, or has come out and was not taken.
     pub fn can_be_saved(&self) -> bool {
         self.pipeline.is_at_rest() && !self.has_above()
     }
 
-    /// At rest: what another process needs to be this end; none if it cannot.
+    /// Writes the pipe, at rest, to a snapshot; `None` if it is not at rest or a module cannot be saved.
     pub fn save(&self, to: &mut Writer) -> Option<()> {
         if !self.can_be_saved() || !self.below.is_empty() {
             return None;
@@ -371,27 +370,27 @@ impl Pipe {
         Some(())
     }
 
-    /// What the class is to hear next.
+    /// The next frame for the class.
     pub fn poll_above(&mut self) -> Option<Arrived> {
         self.above.pop_front()
     }
 
-    /// Whether the class is to hear something.
+    /// Whether there is a frame or a failure for the class.
     pub fn has_above(&self) -> bool {
         !self.above.is_empty() || self.failure.is_some()
     }
 
-    /// What is to be sent next.
+    /// The next message to send.
     pub fn poll_below(&mut self) -> Option<Message> {
         self.below.pop_front()
     }
 
-    /// Why it cannot go on, if it cannot.
+    /// Takes the failure of the modules, if there is one.
     pub fn poll_failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
 
-    /// Whether nothing is among the modules.
+    /// Whether no message is among the modules or still arriving.
     pub fn is_at_rest(&self) -> bool {
         self.pipeline.is_at_rest() && self.arriving.is_empty()
     }
@@ -409,7 +408,7 @@ impl Pipe {
         }
     }
 
-    /// To the class: the head as if it were a frame of its own, and the data the next.
+    /// Passes a message to the class: the head in one frame, the data in the next.
     fn rise(&mut self, message: module::Message) {
         let module::Message { kind, id, head, payload } = message;
         let tag = id as u16;
@@ -436,7 +435,7 @@ impl Pipe {
                 }
             }
             Kind::Request => {
-                // One that came in another's word, as bundles do, is as good as one of its own.
+                // A request that arrived inside another message, as with bundling, counts like one of its own.
                 if !self.with_class.insert(tag) || self.open.len() > REQUESTS_MAX {
                     return self.lie("it asked the device twice");
                 }

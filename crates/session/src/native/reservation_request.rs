@@ -1,5 +1,5 @@
-//! What an importer wants reserved for what it opens, whatever class that is of: said before it is opened, measured,
-//! and told.
+//! What an importer asks to have reserved for a device, of any class: stated before the device is opened, measured, and
+//! reported.
 
 use farbus_model::Instant;
 use farbus_wire::native::control::{Cause, End};
@@ -8,47 +8,48 @@ use farbus_wire::native::reserve::{CAR_BYTES, Reservation, ReservationReport, Wo
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Nothing, unless somebody wants something.
+/// A reservation request with its report; by default nothing is requested.
 #[derive(Debug, Default)]
 pub struct ReservationRequest {
     reservation: Option<Reservation>,
     report: Option<ReservationReport>,
-    /// When the first half of a train was there, and its first car.
+    /// When the last car of a train's first half arrived, and when its first car arrived.
     half_at: Option<Instant>,
     first_at: Option<Instant>,
-    /// Answers that were given since it was asked for.
+    /// Number of measurements answered since the request was sent.
     answers: u8,
 }
 
-/// An exporter measures a path up to three times, with two answers each; later versions may do so more often.
+/// Limit of answered measurements. An exporter measures a path up to three times with two answers each; later versions
+/// may do so more often.
 const ANSWERS_MAX: u8 = 32;
 
 impl ReservationRequest {
-    /// For this.
+    /// Requests this reservation.
     pub fn of(reservation: Reservation) -> Self {
         Self { reservation: Some(reservation), ..Self::default() }
     }
 
-    /// What is to be said before a device is asked for, be it for the first time or anew.
+    /// The statement to send before the device is opened, for the first time or again.
     pub fn ask(&mut self) -> Option<Word> {
         (self.report, self.half_at, self.first_at) = (None, None, None);
         self.answers = 0;
         self.reservation.clone().map(Word::Ask)
     }
 
-    /// How what is reserved stands, by the exporter's last word.
+    /// The exporter's latest reservation report.
     pub fn report(&self) -> Option<ReservationReport> {
         self.report
     }
 
-    /// The exporter has opened what was asked for. If it has said nothing of what was to be reserved, it cannot do
-    /// that.
+    /// Checks, once the device was opened, that the exporter has sent a report. If it has not, it cannot reserve, and
+    /// the attachment ends.
     pub fn unheard(&self) -> Option<End> {
         let message = "its exporter is of a version that reserves nothing for it".to_owned();
         (self.reservation.is_some() && self.report.is_none()).then_some(End { cause: Cause::Reservation, message })
     }
 
-    /// The exporter says something of it. Answers with what is to be said to that.
+    /// Handles a statement of the exporter; returns the answer to send.
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol.
@@ -70,7 +71,8 @@ impl ReservationRequest {
             Word::Report(report) => self.report = Some(report),
             Word::Echo => return Ok(Some(Word::Echo)),
             Word::Train { place, cars } if place + 1 == cars => {
-                // Cars that were received together tell nothing: the longer way round is the surer.
+                // Cars that were received at once say nothing, so both the second half and the whole train are
+                // measured, and the slower result counts.
                 let rate = |from: Option<Instant>, cars: u8| {
                     let span_ns = from.map_or(0, |at| (now - at).as_nanos()).max(1000);
                     u64::try_from(u128::from(cars) * CAR_BYTES as u128 * 8 * 1_000_000_000 / span_ns)
@@ -90,16 +92,16 @@ impl ReservationRequest {
         Ok(None)
     }
 
-    /// For another process.
+    /// Writes it to a snapshot.
     pub fn save(&self, to: &mut Writer) {
         let words = [self.reservation.clone().map(Word::Ask), self.report.map(Word::Report)];
         words.iter().for_each(|word| to.bytes(&word.as_ref().map(Word::encode).unwrap_or_default()));
     }
 
-    /// As another process wrote it down.
+    /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: it is none.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let wrong = |_| Reject::new("reservation", 0, "it is what was asked for, and how it stands");
         let reservation = match from.bytes("reservation")? {
@@ -109,11 +111,11 @@ impl ReservationRequest {
                 _ => return Err(Reject::new("reservation", bytes[0].into(), "it is one")),
             },
         };
-        let report = match from.bytes("standing")? {
+        let report = match from.bytes("report")? {
             [] => None,
             bytes => match Word::decode(bytes).map_err(wrong)? {
                 Word::Report(report) => Some(report),
-                _ => return Err(Reject::new("standing", bytes[0].into(), "it is one")),
+                _ => return Err(Reject::new("report", bytes[0].into(), "it is one")),
             },
         };
         Ok(Self { reservation, report, ..Self::default() })

@@ -1,14 +1,13 @@
-//! What is reserved for attachments that are opened next, and how the path to their importer is measured before.
+//! Reservations for attachments that will be opened, and measuring the path to their importer.
 //!
 //! | the importer says | the exporter |
 //! |---|---|
 //! | ask | says *echo* |
-//! | open | keeps it |
-//! | echo | knows how long the path is, and sends a train |
-//! | measured | knows how wide it is: the device is opened; if that is too little, it says *echo* again, up to twice |
+//! | open | keeps the open request |
+//! | echo | knows the round trip, and sends a train |
+//! | measured | knows the rate and opens the device; if the rate is too low, it says *echo* again, up to twice |
 //!
-//! What else both machines do makes a path seem slower than it is, and never quicker: the best of what was measured
-//! counts.
+//! Other work of the two machines makes a path seem slower than it is, never faster, so the best measurement counts.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,24 +22,24 @@ use crate::Reject;
 use crate::reserve::ledger::Path;
 use crate::snapshot::{Reader, Writer};
 
-/// A path that seems too slow is measured so often.
+/// How often a path that seems too slow is measured.
 const TRIES_MAX: u8 = 3;
 
-/// Reservations that were asked for, by attachment.
+/// Requested reservations, by attachment.
 #[derive(Default)]
 pub(super) struct Reserving {
     asked: BTreeMap<u16, Asking>,
-    /// Whose path is measured next: one train at a time is on its way, as more would measure each other.
+    /// Attachments whose path is measured next: one train at a time, because trains would disturb each other.
     trains: VecDeque<u16>,
 }
 
 pub(super) struct Asking {
     pub reservation: Reservation,
-    /// The best that was measured.
+    /// The best measurement so far.
     pub path: Path,
-    /// So often it was measured before.
+    /// How often the path was measured before.
     tries: u8,
-    /// When *echo* was said, and not by another process.
+    /// When *echo* was sent; `None` if another process sent it.
     echo_at: Option<Instant>,
     has_echoed: bool,
     is_measured: bool,
@@ -48,7 +47,7 @@ pub(super) struct Asking {
 }
 
 impl Reserving {
-    /// How many were asked for, and are not opened.
+    /// Number of requested reservations whose device is not opened yet.
     pub fn len(&self) -> usize {
         self.asked.len()
     }
@@ -58,14 +57,14 @@ impl Reserving {
         !self.trains.is_empty()
     }
 
-    /// Measures the next path; what was sent before has been taken by the link.
+    /// Sends the next train; call it when the link has taken everything sent before.
     pub fn send_train(&mut self, lanes: &mut Lanes) {
         if let Some(number) = self.trains.pop_front() {
             send_train(number, lanes);
         }
     }
 
-    /// Something was said of a reservation. Answers with what is to be opened now.
+    /// Handles a statement about a reservation; returns the open request that can proceed now.
     pub fn hear(
         &mut self,
         now: Instant,
@@ -89,7 +88,7 @@ impl Reserving {
             return Ok(None);
         }
         let Some(asking) = self.asked.get_mut(&number) else {
-            // It was closed meanwhile.
+            // The attachment was closed meanwhile.
             return Ok(None);
         };
         match word {
@@ -113,7 +112,7 @@ impl Reserving {
         }
     }
 
-    /// Keeps what is to be opened, if its path is being measured.
+    /// Keeps an open request while its path is being measured; returns whether it does.
     pub fn keep(&mut self, number: u16, open: &Open) -> Result<bool, Reject> {
         match self.asked.get_mut(&number) {
             Some(Asking { open: Some(_), .. }) => {
@@ -127,12 +126,12 @@ impl Reserving {
         }
     }
 
-    /// What is reserved for it, once its path was measured.
+    /// Takes the reservation that is requested for this attachment, with the measured path.
     pub fn take(&mut self, number: u16) -> Option<Asking> {
         self.asked.remove(&number)
     }
 
-    /// The path seemed too slow for what is asked: it is measured again before that is said. Says whether it is.
+    /// Measures a path again that seems too slow; returns `false` if it was measured often enough.
     pub fn measure_again(&mut self, now: Instant, number: u16, asking: Asking, open: &Open, lanes: &mut Lanes) -> bool {
         let tries = asking.tries + 1;
         if tries >= TRIES_MAX {
@@ -144,7 +143,7 @@ impl Reserving {
         true
     }
 
-    /// It is not opened after all. Says whether it was to be.
+    /// Drops the request because the device is not opened after all; returns whether an open request waited.
     pub fn forget(&mut self, number: u16) -> bool {
         self.trains.retain(|other| *other != number);
         self.asked.remove(&number).is_some_and(|asking| asking.open.is_some())
@@ -164,7 +163,7 @@ impl Reserving {
         }
     }
 
-    /// As another process wrote it down.
+    /// Restores it from a snapshot.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut all = BTreeMap::new();
         for _ in 0..from.count("reservations", 29)? {
@@ -188,7 +187,7 @@ impl Reserving {
     }
 }
 
-/// As fast as the path takes it.
+/// Sends a train, as fast as the path takes it.
 fn send_train(number: u16, lanes: &mut Lanes) {
     for place in 0..TRAIN_CARS {
         let part = Word::Train { place, cars: TRAIN_CARS }.encode().into();

@@ -1,13 +1,12 @@
-//! Changes that a remote disk's exporter has answered and no flush has covered yet: kept, so that they can be written
-//! again.
+//! Changes of a remote disk that its exporter has answered and no flush has covered yet: kept here, so that they can be
+//! written again.
 //!
-//! An exporter whose machine was switched off has forgotten them. If all of them are here they are written again, in
-//! the order in which they were asked, before anything else is asked of the disk, and nobody has to be told. The
-//! exporter gives the disk back only under the lease that we had, so nobody else has written to it meanwhile
-//! ([`Leases`](crate::leases::Leases)).
+//! If the exporter's machine loses power, it forgets them. If all of them are here, they are written again, in the
+//! order of their submission, before any other request, and no user notices. Nobody else can have written to the disk
+//! meanwhile, because the exporter returns it only under the same lease ([`Leases`](crate::leases::Leases)).
 //!
-//! What is kept is bounded, [`RETAINED_BYTES_MAX`] and [`RETAINED_MAX`]: of more, the oldest are forgotten. What is
-//! forgotten and not flushed when the exporter's machine was switched off is lost, and the next flush says so.
+//! The kept data is bounded by [`RETAINED_BYTES_MAX`] and [`RETAINED_MAX`]; beyond that, the oldest changes are
+//! dropped. A dropped change that was not flushed before the exporter lost power is lost, and the next flush fails.
 
 use std::collections::VecDeque;
 
@@ -16,23 +15,23 @@ use farbus_model::{BlockInfo, BlockOp, BlockRequest};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Bytes that are kept at most.
+/// Most bytes that are kept.
 pub const RETAINED_BYTES_MAX: u64 = 8 << 20;
-/// Changes that are kept at most.
+/// Most changes that are kept.
 pub const RETAINED_MAX: usize = 2048;
-/// A payload of more bytes than this may be a window on a larger buffer, which is kept with it: it counts as
-/// [`LARGE_BYTES_MIN`] at least.
+/// Above this size a payload may be a window on a larger buffer that it keeps alive, so it counts as at least
+/// [`LARGE_BYTES_MIN`].
 const SMALL_BYTES_MAX: u64 = 64 << 10;
 const LARGE_BYTES_MIN: u64 = 256 << 10;
 
 /// A change that was answered.
 #[derive(Debug)]
 pub(super) struct Change {
-    /// With its data.
+    /// The request, with its data.
     pub request: BlockRequest,
-    /// Its place among all requests.
+    /// Its position among all requests.
     pub order: u64,
-    /// How many changes were answered when it was, itself among them: a flush that covers so many covers it.
+    /// Number of changes answered so far, this one included: a flush that covers this number covers the change.
     pub number: u64,
 }
 
@@ -44,34 +43,34 @@ impl Change {
         }
     }
 
-    /// Whether both change the same bytes.
+    /// Whether both change some of the same bytes.
     pub fn overlaps(&self, other: &BlockRequest) -> bool {
         let end = |request: &BlockRequest| request.offset.saturating_add(request.length.into());
         other.offset < end(&self.request) && self.request.offset < end(other)
     }
 }
 
-/// What is kept of a disk.
+/// The changes kept of one disk.
 #[derive(Debug, Default)]
 pub(super) struct Retained {
-    /// As the exporter has them, or had.
+    /// Changes that the exporter has answered.
     kept: VecDeque<Change>,
     bytes: u64,
-    /// So many changes had been answered when the last one was that is not kept.
+    /// The number of the latest change that was dropped.
     forgotten: u64,
-    /// The exporter has lost these: they are written again, the first first.
+    /// Changes that the exporter has lost; they are written again in this order.
     again: VecDeque<Change>,
 }
 
 impl Retained {
-    /// Of a disk of which so many changes were answered, none of which are here.
+    /// The state of a disk with this many answered changes, none of which are here.
     pub fn without(answered: u64) -> Self {
         Self { forgotten: answered, ..Self::default() }
     }
 
-    /// It was answered.
+    /// Keeps a change that was answered.
     pub fn keep(&mut self, change: Change) {
-        // A durable one matters only behind others, which may not be written over it.
+        // A durable change is only kept behind others: if those are written again, it must be, too.
         if change.request.is_durable && self.kept.is_empty() && self.again.is_empty() {
             return;
         }
@@ -84,7 +83,7 @@ impl Retained {
         }
     }
 
-    /// Writes it down, while nothing is to be written again.
+    /// Writes it to a snapshot. Must not be called while changes are being written again.
     pub fn save(&self, to: &mut Writer) {
         to.u64(self.forgotten);
         to.count(self.kept.len());
@@ -95,10 +94,10 @@ impl Retained {
         }
     }
 
-    /// As another process saved it, of a disk that is `info` and of which so many changes were answered.
+    /// Restores it from a snapshot, for a disk with this `info` and this many answered changes.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>, info: &BlockInfo, answered: u64) -> Result<Self, Reject> {
         let mut retained = Self::without(from.u64("changes forgotten")?.min(answered));
         for _ in 0..from.count("changes kept", 42)? {
@@ -115,7 +114,7 @@ impl Retained {
         Ok(retained)
     }
 
-    /// So many changes are durable.
+    /// The first `flushed` changes are durable now: drops them.
     pub fn flushed(&mut self, flushed: u64) {
         let bytes = &mut self.bytes;
         self.kept.retain(|change| {
@@ -125,7 +124,7 @@ impl Retained {
         });
     }
 
-    /// The exporter has lost what was not durable. Whether something of that is not here.
+    /// The exporter has lost everything that was not durable. Returns whether a lost change was dropped here.
     pub fn lose(&mut self, flushed: u64) -> bool {
         self.again.extend(self.kept.drain(..));
         self.bytes = 0;
@@ -133,29 +132,29 @@ impl Retained {
         self.forgotten > flushed
     }
 
-    /// These were being written again when the exporter forgot us.
+    /// Puts changes back that were being written again when the exporter forgot the session.
     pub fn put_back(&mut self, changes: impl IntoIterator<Item = Change>) {
         self.again.extend(changes);
         self.again.make_contiguous().sort_unstable_by_key(|change| change.order);
     }
 
-    /// What is to be written again next.
+    /// The next change to write again.
     pub fn next(&self) -> Option<&Change> {
         self.again.front()
     }
 
-    /// The same, to be written.
+    /// Takes the next change to write again.
     pub fn take_next(&mut self) -> Option<Change> {
         self.again.pop_front()
     }
 
-    /// Whether something is to be written again.
+    /// Whether a change must be written again.
     pub fn has_next(&self) -> bool {
         !self.again.is_empty()
     }
 }
 
-/// Whether it has to be written again if the exporter forgets it: what nobody needs has not.
+/// Whether an operation must be repeated if the exporter forgets it. A trim need not be.
 pub(super) fn is_retained(op: BlockOp) -> bool {
     op.is_change() && op != BlockOp::Trim
 }
@@ -176,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_beyond_the_budget_are_forgotten_oldest_first() {
+    fn changes_beyond_the_budget_are_dropped_oldest_first() {
         let mut retained = Retained::default();
         let large = RETAINED_BYTES_MAX as usize / 4;
         (1..=6).for_each(|number| retained.keep(change(number, large)));
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_on_a_large_buffer_counts_as_one() {
+    fn window_on_a_large_buffer_counts_as_the_buffer() {
         let mut retained = Retained::default();
         let most = RETAINED_BYTES_MAX / LARGE_BYTES_MIN;
         (1..=most + 1).for_each(|number| retained.keep(change(number, SMALL_BYTES_MAX as usize + 1)));
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_forgets_what_it_covers_and_changes_are_repeated_in_the_order_of_asking() {
+    fn flush_drops_what_it_covers_and_changes_repeat_in_submission_order() {
         let mut retained = Retained::default();
         for (order, number) in [(3, 1), (1, 2), (2, 3), (5, 4)] {
             retained.keep(Change { order, ..change(number, 512) });
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_durable_write_is_kept_behind_others_alone() {
+    fn durable_write_is_kept_only_behind_others() {
         let durable = |number| {
             let mut durable = change(number, 512);
             durable.request.is_durable = true;

@@ -1,4 +1,4 @@
-//! What a session's exporter is offered by whoever has the devices, and what it may be told.
+//! What an exporter's session needs from its owner: opening devices, migration, reservations.
 
 use farbus_model::{Identity, Instant};
 use farbus_modules::Allowance;
@@ -9,29 +9,29 @@ use crate::reserve::ledger::Path;
 use crate::reserve::{Refusal, Reservation, ReservationReport, State};
 use crate::snapshot::SavedPart;
 
-/// A device that was handed over, in its successor's hands.
+/// A device that was handed over, ready for its successor.
 pub struct Inherited {
     /// The successor's lease.
     pub lease: u64,
-    /// It.
+    /// The device.
     pub served: Box<dyn Served>,
-    /// What came along.
+    /// The migration state from the former importer.
     pub migration_state: Vec<u8>,
 }
 
-/// What an exporter offers to sessions.
+/// What the owner of an exporter's session provides.
 pub trait Services {
-    /// Opens a device for attachment `number`, and says under which lease.
+    /// Opens a device for attachment `number`; returns its lease and the device.
     ///
     /// # Errors
-    /// [`End`]: why not.
+    /// [`End`]: why it cannot be opened.
     fn open(&mut self, now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End>;
 
-    /// The same for an importer that had a device under this name before. Its identity was compared with
+    /// Opens a device for an importer that had a device under this name before. `identity` was compared with
     /// [`Services::identity`]: the name still stands for that device, whatever lease the importer names.
     ///
     /// # Errors
-    /// [`End`]: why not.
+    /// [`End`]: why it cannot be opened.
     fn open_again(
         &mut self,
         now: Instant,
@@ -43,38 +43,37 @@ pub trait Services {
         self.open(now, number, open)
     }
 
-    /// Which device `open` names now; `None` if there is none, or it has no identity. An importer that had a device
-    /// with an identity is given none without.
+    /// The identity of the device that `open` names now; `None` if there is none, or it has no identity. An importer
+    /// that had a device with an identity does not get one without.
     fn identity(&mut self, open: &Open) -> Option<Identity> {
         let _ = open;
         None
     }
 
-    /// An successor asks for a device that is to be handed over to it. `None`: it was not yet, and is asked for again
-    /// by the session when it looks for devices that were handed over to it.
+    /// A successor asks for a device that is to be handed over to it. `None`: it was not handed over yet; the session
+    /// asks again when a device is handed over.
     ///
     /// # Errors
-    /// [`End`]: it never will.
+    /// [`End`]: the successor will never get it.
     fn inherit(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Inherited, End>> {
         let _ = (now, number, inherit);
         Some(Err(End { cause: Cause::Refused, message: "nothing is handed over here".to_owned() }))
     }
 
-    /// What a successor may see of the device until it is his: it changes nothing. `None`: nothing, as of any but block
-    /// devices.
+    /// The read-only view that a successor gets of a device before it is handed over. `None`: no view, as for all but
+    /// block devices.
     ///
     /// # Errors
-    /// [`End`]: it never will be his.
+    /// [`End`]: the successor will never get it.
     fn show(&mut self, now: Instant, number: u16, inherit: &Inherit) -> Option<Result<Box<dyn Served>, End>> {
         let _ = (now, number, inherit);
         None
     }
 
-    /// Reserves what is asked for the device that is to be opened as `open` next, by an importer whose path was
-    /// measured.
+    /// Reserves what the importer asked for the device that `open` will open next; `path` is the measured path to it.
     ///
     /// # Errors
-    /// How it stands, and the end that says why in words; nothing is reserved then.
+    /// The report, and the end with the reason in words. Nothing is reserved then.
     fn reserve(
         &mut self,
         open: &Open,
@@ -87,45 +86,44 @@ pub trait Services {
         Err((refusal.report(reservation.criticality, State::Refused), End { cause: Cause::Reservation, message }))
     }
 
-    /// What was reserved so is not needed: its device was not opened.
+    /// Releases a reservation whose device was not opened.
     fn unreserve(&mut self, open: &Open) {
         let _ = open;
     }
 
-    /// What attachment `number` handed over, of which nobody knows yet what becomes of it; `None`: that is known, or
-    /// there is nothing.
+    /// Takes back what attachment `number` handed over, if the successor has not come yet; `None` otherwise.
     fn recall(&mut self, now: Instant, number: u16, open: &Open) -> Option<Recalled> {
         let _ = (now, number, open);
         None
     }
 }
 
-/// The modules that an importer may ask for, and where they get randomness from.
+/// The modules that importers may ask for, and their source of randomness.
 pub struct Allowed {
-    /// Which.
+    /// The modules.
     pub modules: Allowance,
-    /// Fills bytes that nobody can guess.
+    /// Fills bytes with unpredictable values.
     pub random: FillShared,
 }
 
-/// Fills bytes that nobody can guess, for all sessions at once.
+/// Fills bytes with unpredictable values; shared by all sessions.
 pub type FillShared = Box<dyn Fn(&mut [u8]) + Send + Sync>;
 
-/// An attachment of another process, which is yet to be served here.
+/// An attachment of a snapshot that is not served here yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     /// Its number.
     pub number: u16,
-    /// What was asked for; the name is the one that its device has in the lists.
+    /// The request that opened it; its name is the one that the device has in lists.
     pub open: Open,
-    /// Under which lease it is used.
+    /// Its lease.
     pub lease: u64,
-    /// Which device it is; `None` if it had no identity there.
+    /// The identity of its device; `None` if it had none there.
     pub identity: Option<Identity>,
-    /// What [`Served::save`] wrote; none of what nobody can go on with.
+    /// What [`Served::save`] wrote; `None` if the device cannot continue in another process.
     pub state: Option<SavedPart>,
     /// What [`Served::save_modules`] wrote.
     pub modules: SavedPart,
-    /// It was handed over, and waits for its successor.
+    /// Set if it was handed over and waits for its successor.
     pub migration: Option<Migration>,
 }

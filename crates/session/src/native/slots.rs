@@ -1,6 +1,7 @@
 //! Requests in flight, by their tag.
 
-/// Things in numbered places. A place that was left is taken again, the last one first: its memory is the warmest.
+/// A collection with numbered slots. A free slot is used again, the last freed first, because its memory is in the
+/// cache.
 #[derive(Debug)]
 pub struct Slots<T> {
     slots: Vec<Option<T>>,
@@ -14,7 +15,7 @@ impl<T> Default for Slots<T> {
 }
 
 impl<T> Slots<T> {
-    /// With things in these places; gives them back if two have one place.
+    /// A collection with these items in these slots; returns the items if two of them have the same slot.
     pub fn of(things: Vec<(u16, T)>) -> Result<Self, Vec<(u16, T)>> {
         let mut places: Vec<u16> = things.iter().map(|(at, _)| *at).collect();
         places.sort_unstable();
@@ -30,7 +31,7 @@ impl<T> Slots<T> {
         Ok(Self { slots, free })
     }
 
-    /// How many there are.
+    /// Number of items.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -39,10 +40,10 @@ impl<T> Slots<T> {
         self.len() == 0
     }
 
-    /// Puts `thing` into a free place, and says which.
+    /// Puts `thing` into a free slot; returns the slot's number.
     ///
     /// # Panics
-    /// If 65,536 are in use: a credit allows fewer.
+    /// If 65,536 slots are in use; a credit allows fewer.
     pub fn put(&mut self, thing: T) -> u16 {
         if let Some(at) = self.free.pop() {
             self.slots[usize::from(at)] = Some(thing);
@@ -63,7 +64,7 @@ impl<T> Slots<T> {
         Some(thing)
     }
 
-    /// The same, of what is of no use any more: it is not moved.
+    /// Drops the item of a slot without moving it.
     pub fn forget(&mut self, at: u16) {
         if let Some(place) = self.slots.get_mut(usize::from(at)).filter(|place| place.is_some()) {
             *place = None;
@@ -71,7 +72,7 @@ impl<T> Slots<T> {
         }
     }
 
-    /// Takes everything out, with where it was.
+    /// Takes all items, with their slots.
     pub fn take_all(&mut self) -> impl Iterator<Item = (u16, T)> {
         self.free.clear();
         let slots = std::mem::take(&mut self.slots);
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_used_again_and_names_one_thing() {
+    fn freed_slot_is_used_again_and_holds_one_item() {
         let mut slots = Slots::default();
         assert_eq!([slots.put('a'), slots.put('b'), slots.put('c')], [0, 1, 2]);
         assert_eq!((slots.remove(1), slots.remove(1), slots.remove(9)), (Some('b'), None, None));
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn things_are_put_back_where_they_were_and_two_not_into_one_place() {
+    fn items_are_restored_to_their_slots_and_two_in_one_slot_are_refused() {
         let mut slots = Slots::of(vec![(3, 'd'), (1, 'b')]).unwrap();
         assert_eq!(slots.iter().map(|(at, thing)| (at, *thing)).collect::<Vec<_>>(), [(1, 'b'), (3, 'd')]);
         let mut taken = [slots.put('x'), slots.put('y'), slots.put('z')];

@@ -1,13 +1,14 @@
-//! On which of a session's lanes a request goes.
+//! Chooses the lane of a session for each request.
 //!
-//! | what | where |
+//! | request | lane |
 //! |---|---|
-//! | control, interrupt, isochronous | the first: nothing lost of what is large is in its way |
-//! | bulk | its endpoint's, one of the others, if there are others: the order of an endpoint is that of its lane |
-//! | blocks, read or flushed | where the least is under way |
-//! | blocks, changed | the same; but behind a change of the same bytes, if there is one, on its lane |
+//! | control, interrupt, isochronous | the first, where no lost frame of a bulk request blocks them |
+//! | bulk | one other lane per endpoint, if there are others: the lane keeps the endpoint's order |
+//! | block read or flush | the lane with the fewest bytes in flight |
+//! | block change | the same, unless a change of the same bytes is in flight: then that change's lane |
 //!
-//! A lane without a link gets nothing new, as long as another has one; what it has waits for its next link.
+//! A lane without a link gets no new requests as long as another lane has a link. Its own requests wait for its next
+//! link.
 
 use farbus_model::{Direction, EpAddr};
 use farbus_wire::native::LaneSet;
@@ -15,15 +16,15 @@ use farbus_wire::native::lanes::SLOTS_MAX;
 
 use crate::Reject;
 
-/// Requests that are in flight at most, whatever the credit: a tag tells no more apart.
+/// Most requests in flight, whatever the credit: limited by the tags.
 pub(super) const REQUESTS_MAX: u16 = SLOTS_MAX;
 const LANES_MAX: usize = farbus_model::limits::LANES_MAX as usize;
 
-/// Bytes under way, by lane.
+/// Bytes in flight, by lane.
 #[derive(Debug)]
 pub(super) struct Loads {
     usable: LaneSet,
-    /// Requests under way on others than the first.
+    /// Number of requests in flight on lanes other than the first.
     elsewhere: usize,
     bytes: [u64; LANES_MAX],
 }
@@ -34,51 +35,51 @@ impl Default for Loads {
     }
 }
 
-/// What a request weighs beside its data: many small ones are spread, too.
+/// Weight of a request besides its data, so that many small requests are spread, too.
 const REQUEST_BYTES: u64 = 512;
 
 impl Loads {
-    /// New requests go on these.
+    /// Sets the lanes for new requests.
     pub fn set_usable(&mut self, usable: LaneSet) {
         self.usable = usable;
     }
 
-    /// Whether nothing is, or may be, on any but the first.
+    /// Whether only the first lane is in use and allowed.
     pub fn is_first_alone(&self) -> bool {
         self.usable == LaneSet::FIRST && self.elsewhere == 0
     }
 
-    /// Where the least is under way.
+    /// The usable lane with the fewest bytes in flight.
     pub fn least(&self) -> u8 {
         self.usable.iter().min_by_key(|&lane| self.bytes[usize::from(lane)]).unwrap_or(0)
     }
 
-    /// A request of so many bytes begins on a lane.
+    /// A request of this many bytes begins on a lane.
     pub fn add(&mut self, lane: u8, bytes: u64) {
         self.bytes[usize::from(lane)] += bytes + REQUEST_BYTES;
         self.elsewhere += usize::from(lane != 0);
     }
 
-    /// It has ended.
+    /// A request has ended.
     pub fn remove(&mut self, lane: u8, bytes: u64) {
         self.bytes[usize::from(lane)] -= bytes + REQUEST_BYTES;
         self.elsewhere -= usize::from(lane != 0);
     }
 
-    /// Nothing is under way.
+    /// No requests are in flight any more.
     pub fn clear(&mut self) {
         (self.bytes, self.elsewhere) = ([0; LANES_MAX], 0);
     }
 }
 
-/// Where the endpoints of a device have their requests.
+/// The lanes of a device's endpoints.
 #[derive(Debug)]
 pub(super) struct Endpoints {
     usable: LaneSet,
     places: [Place; 32],
 }
 
-/// An endpoint's.
+/// The lane of one endpoint.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     lane: u8,
@@ -91,18 +92,18 @@ impl Default for Endpoints {
     }
 }
 
-/// An endpoint's place among all 32.
+/// An endpoint's index among all 32.
 fn index(endpoint: EpAddr) -> usize {
     usize::from(endpoint.number()) & 15 | if endpoint.direction() == Direction::In { 16 } else { 0 }
 }
 
 impl Endpoints {
-    /// New requests go on these.
+    /// Sets the lanes for new requests.
     pub fn set_usable(&mut self, usable: LaneSet) {
         self.usable = usable;
     }
 
-    /// A request begins at this endpoint: on which lane.
+    /// A request begins at this endpoint; returns its lane.
     pub fn enter(&mut self, endpoint: EpAddr, is_bulk: bool) -> u8 {
         let at = index(endpoint);
         if self.places[at].in_flight == 0 {
@@ -120,25 +121,25 @@ impl Endpoints {
         if before != 0 && self.usable.contains(before) {
             return before;
         }
-        // Endpoints that have one keep it: its path is known to it by now.
+        // An endpoint keeps its lane, whose link has adapted to its traffic.
         let taken = |lane: u8| self.places.iter().filter(|place| place.lane == lane).count();
         self.usable.iter().filter(|&lane| lane != 0).min_by_key(|&lane| taken(lane)).unwrap_or(0)
     }
 
-    /// A request at this endpoint is nobody's any more.
+    /// A request at this endpoint has ended.
     pub fn leave(&mut self, endpoint: EpAddr) {
         self.places[index(endpoint)].in_flight -= 1;
     }
 
-    /// None has any.
+    /// No endpoint has requests in flight any more.
     pub fn clear(&mut self) {
         self.places.iter_mut().for_each(|place| place.in_flight = 0);
     }
 
-    /// A request of another process is in flight there.
+    /// Records a request of a snapshot that is in flight on this lane.
     ///
     /// # Errors
-    /// [`Reject`]: the endpoint has others elsewhere.
+    /// [`Reject`]: the endpoint has requests in flight on another lane.
     pub fn enter_again(&mut self, endpoint: EpAddr, lane: u8) -> Result<(), Reject> {
         let place = &mut self.places[index(endpoint)];
         if usize::from(lane) >= LANES_MAX || (place.in_flight > 0 && place.lane != lane) {
@@ -156,7 +157,7 @@ mod tests {
     const ALL: LaneSet = LaneSet::FIRST.with(1).with(2);
 
     #[test]
-    fn blocks_go_where_the_least_is_under_way_and_nowhere_without_a_link() {
+    fn block_requests_go_to_the_least_loaded_linked_lane() {
         let mut loads = Loads::default();
         loads.add(0, 4096);
         assert_eq!(loads.least(), 0, "there is no other");
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_changes_its_lane_only_when_nothing_of_it_is_under_way() {
+    fn endpoint_changes_its_lane_only_with_nothing_in_flight() {
         let (out, back, keys) = (EpAddr::from_byte(0x02), EpAddr::from_byte(0x81), EpAddr::from_byte(0x83));
         let mut endpoints = Endpoints::default();
         assert_eq!(endpoints.enter(out, true), 0);

@@ -1,9 +1,9 @@
-//! Requests of a peer's, by the tag that it chose.
+//! Requests of a peer, by the tag that it chose.
 
 use std::collections::BTreeMap;
 
-/// Things by number, of which the last one put in is found at once: a device that answers before its call returns has
-/// never more than that one. A tag says nothing of how many there are, so no place is kept for those below it.
+/// Items by tag. The last inserted item is found at once: a device that answers before its call returns never has more
+/// than that one. Tags may be sparse, so no slot is kept for unused ones.
 #[derive(Debug)]
 pub(super) struct Tagged<T> {
     last: Option<(u16, T)>,
@@ -33,7 +33,7 @@ impl<T> Tagged<T> {
         self.is_last(tag) || (!self.others.is_empty() && self.others.contains_key(&tag))
     }
 
-    /// Puts it in, under a number that nothing else has.
+    /// Inserts an item under a tag that no other item has.
     pub fn insert(&mut self, tag: u16, thing: T) {
         debug_assert!(!self.contains(tag), "a tag names one thing");
         if let Some((before, thing)) = self.last.replace((tag, thing)) {
@@ -55,13 +55,13 @@ impl<T> Tagged<T> {
         }
     }
 
-    /// All of them, in no order that means anything.
+    /// All items, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &T)> {
         let others = self.others.iter().map(|(&tag, thing)| (tag, thing));
         others.chain(self.last.iter().map(|(tag, thing)| (*tag, thing)))
     }
 
-    /// The same.
+    /// All items, in no particular order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut T)> {
         let others = self.others.iter_mut().map(|(&tag, thing)| (tag, thing));
         others.chain(self.last.iter_mut().map(|(tag, thing)| (*tag, thing)))
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_whatever_order_they_come_and_go_each_is_found_under_its_tag() {
+    fn each_item_is_found_under_its_tag_in_any_order_of_insertion_and_removal() {
         let mut tagged = Tagged::default();
         for tag in [7, u16::MAX, 0, 3] {
             tagged.insert(tag, u32::from(tag) + 1);

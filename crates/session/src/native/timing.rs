@@ -1,4 +1,4 @@
-//! Which requests are timed, and what came of it: where the time of a request went, without two clocks being compared.
+//! Timed requests: which requests are timed, and where their time went, without comparing two clocks.
 
 use std::time::Duration;
 
@@ -7,44 +7,44 @@ use farbus_wire::native::frame::{RESIDENCE_BYTES, Residence};
 
 use crate::Reject;
 
-/// One request in so many is timed: often enough for a median within a second, too seldom to be seen in a throughput.
+/// One request in this many is timed: enough for a median within a second, too few to affect throughput.
 const TIMED_ONE_IN: u32 = 64;
-/// And one in so long at least: who asks seldom is timed as well.
+/// At least one request per this time is timed, so that slow users are timed as well.
 const TIMED_EVERY: Duration = Duration::from_secs(1);
-/// Of isochronous requests one in so many: a stream's slack is the least of some, and a reply's twelve bytes stand
-/// beside twenty of its own. No multiple of two or three, because two streams in step would share it unevenly.
+/// One isochronous request in this many is timed: a stream's slack is the least of several, and a reply's twelve bytes
+/// come on top of twenty. Not a multiple of two or three, because two streams in step would share it unevenly.
 const ISOCHRONOUS_ONE_IN: u32 = 5;
 
-/// Reads a clock: the one whose moments are handed in elsewhere. For what has to be measured within a turn.
+/// Reads the clock whose moments are arguments elsewhere, for measurements within one turn.
 pub type ReadClock = Box<dyn Fn() -> Instant + Send>;
 
 /// How long one request took, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// From its submission here to its end here, ns.
+    /// From its submission to its completion on the importer, ns.
     pub total_ns: u64,
-    /// What its exporter said.
+    /// Where its time went on the exporter.
     pub residence: Residence,
 }
 
 impl Timed {
-    /// With the exporter's end of the session, ns: arriving, waiting for others, waiting for the link.
+    /// Time in the exporter's session, ns: receiving, waiting for other requests, waiting for the link.
     pub fn bus_ns(&self) -> u64 {
         u64::from(self.residence.queue_ns) + u64::from(self.residence.reply_ns)
     }
 
-    /// With the device, ns.
+    /// Time with the device, ns.
     pub fn device_ns(&self) -> u64 {
         self.residence.device_ns.into()
     }
 
-    /// Both ways over the network, ns: what is left.
+    /// Time on the network in both directions, ns: the rest.
     pub fn network_ns(&self) -> u64 {
         self.total_ns.saturating_sub(self.bus_ns() + self.device_ns())
     }
 }
 
-/// Which of an importer's requests are timed.
+/// Decides which of an importer's requests are timed.
 #[derive(Debug, Default)]
 pub(super) struct Timing {
     left: u32,
@@ -54,7 +54,8 @@ pub(super) struct Timing {
 }
 
 impl Timing {
-    /// Whether the request that leaves now is timed. What layers above measure distances by is timed more often.
+    /// Whether the request that leaves now is timed. Kinds by which upper layers measure distances are timed more
+    /// often.
     pub fn is_due_of(&mut self, kind: TransferType, now: Instant) -> bool {
         let is_due = self.is_due(now);
         match kind {
@@ -68,7 +69,7 @@ impl Timing {
         }
     }
 
-    /// The same of a request of no such kind.
+    /// Whether a request of a class without transfer types is timed.
     pub fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.left == 0 || self.again_at.is_none_or(|at| at <= now);
         if is_due {
@@ -78,23 +79,23 @@ impl Timing {
         is_due
     }
 
-    /// One that left so long ago was answered.
+    /// Records the reply of a timed request that left `span` ago.
     pub fn note(&mut self, span: Duration, residence: Residence) {
         let Residence { queue_ns, device_ns, reply_ns } = residence;
-        // One that stayed longer than its field holds says nothing of the rest: a key press that was waited for.
+        // A field at its maximum says nothing about the rest, as when a keyboard waits for a key press.
         if [queue_ns, device_ns, reply_ns].iter().all(|ns| *ns < u32::MAX) {
             let total_ns = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
             self.latest = Some(Timed { total_ns, residence });
         }
     }
 
-    /// The latest that was answered, once.
+    /// Takes the latest result.
     pub fn take(&mut self) -> Option<Timed> {
         self.latest.take()
     }
 }
 
-/// What a timed reply begins with.
+/// Takes the residence from the beginning of a timed reply.
 pub(super) fn split_residence(body: &mut Payload) -> Result<Residence, Reject> {
     let bytes = body.split_front(RESIDENCE_BYTES.min(body.len()));
     let bytes: Result<[u8; RESIDENCE_BYTES], _> = bytes.contiguous().as_ref().try_into();
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_in_many_is_timed_and_one_a_second() {
+    fn one_request_in_64_and_one_a_second_is_timed() {
         let mut timing = Timing::default();
         let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let quick: Vec<bool> = (0..130).map(|_| timing.is_due(at(1))).collect();
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn isochronous_requests_of_two_streams_are_timed_alike() {
+    fn two_isochronous_streams_are_timed_equally_often() {
         let mut timing = Timing::default();
         let at = Instant::from_nanos(1);
         let timed: Vec<usize> = (0..40).filter(|_| timing.is_due_of(TransferType::Isochronous, at)).collect();
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_the_network_s() {
+    fn network_time_is_the_rest_of_the_total() {
         let mut timing = Timing::default();
         let residence = Residence { queue_ns: 1_000, device_ns: 20_000, reply_ns: 2_000 };
         timing.note(Duration::from_micros(100), residence);

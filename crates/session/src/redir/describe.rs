@@ -1,11 +1,11 @@
-//! A device as usbredir's tables say it.
+//! A device in the tables of usbredir.
 
 use farbus_model::descriptor::{AltSetting, Configuration};
 use farbus_model::{Descriptors, Device, Endpoint, Selection, Speed, TransferType};
 use farbus_wire::usbredir::info::{PLACES, endpoint_at, place_of};
 use farbus_wire::usbredir::{DeviceConnect, EndpointInfo, EpInfo, InterfaceInfo, InterfaceKind};
 
-/// Who it is.
+/// The device's `device_connect` message.
 pub fn device_connect(device: &impl Device) -> DeviceConnect {
     let descriptor = &device.descriptors().device;
     DeviceConnect {
@@ -17,8 +17,8 @@ pub fn device_connect(device: &impl Device) -> DeviceConnect {
     }
 }
 
-/// What it is made of as it is set now; before it is set, what its first configuration will make of it: a guest's
-/// filter asks for interfaces, and its controller for endpoints, before anybody has configured anything.
+/// Its interfaces and endpoints in the current configuration; before one is set, those of the first configuration. A
+/// guest's filter asks for interfaces, and its controller for endpoints, before the device is configured.
 pub fn parts(device: &impl Device) -> (InterfaceInfo, EpInfo) {
     let all = device.descriptors();
     let mut selection = device.selection().clone();
@@ -37,7 +37,7 @@ pub fn parts(device: &impl Device) -> (InterfaceInfo, EpInfo) {
             let bytes_max = if is_periodic { interval_bytes_max(endpoint) } else { endpoint.packet_bytes_max };
             endpoints.0[place_of(endpoint.address)] = EndpointInfo {
                 kind: Some(endpoint.kind),
-                // QEMU takes no device with a periodic endpoint that has none.
+                // QEMU refuses a device with a periodic endpoint of interval 0.
                 interval: if is_periodic { endpoint.interval.max(1) } else { endpoint.interval },
                 interface: setting.interface,
                 packet_bytes_max: bytes_max,
@@ -59,7 +59,7 @@ fn active<'a>(configuration: &'a Configuration, selection: &'a Selection) -> imp
     configuration.settings.iter().filter(|setting| setting.alternate == selection.alternate(setting.interface))
 }
 
-/// Tables with the control pipe alone.
+/// Tables with only the control endpoint.
 fn control_pipe(all: &Descriptors, speed: Speed) -> EpInfo {
     // At SuperSpeed the field is an exponent (USB 3.2 §9.6.1).
     let packet_bytes_max = match speed {
@@ -82,7 +82,7 @@ mod tests {
     use farbus_model::EpAddr;
 
     #[test]
-    fn a_packet_s_length_fits_its_field_whatever_a_descriptor_claims() {
+    fn stream_packet_length_is_limited_to_its_16_bit_field() {
         let endpoint = |packet_bytes_max, packets_per_interval| Endpoint {
             address: EpAddr::from_byte(0x81),
             kind: TransferType::Isochronous,

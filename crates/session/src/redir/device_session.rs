@@ -1,23 +1,23 @@
-//! The device and what is under way with it, whoever is connected.
+//! The device and its open requests, independent of the connection.
 //!
 //! | what happens | what the guest is told |
 //! |---|---|
-//! | a transfer ends, no cancel came | its packet, with the outcome |
-//! | a cancel comes, the device withdraws it | its packet, *cancelled*, once |
-//! | a cancel comes, the device finishes it first | its packet, with its true outcome, once |
-//! | it ended, then a cancel comes | nothing more |
-//! | a cancel comes, and its id is used again before the device has answered | the old packet, *cancelled*, at once; then the new one's own outcome |
-//! | an id is used again without a cancel | the connection ends; but not for interrupt OUT, which QEMU takes for done at once |
+//! | a transfer ends without a cancel | its packet, with the outcome |
+//! | a cancel comes, the device cancels the transfer | its packet, *cancelled*, once |
+//! | a cancel comes, the device completes the transfer first | its packet, with its true outcome, once |
+//! | a cancel comes after the transfer ended | nothing more |
+//! | an id is cancelled, then used again before the device has answered | the old packet, *cancelled*, at once; then the new one's own outcome |
+//! | an id is used again without a cancel | the connection ends; except for interrupt OUT, which QEMU regards as done at once |
 //! | reset | each stream *stalled*, each transfer *cancelled*, once |
 //! | a configuration or setting is selected | interfaces, endpoints, then the answer |
 //! | the device is gone | every transfer's packet, then `device_disconnect` |
-//! | its guest moves, and the device withdraws a read that has nothing | nothing here: the read goes along, and is asked again there |
-//! | the same, and part of it has come | its packet, once the device has sent the rest |
-//! | the same, of a stream's URB that has data | its packets, here or there |
-//! | its guest stays after all | what was said meanwhile goes on once all that was withdrawn has come back |
+//! | the guest moves, and the device cancels a read without data | nothing here: the read moves along and is submitted again there |
+//! | the guest moves, and the device cancels a read with data | its packet, once the device has sent the rest |
+//! | the guest moves, and a stream's URB has data | its packets, here or there |
+//! | the guest stays after all | its packets meanwhile are handled once all cancelled requests have come back |
 //!
-//! **Why an id may come twice.** QEMU names a packet by the address of its guest's transfer descriptor. The guest's
-//! driver may reuse that memory as soon as it has cancelled, before our answer to the cancel is there; QEMU tells the
+//! **Why an id may be used twice.** QEMU names a packet by the address of its guest's transfer descriptor. The guest's
+//! driver may reuse that memory as soon as it has cancelled, before our answer to the cancel arrives; QEMU tells the
 //! answers apart by their order.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -38,46 +38,46 @@ use super::describe;
 use super::stream::{Ended, Kind, Stream};
 use crate::exporter::Counters;
 
-/// Interrupt URBs in flight: the device is asked again while answers are on their way. As many as `usbredirserver` has.
+/// Interrupt URBs in flight per endpoint, as in `usbredirserver`.
 const INTERRUPT_URBS: usize = 5;
-/// A device whose answers come sooner is near, and asked no further ahead.
+/// A device with a shorter round trip is near, and needs no further URBs ahead.
 const NEAR_MAX: Duration = Duration::from_millis(2);
-/// The longest way that is bridged without a gap, there and back.
+/// The longest round trip that is bridged without a gap.
 const AHEAD_TIME: Duration = Duration::from_millis(300);
-/// Transfers' packets received ahead on a bulk endpoint for each one in flight.
+/// On a bulk endpoint, packets kept ahead for each URB in flight.
 const BULK_AHEAD: usize = 4;
 
-/// How a device and its guest stand to each other.
+/// The relation between the device and a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nobody is connected, or has not said hello.
+    /// No guest is connected, or it has not sent its hello.
     Alone,
-    /// The guest has it.
+    /// The guest has the device.
     Shown,
-    /// It is gone, or the guest does not want it; until it says that it has seen that.
+    /// The device is gone, or the guest refused it; the guest has not acknowledged that yet.
     Leaving,
-    /// Nothing more will be said of it.
+    /// The guest has acknowledged: nothing more is sent about the device.
     Left,
 }
 
-/// A request of ours to the device, and who is told how it ends.
+/// A request to the device, and where its outcome goes.
 #[derive(Debug)]
 enum Flight {
-    /// A transfer of the guest's, and what had come of it before it was taken back and asked for the rest.
+    /// A transfer of the guest, with the data that came before it was cancelled and continued with the rest.
     Transfer { id: u64, asked: Asked, is_withdrawn: bool, length: u32, begun: Payload },
-    /// A read of the guest's that is taken back because the guest moves: it is asked again where the guest goes.
+    /// A read of the guest that is cancelled because the guest moves: it is submitted again there.
     TakenBack { id: u64, asked: Asked, length: u32 },
     /// The guest selects a configuration.
     Configuration { id: u64 },
     /// The guest selects an interface's setting.
     AltSetting { id: u64, interface: u8 },
-    /// A stream's URB.
+    /// A URB of a stream.
     Stream(EpAddr),
-    /// Nobody: they have their answer.
+    /// Dropped: its guest was answered already, or has disconnected.
     Forgotten,
 }
 
-/// What a transfer's packet says besides its data.
+/// The parts of a transfer's packet besides its data.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Control { number: u8, setup: Setup },
@@ -85,35 +85,35 @@ enum Asked {
     Interrupt { endpoint: EpAddr },
 }
 
-/// A device, and everything that is under way with it.
+/// A device with its open requests.
 pub struct DeviceSession<D> {
     device: D,
     done: Completions,
     limits: Limits,
     state: State,
-    /// What both ends can do, while there are two.
+    /// The capabilities of both sides, while a guest is connected.
     caps: Caps,
     flights: BTreeMap<UrbId, Flight>,
-    /// The guest's transfers by its own ids.
+    /// The guest's transfers, by the guest's ids.
     transfers: BTreeMap<u64, UrbId>,
     streams: BTreeMap<u8, Stream>,
-    /// Answers in order; what streams have ahead comes behind them.
+    /// Answers in order; packets of streams come after them.
     outbox: VecDeque<Packet>,
     outbox_bytes: usize,
-    /// Payloads of requests in flight: room that was asked for, bytes that were given.
+    /// Bytes of requests in flight: requested for IN, given for OUT.
     bytes_held: usize,
     next_urb: u64,
-    /// A request that is timed, and how long the quickest took: how far away the device is.
+    /// A timed request, and the shortest round trip so far.
     timed: Option<(UrbId, Instant)>,
     quickest: Option<Duration>,
     is_refused: bool,
-    /// The guest is on its way elsewhere.
+    /// The guest is about to move elsewhere.
     is_moving: bool,
-    /// Or stays after all, as soon as what was withdrawn has come back.
+    /// The guest stays after all, as soon as all cancelled requests have come back.
     is_to_go_on: bool,
-    /// Reads that were taken back, by the order in which they were asked.
+    /// Reads that were cancelled for a move, in the order of their submission.
     taken_back: BTreeMap<UrbId, Packet>,
-    /// What the guest has said meanwhile.
+    /// Packets that the guest sent meanwhile.
     waiting: VecDeque<Packet>,
     waiting_bytes: usize,
     dropped: u64,
@@ -121,7 +121,7 @@ pub struct DeviceSession<D> {
 }
 
 impl<D: Device> DeviceSession<D> {
-    /// A device that nobody uses yet.
+    /// A session of a device without a guest.
     pub fn new(device: D, limits: Limits) -> Self {
         Self {
             device,
@@ -154,27 +154,27 @@ impl<D: Device> DeviceSession<D> {
         &self.device
     }
 
-    /// Lets `act` use the device and the place for what it finishes.
+    /// Runs `act` with the device and its completions.
     pub fn with_device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
         act(&mut self.device, &mut self.done)
     }
 
-    /// What passed through.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Isochronous packets that were dropped because somebody was too slow for them.
+    /// Isochronous packets that were dropped because the guest or the device was too slow.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Requests to the device that owe an answer.
+    /// Requests in flight on the device.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    /// Whether the guest's own rules refused the device.
+    /// Whether the guest's filter refused the device.
     pub fn is_refused(&self) -> bool {
         self.is_refused
     }
@@ -184,17 +184,17 @@ impl<D: Device> DeviceSession<D> {
         self.state == State::Shown
     }
 
-    /// Whether all is said that will ever be said of the device.
+    /// Whether everything about the device has been said and taken.
     pub fn has_left(&self) -> bool {
         self.state == State::Left && self.outbox.is_empty()
     }
 
-    /// Answers that wait, in packets.
+    /// Number of answers that wait.
     pub fn backlog_packets(&self) -> usize {
         self.outbox.len()
     }
 
-    /// A guest has said hello; both ends can do `caps`.
+    /// A guest has sent its hello; `caps` are the capabilities of both sides.
     pub fn handle_hello(&mut self, caps: Caps) {
         if self.state != State::Alone {
             return;
@@ -205,7 +205,7 @@ impl<D: Device> DeviceSession<D> {
         self.say(0, Message::DeviceConnect(describe::device_connect(&self.device)));
     }
 
-    /// Nobody is connected any more: everything is withdrawn, and the device is reset for whoever comes next.
+    /// The guest has disconnected: cancels everything and resets the device for the next guest.
     pub fn handle_disconnected(&mut self, now: Instant) {
         self.state = match self.state {
             State::Alone | State::Shown => State::Alone,
@@ -224,8 +224,8 @@ impl<D: Device> DeviceSession<D> {
         ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
         self.device.reset(now, &mut self.done);
         if !self.device.is_gone() && self.state == State::Alone {
-            // A device far away learns of a reset by what only a host asks that has just made one (Linux's
-            // hub_port_init).
+            // The exporter of a far device detects a reset by this request, which only a host sends that has just reset
+            // the device (Linux's hub_port_init).
             let setup = Setup::get_descriptor(farbus_model::descriptor::kind::DEVICE, 0, 0, 64);
             let urb = Urb::control(self.take_id(), setup, Payload::Empty);
             self.launch(now, urb, Flight::Forgotten);
@@ -233,7 +233,7 @@ impl<D: Device> DeviceSession<D> {
         self.collect(now);
     }
 
-    /// The device is gone: what it owed was answered, and the guest is told.
+    /// The device is gone: answers what it completed, and tells the guest.
     pub fn handle_gone(&mut self, now: Instant) {
         self.collect(now);
         self.streams.clear();
@@ -251,7 +251,7 @@ impl<D: Device> DeviceSession<D> {
         };
     }
 
-    /// The guest is about to go on elsewhere: nothing new is begun for it, streams stop, and what it says waits.
+    /// The guest is about to move: nothing new is submitted for it, streams stop, and its packets wait.
     pub fn quiesce(&mut self, now: Instant) {
         (self.is_moving, self.is_to_go_on) = (true, false);
         self.streams.values_mut().for_each(|stream| stream.pause(true));
@@ -260,8 +260,7 @@ impl<D: Device> DeviceSession<D> {
         self.collect(now);
     }
 
-    /// Takes back the reads that have nothing yet: a device may keep one waiting for ever. What writes is waited for:
-    /// nobody could tell how much of it was taken; and a read that has begun is, for the device is at it.
+    /// Cancels reads without data, which may wait for ever; writes and begun reads are waited for.
     pub fn take_back_reads(&mut self, now: Instant) {
         let mut urbs = Vec::new();
         for (urb, flight) in &mut self.flights {
@@ -273,17 +272,17 @@ impl<D: Device> DeviceSession<D> {
                 urbs.push(*urb);
             }
         }
-        // The last first: what comes meanwhile is the first one's.
+        // Newest first: data that comes meanwhile then belongs to the oldest.
         urbs.into_iter().rev().for_each(|urb| self.device.cancel(now, urb, &mut self.done));
         self.collect(now);
     }
 
-    /// Whether the device has nothing more to answer.
+    /// Whether no request is in flight on the device during a move.
     pub fn is_quiet(&self) -> bool {
         self.is_moving && self.flights.is_empty()
     }
 
-    /// What the guest asked and has no answer to, as it would say it: streams, reads that were taken back, what waited.
+    /// The guest's open requests as packets that it would send: streams, cancelled reads, waiting packets.
     pub fn take_requests(&mut self) -> Vec<Packet> {
         let plain = |message| Packet { id: 0, message };
         let mut requests = Vec::new();
@@ -297,16 +296,15 @@ impl<D: Device> DeviceSession<D> {
         requests
     }
 
-    /// The guest stays after all: as soon as what was withdrawn has come back, whole, in part or not at all, its
-    /// streams and its reads go on behind it.
+    /// The guest stays after all: streams and reads continue once everything cancelled has come back.
     pub fn stay(&mut self) {
         self.is_to_go_on = self.is_moving;
     }
 
-    /// A guest that stays goes on, if it may now.
+    /// Continues for a guest that stays, if that is possible now.
     ///
     /// # Errors
-    /// [`Reject`], as [`DeviceSession::handle_packet`]: of something that it said meanwhile.
+    /// [`Reject`], as [`DeviceSession::handle_packet`]: a waiting packet is invalid.
     pub fn go_on(&mut self, now: Instant) -> Result<(), Reject> {
         let is_withdrawing = |flight: &Flight| matches!(flight, Flight::Stream(_) | Flight::TakenBack { .. });
         if !self.is_to_go_on || self.flights.values().any(is_withdrawing) {
@@ -320,10 +318,10 @@ impl<D: Device> DeviceSession<D> {
         said.into_iter().try_for_each(|packet| self.handle_packet(now, packet))
     }
 
-    /// A guest that has the device already, and came from elsewhere with it.
+    /// A guest moved here together with its device.
     ///
     /// # Errors
-    /// [`Reject`]: it is not set as the guest has set it.
+    /// [`Reject`]: the device is not configured as the guest has configured it.
     pub fn handle_moved_here(&mut self, caps: Caps, configuration: u8, alternates: &[(u8, u8)]) -> Result<(), Reject> {
         let selection = self.device.selection();
         if (selection.configuration(), selection.alternates()) != (configuration, alternates) {
@@ -349,10 +347,10 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// What the guest says.
+    /// Handles a packet of the guest.
     ///
     /// # Errors
-    /// [`Reject`]: no guest may say this now, and the connection is at its end.
+    /// [`Reject`]: the packet is not allowed now; the connection must end.
     pub fn handle_packet(&mut self, now: Instant, packet: Packet) -> Result<(), Reject> {
         if self.is_moving {
             return self.keep(packet);
@@ -409,7 +407,7 @@ impl<D: Device> DeviceSession<D> {
             Message::Bulk(packet) => self.bulk(now, id, packet)?,
             Message::Interrupt(packet) => self.interrupt_out(now, id, packet)?,
             Message::Iso(packet) => self.iso_out(packet),
-            // Which devices it takes is the guest's affair; it says so again of the one that there is.
+            // The filter is applied by the guest itself, which then accepts or rejects the device.
             Message::FilterFilter(_) => {}
             Message::Hello { .. }
             | Message::DeviceConnect(_)
@@ -437,7 +435,7 @@ impl<D: Device> DeviceSession<D> {
         self.outbox.push_back(packet);
     }
 
-    /// First interfaces, then endpoints: QEMU looks from the second back at the first.
+    /// Interfaces first, because QEMU looks them up when it gets the endpoints.
     fn say_parts(&mut self) {
         let (interfaces, endpoints) = describe::parts(&self.device);
         self.say(0, Message::InterfaceInfo(Box::new(interfaces)));
@@ -454,12 +452,12 @@ impl<D: Device> DeviceSession<D> {
         self.say(id, Message::AltSettingStatus { outcome, interface, alternate });
     }
 
-    /// Whether [`DeviceSession::poll_packet`] has one.
+    /// Whether [`DeviceSession::poll_packet`] has a packet.
     pub fn has_packets(&self) -> bool {
         !self.outbox.is_empty() || self.streams.values().any(Stream::has_packets)
     }
 
-    /// The next packet for the guest: answers first, then what streams have ahead.
+    /// The next packet for the guest: answers first, then packets of streams.
     pub fn poll_packet(&mut self) -> Option<Packet> {
         if let Some(packet) = self.outbox.pop_front() {
             self.outbox_bytes -= payload_bytes(&packet);
@@ -476,7 +474,7 @@ impl<D: Device> DeviceSession<D> {
 
     fn launch(&mut self, now: Instant, urb: Urb, flight: Flight) {
         self.bytes_held += urb.length as usize;
-        // A control request is answered at once; an interrupt of a guest that came with its stream has to do for one.
+        // Control requests are answered at once; a guest that moved here may send none, so an interrupt must do.
         let tells = match flight {
             Flight::Configuration { .. } | Flight::AltSetting { .. } => true,
             Flight::Transfer { asked: Asked::Control { .. }, .. } => true,
@@ -492,19 +490,18 @@ impl<D: Device> DeviceSession<D> {
         self.device.submit(now, urb.launch(), &mut self.done);
     }
 
-    /// Whether payloads leave room for one more.
+    /// Whether the limits allow one more payload.
     fn has_credit(&self) -> bool {
         let ahead: usize = self.streams.values().map(Stream::ahead_bytes).sum();
         self.flights.len() <= self.limits.urbs_in_flight_max
             && self.bytes_held + self.outbox_bytes + ahead <= self.limits.payload_bytes_max
     }
 
-    /// The active endpoint there, if it is of this kind.
     fn find(&self, endpoint: EpAddr, kind: TransferType) -> Option<&Endpoint> {
         self.device.selection().endpoint(endpoint).filter(|found| found.kind == kind)
     }
 
-    /// Begins a transfer of the guest's, or answers it at once.
+    /// Submits a transfer of the guest, or answers it at once with an error.
     fn transfer(&mut self, now: Instant, id: u64, asked: Asked, mut urb: Urb) -> Result<(), Reject> {
         if let Some(&old) = self.transfers.get(&id) {
             self.make_way(id, old)?;
@@ -536,7 +533,7 @@ impl<D: Device> DeviceSession<D> {
         Ok(())
     }
 
-    /// An id that is in flight is used again: see the table.
+    /// Handles an id that is used while it is in flight: see the module's table.
     fn make_way(&mut self, id: u64, old: UrbId) -> Result<(), Reject> {
         let Some(flight) = self.flights.get_mut(&old) else { return Ok(()) };
         match flight {
@@ -587,7 +584,7 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Cancels the guest's transfers on these endpoints, and ends their streams without a word.
+    /// Cancels the guest's transfers on these endpoints, and ends their streams without a message.
     fn withdraw_all(&mut self, now: Instant, is_meant: impl Fn(EpAddr) -> bool) {
         let streams: Vec<u8> = self.streams.keys().copied().filter(|&at| is_meant(EpAddr::from_byte(at))).collect();
         streams.into_iter().for_each(|at| self.end_stream(now, EpAddr::from_byte(at)));
@@ -646,7 +643,7 @@ impl<D: Device> DeviceSession<D> {
             return None;
         }
         let kind = Kind::Iso { packets_per_urb };
-        // Of OUT URBs half are in flight and half are filled (the protocol's start_iso_stream).
+        // Half of the OUT URBs are in flight while the other half are filled (the protocol's start_iso_stream).
         let in_flight = if endpoint.direction() == Direction::In { urbs } else { urbs.div_ceil(2) };
         Some(Stream::new(endpoint, kind, packet_bytes, in_flight, packets_per_urb * urbs))
     }
@@ -658,7 +655,7 @@ impl<D: Device> DeviceSession<D> {
         is_fine.then(|| Stream::new(endpoint, Kind::Bulk { stream }, bytes, urbs, BULK_AHEAD * urbs))
     }
 
-    /// Begins a stream of this kind; `None` if there is none to begin.
+    /// Begins the stream `made`, or refuses if there is none, and tells the guest.
     fn start(&mut self, id: u64, endpoint: EpAddr, kind: Kind, made: Option<Stream>) {
         let outcome = match made {
             Some(_) if self.streams.contains_key(&endpoint.as_byte()) => Outcome::Invalid,
@@ -682,7 +679,7 @@ impl<D: Device> DeviceSession<D> {
         );
     }
 
-    /// The guest wants no more of a stream. What it was stays the question's affair: there may be none any more.
+    /// Stops a stream on the guest's request. The kind comes from the request, because the stream may be gone already.
     fn stop(&mut self, now: Instant, id: u64, endpoint: EpAddr, question: &Message) {
         self.end_stream(now, endpoint);
         let kind = match question {
@@ -693,7 +690,7 @@ impl<D: Device> DeviceSession<D> {
         self.say_stream(id, endpoint, kind, Outcome::Success);
     }
 
-    /// A stream ends by itself: what it had ahead is said, and why nothing more comes.
+    /// Ends a stream that failed: sends its remaining packets, then the reason.
     fn stop_with(&mut self, now: Instant, endpoint: EpAddr, outcome: Outcome) {
         let Some(stream) = self.streams.get_mut(&endpoint.as_byte()) else { return };
         let kind = stream.kind();
@@ -728,8 +725,7 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Does what can be done by itself: answers what the device has finished, keeps streams going. Call it after
-    /// anything happened; `is_due` is false where only room was made since the last call.
+    /// Answers completions and refills streams, after any event; `is_due` is false if only room was made since.
     pub fn advance(&mut self, now: Instant, mut is_due: bool) {
         self.collect(now);
         while self.refill(now, is_due) {
@@ -739,7 +735,7 @@ impl<D: Device> DeviceSession<D> {
         self.answer_lost(now);
     }
 
-    /// Submits streams' URBs; whether any was answered at once.
+    /// Submits URBs of streams; returns whether any completed at once.
     fn refill(&mut self, now: Instant, is_due: bool) -> bool {
         let endpoints: Vec<u8> = self.streams.keys().copied().collect();
         for at in endpoints {
@@ -758,7 +754,7 @@ impl<D: Device> DeviceSession<D> {
         !self.done.is_empty()
     }
 
-    /// A request was answered after so long: interrupt streams are asked as far ahead as that takes (q > RTT/x + 1).
+    /// Records a round trip: interrupt streams are asked as far ahead as it takes (q > RTT/x + 1).
     fn note_way(&mut self, way: Duration) {
         if self.quickest.is_none_or(|quickest| way < quickest) {
             self.quickest = Some(way);
@@ -770,7 +766,6 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Interrupt URBs in flight at this endpoint.
     fn interrupt_urbs(&self, endpoint: EpAddr) -> usize {
         let way = self.quickest.filter(|way| *way > NEAR_MAX).map_or(Duration::ZERO, |way| way.min(AHEAD_TIME));
         let interval = self
@@ -779,7 +774,7 @@ impl<D: Device> DeviceSession<D> {
         (INTERRUPT_URBS + way.as_nanos().div_ceil(interval.as_nanos()) as usize).min(INTERRUPTS_AHEAD_MAX)
     }
 
-    /// Turns what the device has finished into answers.
+    /// Turns the device's completions into answers.
     fn collect(&mut self, now: Instant) {
         while let Some(done) = self.done.pop() {
             self.bytes_held -= done.length as usize;
@@ -807,7 +802,7 @@ impl<D: Device> DeviceSession<D> {
                     let packet = DataPacket { endpoint, outcome, length, stream, payload };
                     self.taken_back.insert(done.id, Packet { id, message: Message::Bulk(packet) });
                 }
-                // It has ended by itself.
+                // It completed before the cancel.
                 Some(Flight::TakenBack { id, asked, .. }) => {
                     self.transfers.remove(&id);
                     self.answer(id, asked, done);
@@ -831,7 +826,7 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// A read was taken back when some of it was there: the device is asked for the rest, and waited for.
+    /// A cancelled read has data: requests the rest from the device and waits for it.
     fn read_on(&mut self, now: Instant, id: u64, asked: Asked, length: u32, mut begun: Payload) {
         let Asked::Bulk { endpoint, stream } = asked else { unreachable!("only such are taken back") };
         begun.own();
@@ -860,7 +855,6 @@ impl<D: Device> DeviceSession<D> {
         }
     }
 
-    /// Tells the guest how a transfer ended.
     fn answer(&mut self, id: u64, asked: Asked, done: Done) {
         self.count(&done);
         let Done { status, actual, payload, .. } = done;
@@ -883,7 +877,7 @@ impl<D: Device> DeviceSession<D> {
         self.say(id, message);
     }
 
-    /// Requests that a device dropped: in production they end as cancelled, counted.
+    /// Answers requests that a device dropped as cancelled, and counts them.
     fn answer_lost(&mut self, now: Instant) {
         for urb in take_lost() {
             if self.flights.contains_key(&urb.id) {
@@ -894,10 +888,10 @@ impl<D: Device> DeviceSession<D> {
         self.collect(now);
     }
 
-    /// The guest has gone elsewhere with all that it had asked: the device stays as it is.
+    /// The guest has moved away with its open requests: the device keeps its state.
     ///
     /// # Panics
-    /// Unless it is quiet.
+    /// If a request is in flight.
     pub fn handle_moved_away(&mut self) {
         assert!(self.flights.is_empty(), "a device that moves owes nothing");
         self.state = State::Alone;
@@ -907,16 +901,16 @@ impl<D: Device> DeviceSession<D> {
         (self.is_moving, self.is_to_go_on) = (false, false);
     }
 
-    /// The device as it is, for whoever goes on with it.
+    /// Takes the device in its current state, for another user.
     ///
     /// # Panics
-    /// Unless it owes nothing.
+    /// If a request is in flight.
     pub fn into_device(self) -> D {
         assert!(self.flights.is_empty(), "a device that moves owes nothing");
         self.device
     }
 
-    /// Nobody will use the device any more: everything is withdrawn, and it is reset.
+    /// Cancels everything, resets the device and returns it.
     pub fn finish(mut self, now: Instant) -> D {
         self.flights.keys().for_each(|id| self.device.cancel(now, *id, &mut self.done));
         self.device.reset(now, &mut self.done);
@@ -925,7 +919,7 @@ impl<D: Device> DeviceSession<D> {
     }
 }
 
-/// What the rest of a read came to, behind what had come before.
+/// The completion of a continued read, with the earlier data in front.
 fn behind(begun: Payload, rest: Done) -> Done {
     if begun.is_empty() {
         return rest;
@@ -934,7 +928,6 @@ fn behind(begun: Payload, rest: Done) -> Done {
     Done { actual, payload: Payload::joined([begun, rest.payload]), ..rest }
 }
 
-/// Bytes of a transfer's data.
 fn payload_bytes(packet: &Packet) -> usize {
     match &packet.message {
         Message::Control(packet) => packet.payload.len(),
@@ -945,12 +938,11 @@ fn payload_bytes(packet: &Packet) -> usize {
     }
 }
 
-/// Whether so many URBs are a number for a stream.
 fn is_count(urbs: u8) -> bool {
     (1..=STREAM_URBS_MAX).contains(&urbs)
 }
 
-/// A guest that has no word for it selects by a control transfer like any other.
+/// A guest may also select a configuration or setting by a plain control transfer.
 fn changes_parts(setup: Setup) -> bool {
     setup.is_standard(request::SET_CONFIGURATION, Recipient::Device)
         || setup.is_standard(request::SET_INTERFACE, Recipient::Interface)

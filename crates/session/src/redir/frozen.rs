@@ -1,30 +1,30 @@
-//! A usbredir stream between two homes: everything of it but the device.
+//! A usbredir stream in a live migration: everything of it but the device.
 
 use farbus_wire::usbip::Reject;
 use farbus_wire::usbredir::Caps;
 
-/// Names what it is, and its version: a successor says it to be given no other.
+/// Kind and version of the format: a successor accepts no other.
 pub const MAGIC: &[u8; 8] = b"redir\0\0\x01";
 
-/// A guest's stream, frozen where nothing is under way at the device: what the guest has asked and has no answer to, as
-/// bytes of its own; what it is to be told, as bytes of ours; and what both depend on.
+/// A guest's stream, frozen while no request is in flight on the device: the guest's open requests as bytes from the
+/// guest, the waiting answers as bytes to the guest, and the state that both depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frozen {
-    /// What the guest said it can do.
+    /// The guest's capabilities.
     pub theirs: Caps,
     /// The active configuration's value.
     pub configuration: u8,
-    /// The interfaces that are not in setting 0, with their setting.
+    /// The interfaces that are not in setting 0, with their settings.
     pub alternates: Vec<(u8, u8)>,
-    /// Requests without an answer, and behind them the beginning of one that the guest is still saying.
+    /// Unanswered requests, then the beginning of an incomplete packet of the guest.
     pub from_guest: Vec<u8>,
-    /// Answers that the guest has not been sent.
+    /// Answers that were not sent to the guest yet.
     pub to_guest: Vec<u8>,
 }
 
 impl Frozen {
-    /// As bytes, little-endian: magic and version, capabilities, configuration, number of alternate settings and those,
-    /// length and bytes from the guest, length and bytes to it.
+    /// As bytes, little-endian: magic and version, capabilities, configuration, number of alternate settings, the
+    /// settings, length and bytes from the guest, length and bytes to the guest.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.theirs.bits().to_le_bytes());
@@ -37,10 +37,10 @@ impl Frozen {
         bytes
     }
 
-    /// From bytes, all of them.
+    /// Reads it from bytes.
     ///
     /// # Errors
-    /// If they are of another kind or version, or too few, or too many.
+    /// [`Reject`]: they are of another kind or version, too few or too many.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, Reject> {
         let mut rest = bytes;
         let mut take = |count: usize| -> Result<&[u8], Reject> {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frozen_stream_survives_the_way_and_a_damaged_one_is_refused() {
+    fn frozen_stream_survives_its_encoding_and_a_damaged_one_is_refused() {
         let frozen = Frozen {
             theirs: Caps::from_bits(0xf0),
             configuration: 1,

@@ -1,4 +1,4 @@
-//! A device session and a connection, joined: the usb-host end of usbredir.
+//! A device session joined with a connection: the usb-host end of usbredir.
 
 use farbus_model::{BufferPool, Completions, Device, Instant, Limits};
 use farbus_wire::Runs;
@@ -8,7 +8,7 @@ use super::device_session::DeviceSession;
 use super::frozen::Frozen;
 use crate::exporter::{Counters, Fault};
 
-/// What we can do. Bulk streams are not among it: USB/IP, over which devices come, has no word for them.
+/// Our capabilities. Bulk streams are not among them, because USB/IP cannot carry them.
 pub const CAPS: Caps = Caps::NONE
     .with(Capability::ConnectDeviceVersion)
     .with(Capability::Filter)
@@ -18,44 +18,44 @@ pub const CAPS: Caps = Caps::NONE
     .with(Capability::BulkLength32)
     .with(Capability::BulkReceiving);
 
-/// Who we are, in a hello.
+/// Our version string in a hello.
 const VERSION: &str = concat!("farbus ", env!("CARGO_PKG_VERSION"));
-/// The least that an answer takes: what waits for a guest that does not read is counted in these.
+/// Least memory of one answer, for limiting what waits for a guest that does not read.
 const ANSWER_BYTES: usize = 64;
 
-/// A device session, and the connection that it is lent, if any.
+/// A device session, and its connection if there is one.
 pub struct RedirHost<D> {
     session: DeviceSession<D>,
     conn: Option<Conn>,
-    /// Nothing more goes to the connection: it is about to be another's.
+    /// Whether nothing more goes to the connection, because the stream is about to move.
     is_held: bool,
     limits: Limits,
-    /// What sends gives buffers back to while there is no session's own.
+    /// Takes back the buffers of sent payloads.
     pool: BufferPool,
 }
 
 impl<D: Device> RedirHost<D> {
-    /// A device, and nobody connected.
+    /// A device without a guest.
     pub fn new(device: D, limits: Limits) -> Self {
         let pool = BufferPool::new(limits.pool_bytes);
         Self { session: DeviceSession::new(device, limits), conn: None, is_held: false, limits, pool }
     }
 
-    /// The device and what is under way with it.
+    /// The device and its open requests.
     pub fn session(&self) -> &DeviceSession<D> {
         &self.session
     }
 
-    /// Somebody has connected.
+    /// A guest has connected.
     ///
     /// # Panics
-    /// If somebody is connected.
+    /// If a guest is connected already.
     pub fn connect(&mut self) {
         assert!(self.conn.is_none(), "a device has one guest");
         self.conn = Some(Conn::new(Side::Host, VERSION, CAPS, &self.limits));
     }
 
-    /// Nobody is connected any more: what was under way is withdrawn, and the device is reset for whoever comes next.
+    /// The guest has disconnected: cancels everything and resets the device for the next guest.
     pub fn disconnect(&mut self, now: Instant) {
         self.is_held = false;
         if self.conn.take().is_some() {
@@ -63,35 +63,36 @@ impl<D: Device> RedirHost<D> {
         }
     }
 
-    /// The guest is about to go on elsewhere (a live migration): nothing new is begun for it or said to it, streams
-    /// stop, and what it still says waits. What was handed to the connection before has to be sent, whole: a guest
-    /// takes along what it has read, and not what lies on the way to it.
+    /// The guest is about to move elsewhere (a live migration): nothing new is submitted for it or sent to it, streams
+    /// stop, and its packets wait. What was given to the connection before must be sent completely: the guest takes
+    /// along what it has read, but not what is on its way.
     pub fn quiesce(&mut self, now: Instant) {
         self.is_held = true;
         self.session.quiesce(now);
     }
 
-    /// The device has had its time: reads that have nothing yet are taken back, and go along as requests.
+    /// Cancels reads that have no data yet; they move along as requests. Call it after the device has had time to
+    /// answer.
     pub fn take_back_reads(&mut self, now: Instant) {
         self.session.take_back_reads(now);
     }
 
-    /// Whether the device owes nothing, so that the stream may go: see [`RedirHost::freeze`].
+    /// Whether no request is in flight, so that the stream can move: see [`RedirHost::freeze`].
     pub fn is_quiet(&self) -> bool {
         self.session.is_quiet() && self.conn.as_ref().is_some_and(|conn| conn.common().is_some())
     }
 
-    /// The guest stays, or goes on from here on another connection: at the very next byte in both directions, whatever
-    /// carries them. Call [`RedirHost::advance`] afterwards.
+    /// The guest stays, or continues from here on another connection, at the next byte in both directions. Call
+    /// [`RedirHost::advance`] afterwards.
     pub fn resume(&mut self) {
         self.is_held = false;
         self.session.stay();
     }
 
-    /// Takes the stream away, for another home: what stays is the device as it is, not reset, which nobody uses.
+    /// Takes the stream away to move it. The device stays in its state, without a reset and without a guest.
     ///
     /// # Panics
-    /// Unless it is quiet.
+    /// If [`RedirHost::is_quiet`] is false.
     pub fn freeze(&mut self) -> Frozen {
         assert!(self.is_quiet(), "what moves owes nothing");
         let mut conn = self.conn.take().expect("a quiet one has a connection");
@@ -100,7 +101,8 @@ impl<D: Device> RedirHost<D> {
         while let Some(packet) = self.session.poll_packet() {
             conn.send(packet, &mut self.pool);
         }
-        // Said once more, as the guest would: nobody else need know how requests are kept here.
+        // Requests are encoded as the guest would send them, so the format does not depend on their representation
+        // here.
         let mut requests = Conn::continued(Side::Guest, theirs, CAPS, &self.limits);
         for packet in self.session.take_requests() {
             requests.send(packet, &mut self.pool);
@@ -114,14 +116,14 @@ impl<D: Device> RedirHost<D> {
         Frozen { theirs, configuration, alternates, from_guest, to_guest }
     }
 
-    /// Goes on with a frozen stream; the device is in the state that it says. The guest's requests are begun at once;
-    /// their answers wait for whoever carries the stream from here.
+    /// Continues a frozen stream; the device must be in the state that it describes. The guest's requests are submitted
+    /// at once; their answers wait for the connection that carries the stream from here.
     ///
     /// # Errors
-    /// [`Fault`]: what the guest had said is not what a guest says, or the device is another's; call [`RedirHost::disconnect`].
+    /// [`Fault`]: the guest's packets are invalid, or the device is in another state; call [`RedirHost::disconnect`].
     ///
     /// # Panics
-    /// If somebody is connected.
+    /// If a guest is connected.
     pub fn thaw(&mut self, now: Instant, frozen: Frozen) -> Result<(), Fault> {
         assert!(self.conn.is_none(), "a device has one guest");
         let mut conn = Conn::continued(Side::Host, CAPS, frozen.theirs, &self.limits);
@@ -141,23 +143,23 @@ impl<D: Device> RedirHost<D> {
         Ok(())
     }
 
-    /// The device, for whoever goes on with it.
+    /// Takes the device in its current state, for another user.
     ///
     /// # Panics
-    /// If it owes an answer.
+    /// If a request is in flight.
     pub fn into_device(self) -> D {
         self.session.into_device()
     }
 
-    /// Whether somebody is.
+    /// Whether a guest is connected.
     pub fn is_connected(&self) -> bool {
         self.conn.is_some()
     }
 
-    /// Where the guest's bytes go.
+    /// The buffer for the guest's bytes.
     ///
     /// # Panics
-    /// If nobody is connected.
+    /// If no guest is connected.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.conn.as_mut().expect("somebody is connected").receive_space()
     }
@@ -165,16 +167,16 @@ impl<D: Device> RedirHost<D> {
     /// `count` of them arrived; [`RedirHost::advance`] acts on them.
     ///
     /// # Panics
-    /// If nobody is connected.
+    /// If no guest is connected.
     pub fn handle_received(&mut self, count: usize) {
         self.conn.as_mut().expect("somebody is connected").handle_received(count);
     }
 
-    /// The journey of every request, from the guest's bytes to the device, and back from what the device has finished
-    /// to the bytes that wait to be sent. Call it after anything happened.
+    /// Moves every request along, from the guest's bytes to the device, and from the device's completions to the bytes
+    /// that wait to be sent. Call it after anything happened.
     ///
     /// # Errors
-    /// [`Fault`]: the connection is at its end; call [`RedirHost::disconnect`].
+    /// [`Fault`]: the connection must end; call [`RedirHost::disconnect`].
     pub fn advance(&mut self, now: Instant) -> Result<(), Fault> {
         self.session.go_on(now)?;
         if let Some(conn) = &mut self.conn {
@@ -202,7 +204,7 @@ impl<D: Device> RedirHost<D> {
         }
     }
 
-    /// Moves packets to the connection while it has room; whether any moved.
+    /// Moves packets to the connection while it has room; returns whether any moved.
     fn hand_over(&mut self) -> bool {
         if self.is_held {
             return false;
@@ -223,27 +225,27 @@ impl<D: Device> RedirHost<D> {
         self.session.handle_gone(now);
     }
 
-    /// Lets `act` use the device and the place for what it finishes; call [`RedirHost::advance`] afterwards.
+    /// Runs `act` with the device and its completions; call [`RedirHost::advance`] afterwards.
     pub fn with_device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
         self.session.with_device(act)
     }
 
-    /// When [`RedirHost::handle_timeout`] wants to be called.
+    /// When [`RedirHost::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.session.device().poll_timeout()
     }
 
-    /// That moment has come; call [`RedirHost::advance`] afterwards.
+    /// The moment of [`RedirHost::poll_timeout`] has come; call [`RedirHost::advance`] afterwards.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.session.with_device(|device, done| device.handle_timeout(now, done));
     }
 
-    /// Whether all was said and sent that will ever be said of the device.
+    /// Whether everything about the device has been said and sent.
     pub fn is_finished(&self) -> bool {
         self.session.has_left() && !self.has_transmit()
     }
 
-    /// Whether more would go to the connection now that it has room: call [`RedirHost::advance`] before waiting.
+    /// Whether the connection has room for waiting packets: call [`RedirHost::advance`] before waiting.
     pub fn is_hungry(&self) -> bool {
         let has_room = self.conn.as_ref().is_some_and(|conn| conn.backlog_bytes() < self.limits.reply_bytes_backlog);
         has_room && !self.is_held && self.session.has_packets()
@@ -266,18 +268,18 @@ impl<D: Device> RedirHost<D> {
         }
     }
 
-    /// What passed through.
+    /// The counters.
     pub fn counters(&self) -> Counters {
         self.session.counters()
     }
 
-    /// Nobody will use the device any more.
+    /// Cancels everything, resets the device and returns it.
     pub fn finish(self, now: Instant) -> D {
         self.session.finish(now)
     }
 }
 
-/// All the bytes that a connection would send.
+/// All bytes that a connection would send.
 fn drain(conn: &mut Conn, pool: &mut BufferPool) -> Vec<u8> {
     let mut all = Vec::with_capacity(conn.backlog_bytes());
     while conn.backlog_bytes() > 0 {

@@ -1,16 +1,16 @@
-//! A device for a usbredir guest: what QEMU's `usb-redir` asks becomes requests to a [`Device`](farbus_model::Device).
+//! A device for a usbredir guest: requests of QEMU's `usb-redir` become requests to a [`Device`](farbus_model::Device).
 //!
-//! Two state machines, because two things live for different times. [`DeviceSession`] is the device and what is under
-//! way with it: requests by the guest's ids, streams and what was received ahead. [`RedirHost`] lends it a connection.
-//! A connection that ends is *nobody uses the device now*, not *the device is gone*; and a session may go on on another
-//! connection, with everything that is under way, which is what a guest's live migration is.
+//! There are two state machines, because they live for different times. [`DeviceSession`] is the device with its open
+//! requests (by the guest's ids), streams and packets received ahead. [`RedirHost`] adds a connection. When a
+//! connection ends, the device has no user, but it is not gone. A session can continue on another connection with
+//! everything in flight, which a guest's live migration needs.
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `describe.rs` | the device as the protocol's three tables |
-//! | `device_session.rs` | requests, their answers, cancels; configuration; reset; leaving |
+//! | `describe.rs` | the device in the protocol's three tables |
+//! | `device_session.rs` | requests, answers, cancels; configuration; reset; leaving |
 //! | `stream.rs` | one endpoint's stream: URBs in flight, packets ahead |
-//! | `frozen.rs` | a stream that is between two homes |
+//! | `frozen.rs` | a stream while its guest migrates |
 //! | `host.rs` | session and connection joined |
 
 mod describe;

@@ -1,12 +1,12 @@
-//! One endpoint's stream: a few URBs that are submitted again as they end, and a bounded row of packets ahead.
+//! One endpoint's stream: a few URBs that are submitted again as they complete, and a bounded queue of packets.
 //!
-//! | stream | the row holds | when it is full |
+//! | stream | the queue holds | when it is full |
 //! |---|---|---|
-//! | isochronous IN | what came and the connection has no room for | the oldest is dropped, and counted: it is too late anyway |
-//! | interrupt IN, bulk IN | the same | no URB is submitted until there is room: the device keeps what it has to say |
-//! | isochronous OUT | what the guest sent and no URB has taken | the oldest is dropped, and counted |
+//! | isochronous IN | packets for which the connection has no room | the oldest is dropped and counted: it is too late anyway |
+//! | interrupt IN, bulk IN | packets for which the connection has no room | no URB is submitted until there is room: the device keeps its data |
+//! | isochronous OUT | packets of the guest that no URB has taken | the oldest is dropped and counted |
 //!
-//! Isochronous OUT begins when half of the packets that it may have are there, and again after it has run dry.
+//! Isochronous OUT starts when the queue is half full, and again after it has run empty.
 
 use std::collections::VecDeque;
 
@@ -14,18 +14,18 @@ use farbus_model::{BufferPool, Direction, Done, EpAddr, IsoPacket, Payload, Stat
 use farbus_wire::usbredir::message::DataPacket;
 use farbus_wire::usbredir::{Message, Outcome, Packet};
 
-/// Failures one behind the other that a stream lives through. A bus may lose a packet now and then; a device that
-/// answers nothing else has failed.
+/// Consecutive failures after which a stream ends. A bus may lose a packet now and then; a device that only fails is
+/// broken.
 const FAILURES_MAX: u32 = 16;
 
-/// Packets in a row that may be windows on a link's receive buffer: further ones would hold one buffer each, of a
-/// quarter of a megabyte, for a few bytes.
+/// Number of queued packets that may be windows on a link's receive buffer. Each further one would keep a buffer of a
+/// quarter of a megabyte alive for a few bytes.
 const BORROWED_MAX: usize = 8;
 
-/// What kind of stream it is.
+/// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Isochronous, so many packets a URB.
+    /// Isochronous.
     Iso {
         /// Packets in each URB.
         packets_per_urb: usize,
@@ -39,21 +39,21 @@ pub enum Kind {
     },
 }
 
-/// A packet in the row.
+/// A packet in the queue.
 #[derive(Debug)]
 struct Ahead {
     outcome: Outcome,
     payload: Payload,
 }
 
-/// What became of a URB.
+/// The result of a completed URB.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The stream goes on.
+    /// The stream continues.
     GoesOn,
-    /// The stream goes on, and the guest is told that something failed.
+    /// The stream continues, and the guest must be told of a failure.
     Failed(Outcome),
-    /// The stream is over.
+    /// The stream ends.
     Stopped,
 }
 
@@ -62,18 +62,18 @@ pub enum Ended {
 pub struct Stream {
     endpoint: EpAddr,
     kind: Kind,
-    /// Room of an IN packet or transfer, bytes.
+    /// Size of an IN packet or transfer, bytes.
     packet_bytes: u32,
-    /// URBs at a time.
+    /// Most URBs in flight.
     urbs_max: usize,
-    /// Packets in the row.
+    /// Most packets in the queue.
     ahead_max: usize,
     in_flight: VecDeque<UrbId>,
     ahead: VecDeque<Ahead>,
     ahead_bytes: usize,
-    /// Isochronous OUT: there was enough to begin.
+    /// Isochronous OUT: whether there were enough packets to start.
     has_begun: bool,
-    /// Its guest is on its way elsewhere: no URB is submitted, and those that are withdrawn are missed by nobody.
+    /// The guest is about to move: no URB is submitted, and cancelled URBs end silently.
     is_paused: bool,
     next_id: u64,
     failures: u32,
@@ -81,7 +81,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A stream that has nothing yet.
+    /// A stream without URBs or packets.
     pub fn new(endpoint: EpAddr, kind: Kind, packet_bytes: u32, urbs_max: usize, ahead_max: usize) -> Self {
         Self {
             endpoint,
@@ -100,34 +100,34 @@ impl Stream {
         }
     }
 
-    /// What kind it is.
+    /// Its kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Which way it goes.
+    /// Its direction.
     pub fn direction(&self) -> Direction {
         self.endpoint.direction()
     }
 
-    /// Room of a packet.
+    /// Size of a packet, bytes.
     pub fn packet_bytes(&self) -> u32 {
         self.packet_bytes
     }
 
-    /// An interrupt stream is asked so far ahead from now on.
+    /// Sets how many URBs an interrupt stream keeps in flight.
     pub fn reach(&mut self, urbs: usize) {
         if self.kind == Kind::Interrupt {
             self.urbs_max = urbs;
         }
     }
 
-    /// Stops submitting, or goes on.
+    /// Pauses or continues submitting.
     pub fn pause(&mut self, is_paused: bool) {
         self.is_paused = is_paused;
     }
 
-    /// What a guest says to begin one like it.
+    /// The message by which a guest starts a stream like this one.
     pub fn beginning(&self) -> Message {
         let endpoint = self.endpoint;
         match self.kind {
@@ -146,7 +146,7 @@ impl Stream {
         }
     }
 
-    /// What its guest has sent and no URB has taken.
+    /// The guest's packets that no URB has taken.
     pub fn take_unsent(&mut self) -> Vec<Message> {
         if self.direction() == Direction::In {
             return Vec::new();
@@ -159,23 +159,23 @@ impl Stream {
         self.ahead.drain(..).map(packet).collect()
     }
 
-    /// Its URBs that owe an answer.
+    /// Its URBs in flight.
     pub fn in_flight(&self) -> impl Iterator<Item = UrbId> {
         self.in_flight.iter().copied()
     }
 
-    /// Bytes in its row.
+    /// Bytes in its queue.
     pub fn ahead_bytes(&self) -> usize {
         self.ahead_bytes
     }
 
-    /// Takes the packets that were dropped since it was asked last.
+    /// Takes the number of packets dropped since the last call.
     pub fn take_dropped(&mut self) -> u64 {
         std::mem::take(&mut self.dropped)
     }
 
-    /// How many of its URBs may be submitted now. `is_due`: an isochronous IN stream goes on whether there is room or
-    /// not, once each time something happened.
+    /// How many URBs may be submitted now. With `is_due`, an isochronous IN stream continues even without room; set it
+    /// once for each event.
     pub fn urbs_wanted(&mut self, is_due: bool) -> usize {
         if self.is_paused {
             return 0;
@@ -193,7 +193,7 @@ impl Stream {
         }
     }
 
-    /// The next URB, under this name; [`Stream::urbs_wanted`] has said that there may be one.
+    /// The next URB, with this id. Call it only as often as [`Stream::urbs_wanted`] said.
     pub fn urb(&mut self, id: UrbId, pool: &mut BufferPool) -> Urb {
         self.in_flight.push_back(id);
         let Kind::Iso { packets_per_urb } = self.kind else {
@@ -223,9 +223,9 @@ impl Stream {
         }
     }
 
-    /// A packet that the guest sends.
+    /// Queues a packet of the guest.
     pub fn push(&mut self, mut payload: Payload) {
-        // It waits here longer than its receive buffer should.
+        // The packet waits longer here than a receive buffer should.
         payload.own();
         self.put(Ahead { outcome: Outcome::Success, payload });
     }
@@ -241,7 +241,7 @@ impl Stream {
         }
     }
 
-    /// Makes room. Only isochronous packets may be lost.
+    /// Drops the oldest packet to make room. Only for isochronous streams.
     pub fn drop_oldest(&mut self) {
         if let Some(oldest) = self.ahead.pop_front() {
             self.ahead_bytes -= oldest.payload.len();
@@ -249,13 +249,14 @@ impl Stream {
         }
     }
 
-    /// One of its URBs has ended. `None`: it is not of this stream, but of one before it on this endpoint.
+    /// Handles a completed URB. `None`: it belongs to an earlier stream of this endpoint.
     pub fn handle_done(&mut self, done: Done) -> Option<Ended> {
         let at = self.in_flight.iter().position(|id| *id == done.id)?;
         self.in_flight.remove(at);
         Some(match done.status {
             Status::Ok | Status::Short => self.take_in(done),
-            // What came before it was withdrawn did come; of what has its moment the next is as good.
+            // Data that came before the cancel is delivered, except for isochronous streams, where the next packet is
+            // as good.
             Status::Cancelled if self.is_paused && done.actual > 0 && !matches!(self.kind, Kind::Iso { .. }) => {
                 self.take_in(done)
             }
@@ -307,7 +308,7 @@ impl Stream {
         Ended::GoesOn
     }
 
-    /// Whether [`Stream::poll_packet`] has one.
+    /// Whether [`Stream::poll_packet`] has a packet.
     pub fn has_packets(&self) -> bool {
         self.direction() == Direction::In && !self.ahead.is_empty()
     }

@@ -8,26 +8,26 @@ use farbus_wire::native::reserve::{Claim, Criticality};
 
 use super::refusal::Refusal;
 
-/// Where there is no bus whose rules hold: four seconds.
+/// First period that is too long for a device without a bus: about four seconds.
 const PERIODS_MAX: u32 = 32_769;
 
-/// A device as the bus sees it.
+/// A device as its bus sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carrier {
-    /// Empty if it is on none.
+    /// Empty if the device is on no bus.
     bus: String,
     speed: realtime::Speed,
     endpoints: Vec<Endpoint>,
 }
 
-/// What a claim has its host do and its path carry, whatever its bus does.
+/// The load of a claim on its host and its path, independent of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Each period.
+    /// Data of one period, bytes.
     pub bytes: u32,
-    /// As long as that is, ns.
+    /// Length of a period, ns.
     pub period_ns: u64,
-    /// Packets of which each is described beside its data.
+    /// Packets per period, each of which has a descriptor besides its data.
     pub packets: u32,
 }
 
@@ -35,20 +35,20 @@ pub struct Load {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Endpoint {
     address: u8,
-    /// None: no bus carries such packets.
+    /// `None`: no bus can carry such packets.
     shape: Option<Shape>,
-    /// Of how many intervals it is served in one, if it is served regularly.
+    /// It is served in one of this many intervals, if it is periodic.
     every: u32,
 }
 
 impl Carrier {
-    /// A device that says this of itself, on the bus instance that people call `bus`.
+    /// A device with these descriptors, on the bus instance that people call `bus`.
     pub fn new(bus: impl Into<String>, descriptors: &Descriptors, speed: Speed) -> Self {
         let speed = match speed {
             Speed::Low => realtime::Speed::Low,
             Speed::Full => realtime::Speed::Full,
             Speed::High => realtime::Speed::High,
-            // What carries more than is reckoned with keeps what is promised.
+            // A faster bus than the model knows carries what is promised.
             _ => realtime::Speed::Super,
         };
         let mut endpoints: Vec<Endpoint> = Vec::new();
@@ -64,13 +64,12 @@ impl Carrier {
         Self { bus: bus.into(), speed, endpoints }
     }
 
-    /// What is on no bus: a disk that is a file, frames that a program makes. Its claims count in microframes all the
-    /// same.
+    /// A device on no bus: a disk that is a file, frames from a program. Its claims count in microframes all the same.
     pub fn without_bus() -> Self {
         Self { bus: String::new(), speed: realtime::Speed::High, endpoints: Vec::new() }
     }
 
-    /// Whether it is on one.
+    /// Whether it is on a bus.
     pub fn has_bus(&self) -> bool {
         !self.bus.is_empty()
     }
@@ -80,15 +79,15 @@ impl Carrier {
         &self.bus
     }
 
-    /// How long an interval of that lasts, ns.
+    /// Length of one of its intervals, ns.
     pub fn interval_ns(&self) -> u64 {
         interval_ps(self.speed) / 1000
     }
 
-    /// A claim as its host and its path have it.
+    /// The load of a claim on host and path.
     ///
     /// # Errors
-    /// [`Refusal`]: what is on no bus has no endpoints either, and is asked for something now and then.
+    /// [`Refusal`]: a device without a bus has no endpoints, and the claim must have a budget and a valid period.
     pub fn load(&self, claim: &Claim, request: Option<&Request>) -> Result<Load, Refusal> {
         let Claim { endpoint, bytes, period } = *claim;
         if request.is_none() && endpoint != 0 {
@@ -110,7 +109,7 @@ impl Carrier {
         }
     }
 
-    /// A claim as its bus understands it, under this number.
+    /// A claim as a request to its bus, with this id.
     ///
     /// # Errors
     /// [`Refusal`]: the device cannot carry it.
@@ -140,8 +139,7 @@ impl Carrier {
         EpAddr::from_byte(address)
     }
 
-    /// The one that the device's data go through: isochronous before interrupt before bulk, in before out, the larger
-    /// first.
+    /// The endpoint for the device's data: isochronous before interrupt before bulk, IN before OUT, then the largest.
     fn usual(&self) -> Option<&Endpoint> {
         let rank = |endpoint: &&Endpoint| {
             let shape = endpoint.shape?;
@@ -154,7 +152,7 @@ impl Carrier {
             Some((kind, endpoint.address & 0x80 != 0, shape.quantum_bytes()))
         };
         let usual = self.endpoints.iter().filter(|endpoint| rank(endpoint).is_some());
-        // Of equals the first.
+        // The first of equals.
         usual.rev().max_by_key(rank)
     }
 }
@@ -184,7 +182,7 @@ impl Endpoint {
         let exponent = u32::from(endpoint.interval.clamp(1, 16) - 1);
         let every = match (speed, kind) {
             (_, TransferKind::Control | TransferKind::Bulk) => 1,
-            // Hosts keep the power of two below.
+            // Hosts round down to a power of two.
             (realtime::Speed::Low | realtime::Speed::Full, TransferKind::Interrupt) => {
                 1 << u32::from(endpoint.interval.max(1)).ilog2()
             }

@@ -1,57 +1,57 @@
-//! What a path to an importer still carries, by what arrives of that which is reserved there.
+//! Estimates what a path to an importer can carry, from what arrives of the reserved traffic.
 //!
-//! | seen | what is taken for the path's rate |
+//! | observation | estimated rate of the path |
 //! |---|---|
 //! | a link delivers less than is reserved, and the rest queues up | the sum of what arrives over all links of the path, if that is less than was known |
-//! | the same, just after more was tried | what it was before that |
-//! | nothing of the kind for a while, and somebody is suspended | enough for one more: whether it is there is seen then. More than was ever measured only where most of what is reserved is used: a path that nobody uses shows nothing |
+//! | the same, just after more was tried | the rate before the attempt |
+//! | none of this for a while, and a device is suspended | enough for one more device: then it shows whether the path carries it. More than was ever measured only if most of what is reserved is used, because an unused path shows nothing |
 //!
-//! The second is tried less and less often as long as it fails: a path does not say that it has become wider.
+//! Attempts become less frequent as long as they fail, because a path does not say when it has become faster.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use farbus_model::Instant;
 
-/// What queues up for longer than this is behind.
+/// A link whose queue takes longer than this is behind.
 const QUEUE_MAX: Duration = Duration::from_millis(100);
-/// Over so long what arrives is counted.
+/// Period over which arriving bytes are counted.
 const WINDOW: Duration = Duration::from_millis(200);
-/// A link is behind for so long, and less than was reserved has arrived meanwhile, before it is concluded what the path
-/// carries. A machine that stood still for a while catches up in that time: then as much has arrived.
+/// How long a link must be behind, with less than was reserved arriving, before the path's rate is concluded. A machine
+/// that was stalled for a moment catches up in this time.
 const LATE_FOR: Duration = Duration::from_millis(700);
-/// After a change what was in queues is on its way for so long.
+/// After a change, how long data that was queued before is still on its way.
 const SETTLING: Duration = Duration::from_secs(1);
-/// For so long nothing is concluded before one more is tried; each time that fails, twice as long.
+/// How long without a conclusion before one more device is tried; doubled with each failure.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PATIENCE_MAX: Duration = Duration::from_secs(15);
-/// Less than so much of what is reserved is less.
+/// Less than this share of what is reserved counts as less.
 const ENOUGH_PERCENT: u64 = 97;
-/// Less than so much used says nothing of what else the path may carry.
+/// If less than this share is used, nothing is known about what else the path may carry.
 const USED_PERCENT: u64 = 80;
-/// Links of a path.
+/// Most links of a path.
 const LINKS_MAX: usize = 1024;
 
-/// What a link tells of itself.
+/// What a link reports about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Bytes that arrived, of all that was ever sent.
+    /// Bytes that have arrived since the link began.
     pub arrived_bytes: u64,
-    /// Bytes that were not acknowledged, or not even sent.
+    /// Bytes that are not acknowledged, or not sent yet.
     pub queued_bytes: u64,
 }
 
-/// The links of a path, and what is thought of it.
+/// The links of a path, and what is known about it.
 #[derive(Clone, Debug, Default)]
 pub struct Congestion {
     links: BTreeMap<String, Seen>,
-    /// Nothing is concluded before.
+    /// Nothing is concluded before this moment.
     settled_at: Option<Instant>,
     /// Since when nothing was concluded.
     calm_since: Option<Instant>,
     patience: Option<Duration>,
     is_trying: bool,
-    /// The most that arrived in a window while a link was behind.
+    /// The most that arrived in one window while a link was behind.
     best: u64,
 }
 
@@ -60,31 +60,31 @@ struct Seen {
     reserved_bits_per_s: u64,
     began: Instant,
     first: Sample,
-    /// Of the last whole window.
+    /// Rate in the last complete window.
     bits_per_s: Option<u64>,
-    /// What waited before the link was admitted is on its way until then.
+    /// Until then, data that was queued before the link was admitted may still be on its way.
     settled_at: Instant,
-    /// Since when more waits than may, and what had arrived by then.
+    /// Since when the link is behind, and what had arrived by then.
     behind: Option<(Instant, u64)>,
     is_late: bool,
 }
 
-/// What is concluded.
+/// A conclusion about a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conclusion {
-    /// It carries this, bits a second.
+    /// It carries this rate, bits per second.
     Carries(u64),
-    /// It may carry more: one more is tried.
+    /// It may carry more: try one more device.
     MayCarryMore {
         /// Whether most of what is reserved is used.
         is_used: bool,
     },
-    /// It does not: it carries what it carried before that.
+    /// The attempt failed: it carries what it carried before.
     CarriesNoMore,
 }
 
 impl Congestion {
-    /// A link of a device, for which so many bits a second are reserved and admitted, tells of itself.
+    /// Takes a report of a device's link, for which this rate is reserved and admitted.
     pub fn note(&mut self, now: Instant, device: &str, reserved_bits_per_s: u64, sample: Sample) -> Option<Conclusion> {
         if self.links.len() >= LINKS_MAX && !self.links.contains_key(device) {
             return None;
@@ -99,7 +99,7 @@ impl Congestion {
             is_late: false,
         };
         let seen = self.links.entry(device.to_owned()).or_insert(fresh);
-        // Another link counts from its own beginning.
+        // A new link of the device counts from its own beginning.
         let before = seen.behind.map_or(0, |(_, arrived)| arrived).max(seen.first.arrived_bytes);
         if sample.arrived_bytes < before {
             *seen = fresh;
@@ -115,12 +115,12 @@ impl Congestion {
         self.conclude(now)
     }
 
-    /// A link is not there any more, or carries nothing that was admitted.
+    /// A link has ended, or nothing on it is admitted any more.
     pub fn forget(&mut self, device: &str) {
         self.links.remove(device);
     }
 
-    /// It may carry more, but nobody waits for that: nothing is tried.
+    /// The path may carry more, but no device waits for that: ends the attempt.
     pub fn leave(&mut self) {
         (self.is_trying, self.settled_at) = (false, None);
     }
@@ -137,7 +137,7 @@ impl Congestion {
         let calm_since = *self.calm_since.get_or_insert(now);
         let arrived = self.links.values().filter_map(|seen| seen.bits_per_s).sum();
         if self.links.values().any(|seen| seen.behind.is_some()) {
-            // A window in which something was lost and sent again tells less than the path carries.
+            // A window with losses and retransmissions shows less than the path carries.
             self.best = self.best.max(arrived);
         } else {
             self.best = 0;
@@ -152,7 +152,7 @@ impl Congestion {
             return Some(Conclusion::CarriesNoMore);
         }
         if self.is_trying && now >= calm_since + PATIENCE {
-            // What was tried has gone well.
+            // The attempt has succeeded.
             (self.is_trying, self.patience) = (false, None);
         }
         if now < calm_since + self.patience.unwrap_or(PATIENCE) {
@@ -163,7 +163,7 @@ impl Congestion {
         Some(Conclusion::MayCarryMore { is_used: self.is_used() })
     }
 
-    /// Whether what arrives is most of what is reserved.
+    /// Whether most of what is reserved arrives.
     fn is_used(&self) -> bool {
         let reserved: u128 = self.links.values().map(|seen| u128::from(seen.reserved_bits_per_s)).sum();
         let arrives: u128 = self.links.values().filter_map(|seen| seen.bits_per_s).map(u128::from).sum();
@@ -180,7 +180,7 @@ impl Congestion {
 }
 
 impl Seen {
-    /// Whether the link is behind, and late because of that.
+    /// Updates whether the link is behind, and whether it is late because of that.
     fn look(&mut self, now: Instant, Sample { arrived_bytes, queued_bytes }: Sample) {
         let queued_ns = u128::from(queued_bytes) * 8 * 1_000_000_000 / u128::from(self.reserved_bits_per_s.max(1));
         if queued_ns <= QUEUE_MAX.as_nanos() || now < self.settled_at {
@@ -214,7 +214,7 @@ mod tests {
         Instant::ZERO + Duration::from_millis(ms)
     }
 
-    /// Links of 2 Mb/s each, and what passed so far.
+    /// Links of 2 Mb/s each, with what has passed so far.
     #[derive(Default)]
     struct Road {
         congestion: Congestion,
@@ -224,7 +224,7 @@ mod tests {
     }
 
     impl Road {
-        /// So many of them over a path that carries so much, until something is concluded.
+        /// Runs this many links over a path of this rate until something is concluded.
         fn run(&mut self, links: usize, carries: u64, span_ms: u64) -> Option<(u64, Conclusion)> {
             let (began, step_ms) = (self.now_ms, 50);
             while self.now_ms < began + span_ms {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_carries_less_than_is_reserved_is_known_soon() {
+    fn path_slower_than_its_reservations_is_detected_soon() {
         let mut road = Road::default();
         let Some((ms, Conclusion::Carries(rate))) = road.run(4, 6 * MBIT, 5000) else { panic!("it is full") };
         assert!(ms <= 2500 && (5_900_000..=6_100_000).contains(&rate), "{ms} ms, {rate} bit/s");
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_nobody_uses_is_not_thought_to_be_wider() {
+    fn unused_path_is_not_assumed_to_be_faster() {
         let mut congestion = Congestion::default();
         for step in 0..1000 {
             let sample = Sample { arrived_bytes: step * 1000, queued_bytes: 0 };
@@ -267,8 +267,8 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_stands_still_at_times_is_no_narrow_path() {
-        // Each tenth of a second or so is missing: nothing arrives, and then all at once that the path can carry.
+    fn machine_that_stalls_at_times_is_not_taken_for_a_slow_path() {
+        // From time to time, nothing arrives for a tenth of a second, then everything that the path can carry at once.
         let (mut road, mut tried) = (Road::default(), 0);
         for round in 0..200 {
             for (carries, span_ms) in [(8 * MBIT, 500 + round % 7 * 100), (0, 150 + round % 3 * 50), (40 * MBIT, 200)] {
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn one_more_is_tried_less_and_less_often_while_it_fails() {
+    fn failing_attempts_become_less_frequent() {
         let (mut road, mut tries) = (Road::default(), Vec::new());
         for _ in 0..6 {
             let Some((ms, Conclusion::MayCarryMore { is_used: true })) = road.run(2, 5 * MBIT, 100_000) else {

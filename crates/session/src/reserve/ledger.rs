@@ -1,9 +1,9 @@
-//! Who was admitted, what each has, and who gives way to whom.
+//! The reservations of a host: which are admitted, what each takes, and which are suspended for others.
 //!
-//! One entry a device, under its name. What is settled is settled for all of them at once: those of high criticality
-//! first, then those of low criticality that run, then those that wait, each in the order of its coming; whoever has a
-//! place on his bus keeps it ([`farbus_realtime::schedule::replan`]). Nothing here knows a clock, a device or a link:
-//! [`Ledger`] is told, and answers with [`News`].
+//! There is one entry per device, by its name. All entries are scheduled together: first those of high criticality,
+//! then admitted ones of low criticality, then suspended ones, each group in the order of arrival. A request that has a
+//! place on its bus keeps it ([`farbus_realtime::schedule::replan`]). The ledger knows no clock, device or link: the
+//! caller reports changes, and [`Ledger`] answers with [`News`].
 
 use std::collections::BTreeMap;
 
@@ -19,82 +19,82 @@ use super::refusal::Refusal;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// What looking for a better schedule may cost while others wait, in visits of bins: some ten milliseconds.
+/// Most work for finding a better schedule while others wait, in visits of bins: about ten milliseconds.
 const WORK_MAX: u64 = 1_000_000;
-/// Drivers ask for eight packets at a time, a millisecond's (U8): data are there when the last is.
+/// Drivers ask for eight packets at a time, one millisecond (U8): data is there when the last packet is.
 const URB_PACKETS: u64 = 8;
 const URB_NS: u64 = 1_000_000;
-/// What a packet takes of a link beside its data, eighths of a byte: its own four of a reply's, and an eighth of a
-/// reply's heads (20) and of a segment's (52).
+/// Overhead of a packet on a link, in eighths of a byte: four bytes in a reply, and an eighth each of a reply's header
+/// (20) and of a segment's headers (52).
 const PACKET_OVERHEAD_EIGHTHS: u64 = 4 * 8 + 20 + 52;
-/// The same of data: a segment has 52 bytes of heads, and 1448 of data.
+/// Overhead of data: a segment has 52 bytes of headers and 1448 of data.
 const SEGMENT_BYTES: u64 = 1448;
 const SEGMENT_HEAD_BYTES: u64 = 52;
-/// What may be reserved of a path: the rest is for requests, for control, and for what nobody reserved.
+/// The share of a path that may be reserved: the rest is for requests, control and unreserved traffic.
 const PATH_SHARE_PERCENT: u64 = 90;
-/// Entries of a snapshot at most.
+/// Most entries of a snapshot.
 const ENTRIES_MAX: usize = 4096;
 
-/// What serving a device costs a processor here, as it was measured.
+/// Measured processor time for serving a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// A turn: what is received, what is sent.
+    /// For one turn of receiving and sending.
     pub turn_ns: u64,
-    /// A KiB of data.
+    /// For a KiB of data.
     pub kib_ns: u64,
 }
 
-/// The way to an importer, as it was measured.
+/// The measured path to an importer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
-    /// Bits a second; 0: it was not measured, and takes all.
+    /// Rate in bits per second; 0: not measured, regarded as unlimited.
     pub bits_per_s: u64,
-    /// There and back.
+    /// Round trip.
     pub round_trip_ns: u64,
 }
 
-/// What somebody asks for a device.
+/// A reservation request for a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked<'a> {
-    /// Its name.
+    /// The device's name.
     pub device: &'a str,
-    /// What it can carry.
+    /// What the device can carry.
     pub carrier: &'a Carrier,
-    /// What is asked for.
+    /// The requested reservation.
     pub reservation: Reservation,
-    /// To whom its data go; none: to whoever comes.
+    /// The path to the importer that gets the data; `None`: not known yet.
     pub path: Option<&'a str>,
 }
 
-/// It stands otherwise than before.
+/// A reservation whose state has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
     /// The device.
     pub device: String,
-    /// How.
+    /// Its new report.
     pub report: ReservationReport,
 }
 
-/// One line of a listing.
+/// A reservation, as a listing shows it.
 #[derive(Clone, Debug)]
 pub struct Line<'a> {
     /// The device.
     pub device: &'a str,
-    /// Its bus.
+    /// Its bus; empty if it is on none.
     pub bus: &'a str,
-    /// What was asked for.
+    /// The requested reservation.
     pub reservation: &'a Reservation,
-    /// How it stands.
+    /// Its report.
     pub report: ReservationReport,
-    /// To whom its data go.
+    /// The path to the importer that gets the data.
     pub path: Option<&'a str>,
-    /// What it takes of that, or would take, bits a second.
+    /// What it takes of the path, or would take, bits per second.
     pub bits_per_s: u64,
-    /// Of which processor it has a part, and which.
+    /// The processor that serves it and the time reserved there.
     pub processor: Option<(usize, Reserve)>,
 }
 
-/// Everything that is reserved on this host.
+/// All reservations of this host.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     entries: Vec<Entry>,
@@ -104,7 +104,7 @@ pub struct Ledger {
     cost: Cost,
     next_id: u32,
     next_order: u64,
-    /// Of the process before this one, whose devices are yet to come.
+    /// Reservations of the process before this one, whose devices have not come yet.
     expected: BTreeMap<String, Expected>,
 }
 
@@ -113,11 +113,11 @@ struct Entry {
     device: String,
     bus: String,
     reservation: Reservation,
-    /// None of what is on no bus.
+    /// Its bus requests; empty for a device on no bus.
     requests: Vec<Request>,
     loads: Vec<Load>,
     path: Option<String>,
-    /// Its place among all.
+    /// Its position in the order of arrival.
     order: u64,
     report: ReservationReport,
 }
@@ -129,7 +129,7 @@ struct Expected {
     is_suspended: bool,
 }
 
-/// What comes of settling.
+/// The result of scheduling all entries.
 struct Settled {
     plans: BTreeMap<String, Plan>,
     processors: Processors,
@@ -137,7 +137,7 @@ struct Settled {
 }
 
 impl Ledger {
-    /// Nothing is reserved yet on a host with these processors, which serves devices at this cost.
+    /// An empty ledger for a host with this number of processors, which serves devices at this cost.
     pub fn new(processors: usize, cost: Cost) -> Self {
         Self {
             entries: Vec::new(),
@@ -151,7 +151,7 @@ impl Ledger {
         }
     }
 
-    /// Reserves what is asked for, in the place of what the device had. One that is of low criticality and was
+    /// Admits a reservation, which replaces the device's previous one. A reservation of low criticality that was
     /// suspended in the process before this one may be suspended here.
     ///
     /// # Errors
@@ -211,7 +211,7 @@ impl Ledger {
         Ok(self.adopt(settled))
     }
 
-    /// Nothing is reserved for the device any more.
+    /// Releases the reservation of a device.
     pub fn release(&mut self, device: &str) -> Vec<News> {
         self.expected.remove(device);
         let before = self.entries.len();
@@ -219,7 +219,7 @@ impl Ledger {
         if self.entries.len() == before { Vec::new() } else { self.settle_again() }
     }
 
-    /// The way to an importer was measured.
+    /// Records a measurement of the path to an importer.
     pub fn note_path(&mut self, path: &str, measured: Path) -> Vec<News> {
         if self.paths.get(path) == Some(&measured) {
             return Vec::new();
@@ -231,10 +231,10 @@ impl Ledger {
         self.settle_again()
     }
 
-    /// A device's data go to somebody else from now on, with what is reserved for it. What waited may wait there.
+    /// Moves a device's reservation to the path of another importer. A suspended one may remain suspended there.
     ///
     /// # Errors
-    /// [`Refusal`]: the way to him does not carry that; nothing has changed.
+    /// [`Refusal`]: that path cannot carry it; nothing has changed.
     pub fn move_to(&mut self, device: &str, path: &str) -> Result<Vec<News>, Refusal> {
         let mut entries = self.entries.clone();
         let Some(entry) = entries.iter_mut().find(|entry| entry.device == device) else { return Ok(Vec::new()) };
@@ -250,7 +250,7 @@ impl Ledger {
         Ok(self.adopt(settled))
     }
 
-    /// What its owner reserved for whoever uses it: the data go to somebody now, or to nobody in particular again.
+    /// Sets the path of a reservation that the owner made for any user, when a user comes or (with `None`) goes.
     pub fn lead_to(&mut self, device: &str, path: Option<&str>) -> Vec<News> {
         match self.entries.iter_mut().find(|entry| entry.device == device) {
             Some(entry) => entry.path = path.map(str::to_owned),
@@ -259,17 +259,17 @@ impl Ledger {
         self.settle_again()
     }
 
-    /// What is reserved for a device.
+    /// The reservation of a device.
     pub fn reservation(&self, device: &str) -> Option<&Reservation> {
         self.entries.iter().find(|entry| entry.device == device).map(|entry| &entry.reservation)
     }
 
-    /// What is known of the way to an importer.
+    /// The measured path to an importer.
     pub fn path(&self, path: &str) -> Option<Path> {
         self.paths.get(path).copied()
     }
 
-    /// What is reserved of the way to an importer, bits a second.
+    /// What is reserved of the path to an importer, bits per second.
     pub fn path_bits_per_s(&self, path: &str) -> u64 {
         let its_own = self.entries.iter().filter(|entry| entry.path.as_deref() == Some(path));
         its_own.filter(|entry| entry.report.state == State::Admitted).map(|entry| entry.report.path_bits_per_s).sum()
@@ -280,17 +280,17 @@ impl Ledger {
         self.paths.retain(|path, _| entries.iter().any(|entry| entry.path.as_ref() == Some(path)));
     }
 
-    /// The processors, for whoever reserves by himself; [`Ledger::settle_again`] afterwards.
+    /// The processors, for servers that reserve time themselves. Call [`Ledger::settle_again`] afterwards.
     pub fn processors_mut(&mut self) -> &mut Processors {
         &mut self.processors
     }
 
-    /// How a device's reservation stands; none: it has none.
+    /// A device's reservation report; `None` if it has no reservation.
     pub fn report(&self, device: &str) -> Option<ReservationReport> {
         self.entries.iter().find(|entry| entry.device == device).map(|entry| entry.report)
     }
 
-    /// All of them, in the order of their coming.
+    /// All reservations, in the order of arrival.
     pub fn lines(&self) -> impl Iterator<Item = Line<'_>> {
         self.entries.iter().map(|entry| Line {
             device: &entry.device,
@@ -312,7 +312,7 @@ impl Ledger {
         self.plans.get(bus)
     }
 
-    /// Settles everything anew: somebody who reserves by himself has come or gone.
+    /// Schedules everything again, after a change of the processors.
     pub fn settle_again(&mut self) -> Vec<News> {
         let settled = self.settle(&self.entries, None);
         self.adopt(settled)
@@ -328,7 +328,7 @@ impl Ledger {
                 Ok(report) => *report,
                 Err(refusal) => refusal.report(criticality, State::Suspended),
             };
-            // How much is missing changes with all that comes and goes; whether it runs is what matters to its user.
+            // The missing amount changes with every arrival; only the state matters to users.
             let is_news = entry.report.state != report.state;
             entry.report = report;
             if is_news {
@@ -338,7 +338,7 @@ impl Ledger {
         news
     }
 
-    /// One that `moves` has its place among all, and no right to stay where it goes.
+    /// Schedules `entries`. The entry of order `moves` goes to another path and has no right to stay there.
     fn settle(&self, entries: &[Entry], moves: Option<u64>) -> Settled {
         let mut draft = Draft {
             ledger: self,
@@ -354,7 +354,7 @@ impl Ledger {
         let rank = |entry: &&Entry| match (entry.reservation.criticality, entry.report.state) {
             (Criticality::High, _) => 0,
             (Criticality::Low, State::Admitted) => 1,
-            // Who comes is behind who waits.
+            // A new reservation comes after the suspended ones.
             (Criticality::Low, State::Suspended) => 2,
             (Criticality::Low, State::Refused) => 3,
         };
@@ -365,7 +365,7 @@ impl Ledger {
     }
 }
 
-/// Everything settled anew, so far.
+/// The schedule as far as it is made.
 struct Draft<'a> {
     ledger: &'a Ledger,
     moves: Option<u64>,
@@ -380,9 +380,9 @@ fn owner_of(device: &str) -> String {
 }
 
 impl Draft<'_> {
-    /// All of what it asks for, or nothing.
+    /// Takes an entry in completely, or not at all.
     fn take_in(&mut self, entry: &Entry) -> Result<ReservationReport, Refusal> {
-        // Who was admitted and is of high criticality stays: what the path lacks now others have to give.
+        // An admitted reservation of high criticality stays: if the path has become slower, others give way.
         let is_high = entry.reservation.criticality == Criticality::High;
         let stays = is_high && entry.report.state == State::Admitted && self.moves != Some(entry.order);
         let mut requests = self.requests.get(&entry.bus).cloned().unwrap_or_default();
@@ -396,7 +396,7 @@ impl Draft<'_> {
         if latency_ns > 0 && bound_ns > latency_ns && !stays {
             return Err(Refusal::Delay { missing_ns: bound_ns - latency_ns, bound_ns });
         }
-        // Last, because it is what would have to be undone.
+        // The processor comes last, because it would have to be undone.
         let entered = self.processors.enter(&owner_of(&entry.device), thread);
         if let Err(overload) = entered
             && !stays
@@ -431,7 +431,7 @@ impl Draft<'_> {
         let missing = |missing_ps| Refusal::Bus { bus: entry.bus.clone(), missing_ps };
         match planned {
             Ok(plan) => match plan.rejected().first() {
-                // Of those that are there already none gives way to this one.
+                // No admitted request gives way to this one.
                 Some(rejected) => Err(missing(rejected.missing_ps)),
                 None => Ok(plan),
             },
@@ -448,7 +448,7 @@ impl Draft<'_> {
         }
     }
 
-    /// What is reserved of its path with it, and how long data take there.
+    /// What is then reserved of its path, and how long data takes there.
     fn fit_path(&self, entry: &Entry, bits: u64, stays: bool) -> Result<(u64, u64), Refusal> {
         let Some(name) = &entry.path else { return Ok((0, 0)) };
         let path = self.ledger.paths.get(name).copied().unwrap_or_default();
@@ -466,12 +466,12 @@ impl Draft<'_> {
         Ok((reserved, (path.round_trip_ns / 2).saturating_add(sending_ns)))
     }
 
-    /// What its session's thread needs.
+    /// The processor time that its session's thread needs.
     fn thread(&self, entry: &Entry) -> Reserve {
         let period_ns = entry.loads.iter().map(|load| load.period_ns).min().unwrap_or(URB_NS).max(URB_NS);
         let bytes = entry.loads.iter().map(|load| u64::from(load.bytes) * period_ns.div_ceil(load.period_ns));
         let Cost { turn_ns, kib_ns } = self.ledger.cost;
-        // What is asked comes in one turn, what is there goes out in another.
+        // Requests arrive in one turn, data leaves in another.
         let budget_ns = 2 * turn_ns + bytes.sum::<u64>().div_ceil(1024) * kib_ns;
         Reserve { budget_ns: budget_ns.max(1), period_ns }
     }
@@ -484,7 +484,7 @@ fn bound_ns(entry: &Entry, plan: Option<&Plan>, thread: Reserve, delay_ns: u64) 
         let interval_ns = interval_ps(plan.speed()) / 1000;
         let asynchronous = plan.asynchronous().iter().find(|bound| bound.id == request.id);
         let intervals = asynchronous.map_or(request.period.into(), |bound| bound.intervals);
-        // One that comes in the middle of an interval waits for the next.
+        // A request that arrives within an interval waits for the next.
         Stage::Transfer { intervals: intervals + 1, interval_ns, interrupt_every_ns: URB_NS }
     });
     let slowest = of_bus.max_by_key(Stage::worst_ns);
@@ -492,7 +492,7 @@ fn bound_ns(entry: &Entry, plan: Option<&Plan>, thread: Reserve, delay_ns: u64) 
     worst_ns(&others).saturating_add(slowest.map_or(0, |stage| stage.worst_ns()))
 }
 
-/// What its data take of a link.
+/// What its data takes of a link, with overhead.
 fn path_bits_per_s(entry: &Entry) -> u64 {
     let of_one = |load: &Load| {
         let eighths = u64::from(load.bytes) * 8 + u64::from(load.packets) * PACKET_OVERHEAD_EIGHTHS;
@@ -503,7 +503,7 @@ fn path_bits_per_s(entry: &Entry) -> u64 {
 }
 
 impl Ledger {
-    /// Writes down what sessions of another process go on with: its devices come there under the same names.
+    /// Writes the reservations to a snapshot, for sessions that continue with the same device names.
     pub fn save(&self, to: &mut Writer) {
         to.count(self.entries.len() + self.expected.len());
         let entries = self
@@ -526,10 +526,10 @@ impl Ledger {
         }
     }
 
-    /// What another process wrote down is expected here: who comes with it again has his place among all.
+    /// Reads the reservations of a snapshot: a device that comes with its reservation again keeps its position.
     ///
     /// # Errors
-    /// [`Reject`]: nothing such was ever reserved.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
         let text = |from: &mut Reader<'_>, field| {
             let bytes = from.bytes(field)?;
@@ -555,7 +555,7 @@ impl Ledger {
         }
         let last = expected.values().map(|expected| expected.order).max().unwrap_or_default();
         self.next_order = self.next_order.max(last + 1);
-        // What is here already has come before anything was expected.
+        // Reservations that are here already replace the expected ones.
         expected.retain(|device, _| self.entries.iter().all(|entry| entry.device != *device));
         self.expected.extend(expected);
         for (path, measured) in paths {
@@ -564,7 +564,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What the process before this one had reserved for a device that is yet to be used here.
+    /// The reservation of the process before this one for a device that has not come here yet.
     pub fn expected(&self, device: &str) -> Option<&Reservation> {
         self.expected.get(device).map(|expected| &expected.reservation)
     }

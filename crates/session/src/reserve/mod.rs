@@ -1,22 +1,22 @@
-//! Reservations in the running system: what a device's user is promised of its bus, of this host's processors and of
-//! the path to him (requirements R1, R2, R4, R6).
+//! Reservations: what a device's user is promised of its bus, of this host's processors and of the path to the importer
+//! (requirements R1, R2, R4, R6).
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | [`carrier`] | what a device's endpoints can carry, and on which bus |
 //! | [`processors`] | who has which part of which processor (Equation 1, a test of one processor) |
-//! | [`ledger`] | who was admitted, what each has, and who gives way to whom |
-//! | [`refusal`] | why something is not to be had, and how much of it is missing |
-//! | [`congestion`] | what a path still carries, by what arrives |
-//! | [`suspension`] | what holds the requests of a device that is suspended |
+//! | [`ledger`] | which reservations are admitted, what each takes, and which are suspended for others |
+//! | [`refusal`] | why a reservation is refused, and how much is missing |
+//! | [`congestion`] | what a path can still carry, from what arrives |
+//! | [`suspension`] | holds the requests of a suspended device |
 //!
-//! | who comes | room for it | no room |
+//! | new reservation | with room | without room |
 //! |---|---|---|
-//! | high criticality | admitted | low criticality gives way, the last to come first; if that is not enough it is refused |
+//! | high criticality | admitted | reservations of low criticality are suspended, the latest first; if that is not enough it is refused |
 //! | low criticality | admitted | refused |
-//! | low criticality that was suspended | admitted again, the first to come first | goes on waiting |
+//! | low criticality, suspended earlier | admitted again, the oldest first | remains suspended |
 //!
-//! Whoever is admitted and of high criticality stays so, whatever becomes of the path.
+//! An admitted reservation of high criticality stays admitted, even if the path becomes slower.
 
 pub mod carrier;
 pub mod congestion;

@@ -1,8 +1,8 @@
 //! Who has which part of which processor.
 //!
-//! Equation 1 is a test of one processor, so whoever comes is given one of them, the first that carries it beside those
-//! who have it. Whoever reserves by itself (a tuned pipe) enters here as well: [`Processors::enter_all`], by any name,
-//! and [`Processors::leave`].
+//! Equation 1 is a test of one processor, so each server gets a part of one processor: the first that can carry it in
+//! addition to its other servers. Threads that reserve time themselves (a tuned pipe) are entered here as well, under
+//! any name, with [`Processors::enter_all`] and [`Processors::leave`].
 
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
 
@@ -13,7 +13,7 @@ pub struct Processors {
     mains: Vec<Main>,
 }
 
-/// A server that was admitted.
+/// An admitted server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Main {
     owner: String,
@@ -21,19 +21,19 @@ struct Main {
     processor: usize,
 }
 
-/// Servers at most: as many as a host has streams.
+/// Most servers: as many as a host has streams.
 const MAINS_MAX: usize = 1024;
 
 impl Processors {
-    /// So many of them.
+    /// This many processors, without servers.
     pub fn new(count: usize) -> Self {
         Self { count: count.max(1), mains: Vec::new() }
     }
 
-    /// Gives `owner` a part of one; says of which. Whoever had one under that name has this instead.
+    /// Gives `owner` a part of a processor and returns which; it replaces the part that `owner` had.
     ///
     /// # Errors
-    /// [`Overload`] of the one that has most left; then `owner` has what he had.
+    /// [`Overload`] of the processor with the most time left; `owner` keeps its previous part.
     pub fn enter(&mut self, owner: &str, reserve: Reserve) -> Result<usize, Overload> {
         let before = self.mains.iter().position(|main| main.owner == owner).map(|at| self.mains.remove(at));
         let entered = self.place(owner, reserve);
@@ -43,10 +43,10 @@ impl Processors {
         entered
     }
 
-    /// The same for several threads of one owner, in the place of all that he had; says of which each has a part.
+    /// Gives several threads of one owner a part each and returns the processors; they replace all that `owner` had.
     ///
     /// # Errors
-    /// [`Overload`] of the first that has no place; then he has what he had.
+    /// [`Overload`] for the first thread that does not fit; `owner` keeps its previous parts.
     pub fn enter_all(&mut self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
         let before = self.clone();
         self.leave(owner);
@@ -78,22 +78,22 @@ impl Processors {
         Err(least.expect("there is one processor at least"))
     }
 
-    /// He has none any more.
+    /// Removes all parts of `owner`.
     pub fn leave(&mut self, owner: &str) {
         self.mains.retain(|main| main.owner != owner);
     }
 
-    /// Who has what, and of which processor.
+    /// All parts: owner, reserve and processor.
     pub fn entries(&self) -> impl Iterator<Item = (&str, Reserve, usize)> {
         self.mains.iter().map(|main| (main.owner.as_str(), main.reserve, main.processor))
     }
 }
 
-/// What an overload lacks, billionths of a processor.
+/// What an overload lacks, in billionths of a processor.
 pub fn missing_ppb(overload: &Overload) -> u64 {
     match overload {
         Overload::Demand(load) => load.missing_ppb(),
-        // More than all of one.
+        // It asks for more than a whole processor.
         Overload::Reserve(Reserve { budget_ns, period_ns }) => {
             let over = u128::from(budget_ns.saturating_sub(*period_ns)) * 1_000_000_000;
             u64::try_from(over / u128::from((*period_ns).max(1))).unwrap_or(u64::MAX).max(1)
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_processor_carries_what_the_first_does_not() {
+    fn second_processor_carries_what_the_first_cannot() {
         let mut both = Processors::new(2);
         assert_eq!(both.enter("a", reserve(60, 100)), Ok(0));
         assert_eq!(both.enter("b", reserve(60, 100)), Ok(1));

@@ -1,76 +1,76 @@
-//! Why something is not to be had, and how much of it is missing.
+//! Why a reservation is refused, and how much is missing.
 
 use std::fmt;
 
 use farbus_realtime::schedule::Invalid;
 use farbus_wire::native::reserve::{Criticality, Lack, ReservationReport, State};
 
-/// Why a reservation is refused, or suspended.
+/// Why a reservation is refused or suspended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The device has no such endpoint, or none at all that carries data.
+    /// The device has no such endpoint, or no endpoint that carries data.
     NoEndpoint {
-        /// Its address, 0 if any would have done.
+        /// Its address; 0 if any endpoint would do.
         endpoint: u8,
     },
-    /// The endpoint's descriptor says what its bus cannot carry.
+    /// The endpoint's descriptor describes packets that its bus cannot carry.
     Unfit {
         /// Its address.
         endpoint: u8,
     },
-    /// What is asked for cannot be, whatever else there is.
+    /// The claim is invalid, whatever else is reserved.
     Invalid {
         /// The endpoint's address.
         endpoint: u8,
-        /// Why.
+        /// What is invalid.
         why: Invalid,
     },
-    /// The endpoint is not served as often.
+    /// The endpoint is served less often than the claim asks.
     TooOften {
         /// Its address.
         endpoint: u8,
-        /// Asked for, intervals.
+        /// Requested period, intervals.
         asked: u32,
-        /// Its own, intervals.
+        /// The endpoint's own period, intervals.
         own: u32,
     },
-    /// The bus has not as much left.
+    /// The bus has too little time left.
     Bus {
-        /// Which.
+        /// The bus.
         bus: String,
-        /// Of an interval, ps.
+        /// Missing time of an interval, ps.
         missing_ps: u64,
     },
-    /// The processors have not as much left.
+    /// The processors have too little time left.
     Processor {
-        /// Of the one that has most, billionths.
+        /// Missing on the processor with the most time left, billionths.
         missing_ppb: u64,
     },
-    /// The path has not as much left.
+    /// The path's rate is too low.
     Rate {
-        /// Bits a second.
+        /// Missing rate, bits per second.
         missing_bits_per_s: u64,
-        /// What all reservations may have of it, bits a second.
+        /// The rate that may be reserved on the path, bits per second.
         path_bits_per_s: u64,
     },
-    /// Data would arrive later.
+    /// Data would arrive too late.
     Delay {
-        /// By so much, ns.
+        /// By how much, ns.
         missing_ns: u64,
-        /// What can be promised, ns.
+        /// The latency that can be promised, ns.
         bound_ns: u64,
     },
-    /// Nothing is reserved for what several may use at once, or for so many.
+    /// Reservations are not possible for a device that several may use at once, or for this many endpoints.
     Kind,
-    /// Whoever asks may not have high criticality here.
+    /// The importer may not have high criticality here.
     NotAllowed {
-        /// What is to be said, and where, so that he may.
+        /// The command that would allow it, and where to give it.
         say: String,
     },
 }
 
 impl Refusal {
-    /// What there is too little of, and how much is missing.
+    /// The resource that lacks, and how much is missing.
     pub fn lack(&self) -> (Lack, u64) {
         match self {
             Self::NoEndpoint { endpoint } | Self::Unfit { endpoint } => (Lack::Endpoint, (*endpoint).into()),
@@ -93,7 +93,7 @@ impl Refusal {
         }
     }
 
-    /// The same as it is said to whoever asked.
+    /// The refusal as a report for the importer.
     pub fn report(&self, criticality: Criticality, state: State) -> ReservationReport {
         let (lack, missing) = self.lack();
         ReservationReport { state, lack, criticality, missing, bound_ns: 0, path_bits_per_s: 0, bus_ppm: 0 }

@@ -1,12 +1,13 @@
-//! What holds the requests of a device that is suspended.
+//! Holds the requests of a suspended device.
 //!
-//! | a request for an endpoint that is reserved | open | closed |
+//! | a request for a reserved endpoint | suspension open | suspension closed |
 //! |---|---|---|
 //! | is submitted | goes to the device | waits, in order |
 //! | is cancelled while it waits | | ends as cancelled |
-//! | waits when the gate opens, or the device is reset | goes to the device | ends as withdrawn |
+//! | waits when the suspension opens | goes to the device | |
+//! | waits when the device is reset | | ends as withdrawn |
 //!
-//! All other requests go through. Whoever opens or closes a gate wakes the device's thread.
+//! All other requests pass. The caller of [`Suspension::close`] must wake the device's thread.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,36 +16,36 @@ use std::sync::{Arc, Mutex, PoisonError};
 use farbus_model::usb::{Recipient, request};
 use farbus_model::{Completions, Device, DeviceLayer, EpAddr, InFlight, Instant, Status, UrbId};
 
-/// Whether requests pass, for whoever decides that.
+/// A switch that lets the requests of a device pass or wait.
 #[derive(Clone, Debug, Default)]
 pub struct Suspension(Arc<AtomicBool>);
 
 impl Suspension {
-    /// Nothing of what is reserved passes, or all.
+    /// Closes (`true`) or opens the suspension for reserved endpoints.
     pub fn close(&self, is_closed: bool) {
         self.0.store(is_closed, Ordering::Release);
     }
 
-    /// Whether nothing passes.
+    /// Whether requests wait.
     pub fn is_closed(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
 
-/// Where a device is found that stood behind a gate, once the gate is gone.
+/// Gives the device back after its [`SuspendableDevice`] was dropped.
 #[derive(Clone, Default)]
 pub struct Behind(Arc<Mutex<Option<Box<dyn Device>>>>);
 
 impl Behind {
-    /// It; once, and not before [`SuspendableDevice`] was dropped.
+    /// Takes the device; `Some` once, after [`SuspendableDevice`] was dropped.
     pub fn take(&self) -> Option<Box<dyn Device>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// A device behind a gate.
+/// A device whose requests can be suspended.
 pub struct SuspendableDevice {
-    /// Some until it is dropped.
+    /// `Some` until it is dropped.
     device: Option<Box<dyn Device>>,
     behind: Behind,
     suspension: Suspension,
@@ -53,8 +54,8 @@ pub struct SuspendableDevice {
 }
 
 impl SuspendableDevice {
-    /// The device, whose requests to these endpoints wait while `suspension` is closed; and where it is found in the
-    /// end.
+    /// Wraps a device whose requests to these endpoints wait while `suspension` is closed. The second value gives the
+    /// device back in the end.
     pub fn new(device: Box<dyn Device>, suspension: Suspension, endpoints: Vec<EpAddr>) -> (Self, Behind) {
         let behind = Behind::default();
         let for_end = behind.clone();

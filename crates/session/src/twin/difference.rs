@@ -1,9 +1,9 @@
-//! Whether two devices are alike.
+//! Whether two devices are identical to their user.
 
 use farbus_model::{Descriptors, Speed};
 
-/// What a user would notice first were the second device in the first one's place; `None` if it is nothing. Texts are
-/// not looked at: serial numbers are different, and a user goes on seeing the first one's.
+/// The first difference that a user would notice if the second device replaced the first; `None` if there is none.
+/// Strings are not compared: serial numbers differ, and the user continues to see those of the first device.
 pub fn difference(one: (&Descriptors, Speed), other: (&Descriptors, Speed)) -> Option<String> {
     let ((one, speed), (other, other_speed)) = (one, other);
     if speed != other_speed {

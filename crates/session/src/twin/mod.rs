@@ -1,29 +1,30 @@
-//! A device that may be exchanged for its twin while it is in use (requirement N12).
+//! A device that can be exchanged for its twin while it is in use (requirement N12).
 //!
-//! Two adapters of one make are the same device to their user, but for what the user has told the one and not the
-//! other. A [`Twinned`] device remembers that ([`settings`] says what) and lets another device take its place when its
-//! owner says so ([`Command::Swap`]):
+//! Two adapters of one model are the same device to their user, except for the settings that the user has made on one
+//! and not on the other. A [`Twinned`] device remembers these ([`settings`] lists them) and lets another device take
+//! its place when its owner asks for it ([`Command::Swap`]):
 //!
 //! | stage | the user's requests | the twin |
 //! |---|---|---|
-//! | `Preparing` | go to the first device; what they set is told the twin as well | is told all that the first was told, one after the other |
-//! | `Draining` | new ones wait; those that wait for data are taken back, all others are waited for | is told the rest, and which endpoints are halted |
-//! | the switch | what was taken back, then what waited, is asked of the twin | is the device |
+//! | `Preparing` | go to the first device; settings among them are repeated on the twin | gets all settings of the first device, one after the other |
+//! | `Draining` | new ones wait; those that wait for data are cancelled, all others are waited for | gets the remaining settings and halts |
+//! | the switch | cancelled ones, then waiting ones, are submitted to the twin | is the device |
 //!
-//! A request that meets the switch ends once, whoever has it:
+//! A request that meets the switch ends once:
 //!
-//! | the request | and the switch |
+//! | the request | outcome |
 //! |---|---|
-//! | waits for data and has none | is asked of the twin |
+//! | waits for data and has none | is submitted to the twin |
 //! | waits for data and has some | ends with what it has |
-//! | has ended while it was taken back | ends as it did |
-//! | is withdrawn while the first has it | is withdrawn there |
-//! | is withdrawn while it waits for the twin | ends as cancelled |
-//! | sends data that the first does not take within [`DRAIN_TIME_MAX`] | keeps the switch from being: all goes on with the first |
-//! | sends data as the first is unplugged | fails as on a bad cable: nobody knows what was taken |
+//! | has ended before its cancel | ends as it did |
+//! | is cancelled by the user while the first device has it | is cancelled there |
+//! | is cancelled by the user while it waits for the twin | ends as cancelled |
+//! | sends data that the first device does not take within [`DRAIN_TIME_MAX`] | prevents the switch: everything continues with the first device |
+//! | sends data as the first device is unplugged | fails as on a bad cable, because it is not known what was taken |
 //!
-//! The first device may be unplugged from the moment that an exchange has begun; before, its user's session ends with
-//! it. A reset of the port, and the end of a session, make the switch at once: there is nothing to be told then.
+//! The first device may be unplugged as soon as an exchange has begun; before that, unplugging it ends its user's
+//! session. A reset of the port, and the end of a session, switch at once, because there are no settings to transfer
+//! then.
 
 mod difference;
 pub mod settings;
@@ -43,31 +44,31 @@ use crate::snapshot::{Reader, Writer};
 pub use difference::difference;
 use settings::{Setting, Settings, is_setting};
 
-/// How long requests that send something may take to end before all goes on with the first device. A serial line at 300
-/// baud empties its buffer of 64 bytes in two seconds.
+/// How long requests with data may take to complete before the exchange is given up. A serial line at 300 baud empties
+/// its buffer of 64 bytes in two seconds.
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(3);
-/// How long the twin may take to be told everything.
+/// How long the twin may take for all settings.
 pub const PREPARE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How often the twin is looked at meanwhile, whose own readiness nobody waits on.
+/// How often the twin is polled meanwhile: the caller does not wait on the twin's readiness.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// A device, or its twin.
+/// A device that can be exchanged for its twin.
 pub struct Twinned {
     device: Box<dyn Device>,
-    /// The first one's, whatever takes its place.
+    /// The descriptors of the first device, also after an exchange.
     descriptors: Descriptors,
     is_exchanged: bool,
-    /// What the device holds, in the order in which it was asked. Those that end are among the first, nearly always.
+    /// Requests in flight, in the order of their submission. Those that complete are nearly always among the first.
     asked: VecDeque<Asked>,
     asked_so_far: u64,
     settings: Settings,
-    /// Endpoints that stalled and were not cleared, by [`EpAddr::index`].
+    /// Endpoints that are halted, by [`EpAddr::index`].
     halted: u32,
     done: Completions,
     exchange: Option<Box<Exchanging>>,
 }
 
-/// What has to be known of a request to ask for it again, and to learn from it.
+/// What must be known of a request to submit it again, and to remember its setting.
 struct Asked {
     id: UrbId,
     order: u64,
@@ -76,7 +77,7 @@ struct Asked {
     flags: UrbFlags,
     is_waiting_for_data: bool,
     is_withdrawn: bool,
-    /// What it tells the device.
+    /// The data stage of a request that makes a setting.
     data: Option<Vec<u8>>,
 }
 
@@ -92,20 +93,20 @@ struct Exchanging {
     done: Completions,
     stage: Stage,
     since: Instant,
-    /// When the twin is looked at again.
+    /// When the twin is polled again.
     look_at: Instant,
-    /// What the twin is still to be told.
+    /// Settings that the twin has not got yet.
     untold: VecDeque<Setting>,
-    /// What it is being told.
+    /// The setting that the twin is getting.
     telling: Option<Setup>,
     told: usize,
     held: VecDeque<InFlight>,
-    /// Taken back from the first device, by the order in which they were asked.
+    /// Requests cancelled on the first device, in the order of their submission.
     again: BTreeMap<u64, Urb>,
 }
 
 impl Twinned {
-    /// With `device` as the first of the two.
+    /// Wraps `device`, the first of the two.
     pub fn new(device: Box<dyn Device>) -> Self {
         Self {
             descriptors: device.descriptors().clone(),
@@ -115,7 +116,7 @@ impl Twinned {
             asked_so_far: 0,
             settings: Settings::default(),
             halted: 0,
-            // Its pool is the asker's while it works.
+            // While the device works, this holds the caller's pool.
             done: Completions::new(BufferPool::new(0)),
             exchange: None,
         }
@@ -127,7 +128,7 @@ impl Twinned {
         act: impl FnOnce(&mut (dyn Device + 'static), &mut Completions) -> R,
     ) -> R {
         if self.exchange.is_none() {
-            // What ends is looked at in passing.
+            // Completions are inspected on their way.
             let before = done.len();
             let result = act(&mut *self.device, done);
             for answer in done.after(before) {
@@ -185,7 +186,7 @@ impl Twinned {
         done.push(answer);
     }
 
-    /// Takes note of what the device has done, for another to be told.
+    /// Remembers settings and halts from a completed request, and queues settings for the twin.
     fn learn(&mut self, answer: &Done, data: Option<Vec<u8>>) {
         let (setup, endpoint) = (answer.setup, answer.endpoint);
         if !endpoint.is_control() {
@@ -266,7 +267,7 @@ impl Twinned {
         Ok(())
     }
 
-    /// Does what can be done now of the exchange.
+    /// Continues the exchange as far as possible now.
     fn go_on(&mut self, now: Instant, done: &mut Completions) {
         while let Some(exchange) = &mut self.exchange {
             match exchange.tell(now) {
@@ -300,9 +301,9 @@ impl Twinned {
         }
     }
 
-    /// Takes back what waits for data; the rest is waited for.
+    /// Cancels requests that wait for data; the others are waited for.
     fn take_back(&mut self, now: Instant, done: &mut Completions) {
-        // The last first: an endpoint goes on with what is queued behind one that is taken out.
+        // Newest first, because an endpoint continues with the next request in its queue.
         let waiting: Vec<UrbId> =
             self.asked.iter().rev().filter(|asked| asked.is_repeatable()).map(|asked| asked.id).collect();
         for id in waiting {
@@ -310,7 +311,7 @@ impl Twinned {
         }
     }
 
-    /// The twin is the device.
+    /// Replaces the device by the twin.
     fn switch(&mut self, now: Instant, done: &mut Completions) {
         let Some(exchange) = self.exchange.take() else { return };
         let Exchanging { twin, order, since, told, again, held, .. } = *exchange;
@@ -322,11 +323,11 @@ impl Twinned {
         order.tell(Exchange::Done { left, report });
     }
 
-    /// All goes on with the first device.
+    /// Ends the exchange with the first device.
     fn give_up(&mut self, now: Instant, why: String, done: &mut Completions) {
         let Some(exchange) = self.exchange.take() else { return };
         let Exchanging { mut twin, order, done: mut ended, again, held, .. } = *exchange;
-        // Whatever it was being told ends here.
+        // Ends the transfer of settings.
         twin.reset(now, &mut ended);
         while ended.pop().is_some() {}
         self.resume(now, again, held, done);
@@ -339,7 +340,7 @@ impl Twinned {
         }
     }
 
-    /// What the first device said of itself goes on to be said.
+    /// After an exchange, strings are answered from the first device's descriptors.
     fn text_asked_for(&self, urb: &InFlight) -> Option<Vec<u8>> {
         let setup = urb.setup;
         let [index, what] = setup.value.to_le_bytes();
@@ -354,14 +355,14 @@ impl Twinned {
 }
 
 impl Asked {
-    /// Whether it waits for data, which it may as well wait for elsewhere.
+    /// Whether it waits for data and can wait for it on the twin.
     fn is_repeatable(&self) -> bool {
         self.is_waiting_for_data && !self.is_withdrawn
     }
 }
 
 impl Exchanging {
-    /// Goes on telling the twin what the first device was told; says whether it was told all.
+    /// Continues the transfer of settings to the twin; returns whether it is complete.
     fn tell(&mut self, now: Instant) -> Result<bool, String> {
         loop {
             while let Some(answer) = self.done.pop() {
@@ -390,13 +391,13 @@ impl Exchanging {
         }
     }
 
-    /// Whether requests wait for the end of it.
+    /// Whether new requests wait for the end of the exchange.
     fn holds(&self) -> bool {
         self.stage != Stage::Preparing
     }
 }
 
-/// Whether a transfer may as well be made by another device of the kind, as long as nothing has come.
+/// Whether a transfer can be submitted to the twin as long as it has no data.
 fn is_repeatable(endpoint: EpAddr, direction: Direction) -> bool {
     direction == Direction::In && !endpoint.is_control()
 }
@@ -417,7 +418,7 @@ fn bit(endpoint: EpAddr) -> u32 {
     1 << endpoint.index()
 }
 
-/// Dropped in the middle of an exchange, the twin ends what it was being told.
+/// Dropped during an exchange, it ends the transfer of settings.
 impl Drop for Twinned {
     fn drop(&mut self) {
         if let Some(exchange) = &mut self.exchange {
@@ -541,7 +542,7 @@ impl farbus_model::DeviceLayer for Twinned {
         result
     }
 
-    /// What is behind it, and what that was told. In the place of another device it is not what a new process opens
+    /// The state of the device and its settings. `None` after an exchange: the replacement would open the first device
     /// under that name.
     fn save(&self) -> Option<Vec<u8>> {
         if self.exchange.is_some() || self.is_exchanged {

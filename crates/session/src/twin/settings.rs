@@ -1,6 +1,6 @@
-//! What a device's user has told it, as far as a twin has to be told the same.
+//! The settings that a device's user has made, as far as a twin must get them, too.
 //!
-//! | request | is remembered |
+//! | request | what is remembered |
 //! |---|---|
 //! | SET_CONFIGURATION, SET_INTERFACE | what is active: [`Selection`](farbus_model::Selection) |
 //! | CLEAR_FEATURE, SET_FEATURE of the device: remote wake-up | the last |
@@ -9,10 +9,10 @@
 //! | CDC PSTN 1.2 §6.3: SET_LINE_CODING, SET_CONTROL_LINE_STATE, SET_COMM_FEATURE | the last of each |
 //! | CDC ECM 1.2 §6.2: multicast filters, packet filter; NCM 1.0 §6.2: formats, sizes, address | the last of each |
 //! | Audio and video: SET_CUR | the last of each control of each unit, interface and endpoint |
-//! | a maker's own OUT request (FTDI's baud rate, …) | each that is different, in order, the last [`VENDOR_SETTINGS_MAX`] |
-//! | anything else: RNDIS's messages, a break, mass storage's reset | not: it does something, or what it sets is not known |
+//! | a vendor OUT request (FTDI's baud rate, …) | each different one, in order, the last [`VENDOR_SETTINGS_MAX`] |
+//! | anything else: RNDIS messages, a break, mass storage reset | nothing: it triggers something, or its effect is not known |
 //!
-//! Only what the device accepted counts.
+//! Only requests that the device accepted count.
 
 use farbus_model::usb::{Recipient, RequestKind, request};
 use farbus_model::{Descriptors, Direction, Setup};
@@ -20,14 +20,14 @@ use farbus_model::{Descriptors, Direction, Setup};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// A maker's requests that are remembered: an adapter's driver makes a dozen of them. One that loads a program makes
-/// more, and such a device cannot be told everything again.
+/// Vendor requests that are remembered: an adapter's driver makes about a dozen. A driver that loads firmware makes
+/// more, and such a device cannot be set up again this way.
 pub const VENDOR_SETTINGS_MAX: usize = 128;
 
-/// Bytes of a setting that is written down: its setup packet, and how much data follows.
+/// Least bytes of a saved setting: its setup packet and the length of its data.
 const SETTING_BYTES_MIN: usize = 12;
 
-/// An OUT control request, as it was made.
+/// An OUT control request that makes a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Its setup packet.
@@ -36,7 +36,7 @@ pub struct Setting {
     pub data: Vec<u8>,
 }
 
-/// Everything that was told, in the order in which it was told last.
+/// All settings, in the order in which they were last made.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     all: Vec<Setting>,
@@ -50,20 +50,20 @@ mod class {
     pub const VIDEO: u8 = 14;
 }
 
-/// What tells two settings of a kind apart.
+/// What distinguishes two settings of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
-    /// There is one for each `wIndex`.
+    /// One for each `wIndex`.
     Index,
-    /// And for the low byte of `wValue`: an id.
+    /// Additionally by the low byte of `wValue`: an id.
     LowValue,
-    /// And for all of `wValue`: a selector.
+    /// Additionally by all of `wValue`: a selector.
     Value,
-    /// Each is one of its own.
+    /// Each different request counts.
     Each,
 }
 
-/// Whether a request sets something that can be set again.
+/// Whether a request makes a setting that can be repeated.
 pub fn is_setting(all: &Descriptors, configuration: u8, setup: Setup) -> bool {
     scope_of(all, configuration, setup).is_some()
 }
@@ -92,7 +92,7 @@ fn scope_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<Scope>
     }
 }
 
-/// The class of the interface that a request is for.
+/// The class of the interface that a request addresses.
 fn class_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<u8> {
     let settings = &all.configuration(configuration)?.settings;
     let number = setup.index as u8;
@@ -107,11 +107,11 @@ fn class_of(all: &Descriptors, configuration: u8, setup: Setup) -> Option<u8> {
 }
 
 impl Settings {
-    /// The device has accepted this.
+    /// Records a setting that the device has accepted.
     pub fn note(&mut self, all: &Descriptors, configuration: u8, setting: Setting) {
         let Some(scope) = scope_of(all, configuration, setting.setup) else { return };
         let new = setting.setup;
-        // Whether a feature is set or cleared: the last word counts.
+        // Setting and clearing a feature replace each other.
         let is_same_request = |old: Setup| match new.kind() {
             RequestKind::Standard => old.kind() == RequestKind::Standard,
             _ => old.request_type == new.request_type && old.request == new.request,
@@ -136,17 +136,17 @@ impl Settings {
         }
     }
 
-    /// Another configuration was selected: what its interfaces had been told is forgotten (USB 2.0 §9.1.1.5).
+    /// Another configuration was selected: drops the settings of interfaces (USB 2.0 §9.1.1.5).
     pub fn forget_interfaces(&mut self) {
         self.all.retain(|setting| setting.setup.kind() != RequestKind::Class);
     }
 
-    /// The bus was reset.
+    /// The bus was reset: drops all settings.
     pub fn clear(&mut self) {
         self.all.clear();
     }
 
-    /// Writes it down for another process.
+    /// Writes it to a snapshot.
     pub fn save(&self, to: &mut Writer) {
         to.count(self.all.len());
         for Setting { setup, data } in &self.all {
@@ -155,10 +155,10 @@ impl Settings {
         }
     }
 
-    /// As another process wrote it down.
+    /// Restores it from a snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: it ends too early.
+    /// [`Reject`]: the snapshot ends too early.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut all = Vec::new();
         for _ in 0..from.count("settings", SETTING_BYTES_MIN)? {
@@ -168,7 +168,7 @@ impl Settings {
         Ok(Self { all })
     }
 
-    /// All of it, in order.
+    /// All settings, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Setting> {
         self.all.iter()
     }
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// A configuration with an interface of each class, numbered as it is.
+    /// A configuration with one interface of each class, numbered by the class.
     fn device() -> Descriptors {
         let interfaces = [class::AUDIO, class::COMMUNICATIONS, class::HID, 8, class::VIDEO];
         let mut bytes = vec![9, 2, 0, 0, interfaces.len() as u8, 1, 0, 0x80, 50];
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_each_is_remembered() {
+    fn last_setting_of_each_kind_is_remembered() {
         let (line, dtr, idle) = ((0x21, 0x20), (0x21, 0x22), (0x21, 0x0a));
         let told = [
             setting(line.0, line.1, 0, 2, &[0x80, 0x25, 0, 0, 0, 0, 8]),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_something_is_not_repeated() {
+    fn requests_that_trigger_something_are_not_repeated() {
         let not = [
             // SEND_ENCAPSULATED_COMMAND and a break, mass storage's reset, an unknown interface, what is read.
             setting(0x21, 0x00, 0, 2, &[1]),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_maker_s_requests_are_not_remembered_without_end() {
+    fn number_of_remembered_vendor_requests_is_bounded() {
         let mut settings = Settings::default();
         for value in 0..1000 {
             settings.note(&device(), 1, setting(0x40, 1, value, 0, &[]));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn another_process_knows_them_all_and_nothing_less() {
+    fn settings_survive_a_snapshot_and_a_truncated_one_is_refused() {
         let device = device();
         let mut settings = Settings::default();
         for (request, data) in [(0x20, vec![1; 7]), (0x22, Vec::new())] {

@@ -1,4 +1,4 @@
-//! A long road in made-up time: a device at one end, its user at the other.
+//! A long path in simulated time: a device at one end, its user at the other.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use farbus_wire::native::control::{Cause, Class, End, Mode, Open};
 use farbus_wire::native::{Outcome, SessionId};
 use farbus_wire::usbip::DeviceRecord;
 
-/// What travels one way, and when it is there.
+/// Data on its way in one direction, with its time of arrival.
 type Way = VecDeque<(Instant, Vec<u8>)>;
 
 pub struct Road {
@@ -20,7 +20,7 @@ pub struct Road {
     one_way: Duration,
     importer: ImporterSession,
     pub far: Far<RemoteUsb>,
-    /// `None` once all is over.
+    /// `None` after the end.
     exporter: Option<ExporterSession>,
     shelf: Shelf,
     there: Way,
@@ -53,7 +53,7 @@ impl Services for Shelf {
 }
 
 impl Road {
-    /// A session is there, and the device is asked for; it takes `round_trip` to hear from it.
+    /// A session whose open request is on its way; the round trip is `round_trip`.
     pub fn to(device: impl Device + 'static, round_trip: Duration, is_on: bool) -> Self {
         let now = Instant::ZERO + Duration::from_secs(1);
         let mut importer = ImporterSession::new(now, 7, Duration::from_secs(20), LaneLimits::DEFAULT);
@@ -78,7 +78,7 @@ impl Road {
         }
     }
 
-    /// Until the device is open.
+    /// Runs until the device is open.
     pub fn open(&mut self) {
         while *self.far.device().state() == State::Opening {
             self.step(None);
@@ -100,7 +100,7 @@ impl Road {
         self.done.pop()
     }
 
-    /// Asks, and waits for the answer.
+    /// Submits a request and waits for its answer.
     pub fn ask(&mut self, urb: Urb) -> Done {
         let id = urb.id;
         self.submit(urb);
@@ -135,7 +135,7 @@ impl Road {
         }
     }
 
-    /// The next thing happens; at `until`, if nothing does before.
+    /// Runs to the next event, or to `until` if that is earlier.
     pub fn step(&mut self, until: Option<Instant>) {
         self.send();
         let front = |way: &Way| way.front().map(|(at, _)| *at);
@@ -172,7 +172,7 @@ impl Road {
 }
 
 impl Drop for Road {
-    /// What is under way ends, heard by nobody.
+    /// Requests in flight end unseen.
     fn drop(&mut self) {
         let over = |remote: &mut RemoteUsb, done: &mut Completions| remote.handle_over(Cause::Asked, "enough", done);
         self.far.act(self.now, &mut self.done, over);

@@ -1,4 +1,4 @@
-//! The rules of receiving ahead, one by one, over a device that does what it is told.
+//! The rules of receiving ahead, one by one, over a device that the test controls.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use farbus_session::far::{Far, LINGER, Plan};
 
 const DATA_IN: EpAddr = EpAddr::from_byte(0x81);
 
-/// What it was asked and has not answered, for the test to answer.
+/// The device's open requests, which the test answers.
 type Asked = Arc<Mutex<VecDeque<InFlight>>>;
 
 struct Told {
@@ -63,7 +63,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        // CDC data, at high speed: packets of 512 bytes.
+        // CDC data at high speed: packets of 512 bytes.
         let definition = Definition::new(1, 1).speed(Speed::High).names("a", "line", "1");
         let descriptors = definition.interface(InterfaceDefinition::new(10, 0, 0).bulk_pair(1)).build();
         let mut selection = Selection::default();
@@ -83,7 +83,7 @@ impl Bench {
         self.far.submit(self.now, urb.launch(), &mut self.done);
     }
 
-    /// The device answers the first that it was asked.
+    /// The device answers its oldest request.
     fn answer(&mut self, act: impl FnOnce(InFlight) -> Done) {
         let answered = act(self.asked.lock().unwrap().pop_front().expect("it was asked"));
         self.far.act(self.now, &mut self.done, |_, done| done.push(answered));
@@ -93,7 +93,7 @@ impl Bench {
         self.answer(|urb| urb.answer(bytes.into()));
     }
 
-    /// What the user heard: name, outcome, bytes.
+    /// What the user got: id, status, bytes.
     fn heard(&mut self) -> Vec<(u64, Status, Vec<u8>)> {
         std::iter::from_fn(|| self.done.pop()).map(|done| (done.id.0, done.status, done.payload.into_vec())).collect()
     }
@@ -110,7 +110,7 @@ impl Drop for Bench {
 }
 
 #[test]
-fn what_nobody_asked_for_yet_stays_and_the_queue_has_an_end() {
+fn data_without_a_request_is_kept_and_the_queue_is_bounded() {
     let mut bench = Bench::new();
     bench.read(1, 512);
     let ahead = bench.asked();
@@ -127,7 +127,7 @@ fn what_nobody_asked_for_yet_stays_and_the_queue_has_an_end() {
 }
 
 #[test]
-fn a_withdrawn_request_takes_nothing_with_it_and_the_last_one_ends_the_asking_after_a_while() {
+fn cancelled_request_takes_no_data_and_after_the_last_one_asking_stops() {
     let mut bench = Bench::new();
     bench.read(1, 512);
     bench.far.cancel(bench.now, UrbId(1), &mut bench.done);
@@ -152,7 +152,7 @@ fn a_withdrawn_request_takes_nothing_with_it_and_the_last_one_ends_the_asking_af
 }
 
 #[test]
-fn a_failure_is_told_once_behind_what_came_before_it_and_the_device_is_asked_again_by_who_still_waits() {
+fn failure_is_reported_once_behind_earlier_data_and_waiting_requests_continue() {
     let mut bench = Bench::new();
     bench.read(1, 512);
     bench.send(b"one");
@@ -169,7 +169,7 @@ fn a_failure_is_told_once_behind_what_came_before_it_and_the_device_is_asked_aga
 }
 
 #[test]
-fn a_halt_is_cleared_with_nothing_on_its_way_and_a_stall_that_nobody_heard_is_none() {
+fn clear_halt_withdraws_our_requests_first_and_drops_an_undelivered_stall() {
     let mut bench = Bench::new();
     bench.read(1, 512);
     bench.send(b"one");
@@ -183,7 +183,7 @@ fn a_halt_is_cleared_with_nothing_on_its_way_and_a_stall_that_nobody_heard_is_no
     assert_eq!(bench.heard(), [(3, Status::Ok, b"two".to_vec())], "data stays, the stall does not");
     assert!(bench.asked() > 0);
     bench.clear_halt(5);
-    // What was asked was withdrawn first, and is asked again afterwards, because somebody waits.
+    // Our requests were withdrawn first and are submitted again afterwards, because a request waits.
     assert_eq!(bench.heard(), [(5, Status::Ok, vec![])]);
     assert!(bench.asked() > 0);
     bench.send(b"three");
@@ -191,7 +191,7 @@ fn a_halt_is_cleared_with_nothing_on_its_way_and_a_stall_that_nobody_heard_is_no
 }
 
 #[test]
-fn who_halts_an_endpoint_hears_nothing_that_it_sent_before() {
+fn set_halt_drops_data_that_arrived_before_it() {
     let mut bench = Bench::new();
     bench.read(1, 512);
     bench.send(b"one");
@@ -206,17 +206,17 @@ fn who_halts_an_endpoint_hears_nothing_that_it_sent_before() {
 }
 
 #[test]
-fn lengths_that_change_see_what_a_device_would_have_sent() {
+fn changed_request_lengths_give_what_a_device_would_have_sent() {
     let mut bench = Bench::new();
     bench.read(1, 512);
     bench.send(&[1; 512]);
     bench.send(&[2; 512]);
     bench.send(&[3; 10]);
     bench.heard();
-    // Longer: full transfers go on in the next, up to the short packet.
+    // Longer: the request takes following full transfers, up to the short packet.
     bench.read(2, 2048);
     assert_eq!(bench.heard(), [(2, Status::Ok, [vec![2; 512], vec![3; 10]].concat())]);
-    // Shorter, by whole packets: the rest is the next one's.
+    // Shorter, by whole packets: the rest goes to the next request.
     bench.send(&[4; 512]);
     bench.send(&[5; 100]);
     bench.read(3, 1024);
@@ -233,13 +233,13 @@ fn lengths_that_change_see_what_a_device_would_have_sent() {
     bench.read(5, 100);
     let heard = bench.heard();
     assert_eq!(heard[0], (4, Status::Ok, vec![6; 512]));
-    // Within a packet: the device sends more than there is room for.
+    // Within a packet: the device sends more than the request has room for.
     assert_eq!(heard[1], (5, Status::Overflow, vec![6; 100]));
     assert_eq!(bench.far.arrived(), 0, "and the rest of that packet is gone");
 }
 
 #[test]
-fn a_short_packet_is_an_error_to_who_said_so_and_a_reset_ends_everything() {
+fn short_packet_is_an_error_if_the_request_says_so_and_reset_ends_everything() {
     let mut bench = Bench::new();
     let mut urb = Urb::data_in(UrbId(1), DATA_IN, 512);
     urb.flags.short_not_ok = true;
@@ -258,7 +258,7 @@ fn a_short_packet_is_an_error_to_who_said_so_and_a_reset_ends_everything() {
 }
 
 #[test]
-fn control_requests_are_answered_in_their_order_whoever_knows_the_answer() {
+fn control_requests_are_answered_in_order_from_cache_or_device() {
     let mut bench = Bench::new();
     bench.far.begin(bench.now, &mut bench.done);
     let fetched = bench.asked();
@@ -266,7 +266,7 @@ fn control_requests_are_answered_in_their_order_whoever_knows_the_answer() {
     let get = |id, kind, index, language| {
         Urb::control(UrbId(id), Setup::get_descriptor(kind, index, language, 255), Payload::Empty).launch()
     };
-    // Known, joined, and behind the joined one: known as well, but not first.
+    // The first is known, the second joins an open request; the third is known, but must wait for the second.
     bench.far.submit(bench.now, get(1, 1, 0, 0), &mut bench.done);
     bench.far.submit(bench.now, get(2, 3, 0, 0), &mut bench.done);
     bench.far.submit(bench.now, get(3, 1, 0, 0), &mut bench.done);
@@ -276,7 +276,7 @@ fn control_requests_are_answered_in_their_order_whoever_knows_the_answer() {
     let heard = bench.heard();
     assert_eq!(heard.len(), 1, "{heard:?}");
     assert_eq!(heard[0].2, [4, 3, 9, 4]);
-    // The device answers the third itself, behind all that was asked before.
+    // The device itself answers the third, after everything requested before.
     for _ in 1..fetched {
         bench.answer(|urb| urb.fail(Status::Stall));
     }
@@ -285,7 +285,7 @@ fn control_requests_are_answered_in_their_order_whoever_knows_the_answer() {
 }
 
 #[test]
-fn an_endpoint_s_first_request_waits_for_a_control_request_that_waits_and_changes_it() {
+fn first_request_of_an_endpoint_waits_for_a_held_control_request_that_changes_it() {
     let mut bench = Bench::new();
     bench.far.begin(bench.now, &mut bench.done);
     let fetched = bench.asked();
@@ -305,7 +305,7 @@ fn an_endpoint_s_first_request_waits_for_a_control_request_that_waits_and_change
 }
 
 #[test]
-fn nothing_is_asked_early_that_was_not_to_be() {
+fn disabled_plan_asks_nothing_early() {
     let mut bench = Bench::new();
     let (asked, descriptors) = (Asked::default(), bench.far.descriptors().clone());
     let mut selection = Selection::default();

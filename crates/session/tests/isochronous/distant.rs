@@ -1,5 +1,4 @@
-//! A device at the end of a made-up way: what is asked of it, and what it answers, takes its time, which shakes; and
-//! its clock is off.
+//! A device at the end of a simulated path: requests and answers take time, with jitter, and the device's clock drifts.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,14 +9,14 @@ use farbus_model::{
 
 use crate::random::Random;
 
-/// What a way is like.
+/// The properties of a path.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    /// One way, at least.
+    /// Least delay in one direction.
     pub delay: Duration,
-    /// Up to so much more; what follows waits behind it.
+    /// Largest additional delay; later data waits behind earlier data.
     pub jitter: Duration,
-    /// By how much the device's clock is faster than ours, millionths.
+    /// How much faster the device's clock is than ours, ppm.
     pub drift_ppm: i64,
 }
 
@@ -27,9 +26,9 @@ pub struct Distant<D> {
     random: Random,
     there: VecDeque<(Instant, Asked)>,
     back: VecDeque<(Instant, Done)>,
-    /// When it got what it has not answered.
+    /// When the device got each open request.
     had: BTreeMap<UrbId, Instant>,
-    /// Until then nothing gets through.
+    /// Until then the path is cut.
     cut_until: Instant,
     done: Completions,
 }
@@ -55,14 +54,14 @@ impl<D: Device> Distant<D> {
         }
     }
 
-    /// Nothing gets through before this moment.
+    /// Cuts the path until this moment.
     pub fn cut_until(&mut self, until: Instant) {
         self.cut_until = until;
         self.there.iter_mut().for_each(|(at, _)| *at = (*at).max(until));
         self.back.iter_mut().for_each(|(at, _)| *at = (*at).max(until));
     }
 
-    /// Requests that are not answered.
+    /// Number of open requests.
     pub fn holds(&self) -> usize {
         self.there.len() + self.back.len()
     }
@@ -84,7 +83,7 @@ impl<D: Device> Distant<D> {
         Instant::from_nanos((ns + ns * i128::from(self.way.drift_ppm) / 1_000_000) as u64)
     }
 
-    /// Our time when its clock has got there.
+    /// Our time at a moment of the device's clock.
     fn our_time(&self, its: Instant) -> Instant {
         let ns = i128::from(its.as_nanos()) * 1_000_000 / (1_000_000 + i128::from(self.way.drift_ppm));
         let mut ours = Instant::from_nanos(ns as u64);

@@ -1,4 +1,5 @@
-//! A driver of a sound card, in made-up time: so many requests in flight, each asked again as soon as it is answered.
+//! A driver of a sound card, in simulated time: a fixed number of requests in flight, each submitted again when it
+//! completes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,10 +22,10 @@ pub const SPEAKER: EpAddr = EpAddr::from_byte(0x01);
 pub const MICROPHONE: EpAddr = EpAddr::from_byte(0x82);
 const PACKET_FRAMES: usize = 48;
 const PACKET_BYTES: u32 = (PACKET_FRAMES * FRAME_BYTES) as u32;
-/// Of a packet at full speed.
+/// Interval of packets at full speed.
 pub const INTERVAL: Duration = Duration::from_millis(1);
 
-/// Of a card's snapshot.
+/// Snapshot kind of a card.
 pub const KIND: u16 = 99;
 const NO_WAY: Way = Way { delay: Duration::ZERO, jitter: Duration::ZERO, drift_ppm: 0 };
 
@@ -40,26 +41,26 @@ pub struct Driver {
     packets: u32,
     tone: Tone,
     listener: Listener,
-    /// What it asked and was not answered, in order.
+    /// Open requests, in order.
     asked: VecDeque<u64>,
-    /// When each was answered, and what was missed.
+    /// When each was answered; `missed` counts lost packets.
     pub answered: Vec<Instant>,
     frame: Option<u32>,
     pub missed: u64,
-    /// Frames may be left out: nothing is between it and the card, or it comes late itself.
+    /// Whether frames may be missing: nothing buffers for the card, or the driver itself is late.
     pub may_skip: bool,
     pub breaks: u64,
     pub heard: u64,
-    /// Since this moment it asks no more.
+    /// Whether the driver has stopped submitting.
     is_done: bool,
-    /// A driver is woken a little after its device answered.
+    /// How long after its device's answer a driver is woken.
     pub latency: Duration,
-    /// Answers that it is yet to be woken for.
+    /// Answers for which the driver has not been woken yet.
     owing: VecDeque<Instant>,
 }
 
 impl Driver {
-    /// A driver that has chosen one of the card's two directions.
+    /// A driver that uses one of the card's two directions.
     pub fn new(way: Way, seed: u64, endpoint: EpAddr, packets: u32) -> Self {
         let device = Audio::device(Speed::Full);
         let mut driver = Self {
@@ -93,7 +94,7 @@ impl Driver {
         self.control(Setup::set_interface(interface, setting));
     }
 
-    /// Asks this, and waits.
+    /// Submits a control request and waits for its answer.
     pub fn control(&mut self, setup: Setup) {
         self.next += 1;
         let id = UrbId(self.next);
@@ -110,7 +111,7 @@ impl Driver {
         }
     }
 
-    /// The card's counts.
+    /// The card's counters.
     pub fn tally(&self) -> Tally {
         self.card.tally().expect("a sound card counts")
     }
@@ -140,10 +141,10 @@ impl Driver {
         self.card.submit(self.now, urb.launch(), &mut self.done);
     }
 
-    /// The next moment at which anything happens, and what happens then.
+    /// Advances to the next event and plays it.
     pub fn pass(&mut self) {
         let moments = [self.card.poll_timeout(), self.owing.front().copied()];
-        // Where nothing goes on time passes all the same.
+        // Time passes even if nothing is pending.
         let next = moments.into_iter().flatten().min().unwrap_or(self.now + INTERVAL);
         self.now = next.max(self.now);
         if self.card.poll_timeout().is_some_and(|at| at <= self.now) {
@@ -167,7 +168,7 @@ impl Driver {
         }
     }
 
-    /// Asks no more, and waits for the rest.
+    /// Stops submitting, and waits for the open requests.
     pub fn finish(&mut self) {
         self.is_done = true;
         while !self.asked.is_empty() || !self.owing.is_empty() {
@@ -175,7 +176,7 @@ impl Driver {
         }
     }
 
-    /// Withdraws everything, as a driver that stops.
+    /// Cancels all requests, as a driver that stops.
     pub fn withdraw(&mut self) {
         self.is_done = true;
         for id in self.asked.clone() {
@@ -198,7 +199,7 @@ impl Driver {
         self.control(Setup::set_configuration(1));
     }
 
-    /// Another process goes on with the card, over the same way.
+    /// Another process continues with the card, over the same path.
     pub fn move_on(&mut self) {
         let bytes = self.saved();
         recorded::note_sound(if self.endpoint == SPEAKER { "speaker" } else { "microphone" }, &bytes);
@@ -212,14 +213,14 @@ impl Driver {
         assert_eq!(left, Vec::from(self.asked.clone()), "what is not answered goes along");
     }
 
-    /// The card as another process is told of it.
+    /// A snapshot of the card.
     pub fn saved(&self) -> Vec<u8> {
         let mut writer = Writer::new(KIND);
         self.card.save(&mut writer);
         writer.into_bytes()
     }
 
-    /// Whether these bytes are taken for a card's, by one that is then used for a while.
+    /// Whether these bytes are accepted as a snapshot; if so, the card is used for a while.
     pub fn could_be(&self, bytes: &[u8]) -> bool {
         let Ok(mut reader) = snapshot::open(bytes, KIND) else { return false };
         let mut done = Completions::new(BufferPool::new(0));
@@ -237,7 +238,7 @@ impl Driver {
         true
     }
 
-    /// Whether an earlier release's is read, whole.
+    /// Checks that a snapshot of an earlier release is read completely.
     pub fn is_read(bytes: &[u8], endpoint: EpAddr) -> Result<(), Reject> {
         let (mut device, mut done) = (Audio::device(Speed::Full), Completions::new(BufferPool::new(0)));
         let interface = if endpoint == SPEAKER { 1 } else { 2 };
@@ -298,7 +299,7 @@ impl Driver {
         self.owing.push_back(woken.max(self.owing.back().copied().unwrap_or_default()));
     }
 
-    /// Intervals between answers: their mean, standard deviation and the largest deviation from the mean, ns.
+    /// Intervals between answers: mean, standard deviation, and largest deviation from the mean, ns.
     pub fn intervals(&self) -> (f64, f64, f64) {
         let spans: Vec<f64> = self.answered.windows(2).map(|two| (two[1] - two[0]).as_nanos() as f64).collect();
         let mean = spans.iter().sum::<f64>() / spans.len() as f64;
@@ -309,7 +310,7 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// What is still under way ends with the device.
+    /// Requests in flight end with the device.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.card.reset(self.now, &mut self.done);

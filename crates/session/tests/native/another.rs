@@ -1,5 +1,5 @@
-//! A shelf of disks in that world: an exporter that was started anew shares them in another order, or another disk
-//! under a name.
+//! Several disks in that world: after a restart the exporter shares them in another order, or another disk under a
+//! name.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -41,7 +41,7 @@ pub enum Peers {
     BothOld,
 }
 
-/// A disk of the exporter's, whatever it is called.
+/// A disk of the exporter, whatever its name.
 struct Disk {
     number: u8,
     identity: Identity,
@@ -50,7 +50,7 @@ struct Disk {
     strays: u32,
 }
 
-/// A disk that is used: requests wait until its driver looks.
+/// A disk in use: requests wait until its driver is polled.
 struct UsedDisk {
     disk: Arc<Mutex<Disk>>,
     queue: Vec<BlockInFlight>,
@@ -82,7 +82,7 @@ impl BlockDevice for UsedDisk {
         }
     }
 
-    /// Empty: another process opens it again.
+    /// Empty: another process opens the disk again.
     fn state(&self) -> Option<Vec<u8>> {
         Some(Vec::new())
     }
@@ -100,7 +100,7 @@ impl Drop for UsedDisk {
     }
 }
 
-/// The exporter's disks, in the order in which they are shared: *disk0* is the first.
+/// The exporter's disks in the order in which they are shared: *disk0* is the first.
 struct Shelf {
     disks: Vec<Arc<Mutex<Disk>>>,
     leases: Leases<()>,
@@ -192,7 +192,7 @@ impl Shelf {
     fn open_if(&mut self, number: u16, open: &Open, is_compared: bool) -> Result<(u64, Box<dyn Served>), End> {
         let end = |cause, message: &str| Err(End { cause, message: message.to_owned() });
         let key = self.key(&open.name);
-        // An older exporter knows no leases of other devices.
+        // An older exporter does not recognise leases of other devices.
         match self.leases.worth(&key, None, open.epoch, is_compared || !self.has_identities) {
             Worth::Stale => return end(Cause::Stale, "somebody had it"),
             Worth::Other => return end(Cause::Gone, "another device"),
@@ -205,7 +205,7 @@ impl Shelf {
     }
 }
 
-/// The importer's end; an older one hears and says nothing of identities, and takes every exporter for the one it knew.
+/// The importer's end. An older one ignores identities, and takes every exporter for the one it knew.
 struct Observer {
     attachment: u16,
     remote: RemoteBlock,
@@ -275,7 +275,7 @@ pub struct ShelfWorld {
     shelf: Shelf,
     peers: Peers,
     done: Completions<BlockDone>,
-    /// The attachment, and the disk that it uses, since its first opening.
+    /// The attachment, and the disk that it uses since it was first opened.
     attachment: u16,
     mine: Option<u8>,
     asked: BTreeMap<u64, BlockOp>,
@@ -313,7 +313,7 @@ impl ShelfWorld {
         }
     }
 
-    /// Writes that landed in another disk than they were meant for.
+    /// Writes that landed on another disk than they were meant for.
     pub fn strays(&self) -> u32 {
         self.shelf.disks.iter().map(|disk| disk.lock().unwrap().strays).sum()
     }
@@ -335,8 +335,8 @@ impl ShelfWorld {
                 if random.once_in(3) {
                     shelf.leases = Leases::after(1_900_000_000_000 + 1000 * shelf.processes + 500);
                 }
-                // The devices are another process's now, perhaps in another order: but not if it gives up. One without
-                // identities cannot compare them, and its importers hear nothing of it.
+                // Another process has the devices now, perhaps in another order, unless it gives up. An exporter
+                // without identities cannot compare them, and its importers are told nothing.
                 let (is_meant, order) = (!random.once_in(4), random.next());
                 let mut has_begun = !shelf.has_identities;
                 self.world.exporter_moves_on(is_meant, |now, left| {
@@ -420,7 +420,7 @@ impl ShelfWorld {
         }
     }
 
-    /// The attachment is over: its user begins another one, with whatever the name stands for now.
+    /// The attachment has ended: its user begins a new one, with whatever disk has the name now.
     fn attach_anew(&mut self) {
         self.ended += 1;
         assert!(self.asked.is_empty(), "what was asked was answered");
@@ -436,7 +436,8 @@ impl ShelfWorld {
         }
     }
 
-    /// Nothing bad happens any more: everything is answered. How much that was, and how often another disk was refused.
+    /// Nothing fails any more, and everything is answered. Returns the number of answers, and how often another disk
+    /// was refused.
     pub fn settle(&mut self, random: &mut Random) -> (u32, u32) {
         for _ in 0..50 {
             if !self.world.is_all_linked() {
@@ -457,7 +458,7 @@ fn observer(attachment: u16, peers: Peers) -> Observer {
     Observer { attachment, remote: RemoteBlock::new(attachment, open), is_old }
 }
 
-/// A disk that is to be handed over, and what its name stands for now.
+/// A disk that is to be handed over, and the identity that its name stands for now.
 struct Lent {
     identity: Identity,
     is_handed_over: bool,
@@ -489,7 +490,7 @@ fn used(attachment: u16, number: u8) -> ServedBlock<UsedDisk> {
 }
 
 #[test]
-fn a_successor_is_not_given_another_disk_than_it_was_shown() {
+fn successor_does_not_get_another_disk_than_it_was_shown() {
     let (first, second) = (Identity { id: 1, generation: 0 }, Identity { id: 2, generation: 0 });
     for (now, is_given) in [(first, true), (second, false)] {
         let (random, mut done) = (&mut Random::new(1), Completions::new(BufferPool::new(0)));

@@ -1,4 +1,4 @@
-//! What is kept of a remote disk on its importer's side, over the disk of that world.
+//! The cache layers of a remote disk, on the importer's side, over the disk of that world.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use farbus_session::block::{AHEAD_KIND, Ahead, BEHIND_KIND, Behind};
 use farbus_session::native::RemoteBlock;
 use farbus_session::snapshot;
 
-/// The disk's side of it: what is asked lies here until it is handed to the disk, which is somewhere else.
+/// The device below the layers: its requests wait here until the test passes them to the remote disk.
 #[derive(Clone, Default)]
 struct Shore(Arc<Mutex<Ships>>);
 
@@ -61,7 +61,7 @@ impl Cached {
         self.top.submit(now, request, done);
     }
 
-    /// What is asked goes to the disk, and what that has answered comes back, until nothing moves.
+    /// Passes requests to the disk and answers back, until nothing moves.
     pub fn pump(
         &mut self,
         now: Instant,
@@ -85,12 +85,13 @@ impl Cached {
         }
     }
 
-    /// As another process takes it over, or would; nothing is between it and the disk.
+    /// The snapshot of the layers for another process; the disk is saved separately.
     pub fn save(&mut self, now: Instant) -> Vec<u8> {
         self.top.save(now).expect("it can go on elsewhere")
     }
 
-    /// Another process goes on with it, over the disk that has been asked this, and says what is asked of it.
+    /// Restores the layers over `disk`, with the requests that it has; returns the requests that the layers have to
+    /// answer.
     pub fn restore(&self, saved: &[u8], disk: &RemoteBlock) -> Result<(Self, Pending), Reject> {
         let shore = Shore::default();
         shore.0.lock().unwrap().epoch = disk.epoch();

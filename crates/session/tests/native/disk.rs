@@ -30,21 +30,21 @@ const INFO: BlockInfo = BlockInfo {
     trims: true,
 };
 
-/// What the machine of the exporter has: bytes in its cache, and what of them is on the medium.
+/// The state of the exporter's machine: the content of its cache, and what of it is on the medium.
 #[derive(Clone)]
 struct Medium {
     cached: Vec<u8>,
     durable: Vec<u8>,
-    /// Changes when the machine was started anew.
+    /// Changes when the machine restarts.
     boot: u64,
     is_taken: bool,
-    /// How many of the next changes fail.
+    /// Number of following changes that fail.
     fails: u32,
-    /// Its user handed it over, to one who may not come for it.
+    /// Whether its user handed it over to a successor, which may not come for it.
     is_lent: bool,
 }
 
-/// The disk as its driver has it: requests end in any order, whenever the dice say so.
+/// The disk as its driver sees it: requests complete in random order, at random times.
 struct SlowDisk {
     medium: Arc<Mutex<Medium>>,
     queue: Vec<BlockInFlight>,
@@ -92,7 +92,7 @@ impl BlockDevice for SlowDisk {
                     medium.durable = cached;
                 }
                 BlockOp::Discard | BlockOp::WriteZeroes => medium.cached[range].fill(0),
-                // What becomes of it is the device's affair.
+                // The content after a trim is up to the device.
                 BlockOp::Trim if !self.info.trims => panic!("it did not say that it knows that"),
                 BlockOp::Trim => match self.random.below(3) {
                     0 => medium.cached[range].fill(0),
@@ -104,7 +104,7 @@ impl BlockDevice for SlowDisk {
         }
     }
 
-    /// Empty: another process opens it again.
+    /// Empty: another process opens the disk again.
     fn state(&self) -> Option<Vec<u8>> {
         Some(Vec::new())
     }
@@ -115,7 +115,7 @@ impl BlockDevice for SlowDisk {
 }
 
 impl Drop for SlowDisk {
-    /// A process that is killed drops nothing; here its requests end unseen.
+    /// A killed process drops nothing; here its requests end unseen.
     fn drop(&mut self) {
         for request in self.queue.drain(..) {
             let _ = request.fail(StoreError::Gone);
@@ -127,7 +127,7 @@ struct TestExporter {
     medium: Arc<Mutex<Medium>>,
     seed: u64,
     epoch: u64,
-    /// Somebody else uses it, who is to hand it over.
+    /// Whether another importer uses the disk, which is to hand it over.
     is_elsewhere: bool,
     trims: bool,
 }
@@ -165,12 +165,12 @@ impl TestExporter {
     }
 }
 
-/// A disk that nobody has asked anything, as it is served anew.
+/// A disk without requests, served anew.
 pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
     Box::new(DiskWorld::new(random, None).exporter_services.serve_anew(number))
 }
 
-/// Whether what an earlier release kept of a disk is read, whole.
+/// Checks that a snapshot of a cache by an earlier release is read completely.
 pub fn cache_is_read(saved: &[u8], disk: &RemoteBlock) -> Result<(), farbus_session::Reject> {
     Cached::new(INFO).restore(saved, disk).map(|(mut cached, _)| cached.leave())
 }
@@ -205,43 +205,44 @@ impl Services for TestExporter {
     }
 }
 
-/// What may be read of a block.
+/// The possible content of a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
-    /// This byte, over and over.
+    /// This byte, repeated.
     Byte(u8),
-    /// A change of it ended in an error: any of what it was and what it would be.
+    /// A change of it failed: any mixture of its old and new content.
     Anything,
 }
 
 pub struct DiskWorld {
     world: World<Piped<RemoteBlock>>,
-    /// What is kept of it here, if anything, and what the disk has answered that.
+    /// The cache layers, if there are any, and the disk's answers for them.
     cached: Option<Cached>,
     below: Completions<BlockDone>,
-    /// Changes have failed that may have been answered before.
+    /// Whether changes have failed that may have been answered early.
     has_failed: bool,
-    /// What a block has to be on the medium once a flush has succeeded.
+    /// What each block must contain on the medium after a successful flush.
     promised: Vec<Option<u8>>,
     exporter_services: TestExporter,
     done: Completions<BlockDone>,
     asked: BTreeMap<u64, (BlockOp, u64, u64, u8)>,
     known: Vec<Known>,
-    /// Blocks that a request in flight touches: none touches those of another.
+    /// Blocks that a request in flight touches: requests do not overlap.
     busy: Vec<bool>,
     /// Blocks that changed since the last flush began.
     unflushed: Vec<bool>,
-    /// Blocks that may be anything on whatever medium is in the disk, since the last flush.
+    /// Blocks trimmed since the last flush, which may contain anything on any medium.
     trimmed: Vec<bool>,
     next_id: u64,
     answered: u32,
     is_over: bool,
-    /// Another medium is in the disk, with these bytes; whoever has it open does not know as long as this is the epoch.
+    /// Set if the disk has another medium, with these bytes, that the importer does not know while its epoch is this
+    /// one.
     changed: Option<(Vec<u8>, Option<u64>)>,
-    /// Writes that were answered are lost: the next flush may say so, or has to.
+    /// Whether answered writes are lost, so that the next flush may or must fail.
     may_fail: bool,
     must_fail: bool,
-    /// What was written since a flush succeeded, as the importer counts what it keeps of that, bytes.
+    /// Bytes written since the last successful flush, as the importer counts what it keeps of them.
     unflushed_bytes: u64,
 }
 
@@ -250,19 +251,19 @@ impl DiskWorld {
         Self::with(random, modules, RemoteBlock::new)
     }
 
-    /// One that somebody else uses, until he hands it over.
+    /// A disk that another importer uses until it hands it over.
     pub fn of_a_successor(random: &mut Random) -> Self {
         Self::with(random, None, RemoteBlock::successor)
     }
 
-    /// One of which what is read is fetched ahead, and what is written is answered early.
+    /// A disk with read-ahead and write-back.
     pub fn cached(random: &mut Random) -> Self {
         let mut this = Self::with(random, None, RemoteBlock::new);
         this.cached = Some(Cached::new(INFO));
         this
     }
 
-    /// One that somebody else uses and hands over, and of which something is kept here.
+    /// A disk with both layers that another importer uses until it hands it over.
     pub fn of_a_successor_with_a_cache(random: &mut Random) -> Self {
         let mut this = Self::of_a_successor(random);
         this.cached = Some(Cached::new(INFO));
@@ -318,14 +319,14 @@ impl DiskWorld {
         this
     }
 
-    /// What the disk has answered goes to whoever asked, by way of what is kept here.
+    /// Passes the disk's answers through the cache layers to the user.
     fn pump(&mut self) {
         if let Some(cached) = &mut self.cached {
             cached.pump(self.world.now, self.world.remote.inner_mut(), &mut self.below, &mut self.done);
         }
     }
 
-    /// Lets the disk hear something.
+    /// Runs `act` with the disk.
     fn with_disk<T>(
         &mut self,
         act: impl FnOnce(&mut World<Piped<RemoteBlock>>, &mut TestExporter, &mut Completions<BlockDone>) -> T,
@@ -336,7 +337,7 @@ impl DiskWorld {
         acted
     }
 
-    /// The importer's process is replaced by another, or would have been.
+    /// Replaces the importer's process by another; if not `is_meant`, only saves and restores.
     fn move_on(&mut self, random: &mut Random, is_meant: bool) {
         if self.world.remote.inner().is_rewriting() {
             return;
@@ -400,7 +401,7 @@ impl DiskWorld {
         self.check();
     }
 
-    /// Who has it writes what whoever is to inherit it reads, if he does not read it just now.
+    /// The current user writes what the successor reads, unless the successor is reading at this moment.
     fn changes_elsewhere(&mut self, random: &mut Random) {
         let (block, byte) = (random.below(BLOCKS) as usize, 1 + random.below(255) as u8);
         if self.busy[block] {
@@ -411,7 +412,7 @@ impl DiskWorld {
         medium.cached[range.clone()].fill(byte);
         medium.durable[range].fill(byte);
         self.known[block] = Known::Byte(byte);
-        // Nothing of ours is on its way there.
+        // None of our requests to that place is in flight.
         (self.promised[block], self.unflushed[block]) = (Some(byte), false);
     }
 
@@ -419,11 +420,11 @@ impl DiskWorld {
         self.exporter_services.medium.lock().unwrap().is_lent
     }
 
-    /// It is handed over to another, as soon as all is still.
+    /// Hands the disk over to a successor, as soon as nothing is in flight.
     fn lend(&mut self) {
         let is_linked = self.world.is_linked();
         let remote = self.world.remote.inner_mut();
-        // What is yet to be ours cannot be given away (`farbus migrate` refuses).
+        // A device that was not handed over to us yet cannot be handed over (`farbus migrate` refuses).
         let is_ours = !Attached::is_moving(remote) && !Attached::is_expected(remote);
         let is_quiet = remote.in_flight() == 0 && !remote.is_rewriting();
         let is_open = *Attached::state(remote) == State::Open && is_ours && is_quiet;
@@ -434,7 +435,7 @@ impl DiskWorld {
         }
     }
 
-    /// That one did not come, or has been and gone.
+    /// The successor did not come, or has returned the disk.
     fn comes_home(&mut self) {
         let Some(session) = &mut self.world.exporter else { return };
         self.exporter_services.medium.lock().unwrap().is_lent = false;
@@ -442,8 +443,8 @@ impl DiskWorld {
         session.take_back(self.world.now, 1, self.exporter_services.epoch, Box::new(self.exporter_services.serve(1)));
     }
 
-    /// While the exporter is not there its disk gets another medium: whoever opens it again sees that one, and nothing
-    /// of before.
+    /// While the exporter is down, its disk gets another medium: an importer that opens it again sees that one, and no
+    /// old data.
     fn change_medium(&mut self, random: &mut Random) {
         let bytes: Vec<u8> = (0..BLOCKS).map(|_| random.below(256) as u8).collect();
         let all: Vec<u8> = bytes.iter().flat_map(|&byte| [byte; BLOCK as usize]).collect();
@@ -454,14 +455,14 @@ impl DiskWorld {
         self.changed = Some((bytes, BlockDevice::epoch(self.world.remote.inner())));
     }
 
-    /// It is open again.
+    /// The disk was opened again.
     fn look_at_medium(&mut self) {
         let remote = self.world.remote.inner();
         let is_seen =
             |(_, epoch): &mut (_, Option<u64>)| *Attached::state(remote) == State::Open && remote.epoch() != *epoch;
         let Some((bytes, _)) = self.changed.take_if(is_seen) else { return };
         for (block, byte) in bytes.into_iter().enumerate() {
-            // What was written meanwhile is on its way there, or has come there already.
+            // Data written meanwhile is on its way, or has arrived.
             let is_ours = self.unflushed[block] || self.trimmed[block] || self.busy[block];
             if self.known[block] == Known::Anything && !is_ours {
                 self.known[block] = Known::Byte(byte);
@@ -512,7 +513,7 @@ impl DiskWorld {
         let mut count = random.pick(&[1, 1, 8, 8, 100, 300, 512]).min(BLOCKS - first);
         if op == BlockOp::Flush {
             if !self.asked.is_empty() {
-                // Only then is it plain what it covers.
+                // Only then is it clear what the flush covers.
                 return;
             }
             (first, count) = (0, 0);
@@ -536,7 +537,7 @@ impl DiskWorld {
             BlockOp::Read => BlockRequest::read(id, offset, length),
             BlockOp::Write => {
                 let data = vec![byte; length as usize];
-                // Some lie in somebody's buffer.
+                // Some payloads are windows on a larger buffer.
                 let payload = match random.once_in(2) {
                     true => Payload::shared(&data.into(), 0..length as usize),
                     false => data.into(),
@@ -558,7 +559,7 @@ impl DiskWorld {
         self.pump();
     }
 
-    /// The exporter is killed; sometimes its machine is, and what was not durable is lost in part.
+    /// Kills the exporter; sometimes its machine restarts, and loses some of what was not durable.
     fn crash(&mut self, random: &mut Random) {
         self.world.crash();
         let mut medium = self.exporter_services.medium.lock().unwrap();
@@ -566,7 +567,7 @@ impl DiskWorld {
         medium.is_lent = false;
         if random.once_in(2) {
             medium.boot += 1;
-            // What was answered is written again if the importer has it still.
+            // Answered writes are written again if the importer still has them.
             let is_kept = self.cached.is_none() && self.unflushed_bytes <= RETAINED_BYTES_MAX;
             self.may_fail |= !is_kept;
             for block in 0..BLOCKS as usize {
@@ -613,7 +614,7 @@ impl DiskWorld {
                 (BlockOp::Discard | BlockOp::WriteZeroes, Ok(())) => self.known[blocks].fill(Known::Byte(0)),
                 (BlockOp::Trim, Ok(())) => self.known[blocks].fill(Known::Anything),
                 (op, Err(_)) if op != BlockOp::Flush && (self.has_failed || self.is_over) => {
-                    // What is not known to be lost may be either.
+                    // A change that is not known to be lost may or may not have happened.
                     if op != BlockOp::Read {
                         self.known[blocks].fill(Known::Anything);
                     }
@@ -632,12 +633,12 @@ impl DiskWorld {
         }
     }
 
-    /// All that was answered before a flush that succeeded is on the medium.
+    /// Everything answered before a successful flush is on the medium.
     fn check_flush(&mut self, result: Result<(), StoreError>) {
         assert!(result.is_err() || !self.is_over, "what is over has nothing durable");
         if result.is_err() {
             assert!(self.may_fail || self.has_failed || self.is_over, "there is a reason");
-            // Said once: what is lost may be anything from now on.
+            // Reported once: from now on, the lost blocks may contain anything.
             let lost = (0..BLOCKS as usize).filter(|&block| self.unflushed[block]);
             lost.for_each(|block| self.promised[block] = None);
         } else {
@@ -650,7 +651,7 @@ impl DiskWorld {
             let Some(byte) = promised else { continue };
             let durable = &medium.durable[block * BLOCK as usize..(block + 1) * BLOCK as usize];
             assert!(durable.iter().all(|other| other == byte), "block {block} is {:#x}, not {byte:#x}", durable[0]);
-            // Whatever became of its machine, it has not lost this.
+            // Even a restarted machine has not lost this.
             self.known[block] = Known::Byte(*byte);
         }
     }
@@ -663,8 +664,8 @@ impl DiskWorld {
         }
     }
 
-    /// A link that stays: everything is answered, and the disk holds what it should. Or no link ever again. How many
-    /// requests were answered in this world.
+    /// The link stays, everything is answered, and the disk contains what it should; or there is never a link again.
+    /// Returns the number of answered requests.
     pub fn settle(mut self, random: &mut Random) -> u32 {
         if random.once_in(8) {
             self.is_over = true;
@@ -700,7 +701,7 @@ impl DiskWorld {
         assert!(self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
         assert_eq!(self.world.remote.inner().in_flight(), 0);
         if self.cached.is_some() {
-            // What was answered early may have failed: a flush says whether all of it is there.
+            // Early answers may hide failed writes: a flush tells whether all data arrived.
             self.submit(BlockRequest::flush(BlockId(self.next_id)), (BlockOp::Flush, 0, 0, 0));
             self.with_disk(|world, exporter_services, done| world.exchange(exporter_services, done));
             self.check();
@@ -712,7 +713,7 @@ impl DiskWorld {
         self.answered
     }
 
-    /// What was answered before the end was answered well.
+    /// Everything that was answered before the end was answered correctly.
     fn check_rest(&mut self) {
         assert!(self.done.is_empty());
     }

@@ -1,4 +1,4 @@
-//! A user of the device whose distance is hidden from him.
+//! A user of the device, with a layer that hides its distance.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::recorded;
 use crate::usb::Observer;
 use crate::world::{LIMITS, World, spoil};
 
-/// Everything is received ahead that may be.
+/// Receives ahead wherever that is allowed.
 const PLAN: Plan = Plan { near_max: Duration::ZERO, ..Plan::within(256) };
 
 pub struct Near(Far<RemoteUsb>);
@@ -38,7 +38,7 @@ impl Near {
         saved
     }
 
-    /// Whether an earlier release's is read, whole.
+    /// Checks that a snapshot of an earlier release is read completely.
     pub fn is_read(now: Instant, saved: &[u8]) -> Result<(), Reject> {
         let (_, far) = Self::restored(now, saved)?;
         far.hand_over().hand_over();
@@ -62,8 +62,7 @@ impl Near {
         }
     }
 
-    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was
-    /// refused.
+    /// Damages a snapshot: it must be refused, or its restored user must keep working. Returns whether it was refused.
     pub fn spoil(world: &mut World<Self>, random: &mut Random) -> bool {
         let mut saved = Self::saved(world);
         for _ in 0..1 + random.below(3) {

@@ -1,7 +1,7 @@
-//! A guest that goes from host to host in that world, each an importer of its own, with a device that says something
-//! whenever it likes: also while it is being withdrawn, whole, in part, or not at all.
+//! A guest that moves from host to host in that world, each host an importer of its own. Its device sends data at any
+//! time: also while requests are cancelled, which then return all of it, a part, or nothing.
 //!
-//! Every endpoint sends bytes that count. What the guest hears of one is the next, always, wherever it is.
+//! Every endpoint sends bytes that count up. The guest must always get the next byte, wherever it is.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -29,25 +29,25 @@ use crate::world::World;
 const READ: EpAddr = EpAddr::from_byte(0x81);
 const KEYS: EpAddr = EpAddr::from_byte(0x82);
 const STREAM: EpAddr = EpAddr::from_byte(0x83);
-/// Of a bulk endpoint at high speed.
+/// Packet size of a bulk endpoint at high speed.
 const PACKET: usize = 512;
-/// Of a read of the guest's, and of the stream's transfers.
+/// Size of a read of the guest, and of a transfer of the stream.
 const READ_BYTES: u32 = 3 * PACKET as u32;
 const KEY_BYTES: usize = 8;
-/// Reads that the guest has open at a time.
+/// Most reads that the guest has open.
 const READS_MAX: usize = 3;
 
-/// What is sent at a place of an endpoint's data; no number of packets that is missing goes unseen.
+/// The byte at a position of an endpoint's data. The sequence shows any number of missing packets.
 fn byte_at(place: usize) -> u8 {
     (place % 251) as u8
 }
 
-/// A device that sends what it likes when it likes, always to who asked first, and takes its time to let go.
+/// A device that sends at random times, always to the oldest request, and cancels late.
 struct Restless {
     descriptors: Descriptors,
     selection: Selection,
     queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
-    /// In the order in which that was asked for.
+    /// Requests being cancelled, in order.
     withdrawn: VecDeque<UrbId>,
     /// What each endpoint sends next.
     next: BTreeMap<EpAddr, usize>,
@@ -69,7 +69,7 @@ impl Restless {
         }
     }
 
-    /// The first request of an endpoint ends with so many bytes.
+    /// Completes the oldest request of an endpoint with this many bytes.
     fn end(&mut self, endpoint: EpAddr, status: Status, length: usize, done: &mut Completions) {
         let urb = self.queues.get_mut(&endpoint).and_then(VecDeque::pop_front).expect("it has one");
         self.withdrawn.retain(|id| *id != urb.id);
@@ -79,7 +79,7 @@ impl Restless {
         done.push(urb.done(status, length as u32, bytes.into()));
     }
 
-    /// What was asked to be let go of longest ago.
+    /// Completes the oldest cancel.
     fn let_go(&mut self, done: &mut Completions) {
         let Some(id) = self.withdrawn.pop_front() else { return };
         let found = self.queues.iter().find_map(|(&endpoint, queue)| {
@@ -88,7 +88,7 @@ impl Restless {
         let (endpoint, at, length) = found.expect("what was withdrawn is there");
         let packets = length / PACKET;
         match (at, self.random.below(3)) {
-            // The first in its queue may have begun.
+            // The first request in the queue may have data already.
             (0, 0) if packets > 1 => {
                 let some = PACKET * (1 + self.random.below(packets as u64 - 1) as usize);
                 self.end(endpoint, Status::Cancelled, some, done);
@@ -131,7 +131,7 @@ impl Device for Restless {
         }
     }
 
-    /// Nobody who still listens would miss that: what comes next is another number.
+    /// Lost data is not missed, because the position advances.
     fn reset(&mut self, _now: Instant, done: &mut Completions) {
         self.withdrawn.clear();
         for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
@@ -152,7 +152,7 @@ impl Device for Restless {
                 (KEYS, 0) => self.end(KEYS, Status::Ok, KEY_BYTES, done),
                 (KEYS, _) => {}
                 (_, 0) => self.end(endpoint, Status::Ok, length as usize, done),
-                // A short packet ends it.
+                // A short packet ends the transfer.
                 (_, 1) => {
                     let short = self.random.below(u64::from(length)) as usize;
                     self.end(endpoint, Status::Ok, short, done);
@@ -171,7 +171,7 @@ impl Drop for Restless {
     }
 }
 
-/// The exporter's devices: one, which is opened, or handed over.
+/// The exporter's services: one device, which is opened or handed over.
 struct GuestServices {
     seed: u64,
     lease: u64,
@@ -204,7 +204,7 @@ impl Services for GuestServices {
     }
 }
 
-/// What a host lends its guest.
+/// A host's connection between its guest and the device.
 struct GuestHost(RedirHost<RemoteUsb>);
 
 impl GuestHost {
@@ -241,10 +241,10 @@ impl Attached for GuestHost {
     }
 }
 
-/// The guest, and what it expects to hear next.
+/// The guest, and the bytes that it expects next.
 struct Guest {
     conn: Conn,
-    /// What it said, on its way.
+    /// Bytes that it sent, on their way.
     said: Vec<u8>,
     reads: VecDeque<u64>,
     next_id: u64,
@@ -304,7 +304,7 @@ impl Guest {
     }
 }
 
-/// How far a move is.
+/// The progress of a move.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Stays,
@@ -315,14 +315,14 @@ enum Stage {
     Left,
 }
 
-/// A guest, the host where it is, and the one where it goes.
+/// A guest, its current host, and the host to which it moves.
 pub struct GuestWorld {
     here: World<GuestHost>,
     there: Option<World<GuestHost>>,
     exporter_services: GuestServices,
     guest: Guest,
     stage: Stage,
-    /// The guest's stream, until its device has followed it.
+    /// The guest's stream, until its device has arrived.
     migration_state: Option<Vec<u8>>,
     moves: u32,
 }
@@ -357,7 +357,7 @@ impl GuestWorld {
         world
     }
 
-    /// What guest and host say to each other arrives.
+    /// Carries bytes between guest and host.
     fn carry(&mut self) {
         let (host, now) = (&mut self.here.remote.0, self.here.now);
         if self.stage == Stage::Left {
@@ -405,7 +405,7 @@ impl GuestWorld {
         }
     }
 
-    /// One thing that can happen.
+    /// Plays one random event.
     pub fn step(&mut self, random: &mut Random) {
         match random.below(6) {
             0 if self.guest.reads.len() < READS_MAX => self.guest.read(),
@@ -422,7 +422,7 @@ impl GuestWorld {
                 host.quiesce(now);
                 self.stage = Stage::Held { for_steps: 0 };
             }
-            // It stays after all.
+            // The guest stays after all.
             Stage::Held { .. } if random.once_in(8) => {
                 host.resume();
                 self.stage = Stage::Stays;
@@ -451,7 +451,7 @@ impl GuestWorld {
         self.stage = Stage::Left;
     }
 
-    /// The device follows as soon as nothing is under way, and the guest goes on when it is there.
+    /// The device follows as soon as nothing is in flight, and the guest continues when it has arrived.
     fn follow(&mut self) {
         let migration_state = &mut self.migration_state;
         self.here.remote.remote(|remote, _| {
@@ -470,7 +470,7 @@ impl GuestWorld {
         self.moves += 1;
     }
 
-    /// Everything that is under way ends well; how much the guest heard, and how often it moved.
+    /// Everything in flight completes; returns how much data the guest got, and how often it moved.
     pub fn settle(mut self, random: &mut Random) -> (u32, u32) {
         for _ in 0..100_000 {
             if self.stage == Stage::Stays && self.guest.reads.is_empty() {

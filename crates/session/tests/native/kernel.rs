@@ -1,5 +1,5 @@
-//! A kernel in that world: it speaks USB/IP to an exporter over the session's device, through a socket that takes what
-//! it likes.
+//! A kernel in that world: it speaks USB/IP to an exporter over the session's device, through a socket that takes
+//! random amounts.
 
 use farbus_model::{Completions, Device, InFlight, Instant, Limits, UrbId};
 use farbus_session::importer::Greeting;
@@ -14,14 +14,14 @@ use crate::recorded;
 use crate::usb::{Observer, record};
 use crate::world::{LIMITS, World, spoil};
 
-/// Kind of the snapshots of these tests.
+/// Snapshot kind of these tests.
 pub const KIND: u16 = 0xff01;
 
 /// The kernel, the socket pair, and the exporter at its other end.
 pub struct Kernel {
     client: Option<RemoteDevice>,
     exporter: Option<Exporter<RemoteUsb>>,
-    /// What the kernel wrote, and what was written to it.
+    /// Bytes from and to the kernel.
     up: Vec<u8>,
     down: Vec<u8>,
     random: Random,
@@ -33,7 +33,7 @@ impl Kernel {
         Self { client: None, exporter: Some(exporter), up: Vec::new(), down: Vec::new(), random: Random::new(seed) }
     }
 
-    /// What another process would be told: the session with its device, and the connection.
+    /// The snapshots for another process: the session with its device, and the connection.
     fn saved(world: &mut World<Self>) -> [Vec<u8>; 2] {
         let now = world.now;
         let (mut session, mut exporter) = (Writer::new(KIND), Writer::new(KIND));
@@ -44,7 +44,7 @@ impl Kernel {
         saved
     }
 
-    /// Whether an earlier release's is read, whole.
+    /// Checks that a snapshot of an earlier release is read completely.
     pub fn is_read(now: Instant, saved: &[Vec<u8>; 2]) -> Result<(), Reject> {
         let (_, exporter) = Self::restored(now, saved)?;
         if let Some(mut remote) = exporter.hand_over() {
@@ -53,7 +53,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// What another process makes of it.
+    /// Restores both in another process.
     fn restored(now: Instant, saved: &[Vec<u8>; 2]) -> Result<(ImporterSession, Exporter<RemoteUsb>), Reject> {
         let mut reader = snapshot::open(&saved[0], KIND)?;
         let (importer, mut remote) = ImporterSession::restore::<RemoteUsb>(now, LIMITS, &mut reader)?;
@@ -78,8 +78,7 @@ impl Kernel {
         }
     }
 
-    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was
-    /// refused.
+    /// Damages a snapshot: it must be refused, or its restored user must keep working. Returns whether it was refused.
     pub fn spoil(world: &mut World<Self>, random: &mut Random) -> bool {
         let now = world.now;
         let mut saved = Self::saved(world);
@@ -114,7 +113,7 @@ impl Kernel {
         self.exporter.as_mut().unwrap().with_device(now, act).unwrap()
     }
 
-    /// The kernel sees the device once it is there.
+    /// The kernel's device, once it was imported.
     fn client(&mut self) -> &mut RemoteDevice {
         let descriptors = self.exporter.as_ref().unwrap().device().unwrap().descriptors().clone();
         self.client.get_or_insert_with(|| {
@@ -132,7 +131,7 @@ impl Kernel {
         })
     }
 
-    /// Up to `most` bytes each way, each step of it.
+    /// Carries up to `most` bytes in each direction of each step.
     fn carry(&mut self, now: Instant, most: usize, done: &mut Completions) {
         self.client();
         let (client, exporter) = (self.client.as_mut().unwrap(), self.exporter.as_mut().unwrap());
@@ -233,7 +232,7 @@ impl Attached for Kernel {
     }
 }
 
-/// A kernel asks for no list and no import.
+/// Offers no list and no import, because a kernel asks for neither.
 struct Nothing;
 
 impl<D> Offers<D> for Nothing {

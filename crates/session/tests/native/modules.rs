@@ -1,5 +1,4 @@
-//! Modules between the two ends of a session: what changes nothing that can be seen above, what fails, what strangers
-//! make of it.
+//! Modules between the two ends of a session: transparent ones, failing ones, and random frames.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use farbus_session::native::{
 use crate::random::Random;
 use crate::world::World;
 
-/// What changes nothing above.
+/// Modules that are transparent to the device's user.
 const HARMLESS: [&str; 11] = [
     "null",
     "lz4:min=1",
@@ -32,20 +31,20 @@ const HARMLESS: [&str; 11] = [
     "pause",
 ];
 
-/// Both ends of an attachment's modules.
+/// The modules of an attachment on both ends.
 pub struct Modules {
     pub through: Through,
     pub allowed: Arc<Allowed>,
 }
 
 impl Modules {
-    /// One to four of them.
+    /// One to four random modules.
     pub fn any(random: &mut Random) -> Self {
         let asked: Vec<&str> = (0..=random.below(4)).map(|_| random.pick(&HARMLESS)).collect();
         Self::new(&asked, 7)
     }
 
-    /// These; the exporter's key is made of `key`, the importer's of sevens.
+    /// These modules; the exporter's key is made of `key`, the importer's of sevens.
     pub fn new(asked: &[&str], key: u8) -> Self {
         let catalogue = Catalogue::builtin();
         let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
@@ -59,20 +58,20 @@ impl Modules {
     }
 }
 
-/// Whether another process could go on with it just now. Those who ask try again.
+/// Whether another process could take over at this moment. If not, callers try again.
 pub fn is_movable_now<A: Movable>(remote: &mut Piped<A>) -> bool {
     remote.come_to_rest();
     !remote.has_modules() || (remote.is_movable() && remote.is_at_rest())
 }
 
-/// What another process does with one that it has read.
+/// Takes over an attachment that was restored in another process.
 pub fn resume<A: Attached>(before: &Piped<A>, after: &mut Piped<A>) {
     let recipe = before.recipe();
     let through = (!recipe.is_empty()).then(|| Through { recipe, random: Box::new(|bytes| bytes.fill(9)) });
     after.resume(through).expect("its modules stood so");
 }
 
-/// Gives a disk in memory to whoever asks.
+/// Gives each attachment a disk in memory.
 struct Shelf;
 
 impl Services for Shelf {
@@ -90,7 +89,7 @@ fn open() -> Open {
     Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name: "disk".into(), reason: String::new() }
 }
 
-/// A disk through these modules, if its exporter allows any, and what was read of it.
+/// Uses a disk through these modules, if the exporter allows any; returns its state and the results of its reads.
 fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (State, Vec<Result<(), StoreError>>) {
     let mut world = World::new(Piped::new(RemoteBlock::new(1, open()), Some(modules.through)));
     world.allowed = is_allowed.then_some(modules.allowed);
@@ -111,7 +110,7 @@ fn used(random: &mut Random, modules: Modules, is_allowed: bool) -> (State, Vec<
 }
 
 #[test]
-fn what_does_not_fit_or_fails_ends_the_attachment_and_says_why() {
+fn module_that_does_not_fit_or_fails_ends_the_attachment_with_its_reason() {
     let random = &mut Random::new(1);
     let mut ends_with = |asked: &[&str], key, is_allowed, cause, word: &str| {
         let (state, answers) = used(random, Modules::new(asked, key), is_allowed);
@@ -124,7 +123,7 @@ fn what_does_not_fit_or_fails_ends_the_attachment_and_says_why() {
         ends_with(&["zstd", seal], 8, true, Cause::Module, "module 'seal': the two hosts have different").is_empty()
     );
     assert!(ends_with(&["null"], 7, false, Cause::Module, "nothing goes through modules here").is_empty());
-    // Four messages pass: the way to the device and back, twice.
+    // Four messages pass: to the device and back, twice.
     let answers = ends_with(&["cut:after=4"], 7, true, Cause::Network, "module 'cut'");
     assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 2);
     assert_eq!((answers.len(), answers[2]), (10, Err(StoreError::Lost)));
@@ -139,7 +138,7 @@ fn what_does_not_fit_or_fails_ends_the_attachment_and_says_why() {
 }
 
 #[test]
-fn frames_that_nobody_means_do_no_harm_behind_modules() {
+fn random_frames_behind_modules_do_no_harm() {
     let kinds =
         [Kind::Request, Kind::Data, Kind::Cancel, Kind::Aside, Kind::Modules, Kind::Grant, Kind::Reply, Kind::Close];
     let (mut refused, mut ended, mut lived) = (0, 0, 0);
@@ -170,7 +169,7 @@ fn frames_that_nobody_means_do_no_harm_behind_modules() {
             let length = random.pick(&[0, 1, 2, 15, 16, 17, 40, 600, 20_000]);
             let mut body: Vec<u8> = (0..length).map(|_| random.pick(&[0, 0, 1, 14, 0xff])).collect();
             if random.once_in(2) && length > 17 {
-                // As a read of a block begins, and zstd's word that it is as it is.
+                // As a block read begins, with zstd's mark for uncompressed data.
                 body.splice(..17, [15, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
             }
             message.payload = body.into();

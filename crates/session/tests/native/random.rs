@@ -1,4 +1,4 @@
-//! Dice that fall the same way for the same seed.
+//! Deterministic random numbers from a seed.
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 pub struct Random(u64);

@@ -1,10 +1,10 @@
-//! One disk and several importers: one who writes alone, or many who read beside each other; and a disk that has
-//! another size when its exporter is there again.
+//! One disk and several importers: one that writes alone, or several that read at the same time; and a disk whose size
+//! changes while its exporter is down.
 //!
-//! Held against it: what is read is what the disk had, at a moment since it was asked. Nobody writes whose reader could
-//! not know: one whose exporter has lost it, and which does not know that yet, shows nothing that is old, whatever its
-//! owner or time make of its device. What a crash of the exporter let others write is not known to who has no link;
-//! with the next one nothing of before is shown.
+//! The tests check that a read returns what the disk contained at some moment since the read was submitted. An importer
+//! whose exporter has lost it, and which does not know that yet, must show no old data, whatever the owner or time does
+//! with its device. While it has no link, an importer cannot know what others wrote after a crash of the exporter;
+//! after the next link it shows no old data.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,15 +22,15 @@ use crate::random::Random;
 use crate::world::World;
 
 const BLOCK: u64 = 512;
-/// Of a disk that is one size, and another.
+/// Sizes of the disk at different times, blocks.
 const SIZES: [usize; 3] = [512, 384, 640];
 const IMPORTERS: usize = 3;
 
-/// The disk, and who has it.
+/// The disk and its users.
 struct Shop {
-    /// What each block has had since when, the latest last; those behind its end, too.
+    /// The contents of each block with their moments, latest last, including blocks behind the current end.
     blocks: Vec<Vec<(u64, u8)>>,
-    /// In blocks.
+    /// Current size, blocks.
     size: usize,
     users: Vec<(usize, Mode)>,
     moment: u64,
@@ -47,7 +47,7 @@ impl Shop {
         self.blocks[block].push((moment, byte));
     }
 
-    /// Who shares it does with it what he likes, if nobody has it.
+    /// The owner changes the disk's content, if it has no user.
     fn spoil(&mut self, random: &mut Random) {
         if self.users.is_empty() {
             self.moment += 1;
@@ -55,7 +55,7 @@ impl Shop {
         }
     }
 
-    /// Whether a block had this at some moment since `since`.
+    /// Whether a block had this content at some moment since `since`.
     fn had(&self, block: usize, byte: u8, since: u64) -> bool {
         let all = &self.blocks[block];
         let first = all.partition_point(|(moment, _)| *moment <= since).saturating_sub(1);
@@ -63,7 +63,7 @@ impl Shop {
     }
 }
 
-/// The disk as one user has it: everything is answered at once.
+/// The disk as one user sees it: everything is answered at once.
 struct Shelf {
     shop: Arc<Mutex<Shop>>,
     user: usize,
@@ -95,7 +95,7 @@ impl BlockDevice for Shelf {
     }
 }
 
-/// What one importer is offered.
+/// The services for one importer.
 struct Counter {
     shop: Arc<Mutex<Shop>>,
     user: usize,
@@ -128,7 +128,7 @@ impl Services for Counter {
     }
 }
 
-/// One importer, and what it keeps.
+/// One importer, and its cache.
 struct Importer {
     world: World<Piped<RemoteBlock>>,
     counter: Counter,
@@ -137,12 +137,12 @@ struct Importer {
     blocks: u64,
     below: Completions<BlockDone>,
     done: Completions<BlockDone>,
-    /// First block and count of what is read, and when it was asked; writes have no blocks to be compared.
+    /// First block, number of blocks and moment of each read; 0 blocks for writes, which are not compared.
     asked: BTreeMap<u64, (u64, u64, u64)>,
     next_id: u64,
-    /// Where it reads on.
+    /// Where it reads next.
     at: u64,
-    /// Its exporter was killed, and it has no link to another: when it had one last.
+    /// Set if its exporter was killed and it has no link to another one: the moment of its last link.
     linked: Option<u64>,
 }
 
@@ -197,7 +197,7 @@ impl Importer {
         self.pump();
     }
 
-    /// How many requests were answered well.
+    /// Returns the number of requests that succeeded.
     fn check(&mut self) -> u32 {
         if self.world.is_linked() {
             self.linked = None;
@@ -210,7 +210,7 @@ impl Importer {
                 continue;
             }
             answered += 1;
-            // Who writes sees what is on its way, too; the disk's own world looks at that.
+            // A writer also sees its own writes in flight; the test of the disk world covers that.
             if self.mode != Mode::Read {
                 continue;
             }
@@ -225,8 +225,8 @@ impl Importer {
         answered
     }
 
-    /// Its exporter loses it, and it does not know. Some time later the exporter takes the device from it, because its
-    /// owner wants it back or nobody came in time; somebody writes, and it reads on.
+    /// The exporter loses this importer, which does not know it. Later the exporter takes the device back, because the
+    /// owner wants it or the grace period ends; another importer writes, and this one continues to read.
     fn lose_device(&mut self, random: &mut Random) {
         self.world.cut_unnoticed();
         for _ in 0..3 {
@@ -244,7 +244,7 @@ impl Importer {
         }
     }
 
-    /// It needs the disk no more: it says so, or its exporter hears nothing of it for too long.
+    /// It no longer needs the disk: it says so, or its exporter hears nothing from it for too long.
     fn end(mut self) -> u32 {
         if self.world.is_linked() && !self.is_over() {
             for _ in 0..20 {
@@ -272,7 +272,7 @@ impl Importer {
     }
 }
 
-/// All of it.
+/// The world of all importers.
 pub struct ReadersWorld {
     shop: Arc<Mutex<Shop>>,
     importers: [Option<Importer>; IMPORTERS],
@@ -331,8 +331,7 @@ impl ReadersWorld {
         }
     }
 
-    /// The exporter's process is killed: nobody has the disk any more, which may be another size when it is there
-    /// again.
+    /// Kills the exporter's process: the disk has no users any more, and may have another size afterwards.
     fn crash(&mut self, random: &mut Random, moment: u64) {
         for importer in self.importers.iter_mut().flatten() {
             importer.linked.get_or_insert(moment);
@@ -356,7 +355,7 @@ impl ReadersWorld {
     }
 }
 
-/// Another size than this.
+/// A size other than this.
 fn random_size(now: usize, moment: u64) -> usize {
     let others: Vec<usize> = SIZES.into_iter().filter(|size| *size != now).collect();
     others[moment as usize % others.len()]

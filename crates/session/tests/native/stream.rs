@@ -1,4 +1,4 @@
-//! A stream in that world: a source that may be ahead of its reader, and frames of every length.
+//! A stream in that world: a source that may be faster than its reader, and frames of every length.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::world::World;
 
 const FRAME_BYTES_MAX: u32 = 3 << 20;
 
-/// What an exporter's process shows, and which process it is.
+/// The source of one exporter process, and which process it is.
 struct Source {
     stage: Stage,
     policy: Policy,
@@ -27,7 +27,7 @@ impl Source {
         Self { stage: Stage::new(description, || ()), policy, process, made: 0 }
     }
 
-    /// Makes a frame, unless its reader wants to be waited for.
+    /// Makes a frame, unless its reader must be waited for.
     fn make(&mut self, random: &mut Random) {
         let bytes = random.pick(&[16, 17, 100, 5000, 65_535, 70_000]);
         let data = content(self.process, self.made, bytes);
@@ -38,19 +38,19 @@ impl Source {
     }
 
     fn serve(&self, number: u16) -> Box<dyn Served> {
-        let observer = self.stage.sit(self.policy, || ()).expect("there is a seat");
+        let observer = self.stage.sit(self.policy, || ()).expect("there is room for a reader");
         let description = self.stage.description().encode();
         let readiness = Readiness::new(Arc::new(()));
         Box::new(ServedObserver::new(number, Box::new(observer), readiness, || (), description, |_| ()))
     }
 }
 
-/// A stream that nobody has read, as it is served anew.
+/// A stream without a reader, served anew.
 pub fn served(number: u16) -> Box<dyn Served> {
     Source::new(Policy::Latest, 1).serve(number)
 }
 
-/// What a frame holds: which it is, and bytes that follow from that.
+/// The content of a frame: its number, and bytes that follow from it.
 fn content(process: u64, sequence: u64, bytes: usize) -> Vec<u8> {
     let mut data = [process.to_le_bytes(), sequence.to_le_bytes()].concat();
     data.resize(bytes, (process * 31 + sequence) as u8);
@@ -68,12 +68,12 @@ impl Services for Source {
     }
 }
 
-/// A source, its reader, and all that he got.
+/// A source, its reader, and the frames that arrived.
 pub struct StreamWorld {
     world: World<RemoteStream>,
     source: Source,
     arrived: Vec<Frame>,
-    /// The process and the sequence of the last frame that was looked at.
+    /// Process and sequence number of the last frame that was checked.
     last: Option<(u64, u64)>,
     count: u32,
 }
@@ -118,7 +118,7 @@ impl StreamWorld {
         self.look();
     }
 
-    /// Every frame is whole, comes once and in order; and to who wants all, without a gap.
+    /// Every frame is complete and arrives once and in order; with [`Policy::All`] without gaps.
     fn look(&mut self) {
         for frame in self.arrived.drain(..) {
             let (process, sequence) = (frame.moment_ns, frame.sequence);
@@ -137,7 +137,7 @@ impl StreamWorld {
         }
     }
 
-    /// In the end everything that was made arrives, or the latest of it.
+    /// In the end everything that was made arrives, or the latest frame.
     pub fn settle(mut self, random: &mut Random) -> u32 {
         for _ in 0..6 {
             if !self.world.is_linked() {

@@ -1,4 +1,4 @@
-//! Snapshots that earlier releases wrote are read, and what was read of them is written again.
+//! Snapshots of earlier releases are read, and written again unchanged.
 
 use farbus_model::Instant;
 use farbus_session::native::{ExporterSession, ImporterSession, Movable, Piped, RemoteBlock, RemoteUsb};
@@ -13,7 +13,7 @@ use crate::{disk, far, stream, usb};
 
 const NOW: Instant = Instant::ZERO;
 
-/// Reads an importer's session, writes it, and reads it again: what it says of itself is the same.
+/// Reads an importer's session, writes it and reads it again: both states must be equal.
 fn importer_is_read<A: Movable>(name: &str) {
     for (title, parts) in recorded::all(name) {
         let mut bytes = parts[0].clone();
@@ -32,14 +32,14 @@ fn importer_is_read<A: Movable>(name: &str) {
 }
 
 #[test]
-fn importers_sessions_of_earlier_releases_go_on() {
+fn importer_sessions_of_earlier_releases_are_restored() {
     importer_is_read::<Piped<RemoteBlock>>("importer-block");
     importer_is_read::<RemoteUsb>("importer-usb");
     importer_is_read::<Piped<RemoteUsb>>("importer-usb-modules");
 }
 
 #[test]
-fn kernels_and_far_devices_of_earlier_releases_go_on() {
+fn kernels_and_far_devices_of_earlier_releases_are_restored() {
     for (title, parts) in recorded::all("kernel") {
         let saved = <[Vec<u8>; 2]>::try_from(parts).expect("a session and a connection");
         Kernel::is_read(NOW, &saved).unwrap_or_else(|reject| panic!("{title}: {reject}"));
@@ -50,7 +50,7 @@ fn kernels_and_far_devices_of_earlier_releases_go_on() {
 }
 
 #[test]
-fn exporters_sessions_of_earlier_releases_go_on_with_their_devices() {
+fn exporter_sessions_of_earlier_releases_are_restored_with_their_devices() {
     let mut random = Random::new(1);
     let mut classes = Vec::new();
     for name in ["exporter-block", "exporter-usb", "exporter-stream", "exporter-modules"] {
@@ -79,7 +79,7 @@ fn exporters_sessions_of_earlier_releases_go_on_with_their_devices() {
 }
 
 #[test]
-fn caches_of_earlier_releases_go_on() {
+fn caches_of_earlier_releases_are_restored() {
     for (title, parts) in recorded::all("cached") {
         let mut reader = snapshot::open(&parts[1], KIND).unwrap();
         let (_, mut remote) = ImporterSession::restore::<Piped<RemoteBlock>>(NOW, LIMITS, &mut reader).unwrap();

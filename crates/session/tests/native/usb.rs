@@ -1,4 +1,4 @@
-//! A USB device in that world: what its endpoints send and take tells requests apart.
+//! A USB device in that world: the data of its endpoints identifies each request.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -29,18 +29,18 @@ const BULK_IN: EpAddr = EpAddr::from_byte(0x81);
 const BULK_OUT: EpAddr = EpAddr::from_byte(0x01);
 const INTERRUPT_IN: EpAddr = EpAddr::from_byte(0x82);
 
-/// What the device in silicon remembers, whoever drives it.
+/// The state of the physical device, independent of its driver.
 #[derive(Default)]
 struct Silicon {
     /// What each IN endpoint sends next.
     next: BTreeMap<EpAddr, u64>,
-    /// What arrived at the OUT endpoint.
+    /// Numbers that arrived at the OUT endpoint.
     arrived: Vec<u64>,
     resets: u32,
     is_taken: bool,
 }
 
-/// A source and sink whose data counts, and that takes its time.
+/// A source and sink with counting data, which completes late.
 struct Counting {
     inner: Emulated<SourceSink>,
     silicon: Arc<Mutex<Silicon>>,
@@ -108,7 +108,7 @@ impl Device for Counting {
                     let next = silicon.next.entry(endpoint).or_default();
                     let mut bytes = next.to_le_bytes().to_vec();
                     *next += 1;
-                    // Short, full, or anything in between.
+                    // Short, full, or any length between.
                     bytes.resize(8 + self.random.below(u64::from(urb.length) - 7) as usize, *next as u8);
                     done.push(urb.answer(bytes.into()));
                 }
@@ -118,7 +118,7 @@ impl Device for Counting {
 }
 
 impl Drop for Counting {
-    /// A process that is killed drops nothing; here its requests end unseen.
+    /// A killed process drops nothing; here its requests end unseen.
     fn drop(&mut self) {
         for urb in self.queues.values_mut().flat_map(|queue| queue.drain(..)) {
             let _ = urb.fail(Status::Gone);
@@ -126,11 +126,11 @@ impl Drop for Counting {
     }
 }
 
-/// What is reserved on the exporter's host, which its process's end forgets; and whom the session is yet to tell of it.
+/// The reservations of the exporter's host, which are lost with its process; and reports for the session.
 struct Office {
     ledger: Ledger,
     suspension: Suspension,
-    /// Whether the reservation is there that high criticality has beside ours.
+    /// Whether a competing reservation of high criticality exists.
     has_rival: bool,
     news: Option<ReservationReport>,
 }
@@ -158,7 +158,7 @@ impl Office {
         }
     }
 
-    /// Another device of high criticality comes, whose claim leaves no room for ours, or goes.
+    /// Adds or removes another device of high criticality, whose claim leaves no room for ours.
     fn rival(&mut self) {
         self.has_rival = !self.has_rival;
         if !self.has_rival {
@@ -207,7 +207,7 @@ impl TestExporter {
     }
 }
 
-/// A device that nobody has asked anything, as it is served anew.
+/// A device without requests, served anew.
 pub fn served(random: &mut Random, number: u16) -> Box<dyn Served> {
     let mut world = UsbWorld::new(random, None, |remote| remote);
     world.exporter_services.silicon.lock().unwrap().is_taken = false;
@@ -272,15 +272,15 @@ pub fn record() -> DeviceRecord {
     }
 }
 
-/// Who drives the session's device.
+/// What drives the session's device.
 pub trait Observer: Attached<Done = Completions> {
-    /// Whether a reset is said as such, and ends everything at once.
+    /// Whether a reset is explicit, and ends everything at once.
     const RESETS_AT_ONCE: bool;
-    /// Whether an endpoint's requests are all of one length, and what it sends is lost only with its exporter's memory
-    /// or a reset.
+    /// Whether the requests of an endpoint all have one length, and its data is lost only when the exporter loses its
+    /// memory or after a reset.
     const HAS_ONE_LENGTH: bool = false;
 
-    /// Requests that were not answered.
+    /// Number of open requests.
     fn owes(&self) -> usize {
         self.remote().in_flight()
     }
@@ -289,9 +289,9 @@ pub trait Observer: Attached<Done = Completions> {
     fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions);
     fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions);
     fn reset(&mut self, now: Instant, done: &mut Completions);
-    /// What lies between the driver and the device moves on, all of it or some.
+    /// Moves what is between the driver and the device, all of it or some.
     fn pump(&mut self, now: Instant, is_all: bool, done: &mut Completions);
-    /// Another process takes over, or is only told what it would need for that.
+    /// Moves to another process; if not `is_meant`, only saves and restores.
     fn move_on(world: &mut World<Self>, is_meant: bool)
     where
         Self: Sized;
@@ -345,7 +345,7 @@ impl Observer for Piped<RemoteUsb> {
     fn pump(&mut self, _now: Instant, _is_all: bool, _done: &mut Completions) {}
 
     fn move_on(world: &mut World<Self>, is_meant: bool) {
-        // What travels in several frames, and what waits for its turn, has to arrive first: another try comes.
+        // Multi-frame messages and messages that wait must arrive first: the test tries again later.
         if crate::modules::is_movable_now(&mut world.remote) {
             world.move_on_with(is_meant, crate::modules::resume);
         }
@@ -354,7 +354,7 @@ impl Observer for Piped<RemoteUsb> {
 
 struct Asked {
     endpoint: EpAddr,
-    /// A configuration is set by it.
+    /// Whether it sets a configuration.
     configures: bool,
     /// Bytes that a control request asks for.
     brings: usize,
@@ -367,16 +367,16 @@ pub struct UsbWorld<S: Observer = RemoteUsb> {
     done: Completions,
     asked: BTreeMap<u64, Asked>,
     next_id: u64,
-    /// The last number that each IN endpoint brought, and the last id that each endpoint answered well.
+    /// The last number from each IN endpoint, and the last id that each endpoint answered successfully.
     brought: BTreeMap<EpAddr, u64>,
-    /// How often something of each may yet be missing.
+    /// How often data of each endpoint may still be missing.
     gaps: BTreeMap<EpAddr, u32>,
     answered: BTreeMap<EpAddr, u64>,
     accepted: Vec<u64>,
     is_configured: bool,
     crashes: u32,
     count: u32,
-    /// Whether something is reserved for its device, of low criticality.
+    /// Whether it reserves for its device, with low criticality.
     reserves: bool,
 }
 
@@ -467,10 +467,10 @@ impl<S: Observer> UsbWorld<S> {
                 assert!(self.asked.is_empty(), "a reset ends everything");
             }
             21 => {
-                // Now and then the other process does not come up, and this one goes on.
+                // Sometimes the other process does not come up, and this one continues.
                 S::move_on(&mut self.world, !random.once_in(4));
             }
-            // Time enough to be gone.
+            // Long enough to stop receiving ahead.
             23 if S::HAS_ONE_LENGTH && random.once_in(2) => self.world.now = self.world.now + LINGER,
             22 if random.once_in(4) => {
                 let resets = self.exporter_services.silicon.lock().unwrap().resets;
@@ -490,14 +490,14 @@ impl<S: Observer> UsbWorld<S> {
         self.check();
     }
 
-    /// Whether its exporter has reserved what it asked for, and has its device.
+    /// Whether the exporter has reserved what it asked for, and has its device.
     fn is_in_office(&self) -> bool {
         let session = self.world.exporter.as_ref();
         session.is_some_and(|session| session.is_attached(1))
             && self.exporter_services.office.ledger.report("zero").is_some()
     }
 
-    /// What the session's thread does that is woken.
+    /// Does what the session's thread does when it is woken.
     fn tell(&mut self) {
         if let Some(session) = &mut self.world.exporter
             && session.is_attached(1)
@@ -532,7 +532,7 @@ impl<S: Observer> UsbWorld<S> {
                     bytes.resize(length as usize, 7);
                     Urb::data_out(id, BULK_OUT, bytes.into())
                 }
-                // Its user lets the endpoint begin anew: what it sent stays.
+                // The user restarts the endpoint; data that it has sent stays.
                 _ if S::HAS_ONE_LENGTH && random.once_in(4) => {
                     Urb::control(id, Setup::clear_halt(random.pick(&[BULK_IN, INTERRUPT_IN])), Payload::Empty)
                 }
@@ -567,8 +567,8 @@ impl<S: Observer> UsbWorld<S> {
                     continue;
                 }
                 Status::Gone => continue,
-                // An exporter that forgot, or was given up, while a port's reset was undone: a kernel configures its
-                // device next.
+                // The exporter forgot the session or was given up while a port reset was being undone: a kernel
+                // configures its device next.
                 Status::Invalid if (self.crashes > 0 || is_over) && !S::RESETS_AT_ONCE => {
                     self.is_configured = false;
                     continue;
@@ -598,7 +598,7 @@ impl<S: Observer> UsbWorld<S> {
         }
     }
 
-    /// How many requests were answered in this world.
+    /// Returns the number of requests answered in this world.
     pub fn settle(mut self, random: &mut Random) -> u32 {
         if random.once_in(8) {
             self.world.give_up(&mut self.done);

@@ -1,4 +1,4 @@
-//! Two ends of a session and what lies between them.
+//! Two ends of a session and what is between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::recorded;
 pub const GRACE: Duration = Duration::from_secs(20);
 pub const LIMITS: LaneLimits = LaneLimits { receive_bytes: 8 << 10, unacknowledged_bytes_max: 4 << 20 };
 
-/// How many links the sessions of a disk or a USB device have.
+/// Number of links in the sessions of a disk or a USB device.
 pub const LINKS: [u16; 6] = [1, 1, 1, 2, 2, 3];
 
 /// The two ends, the bytes between them, and the exporter's process, which can crash.
@@ -28,17 +28,17 @@ pub struct World<A: Attached> {
     pub importer: ImporterSession,
     pub remote: A,
     pub exporter: Option<ExporterSession>,
-    /// Of the exporter: changes when it crashes.
+    /// The exporter's incarnation; changes when it crashes.
     pub incarnation: u64,
-    /// What is on its way, by lane.
+    /// Bytes on their way, by lane.
     to_exporter: Vec<Vec<u8>>,
     to_importer: Vec<Vec<u8>>,
-    /// The exporter has lost the links, and the importer does not know.
+    /// Whether the exporter has lost the links and the importer does not know it.
     is_unnoticed: bool,
-    /// How often which way was taken.
+    /// Number of links made.
     pub links: u32,
     pub renewals: u32,
-    /// What the exporter lets its importer's device go through.
+    /// The modules that the exporter allows.
     pub allowed: Option<Arc<Allowed>>,
 }
 
@@ -47,7 +47,7 @@ impl<A: Attached> World<A> {
         Self::over_links(remote, 1)
     }
 
-    /// The same, in which a session has so many links.
+    /// A world whose session has this many links.
     pub fn over_links(remote: A, links: u16) -> Self {
         let now = Instant::ZERO + Duration::from_secs(1);
         Self {
@@ -69,7 +69,7 @@ impl<A: Attached> World<A> {
         self.importer.is_linked() && !self.is_unnoticed
     }
 
-    /// Whether every lane has its link.
+    /// Whether every lane has a link.
     pub fn is_all_linked(&self) -> bool {
         self.is_linked() && self.importer.wanting_links().next().is_none()
     }
@@ -78,7 +78,7 @@ impl<A: Attached> World<A> {
         self.to_exporter.len() as u16
     }
 
-    /// New links are made where there are none.
+    /// Makes a link for each lane that has none.
     pub fn link(&mut self, random: &mut Random, done: &mut A::Done) {
         if !self.is_linked() || self.lanes() == 1 {
             self.link_first(random, done);
@@ -103,7 +103,7 @@ impl<A: Attached> World<A> {
         assert_eq!(self.importer.handle_welcome(&welcome), Ok(Progress::Linked));
     }
 
-    /// Greetings, all the way.
+    /// Exchanges the complete greetings.
     fn link_first(&mut self, random: &mut Random, done: &mut A::Done) {
         self.cut_lane(0);
         for _ in 0..2 {
@@ -111,7 +111,7 @@ impl<A: Attached> World<A> {
             self.links += 1;
             let welcome = self.greet(&hello, random);
             if welcome.outcome == Outcome::Resumed && random.once_in(4) {
-                // The greeting is lost with its link: the exporter has let go of the old one all the same.
+                // The greeting is lost with its link, but the exporter has released the old link already.
                 return self.cut_lane(0);
             }
             match self.importer.handle_welcome(&welcome).expect("an honest exporter") {
@@ -161,12 +161,12 @@ impl<A: Attached> World<A> {
         }
     }
 
-    /// All links are cut; what was on its way is lost.
+    /// Cuts all links; bytes on their way are lost.
     pub fn cut(&mut self) {
         (0..self.lanes()).for_each(|number| self.cut_lane(number));
     }
 
-    /// All links are cut, and the importer hears of it later. What was on its way to it goes on.
+    /// Cuts all links, but the importer learns of it later. Bytes on their way to it still arrive.
     pub fn cut_unnoticed(&mut self) {
         for number in 0..self.lanes() {
             if let Some(session) = &mut self.exporter {
@@ -176,7 +176,7 @@ impl<A: Attached> World<A> {
         self.is_unnoticed = true;
     }
 
-    /// One of several links is cut, or all of them.
+    /// Cuts one of several links, or all of them.
     pub fn cut_some(&mut self, random: &mut Random) {
         match self.lanes() {
             1 => self.cut(),
@@ -185,7 +185,7 @@ impl<A: Attached> World<A> {
         }
     }
 
-    /// The link of one lane is cut.
+    /// Cuts the link of one lane.
     fn cut_lane(&mut self, number: u16) {
         self.is_unnoticed &= number != 0;
         self.importer.handle_lane_lost(number, self.now);
@@ -197,15 +197,15 @@ impl<A: Attached> World<A> {
         self.remote.use_lanes(self.importer.usable_lanes());
     }
 
-    /// The exporter's process is killed: it forgets everything. Its devices are whatever the caller makes of them.
+    /// Kills the exporter's process: it forgets everything. The caller decides what happens to its devices.
     pub fn crash(&mut self) {
         self.cut();
         self.exporter = None;
         self.incarnation += 1;
     }
 
-    /// The exporter's process is replaced by another, which serves again what `serve` makes of it; or would have been,
-    /// if it is not meant. Says whether there was one.
+    /// Replaces the exporter's process by another, which serves what `serve` returns; if not `is_meant`, only saves and
+    /// restores. Returns whether there was a session.
     pub fn exporter_moves_on(
         &mut self,
         is_meant: bool,
@@ -289,7 +289,7 @@ impl<A: Attached> World<A> {
         }
     }
 
-    /// One of the things that can happen to bytes.
+    /// Moves some bytes at random.
     pub fn shuffle(&mut self, random: &mut Random, services: &mut impl Services, done: &mut A::Done) {
         let most = random.pick(&[1, 7, 8, 100, 5000, 70_000, usize::MAX, usize::MAX]);
         let number = if self.lanes() == 1 { 0 } else { random.below(self.lanes().into()) as u16 };
@@ -302,7 +302,7 @@ impl<A: Attached> World<A> {
         }
     }
 
-    /// Everything that is on its way arrives, and what it brings about.
+    /// Delivers everything on its way, and what follows from it.
     pub fn exchange(&mut self, services: &mut impl Services, done: &mut A::Done) {
         for _ in 0..64 {
             if self.remote.poll_timeout().is_some() || self.allowed.is_some() {
@@ -323,7 +323,7 @@ impl<A: Attached> World<A> {
         }
     }
 
-    /// Nobody links again in time.
+    /// The grace period ends without a link.
     pub fn give_up(&mut self, done: &mut A::Done) {
         self.cut();
         self.now = self.now + GRACE;
@@ -337,8 +337,7 @@ impl<A: Attached> World<A> {
 }
 
 impl<A: Movable> World<A> {
-    /// Bytes of a snapshot are not what they were: it is refused, or whoever goes on with it lives. Says whether it was
-    /// refused.
+    /// Damages a snapshot: it must be refused, or its restored user must keep working. Returns whether it was refused.
     pub fn spoil(&mut self, random: &mut Random, live: impl FnOnce(A)) -> bool {
         let mut writer = Writer::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
@@ -357,20 +356,20 @@ impl<A: Movable> World<A> {
         }
     }
 
-    /// What its process would tell another.
+    /// The importer's snapshot for another process.
     pub fn importer_as_saved(&mut self) -> Vec<u8> {
         let mut writer = Writer::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
         writer.into_bytes()
     }
 
-    /// The importer's process is replaced by another, which goes on with what it was told; or would have been, if it is
-    /// not meant.
+    /// Replaces the importer's process by another, which restores its snapshot; if not `is_meant`, only saves and
+    /// restores.
     pub fn move_on(&mut self, is_meant: bool) {
         self.move_on_with(is_meant, |_, _| ());
     }
 
-    /// The same; what the other process does with what it reads first.
+    /// As [`World::move_on`]; `resume` prepares what the other process has restored.
     pub fn move_on_with(&mut self, is_meant: bool, resume: impl FnOnce(&A, &mut A)) {
         let mut writer = Writer::new(KIND);
         self.importer.save(self.now, &mut self.remote, &mut writer);
@@ -390,7 +389,7 @@ impl<A: Movable> World<A> {
     }
 }
 
-/// Keeps an exporter's snapshot for later releases, under the name of what it serves.
+/// Records an exporter's snapshot for later releases, under the name of what it serves.
 fn note_exporter(bytes: &[u8], now: Instant) {
     let Ok((_, left)) =
         snapshot::open(bytes, KIND).and_then(|mut from| ExporterSession::restore(now, LIMITS, &mut from))
@@ -407,7 +406,7 @@ fn note_exporter(bytes: &[u8], now: Instant) {
     recorded::note(name, &[bytes]);
 }
 
-/// The same of an importer's.
+/// Records an importer's snapshot.
 fn note_importer<A>(bytes: &[u8]) {
     let whose = std::any::type_name::<A>();
     let name = match (whose.contains("RemoteBlock"), whose.contains("Piped")) {
@@ -419,7 +418,7 @@ fn note_importer<A>(bytes: &[u8]) {
     recorded::note(name, &[bytes]);
 }
 
-/// What a lane has to send, up to `most` bytes of it, is on its way.
+/// Puts up to `most` bytes of what a lane has to send on their way.
 fn transmit(lane: &mut Lane, now: Instant, most: usize, way: &mut Vec<u8>) {
     if lane.has_transmit() {
         let runs: Vec<u8> = lane.poll_transmit(now).iter().flat_map(|run| run.to_vec()).collect();
@@ -429,7 +428,7 @@ fn transmit(lane: &mut Lane, now: Instant, most: usize, way: &mut Vec<u8>) {
     }
 }
 
-/// As much arrives as there is space for.
+/// Delivers as much as there is space for.
 fn receive(lane: &mut Lane, rest: &mut &[u8]) {
     let space = lane.receive_space();
     let count = space.len().min(rest.len());
@@ -438,7 +437,7 @@ fn receive(lane: &mut Lane, rest: &mut &[u8]) {
     *rest = &rest[count..];
 }
 
-/// Bytes that are not what they were.
+/// Damages bytes.
 pub fn spoil(bytes: &mut Vec<u8>, random: &mut Random) {
     if bytes.is_empty() {
         return;

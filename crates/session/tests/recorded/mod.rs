@@ -1,10 +1,11 @@
-//! Snapshots that releases of farbus wrote, kept as files: whatever a release can read, it reads as that release wrote
-//! it.
+//! Snapshots of released versions of farbus, kept as files: a later release must read each of them as the release that
+//! wrote it.
 //!
-//! `snapshots/VERSION/NAME-NUMBER.PART` is one. A version is recorded once, with the code that is released with it:
+//! Files are named `snapshots/VERSION/NAME-NUMBER.PART`. Each version is recorded once, with the code that is released:
 //!
 //! ```text
-//! FARBUS_RECORD_SNAPSHOTS=1 FARBUS_SEEDS=30 cargo test --package farbus-session --test native --test isochronous --test reserve
+//! FARBUS_RECORD_SNAPSHOTS=1 FARBUS_SEEDS=30 cargo test --package farbus-session \
+//!     --test native --test isochronous --test reserve
 //! ```
 
 use std::collections::BTreeMap;
@@ -14,11 +15,11 @@ use std::sync::Mutex;
 
 use farbus_session::snapshot::{VERSION, VERSION_MIN};
 
-/// How many are kept of a name.
+/// How many snapshots are kept per name.
 const EACH: u32 = 2;
-/// Sizes of those that are kept: not empty, and small enough for a repository.
+/// Sizes of recorded snapshots, bytes: not trivial, and small enough for a repository.
 const BYTES: std::ops::Range<usize> = 100..6000;
-/// The same of sound that is kept for a device.
+/// Sizes of recorded snapshots with sound, bytes.
 const SOUND_BYTES: std::ops::Range<usize> = 100..40_000;
 
 /// How many there were in this run, by name.
@@ -28,13 +29,13 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots")
 }
 
-/// Keeps a snapshot of this version, if that is what the tests are run for: every eighth, not only those of a world's
+/// Records a snapshot of this version, if the tests run for that: every eighth, so that not all are from a world's
 /// beginning.
 pub fn note(name: &str, parts: &[&[u8]]) {
     note_some(name, parts, &BYTES, 8);
 }
 
-/// The same of sound, of which there are fewer and larger ones.
+/// Records a snapshot with sound, of which there are fewer and larger ones.
 #[allow(dead_code, reason = "not every test has sound")]
 pub fn note_sound(name: &str, bytes: &[u8]) {
     note_some(name, &[bytes], &SOUND_BYTES, 1);
@@ -58,7 +59,7 @@ fn note_some(name: &str, parts: &[&[u8]], bytes: &std::ops::Range<usize>, every:
     }
 }
 
-/// The snapshots of this name of every version that is read: a title, and its parts.
+/// The snapshots of this name by every version that is read: a title, and the parts.
 pub fn all(name: &str) -> Vec<(String, Vec<Vec<u8>>)> {
     let mut all = Vec::new();
     for version in VERSION_MIN..=VERSION {

@@ -1,11 +1,11 @@
-//! A medium with somebody before it, who may delay what is asked, or refuse it.
+//! A medium whose requests the test can delay or refuse.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use farbus_model::{BlockStore, Medium, StoreError};
 
-/// What is about to be done to a store.
+/// A request that is about to be made to a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     Read,
@@ -14,7 +14,7 @@ pub enum Asked {
 
 type Watcher = dyn Fn(Asked, Range<u64>) -> Result<(), StoreError> + Send + Sync;
 
-/// A medium whose reads and writes happen if somebody says so.
+/// A medium that asks a callback before each read and write.
 pub struct Watched<M> {
     medium: M,
     watcher: Arc<Watcher>,

@@ -8,34 +8,34 @@ use farbus_session::block::swap::{Journal, Milestone, Side};
 use crate::random::Random;
 
 pub const SECTOR: usize = 512;
-/// Some granules and a piece.
+/// Some whole granules and a part of one.
 pub const SECTORS: usize = 128 * 9 + 5;
 
-/// Everything there is, behind one lock: each call of a disk looks at all of it.
+/// The whole state behind one lock: each call to a disk checks all of it.
 pub struct World {
     pub source: Disk,
     pub destination: Disk,
     /// What the journal says after a power cut.
     pub milestone: Milestone,
-    /// What a sector may hold after a power cut: what was there at the last flush, and whatever was asked for since.
+    /// What each sector may hold after a power cut: its content at the last flush, and everything written since.
     allowed: Vec<Vec<u64>>,
-    /// What it holds; `None` after a write that failed.
+    /// What each sector holds; `None` after a write that failed.
     expected: Vec<Option<u64>>,
-    /// The next note of the journal fails, and whether it is made all the same.
+    /// Whether the next note of the journal fails, and whether it is recorded all the same.
     pub journal_fails: Option<bool>,
     pub cuts_looked_at: u64,
 }
 
-/// A disk whose sectors hold a number each.
+/// A disk with one number per sector.
 pub struct Disk {
     durable: Vec<u64>,
-    /// What was written since, in that order.
+    /// Writes since the last flush, in order.
     pending: Vec<Vec<u64>>,
-    /// The call with this number fails, and so do all after it if it is for ever.
+    /// The call with this number fails, and all later ones if the fault is permanent.
     pub fails: Option<Fault>,
     calls: u64,
     pub handles: usize,
-    /// It swallows what is written there.
+    /// Writes to this sector are lost.
     pub deaf_sector: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ impl Disk {
         }
     }
 
-    /// Forgets what faults there were.
+    /// Removes all faults.
     pub fn mend(&mut self) {
         (self.fails, self.deaf_sector) = (None, None);
     }
@@ -78,7 +78,7 @@ impl World {
     pub fn shared() -> Shared {
         let mut source = Disk::new(0);
         for (sector, stamp) in source.durable.iter_mut().enumerate() {
-            // Holes among it.
+            // With holes.
             *stamp = if (sector / 200) % 2 == 0 { sector as u64 + 1 } else { 0 };
         }
         let allowed = source.durable.iter().map(|stamp| vec![*stamp]).collect();
@@ -95,7 +95,7 @@ impl World {
         }
     }
 
-    /// Were the power cut now: whatever the cut leaves of the disk that the journal names is what a user may find.
+    /// Checks a power cut at this moment: what it leaves of the disk that the journal names must be allowed.
     pub fn look_at_a_cut(&mut self) {
         self.cuts_looked_at += 1;
         let side = if self.milestone == Milestone::Switched { Side::Destination } else { Side::Source };
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// The user is about to ask for this.
+    /// The user is about to write this.
     fn ask(&mut self, sector: usize, count: usize, stamp: u64) {
         for allowed in &mut self.allowed[sector..sector + count] {
             allowed.push(stamp);
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// The disk holds what its user wrote.
+    /// Checks that the disk holds what its user wrote.
     pub fn check(&self, side: Side) {
         let disk = if side == Side::Source { &self.source } else { &self.destination };
         for (sector, expected) in self.expected.iter().enumerate() {
@@ -153,12 +153,12 @@ impl Shared {
         Arc::new(OneSide(self.clone(), side))
     }
 
-    /// A journal during whose notes this user does things.
+    /// A journal during whose notes this user acts.
     pub fn journal(&self, user: Box<dyn BlockStore>, random: Random) -> Box<dyn Journal> {
         Box::new(Notes { shared: self.clone(), user, random })
     }
 
-    /// One thing that a user does.
+    /// One action of a user.
     pub fn act(&self, user: &mut dyn BlockStore, random: &mut Random, stamp: u64) {
         let sector = random.below(SECTORS as u64) as usize;
         let count_max = if random.once_in(8) { 200 } else { 4 };
@@ -221,7 +221,7 @@ struct Handle(Shared, Side);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // A test that fails has poisoned it.
+        // A test that failed has poisoned the lock.
         if let Ok(mut world) = self.0.0.lock() {
             world.disk(self.1).handles -= 1;
         }

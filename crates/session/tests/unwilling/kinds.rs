@@ -1,4 +1,4 @@
-//! What a peer may say, made from the list of all kinds of frames: well-formed, and again and again.
+//! What a peer may send, for each kind of frame: well-formed, repeated without end.
 //!
 //! Shared by the tests of the state machines and those of real processes.
 
@@ -10,16 +10,16 @@ use farbus_session::native::modules::encode_offers;
 use farbus_session::native::reserve::{Claim, Reservation, Word};
 use farbus_session::native::{Head, Kind, block, usb};
 
-/// The attachments of a peer that uses something.
+/// The attachments of a peer that uses devices.
 pub const DISK: u16 = 1;
 pub const USB: u16 = 2;
 pub const SHOW: u16 = 3;
-/// One that there is not.
+/// An attachment that does not exist.
 const NOTHING: u16 = 9;
 /// The identity that peers of these tests name.
 pub const IDENTITY: Identity = Identity { id: 7, generation: 0 };
 
-/// What a peer says in its `turn`th turn.
+/// What a peer sends in turn number `turn`.
 pub type Says = Box<dyn FnMut(u32) -> Vec<u8>>;
 
 pub fn frame(kind: Kind, attachment: u16, tag: u16, body: &[u8]) -> Vec<u8> {
@@ -36,7 +36,7 @@ pub fn says(name: &'static str, says: impl FnMut(u32) -> Vec<u8> + 'static) -> (
     (name, Box::new(says))
 }
 
-/// A number of an attachment that is not in use.
+/// An attachment number that is not in use.
 pub fn fresh(turn: u32) -> u16 {
     (turn % 60_000) as u16 + 100
 }
@@ -64,7 +64,7 @@ fn usb_request(tag: u16, length: u32) -> Vec<u8> {
     usb::request_part(&urb, TransferType::Bulk).to_vec()
 }
 
-/// All that an importer may say of a kind, and what it may not.
+/// Everything that an importer may send of a kind, and what it may not.
 pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
     let plain = move |body: Vec<u8>| says("plain", move |turn| frame(kind, NOTHING, turn as u16, &body));
     match kind {
@@ -169,7 +169,7 @@ pub fn of_importer(kind: Kind) -> Vec<(&'static str, Says)> {
     }
 }
 
-/// All that an exporter may say of a kind, and what it may not, towards whoever uses a device of its.
+/// Everything that an exporter may send of a kind, and what it may not, to an importer that uses one of its devices.
 pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
     let plain = move |body: Vec<u8>| says("plain", move |turn| frame(kind, 1, turn as u16, &body));
     let none_at_a_time = move |first: Vec<u8>| {
@@ -225,7 +225,7 @@ pub fn of_exporter(kind: Kind) -> Vec<(&'static str, Says)> {
     }
 }
 
-/// All kinds that there are, and one that there may be.
+/// All kinds that exist, and one that may be added later.
 pub fn all_kinds() -> impl Iterator<Item = Kind> {
     Kind::ALL.into_iter().chain([Kind::Later(200)])
 }

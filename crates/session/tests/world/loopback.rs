@@ -1,4 +1,4 @@
-//! An exporter over a device, and the client that speaks to it, face to face.
+//! An exporter over a device, and its client, connected directly.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use farbus_session::{DeviceRecord, Exporter, Fault, Offers, OnReset, OpStatus};
 
 use super::peer::{self, BUS_ID, Checker, DEVID, Reply, Submit};
 
-/// The record of the one device of a test.
+/// The record of a test's only device.
 pub fn record(device: &impl Device) -> DeviceRecord {
     let all = device.descriptors();
     let interfaces: Vec<[u8; 3]> = all.configurations[0].interfaces().map(|setting| setting.class).collect();
@@ -54,7 +54,7 @@ impl<D> Offers<D> for Shelf<D> {
     }
 }
 
-/// Offers nothing: the device is there already.
+/// Offers nothing, because the device is imported already.
 pub struct Nothing;
 
 impl<D> Offers<D> for Nothing {
@@ -67,8 +67,7 @@ impl<D> Offers<D> for Nothing {
     }
 }
 
-/// The exporter and its client. Whatever is in flight when a test lets go of it ends as it would
-/// when the client goes away.
+/// The exporter and its client. Requests in flight at the end of a test end as if the client disconnected.
 pub struct Loopback<D: Device + 'static> {
     pub exporter: Exporter<D>,
     pub checker: Checker,
@@ -77,7 +76,7 @@ pub struct Loopback<D: Device + 'static> {
 }
 
 impl<D: Device + 'static> Loopback<D> {
-    /// A client that has just connected to where `device` is offered.
+    /// A client that has just connected to an exporter of `device`.
     pub fn connected(device: D, limits: Limits) -> Self {
         let now = Instant::from_nanos(1);
         Self {
@@ -111,7 +110,7 @@ impl<D: Device + 'static> Loopback<D> {
         loopback
     }
 
-    /// Bytes arrive, all there is room for at once.
+    /// Delivers bytes to the exporter, as many at a time as there is room for.
     pub fn receive(&mut self, mut bytes: &[u8]) -> Result<(), Fault> {
         while !bytes.is_empty() {
             let space = self.exporter.receive_space();
@@ -129,7 +128,7 @@ impl<D: Device + 'static> Loopback<D> {
         self.exporter.advance(self.now, &mut *self.offers)
     }
 
-    /// Sends a submit; its answer stays where it is until [`Loopback::read`].
+    /// Sends a submit; its answer waits for [`Loopback::read`].
     pub fn submit(&mut self, submit: &Submit) {
         self.try_submit(submit).expect("a submit that no rule forbids");
     }
@@ -148,7 +147,7 @@ impl<D: Device + 'static> Loopback<D> {
         self.receive(&peer::unlink(seqnum, victim))
     }
 
-    /// The client reads all there is, and what comes because of it.
+    /// The client reads everything that waits, and what follows from reading.
     pub fn read(&mut self) -> Vec<Reply> {
         let mut replies = Vec::new();
         while self.exporter.has_transmit() {
@@ -182,14 +181,14 @@ impl<D: Device + 'static> Loopback<D> {
         self.read()
     }
 
-    /// Lets the test act on the device, and the exporter on what that finishes.
+    /// Runs `act` with the device, and lets the exporter handle what it completes.
     pub fn device<T>(&mut self, act: impl FnOnce(&mut D, &mut Completions) -> T) -> T {
         let result = self.exporter.with_device(self.now, act).expect("the device was claimed");
         self.advance().expect("a device breaks no rule");
         result
     }
 
-    /// Time passes, with every moment that somebody waits for.
+    /// Lets time pass, with all timeouts in between.
     pub fn pass(&mut self, span: Duration) {
         let until = self.now + span;
         while let Some(at) = self.exporter.poll_timeout().filter(|&at| at <= until) {
@@ -200,13 +199,13 @@ impl<D: Device + 'static> Loopback<D> {
         self.now = until;
     }
 
-    /// The client goes away; the device comes back.
+    /// The client disconnects; returns the device.
     pub fn end(mut self) -> (D, Checker) {
         let device = self.hang_up().expect("the device was claimed");
         (device, std::mem::take(&mut self.checker))
     }
 
-    /// The client goes away; the device, if it had one, comes back.
+    /// The client disconnects; returns the device if it had one.
     pub fn hang_up(&mut self) -> Option<D> {
         let spent = Exporter::new(self.now, Limits { receive_bytes: 0, ..Limits::DEFAULT });
         std::mem::replace(&mut self.exporter, spent).finish(self.now)

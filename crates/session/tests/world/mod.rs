@@ -1,6 +1,6 @@
-//! What session tests are made of: a client that writes frames by hand and checks every answer
-//! ([`loopback`]), a device whose every completion is the test's decision ([`scripted`]), an exporter in
-//! front of an exporter ([`relay`]), and whole sessions, played ([`talk`]) and written down ([`transcript`], [`pcap`]).
+//! Parts of session tests: a client that writes frames by hand and checks every answer ([`loopback`]), a device whose
+//! completions the test controls ([`scripted`]), an exporter in front of an exporter ([`relay`]), and whole sessions,
+//! played ([`talk`]) and recorded ([`transcript`], [`pcap`]).
 
 #![allow(dead_code, unused_imports, reason = "every test takes what it needs")]
 

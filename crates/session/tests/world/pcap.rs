@@ -1,11 +1,11 @@
-//! A session as a packet capture: the least of Ethernet, IPv4 and TCP that a dissector believes.
+//! A session as a packet capture, with as much Ethernet, IPv4 and TCP as a dissector needs.
 
 use super::transcript::{Transcript, Who};
 
-/// The port that dissectors know USB/IP by.
+/// The port by which dissectors recognise USB/IP.
 const PORT_SERVER: u16 = 3240;
 const PORT_CLIENT: u16 = 50_000;
-/// What fits an Ethernet frame; larger messages are cut, smaller ones share nothing.
+/// Payload of an Ethernet frame; larger messages are split, smaller ones are not combined.
 const SEGMENT_BYTES_MAX: usize = 1460;
 
 const FIN: u8 = 0x01;
@@ -13,7 +13,7 @@ const SYN: u8 = 0x02;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 
-/// The capture (libpcap's classic format, nanoseconds) of these sessions, one connection each.
+/// A capture (libpcap's classic format, nanoseconds) of these sessions, one connection each.
 pub fn capture(sessions: &[Transcript]) -> Vec<u8> {
     let mut file = Vec::new();
     // Magic of nanosecond captures, version 2.4, no time zone, no accuracy, frames whole, Ethernet.
@@ -59,7 +59,7 @@ impl Connection<'_> {
         let acknowledged = if flags & ACK != 0 { self.sent[other] } else { 0 };
         let mut tcp = [from.to_be_bytes(), to.to_be_bytes()].concat();
         tcp.extend([self.sent[mine], acknowledged].map(u32::to_be_bytes).concat());
-        // Five words of header, the flags, a window, a checksum to come, nothing urgent.
+        // Five words of header, the flags, a window, the checksum (filled in later), no urgent pointer.
         tcp.extend([5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
         tcp.extend(data);
         let (source, target) = (address(who), address(if who == Who::Client { Who::Server } else { Who::Client }));
@@ -90,7 +90,7 @@ fn address(who: Who) -> [u8; 4] {
 
 fn internet(source: [u8; 4], target: [u8; 4], tcp: &[u8]) -> Vec<u8> {
     let total = (20 + tcp.len()) as u16;
-    // Version 4, five words; not to be fragmented; 64 hops; TCP; a checksum to come.
+    // Version 4, five words; do not fragment; 64 hops; TCP; the checksum (filled in later).
     let mut packet = vec![0x45, 0];
     packet.extend(total.to_be_bytes());
     packet.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);

@@ -8,7 +8,7 @@ use super::loopback::Loopback;
 use super::peer::{self, BUS_ID, Submit};
 use super::scripted::{Manners, Scripted};
 
-/// A remote device past its handshake with an exporter that says what every exporter of `device` says.
+/// A remote device after its handshake with an exporter of `device`.
 pub fn remote(device: &impl Device, limits: Limits) -> RemoteDevice {
     let mut handshake = Handshake::import(limits, BUS_ID);
     let asked: usize = handshake.poll_transmit().iter().map(|run| run.len()).sum();
@@ -24,15 +24,15 @@ pub fn remote(device: &impl Device, limits: Limits) -> RemoteDevice {
     remote
 }
 
-/// A kernel's connection (`near`), the remote device behind it, a link, and the exporter that has
-/// the device itself (`far`). Bytes cross the link when the test says so.
+/// A kernel's connection (`near`), the remote device behind it, a link, and the exporter that has the device (`far`).
+/// Bytes cross the link when the test moves them.
 pub struct Relay {
     pub near: Loopback<RemoteDevice>,
     pub far: Loopback<Scripted>,
 }
 
 impl Relay {
-    /// With a configured device.
+    /// A relay with a configured device.
     pub fn new(manners: Manners, limits: Limits) -> Self {
         let device = Scripted::new(manners);
         let near = Loopback::imported_by(remote(&device, limits), limits, OnReset::PassOn);
@@ -66,19 +66,19 @@ impl Relay {
         !bytes.is_empty()
     }
 
-    /// Everything crosses until nothing is left to.
+    /// Carries everything in both directions until nothing is left.
     pub fn settle(&mut self) {
         while self.carry_there(ALL) | self.carry_back(ALL) | !self.near.read().is_empty() {}
     }
 
-    /// Both ends come apart.
+    /// Ends both connections; returns the parts.
     pub fn end(self) -> (RemoteDevice, Scripted, peer::Checker) {
         let (remote, checker) = self.near.end();
         (remote, self.far.end().0, checker)
     }
 }
 
-/// Bytes arrive at a remote device.
+/// Delivers bytes to a remote device.
 pub fn receive(remote: &mut RemoteDevice, mut bytes: &[u8], done: &mut Completions) -> Result<(), Reject> {
     while !bytes.is_empty() {
         let space = remote.receive_space();
@@ -91,20 +91,20 @@ pub fn receive(remote: &mut RemoteDevice, mut bytes: &[u8], done: &mut Completio
     Ok(())
 }
 
-/// A place for what a device finishes.
+/// Completions for a device.
 pub fn completions() -> Completions {
     Completions::new(BufferPool::new(0))
 }
 
-/// What a remote device says of everything it had when its link is lost.
+/// The statuses of everything that a remote device had when its link is lost.
 pub fn lose(remote: &mut RemoteDevice) -> Vec<Status> {
     let mut done = completions();
     remote.handle_lost(&mut done);
     std::iter::from_fn(|| done.pop()).map(|done| done.status).collect()
 }
 
-/// All the bytes there are.
+/// No limit of bytes.
 pub const ALL: usize = usize::MAX;
 
-/// Now, where it does not matter.
+/// A moment, where it does not matter.
 pub const NOW: Instant = Instant::ZERO;

@@ -1,4 +1,4 @@
-//! A device that does nothing by itself.
+//! A device that does only what the test tells it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::OnceLock;
@@ -12,36 +12,35 @@ use farbus_model::{
     Speed, Status, UrbId,
 };
 
-/// How a device behaves where it has a choice.
+/// The behaviour of a device where it has a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Manners {
-    /// A cancelled request comes back later, when the test says so: as usbfs and remote devices do.
+    /// A cancelled request completes only when the test says so, as with usbfs and remote devices.
     pub cancels_late: bool,
-    /// Control requests wait for the test as well.
+    /// Control requests also complete only when the test says so.
     pub answers_control_late: bool,
 }
 
-/// The device: bulk 1, interrupt 2, isochronous 3 in both directions, and bulk 4 where interface 1
-/// is in setting 1.
+/// The device: bulk 1, interrupt 2, isochronous 3 in both directions, and bulk 4 where interface 1 is in setting 1.
 #[derive(Debug)]
 pub struct Scripted {
     descriptors: Descriptors,
     selection: Selection,
     manners: Manners,
     queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
-    /// Cancelled and not yet given back.
+    /// Cancelled requests that were not given back yet.
     withdrawn: Vec<UrbId>,
-    /// It drops what it is given.
+    /// Whether it drops every request.
     pub is_broken: bool,
     /// What happened, in order.
     pub events: Vec<Event>,
-    /// Requests given to it.
+    /// Number of requests that it got.
     pub taken: usize,
-    /// Requests given back.
+    /// Number of requests that it gave back.
     pub given: usize,
 }
 
-/// What happened to a device.
+/// An event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A control request was carried out.
@@ -65,7 +64,7 @@ impl Scripted {
         }
     }
 
-    /// Finishes the first request of `endpoint` as well as it can end; `false` if there is none.
+    /// Completes the first request of `endpoint` successfully; `false` if there is none.
     pub fn complete(&mut self, endpoint: EpAddr, done: &mut Completions) -> bool {
         let Some(urb) = self.take_first(endpoint) else { return false };
         if endpoint.is_control() {
@@ -101,23 +100,23 @@ impl Scripted {
         true
     }
 
-    /// Requests it holds.
+    /// Number of requests that it holds.
     pub fn holds(&self) -> usize {
         self.queues.values().map(VecDeque::len).sum()
     }
 
-    /// Bytes that it may still send, all at once if it likes.
+    /// Bytes that it may still send, possibly all at once.
     pub fn room(&self) -> usize {
         let held = self.queues.values().flatten().filter(|urb| urb.direction == Direction::In);
         held.map(|urb| urb.length as usize).sum()
     }
 
-    /// Requests it holds on `endpoint`.
+    /// Number of requests that it holds on `endpoint`.
     pub fn waiting(&self, endpoint: EpAddr) -> usize {
         self.queues.get(&endpoint).map_or(0, VecDeque::len)
     }
 
-    /// The control requests carried out since the last call, resets among them.
+    /// Takes the control requests and resets since the last call.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
@@ -178,7 +177,7 @@ impl Scripted {
     }
 }
 
-/// Built once: small worlds are begun some hundred thousand times.
+/// Built once, because small worlds are begun some hundred thousand times.
 fn descriptors() -> &'static Descriptors {
     static ONCE: OnceLock<Descriptors> = OnceLock::new();
     let interval = Duration::from_micros(125);

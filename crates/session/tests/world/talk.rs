@@ -1,4 +1,4 @@
-//! The current importer and the current exporter in one session, written down as they speak.
+//! The current importer and the current exporter in one session, which is recorded.
 
 use std::io::IoSlice;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::peer::BUS_ID;
 use super::relay::{completions, receive};
 use super::transcript::{Transcript, Who};
 
-/// A session's limits where nothing is tried to their end.
+/// Limits of a session in which no limit is reached.
 pub const LIMITS: Limits = Limits { receive_bytes: 4096, ..Limits::DEFAULT };
 
 /// The device of the sessions: a source that counts and a sink that checks.
@@ -30,7 +30,7 @@ pub fn flat(runs: &[IoSlice<'_>]) -> Vec<u8> {
     runs.iter().flat_map(|run| run.iter().copied()).collect()
 }
 
-/// Hands bytes to a handshake; what it makes of them.
+/// Delivers bytes to a handshake; returns its result.
 pub fn greet(handshake: &mut Handshake, mut bytes: &[u8]) -> Option<Greeting> {
     let mut greeting = None;
     while !bytes.is_empty() {
@@ -43,14 +43,14 @@ pub fn greet(handshake: &mut Handshake, mut bytes: &[u8]) -> Option<Greeting> {
     greeting
 }
 
-/// What a handshake wants to say.
+/// What a handshake sends.
 pub fn said_by(handshake: &mut Handshake) -> Vec<u8> {
     let bytes = flat(&handshake.poll_transmit());
     handshake.handle_transmitted(bytes.len());
     bytes
 }
 
-/// The session in which a client lists the devices.
+/// The session of a client that lists the devices.
 pub fn list_session() -> Transcript {
     let mut exporter = Recorded::new();
     let mut handshake = Handshake::list(LIMITS);
@@ -60,7 +60,7 @@ pub fn list_session() -> Transcript {
     exporter.transcript
 }
 
-/// The session in which a client that asks for what is not there is refused.
+/// The session of a client that is refused an unknown device.
 pub fn refused_session() -> Transcript {
     let mut exporter = Recorded::new();
     let mut handshake = Handshake::import(LIMITS, "7-7");
@@ -70,7 +70,7 @@ pub fn refused_session() -> Transcript {
     exporter.transcript
 }
 
-/// The session of a device: import, enumeration, transfers of every kind, a stall, and both ends of the unlink race.
+/// The session of a device: import, enumeration, transfers of every kind, a stall, and both outcomes of an unlink.
 pub fn device_session() -> Transcript {
     let mut exporter = Recorded::new();
     let mut handshake = Handshake::import(LIMITS, BUS_ID);
@@ -86,7 +86,7 @@ pub fn device_session() -> Transcript {
     session.exporter.transcript
 }
 
-/// An exporter whose words are written down, and those of whoever speaks to it.
+/// An exporter with a record of its bytes and its client's.
 struct Recorded {
     loopback: Loopback<Emulated<SourceSink>>,
     transcript: Transcript,
@@ -209,7 +209,7 @@ impl Session {
     }
 
     fn withdraw(&mut self) {
-        // The second waits for the endpoint's interval.
+        // The second request waits for the endpoint's interval.
         let endpoint = EpAddr::from_byte(0x82);
         self.submit(|id| Urb::data_in(id, endpoint, 64));
         let waiting = self.submit(|id| Urb::data_in(id, endpoint, 64));
@@ -217,7 +217,7 @@ impl Session {
         self.remote.cancel(ANY, waiting, &mut self.done);
         self.speak();
         assert_eq!(self.listen()[0].status, Status::Cancelled);
-        // This one's answer is on its way when it is withdrawn.
+        // The answer of this request is on its way when it is unlinked.
         let source = EpAddr::from_byte(0x81);
         let answered = self.submit(|id| Urb::data_in(id, source, 4));
         self.remote.cancel(ANY, answered, &mut self.done);

@@ -1,4 +1,4 @@
-//! A whole session as text: who said what, and when. People read it, tests play it again, captures are made of it.
+//! A whole session as text, with sides and times. People read it, tests replay it, captures are made from it.
 //!
 //! ```text
 //! @ 125001                                   nanoseconds on the exporter's clock
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use super::peer::word;
 
-/// Who speaks.
+/// A side of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     Client,
@@ -30,18 +30,18 @@ pub struct Turn {
 #[derive(Clone, Debug, Default)]
 pub struct Transcript {
     pub turns: Vec<Turn>,
-    /// Bytes of each side that are no whole message yet.
+    /// Bytes of each side that are not a whole message yet.
     rest: [Vec<u8>; 2],
-    /// What the size of a reply depends on: its request's direction and packets.
+    /// What the size of a reply depends on: its request's direction and number of packets.
     asked: BTreeMap<u32, (bool, u32)>,
     is_imported: bool,
 }
 
-/// Isochronous endpoints of the devices that are recorded; the wire does not say which they are.
+/// The isochronous endpoint of the recorded devices; it is not visible on the wire.
 const ISO_ENDPOINT: u32 = 3;
 
 impl Transcript {
-    /// Somebody said `bytes`, which end with a whole message.
+    /// Records bytes of one side, which must end with a whole message.
     pub fn said(&mut self, who: Who, at_ns: u64, bytes: &[u8]) {
         let mut rest = std::mem::take(&mut self.rest[who as usize]);
         rest.extend_from_slice(bytes);
@@ -53,7 +53,7 @@ impl Transcript {
         assert!(rest.is_empty(), "a side says whole messages");
     }
 
-    /// The size of the message at the front; `None` if it is not all there.
+    /// The size of the message at the front; `None` if it is incomplete.
     fn message_bytes(&mut self, who: Who, bytes: &[u8]) -> Option<usize> {
         if bytes.len() < 8 {
             return None;
@@ -103,12 +103,12 @@ impl Transcript {
         }
     }
 
-    /// All that one side said.
+    /// All bytes of one side.
     pub fn bytes_of(&self, who: Who) -> Vec<u8> {
         self.turns.iter().filter(|turn| turn.who == who).flat_map(|turn| turn.bytes.iter().copied()).collect()
     }
 
-    /// As text.
+    /// The transcript as text.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         let mut at_ns = None;
@@ -128,7 +128,7 @@ impl Transcript {
         text
     }
 
-    /// From text.
+    /// Reads a transcript from text.
     pub fn from_text(text: &str) -> Self {
         let mut turns: Vec<Turn> = Vec::new();
         let mut at_ns = 0;
@@ -149,7 +149,7 @@ impl Transcript {
 }
 
 impl Turn {
-    /// For people.
+    /// The message's name, for people.
     pub fn name(&self) -> String {
         let code = word(&self.bytes, 0);
         let name = match code {

@@ -1,41 +1,41 @@
-//! What waits at an exporter because its answers are not taken: `untaken` says what does, and when it goes on.
+//! Requests that wait at an exporter because the importer does not take its answers; `untaken` decides which.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::budget::Allowance;
 use farbus_wire::native::{Arrived, Kind};
 
-/// What a request that waits takes beside its bytes.
+/// What a waiting request takes besides its bytes.
 const REQUEST_BYTES: usize = 128;
-/// What waits because answers are not taken, and how much that may be.
+/// Requests that wait because answers are not taken, and the limits.
 #[derive(Default)]
 pub struct Backlog {
-    /// Requests that wait, in their order.
+    /// Waiting requests, in order.
     pub held: VecDeque<Arrived>,
     pub held_bytes: usize,
-    /// What has arrived of closes that go on, of open attachments.
+    /// The received parts of incomplete close messages, by open attachment.
     pub closing: BTreeMap<u16, Vec<u8>>,
-    /// What the answers of all that is attached may take.
+    /// Most bytes that the answers of all attachments may take.
     pub answers_bytes_max: usize,
-    /// The same where each has asked for one thing only, as large as any.
+    /// The same limit if each attachment has one request of the largest size.
     pub lone_bytes_max: usize,
-    /// The account had nothing left when what waits was looked at last.
+    /// Whether the allowance was exhausted when the waiting requests were last considered.
     pub is_starved: bool,
     pub allowance: Allowance,
 }
 
 impl Backlog {
-    /// Whether more of a close of this attachment is to come.
+    /// Whether a close of this attachment has been received in part.
     pub fn is_closing(&self, number: u16) -> bool {
         self.closing.contains_key(&number)
     }
 
-    /// Whether nothing has arrived in part.
+    /// Whether no close has been received in part.
     pub fn is_at_rest(&self) -> bool {
         self.closing.is_empty()
     }
 
-    /// What was said of this attachment and waits is for nobody; whether it was asked for.
+    /// Drops what waits for this attachment; returns whether a request to open it was among that.
     pub fn forget(&mut self, number: u16) -> bool {
         self.closing.remove(&number);
         let mut was_asked = false;
@@ -49,13 +49,13 @@ impl Backlog {
         was_asked
     }
 
-    /// Bytes of all of it.
+    /// Memory that the backlog takes, bytes.
     pub fn bytes(&self) -> usize {
         self.held_bytes + self.closing.values().map(Vec::capacity).sum::<usize>()
     }
 }
 
-/// What a request that waits takes.
+/// Memory that a waiting request takes, bytes.
 pub fn cost(arrived: &Arrived) -> usize {
     arrived.body.len() + REQUEST_BYTES
 }

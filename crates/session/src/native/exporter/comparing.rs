@@ -1,4 +1,4 @@
-//! What an exporter compares, and tells its importer, of the devices that attachments use.
+//! Comparing device identities with the importer's expectation, and telling the importer.
 
 use farbus_model::Identity;
 use farbus_wire::native::control::{End, Open};
@@ -10,7 +10,7 @@ use crate::Reject;
 use crate::native::known_device::compare;
 
 impl ExporterSession {
-    /// The importer names the device that it is to be given.
+    /// The importer names the identity of the device that it expects to open.
     pub(super) fn hear_identity(&mut self, number: u16, arrived: &Arrived) -> Result<(), Reject> {
         let expected = match Statement::decode(&arrived.body.contiguous())? {
             None => return Ok(()),
@@ -53,13 +53,14 @@ impl ExporterSession {
         }
     }
 
-    /// Which device this attachment uses; `None` if there is no such attachment, or its device has no identity.
+    /// The identity of the device that this attachment uses; `None` if there is no such attachment, or its device has
+    /// no identity.
     pub fn identity(&self, number: u16) -> Option<Identity> {
         self.identities.of(number)
     }
 
-    /// Tells importers what has changed: a swap raised the generation of the device that they use, or its identity
-    /// became known.
+    /// Tells importers of changed identities: a swap raised the generation of their device, or its identity became
+    /// known.
     pub fn tell_identities(&mut self, services: &mut impl Services) {
         let attached = self.attachments.iter().filter(|(_, attached)| attached.unsaid.is_none());
         let shown = self.handovers.successors.iter().filter(|(_, successor)| successor.shown.is_some());
@@ -69,8 +70,8 @@ impl ExporterSession {
             let now = services.identity(open)?;
             let is_news = match self.identities.of(number) {
                 None => true,
-                // Another id is another device's, or its owner's later word: the importer hears of it when it opens the
-                // device again.
+                // Another id means another device, or that the owner assigned a new id: the importer hears of it when
+                // it opens the device again.
                 Some(known) => now.id == known.id && now.generation > known.generation,
             };
             is_news.then_some((number, now))

@@ -1,5 +1,5 @@
-//! How a device goes from one importer to its successor: who waits for it, what it may see meanwhile, and what happens
-//! if nobody comes.
+//! Migration on the exporter: who waits for a device, what a successor may see before it gets the device, and what
+//! happens if the successor does not come.
 
 use farbus_model::Instant;
 use farbus_model::budget::ASKED_MAX;
@@ -10,7 +10,7 @@ use super::handovers::Successor;
 use super::session::{Attached, ExporterSession, Inherited, Recalled, Served, Services};
 use crate::Reject;
 
-/// The lease of a successor that sees the device before it is its own.
+/// The lease shown to a successor that sees the device before it gets it.
 const NOT_YET: u64 = 0;
 impl ExporterSession {
     pub(super) fn open_for_successor(
@@ -35,7 +35,7 @@ impl ExporterSession {
         }
         self.handovers.successors.insert(number, Successor { inherit, shown: None, left: None });
         self.look_for_handed_over(now, services);
-        // What goes through modules is seen once it is his.
+        // A device that uses modules is shown only once the successor has it.
         let has_modules = self.offers.contains_key(&number);
         let Some(successor) = self.handovers.successors.get_mut(&number).filter(|_| !has_modules) else {
             return Ok(());
@@ -57,7 +57,7 @@ impl ExporterSession {
         Ok(())
     }
 
-    /// Whoever is not to inherit any more sees no more of it either. Says whether he was.
+    /// Ends the attachment of a waiting successor and what it was shown. Returns whether there was one.
     pub(super) fn disinherit(&mut self, now: Instant, number: u16) -> bool {
         let Some(successor) = self.handovers.successors.remove(&number) else { return false };
         if let Some(shown) = successor.shown {
@@ -66,11 +66,12 @@ impl ExporterSession {
         true
     }
 
-    /// Something may have been handed over to somebody: who waits for a device here is given it.
+    /// Gives devices that were handed over to the successors that wait for them.
     pub fn look_for_handed_over(&mut self, now: Instant, services: &mut impl Services) {
         let waiting = std::mem::take(&mut self.handovers.successors);
         for (number, successor) in waiting {
-            // What he asked of what he sees is answered first; and that before he is given what is shown here again.
+            // The successor's requests to the shown device are answered first, and a view from a snapshot is restored
+            // first.
             let is_busy = successor.left.is_some() || successor.shown.as_ref().is_some_and(|shown| !shown.is_at_rest());
             let inherited = match self.compare_for_successor(number, &successor.inherit.open, services) {
                 Err(end) => Some(Err(end)),
@@ -98,14 +99,14 @@ impl ExporterSession {
         }
     }
 
-    /// What was handed over is out of its importer's hands.
+    /// The device was handed over: the attachment of its former importer ends.
     pub fn let_go(&mut self, number: u16, end: &End) {
         if self.handovers.moving.remove(&number).is_some() {
             self.say_end(Kind::Closed, number, end);
         }
     }
 
-    /// Nobody came for what was handed over: its importer goes on with it, if that still waits.
+    /// The successor did not come: gives the device back to its former importer, if that still waits.
     pub fn take_back(&mut self, now: Instant, number: u16, lease: u64, served: Box<dyn Served>) {
         match self.handovers.moving.remove(&number) {
             Some(open) => self.agree_and_say_opened(now, number, Attached::new(open, lease, served)),
@@ -113,8 +114,8 @@ impl ExporterSession {
         }
     }
 
-    /// What was handed over and not fetched comes back for as long as another process takes to go on: it waits there,
-    /// or here again.
+    /// Takes back devices whose successor has not come yet, for a handover to the replacement. They wait again there,
+    /// or here if the handover fails.
     pub fn recall(&mut self, now: Instant, services: &mut impl Services) {
         let moving = std::mem::take(&mut self.handovers.moving);
         for (number, open) in moving {
@@ -128,7 +129,7 @@ impl ExporterSession {
         }
     }
 
-    /// What was recalled waits for its successor again.
+    /// Hands recalled devices over again: they wait for their successors.
     pub(super) fn hand_over_again(&mut self, now: Instant) {
         let is_recalled = |(_, attached): &(&u16, &mut Attached)| attached.migration.is_some();
         let recalled: Vec<u16> = self.attachments.iter_mut().filter(is_recalled).map(|(&number, _)| number).collect();
@@ -146,15 +147,15 @@ impl ExporterSession {
         }
     }
 
-    /// Shows successors again what another process showed them. Says whether there is nobody left to whom that was not
-    /// possible yet: because its device is *gone*, which may pass by.
+    /// Shows devices to waiting successors again, from a snapshot. Returns whether that is done for all of them; a
+    /// device that is *gone* may come back and is tried again.
     pub fn show_again(&mut self, now: Instant, services: &mut impl Services) -> bool {
         let mut refused = Vec::new();
         for (&number, successor) in &mut self.handovers.successors {
             let Some(state) = &successor.left else { continue };
             let actual = services.identity(&successor.inherit.open);
             if self.identities.compare(number, &successor.inherit.open, actual).is_err() {
-                // The device that it was shown may be on its way.
+                // The device that the successor was shown may still come back.
                 continue;
             }
             let wrong = |reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") };
@@ -180,7 +181,7 @@ impl ExporterSession {
         self.handovers.successors.values().all(|successor| successor.left.is_none())
     }
 
-    /// Ends the attachments of successors whose device has not come back with the other process, and says why.
+    /// Ends the attachments of successors whose device has not come back in the replacement, with this reason.
     pub fn give_up_successors(&mut self, now: Instant, end: &End) {
         let late: Vec<u16> = self
             .handovers
@@ -192,7 +193,7 @@ impl ExporterSession {
         late.into_iter().for_each(|number| self.close(now, number, end));
     }
 
-    /// Whether it waits for a device to be handed over.
+    /// Whether an attachment waits for a device as its successor.
     pub fn has_successors(&self) -> bool {
         !self.handovers.successors.is_empty()
     }

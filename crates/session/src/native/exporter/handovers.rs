@@ -1,4 +1,4 @@
-//! Devices of a session that are on their way to a successor, and attachments of it that wait for a device as its
+//! The migrations of a session: devices on their way to a successor, and attachments that wait for a device as its
 //! successor.
 
 use std::collections::BTreeMap;
@@ -9,26 +9,26 @@ use crate::Reject;
 use crate::native::served::Served;
 use crate::snapshot::{Reader, SavedPart, Writer};
 
-/// Handovers of a session, by attachment.
+/// The migrations of a session, by attachment.
 #[derive(Default)]
 pub(super) struct Handovers {
-    /// Attachments whose device waits for its successor: it may come back.
+    /// Attachments whose device waits for its successor; it may come back.
     pub moving: BTreeMap<u16, Open>,
-    /// Attachments that are to be given a device.
+    /// Attachments that wait for a device as its successor.
     pub successors: BTreeMap<u16, Successor>,
 }
 
-/// An attachment that waits for a device that another importer is to hand over.
+/// An attachment that waits for a device that another importer will hand over.
 pub(super) struct Successor {
     pub inherit: Inherit,
-    /// What it may see of the device meanwhile.
+    /// The view of the device that it has meanwhile.
     pub shown: Option<Box<dyn Served>>,
-    /// What another process wrote down of that, which is yet to be shown here.
+    /// The view's state from a snapshot, which has not been restored yet.
     pub left: Option<SavedPart>,
 }
 
 impl Handovers {
-    /// Devices on their way, and successors that wait.
+    /// Number of devices on their way plus successors that wait.
     pub fn len(&self) -> usize {
         self.moving.len() + self.successors.len()
     }
@@ -39,27 +39,27 @@ impl Handovers {
             || self.successors.get(&number).is_some_and(|successor| successor.shown.is_some())
     }
 
-    /// How many attachments have one that is on its way, or shown to them.
+    /// Number of attachments whose device is on its way, or shown to them.
     pub fn count(&self) -> usize {
         self.moving.len() + self.shown().count()
     }
 
-    /// What is shown to successors.
+    /// The views of waiting successors.
     pub fn shown(&self) -> impl Iterator<Item = &dyn Served> {
         self.successors.values().filter_map(|successor| successor.shown.as_deref())
     }
 
-    /// The same, by attachment, to let it do something.
+    /// The views of waiting successors, by attachment.
     pub fn shown_mut(&mut self) -> impl Iterator<Item = (u16, &mut Box<dyn Served>)> {
         self.successors.iter_mut().filter_map(|(&number, successor)| Some((number, successor.shown.as_mut()?)))
     }
 
-    /// The same, of this attachment.
+    /// The view of this successor.
     pub fn shown_to(&mut self, number: u16) -> Option<&mut Box<dyn Served>> {
         self.successors.get_mut(&number)?.shown.as_mut()
     }
 
-    /// Writes down who waits. What is on its way is with its importer again by then.
+    /// Writes the waiting successors to a snapshot. Devices on their way have been recalled before.
     pub fn save(&self, to: &mut Writer) {
         to.count(self.successors.len());
         for (&number, successor) in &self.successors {
@@ -74,10 +74,10 @@ impl Handovers {
         }
     }
 
-    /// As another process wrote it down; `is_used` says which numbers attachments have.
+    /// Restores it from a snapshot; `is_used` says which numbers attachments have.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(from: &mut Reader<'_>, is_used: impl Fn(u16) -> bool) -> Result<Self, Reject> {
         let mut handovers = Self::default();
         for _ in 0..from.count("successors", 2)? {

@@ -1,4 +1,4 @@
-//! Which devices a session's attachments use: what importers expect, and what they were told.
+//! The identities of a session's devices: what importers expect, and what they were told.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +9,33 @@ use crate::Reject;
 use crate::native::known_device::{compare, put_identity, take_identity};
 use crate::snapshot::{Reader, Writer};
 
-/// Identities of a session's devices, by attachment.
+/// The identities of a session's devices, by attachment.
 #[derive(Debug, Default)]
 pub(super) struct Identities {
-    /// The importer named them before it asked for the device.
+    /// Identities that the importer named before it opened the device.
     pub(super) expected: BTreeMap<u16, Identity>,
-    /// Devices that are open, handed over, or shown to a successor.
+    /// Identities of devices that are open, handed over, or shown to a successor.
     known: BTreeMap<u16, Identity>,
 }
 
 impl Identities {
-    /// The attachment is over.
+    /// The attachment has ended.
     pub fn forget(&mut self, number: u16) {
         self.expected.remove(&number);
         self.known.remove(&number);
     }
 
-    /// Which device the attachment uses.
+    /// The identity of the attachment's device.
     pub fn of(&self, number: u16) -> Option<Identity> {
         self.known.get(&number).copied()
     }
 
-    /// The device that the attachment's importer had, by its own word or by what is known here.
+    /// The device that the importer expects: as it said, or as it was told before.
     pub fn expected(&self, number: u16) -> Option<Identity> {
         self.expected.get(&number).or(self.known.get(&number)).copied()
     }
 
-    /// The attachment uses this device.
+    /// Records the identity of the attachment's device.
     pub fn note(&mut self, number: u16, identity: Option<Identity>) {
         self.expected.remove(&number);
         match identity {
@@ -44,15 +44,15 @@ impl Identities {
         }
     }
 
-    /// Compares the device that `open` names with the one that the attachment's importer had, if it said so.
+    /// Compares the device that `open` names with the one that the importer expects, if it expects one.
     ///
     /// # Errors
-    /// [`End`]: it is another one.
+    /// [`End`]: it is another device.
     pub fn compare(&self, number: u16, open: &Open, actual: Option<Identity>) -> Result<(), End> {
         self.expected(number).map_or(Ok(()), |expected| compare(&open.name, expected, actual))
     }
 
-    /// Writes it down.
+    /// Writes it to a snapshot.
     pub fn save(&self, to: &mut Writer) {
         for all in [&self.expected, &self.known] {
             to.count(all.len());
@@ -63,10 +63,10 @@ impl Identities {
         }
     }
 
-    /// As it was written down; empty from a snapshot of version 12.
+    /// Restores it from a snapshot; a snapshot of version 12 has none.
     ///
     /// # Errors
-    /// [`Reject`].
+    /// [`Reject`]: an entry has no identity.
     pub fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut identities = Self::default();
         if from.version() < 13 {

@@ -2,13 +2,13 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `session` | its lanes and links, what is attached, and how it goes on in another process |
+//! | `session` | lanes, links, attachments, and the snapshot |
 //! | `opening` | how a device is opened |
-//! | `handover` | how it goes from one importer to its successor |
-//! | `comparing` | what is compared, and told, of the devices that attachments use |
-//! | `handovers` | what is on its way so, and who waits |
-//! | `identities` | which devices those are |
-//! | `untaken`, `backlog` | what waits because answers are not taken, and how much that may be |
+//! | `handover` | how a device goes from one importer to its successor |
+//! | `handovers` | devices on their way, and successors that wait |
+//! | `comparing` | comparing identities of devices, and telling importers |
+//! | `identities` | the identities of a session's devices |
+//! | `untaken`, `backlog` | requests that wait because answers are not taken, and their limits |
 
 mod backlog;
 mod comparing;

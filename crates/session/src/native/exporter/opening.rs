@@ -1,4 +1,4 @@
-//! How a device is opened: what is reserved first, what is compared, and what the importer hears.
+//! Opening a device: reserve first, compare its identity, then tell the importer.
 
 use farbus_model::Instant;
 use farbus_wire::native::control::{End, Open};
@@ -17,7 +17,7 @@ impl ExporterSession {
         services: &mut impl Services,
     ) -> Result<(), Reject> {
         let open = Open::decode(&arrived.body.contiguous())?;
-        // What is reserved depends on the path, which is measured first.
+        // A reservation depends on the path, which is measured first.
         if self.may_begin(number)? && !self.reserving.keep(number, &open)? {
             self.open_now(now, number, open, services);
         }
@@ -25,7 +25,7 @@ impl ExporterSession {
     }
 
     fn open_now(&mut self, now: Instant, number: u16, open: Open, services: &mut impl Services) {
-        // Another device than the importer had is not touched.
+        // If it is another device than the importer expects, it is not touched.
         if let Err(end) = self.identities.compare(number, &open, services.identity(&open)) {
             self.reserving.forget(number);
             return self.say_end(Kind::Refused, number, &end);
@@ -41,7 +41,7 @@ impl ExporterSession {
             self.say_report(number, report);
             had = reserved.map(Some).map_err(|(_, end)| end);
         }
-        // A device that would not be used is not taken from anybody.
+        // Modules are agreed on before the device is claimed, so that a refusal takes it from no other host.
         let is_reserved = matches!(had, Ok(Some(_)));
         let agreed = had.and_then(|_| self.agree(number, &open));
         let opened = agreed.and_then(|agreed| Ok((agreed, self.open_compared(now, number, &open, services)?)));
@@ -56,7 +56,7 @@ impl ExporterSession {
         }
     }
 
-    /// Opens a device. The name may have come to stand for another one since it was compared: it is compared again.
+    /// Opens a device and compares its identity again, because the name may have passed to another device meanwhile.
     fn open_compared(
         &mut self,
         now: Instant,
@@ -92,7 +92,7 @@ impl ExporterSession {
         Ok(())
     }
 
-    /// Tells an importer how what is reserved for its device stands.
+    /// Sends the importer a reservation report for its device.
     pub fn say_report(&mut self, number: u16, report: reserve::ReservationReport) {
         let part = Word::Report(report).encode().into();
         self.lanes.send(in_turn(Message::control(Kind::Reserve, number, 0, part)));

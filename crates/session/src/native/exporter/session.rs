@@ -1,4 +1,4 @@
-//! The exporter's end of a session: its lanes and links, what is attached, and how it goes on in another process.
+//! The exporter's end of a session: lanes, links, attachments, and the snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,56 +29,56 @@ pub use crate::native::served::{Migration, Recalled, Served, Unmovable};
 pub use crate::native::services::{Allowed, Inherited, Left, Services};
 use crate::snapshot::{Reader, SavedPart, Writer};
 
-/// Attachments of one session: as many devices as the largest lab has on one host, doubled.
+/// Most attachments of one session: twice the devices of the largest lab on one host.
 pub(super) const ATTACHMENTS_MAX: usize = 512;
-/// Data moved, either way, that is worth a system call to say so, if it is of small requests: the importer works on the
-/// answers while the rest is made, and they are still in the cache.
+/// With small requests, bytes moved in either direction before the data is sent: the importer then works on the first
+/// answers while the rest are made, and they are still in the cache.
 const ENOUGH_BYTES_MIN: usize = 64 << 10;
-/// The same of large ones, of which it is so many otherwise.
+/// With large requests, the number of them that counts as enough to send.
 const ENOUGH_REQUESTS: usize = 12;
-/// See [`ENOUGH_REQUESTS`].
+/// Upper limit for [`ENOUGH_REQUESTS`] large requests, bytes.
 const ENOUGH_BYTES_MAX: usize = 1 << 20;
 
-/// The exporter's end: its lanes, the state of the links below them, and what is attached.
+/// The exporter's end of a session: its lanes, the state of their links, and the attachments.
 pub struct ExporterSession {
     pub(super) lanes: Lanes,
-    /// How many there may be.
+    /// How many lanes there may be.
     pub(super) lanes_granted: u16,
     pub(super) limits: LaneLimits,
     pub(super) session: SessionId,
-    /// The number of the first lane's last link.
+    /// Number of the first lane's latest link.
     pub(super) link: u64,
-    /// The importer's.
+    /// The importer's incarnation.
     pub(super) their_incarnation: u64,
     pub(super) incarnation: u64,
-    /// Of the importer: that the first lane has no link.
+    /// The absence of the importer, while the first lane has no link.
     pub(super) absence: Absence,
     pub(super) attachments: BTreeMap<u16, Attached>,
     pub(super) handovers: Handovers,
-    /// What waits because answers are not taken.
+    /// Requests that wait because answers are not taken.
     pub(super) backlog: Backlog,
     pub(super) is_ended: bool,
     pub(super) pool: BufferPool,
     pub(super) modules: Option<Arc<Allowed>>,
-    /// What attachments go through, by number: asked for before they are opened.
+    /// Modules that the importer asked for, by attachment, before it opened the device.
     pub(super) offers: BTreeMap<u16, Vec<Offer>>,
-    /// What is reserved for attachments that are opened next.
+    /// Reservations for attachments that will be opened.
     pub(super) reserving: Reserving,
-    /// Which devices attachments use.
+    /// The identities of the attachments' devices.
     pub(super) identities: Identities,
 }
 
-/// Halves of modules, and what they answer to their other halves.
+/// The exporter's halves of the modules, and their answers to the importer's halves.
 pub(super) type Agreed = (Pipeline, Vec<Vec<u8>>);
 
-/// A device that is served, and how it was asked for.
+/// A device that is served, and the request that opened it.
 pub(super) struct Attached {
     pub(super) open: Open,
     pub(super) lease: u64,
     pub(super) served: Box<dyn Served>,
-    /// It was handed over, and came back for as long as another process takes to go on.
+    /// Set if it was handed over and taken back for a handover to the replacement.
     pub(super) migration: Option<Migration>,
-    /// It is yet to be got to know: its importer has not been told that it is open; and what it goes through then.
+    /// Set while the device is not ready: the importer has not been told yet that it is open. Holds its modules.
     pub(super) unsaid: Option<Unsaid>,
 }
 
@@ -91,11 +91,11 @@ impl Attached {
 }
 
 impl ExporterSession {
-    /// A session that begins with this greeting, and what to answer. `session` is random; `grace_max` is the longest
-    /// that a session outlives its link here.
+    /// Begins a session in answer to a greeting; returns it with the welcome to send. `session` is random; `grace_max`
+    /// is the longest grace period that this exporter grants.
     ///
     /// # Errors
-    /// [`Welcome`]: what to answer instead, if none can begin.
+    /// [`Welcome`]: the refusal to send instead.
     pub fn begin(
         hello: &Hello,
         session: SessionId,
@@ -142,13 +142,13 @@ impl ExporterSession {
         Ok((begun, welcome))
     }
 
-    /// The importer may ask for these modules; without it for none.
+    /// Allows the importer these modules; without this call it may use none.
     pub fn allow(&mut self, modules: Arc<Allowed>) {
         self.modules = Some(modules);
     }
 
-    /// The importer of this session has a new link; what to answer there. Unless it says [`Outcome::Resumed`] the link
-    /// is none of ours, and the session goes on as it was.
+    /// Handles a new link of the importer; returns the welcome to send on it. Unless the outcome is
+    /// [`Outcome::Resumed`], the link does not belong to the session, which continues unchanged.
     pub fn resume(&mut self, hello: &Hello) -> Welcome {
         let theirs = hello.position;
         let is_same = theirs.session == self.session
@@ -159,10 +159,11 @@ impl ExporterSession {
             number => self.lanes.further_mut(number).map_or(0, |further| further.link),
         };
         if !is_same || theirs.link <= link || self.is_ended {
-            // Whoever has a later link has the session: a straggler does not get it back.
+            // The greeting came by an older link than the session has: it is late.
             return refusal(hello, self.incarnation, Outcome::Refused);
         }
-        // What it has cannot be checked before the old link is let go of; if it is not ours, neither has the session.
+        // The received position cannot be checked without releasing the old link. If it turns out wrong, the session
+        // ends.
         let lane = if theirs.lane == 0 {
             self.link = theirs.link;
             self.lanes.first_mut()
@@ -196,26 +197,26 @@ impl ExporterSession {
             .map_or((self.link, self.lanes.first().received()), |further| (further.link, further.lane.received()));
         let position = LanePosition { session: self.session, lane, link, received, incarnation: self.incarnation };
         let grace_ms = Some(u32::try_from(self.absence.grace().as_millis()).unwrap_or(u32::MAX));
-        // Who never heard of several is told nothing of them.
+        // An importer that asked for no further lanes is told nothing of them.
         let lanes = (self.lanes_granted > 1).then_some(self.lanes_granted.into());
         let options = Options { grace_ms, lanes, ..Options::default() };
         Welcome { version: VERSION, outcome, position, options }
     }
 
-    /// Its name.
+    /// The session's id.
     pub fn id(&self) -> SessionId {
         self.session
     }
 
-    /// The link is lost: its other end is waited for as long as was granted.
+    /// The link of the first lane is lost: the grace period begins.
     pub fn handle_lost(&mut self, now: Instant) {
         self.lanes.first_mut().handle_lost();
         self.give_memory_back();
         self.absence.begin(now);
     }
 
-    /// The link of this lane is lost, or was ended. How long a further one is waited for is the importer's to say: as
-    /// long as the first is there, so is he.
+    /// The link of this lane is lost or was ended. A further lane has no grace period of its own: it waits as long as
+    /// the first lane is linked.
     pub fn handle_lane_lost(&mut self, number: u16, now: Instant) {
         match number {
             0 => self.handle_lost(now),
@@ -223,8 +224,8 @@ impl ExporterSession {
         }
     }
 
-    /// The link was ended by its other end, without a word: the importer is gone, or comes back at once (U13: a device
-    /// is free within 5 s after its user was killed).
+    /// The importer ended the link without a message: it is gone, or comes back at once (U13: a device is free within 5
+    /// s after its user was killed).
     pub fn handle_closed(&mut self, now: Instant) {
         self.lanes.first_mut().handle_lost();
         self.give_memory_back();
@@ -236,20 +237,21 @@ impl ExporterSession {
         !self.absence.is_on()
     }
 
-    /// Whether a device may be taken from its importer: it hears of it, or shows nothing any more that it has fetched.
+    /// Whether a device may be taken from the importer: the importer either hears of it, or can no longer show data
+    /// that it fetched.
     pub fn may_close(&self, now: Instant) -> bool {
         self.absence.is_harmless(now)
     }
 
-    /// Whether this attachment is there, its device waiting for its successor or shown to it included.
+    /// Whether this attachment exists, including one whose device waits for its successor or is shown to it.
     pub fn is_attached(&self, number: u16) -> bool {
         self.attachments.contains_key(&number) || self.handovers.has(number)
     }
 
-    /// The owner asks something of an attached device.
+    /// Passes a command of the owner to an attached device.
     ///
     /// # Errors
-    /// [`CommandError`] when the device does not know it or refuses.
+    /// [`CommandError`]: the device does not know the command or refuses it.
     pub fn command(&mut self, now: Instant, number: u16, command: &Command) -> Result<(), CommandError> {
         match self.attachments.get_mut(&number) {
             Some(attached) => attached.served.command(now, command, &mut self.lanes),
@@ -257,17 +259,17 @@ impl ExporterSession {
         }
     }
 
-    /// Whether the importer said that it is done, or cannot come back.
+    /// Whether the importer said goodbye, or cannot come back.
     pub fn is_ended(&self) -> bool {
         self.is_ended
     }
 
-    /// Whether the grace is over.
+    /// Whether the grace period has ended.
     pub fn is_over(&self, now: Instant) -> bool {
         self.absence.is_over(now)
     }
 
-    /// When something wants to happen: the grace ends, or a device has its moment.
+    /// When time changes something: the grace period ends, or a device has a timeout.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.all_served().filter_map(|served| served.poll_timeout()).chain(self.absence.poll_timeout()).min()
     }
@@ -277,23 +279,23 @@ impl ExporterSession {
         self.all_served().filter_map(|served| served.readiness())
     }
 
-    /// How many attachments there are, in the sense of [`ExporterSession::is_attached`].
+    /// Number of attachments, as counted by [`ExporterSession::is_attached`].
     pub fn attachments(&self) -> usize {
         self.attachments.len() + self.handovers.count()
     }
 
-    /// How the devices that are attached were asked for.
+    /// The open requests of the attached devices.
     pub fn opened(&self) -> impl Iterator<Item = &Open> {
         self.attachments.values().map(|attached| &attached.open)
     }
 
-    /// What is served, or shown to a successor.
+    /// All devices that are attached or shown to a successor.
     pub(super) fn all_served(&self) -> impl Iterator<Item = &dyn Served> {
         let attached = self.attachments.values().map(|attached| &*attached.served);
         attached.chain(self.handovers.shown())
     }
 
-    /// Lets all of it do something, and say it.
+    /// Runs `act` for each of them.
     fn each_served(&mut self, mut act: impl FnMut(u16, &mut dyn Served, &mut Lanes)) {
         let attached = self.attachments.iter_mut().map(|(&number, attached)| (number, &mut attached.served));
         for (number, served) in attached.chain(self.handovers.shown_mut()) {
@@ -301,10 +303,10 @@ impl ExporterSession {
         }
     }
 
-    /// Does what arrived, until there is enough to be sent: whether there may be more to do, once that is on its way.
+    /// Handles what arrived until there is enough to send. Returns whether there may be more to do after that is sent.
     ///
     /// # Errors
-    /// [`Reject`]: the importer broke the protocol; the session is over.
+    /// [`Reject`]: the importer broke the protocol; the session must end.
     pub fn advance(&mut self, now: Instant, services: &mut impl Services) -> Result<bool, Reject> {
         self.do_what_waited(now, services)?;
         if self.advance_lane(now, 0, services)? {
@@ -350,7 +352,7 @@ impl ExporterSession {
                     Some(attached) => Some(&mut attached.served),
                     None => self.handovers.shown_to(attachment),
                 };
-                // What was on its way while we closed the attachment is for nobody.
+                // It was on its way when this end closed the attachment: dropped.
                 let Some(served) = served else { return Ok(()) };
                 with_pool(served, &mut self.pool, |served| served.handle_arrived(now, arrived, &mut self.lanes))?;
                 let asked = served.asked_bytes();
@@ -391,7 +393,7 @@ impl ExporterSession {
         self.keep_offers(number, offers)
     }
 
-    /// The modules that this attachment is to go through, if any.
+    /// The modules for this attachment, if the importer asked for any.
     pub(super) fn agree(&self, number: u16, open: &Open) -> Result<Option<Agreed>, End> {
         let Some(offers) = self.offers.get(&number) else { return Ok(None) };
         let refused = |message: String| End { cause: Cause::Module, message };
@@ -406,7 +408,7 @@ impl ExporterSession {
         agreed.map(Some).map_err(|refusal| refused(refusal.to_string()))
     }
 
-    /// Whether an attachment of this number may begin.
+    /// Whether an attachment of this number may begin; if there is no room, tells the importer.
     pub(super) fn may_begin(&mut self, number: u16) -> Result<bool, Reject> {
         if number == 0 || self.is_attached(number) || self.handovers.successors.contains_key(&number) {
             return Err(Reject::new("attachment", number.into(), "a new one has a number that is not in use, from 1"));
@@ -461,7 +463,7 @@ impl ExporterSession {
         self.lanes.send(Message::control(kind, attachment, 0, end.encode().into()));
     }
 
-    /// Devices are looked after: whose moment has come, who is ready, who is gone.
+    /// Handles timeouts, readiness and ends of all devices.
     pub fn handle_ready(&mut self, now: Instant) {
         self.absence.handle_timeout(now);
         let mut ended = Vec::new();
@@ -486,7 +488,7 @@ impl ExporterSession {
         }
     }
 
-    /// Takes an attachment away: its device is unplugged, or somebody else may have it now.
+    /// Ends an attachment, because its device is unplugged or taken from this importer.
     pub fn close(&mut self, now: Instant, number: u16, end: &End) {
         match self.attachments.remove(&number) {
             Some(Attached { served, unsaid, .. }) => {
@@ -499,25 +501,25 @@ impl ExporterSession {
         }
     }
 
-    /// What bytes of the first lane's link go into and come from; call [`ExporterSession::advance`] when some arrived.
+    /// The first lane, which the caller connects with its link; call [`ExporterSession::advance`] when bytes arrived.
     pub fn lane_mut(&mut self) -> &mut Lane {
         self.lanes.first_mut()
     }
 
-    /// The same of all lanes.
+    /// All lanes.
     pub fn lanes_mut(&mut self) -> &mut Lanes {
         &mut self.lanes
     }
 
-    /// Whether nothing happens unless the importer speaks, or a moment comes: no device is at something, or waited for,
-    /// and none is on its way to somebody, of which somebody else tells.
+    /// Whether only the importer and timeouts make something happen: no device has work of its own, and no migration is
+    /// under way in which another session takes part.
     pub fn only_talks(&self) -> bool {
         self.handovers.successors.is_empty()
             && self.handovers.moving.is_empty()
             && self.all_served().all(<dyn Served>::is_idle)
     }
 
-    /// The session is over: every device is given back.
+    /// Ends the session: every device is given back.
     pub fn finish(self, now: Instant) {
         self.into_served().for_each(|served| served.finish(now));
     }
@@ -529,21 +531,21 @@ impl ExporterSession {
 }
 
 impl ExporterSession {
-    /// Another process is to go on: what would wait for ever is taken back from the devices.
+    /// Prepares a handover to the replacement: cancels what devices might keep waiting.
     pub fn come_to_rest(&mut self, now: Instant) {
         self.each_served(|_, served, lanes| served.come_to_rest(now, lanes));
     }
 
-    /// Whether no device has anything of the importer's, and none is on its way to a successor.
+    /// Whether no device has a request of the importer, and none is on its way to a successor.
     pub fn is_at_rest(&self) -> bool {
         self.handovers.moving.is_empty() && self.backlog.is_at_rest() && self.all_served().all(<dyn Served>::is_at_rest)
     }
 
-    /// Writes it down, at rest and with nothing heard since: for another process, whose devices are called what
-    /// `name_of` says of an attachment. This one may go on all the same, if the other does not.
+    /// Writes the session, at rest, to a snapshot for the replacement; `name_of` gives the name of each attachment's
+    /// device there. This process may continue if the replacement does not.
     ///
     /// # Panics
-    /// If it is not at rest.
+    /// If the session is not at rest.
     pub fn save(&mut self, now: Instant, mut name_of: impl FnMut(u16, &str) -> String, to: &mut Writer) {
         assert!(self.is_at_rest(), "what a device has is nobody else's to end");
         self.refuse_what_waits();
@@ -583,11 +585,11 @@ impl ExporterSession {
         self.identities.save(to);
     }
 
-    /// A session without a link that goes on where another was saved, and what it served: [`ExporterSession::serve`]
-    /// does so again, or [`ExporterSession::give_up`] says why not.
+    /// Restores a session without a link from a snapshot, together with what it served. For each of these call
+    /// [`ExporterSession::serve`], or [`ExporterSession::give_up`] with the reason.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: the snapshot is inconsistent.
     pub fn restore(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, Vec<Left>), Reject> {
         let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
         let (link, their_incarnation) = (from.u64("link")?, from.u64("incarnation")?);
@@ -652,8 +654,8 @@ impl ExporterSession {
         Ok((session, all))
     }
 
-    /// Serves what another process served, whose device is here again as it was there. What it went through it goes
-    /// through again, or it ends.
+    /// Serves a device of a snapshot again, in its old state and behind its old modules. If the modules cannot
+    /// continue, the attachment ends.
     pub fn serve(&mut self, now: Instant, left: Left, served: Box<dyn Served>) {
         let Left { number, open, lease, migration, modules, .. } = left;
         let mut served = match self.behind_modules(number, &open, &modules, served) {
@@ -670,7 +672,7 @@ impl ExporterSession {
         self.hand_over_again(now);
     }
 
-    /// With the modules that another process wrote down.
+    /// The device behind the modules of the snapshot.
     fn behind_modules(
         &self,
         number: u16,
@@ -686,7 +688,8 @@ impl ExporterSession {
             let mut from = modules.reader();
             let saved = Saved::restore(&mut from)?;
             from.end("modules")?;
-            // Made as if they had been asked for anew; what the two halves agreed on once is in their states.
+            // The pipeline is made as for a new attachment; then the saved states replace what the halves had agreed
+            // on.
             let agreed = self.agree(number, open).map_err(|_| wrong("they are allowed here"))?;
             let (mut pipeline, _) = agreed.ok_or(wrong("they were asked for"))?;
             let is_restored = pipeline.restore(saved.states());
@@ -698,29 +701,29 @@ impl ExporterSession {
         }
     }
 
-    /// Says why something is not served any more that another process served.
+    /// Ends an attachment of a snapshot that cannot be served, with the reason.
     pub fn give_up(&mut self, number: u16, end: &End) {
         self.say_end(Kind::Closed, number, end);
     }
 
-    /// The other process does not go on, this one does.
+    /// Continues here, because the replacement did not take over.
     pub fn go_on(&mut self, now: Instant) {
         self.each_served(|_, served, lanes| served.go_on(now, lanes));
         self.hand_over_again(now);
     }
 
-    /// Another process goes on: devices are let go of as they are.
+    /// Lets go of all devices without ending anything, because the replacement continues.
     pub fn leave(self, now: Instant) {
         self.into_served().for_each(|served| served.leave(now));
     }
 }
 
-/// What is said of one attachment before it is opened is heard before that: both wait in one flow.
+/// Puts a message into the flow of its attachment, so that everything said before an open arrives before it.
 pub(super) fn in_turn(message: Message) -> Message {
     Message { flow: Flow(u32::from(message.head.attachment) << 8), ..message }
 }
 
-/// Lends a device the session's buffers for as long as it acts.
+/// Lends the session's buffer pool to a device while it acts.
 fn with_pool<T>(served: &mut Box<dyn Served>, pool: &mut BufferPool, act: impl FnOnce(&mut dyn Served) -> T) -> T {
     let mut lend = |served: &mut dyn Served| {
         if let Some(own) = served.pool_mut() {
@@ -733,7 +736,7 @@ fn with_pool<T>(served: &mut Box<dyn Served>, pool: &mut BufferPool, act: impl F
     acted
 }
 
-/// A welcome that is none.
+/// A welcome that refuses the session or the link.
 pub fn refusal(hello: &Hello, incarnation: u64, outcome: Outcome) -> Welcome {
     let position = LanePosition { received: 0, incarnation, ..hello.position };
     Welcome { version: VERSION, outcome, position, options: Options::default() }

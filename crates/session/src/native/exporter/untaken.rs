@@ -1,14 +1,14 @@
-//! What an exporter does for an importer that does not take its answers.
+//! Flow control on the exporter for an importer that does not take its answers.
 //!
-//! | what arrives | while few answers wait for the link | while many do | beyond that |
+//! | what arrives | few answers wait for the link | many wait | beyond that |
 //! |---|---|---|---|
-//! | open, inherit, reserve, modules | is done | waits, in its order, until answers were taken | the session is cut off |
-//! | a request to a device | is done | the same, as far as its credit goes: what was not taken counts | the session is cut off |
-//! | a withdrawal, a close, a grant, a word to a module | is done | is done | the session is cut off |
-//! | an acknowledgement, a ping | is done | is done | a later answer replaces an earlier one |
+//! | open, inherit, reserve, modules | handled | waits, in order, until answers are taken | the session is cut off |
+//! | a request to a device | handled | handled within its credit; answers not taken count | the session is cut off |
+//! | a cancel, a close, a grant, an aside to a module | handled | handled | the session is cut off |
+//! | an acknowledgement, a ping | handled | handled | a later answer replaces an earlier one |
 //!
-//! A credit comes back to an importer with its reply, so whoever keeps to it never has more waiting for it than that.
-//! What is held beyond the devices' credits is taken from the importer's account ([`farbus_model::budget`]).
+//! An importer gets credit back with each reply, so one that keeps to its credit never has more answers waiting than
+//! that. Memory beyond the devices' credits is charged to the importer's allowance ([`farbus_model::budget`]).
 
 use farbus_model::budget::{
     ANSWERS_BYTES_MAX, Allowance, OFFERS_BYTES_MAX, PROMPT_ANSWERS_BYTES_MAX, SESSION_BYTES, UNACKNOWLEDGED_BYTES_MIN,
@@ -26,11 +26,11 @@ use crate::Reject;
 use crate::native::served::{Migration, Served};
 use crate::native::services::Services;
 
-/// What a device that was asked for takes: two texts, and what is reserved for it.
+/// Memory of one device that waits to be opened, bytes: two texts and its reservation.
 const ASKED_BYTES: usize = 3 << 10;
-/// The receive buffer of a lane.
+/// Receive buffer of a lane, bytes.
 const LANE_BYTES: usize = 256 << 10;
-/// The most that one request may exceed a credit by, if it is alone, and what modules add.
+/// Most bytes by which a single request may exceed a credit, plus what modules add.
 const LONE_BYTES_MAX: usize = URB_BYTES_MAX as usize + (64 << 10);
 
 fn offer_bytes(offer: &Offer) -> usize {
@@ -38,15 +38,15 @@ fn offer_bytes(offer: &Offer) -> usize {
 }
 
 impl ExporterSession {
-    /// What it holds beyond its devices' credits is taken from an account from now on; whether the least of it could
-    /// be.
+    /// From now on, charges memory beyond the devices' credits to `allowance`. Returns whether it covers the session's
+    /// minimum.
     #[must_use]
     pub fn draw_on(&mut self, allowance: Allowance) -> bool {
         self.backlog.allowance = allowance;
         self.backlog.allowance.covers(SESSION_BYTES)
     }
 
-    /// What it holds, beside what its devices' credits allow, bytes.
+    /// Memory held beyond what the devices' credits allow, bytes.
     pub fn held_bytes(&self) -> usize {
         let asked: usize = self.all_served().map(<dyn Served>::asked_bytes).sum();
         let paid_for = attachment_bytes(self.backlog.answers_bytes_max);
@@ -60,13 +60,13 @@ impl ExporterSession {
         self.offers.values().flatten().map(offer_bytes).sum()
     }
 
-    /// Whether it may hold so much more.
+    /// Whether the allowance covers this much more.
     pub(super) fn may_hold(&mut self, bytes: usize) -> bool {
         let all = self.held_bytes() + bytes;
         self.backlog.allowance.covers(all.max(SESSION_BYTES))
     }
 
-    /// What is attached has changed: so much may wait for its importer.
+    /// Adjusts the limits of unanswered and unacknowledged bytes after attachments changed.
     pub(super) fn note_credit(&mut self) {
         let of_each = || self.all_served().map(<dyn Served>::answers_bytes_max);
         let (answers, lone) = (of_each().sum(), of_each().map(|bytes| bytes.max(LONE_BYTES_MAX)).sum());
@@ -78,7 +78,7 @@ impl ExporterSession {
         self.backlog.allowance.settle(held.max(SESSION_BYTES));
     }
 
-    /// What arrived, if it may be done now; what has to wait does.
+    /// Returns what arrived if it can be handled now; otherwise keeps it in the backlog.
     #[inline]
     pub(super) fn admit(&mut self, arrived: Arrived) -> Result<Option<Arrived>, Reject> {
         let untaken = self.lanes.untaken_bytes();
@@ -117,7 +117,8 @@ impl ExporterSession {
         Ok(Some(arrived))
     }
 
-    /// A request was given to a device: one that exceeds its credit, alone, is paid for.
+    /// Checks the allowance after a request was given to a device: a single request may exceed the credit if the
+    /// allowance covers it.
     pub(super) fn note_asked(&mut self, asked: usize) -> Result<(), Reject> {
         if asked > self.backlog.answers_bytes_max && !self.may_hold(0) {
             return Err(Reject::new(
@@ -133,7 +134,7 @@ impl ExporterSession {
         self.has_room() && self.may_hold(0)
     }
 
-    /// Whether few answers wait for the link, beside those that the devices' credits allow.
+    /// Whether few answers wait for the link, besides those that the devices' credits allow.
     fn has_room(&self) -> bool {
         self.lanes.untaken_bytes() <= self.backlog.answers_bytes_max + ANSWERS_BYTES_MAX
     }
@@ -149,21 +150,20 @@ impl ExporterSession {
         Ok(())
     }
 
-    /// Whether there is something to be done that waited until answers were taken, and they were:
-    /// [`ExporterSession::advance`] does it.
+    /// Whether something that waited until answers are taken can be done now, by [`ExporterSession::advance`].
     pub fn has_waiting_work(&self) -> bool {
         let has_control = self.reserving.has_trains() || (!self.backlog.held.is_empty() && !self.backlog.is_starved);
         (has_control && self.has_room()) || self.has_room_to_show()
     }
 
-    /// Whether a device that shows something by itself may go on with that.
+    /// Whether a device that sends by itself may continue.
     fn has_room_to_show(&self) -> bool {
         self.all_served().filter_map(<dyn Served>::room_wanted).any(|most| self.lanes.untaken_bytes() <= most)
     }
 
     /// Does what waited until answers were taken, as far as there is room now.
     pub(super) fn do_what_waited(&mut self, now: Instant, services: &mut impl Services) -> Result<(), Reject> {
-        // Others of its peer may have let go of something.
+        // Other sessions of the peer may have released memory.
         self.backlog.is_starved = false;
         if !self.has_waiting_work() {
             return Ok(());
@@ -188,7 +188,7 @@ impl ExporterSession {
         Ok(())
     }
 
-    /// Another process goes on: what waits is refused rather than written down.
+    /// For a handover: refuses waiting requests instead of saving them.
     pub(super) fn refuse_what_waits(&mut self) {
         while self.reserving.has_trains() {
             self.reserving.send_train(&mut self.lanes);
@@ -213,7 +213,7 @@ impl ExporterSession {
 
     pub(super) fn hear_close(&mut self, now: Instant, number: u16, arrived: Arrived) -> Result<(), Reject> {
         if !self.attachments.contains_key(&number) {
-            // What comes along with it is for nobody, and not kept.
+            // Further parts of this close are dropped.
             let was_asked = self.backlog.forget(number);
             let is_waiting = self.reserving.forget(number) || was_asked;
             if self.disinherit(now, number) || self.handovers.moving.remove(&number).is_some() || is_waiting {
@@ -241,7 +241,7 @@ impl ExporterSession {
         Ok(())
     }
 
-    /// The whole of a close, once it is here.
+    /// Collects the parts of a close; returns the whole once it is complete.
     fn take_in_close(&mut self, number: u16, arrived: Arrived) -> Result<Option<Vec<u8>>, Reject> {
         let mut all = self.backlog.closing.remove(&number).unwrap_or_default();
         let bytes = all.len() + arrived.body.len();
@@ -263,15 +263,15 @@ impl ExporterSession {
         Ok(Some(all))
     }
 
-    /// The link of a lane has ended: what the next one does not need goes.
+    /// The link of a lane has ended: releases memory that the next link does not need.
     pub(super) fn give_memory_back(&mut self) {
         self.pool = BufferPool::new(self.limits.unacknowledged_bytes_max / 4);
         let held = self.held_bytes();
         self.backlog.allowance.settle(held.max(SESSION_BYTES));
     }
 
-    /// Whether nothing is lost if its importer, who has no link, has to begin another: nothing is attached, asked for,
-    /// or waited for.
+    /// Whether the session can end without loss while the importer has no link: nothing is attached, requested or
+    /// waited for.
     pub fn is_needed_by_nobody(&self) -> bool {
         let is_empty =
             self.attachments.is_empty() && self.handovers.moving.is_empty() && self.handovers.successors.is_empty();
