@@ -152,7 +152,7 @@ impl<T> Leases<T> {
     }
 
     /// What waits of `device` for `who` with the lease `named` (0: none), without taking it.
-    pub fn legacy_of(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
+    pub fn handed_over_to(&self, device: &DeviceKey, who: Key, named: u64) -> Option<&T> {
         let waits = self.waiting.get(device)?;
         let is_known = who.is_some() && who == waits.successor;
         let has_lease = named == waits.lease;

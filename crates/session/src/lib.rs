@@ -1,12 +1,12 @@
 //! # Sessions: exports, claims, and the path of a request between device and connection
 //!
-//! **This crate is** where a device and a connection meet. [`Exporter`] joins an incoming USB/IP connection to a device,
-//! [`RedirHost`] a connection from QEMU. [`RemoteDevice`] makes an outgoing connection look like a device. [`native`] is
-//! farbus's own protocol on both sides. [`block`] makes a store a device and gives each importer its view of it;
-//! [`isochronous`] carries the streams of a far device, [`far`] hides its distance. [`Registry`] knows the exports,
-//! [`claims`] who holds, waits for and had a device, [`leases`] who has it next, [`reserve`] what is reserved for it.
-//! [`observe`] serves observers, [`stream`] the viewers of a source's frames. [`twin`] exchanges a device for an identical
-//! one, [`rules`] decides which real devices are shared.
+//! **This crate is** where a device and a connection meet. [`Exporter`] joins an incoming USB/IP connection to a
+//! device, [`RedirHost`] a connection from QEMU. [`RemoteDevice`] makes an outgoing connection look like a device.
+//! [`native`] is farbus's own protocol on both sides. [`block`] makes a store a device and gives each importer its view
+//! of it; [`isochronous`] carries the streams of a far device, [`far`] hides its distance. [`Registry`] knows the
+//! exports, [`claims`] who holds, waits for and had a device, [`leases`] who has it next, [`reserve`] what is reserved
+//! for it. [`observe`] serves observers, [`stream`] the viewers of a source's frames. [`twin`] exchanges a device for
+//! an identical one, [`rules`] decides which real devices are shared.
 //!
 //! **It may touch** bytes and moments that it is given as arguments, and devices.
 //!
@@ -15,8 +15,8 @@
 //!
 //! **Start reading at** [`Exporter::advance`], the path of a request in one function.
 //!
-//! **Why** an importer is a device: an exporter over a [`RemoteDevice`] is the validating relay in front of a kernel, and
-//! a program drives a remote disk like a local one.
+//! **Why** an importer is a device: an exporter over a [`RemoteDevice`] is the validating relay in front of a kernel,
+//! and a program drives a remote disk like a local one.
 
 pub mod block;
 pub mod claims;

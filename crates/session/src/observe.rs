@@ -57,7 +57,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Audience {
     /// Adds an observer. Any thread calls `wake` when there is an event and there was none before. `None`: there are
     /// [`OBSERVERS_MAX`] already.
-    pub fn sit(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Observer> {
+    pub fn join(&self, wake: impl Fn() + Send + Sync + 'static) -> Option<Observer> {
         let mut observers = locked(&self.0.observers);
         if observers.len() >= OBSERVERS_MAX {
             return None;

@@ -121,7 +121,7 @@ impl Stage {
 
     /// Adds a reader; `wake` is called, by any thread, when there is a frame. `None`: there are [`OBSERVERS_MAX`]
     /// readers, or the stage is closed.
-    pub fn sit(&self, policy: Policy, wake: impl Fn() + Send + Sync + 'static) -> Option<Subscriber> {
+    pub fn join(&self, policy: Policy, wake: impl Fn() + Send + Sync + 'static) -> Option<Subscriber> {
         let place = {
             let mut subscribers = locked(&self.0.subscribers);
             if subscribers.len() >= OBSERVERS_MAX || self.is_closed() {
@@ -210,8 +210,8 @@ mod tests {
     fn source_waits_for_slow_readers_of_all_frames_only() {
         let (stage, wakes) = stage();
         assert!(!stage.is_watched());
-        let all = stage.sit(Policy::All, || ()).unwrap();
-        let latest = stage.sit(Policy::Latest, || ()).unwrap();
+        let all = stage.join(Policy::All, || ()).unwrap();
+        let latest = stage.join(Policy::Latest, || ()).unwrap();
         assert_eq!(wakes.load(Ordering::Relaxed), 2, "the source hears of every reader");
         let room = u64::from(stage.description().window());
         (0..room).for_each(|sequence| stage.show(frame(sequence)).unwrap());
@@ -233,8 +233,8 @@ mod tests {
     fn queued_frames_are_read_after_the_end_and_readers_are_limited() {
         let (stage, _) = stage();
         let subscribers: Vec<Subscriber> =
-            (0..OBSERVERS_MAX).map(|_| stage.sit(Policy::Latest, || ()).unwrap()).collect();
-        assert!(stage.sit(Policy::All, || ()).is_none());
+            (0..OBSERVERS_MAX).map(|_| stage.join(Policy::Latest, || ()).unwrap()).collect();
+        assert!(stage.join(Policy::All, || ()).is_none());
         stage.show(frame(1)).unwrap();
         stage.close();
         assert!(
@@ -243,6 +243,6 @@ mod tests {
                 .all(|subscriber| !subscriber.is_over() && subscriber.take().is_some() && subscriber.is_over())
         );
         drop(subscribers);
-        assert!(stage.sit(Policy::All, || ()).is_none() && !stage.is_watched());
+        assert!(stage.join(Policy::All, || ()).is_none() && !stage.is_watched());
     }
 }

@@ -69,7 +69,7 @@ fn all_observers_get_what_the_user_gets_and_nothing_else() {
         let wake = move || {
             wakes.fetch_add(1, Ordering::Relaxed);
         };
-        audience.sit(wake).unwrap()
+        audience.join(wake).unwrap()
     });
     used.press("a");
     assert_eq!(wakes.load(Ordering::Relaxed), 2, "once each: the second report found somebody awake");
@@ -87,7 +87,7 @@ fn all_observers_get_what_the_user_gets_and_nothing_else() {
 #[test]
 fn slow_observer_misses_events_and_is_told_how_many() {
     let mut used = Used::new();
-    let observer = used.observable().audience.sit(|| ()).unwrap();
+    let observer = used.observable().audience.join(|| ()).unwrap();
     for _ in 0..OBSERVED_EVENTS_MAX {
         used.press("a");
     }
@@ -102,8 +102,8 @@ fn slow_observer_misses_events_and_is_told_how_many() {
 fn observers_are_limited_and_end_with_their_device() {
     let mut used = Used::new();
     let audience = used.observable().audience;
-    let observers: Vec<_> = (0..OBSERVERS_MAX).map(|_| audience.sit(|| ()).unwrap()).collect();
-    assert!(audience.sit(|| ()).is_none());
+    let observers: Vec<_> = (0..OBSERVERS_MAX).map(|_| audience.join(|| ()).unwrap()).collect();
+    assert!(audience.join(|| ()).is_none());
     assert!(observers.iter().all(|observer| !observer.is_over()));
     used.registry.withdraw(&used.bus_id);
     assert!(observers.iter().all(|observer| observer.is_over()));

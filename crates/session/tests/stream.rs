@@ -77,7 +77,7 @@ fn reader_accepts_only_granted_frames_of_the_described_size() {
 fn excess_grant_is_refused() {
     let serve = || {
         let stage = Stage::new(description(), || ());
-        let subscriber = stage.sit(Policy::All, || ()).unwrap();
+        let subscriber = stage.join(Policy::All, || ()).unwrap();
         let readiness = Readiness::new(Arc::new(()));
         let served = ServedObserver::new(1, Box::new(subscriber), readiness, || (), description().encode(), |_| ());
         let mut lanes = Lanes::new(LaneLimits::DEFAULT);

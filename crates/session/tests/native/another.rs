@@ -206,13 +206,13 @@ impl Shelf {
 }
 
 /// The importer's end. An older one ignores identities, and takes every exporter for the one it knew.
-struct Observer {
+struct Importer {
     attachment: u16,
     remote: RemoteBlock,
     is_old: bool,
 }
 
-impl Attached for Observer {
+impl Attached for Importer {
     type Done = Completions<BlockDone>;
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
@@ -253,7 +253,7 @@ impl Attached for Observer {
     }
 }
 
-impl Movable for Observer {
+impl Movable for Importer {
     fn save(&self, to: &mut Writer) {
         to.flag(self.is_old);
         to.u16(self.attachment);
@@ -271,7 +271,7 @@ impl Movable for Observer {
 }
 
 pub struct ShelfWorld {
-    world: World<Observer>,
+    world: World<Importer>,
     shelf: Shelf,
     peers: Peers,
     done: Completions<BlockDone>,
@@ -297,7 +297,7 @@ impl ShelfWorld {
             has_identities: matches!(peers, Peers::Both | Peers::OldImporter),
             ids: DISKS as u128,
         };
-        let world = World::over_links(observer(1, peers), random.pick(&LINKS));
+        let world = World::over_links(importer_of(1, peers), random.pick(&LINKS));
         let done = Completions::new(BufferPool::new(0));
         Self {
             world,
@@ -429,7 +429,7 @@ impl ShelfWorld {
         }
         self.attachment += 1;
         self.mine = None;
-        self.world.remote = observer(self.attachment, self.peers);
+        self.world.remote = importer_of(self.attachment, self.peers);
         self.world.remote.use_lanes(self.world.importer.usable_lanes());
         if let Some(incarnation) = self.world.importer.their_incarnation() {
             self.world.remote.note_exporter(incarnation);
@@ -451,11 +451,11 @@ impl ShelfWorld {
     }
 }
 
-fn observer(attachment: u16, peers: Peers) -> Observer {
+fn importer_of(attachment: u16, peers: Peers) -> Importer {
     let (name, reason) = ("disk0".into(), String::new());
     let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
     let is_old = matches!(peers, Peers::OldImporter | Peers::BothOld);
-    Observer { attachment, remote: RemoteBlock::new(attachment, open), is_old }
+    Importer { attachment, remote: RemoteBlock::new(attachment, open), is_old }
 }
 
 /// A disk that is to be handed over, and the identity that its name stands for now.

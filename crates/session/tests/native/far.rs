@@ -13,7 +13,7 @@ use farbus_wire::snapshot::Writer;
 use crate::kernel::KIND;
 use crate::random::Random;
 use crate::recorded;
-use crate::usb::Observer;
+use crate::usb::Driver;
 use crate::world::{LIMITS, World, spoil};
 
 /// Receives ahead wherever that is allowed.
@@ -79,7 +79,7 @@ impl Near {
     }
 }
 
-impl Observer for Near {
+impl Driver for Near {
     const RESETS_AT_ONCE: bool = true;
     const HAS_ONE_LENGTH: bool = true;
 

@@ -11,7 +11,7 @@ use farbus_wire::snapshot::{self, Writer};
 
 use crate::random::Random;
 use crate::recorded;
-use crate::usb::{Observer, record};
+use crate::usb::{Driver, record};
 use crate::world::{LIMITS, World, spoil};
 
 /// Snapshot kind of these tests.
@@ -157,7 +157,7 @@ impl Kernel {
     }
 }
 
-impl Observer for Kernel {
+impl Driver for Kernel {
     const RESETS_AT_ONCE: bool = false;
 
     fn remote(&self) -> &RemoteUsb {

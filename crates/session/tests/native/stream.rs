@@ -38,7 +38,7 @@ impl Source {
     }
 
     fn serve(&self, number: u16) -> Box<dyn Served> {
-        let observer = self.stage.sit(self.policy, || ()).expect("there is room for a reader");
+        let observer = self.stage.join(self.policy, || ()).expect("there is room for a reader");
         let description = self.stage.description().encode();
         let readiness = Readiness::new(Arc::new(()));
         Box::new(ServedObserver::new(number, Box::new(observer), readiness, || (), description, |_| ()))

@@ -273,7 +273,7 @@ pub fn record() -> DeviceRecord {
 }
 
 /// What drives the session's device.
-pub trait Observer: Attached<Done = Completions> {
+pub trait Driver: Attached<Done = Completions> {
     /// Whether a reset is explicit, and ends everything at once.
     const RESETS_AT_ONCE: bool;
     /// Whether the requests of an endpoint all have one length, and its data is lost only when the exporter loses its
@@ -297,7 +297,7 @@ pub trait Observer: Attached<Done = Completions> {
         Self: Sized;
 }
 
-impl Observer for RemoteUsb {
+impl Driver for RemoteUsb {
     const RESETS_AT_ONCE: bool = true;
 
     fn remote(&self) -> &RemoteUsb {
@@ -323,7 +323,7 @@ impl Observer for RemoteUsb {
     }
 }
 
-impl Observer for Piped<RemoteUsb> {
+impl Driver for Piped<RemoteUsb> {
     const RESETS_AT_ONCE: bool = true;
 
     fn remote(&self) -> &RemoteUsb {
@@ -361,7 +361,7 @@ struct Asked {
     is_withdrawn: bool,
 }
 
-pub struct UsbWorld<S: Observer = RemoteUsb> {
+pub struct UsbWorld<S: Driver = RemoteUsb> {
     world: World<S>,
     exporter_services: TestExporter,
     done: Completions,
@@ -394,7 +394,7 @@ impl UsbWorld<Near> {
     }
 }
 
-impl<S: Observer> UsbWorld<S> {
+impl<S: Driver> UsbWorld<S> {
     pub fn new(random: &mut Random, allowed: Option<Arc<Allowed>>, observer: impl FnOnce(RemoteUsb) -> S) -> Self {
         let open = Open { class: Class::USB, mode: Mode::Exclusive, epoch: 0, name: "zero".into(), reason: "".into() };
         let reserves = random.once_in(3);

@@ -262,7 +262,7 @@ impl DeviceUse {
         let observable =
             observable.ok_or_else(|| refusal(native::Cause::Class, "it sends nothing that is shown".to_owned()))?;
         let Bell { wake, readiness, hush } = Bell::hang().map_err(|error| refused(&error.to_string()))?;
-        let observer = observable.audience.sit(move || wake.wake());
+        let observer = observable.audience.join(move || wake.wake());
         let observer = Box::new(observer.ok_or_else(|| refused("as many look on as may"))?);
         self.session.observes.get_or_init(|| bus_id.to_owned());
         info!(device = bus_id, peer = self.session.peer, "observed");
@@ -284,7 +284,7 @@ impl DeviceUse {
         let policy = if mode == Mode::Exclusive { Policy::All } else { Policy::Latest };
         let observer = Bell::hang().map_err(|error| error.to_string()).and_then(|bell| {
             let wake = Arc::clone(&bell.wake);
-            let observer = stage.sit(policy, move || wake.wake());
+            let observer = stage.join(policy, move || wake.wake());
             observer
                 .map(|observer| (bell, observer))
                 .ok_or_else(|| "its source has ended, or as many read it as may".to_owned())

@@ -209,7 +209,7 @@ impl Endpoint {
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let (for_thread, own_share) = (Arc::clone(&shared), Arc::clone(&share));
         let thread = thread::Builder::new().name("pipe-receiver".into()).spawn(move || {
-            let (mut reservation, warnings) = own_share.sit(reserve);
+            let (mut reservation, warnings) = own_share.reserve(reserve);
             *for_thread.granted.lock() = Granted { policy: reservation.policy().to_string(), warnings };
             let _ = tell.send(());
             let mut receiver = Receiver::new(way, shape, for_thread, terms);

@@ -172,7 +172,7 @@ pub fn tpipe<A: Send + 'static>(
     let (tell, told) = std::sync::mpsc::sync_channel(1);
     let name = format!("pipe-{}-{channel}", direction_name(direction));
     let thread = thread::Builder::new().name(name).spawn(move || {
-        let (reservation, warnings) = share.sit(reserve);
+        let (reservation, warnings) = share.reserve(reserve);
         let _ = tell.send(Granted { policy: reservation.policy().to_string(), warnings });
         let (mut roster, mut counts) = (Roster::new(reserve), Counts::default());
         let room_bytes = quota * message_bytes;

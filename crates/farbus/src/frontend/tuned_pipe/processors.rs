@@ -209,7 +209,7 @@ impl ProcessorShare {
 
     /// Moves the calling thread to its processor and asks the kernel for what was promised. The second value lists what
     /// was denied.
-    pub fn sit(&self, reserve: Reserve) -> (Reservation, Vec<String>) {
+    pub fn reserve(&self, reserve: Reserve) -> (Reservation, Vec<String>) {
         let mut warnings = Vec::new();
         if let Some(own) = self.processors.0.places[self.place].own()
             && let Err(error) = own.enter()

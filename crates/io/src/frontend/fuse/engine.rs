@@ -77,7 +77,7 @@ pub(super) struct Engine {
 
 /// A request that the device is carrying out.
 struct Asked {
-    by: SaveRequest,
+    by: Origin,
     /// For a change: its position among all changes.
     change: Option<u64>,
     /// For a flush: changes before this one are durable when it succeeds.
@@ -88,7 +88,7 @@ struct Asked {
     rest: Range<u64>,
 }
 
-enum SaveRequest {
+enum Origin {
     /// A program, through the kernel, by the number of its request.
     Program(u64),
     Owner(SyncSender<Flushed>),
@@ -182,7 +182,7 @@ impl Engine {
             let is_right = what.is_some()
                 && asked.id <= state.next_id
                 && (asked.rest.is_empty() || zeroes && asked.rest.end <= engine.file.size);
-            let by = asked.unique.map_or(SaveRequest::Nobody, SaveRequest::Program);
+            let by = asked.unique.map_or(Origin::Nobody, Origin::Program);
             let (change, covers, ask, rest) = (asked.change, asked.covers, asked.ask, asked.rest.clone());
             if !is_right || engine.asked.insert(asked.id, Asked { by, change, covers, ask, rest }).is_some() {
                 engine.leave();
@@ -214,13 +214,13 @@ impl Engine {
     fn save(&mut self) -> io::Result<Option<Saved>> {
         self.collect();
         let is_ending = self.is_over || self.disk.is_lost();
-        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, SaveRequest::Owner(_)));
+        let is_waited_for = self.asked.values().any(|asked| matches!(asked.by, Origin::Owner(_)));
         let now = self.clock.now();
         let Some(device) = self.device.as_mut().filter(|_| !is_ending && !is_waited_for) else { return Ok(None) };
         let Some(device) = device.save(now) else { return Ok(None) };
         let asked = self.asked.iter().map(|(&id, asked)| SavedAsked {
             id,
-            unique: if let SaveRequest::Program(unique) = asked.by { Some(unique) } else { None },
+            unique: if let Origin::Program(unique) = asked.by { Some(unique) } else { None },
             change: asked.change,
             covers: asked.covers,
             ask: asked.ask,
@@ -294,7 +294,7 @@ impl Engine {
                     break;
                 }
                 is_flushing = true;
-                self.flush(SaveRequest::Nobody, None);
+                self.flush(Origin::Nobody, None);
             }
             self.receive_all();
             self.end_turn();
@@ -328,15 +328,15 @@ impl Engine {
             if !self.is_dirty() {
                 let _ = asker.try_send(self.handles.told_to_nobody());
             } else {
-                self.flush(SaveRequest::Owner(asker), None);
+                self.flush(Origin::Owner(asker), None);
             }
         }
     }
 
     /// Refuses all open requests after the device was lost, and drops it once it has no request open.
     fn let_go(&mut self) {
-        let waiting: Vec<SaveRequest> =
-            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, SaveRequest::Nobody)).collect();
+        let waiting: Vec<Origin> =
+            self.asked.values_mut().map(|asked| std::mem::replace(&mut asked.by, Origin::Nobody)).collect();
         waiting.into_iter().for_each(|asker| self.refuse(asker));
         if self.asked.is_empty() {
             self.device = None;
@@ -420,7 +420,7 @@ impl Engine {
         match op {
             Op::Read { offset, size } => self.read_at(unique, offset, size),
             Op::Write { offset, size } => self.write_at(unique, offset, size),
-            Op::Fsync { handle } => self.flush(SaveRequest::Program(unique), Some(Ask::Sync(handle))),
+            Op::Fsync { handle } => self.flush(Origin::Program(unique), Some(Ask::Sync(handle))),
             Op::Flush { handle } => self.close(unique, Ask::Close(handle)),
             Op::Release { handle } if node == FILE => self.close(unique, Ask::Release(handle)),
             Op::Release { .. } | Op::FolderDone => kernel.ok(unique),
@@ -475,7 +475,7 @@ impl Engine {
             0 => self.kernel().data(unique, &Payload::Empty),
             len => {
                 let id = self.new_id();
-                self.ask(BlockRequest::read(id, offset, len), Asked::by(SaveRequest::Program(unique)));
+                self.ask(BlockRequest::read(id, offset, len), Asked::by(Origin::Program(unique)));
             }
         }
     }
@@ -490,7 +490,7 @@ impl Engine {
         let payload = if is_copied { Payload::from(&self.chunk[..len]) } else { Payload::shared(&self.chunk, 0..len) };
         let id = self.new_id();
         let change = Some(self.new_change());
-        self.ask(BlockRequest::write(id, offset, payload), Asked { change, ..Asked::by(SaveRequest::Program(unique)) });
+        self.ask(BlockRequest::write(id, offset, payload), Asked { change, ..Asked::by(Origin::Program(unique)) });
         self.keeps |= self.asked.contains_key(&id.0);
     }
 
@@ -514,7 +514,7 @@ impl Engine {
             return self.kernel().ok(unique);
         }
         let change = Some(self.new_change());
-        self.zero(op, Asked { change, rest: offset..offset + len, ..Asked::by(SaveRequest::Program(unique)) });
+        self.zero(op, Asked { change, rest: offset..offset + len, ..Asked::by(Origin::Program(unique)) });
     }
 
     /// Requests the first piece of a range to be zeroed.
@@ -539,7 +539,7 @@ impl Engine {
     /// Handles the closing of a descriptor, or of the last one of a handle.
     fn close(&mut self, unique: u64, ask: Ask) {
         if self.is_dirty() {
-            return self.flush(SaveRequest::Program(unique), Some(ask));
+            return self.flush(Origin::Program(unique), Some(ask));
         }
         let told = self.hear(ask, Ok(()));
         match told {
@@ -557,7 +557,7 @@ impl Engine {
     }
 
     /// Flushes everything that has been answered.
-    fn flush(&mut self, by: SaveRequest, ask: Option<Ask>) {
+    fn flush(&mut self, by: Origin, ask: Option<Ask>) {
         let covers = self.asked.values().filter_map(|asked| asked.change).min().unwrap_or(self.begun);
         let id = self.new_id();
         self.ask(BlockRequest::flush(id), Asked { covers: Some(covers), ask, ..Asked::by(by) });
@@ -627,31 +627,31 @@ impl Engine {
         }
     }
 
-    fn tell(&self, asker: SaveRequest, result: Flushed, op: BlockOp, length: u32, payload: &Payload) {
+    fn tell(&self, origin: Origin, result: Flushed, op: BlockOp, length: u32, payload: &Payload) {
         let kernel = self.kernel();
-        match (asker, result) {
-            (SaveRequest::Program(unique), Err(error)) => kernel.error(unique, of_store(error)),
-            (SaveRequest::Program(unique), Ok(())) => match op {
+        match (origin, result) {
+            (Origin::Program(unique), Err(error)) => kernel.error(unique, of_store(error)),
+            (Origin::Program(unique), Ok(())) => match op {
                 BlockOp::Read => kernel.data(unique, payload),
                 BlockOp::Write => kernel.written(unique, length),
                 BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => kernel.ok(unique),
             },
-            (SaveRequest::Owner(asker), result) => {
+            (Origin::Owner(asker), result) => {
                 // The channel has room for its only answer.
                 let _ = asker.try_send(result);
             }
-            (SaveRequest::Nobody, _) => {}
+            (Origin::Nobody, _) => {}
         }
     }
 
     /// Answers that the device is lost.
-    fn refuse(&self, asker: SaveRequest) {
-        match asker {
-            SaveRequest::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
-            SaveRequest::Owner(asker) => {
+    fn refuse(&self, origin: Origin) {
+        match origin {
+            Origin::Program(unique) => self.kernel().error(unique, of_store(StoreError::Gone)),
+            Origin::Owner(asker) => {
                 let _ = asker.try_send(Err(self.undurable.unwrap_or(StoreError::Gone)));
             }
-            SaveRequest::Nobody => {}
+            Origin::Nobody => {}
         }
     }
 
@@ -727,7 +727,7 @@ impl Drop for Engine {
 }
 
 impl Asked {
-    fn by(by: SaveRequest) -> Self {
+    fn by(by: Origin) -> Self {
         Self { by, change: None, covers: None, ask: None, rest: 0..0 }
     }
 }
