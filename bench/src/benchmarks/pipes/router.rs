@@ -158,7 +158,7 @@ impl Board {
         let thread = thread::spawn(move || {
             let served = listener.accept().and_then(|(stream, _)| {
                 let link = bare::link(stream)?;
-                let _reservation = share.sit(ENGINE);
+                let _reservation = share.reserve(ENGINE);
                 bare::serve(&link, Clock::start(), &mut shelf)
             });
             if let Err(error) = served {
@@ -315,7 +315,7 @@ fn ask(
     ready: &Barrier,
     seconds: u64,
 ) -> (Vec<(u64, u64)>, u64) {
-    let _reservation = share.sit(BOARD);
+    let _reservation = share.reserve(BOARD);
     // Until it has its promise a thread starts when the machine lets it.
     ready.wait();
     let mut trips = Vec::with_capacity((seconds * 1_000_000_000 / PERIOD_NS) as usize);
@@ -351,7 +351,7 @@ fn echo(
     ready: Arc<Barrier>,
 ) -> JoinHandle<()> {
     thread::spawn(move || {
-        let _reservation = share.sit(BOARD);
+        let _reservation = share.reserve(BOARD);
         ready.wait();
         let mut roster = Roster::new(BOARD);
         while !is_over.load(Ordering::Acquire) {
