@@ -1,5 +1,5 @@
-//! The side that has the devices: [`share::Share`] offers them on listening sockets, admits whoever connects, and
-//! serves sessions.
+//! The side that has the devices: [`share::Share`] offers them on listening sockets, admits peers and serves their
+//! sessions.
 //!
 //! | part | what it does |
 //! |---|---|
