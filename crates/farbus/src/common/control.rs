@@ -47,7 +47,7 @@ pub enum Question {
     Version,
     /// Asks for the status of the process and its devices.
     Status,
-    /// Attach: detach the device and end. A share does not know the question.
+    /// Attach: detach the device and end. Daemon: detach the device until the next reload. A share answers `unknown`.
     Detach {
         /// The device by name, bus id or target; `None` means whatever is attached.
         device: Option<String>,

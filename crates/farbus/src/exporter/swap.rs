@@ -326,7 +326,7 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        // Copying and comparing hold up no request for long; only the switch does.
+        // Requests for a piece wait while it is copied or compared. The switch itself makes no request wait.
         if before == Phase::Draining {
             quiet = quiet.max(after - now);
         }

@@ -5,9 +5,9 @@
 //! | [`SessionTable`] | connections and open devices, and what each peer holds of memory | 1: the table |
 //! | [`DeviceRegistry`] | shared devices, claims, leases, names and identities | 2: the registry; the leases; the labels |
 //! | [`Session`](crate::exporter::session::entry::Session) | one connection's link and device | 3: one a field, each held alone |
-//! | [`DeviceReservations`] | what is reserved, and who may reserve | 3: the ledger; who may; the buses |
-//! | [`Permissions`] | devices that are one host's alone, who may look on | that of these devices |
-//! | [`Addresses`], [`Sessions`], [`Predecessor`], [`Swaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two the predecessor |
+//! | [`DeviceReservations`] | reservations, and who may reserve | 3: the ledger; who may; the buses |
+//! | [`Permissions`] | devices that only one host may use, and whether devices may be observed | that of these devices |
+//! | [`Addresses`], [`Sessions`], [`Predecessor`], [`Swaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two for the predecessor |
 //! | [`Serving`] | what every connection is served with | modules; the trace |
 //!
 //! # The order of locks
