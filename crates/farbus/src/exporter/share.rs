@@ -136,8 +136,8 @@ impl Share {
     /// Serves USB/IP at `address` from now on, without encryption and to all hosts. Returns the address; port 0 is
     /// replaced by the port that was chosen.
     ///
+    /// # Errors
     /// The system cannot listen at the address.
-    /// The address cannot be listened at.
     pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
         self.listen_on(Listener::bind(address)?, None)
     }

@@ -60,7 +60,6 @@ pub struct Found {
 ///
 /// # Errors
 /// [`LinkError`].
-/// [`LinkError`].
 pub fn dial(
     host: &str,
     time_max: Duration,

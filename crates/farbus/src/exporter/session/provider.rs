@@ -230,7 +230,6 @@ pub trait DeviceProvider: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`End`]: why the device is not opened.
-    /// [`End`]: why not.
     fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open, is_compared: bool)
     -> Result<Opened, End>;
 
