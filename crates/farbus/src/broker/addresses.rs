@@ -1,10 +1,10 @@
-//! Where the half with rights connects on behalf of the other: which of the addresses that a file or the other half
-//! says it believes.
+//! Decides at which addresses the broker connects to a host: which of those that a file or the confined process names
+//! it believes.
 //!
-//! The confined half may write the file in which hosts' last addresses are. Taken over, it could have this half connect
-//! to anything that is within this machine's reach. So an address that was not there when the host was first asked for
-//! is only believed if it could be another address of the same host: numbers and no name, no address of this machine,
-//! and a port at which farbus listens.
+//! The confined process may write the file that has hosts' last addresses. If an attacker controlled that process, it
+//! could make the broker connect to anything within this machine's reach. So the broker believes an address that was
+//! not there when the host was first asked for only if it could be another address of the same host: numbers and no
+//! name, no address of this machine, and a port at which farbus listens.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,20 +13,20 @@ use tracing::warn;
 
 use crate::common::host_address::SECURE_PORT;
 
-/// Addresses of one host that are kept in mind.
+/// Addresses that are remembered for one host.
 const DIALLED_MAX: usize = 16;
 
-/// What is known of the hosts that are connected to.
+/// What the broker knows of the hosts that it connects to.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
-    /// Where each was when it was asked for first.
+    /// The address of each host when it was asked for first.
     first: BTreeMap<String, String>,
-    /// Where connections to each were made.
+    /// Addresses of each host to which the broker connected.
     dialled: BTreeMap<String, Vec<SocketAddr>>,
 }
 
 impl Addresses {
-    /// Where `host` is to be looked for, if a file says `remembered` now.
+    /// The address at which to look for `host` when a file says `remembered`.
     pub fn believe(&mut self, host: &str, remembered: &str) -> String {
         let first = self.first.entry(host.to_owned()).or_insert_with(|| remembered.to_owned());
         if is_plausible(first, remembered) {
@@ -36,7 +36,7 @@ impl Addresses {
         first.clone()
     }
 
-    /// A connection was made there.
+    /// Notes that the broker connected to `host` at this address.
     pub fn note_dialled(&mut self, host: &str, at: SocketAddr) {
         let dialled = self.dialled.entry(host.to_owned()).or_default();
         dialled.retain(|other| *other != at);
@@ -45,7 +45,7 @@ impl Addresses {
         dialled.drain(..surplus);
     }
 
-    /// Whether one was.
+    /// Whether the broker connected to `host` at this address.
     pub fn was_dialled(&self, host: &str, at: SocketAddr) -> bool {
         self.dialled.get(host).is_some_and(|dialled| dialled.contains(&at))
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_appears_later_is_believed_if_it_may_be_that_hosts() {
+    fn later_address_is_believed_only_if_it_may_be_the_same_host_s() {
         let believed = |first: &str, now: &str| {
             let mut addresses = Addresses::default();
             assert_eq!(addresses.believe("lab3", first), first, "the first is");
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn only_where_a_connection_was_made_can_a_key_have_been_proved() {
+    fn key_can_be_proved_only_at_the_latest_dialled_addresses() {
         let mut addresses = Addresses::default();
         let at = |port: u16| SocketAddr::from(([10, 0, 0, 7], port));
         assert!(!addresses.was_dialled("lab3", at(1)));

@@ -1,4 +1,4 @@
-//! What one half may have done by the other.
+//! What the confined process may ask of the broker.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,65 +13,66 @@ use crate::common::socket_place::{Place, SocketMode};
 use crate::devices::identities::KnownUsb;
 use crate::devices::selection::Wanted;
 
-/// What the confined half may have done for it. Everything else is refused.
+/// What the broker may do for the confined process. It refuses everything else.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct BrokerPolicy {
-    /// Sockets to remove when the other half is gone, however it went.
+    /// Sockets to remove when the confined process has ended, for whatever reason.
     pub remove: Vec<PathBuf>,
-    /// Which USB devices may be opened, in the words of `farbus share` (`usb:1-1.4`).
+    /// USB devices that may be opened, in the words of `farbus share` (`usb:1-1.4`).
     pub usb: Vec<String>,
-    /// Which disk images may be opened, and whether only to be read.
+    /// Disk images that may be opened, and whether read-only.
     pub images: Vec<(PathBuf, bool)>,
-    /// What frames may be read from.
+    /// Paths that frames may be read from.
     pub frames: Vec<PathBuf>,
-    /// Which hosts (`HOST:PORT`) may be connected to.
+    /// Hosts (`HOST:PORT`) that may be connected to.
     pub hosts: Vec<String>,
-    /// Where some of these are now, as a person said.
+    /// Current addresses of some of these hosts, as a person gave them.
     pub moved: BTreeMap<String, String>,
-    /// In whose name this host's processors may be promised.
+    /// The owner under whose name processor time of this host may be reserved.
     pub promises: Option<String>,
-    /// Which processors may be taken from everybody else.
+    /// Processors that may be isolated from all other programs.
     pub processors: Vec<usize>,
-    /// Programs that the other half has started, to be ended when it is gone.
+    /// Programs (by process id) that the confined process has started. The broker kills them when that process has
+    /// ended.
     pub programs: Vec<u32>,
     /// Whether a device may be plugged into this machine's kernel.
     pub plugs: bool,
-    /// Where programs that use a device may be listened for.
+    /// Addresses and sockets at which programs may find a device.
     pub places: Vec<Place>,
-    /// Where disks may be mounted as files.
+    /// Folders at which disks may be mounted, to show them as files.
     pub mounts: Vec<PathBuf>,
-    /// Ports that are in use already, by what went on here from another process.
+    /// Ports of the kernel that are in use, by attachments that another process began.
     pub ports: Vec<u32>,
-    /// Mounts of the process before.
+    /// Mounts of the process before this one.
     pub mounted: Vec<MountMark>,
-    /// From which the process before derived identities.
+    /// The secret from which the process before this one derived identities.
     pub identity_secret: Option<ProcessSecret>,
-    /// By what the process before knew USB devices that are plugged in.
+    /// The evidence by which the process before this one knew the USB devices that are plugged in.
     pub known_usb: Vec<KnownUsb>,
-    /// With which arguments this program goes on in place of the other half, should it ask for that. None: it may not.
+    /// The arguments of the replacement process. Empty: the confined process may not ask for one.
     pub replacement: Vec<String>,
-    /// The file that says the rest, and may be read again.
+    /// The configuration, which has the rest of the policy and may be read again.
     pub config: Option<PathBuf>,
-    /// Where may be listened. Only a file says this, and what follows.
+    /// Addresses and sockets that may be listened at. This field and those below are set by the configuration only.
     #[serde(skip)]
     pub listen: Vec<Place>,
-    /// Who may connect at sockets among these, as a file's mode says it.
+    /// The file mode of the Unix sockets among these.
     #[serde(skip)]
     pub socket_mode: SocketMode,
-    /// Whose numbers may be asked for, by name.
+    /// Names of users whose numbers (uid) may be asked for.
     #[serde(skip)]
     pub local_users: Vec<String>,
-    /// Which USB devices may be opened besides.
+    /// USB devices that may be opened in addition to `usb`.
     #[serde(skip)]
     pub wanted: Wanted,
 }
 
-/// Reads a configuration: its text, for the other half to read itself, and what it asks for.
+/// Reads a configuration. Returns its text, which the confined process parses itself, and the policy that it grants.
 pub type ReadConfig = fn(&Path) -> io::Result<(String, BrokerPolicy)>;
 
 impl BrokerPolicy {
-    /// The devices that are meant, all of them.
+    /// All USB devices that may be opened.
     pub(super) fn devices(&self) -> Wanted {
         let selectors = self.usb.iter().filter_map(|words| words.strip_prefix("usb:")?.parse::<Selector>().ok());
         let mut wanted = self.wanted.clone();
@@ -79,7 +80,7 @@ impl BrokerPolicy {
         wanted
     }
 
-    /// The same with what a configuration grants instead of what another granted before.
+    /// This policy with the grants of a configuration in place of those of the former one.
     pub(super) fn with_config(&self, granted: Self) -> Self {
         Self {
             remove: self.remove.clone(),

@@ -1,4 +1,4 @@
-//! Giving rights away: what a process does before it reads the first byte that a stranger sent.
+//! Drops the rights of a process before it reads the first byte from the network.
 
 use farbus_io::store::boot_number;
 use farbus_io::sys::confine::{Needs, confine};
@@ -8,20 +8,20 @@ use tracing::{debug, info, warn};
 use super::{Broker, BrokerPolicy};
 use crate::common::failure::Failure;
 
-/// Starts the half that keeps the rights.
+/// Starts the broker.
 ///
 /// # Errors
-/// If there is no room for it.
+/// The system cannot start another process.
 pub fn start_broker(broker_policy: &BrokerPolicy) -> Result<Broker, Failure> {
     Broker::start(broker_policy).map_err(|error| Failure::local(format!("cannot start a second half: {error}")))
 }
 
-/// Leaves this process without rights, but for what it needs. Before there is a second thread.
+/// Drops all rights of this process except `needs`. Call it before the process has a second thread.
 ///
 /// # Errors
-/// If the system does not take them: then nothing should go on.
+/// The system refuses to drop them. The process should not continue then.
 pub fn give_rights_away(needs: &Needs) -> Result<(), Failure> {
-    // Read while it can be: without it every process would be taken for a machine that was started anew.
+    // Read it while the process may: without the boot id every process would look like one of a restarted machine.
     let _known_from_now_on = boot_number();
     let confinement =
         confine(needs).map_err(|error| Failure::local(format!("{error}\n  --no-sandbox goes on with all of them")))?;
@@ -33,7 +33,7 @@ pub fn give_rights_away(needs: &Needs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the system refused is said once: a disk under memory pressure may then wait for itself.
+/// Logs a protection that the system refused: under memory pressure a disk may then wait for itself.
 pub fn report_protection(protection: &Protection) {
     if !protection.is_complete() {
         info!("{protection}");

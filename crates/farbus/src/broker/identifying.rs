@@ -1,4 +1,4 @@
-//! Which devices the other half shares: the evidence is here.
+//! Identifies the devices that the confined process shares, because the broker has the evidence.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
@@ -12,15 +12,15 @@ use farbus_io::trust::DeviceId;
 use crate::devices::identities::naming::check_name;
 use crate::devices::identities::{Identified, Identities, KnownUsb, VIEW_BYTES_MAX};
 
-/// The longest words that say what a device made of code is, bytes.
+/// The longest description of a device made of code, bytes.
 const WORDS_BYTES_MAX: usize = 1024;
 
-/// What was opened for the other half, and which devices that is.
+/// The images that were opened for the confined process, and the identities that it was given.
 pub(super) struct Identifying {
     all: Identities,
-    /// The evidence of images, as they were when they were opened.
+    /// The evidence of each image at the time it was opened.
     images: Mutex<BTreeMap<(PathBuf, bool), Evidence>>,
-    /// The devices that the other half shares: it names no others.
+    /// The devices that the confined process shares. It may name no others.
     identified: Mutex<BTreeSet<DeviceId>>,
 }
 
@@ -29,17 +29,17 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Identifying {
-    /// `secret` and `usb` are those of the process before this one.
+    /// Uses `secret` and `usb` of the process before this one, if there was one.
     pub fn new(secret: Option<ProcessSecret>, usb: &[KnownUsb]) -> Self {
         Self { all: Identities::new(secret).inheriting(usb), images: Mutex::default(), identified: Mutex::default() }
     }
 
-    /// Where identities are found.
+    /// The source of identities.
     pub fn all(&self) -> &Identities {
         &self.all
     }
 
-    /// An image was opened; one that says nothing of itself cannot be known again.
+    /// Notes the evidence of an image that was opened. An image without evidence cannot be recognized again.
     pub fn note_opened(&self, path: &Path, read_only: bool, store: &FileStore) {
         let key = (path.to_owned(), read_only);
         match Evidence::of_open(store.as_fd()) {
@@ -48,7 +48,7 @@ impl Identifying {
         }
     }
 
-    /// Which device a view of an image is, if that was opened.
+    /// The identity of a view of an image; `None` if the image was not opened.
     pub fn image(&self, path: &Path, read_only: bool, view: &str) -> Option<Identified> {
         let evidence = lock(&self.images).get(&(path.to_owned(), read_only)).cloned()?;
         let is_view = view.len() <= VIEW_BYTES_MAX && view.bytes().all(|byte| byte.is_ascii_graphic());
@@ -57,13 +57,13 @@ impl Identifying {
         Some(known)
     }
 
-    /// What devices made of code have in common which are what `words` say.
+    /// The common id of all devices made of code that are described by `words`.
     pub fn made(&self, words: &str) -> Identified {
         let words = &words[..words.floor_char_boundary(WORDS_BYTES_MAX)];
         Identified { id: self.all.of_made(words), ..Identified::fresh() }
     }
 
-    /// Notes what a device is called. Says whether it is one that was identified here.
+    /// Stores the name of a device. Returns whether the device was identified here.
     pub fn name(&self, device: DeviceId, name: &str, is_named: bool) -> bool {
         let is_known = lock(&self.identified).contains(&device) && check_name(name).is_ok();
         if is_known {
@@ -72,7 +72,7 @@ impl Identifying {
         is_known
     }
 
-    /// A device that the other half shares.
+    /// Notes a device that the confined process shares.
     pub fn note_identified(&self, known: Identified) -> Identified {
         lock(&self.identified).insert(known.id);
         known

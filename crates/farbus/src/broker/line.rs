@@ -1,4 +1,4 @@
-//! The confined half's end.
+//! The confined process's end of the passage to its broker.
 
 use std::io::{self, Read, Seek};
 use std::net::UdpSocket;
@@ -20,43 +20,43 @@ use super::replacement::Replacement;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::Identified;
 
-/// Characters of a word that is noted: a device's name has fewer.
+/// The most characters of a recorded field. A device's name has fewer.
 const RECORDED_MAX: usize = 256;
 
-/// The confined half's way to the other: a line on which it asks, one thing at a time.
+/// A line to the broker, on which the confined process asks one question at a time.
 #[derive(Debug)]
 pub struct Broker {
     passage: Mutex<Passage>,
-    /// Whose mounts the other half's are.
+    /// The user and group that own the broker's mounts.
     pub(super) owner: (u32, u32),
 }
 
 impl Broker {
-    /// Starts the other half: this program once more, as it was called, with all its rights.
+    /// Starts the broker: this program once more, with the argument `broker` and all its rights.
     ///
     /// # Errors
-    /// If there is no room for another process.
+    /// The system cannot start another process.
     pub fn start(broker_policy: &BrokerPolicy) -> io::Result<Self> {
         let (passage, theirs) = Passage::pair()?;
         let mut command = Command::new("/proc/self/exe");
-        // Paths in the mandate may be said from where we are.
+        // Paths in the policy may be relative to the working directory.
         command.arg("broker").stdin(theirs).stdout(Stdio::null());
-        // Nobody waits for it: it ends after us.
+        // The child is not waited for: it ends after this process.
         command.spawn()?;
         passage.send(&to_json(broker_policy)?, None)?;
         Ok(Self { passage: Mutex::new(passage), owner: (getuid().as_raw(), getgid().as_raw()) })
     }
 
-    /// One more line: what is asked there waits for nothing that is asked here.
+    /// Opens a further line. A question there does not wait for a question here.
     ///
     /// # Errors
-    /// If the system has no more descriptors or threads.
+    /// The system has no more descriptors or threads.
     pub fn line(&self) -> io::Result<Self> {
         let line = self.ask_for_descriptor(&Question::Line)?;
         Ok(Self { passage: Mutex::new(Passage::over(line)), owner: self.owner })
     }
 
-    /// The text of the configuration as it is now.
+    /// Asks for the current text of the configuration.
     ///
     /// # Errors
     /// What is wrong with the file.
@@ -71,24 +71,24 @@ impl Broker {
     /// Listens for importers.
     ///
     /// # Errors
-    /// What the system or the mandate says against it.
+    /// The system or the policy refuses.
     pub fn listen(&self, place: &Place) -> io::Result<SocketListener> {
         Ok(SocketListener::passed(self.ask_for_descriptor(&Question::Listen { place: place.clone() })?, place))
     }
 
-    /// A socket for datagrams at an address that is listened at, on the port that became of it.
+    /// Opens a UDP socket at an address that is listened at, on the port that the listener got.
     ///
     /// # Errors
-    /// What the system or the mandate says against it.
+    /// The system or the policy refuses.
     pub fn listen_for_datagrams(&self, place: &Place, port: u16) -> io::Result<UdpSocket> {
         let question = Question::ListenDatagrams { place: place.clone(), port };
         Ok(self.ask_for_descriptor(&question)?.into())
     }
 
-    /// Listens for programs.
+    /// Listens for programs that use a device.
     ///
     /// # Errors
-    /// What the system or the mandate says against it.
+    /// The system or the policy refuses.
     pub fn listen_at(&self, place: &Place) -> io::Result<SocketListener> {
         Ok(SocketListener::passed(self.ask_for_descriptor(&Question::ListenAt { place: place.clone() })?, place))
     }
@@ -96,40 +96,41 @@ impl Broker {
     /// Opens a disk image.
     ///
     /// # Errors
-    /// A sentence of the store's, or of the mandate.
+    /// A sentence of the store, or the policy refuses.
     pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
         let file = self.ask_for_descriptor(&Question::OpenImage { path: path.to_owned(), read_only })?;
         FileStore::passed(file, path, read_only).map_err(io::Error::other)
     }
 
-    /// Opens what a stream's frames come from.
+    /// Opens the source of a stream's frames.
     ///
     /// # Errors
-    /// What the system or the mandate says against it.
+    /// The system or the policy refuses.
     pub fn open_frames(&self, path: &Path) -> io::Result<OwnedFd> {
         self.ask_for_descriptor(&Question::OpenFrames { path: path.to_owned() })
     }
 
-    /// Opens a USB device's node. Should we end before we say that it was given back, its drivers get it all the same.
+    /// Opens a USB device's node. If this process ends before it calls [`Broker::given_back`], the broker returns the
+    /// device to its drivers.
     ///
     /// # Errors
-    /// What the system or the mandate says against it.
+    /// The system or the policy refuses.
     pub fn open_usb(&self, bus: u32, device: u32) -> io::Result<OwnedFd> {
         self.ask_for_descriptor(&Question::OpenUsb { bus, device })
     }
 
-    /// The way to a processor that is taken from everybody else until we end.
+    /// Isolates a processor from all other programs until this process ends. Returns the file of its cpuset.
     ///
     /// # Errors
-    /// What the system or the mandate says against it.
+    /// The system or the policy refuses.
     pub fn processor(&self, cpu: usize) -> io::Result<OwnedFd> {
         self.ask_for_descriptor(&Question::Processor { cpu })
     }
 
-    /// Writes a line of the audit log about somebody who proved no key.
+    /// Writes a line of the audit log about a user that proved no key.
     ///
     /// # Errors
-    /// If the other half has ended, or finds that this is no such line.
+    /// The broker has ended, or refuses such a line.
     pub fn record(&self, event: &Event<'_>) -> io::Result<()> {
         let short = |text: &str| text.chars().take(RECORDED_MAX).collect::<String>();
         let question = Question::Record {
@@ -142,37 +143,37 @@ impl Broker {
         self.ask::<Value>(&question, None).map(|_| ())
     }
 
-    /// Another process had this device open: that is what is used of it here.
+    /// Passes the open node of a device that another process had. The broker uses it when the device is opened here.
     ///
     /// # Errors
-    /// If the other half has ended.
+    /// The broker has ended.
     pub fn inherit_usb(&self, bus: u32, device: u32, node: BorrowedFd<'_>) -> io::Result<()> {
         self.ask::<Value>(&Question::InheritUsb { bus, device }, Some(node)).map(|_| ())
     }
 
-    /// A device's drivers have it again, or it is gone.
+    /// Tells the broker that a device was returned to its drivers, or is gone.
     pub fn given_back(&self, bus: u32, device: u32) {
         if let Err(error) = self.ask::<Value>(&Question::GivenBack { bus, device }, None) {
             tracing::debug!(%error, "nobody needs to know that a device was given back");
         }
     }
 
-    /// Has this program started once more, to go on in place of this process.
+    /// Starts the replacement of this process.
     ///
     /// # Errors
-    /// What the system or the mandate says against it.
+    /// The system or the policy refuses.
     pub fn replacement(&self) -> io::Result<Replacement> {
         let (pid, fd) = self.ask(&Question::Replacement, None)?;
         let fd = fd.ok_or_else(|| io::Error::other("no descriptor came along"))?;
         Ok(Replacement { pid, passage: Passage::over(fd) })
     }
 
-    /// Which device a USB device is.
+    /// Identifies a USB device.
     pub(crate) fn identify_usb(&self, bus: u32, device: u32) -> Identified {
         self.identified(&Question::IdentifyUsb { bus, device })
     }
 
-    /// Which device something is; if that cannot be said, one that nobody knew before.
+    /// Asks for a device's identity. If the broker cannot tell, returns a new one.
     pub(super) fn identified(&self, question: &Question) -> Identified {
         let identified = self.ask(question, None).map(|(identified, _)| identified);
         identified.unwrap_or_else(|error| {
@@ -181,7 +182,7 @@ impl Broker {
         })
     }
 
-    /// A device is called so.
+    /// Stores the name of a device.
     pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
         let name = name.to_owned();
         if let Err(error) = self.ask::<Value>(&Question::NoteName { device, name, is_named }, None) {

@@ -1,28 +1,28 @@
-//! The half that keeps its rights, so that the half that listens to strangers needs none.
+//! The broker keeps its rights, so that the process that talks to the network needs none.
 //!
-//! | asked | done, where the mandate allows it |
+//! | question | what the broker does, if its policy allows it |
 //! |---|---|
-//! | `line` | one more line to ask on, so that who waits for one thing does not wait for another |
-//! | `config` | the configuration is read again, and what it says is the mandate from then on |
-//! | `listen` | a listening socket is bound, and passed |
-//! | `listen_at` | a socket is bound at which programs find a device, and passed; its path is removed at the end |
-//! | `open_image` | a disk image is opened and locked, and passed |
-//! | `identify_image`, `identify_usb`, `identify_made` | it is said which device that is: only its evidence is looked at, and noted in the host's state |
-//! | `note_name` | what a device is called is noted beside its identity |
-//! | `open_frames` | a FIFO, device or file is opened to read a stream's frames from, and passed |
-//! | `open_usb` | a node below `/dev/bus/usb` is opened, and passed |
-//! | `given_back` | a device's drivers have it again: nothing is left to be done for it |
-//! | `connect` | a host is found and connected to, and the connection is passed |
-//! | `proved` | where that host has proved its key is written down, if it was connected to there and is remembered elsewhere |
-//! | `explain` | a share on this machine is told what one of its devices is needed for |
-//! | `record` | the use of a device by somebody who proved no key is noted in the audit log |
-//! | `may_plug`, `plug`, `unplug` | this machine's kernel is given a socket that speaks USB/IP, and loses it |
-//! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | a folder is made a file system's, and let go of |
-//! | `replacement` | this program, as it is on disk now, is started to go on in place of the other half |
-//! | the other half is gone | devices go back to their drivers, mounts and sockets are removed, and this half ends |
+//! | `line` | opens a further line, so that a question there does not wait for one here |
+//! | `config` | reads the configuration again; what it grants is the policy from then on |
+//! | `listen` | binds a listening socket and passes it |
+//! | `listen_at` | binds a socket at which programs find a device and passes it; removes its path at the end |
+//! | `open_image` | opens and locks a disk image and passes it |
+//! | `identify_image`, `identify_usb`, `identify_made` | identifies a device: looks only at its evidence, and notes that in the host's state |
+//! | `note_name` | stores the name of a device beside its identity |
+//! | `open_frames` | opens a FIFO, device or file to read a stream's frames from, and passes it |
+//! | `open_usb` | opens a node below `/dev/bus/usb` and passes it |
+//! | `given_back` | forgets a device that was returned to its drivers |
+//! | `connect` | finds a host, connects to it and passes the connection |
+//! | `proved` | writes down the address at which that host proved its key, if the broker connected there and a different address is remembered |
+//! | `explain` | tells a share on this machine what one of its devices is needed for |
+//! | `record` | writes the use of a device by a user without a key to the audit log |
+//! | `may_plug`, `plug`, `unplug` | gives this machine's kernel a socket that speaks USB/IP, or takes it away |
+//! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | mounts a file system at a folder, and unmounts it |
+//! | `replacement` | starts the program that is on disk now to replace the confined process |
+//! | the confined process has ended | returns devices to their drivers, removes mounts and sockets, and ends |
 //!
-//! The mandate is given before the other half hears a stranger. From then on it may be somebody else's: whatever it
-//! asks is held against the mandate, and nothing else is believed.
+//! The policy is given before the confined process reads from the network. From then on an attacker may control that
+//! process, so the broker checks every question against the policy and believes nothing else.
 
 mod addresses;
 mod broker_policy;

@@ -1,4 +1,5 @@
-//! What the two halves say to each other: JSON, a message each way, and a descriptor with it.
+//! The messages between the confined process and the broker: JSON, one message in each direction, with a descriptor
+//! where one is passed.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,7 +17,7 @@ use crate::common::socket_place::Place;
 use crate::devices::identities::KnownUsb;
 use crate::hosts::reach::Hints;
 
-/// What may be asked.
+/// A question of the confined process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub(super) enum Question {
@@ -28,11 +29,11 @@ pub(super) enum Question {
     ListenAt {
         place: Place,
     },
-    /// Another process listened there, and it is ours to remove.
+    /// Makes the broker remove the socket of another process at the end.
     TakePlace {
         place: Place,
     },
-    /// Another process listens there from now on.
+    /// Keeps the broker from removing the socket, because another process listens there.
     LeavePlace {
         place: Place,
     },
@@ -40,22 +41,22 @@ pub(super) enum Question {
         path: PathBuf,
         read_only: bool,
     },
-    /// Which device a view of an image is that was opened.
+    /// Identifies a view of an image that was opened.
     IdentifyImage {
         path: PathBuf,
         read_only: bool,
         view: String,
     },
-    /// Which device a USB device is.
+    /// Identifies a USB device.
     IdentifyUsb {
         bus: u32,
         device: u32,
     },
-    /// The id that devices made of code have in common which are what these words say.
+    /// Asks for the common id of all devices made of code that have this description.
     IdentifyMade {
         words: String,
     },
-    /// What a device that was identified is called; whether its owner gave it that name.
+    /// Stores the name of an identified device, and whether its owner gave it that name.
     NoteName {
         device: DeviceId,
         name: String,
@@ -87,7 +88,7 @@ pub(super) enum Question {
         #[serde(default)]
         hints: Hints,
     },
-    /// A paired host has proved its key on a connection to there.
+    /// Reports that a paired host proved its key on a connection to this address.
     Proved {
         host: String,
         at: SocketAddr,
@@ -96,7 +97,7 @@ pub(super) enum Question {
         place: Place,
         port: u16,
     },
-    /// Which user of this machine is at the other end of the TCP connection that comes along.
+    /// Asks which user of this machine made the TCP connection that is passed along.
     PeerOwner,
     UserNumber {
         name: String,
@@ -105,7 +106,7 @@ pub(super) enum Question {
         user: String,
         reason: String,
     },
-    /// A line of the audit log about somebody who proved no key.
+    /// Writes a line of the audit log about a user that proved no key.
     Record {
         used: String,
         outcome: Outcome,
@@ -113,14 +114,14 @@ pub(super) enum Question {
         device: String,
         why: Option<String>,
     },
-    /// Which processes answer their owner here.
+    /// Asks for the processes that answer their owner here.
     Running,
-    /// Tells these what is promised of this host's processors in the owner's name; the end of a lease comes along.
+    /// Tells these processes what processor time is reserved in the owner's name; the end of a lease is passed along.
     Promise {
         whom: BTreeSet<u32>,
         reserves: Vec<(u64, u64)>,
     },
-    /// A processor of its own.
+    /// Isolates a processor from all other programs.
     Processor {
         cpu: usize,
     },
@@ -136,7 +137,7 @@ pub(super) enum Question {
         at: PathBuf,
         read_only: bool,
     },
-    /// Another process kept this mount, and it is ours to take away.
+    /// Hands the broker a mount that another process kept, to be unmounted at the end.
     KeepMount {
         at: PathBuf,
     },
@@ -156,7 +157,7 @@ pub(super) enum Question {
     Replacement,
 }
 
-/// What is answered.
+/// The broker's answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
@@ -164,7 +165,7 @@ pub(super) enum Answer {
     Refused { why: String, kind: Kind },
 }
 
-/// What a refusal means to whoever acts on it.
+/// What a refusal means to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Kind {
@@ -195,40 +196,40 @@ impl Kind {
     }
 }
 
-/// Where a mount is, and its number from then on.
+/// A mount's number and path.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MountedAt {
     pub mount: u64,
     pub at: PathBuf,
 }
 
-/// What the half with rights tells a process that goes on in place of its other half, before that says anything. That
-/// process may be of the next release: fields are only added, and read with a default. The other messages here stay
-/// within one release, since each process starts its other half from the program that it runs itself.
+/// What the broker tells the replacement of its confined process before that process says anything. The replacement may
+/// be of the next release: fields are only added, and read with a default. The other messages here stay within one
+/// release, because each process starts its broker from its own program file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HandoverState {
     /// Ports of this machine's kernel that are in use.
     pub ports: Vec<u32>,
-    /// Mounts.
+    /// Mounts that are kept.
     pub mounts: Vec<MountMark>,
-    /// USB devices that are taken, by bus and number; what is open of each comes along, in this order.
+    /// USB devices that are open, by bus and number. Their open nodes follow in this order.
     pub devices: Vec<(u32, u32)>,
-    /// From which identities are derived that are not kept anywhere.
+    /// The secret from which identities are derived that are not stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity_secret: Option<ProcessSecret>,
-    /// By what USB devices that are plugged in are known. An earlier release does not say it: then a device is known by
-    /// what it says of itself now.
+    /// The evidence by which plugged-in USB devices are known. An earlier release does not send it; then a device is
+    /// identified by its current descriptors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub known_usb: Vec<KnownUsb>,
 }
 
-/// A message's bytes.
+/// Encodes a message.
 pub(super) fn to_json(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(serde_json::to_vec(message)?)
 }
 
-/// How long the other half may try to connect, in the unit in which it is told.
+/// A time limit in the unit of the protocol, milliseconds.
 pub(super) fn in_ms(span: Duration) -> u64 {
     span.as_millis().try_into().unwrap_or(u64::MAX)
 }

@@ -1,10 +1,10 @@
-//! The process that goes on in place of another.
+//! Starts the replacement of a confined process.
 //!
-//! The confined half cannot start a program: it has no right to, and what it started would have none either. The half
-//! that kept its rights does: the program that is now where this one was started from, with the arguments that the
-//! mandate named before anybody was heard. It begins as every daemon begins, with a second half of its own, and is told
-//! what it inherits on a passage: first what this half knows, then, once it has given its rights away, what the other
-//! half says.
+//! The confined process cannot start a program: it has no right to, and the program would have none either. The broker
+//! starts it: the file that is now where this program was started from, with the arguments that the policy named before
+//! the process read from the network. The replacement begins as every daemon does, with a broker of its own. On a
+//! passage it receives first what the broker knows, and then, once it has dropped its rights, what the old confined
+//! process passes on.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,19 +15,19 @@ use farbus_io::sys::passing::Passage;
 
 use super::protocol::{HandoverState, to_json};
 
-/// A process that was started, and the way to it.
+/// A replacement process and the passage to it.
 #[derive(Debug)]
 pub struct Replacement {
-    /// Its number.
+    /// Its process id.
     pub pid: u32,
-    /// The way to it. It ends there once both halves of its predecessor have.
+    /// The passage to it. The replacement sees its end once the old process and the old broker have both ended.
     pub passage: Passage,
 }
 
-/// What a service manager tells one process, and no other.
+/// Variables that a service manager sets for one process only.
 const NOT_INHERITED: [&str; 4] = ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
 
-/// Starts `program`; it, and our end of the passage.
+/// Starts `program`. Returns the process and this end of the passage.
 pub(super) fn start(
     program: &Path,
     arguments: &[String],
@@ -47,24 +47,24 @@ pub(super) fn start(
     Ok((command.spawn()?, ours.into_descriptor()))
 }
 
-/// What comes with the open file of a device.
+/// The message that carries the open node of a device.
 const NODE: &[u8] = b"usb";
 
-/// What this process was started with to go on in place of another.
+/// What a replacement process was started with.
 #[derive(Debug)]
 pub struct ReplacementStart {
-    /// The passage to it.
+    /// The passage to the old process.
     pub passage: Passage,
-    /// What it has.
+    /// What the old broker knows.
     pub handover_state: HandoverState,
-    /// What is open of [`HandoverState::devices`].
+    /// The open nodes of [`HandoverState::devices`].
     pub nodes: Vec<OwnedFd>,
 }
 
-/// What this process was started with to go on in place of another: the passage, and what it inherits.
+/// Reads what this process was started with as a replacement.
 ///
 /// # Errors
-/// If its standard input is no such passage.
+/// The standard input is no passage of an old process.
 pub fn handover_state() -> io::Result<ReplacementStart> {
     let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
     let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "nobody passed anything on: farbus starts itself so");

@@ -1,4 +1,4 @@
-//! The half that has the rights: what it does, and what it does not.
+//! The broker: carries out the questions that its policy allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -45,21 +45,21 @@ use crate::hosts::trust::Use;
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
-/// The longest that anybody may wait for a connection.
+/// The longest time for connecting to a host.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// The other half's life: `farbus broker`, with the passage as its standard input.
+/// Runs the broker, `farbus broker`, with the passage as its standard input, until the confined process ends.
 ///
 /// # Errors
-/// What the system says of the passage.
+/// The passage failed.
 pub fn run(read_config: ReadConfig) -> io::Result<()> {
-    // Ctrl-C goes to both halves; this one ends when the other has.
+    // Ctrl-C goes to both processes; the broker ends after the confined one.
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
     let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);
     let Some(parcel) = passage.receive()? else { return Ok(()) };
-    // Where this program is, before another takes its place there.
+    // The path of this program, before an upgrade replaces the file.
     let program = std::env::current_exe().unwrap_or_default();
     let rights = Arc::new(Rights { program, ..Rights::new(serde_json::from_slice(&parcel.bytes)?, read_config) });
     let end = serve(&passage, &rights);
@@ -67,7 +67,7 @@ pub fn run(read_config: ReadConfig) -> io::Result<()> {
     end
 }
 
-/// What the other half may ask for, and what it has.
+/// The policy of the confined process, and what was opened for it.
 struct Rights {
     broker_policy: Mutex<BrokerPolicy>,
     read_config: ReadConfig,
@@ -75,20 +75,20 @@ struct Rights {
     mounts: Mutex<BTreeMap<u64, Mount>>,
     mount_numbers: AtomicU64,
     ports: Mutex<BTreeSet<u32>>,
-    /// The other half's programs: whatever has their numbers when it is gone, these are they.
+    /// The programs of the confined process. Their process descriptors stay valid even if the numbers are reused.
     programs: Vec<OwnedFd>,
-    /// What was taken from everybody else.
+    /// Processors that are isolated from all other programs.
     processors: Mutex<Vec<Exclusive>>,
-    /// Paths that were listened at.
+    /// Paths of Unix sockets that are listened at.
     sockets: Mutex<BTreeSet<PathBuf>>,
     lines: AtomicU64,
     addresses: Mutex<Addresses>,
-    /// Where uses by those are noted who prove no key.
+    /// The audit log for users that prove no key.
     audit: OnceLock<Audit>,
     identifying: Identifying,
     program: PathBuf,
-    /// Whoever goes on in place of the other half, and our hold on the passage: it hears of the end once we have put
-    /// all in order.
+    /// The replacement of the confined process, and a duplicate of its passage: the replacement sees the end once the
+    /// broker has cleaned up.
     replacement: Mutex<Option<(Child, OwnedFd)>>,
 }
 
@@ -98,7 +98,7 @@ struct Mount {
     keeper: Arc<dyn Keeper>,
 }
 
-/// What is answered to a question, and the descriptor that goes with it.
+/// The answer to a question, and the descriptor that goes with it.
 type Reply = io::Result<(Value, Option<OwnedFd>)>;
 
 fn serve(passage: &Passage, rights: &Arc<Rights>) -> io::Result<()> {
@@ -131,7 +131,7 @@ fn opened<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Nothing that a right process asks for: worth a line in the log.
+/// Logs and returns a refusal. A correct confined process never causes one.
 fn refused(what: String) -> io::Error {
     warn!("refused to the confined half: {what}");
     io::Error::other(what)
@@ -174,7 +174,7 @@ impl Rights {
                     let mode = opened(&self.broker_policy).socket_mode;
                     return self.listen_at(place, mode);
                 };
-                // Every address, on a machine where the new family is switched off, is those of the old one.
+                // On a machine without IPv6, all addresses means all of IPv4.
                 let old = |_| match address.ip() == Ipv6Addr::UNSPECIFIED {
                     true => TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())),
                     false => TcpListener::bind(address),
@@ -268,7 +268,7 @@ impl Rights {
                 let was_dialled = opened(&self.addresses).was_dialled(&host, at);
                 self.hold(was_dialled, || format!("{host} was not connected to at {at}"))?;
                 known_host::remember(&host, at)?;
-                // What a person said has been found to be so.
+                // The address that a person gave is confirmed.
                 opened(&self.broker_policy).moved.remove(&host);
                 done(Value::Null)
             }
@@ -281,7 +281,7 @@ impl Rights {
                 passed(UdpSocket::bind((address.ip(), port))?)
             }
             Question::PeerOwner => {
-                // Who has the connection may know who made it.
+                // The process that has the connection may know which user made it.
                 let connection = fd.ok_or_else(|| refused("no connection came along".into()))?;
                 done(json!(peer_owner(&connection)?))
             }
@@ -296,11 +296,10 @@ impl Rights {
                 done(Value::Null)
             }
             Question::Record { used, outcome, who, device, why } => {
-                // Pairings and grants are not its to tell of.
+                // The confined process may not record pairings and permissions.
                 let is_use = [Use::Attach, Use::Observe, Use::Detach].iter().any(|known| known.as_str() == used);
                 self.hold(is_use, || format!("'{used}' is no use of a device"))?;
-                // The folder is made by whoever makes the key: a daemon without a key takes its absence for "nobody is
-                // paired".
+                // The folder is created with the key: a daemon without a key takes its absence for "no host is paired".
                 let folder = Folder::of_user().ok().filter(|folder| folder.path().exists());
                 if let Some(folder) = folder {
                     let audit = self.audit.get_or_init(|| Audit::new(folder));
@@ -365,16 +364,16 @@ impl Rights {
         if is_meant { Ok(()) } else { Err(refused(what())) }
     }
 
-    /// The paired host that is meant, at the address that is believed to be its own.
+    /// The paired host of this name, at the address that the broker believes to be its own.
     fn known(&self, host: &str) -> Option<KnownHost> {
-        // A list of paired hosts that cannot be read was complained about by whoever needs it to trust somebody.
+        // An unreadable list of paired hosts is reported where it is needed for trust.
         let known = KnownHost::find(host).ok().flatten()?;
         let moved = opened(&self.broker_policy).moved.get(host).cloned();
         let at = moved.unwrap_or_else(|| opened(&self.addresses).believe(host, known.address()));
         Some(known.looked_for_at(at))
     }
 
-    /// What the other half remembers of a host: only where connections were made is looked at.
+    /// The hints of the confined process, without an address to which the broker never connected.
     fn checked(&self, host: &str, hints: Hints) -> Hints {
         let addresses = opened(&self.addresses);
         Hints { proved: hints.proved.filter(|at| addresses.was_dialled(host, *at)), ..hints }
@@ -450,7 +449,7 @@ impl Rights {
         passed(opened(&self.taken).take(&found, || open_node(&usb_node(bus, device)))?)
     }
 
-    /// A USB device that is to be shared.
+    /// The USB device with this bus and number, if the policy allows it.
     fn meant_usb(&self, bus: u32, device: u32) -> io::Result<Found> {
         let devices = opened(&self.broker_policy).devices();
         self.hold(!devices.is_empty(), || "no USB device is shared here".to_owned())?;
@@ -500,10 +499,10 @@ impl Rights {
         mounts.get(&mount).cloned().ok_or_else(|| refused(format!("there is no mount {mount}")))
     }
 
-    /// The other half is gone, however it went: what it left is put in order.
+    /// Cleans up after the confined process has ended.
     fn end(&self) {
         for path in opened(&self.broker_policy).remove.iter().chain(&*opened(&self.sockets)) {
-            // Where the other half could, it has removed them.
+            // The confined process has removed them if it could.
             let _ = fs::remove_file(path);
         }
         for mount in std::mem::take(&mut *opened(&self.mounts)).into_values() {
@@ -517,7 +516,7 @@ impl Rights {
             audit.finish();
         }
         for program in &self.programs {
-            // One that has ended needs no more.
+            // A program that has ended is fine.
             let _ = pidfd_send_signal(program, Signal::KILL);
         }
     }
@@ -556,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_the_broker_policy_is_refused() {
+    fn empty_policy_refuses_every_question() {
         let everything = [
             Question::Config,
             Question::Listen { place: "127.0.0.1:0".parse().unwrap() },
@@ -607,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_opened_as_it_was_meant_and_not_otherwise() {
+    fn image_allowed_for_reading_is_not_opened_for_writing() {
         let path = std::env::temp_dir().join(format!("farbus-rights-{}", std::process::id()));
         fs::write(&path, [0; 512]).unwrap();
         let broker_policy = BrokerPolicy { images: vec![(path.clone(), true)], ..BrokerPolicy::default() };
@@ -621,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_listened_at_as_it_was_meant_and_its_path_goes_with_the_other_half() {
+    fn only_allowed_places_are_listened_at_and_their_sockets_are_removed_at_the_end() {
         let path = std::env::temp_dir().join(format!("farbus-place-{}.sock", std::process::id()));
         let places = vec![Place::Socket(path.clone()), Place::Address("127.0.0.1:0".parse().unwrap())];
         let rights = |places| Arc::new(Rights::new(BrokerPolicy { places, ..BrokerPolicy::default() }, no_config));
@@ -640,13 +639,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_named_by_numbers_alone() {
+    fn path_of_a_usb_node_has_its_numbers_with_three_digits() {
         assert_eq!(usb_node(1, 2), Path::new("/dev/bus/usb/001/002"));
         assert_eq!(usb_node(255, 127), Path::new("/dev/bus/usb/255/127"));
     }
 
     #[test]
-    fn a_line_more_is_answered_while_the_first_is_not() {
+    fn second_line_is_answered_while_the_first_is_idle() {
         let (ours, theirs) = Passage::pair().unwrap();
         let rights = Arc::new(Rights::new(BrokerPolicy::default(), no_config));
         let for_server = Arc::clone(&rights);

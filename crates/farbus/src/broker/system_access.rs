@@ -1,4 +1,4 @@
-//! How a process gets at what needs rights: by itself, or by the half that kept them.
+//! How a process does what needs rights: itself, or through its broker.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,21 +28,21 @@ use crate::devices::media_journal;
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Found, Hints};
 
-/// Whoever acts for a process.
+/// Does what needs rights.
 #[derive(Clone, Debug, Default)]
 pub enum SystemAccess {
-    /// The process itself.
+    /// The process does it itself.
     #[default]
     Own,
-    /// Its other half.
+    /// The broker does it.
     Through(Arc<Broker>),
 }
 
 impl SystemAccess {
-    /// Hands that wait for nothing that others are asked.
+    /// Returns an access of its own, whose calls do not wait for calls on this one.
     ///
     /// # Errors
-    /// If the system has no more descriptors or threads.
+    /// The system has no more descriptors or threads.
     pub fn apart(&self) -> io::Result<Self> {
         match self {
             SystemAccess::Own => Ok(SystemAccess::Own),
@@ -50,7 +50,7 @@ impl SystemAccess {
         }
     }
 
-    /// Connects to `host` (`HOST:PORT` or `unix:PATH`), which is no paired host.
+    /// Connects to `host` (`HOST:PORT` or `unix:PATH`), which is not a paired host.
     ///
     /// # Errors
     /// [`LinkError`].
@@ -63,7 +63,7 @@ impl SystemAccess {
         place.link_over(fd).map_err(|source| LinkError { address: host.to_owned(), source })
     }
 
-    /// Connects to where a paired host may be; it is yet to prove its key.
+    /// Connects to a paired host at its most likely address. The host has not proved its key yet.
     ///
     /// # Errors
     /// [`LinkError`].
@@ -81,7 +81,7 @@ impl SystemAccess {
         Ok((link.map_err(|source| LinkError { address: known.asked().to_owned(), source })?, found))
     }
 
-    /// A socket for datagrams to a paired host, where that may be, and whether it is remembered elsewhere.
+    /// Opens a UDP socket for a paired host. Returns the host's address, and whether a different one is remembered.
     ///
     /// # Errors
     /// [`LinkError`].
@@ -97,10 +97,10 @@ impl SystemAccess {
         }
     }
 
-    /// A paired host, which is remembered elsewhere, has proved its key there: it is looked for there from now on.
+    /// Stores the address at which a paired host proved its key, if a different one was remembered.
     ///
     /// # Errors
-    /// If it cannot be written down.
+    /// The address cannot be written.
     pub fn remember(&self, known: &KnownHost, at: SocketAddr) -> io::Result<()> {
         match self {
             SystemAccess::Own => known_host::remember(known.asked(), at),
@@ -111,10 +111,10 @@ impl SystemAccess {
         }
     }
 
-    /// Listens for programs at `place`; a socket's path is removed at the latest when this process has ended.
+    /// Listens for programs at `place`. A socket's path is removed when this process has ended at the latest.
     ///
     /// # Errors
-    /// What stands against it, with what to do.
+    /// Why it cannot listen, and what to do.
     pub fn listen_at(&self, place: &Place) -> io::Result<SocketListener> {
         match self {
             SystemAccess::Own => place.listen(),
@@ -122,11 +122,11 @@ impl SystemAccess {
         }
     }
 
-    /// What another process listened at is listened at here: a socket's path is removed at the latest when this process
-    /// has ended.
+    /// Takes over the place at which another process listened. A socket's path is removed when this process has ended
+    /// at the latest.
     ///
     /// # Errors
-    /// If it is not meant to be listened at.
+    /// The policy does not allow the place.
     pub fn take_place(&self, place: &Place) -> io::Result<()> {
         match self {
             SystemAccess::Own => Ok(()),
@@ -136,7 +136,7 @@ impl SystemAccess {
         }
     }
 
-    /// Another process listens there from now on: its path stays.
+    /// Leaves the place to another process, so that the path of its socket stays.
     pub fn leave_place(&self, place: &Place) {
         if let SystemAccess::Through(broker) = self
             && let Err(error) = broker.ask::<Value>(&Question::LeavePlace { place: place.clone() }, None)
@@ -145,10 +145,10 @@ impl SystemAccess {
         }
     }
 
-    /// Keeps a mount that another process kept.
+    /// Takes over a mount that another process kept.
     ///
     /// # Errors
-    /// If it is not there, or nobody's to be kept here.
+    /// There is no such mount, or the policy does not allow it.
     pub fn keep_mount(&self, at: &Path) -> io::Result<Arc<dyn Keeper>> {
         let SystemAccess::Through(broker) = self else {
             return Err(io::Error::other("only a daemon's other half keeps what another process mounted"));
@@ -158,10 +158,10 @@ impl SystemAccess {
         Ok(Arc::new(FarKeeper { mount, line, for_abort }))
     }
 
-    /// Which user of this machine is at the other end of a TCP connection.
+    /// Finds the user of this machine at the other end of a TCP connection.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// The kernel does not report it.
     pub fn peer_owner(&self, link: &Link) -> io::Result<PeerOwner> {
         match self {
             SystemAccess::Own => peer_owner(link),
@@ -171,10 +171,10 @@ impl SystemAccess {
         }
     }
 
-    /// The number of a user of this machine; `None` if it has none of that name.
+    /// Looks up the number (uid) of a user of this machine; `None` if there is no user of this name.
     ///
     /// # Errors
-    /// If that cannot be read, or is nobody's business.
+    /// The list of users cannot be read, or the policy does not allow this name.
     pub fn user_number(&self, name: &str) -> io::Result<Option<u32>> {
         match self {
             SystemAccess::Own => user_number(name),
@@ -184,10 +184,10 @@ impl SystemAccess {
         }
     }
 
-    /// Opens a disk image and locks it.
+    /// Opens and locks a disk image.
     ///
     /// # Errors
-    /// What stands against it, with what to type next.
+    /// Why it cannot be opened, and what to type next.
     pub fn open_image(&self, path: &Path, read_only: bool) -> io::Result<FileStore> {
         match self {
             SystemAccess::Own => {
@@ -198,7 +198,7 @@ impl SystemAccess {
         }
     }
 
-    /// Which device a view of an image is that [`SystemAccess::open_image`] has opened.
+    /// Identifies a view of an image that [`SystemAccess::open_image`] has opened.
     pub(crate) fn identify_image(&self, path: &Path, read_only: bool, store: &FileStore, view: &str) -> Identified {
         match self {
             SystemAccess::Own => Identities::own().of_store(store, view),
@@ -209,7 +209,7 @@ impl SystemAccess {
         }
     }
 
-    /// An id that devices made of code have in common which are what `words` say.
+    /// The common id of all devices made of code that are described by `words`.
     pub(crate) fn identify_made(&self, words: &str) -> DeviceId {
         match self {
             SystemAccess::Own => Identities::own().of_made(words),
@@ -217,7 +217,7 @@ impl SystemAccess {
         }
     }
 
-    /// A device is called so; whether its owner gave it that name.
+    /// Stores the name of a device, and whether its owner gave it that name.
     pub(crate) fn note_name(&self, device: DeviceId, name: &str, is_named: bool) {
         match self {
             SystemAccess::Own => Identities::own().note_name(device, name, is_named),
@@ -225,10 +225,10 @@ impl SystemAccess {
         }
     }
 
-    /// Opens what a stream's frames come from.
+    /// Opens the source of a stream's frames.
     ///
     /// # Errors
-    /// What stands against it.
+    /// Why it cannot be opened.
     pub fn open_frames(&self, path: &Path) -> io::Result<OwnedFd> {
         match self {
             SystemAccess::Own => frames::open(path),
@@ -236,10 +236,10 @@ impl SystemAccess {
         }
     }
 
-    /// Whether something could be plugged into this machine's kernel.
+    /// Checks whether a device could be plugged into this machine's kernel.
     ///
     /// # Errors
-    /// What stands against it, with what to type next.
+    /// Why it could not, and what to type next.
     pub fn may_plug(&self) -> io::Result<()> {
         match self {
             SystemAccess::Own => may_plug(),
@@ -247,10 +247,10 @@ impl SystemAccess {
         }
     }
 
-    /// Plugs what speaks USB/IP at the other end of `socket` into this machine's kernel.
+    /// Plugs a device, which speaks USB/IP at the other end of `socket`, into this machine's kernel.
     ///
     /// # Errors
-    /// What stands against it, with what to type next.
+    /// Why it cannot, and what to type next.
     pub fn plug(&self, socket: BorrowedFd<'_>, device_id: u32, speed: Speed) -> io::Result<Port> {
         match self {
             SystemAccess::Own => {
@@ -264,10 +264,10 @@ impl SystemAccess {
         }
     }
 
-    /// Unplugs what is on `port`.
+    /// Unplugs the device on `port`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn unplug(&self, port: Port) -> io::Result<()> {
         match self {
             SystemAccess::Own => Vhci::open().and_then(|vhci| vhci.detach(port)).map_err(io::Error::other),
@@ -275,10 +275,10 @@ impl SystemAccess {
         }
     }
 
-    /// The processes that answer their owner here.
+    /// Finds the processes that answer their owner here.
     ///
     /// # Errors
-    /// If they cannot be found.
+    /// They cannot be found.
     pub fn running(&self) -> io::Result<BTreeSet<u32>> {
         match self {
             SystemAccess::Own => running(),
@@ -286,11 +286,11 @@ impl SystemAccess {
         }
     }
 
-    /// Tells these processes what `owner` is to have of this host's processors while the other end of `lease` is open:
-    /// who refused, and why.
+    /// Asks these processes to reserve processor time for `owner` while the other end of `lease` is open. Returns the
+    /// processes that refused, each with its reason.
     ///
     /// # Errors
-    /// If nobody can be asked.
+    /// The broker cannot be asked.
     pub fn promise(
         &self,
         owner: &str,
@@ -307,10 +307,10 @@ impl SystemAccess {
         }
     }
 
-    /// Tells a share on this machine whose user's connection comes from `user` what its device is needed for.
+    /// Tells the share on this machine that serves the connection `user` what its device is needed for.
     ///
     /// # Errors
-    /// If nobody can be asked.
+    /// No process can be asked.
     pub fn explain(&self, user: &str, reason: &str) -> io::Result<()> {
         let (user, reason) = (user.to_owned(), reason.to_owned());
         match self {
@@ -327,7 +327,7 @@ fn dial_through(broker: &Broker, host: &str, time_max: Duration, hints: Hints) -
     Ok((fd.ok_or_else(|| failed(io::Error::other("no connection came along")))?, found))
 }
 
-/// Whether this process could plug something in.
+/// Checks whether this process could plug a device in.
 pub(super) fn may_plug() -> io::Result<()> {
     Vhci::open().map_err(io::Error::other)?;
     match rustix::process::geteuid().is_root() {
@@ -343,7 +343,7 @@ impl Mounter for SystemAccess {
             SystemAccess::Through(broker) => broker,
         };
         let told = |error: io::Error| MountError::Told(error.to_string());
-        // Two lines: whoever cuts a mount off does not wait for whoever takes it away.
+        // Two lines, so that an abort does not wait for an unmount.
         let (line, for_abort) = (broker.line().map_err(told)?, broker.line().map_err(told)?);
         let question = Question::Mount { at: at.to_owned(), read_only };
         let (MountedAt { mount, at }, device) = line.ask(&question, None).map_err(told)?;
@@ -359,7 +359,7 @@ impl Mounter for SystemAccess {
     }
 }
 
-/// A mount that the other half keeps.
+/// A mount that the broker keeps.
 #[derive(Debug)]
 struct FarKeeper {
     mount: u64,
@@ -367,10 +367,10 @@ struct FarKeeper {
     for_abort: Broker,
 }
 
-/// What became of a mount, in a word.
+/// The words for what became of a mount.
 const LEFT: [(&str, Left); 3] = [("idle", Left::Idle), ("busy", Left::Busy), ("already", Left::Already)];
 
-/// The word for it.
+/// The word for `left`.
 pub(super) fn word_of(left: Left) -> &'static str {
     LEFT.iter().find(|(_, known)| *known == left).map_or("already", |(word, _)| word)
 }
@@ -393,7 +393,7 @@ impl Keeper for FarKeeper {
 
 impl Drop for FarKeeper {
     fn drop(&mut self) {
-        // The other half forgets it at its own end at the latest.
+        // If this fails, the broker forgets the mount at its own end.
         let _ = self.line.ask::<Value>(&Question::Forget { mount: self.mount }, None);
     }
 }

@@ -1,5 +1,5 @@
-//! Devices that were taken from this machine's drivers: the kernel takes them from a dead process, but looks for no
-//! driver.
+//! USB devices that were taken from this machine's drivers. When a process dies, the kernel releases its devices but
+//! does not bind drivers to them again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -11,28 +11,28 @@ use std::time::{Duration, Instant};
 
 use farbus_io::usb::Found;
 
-/// Where the kernel is told to look for a driver.
+/// The file that makes the kernel look for a driver.
 const PROBE: &str = "/sys/bus/usb/drivers_probe";
-/// Where it says which driver an interface has.
+/// The folder that shows which driver an interface has.
 const DEVICES: &str = "/sys/bus/usb/devices";
-/// How long a dead process may be in the kernel's hands.
+/// How long the kernel may take to clean up a dead process, and how often that is checked.
 const FREE_TIME_MAX: Duration = Duration::from_secs(10);
 const FREE_POLL: Duration = Duration::from_millis(20);
-/// More real devices than a machine shares.
+/// The most nodes that are kept from another process. No machine shares as many devices.
 const INHERITED_MAX: usize = 1024;
 
-/// What was taken and not given back, by bus and number.
+/// Devices that are open, by bus and number.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     devices: BTreeMap<Number, Held>,
-    /// Open files of the process before this one, which may hold interfaces.
+    /// Open nodes of the process before this one, which may hold interfaces.
     inherited: BTreeMap<Number, OwnedFd>,
 }
 
-/// Bus, and device on it.
+/// The bus, and the device on it.
 type Number = (u32, u32);
 
-/// A device that was taken. The open file is what holds its interfaces: whoever has it has them.
+/// A device that was taken. Its interfaces are held by the open node: the process that has the node has them.
 #[derive(Debug)]
 struct Held {
     interfaces: Vec<String>,
@@ -40,8 +40,8 @@ struct Held {
 }
 
 impl Taken {
-    /// This device is taken now, by `node` or by what another process had open; that, for whoever uses it. All of its
-    /// interfaces: one that has just been plugged in has no driver yet.
+    /// Opens a device, or uses the node that another process had open, and returns a duplicate for the confined
+    /// process. Notes all of the device's interfaces, because one that has just been plugged in has no driver yet.
     pub(super) fn take(&mut self, found: &Found, open: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
         let number = (found.bus, found.number);
         let node = self.inherited.remove(&number).map_or_else(open, Ok)?;
@@ -51,7 +51,7 @@ impl Taken {
         Ok(for_user)
     }
 
-    /// Another process had this device open. Says whether there is room for it.
+    /// Keeps the node of a device that another process had open. Returns whether there was room for it.
     pub(super) fn inherit(&mut self, bus: u32, device: u32, node: OwnedFd) -> bool {
         let has_room = self.inherited.len() < INHERITED_MAX;
         if has_room {
@@ -60,22 +60,22 @@ impl Taken {
         has_room
     }
 
-    /// What is open, for another process.
+    /// The open nodes, for another process.
     pub(super) fn open(&self) -> impl Iterator<Item = (Number, BorrowedFd<'_>)> {
         self.devices.iter().map(|(&number, held)| (number, held.node.as_fd()))
     }
 
-    /// This one was given back, or is gone, or another process has it.
+    /// Forgets a device that was given back, is gone, or is now open in another process.
     pub(super) fn give_back(&mut self, bus: u32, device: u32) {
         self.devices.remove(&(bus, device));
     }
 
-    /// Hands what is left to the kernel's drivers.
+    /// Returns the remaining devices to the kernel's drivers.
     pub(super) fn end(self) {
         drop(self.inherited);
         let interfaces: Vec<String> =
             self.devices.into_values().flat_map(|Held { interfaces, .. }| interfaces).collect();
-        // Whoever had them open has ended, and we have closed them.
+        // Both processes have closed the nodes.
         for interface in interfaces {
             wait_until_free(&interface);
             probe(&interface, Path::new(PROBE));
@@ -83,7 +83,8 @@ impl Taken {
     }
 }
 
-/// The end of the other half is heard while the kernel still takes it apart; what usbfs has until then is not probed.
+/// Waits until usbfs has released the interface: the end of the confined process is seen before the kernel has cleaned
+/// up.
 fn wait_until_free(interface: &str) {
     let driver = Path::new(DEVICES).join(interface).join("driver");
     let until = Instant::now() + FREE_TIME_MAX;
@@ -93,7 +94,7 @@ fn wait_until_free(interface: &str) {
 }
 
 fn probe(interface: &str, file: &Path) {
-    // Without the right to it, or after an unplugging, there is nothing to be done and nobody to be told.
+    // Without the permission, or after an unplugging, nothing can be done.
     let _ = OpenOptions::new().write(true).open(file).and_then(|mut file| file.write_all(interface.as_bytes()));
 }
 
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_process_had_open_is_not_opened_again() {
+    fn inherited_node_is_used_once_in_place_of_opening() {
         let mut taken = Taken::default();
         assert!(taken.inherit(1, 2, null().unwrap()));
         let never = || Err(io::Error::other("it is open already"));
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_given_back_is_left_and_each_interface_is_told_alone() {
+    fn each_interface_of_a_device_not_given_back_is_probed() {
         let mut taken = Taken::default();
         taken.take(&found("1-1", 2), null).unwrap();
         taken.take(&found("1-4", 3), null).unwrap();

@@ -1,21 +1,21 @@
-//! Asks the processes that run here of one device.
+//! Asks the processes on this machine about one device.
 
 use serde_json::Value;
 
 use crate::common::control::{Answer, Question, ask_in_turn};
 use crate::common::failure::{Attribute, Failure};
 
-/// Asks whoever has the device.
+/// Asks the process that has the device, and discards the value of the answer.
 pub fn ask_owner(device: &str, question: Question) -> Result<(), Failure> {
     hear_owner(device, question).map(drop)
 }
 
-/// The same, for what is answered.
+/// Asks the process that has the device. Returns the value of its answer.
 pub fn hear_owner(device: &str, question: Question) -> Result<Value, Failure> {
     heard(device, [ask_in_turn(&question).map_err(Failure::local)?])
 }
 
-/// The first answer that is one.
+/// The first answer of a process that knows the device.
 pub fn heard(device: &str, answers: impl IntoIterator<Item = Answer>) -> Result<Value, Failure> {
     for answer in answers {
         match answer {

@@ -1,5 +1,5 @@
-//! How the `farbus` command finds what runs: every share and attach answers on a socket in the
-//! user's runtime folder. One line of JSON asks, one line answers.
+//! The control sockets: every share and attach answers the `farbus` command on a socket in the user's runtime folder.
+//! One line of JSON asks, one line answers.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,118 +24,118 @@ use crate::common::passed_files::Files;
 pub use crate::common::runtime_folder::path as folder;
 use crate::common::runtime_folder::{self, RuntimeFolder};
 
-/// The version of the protocol (docs/control.md). Questions and fields may be added to it; a change of what is there
-/// makes it the next.
+/// The version of the protocol (docs/control.md). New questions and fields do not change it; a change to existing ones
+/// does.
 pub const PROTOCOL: u32 = 1;
-/// A question is a short line; nobody sends more. What is typed on a keyboard is the longest of them.
+/// The longest question, bytes. The text to type on a keyboard needs the most.
 pub const QUESTION_BYTES_MAX: usize = 64 << 10;
-/// How long a question may take to be asked, and an answer to be taken: both are on this machine.
+/// How long a client may take to send a question, and to receive the answer. Both are on this machine.
 const TALK_TIME_MAX: Duration = Duration::from_secs(1);
-/// How long a process that ends waits for the answer that is being given.
+/// How long a process that ends waits until the current answer is sent.
 const LAST_WORD_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long a running process may take to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The same while another process is started and told everything.
+/// How long a process may take to answer when it first has to start a replacement and hand over to it.
 const RESTART_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// What may be asked of a running share or attach.
+/// A question to a running share, attach or daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
 pub enum Question {
-    /// Which protocol do you speak? Answered by everybody alike.
+    /// Asks for the version of the protocol. Every process answers it in the same way.
     Version,
-    /// What are you and how do you do?
+    /// Asks for the status of the process and its devices.
     Status,
-    /// Attach: let go of the device and end. Share: ignored.
+    /// Attach: detach the device and end. Daemon: detach the device until the next reload. A share answers `unknown`.
     Detach {
-        /// The device by name, bus id or target; `None` means whatever it is.
+        /// The device by name, bus id or target; `None` means whatever is attached.
         device: Option<String>,
-        /// Also while programs have it open.
+        /// Whether to detach even while programs have the device open.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         force: bool,
     },
-    /// Attach via redir: hold the device still, because the virtual machine that has it is about to be migrated.
+    /// Attach via redir: hold the device, because its virtual machine is about to be migrated.
     Hold {
         /// The device by name or target.
         device: String,
     },
-    /// Attach: the device goes to another host as it is.
+    /// Attach: migrate the device to another host.
     Migrate {
         /// The device by name or target.
         device: String,
-        /// The key of that host, its successor. It is called `heir` in the protocol (docs/control.md).
+        /// The key of the successor, which is that host. The protocol calls it `heir` (docs/control.md).
         #[serde(rename = "heir")]
         successor: String,
     },
-    /// Attach via redir: the virtual machine stays after all.
+    /// Attach via redir: resume the device, because its virtual machine stays.
     Resume {
         /// The device by name or target.
         device: String,
     },
-    /// Attach: nothing is to pass the device's modules, or all again.
+    /// Attach: stop or restart the data that passes through the device's modules.
     Pause {
         /// The device by name or target.
         device: String,
-        /// Whether nothing is to pass.
+        /// Whether to stop it.
         is_paused: bool,
     },
-    /// Share: take a device back from whoever uses it.
+    /// Share: take a device back from its user.
     Release {
         /// Name or bus id.
         device: String,
-        /// What the history is to say of it.
+        /// The remark for the history.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
-        /// For how long its user's host may not have it again, seconds.
+        /// For how long the user's host may not have the device again, seconds.
         #[serde(default)]
         keep_out_s: u64,
-        /// Also a disk that its user may write.
+        /// Whether to take back even a disk that its user may write.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         force: bool,
     },
-    /// Share: the user whose connection comes from this address says what it needs its device for.
+    /// Share: store the reason why the user whose connection comes from this address needs its device.
     Explain {
         /// `HOST:PORT`.
         user: String,
-        /// A few words.
+        /// The reason, a few words.
         reason: String,
     },
-    /// Share: a device that nobody uses is the one with this identity.
+    /// Share: give this identity to a device that is not in use.
     Adopt {
-        /// The device's name, as it is shared.
+        /// The name under which the device is shared.
         device: String,
-        /// The id that the device has from now on.
+        /// The device's id from now on.
         id: DeviceId,
-        /// Which of its media it is.
+        /// The generation: which of the device's media this is.
         generation: u64,
     },
-    /// Share: put another medium in the place of a disk's. The disk, open and locked, and its journal come along.
+    /// Share: exchange the medium of a disk. The new disk, open and locked, and the journal are passed along.
     Swap {
         /// Name or bus id.
         device: String,
-        /// The medium, as people name it.
+        /// The new medium, as people name it.
         to: String,
-        /// At most so many bytes a second.
+        /// The highest rate of the copy, bytes a second.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         rate: Option<u64>,
-        /// Whether both are read and compared before the switch.
+        /// Whether to read and compare both media before the switch.
         #[serde(default)]
         verify: bool,
-        /// Whether the medium has a part of the copy already.
+        /// Whether the new medium has a part of the copy already.
         #[serde(default)]
         resume: bool,
-        /// What came along.
+        /// The files that were passed along.
         #[serde(skip)]
         files: Files,
     },
-    /// Share: how is the swap of this device doing, or how did the last one end?
+    /// Share: asks for the status of the running or last swap of a device.
     #[serde(rename = "swap-status")]
     SwapStatus {
         /// Name or bus id.
         device: String,
     },
-    /// Share: the device is to stay where it is.
+    /// Share: cancel the swap of a device.
     #[serde(rename = "swap-cancel")]
     SwapCancel {
         /// Name or bus id.
@@ -143,90 +143,91 @@ pub enum Question {
     },
     /// Daemon: read the configuration again.
     Reload,
-    /// Daemon: let this program, as it is on disk now, go on in your place.
+    /// Daemon: hand over to the program that is on disk now.
     Restart {
-        /// Also where that interrupts somebody who uses what is attached.
+        /// Whether to restart even if that interrupts a user of an attached device.
         #[serde(default)]
         interrupt: bool,
     },
-    /// Daemon: links between this host and others.
+    /// Daemon: bring up, take down or show the links between this host and others.
     Topology {
-        /// What about them.
+        /// What to do.
         act: TopologyAct,
     },
-    /// Daemon: this machine is about to sleep, which its kernel refuses while something is plugged into it from afar.
+    /// Daemon: detach devices, because this machine is about to sleep. Its kernel refuses to sleep while remote devices
+    /// are plugged in.
     Sleep {
-        /// Ports whose devices this machine uses: these stay.
+        /// Ports whose devices this machine uses, which stay attached.
         #[serde(default)]
         held: BTreeSet<u32>,
     },
-    /// Daemon: this machine sleeps no more.
+    /// Daemon: attach the devices again, because this machine has woken.
     Wake,
-    /// Keyboard: type this.
+    /// Keyboard: type a text.
     Type {
         /// Name or bus id.
         device: String,
-        /// The text.
+        /// The text to type.
         text: String,
     },
-    /// Share, pipe: threads of another process are to have so much of this host's processors: `[budget, period]` of
-    /// each, in nanoseconds, in the place of what it had. The end of a lease comes along: when its other end is closed,
-    /// they have it no more.
+    /// Share, pipe: reserve processor time of this host for threads of another process: `[budget, period]` of each
+    /// thread, in nanoseconds, in place of what its owner had. One end of a lease is passed along: when its other end
+    /// is closed, the reservation ends.
     Promise {
-        /// Who asks, the same each time.
+        /// The name of the owner, the same in each question.
         owner: String,
-        /// All that he needs.
+        /// All reservations of the owner.
         reserves: Vec<(u64, u64)>,
-        /// What came along.
+        /// The lease that was passed along.
         #[serde(skip)]
         files: Files,
     },
-    /// Removable disk: take the medium out.
+    /// Removable disk: eject the medium.
     Eject {
         /// Name or bus id.
         device: String,
     },
-    /// Removable disk: put it back.
+    /// Removable disk: insert the medium again.
     Insert {
         /// Name or bus id.
         device: String,
     },
 }
 
-/// What is asked about links between hosts.
+/// What to do about links between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopologyAct {
-    /// How they do.
+    /// Show their status.
     Status,
-    /// Bring them up, as the plan says now.
+    /// Read the plan again and bring the links up.
     Up,
     /// Take them down.
     Down,
 }
 
-/// The answer.
+/// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// Done; with what was asked for.
+    /// Done, with the value that was asked for.
     Ok(Value),
-    /// This process has no such device: ask another.
+    /// This process does not have the device: ask another.
     Unknown,
-    /// Refused, and why.
+    /// Refused, with the reason.
     Refused(String),
-    /// It failed, whose trouble it is and why.
+    /// Failed, with the cause.
     Failed(FailureReport),
 }
 
-/// A socket on which this process answers; removed when dropped.
+/// The socket on which this process answers. It is removed when dropped.
 #[derive(Debug)]
 pub struct ControlSocket {
     path: PathBuf,
     talk: Arc<Talk>,
 }
 
-/// Whether somebody is being answered.
+/// Whether a question is being answered.
 #[derive(Debug, Default)]
 struct Talk {
     is_going_on: Mutex<bool>,
@@ -239,15 +240,16 @@ impl Talk {
         self.over.notify_all();
     }
 
-    /// Waits until nobody is, but not for ever: an answer may wait for what ends only with the process.
+    /// Waits until no question is being answered, for `time_max` at most: an answer may itself wait for the end of the
+    /// process.
     fn wait(&self, time_max: Duration) {
         let is_going_on = self.is_going_on.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whether it is over or the time is, nothing else is left to be done.
+        // Nothing else is left to be done after a timeout.
         let _ = self.over.wait_timeout_while(is_going_on, time_max, |is_going_on| *is_going_on);
     }
 }
 
-/// Why this process answers on no control socket.
+/// Why the control socket cannot be used.
 #[derive(Debug)]
 pub struct ControlSocketError {
     path: PathBuf,
@@ -268,7 +270,7 @@ impl fmt::Display for ControlSocketError {
 impl std::error::Error for ControlSocketError {}
 
 impl ControlSocket {
-    /// A control socket that exists but does not answer yet: those that connect wait.
+    /// Creates the socket without answering yet: clients wait.
     ///
     /// # Errors
     /// [`ControlSocketError`].
@@ -295,7 +297,7 @@ impl ControlSocket {
         spawned.map_err(|source| ControlSocketError { path: self.path.clone(), source })
     }
 
-    /// Where it is.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -304,28 +306,28 @@ impl ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
-        // Who asked for the end is to hear that it was granted.
+        // The client that asked for the end receives its answer.
         self.talk.wait(LAST_WORD_TIME_MAX);
     }
 }
 
 fn serve(listener: &UnixListener, talk: &Talk, answer: &dyn Fn(Question) -> Answer) {
     for stream in listener.incoming().flatten() {
-        // Whoever does not finish a question loses its turn, not ours.
+        // A client that does not finish its question gets no answer.
         let _ = serve_one(stream, talk, answer);
         talk.set(false);
     }
 }
 
 fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> Answer) -> io::Result<()> {
-    // The folder and the socket are the owner's alone; this holds where somebody has changed that.
+    // Folder and socket are accessible to the owner only; this check holds even if their modes were changed.
     let user = Credentials::of(&stream)?.user();
     if user != runtime_folder::owner() && user != 0 {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut fds = Vec::new();
     let heard = read_question(&stream, &mut fds)?;
-    // Who waited too long for a turn has told somebody that nothing was done.
+    // A client that gave up waiting has reported that nothing was done.
     if has_hung_up(&stream)? {
         return Ok(());
     }
@@ -355,14 +357,14 @@ fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> A
     stream.write_all(&line)
 }
 
-/// Whether nobody is there any more to hear an answer: one who has only said his last still is.
+/// Whether the client has closed the connection. One that has only closed its sending direction still waits.
 fn has_hung_up(stream: &UnixStream) -> io::Result<bool> {
     let mut interests = [Interest::end(stream.as_fd())];
     wait(&mut interests, Some(Duration::ZERO))?;
     Ok(interests[0].readable)
 }
 
-/// What came in before the line ended, or the time, or the patience.
+/// What was received before the line ended, or the time or size limit was reached.
 enum Heard {
     Line(Vec<u8>),
     TooMuch,
@@ -393,13 +395,13 @@ fn read_question(stream: &UnixStream, fds: &mut Vec<OwnedFd>) -> io::Result<Hear
     }
 }
 
-/// What the socket of a process is called.
+/// The file name of a process's socket.
 fn socket_of(pid: u32) -> String {
     format!("{pid}.sock")
 }
 
-/// The socket of a running process.
-struct ControlAddress {
+/// The control socket of a running process.
+struct Knocker {
     pid: u32,
     folder: Arc<RuntimeFolder>,
 }
@@ -415,19 +417,19 @@ fn control_sockets() -> io::Result<Vec<ControlAddress>> {
     Ok(control_sockets)
 }
 
-/// The process ids of those who answer.
+/// The process ids of the running processes.
 ///
 /// # Errors
-/// If the folder cannot be read.
+/// The folder cannot be read.
 pub fn running() -> io::Result<BTreeSet<u32>> {
     Ok(control_sockets()?.into_iter().map(|control_socket| control_socket.pid).collect())
 }
 
-/// Asks every running process; the answers with their process ids, in that order. A socket whose
-/// process is gone is removed.
+/// Asks every running process. Returns the answers with their process ids, in that order. The socket of a process that
+/// has ended is removed.
 ///
 /// # Errors
-/// If the folder cannot be read.
+/// The folder cannot be read.
 pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
     let control_sockets = control_sockets()?.into_iter();
     Ok(control_sockets
@@ -437,11 +439,11 @@ pub fn ask_all(question: &Question) -> io::Result<Vec<(u32, Answer)>> {
         .collect())
 }
 
-/// Asks one running process after the other, until one has an answer: what the first does no other is to do once more.
-/// One that ends while it is asked is passed over for who goes on in its place, as far as somebody does.
+/// Asks one running process after the other until one has an answer, so that no two processes carry out the question. A
+/// process that ends while it is asked is skipped, because its replacement may answer.
 ///
 /// # Errors
-/// If the folder cannot be read.
+/// The folder cannot be read.
 pub fn ask_in_turn(question: &Question) -> io::Result<Answer> {
     let mut ended = None;
     for control_socket in control_sockets()? {
@@ -455,14 +457,14 @@ pub fn ask_in_turn(question: &Question) -> io::Result<Answer> {
     Ok(ended.map_or(Answer::Unknown, Silence::answer))
 }
 
-/// A process that did not answer.
+/// Why a process did not answer.
 struct Silence {
     pid: u32,
     source: io::Error,
 }
 
 impl Silence {
-    /// Whether it ended before it could.
+    /// Whether the process ended before it could answer.
     fn has_ended(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         matches!(self.source.kind(), BrokenPipe | ConnectionReset | UnexpectedEof)
@@ -473,8 +475,8 @@ impl Silence {
     }
 }
 
-/// Asks one process at its socket; none if it is not there any more.
-fn ask_at(control_socket: &ControlAddress, question: &Question) -> Option<Result<Answer, Silence>> {
+/// Asks one process at its socket; `None` if the process has ended.
+fn ask_at(control_socket: &Knocker, question: &Question) -> Option<Result<Answer, Silence>> {
     match ask_with(control_socket, question, &[]) {
         Ok(answer) => Some(Ok(answer)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -486,17 +488,17 @@ fn ask_at(control_socket: &ControlAddress, question: &Question) -> Option<Result
     }
 }
 
-/// Asks one running process; descriptors go with the question.
+/// Asks one running process; `fds` are passed with the question.
 ///
 /// # Errors
-/// If it is not there any more, or does not answer.
+/// The process has ended, or does not answer.
 pub fn ask_one(pid: u32, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     let control_socket = control_sockets()?.into_iter().find(|control_socket| control_socket.pid == pid);
     ask_with(&control_socket.ok_or(io::ErrorKind::NotFound)?, question, fds)
 }
 
-/// Nothing is said, and nothing passed, before it is known whose process answers.
-fn ask_with(control_socket: &ControlAddress, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+/// Sends the question and the descriptors. Connecting has checked that the process belongs to the owner or to root.
+fn ask_with(control_socket: &Knocker, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     let mut stream = control_socket.folder.connect(&socket_of(control_socket.pid))?;
     let is_restart = matches!(question, Question::Restart { .. });
     stream.set_read_timeout(Some(if is_restart { RESTART_TIME_MAX } else { ANSWER_TIME_MAX }))?;
@@ -518,7 +520,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_stable_json() {
+    fn control_questions_are_stable_json() {
         let text = |question: Question| serde_json::to_string(&question).unwrap();
         assert_eq!(text(Question::Status), r#"{"ask":"status"}"#);
         let question = Question::Type { device: "keyboard".into(), text: "hi".into() };
@@ -531,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_the_end_hears_that_it_was_granted() {
+    fn client_that_asks_for_the_end_gets_its_answer() {
         let path = std::env::temp_dir().join(format!("farbus-control-{}.sock", std::process::id()));
         let listener = UnixListener::bind(&path).unwrap();
         let control_socket = ControlSocket { path: path.clone(), talk: Arc::default() };
@@ -553,7 +555,7 @@ mod tests {
         assert_eq!(heard[..count], *b"{\"ok\":null}\n");
     }
     #[test]
-    fn what_nobody_waits_for_any_more_is_not_done() {
+    fn question_of_a_client_that_hung_up_is_not_carried_out() {
         let path = std::env::temp_dir().join(format!("farbus-control-late-{}.sock", std::process::id()));
         let listener = UnixListener::bind(&path).unwrap();
         let mut gone = UnixStream::connect(&path).unwrap();

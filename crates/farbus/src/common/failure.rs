@@ -1,28 +1,28 @@
-//! Whose trouble it is: the words that messages, exit codes and JSON share.
+//! The cause of a failure, in the words that messages, exit codes and JSON share.
 
 use std::fmt;
 
 use farbus_session::native::control::{Cause, End};
 use serde::{Deserialize, Serialize};
 
-/// Whose trouble a failure is (N10): told apart in every message, exit code and JSON state.
+/// The kind of a failure (N10), named in every message, exit code and JSON state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attribute {
     /// The device failed.
     Device,
-    /// The way to it failed.
+    /// The network failed.
     Network,
-    /// It was refused.
+    /// The other side, or a rule, refused.
     Refused,
-    /// It is not there.
+    /// The device or host is not there.
     Gone,
-    /// This machine lacks something.
+    /// This machine lacks something that is needed.
     Local,
 }
 
 impl Attribute {
-    /// The word for it, the same everywhere: before a message, in JSON, in a table.
+    /// The word that is used in messages, JSON and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Attribute::Device => "device",
@@ -33,7 +33,7 @@ impl Attribute {
         }
     }
 
-    /// The exit code of the command; 2 is for usage.
+    /// The exit code of the command. Code 2 means wrong usage.
     pub const fn exit_code(self) -> u8 {
         match self {
             Attribute::Local => 1,
@@ -45,17 +45,17 @@ impl Attribute {
     }
 }
 
-/// A failure as programs read it.
+/// A failure, as JSON reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureReport {
-    /// Whose trouble it is.
+    /// The kind of the failure.
     pub attribute: Attribute,
     /// A sentence for a person.
     pub message: String,
 }
 
 impl FailureReport {
-    /// The end of a session, which says why.
+    /// Reports why a session ended.
     pub fn of(end: &End) -> Self {
         let attribute = match end.cause {
             Cause::Device => Attribute::Device,
@@ -73,8 +73,7 @@ impl FailureReport {
     }
 }
 
-/// Why something was not done that somebody asked for: whose trouble it is, what happened and where, and what to type
-/// next.
+/// Why a command failed: the kind, what happened and where, and what to type next.
 #[derive(Clone, Debug)]
 pub struct Failure {
     attribute: Attribute,
@@ -83,33 +82,33 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Something on this machine.
+    /// A failure of this machine.
     pub fn local(message: impl fmt::Display) -> Self {
         Self::new(Attribute::Local, message)
     }
 
-    /// With another attribute.
+    /// A failure of this kind.
     pub fn new(attribute: Attribute, message: impl fmt::Display) -> Self {
         Self { attribute, message: message.to_string(), is_told: false }
     }
 
-    /// Programs know already: it is part of what was printed for them.
+    /// Marks the failure as part of the JSON that was printed already.
     #[must_use]
     pub fn told(self) -> Self {
         Self { is_told: true, ..self }
     }
 
-    /// Whose trouble it is.
+    /// The kind of the failure.
     pub fn attribute(&self) -> Attribute {
         self.attribute
     }
 
-    /// Whether programs know already.
+    /// Whether the failure is part of the JSON that was printed already.
     pub fn is_told(&self) -> bool {
         self.is_told
     }
 
-    /// As programs read it.
+    /// The failure, as JSON reports it.
     pub fn report(&self) -> FailureReport {
         FailureReport { attribute: self.attribute, message: self.message.clone() }
     }

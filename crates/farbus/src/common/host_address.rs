@@ -1,21 +1,21 @@
-//! Where hosts listen, as people write it.
+//! Addresses of hosts, as people write them.
 
 /// The port that USB/IP's tools expect.
 pub const DEFAULT_PORT: u16 = 3240;
-/// The port on which paired hosts meet.
+/// The port at which paired hosts are served.
 pub const SECURE_PORT: u16 = 3241;
-/// The port on which two hosts pair, open only while somebody waits for it.
+/// The port at which two hosts pair. It is open only while `farbus pair` waits there.
 pub const PAIRING_PORT: u16 = 3242;
 
-/// How a socket of this machine is written where a host may be: `unix:PATH`.
+/// The prefix of a socket of this machine where an address of a host is expected: `unix:PATH`.
 pub const LOCAL: &str = "unix:";
 
-/// `HOST[:PORT]` with the port of USB/IP filled in; IPv6 addresses in brackets or bare.
+/// Adds the port of USB/IP to `HOST[:PORT]` if it has none. IPv6 addresses may be bracketed or bare.
 pub fn address_of(host: &str) -> String {
     address_with_port(host, DEFAULT_PORT)
 }
 
-/// `HOST[:PORT]` with this port filled in.
+/// Adds `port` to `HOST[:PORT]` if it has none.
 pub fn address_with_port(host: &str, port: u16) -> String {
     if host.starts_with(LOCAL) {
         return host.to_owned();

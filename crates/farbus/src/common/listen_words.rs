@@ -1,4 +1,4 @@
-//! Where to listen, as people say it.
+//! Listening addresses, as people write them.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
@@ -7,10 +7,10 @@ use crate::common::failure::Failure;
 use crate::common::host_address::{LOCAL, address_with_port};
 use crate::common::socket_place::{Place, Protocol};
 
-/// The word for this machine alone, by TCP.
+/// The word for the loopback address, which only this machine reaches.
 const LOOPBACK: &str = "loopback";
 
-/// `ADDR[:PORT]` to listen at, or `loopback[:PORT]`.
+/// Parses `ADDR[:PORT]` or `loopback[:PORT]`.
 pub fn listen_address(text: &str, port: u16) -> Result<SocketAddr, Failure> {
     let address = text.strip_prefix(LOOPBACK).filter(|rest| rest.is_empty() || rest.starts_with(':'));
     let address = address.map_or_else(|| text.to_owned(), |port| format!("{}{port}", Ipv4Addr::LOCALHOST));
@@ -20,7 +20,7 @@ pub fn listen_address(text: &str, port: u16) -> Result<SocketAddr, Failure> {
     })
 }
 
-/// Where this machine's programs or others are to find what is shared: `ADDR[:PORT]`, or `unix:PATH`.
+/// Parses a listening place: `ADDR[:PORT]`, `loopback[:PORT]` or `unix:PATH`.
 pub fn listen_place(text: &str, port: u16) -> Result<Place, Failure> {
     match text.starts_with(LOCAL) {
         true => text.parse().map_err(Failure::local),
@@ -28,7 +28,7 @@ pub fn listen_place(text: &str, port: u16) -> Result<Place, Failure> {
     }
 }
 
-/// Where programs that speak `protocol` are to find `device`: at `--socket`, or `--listen`, or where it is by default.
+/// The place at which programs that speak `protocol` find `device`: that of `--socket` or `--listen`, or the default.
 pub fn place_said(
     protocol: Protocol,
     socket: Option<&Path>,
@@ -36,22 +36,22 @@ pub fn place_said(
     device: &str,
 ) -> Result<Place, Failure> {
     match (socket, listen) {
-        // Absolute: whoever is told the path may be elsewhere.
+        // The path is made absolute, because its readers may have another working directory.
         (Some(socket), _) => std::path::absolute(socket).map(Place::Socket).map_err(Failure::local),
         (None, Some(listen)) => Ok(Place::Address(listen_address(listen, protocol.port)?)),
         (None, None) => Ok(protocol.default_place(device)),
     }
 }
 
-/// Every address of this host: of both families, or of the old one where the new one is switched off.
+/// All addresses of this host: IPv6 and IPv4, or IPv4 only where IPv6 is switched off.
 pub fn everywhere(port: u16) -> Vec<SocketAddr> {
     vec![(Ipv6Addr::UNSPECIFIED, port).into(), (Ipv4Addr::UNSPECIFIED, port).into()]
 }
 
-/// Why nothing can listen at `place`, and what to do.
+/// The failure of listening at `place`, with what to do.
 pub fn listen_failure(place: &Place, error: &std::io::Error) -> Failure {
     let hint = match (place, error.kind()) {
-        // What is wrong with a path says itself what to do.
+        // An error of a path says itself what to do.
         (Place::Socket(_), _) => return Failure::local(error),
         (Place::Address(_), std::io::ErrorKind::AddrInUse) => {
             "\n  another share or usbipd is there: see 'farbus status', or choose --listen (--secure) ADDR:PORT"

@@ -1,8 +1,8 @@
-//! The program's own log under a flood: of lines that are alike the first of a minute are written, the rest become one
-//! number.
+//! Limits the program's own log: of similar lines, the first in each minute are written, and the rest are counted in
+//! one line.
 //!
-//! Lines are alike if one place in the code writes them about one peer. What a person asks for by `FARBUS_LOG` at the
-//! levels *debug* and *trace* is written whole.
+//! Lines are similar if the same place in the code writes them about the same peer. Lines of the levels *debug* and
+//! *trace*, which a person asks for with `FARBUS_LOG`, are never limited.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -21,14 +21,14 @@ use tracing::{Event, Level, Subscriber, warn};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Lines of one place in the code about one peer, in a minute: more than a person reads.
+/// Lines a minute of one place in the code about one peer: more than a person reads.
 const LINES_OF_PEER_MAX: u32 = 60;
-/// The same about all peers together.
+/// Lines a minute of one place in the code about all peers together.
 const LINES_MAX: u32 = 240;
-/// Characters of a peer's name, and of a line that stands for others.
+/// Characters of a peer's name, and of the example in a line that counts others.
 const TEXT_MAX: usize = 120;
 
-/// Leaves out the lines of a flood. The outermost layer of a subscriber.
+/// Drops the excess lines of a flood. It has to be the outermost layer of a subscriber.
 #[derive(Clone, Debug, Default)]
 pub struct LogLimit(Arc<Inner>);
 
@@ -42,11 +42,11 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     tally: Tally<Kind>,
-    /// What a place in the code says, by its address: the first that was left out.
+    /// The first dropped line of each place in the code, by the place's address.
     examples: BTreeMap<usize, String>,
 }
 
-/// A place in the code, and about whom it writes; empty for anybody.
+/// A place in the code, and the peer that a line is about; empty for all peers together.
 type Kind = (usize, String);
 
 impl Default for Inner {
@@ -73,7 +73,7 @@ impl<S: Subscriber> Layer<S> for LogLimit {
 }
 
 impl LogLimit {
-    /// A number is written by a thread of its own: nothing can be logged from in here.
+    /// Starts a thread that writes the counts, because nothing can be logged from within the layer.
     fn tell_when_due(&self) {
         if self.0.is_waited_for.swap(true, Ordering::AcqRel) {
             return;
@@ -104,7 +104,7 @@ impl Inner {
         verdict == Verdict::Write
     }
 
-    /// Writes numbers as they become due, until none is expected.
+    /// Writes counts as they become due, until none is expected.
     fn tell(&self) {
         loop {
             let now = self.clock.now();
@@ -133,7 +133,7 @@ impl Inner {
     }
 }
 
-/// Whom a line is about, without the port, which is another each time.
+/// The peer that a line is about, without the port, which differs for each connection.
 fn who(peer: &str) -> String {
     match peer.parse::<SocketAddr>() {
         Ok(address) => subscriber(address.ip()).to_string(),
@@ -141,7 +141,7 @@ fn who(peer: &str) -> String {
     }
 }
 
-/// What a line says, as far as it matters here.
+/// The fields of a line that matter for the limit.
 #[derive(Default)]
 struct Said {
     peer: String,
@@ -156,7 +156,7 @@ impl Visit for Said {
             _ => return,
         };
         to.clear();
-        // A string takes what it is given.
+        // Writing to a string cannot fail.
         let _ = write!(to, "{value:?}");
     }
 
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_lines_is_a_few_and_a_number_and_other_peers_are_still_heard() {
+    fn flood_about_one_peer_is_limited_and_counted_and_others_are_logged() {
         let inner = Inner::default();
         let written =
             (0..34_626).filter(|n| inner.judge(1, &format!("10.0.0.9:{n}"), "the connection ended", at(1))).count();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn many_addresses_together_are_bounded() {
+    fn lines_about_many_addresses_together_are_limited() {
         let inner = Inner::default();
         let address = |n: u32| format!("10.{}.{}.{}:1", n >> 16, n >> 8 & 255, n & 255);
         let written = (0..100_000).filter(|&n| inner.judge(1, &address(n), "refused", at(1))).count();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_one_peer_whatever_its_port() {
+    fn a_host_is_one_peer_at_every_port() {
         assert_eq!(who("desk (10.0.0.9:4711)"), "desk");
         assert_eq!(who("10.0.0.9:4711"), "10.0.0.9");
         assert_eq!(who("[2001:db8::7]:4711"), "2001:db8::");

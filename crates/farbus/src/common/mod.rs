@@ -1,7 +1,7 @@
-//! What every part of the product uses: how hosts and sockets are addressed, the folder in which an owner's processes
-//! find each other, and the control sockets there; whose fault a failure is; limits of the log.
+//! Used by every part of farbus: addresses of hosts and sockets, the runtime folder in which an owner's processes find
+//! each other, their control sockets, kinds of failures, and limits of the log.
 //!
-//! It knows no other host and no device, and imports no other folder of this crate.
+//! This folder knows no other host and no device, and imports no other folder of this crate.
 
 pub mod asking;
 pub mod control;

@@ -1,4 +1,4 @@
-//! What a process that runs says of itself and of its devices.
+//! The status of a running process and its devices.
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ pub struct ProcessStatus<D> {
 }
 
 impl<D: Serialize> ProcessStatus<D> {
-    /// As an answer.
+    /// The status as an answer on the control socket.
     pub fn answer(&self) -> Answer {
         match serde_json::to_value(self) {
             Ok(value) => Answer::Ok(value),

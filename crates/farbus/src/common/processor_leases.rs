@@ -1,5 +1,5 @@
-//! What other processes of this host reserve of its processors for threads of their own, tuned pipes: for as long as
-//! they hold the other end of a lease. A process that is killed lets go of it as well.
+//! Processor time of this host that other processes reserve for threads of their own, tuned pipes. A reservation lasts
+//! as long as its owner holds the other end of a lease, so it also ends when the owner is killed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,11 +16,11 @@ use crate::common::control::{Answer, Question, ask_one};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::common::passed_files::Files;
 
-/// Owners that have something at once, and so descriptors that are kept: each owner's last lease. One thread watches
-/// all of them.
+/// The most owners at once. One descriptor is kept for each: its last lease. One thread watches all of them.
 const OWNERS_MAX: usize = 64;
 
-/// Asks these processes for parts of their processors in the name of `owner`: who refused, and why.
+/// Asks these processes to reserve processor time for `owner`. Returns the processes that refused, each with its
+/// reason.
 pub fn ask_for(
     owner: &str,
     whom: &BTreeSet<u32>,
@@ -31,62 +31,62 @@ pub fn ask_for(
     let question = Question::Promise { owner, reserves, files: Files::default() };
     let refused = |&pid: &u32| match ask_one(pid, &question, &[lease]) {
         Ok(Answer::Failed(failure)) => Some((pid, failure.message)),
-        // One that promises nothing to anybody, knows no such question or ends just now has nothing against it.
+        // A process that reserves nothing, does not know the question or is ending has no objection.
         Ok(Answer::Ok(_) | Answer::Unknown | Answer::Refused(_)) | Err(_) => None,
     };
     whom.iter().filter_map(refused).collect()
 }
 
-/// Who else promises time of the same processors: what is promised here is admitted there first.
+/// Another ledger of the same processors, which has to admit reservations first.
 pub trait Beside: Send + Sync + 'static {
-    /// All that is promised here, in the place of what was.
+    /// Enters all reservations of this process, in place of the former ones.
     ///
     /// # Errors
-    /// Why not, in words: what was promised is promised still.
+    /// Why not, in words. The former reservations stay.
     fn admit(&self, all: &[Reserve]) -> Result<(), String>;
 }
 
-/// Where it is entered.
+/// The ledger in which processor time is reserved.
 pub trait ProcessorLedger: Send + Sync + 'static {
-    /// These, in the place of what `owner` had; says on which processors.
+    /// Reserves for the threads of `owner`, in place of what it had. Returns the processors.
     ///
     /// # Errors
     /// [`Overload`]: nothing has changed.
     fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload>;
 
-    /// He has none any more.
+    /// Releases all reservations of `owner`.
     fn leave(&self, owner: &str);
 }
 
-/// Whoever has something, and which of his leases is the last.
+/// The owners that have reservations, and the last lease of each.
 #[derive(Clone)]
 pub struct ProcessorLeases(Arc<Inner>);
 
 struct Inner {
     books: Box<dyn ProcessorLedger>,
     leases: Mutex<Leases>,
-    /// Tells the thread that watches them that there are others, or that nobody wants to know any more.
+    /// Wakes the thread that watches the leases, when they have changed or this object is dropped.
     wake: Arc<Wake>,
 }
 
 #[derive(Default)]
 struct Leases {
-    /// Each owner's last; an earlier one is closed when it is replaced.
+    /// The last lease of each owner. A former one is closed when it is replaced.
     of: BTreeMap<String, Arc<OwnedFd>>,
     is_watched: bool,
 }
 
 impl ProcessorLeases {
-    /// Entered there.
+    /// Enters reservations in this ledger.
     ///
     /// # Panics
-    /// If the system has no more descriptors as the process begins.
+    /// If the process has no descriptors when it begins.
     pub fn new(books: impl ProcessorLedger) -> Self {
         let wake = Arc::new(Wake::new().expect("a process that begins has descriptors"));
         Self(Arc::new(Inner { books: Box::new(books), leases: Mutex::default(), wake }))
     }
 
-    /// `owner` has these, in the place of what he had, until the other end of `lease` is closed.
+    /// Reserves for `owner`, in place of what it had, until the other end of `lease` is closed.
     pub fn keep(&self, owner: &str, reserves: &[(u64, u64)], lease: OwnedFd) -> Answer {
         let refused = |message: String| Answer::Failed(FailureReport { attribute: Attribute::Refused, message });
         let mut leases = self.leases();
@@ -108,7 +108,7 @@ impl ProcessorLeases {
         Answer::Ok(json!({ "processors": processors }))
     }
 
-    /// Starts the thread that watches all leases, once there is one.
+    /// Starts the thread that watches the leases, if it is not running.
     fn watch(&self, leases: &mut Leases) -> std::io::Result<()> {
         if !leases.is_watched {
             let (inner, wake) = (Arc::downgrade(&self.0), Arc::clone(&self.0.wake));
@@ -123,14 +123,14 @@ impl ProcessorLeases {
     }
 }
 
-/// Gives back what ended leases held, until nobody has these promises any more.
+/// Releases the reservations of leases that have ended, until the object is dropped.
 fn watch_all(inner: &Weak<Inner>, wake: &Wake) {
     loop {
         wake.clear();
         let Some(held) = inner.upgrade().map(|inner| inner.held()) else { return };
         let fds: Vec<_> = held.iter().map(|(_, lease)| lease.as_fd()).collect();
         let Ok(ended) = wait_for_ends(wake, &fds) else {
-            // Out of memory, most likely: what is held stays held.
+            // Most likely there is no memory: reservations stay as they are.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -152,7 +152,7 @@ impl Inner {
 
     fn end(&self, owner: &str, lease: &Arc<OwnedFd>) {
         let mut leases = self.leases();
-        // A later one of his goes on.
+        // A later lease of this owner stays.
         if leases.of.get(owner).is_some_and(|last| Arc::ptr_eq(last, lease)) {
             leases.of.remove(owner);
             self.books.leave(owner);
@@ -172,7 +172,7 @@ impl fmt::Debug for ProcessorLeases {
     }
 }
 
-/// The books of a process that shares nothing.
+/// The ledger of a process that shares no devices.
 impl ProcessorLedger for Arc<Mutex<farbus_session::reserve::Processors>> {
     fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
         self.lock().unwrap_or_else(PoisonError::into_inner).enter_all(owner, reserves)
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_promised_lasts_as_long_as_the_last_lease() {
+    fn reservation_lasts_as_long_as_the_owner_s_last_lease() {
         let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
         let (first, theirs) = lease();
         assert_eq!(promises.keep("a", &[(40, 100), (40, 100)], theirs), Answer::Ok(json!({ "processors": [0, 0] })));
@@ -207,7 +207,7 @@ mod tests {
         let Answer::Failed(failure) = promises.keep("b", &[(40, 100)], theirs) else { panic!("beyond Equation 1") };
         assert_eq!(failure.attribute, Attribute::Refused);
         assert!(failure.message.contains("missing"), "{failure:?}");
-        // Less, by another lease: the end of the first changes nothing.
+        // A smaller reservation by another lease: the end of the first lease changes nothing.
         let (second, theirs) = lease();
         assert_eq!(promises.keep("a", &[(40, 100)], theirs), Answer::Ok(json!({ "processors": [0] })));
         drop(first);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_only_so_many() {
+    fn number_of_owners_is_limited() {
         let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
         let held: Vec<_> = (0..OWNERS_MAX)
             .map(|owner| {
@@ -242,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn leases_that_never_end_take_one_thread_and_one_descriptor_of_each_owner() {
+    fn endless_leases_take_one_thread_and_one_descriptor_of_each_owner() {
         let promises = ProcessorLeases::new(Arc::new(Mutex::new(Processors::new(1))));
-        // A file of this test alone: others of this process open theirs.
+        // The test counts descriptors of its own file only, because other tests open files at the same time.
         let (endless, _other_end) = UnixStream::pair().unwrap();
         let link = |fd: &std::path::Path| fs::read_link(fd).ok();
         let ours = link(format!("/proc/self/fd/{}", endless.as_raw_fd()).as_ref()).unwrap();
@@ -256,17 +256,17 @@ mod tests {
         assert!(failure.message.contains("64 processes"), "{failure:?}");
         let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let held = open.filter(|fd| link(&fd.path()).as_ref() == Some(&ours)).count();
-        // Besides each owner's last: this test's own, and up to a round of earlier ones that the watcher still looks
-        // at.
+        // In addition to the last lease of each owner: the test's own descriptor, and up to one round of former leases
+        // at which the watcher still looks.
         assert!((OWNERS_MAX..=2 * OWNERS_MAX + 1).contains(&held), "{held} descriptors are held");
         let watchers = || {
             let threads = fs::read_dir("/proc/self/task").unwrap().flatten();
             let is_watcher = |name: &String| name.trim() == "promises" || name.trim() == "promise";
             threads.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).filter(is_watcher).count()
         };
-        // Other tests of this process have promises of their own.
+        // Other tests of this process have watchers of their own.
         assert!((1..16).contains(&watchers()), "{} threads watch", watchers());
-        // What does end is noticed beside them.
+        // A lease that ends among endless ones is noticed.
         let (ours, theirs) = lease();
         assert!(matches!(promises.keep("0", &[(60, 100)], theirs), Answer::Ok(_)));
         drop(ours);

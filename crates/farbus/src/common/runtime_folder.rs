@@ -1,9 +1,9 @@
 //! The folder in which an owner's processes find each other's sockets.
 //!
-//! What is said at these sockets (text to type, open files) is meant for the owner alone, so a folder is used only if
-//! nobody else could have put a socket there: it is a folder and no symbolic link, it belongs to the owner, and nobody
-//! else may write to it. It is opened once and checked, and sockets are made and reached through that descriptor. Who
-//! answers has to be the owner's process, or root's, by the kernel's word (`SO_PEERCRED`).
+//! Messages at these sockets (text to type, open files) are for the owner only. So a folder is used only if no other
+//! user could have put a socket there: it is a folder and no symbolic link, it belongs to the owner, and no other user
+//! may write to it. It is opened once and checked, and sockets are created and connected through that descriptor. The
+//! process that answers has to belong to the owner or root, as the kernel reports (`SO_PEERCRED`).
 
 use std::fmt;
 use std::fs;
@@ -19,12 +19,12 @@ use farbus_io::trust::Folder;
 use rustix::fs::{Mode, OFlags, fstat};
 use tracing::warn;
 
-/// The bits of a folder's mode that let others put something there.
+/// The mode bits of a folder that let other users create files there.
 const OTHERS_WRITE: u32 = 0o022;
-/// Root's, where nothing else is said.
+/// Root's folder, if `XDG_RUNTIME_DIR` names no other.
 const OF_ROOT: &str = "/run/farbus";
 
-/// A folder that is safe to use, open.
+/// A folder that was checked, and is open.
 #[derive(Debug)]
 pub struct RuntimeFolder {
     fd: OwnedFd,
@@ -35,30 +35,30 @@ pub struct RuntimeFolder {
 /// Why a folder is not used.
 #[derive(Debug)]
 pub enum RuntimeFolderError {
-    /// Another user made it.
+    /// It belongs to another user.
     Foreign {
-        /// Where it is.
+        /// The path of the folder.
         path: PathBuf,
         /// The user who owns it.
         owner: u32,
     },
-    /// Others may put sockets there.
+    /// Other users may create sockets there.
     Open {
-        /// Where it is.
+        /// The path of the folder.
         path: PathBuf,
         /// The folder's mode, permission bits only.
         mode: u32,
     },
-    /// It is a symbolic link, or no folder at all.
+    /// It is a symbolic link, or no folder.
     NotFolder {
-        /// Where it is.
+        /// The path that is no folder.
         path: PathBuf,
     },
-    /// It cannot be opened or made.
+    /// It cannot be opened or created.
     Unreachable {
-        /// Where it is.
+        /// The path of the folder.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
@@ -99,7 +99,7 @@ impl From<RuntimeFolderError> for io::Error {
 }
 
 impl RuntimeFolder {
-    /// This process's owner's, made if it is not there.
+    /// Opens the folder of this process's owner, and creates it if it does not exist.
     ///
     /// # Errors
     /// [`RuntimeFolderError`].
@@ -107,7 +107,7 @@ impl RuntimeFolder {
         let Chosen { path, owner, .. } = chosen();
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         match made {
-            // What is there is looked at below, a symbolic link to nowhere among it.
+            // What exists there, even a dangling symbolic link, is checked below.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             made => made.map_err(|source| RuntimeFolderError::Unreachable { path: path.clone(), source })?,
         }
@@ -115,7 +115,7 @@ impl RuntimeFolder {
         Self::open(path, *owner)?.ok_or_else(gone)
     }
 
-    /// One that `owner` made; `None` if it is not there.
+    /// Opens a folder that belongs to `owner`; `None` if it does not exist.
     ///
     /// # Errors
     /// [`RuntimeFolderError`].
@@ -126,7 +126,7 @@ impl RuntimeFolder {
             Ok(fd) => fd,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => {
-                // What it is says more than why it was not opened.
+                // The kind of the file explains more than the error of opening it.
                 return Err(match fs::symlink_metadata(&path) {
                     Ok(found) if !found.is_dir() => RuntimeFolderError::NotFolder { path },
                     Ok(found) if found.uid() != owner => RuntimeFolderError::Foreign { path, owner: found.uid() },
@@ -145,21 +145,21 @@ impl RuntimeFolder {
         }
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The name by which this process alone reaches a file in it, whatever stands at its path by now. It is short
-    /// enough for a socket (107 bytes), too.
+    /// A path by which this process reaches a file in the open folder, whatever is at the folder's path by now. It is
+    /// also short enough for the path of a socket (107 bytes).
     pub fn at(&self, name: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()).into()
     }
 
-    /// Listens at a socket of this name, for its owner alone; one that was left there is replaced.
+    /// Listens at a socket of this name, for the owner only. An existing file is replaced.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn listen(&self, name: &str) -> io::Result<UnixListener> {
         self.remove(name)?;
         let listener = UnixListener::bind(self.at(name))?;
@@ -170,14 +170,15 @@ impl RuntimeFolder {
     /// Connects to the socket of this name.
     ///
     /// # Errors
-    /// `PermissionDenied` if neither the folder's owner nor root listens there; what the system says.
+    /// `PermissionDenied` if the listening process belongs neither to the folder's owner nor to root; the error of the
+    /// system.
     pub fn connect(&self, name: &str) -> io::Result<UnixStream> {
         let stream = UnixStream::connect(self.at(name))?;
         self.check_peer(&stream)?;
         Ok(stream)
     }
 
-    /// Whether the other end is a process of the folder's owner, or of root.
+    /// Checks that the other end is a process of the folder's owner or of root.
     ///
     /// # Errors
     /// `PermissionDenied` if it is not.
@@ -192,19 +193,19 @@ impl RuntimeFolder {
         }
     }
 
-    /// The names of what is there.
+    /// The names of the files in the folder.
     ///
     /// # Errors
-    /// If the folder cannot be read.
+    /// The folder cannot be read.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let entries = fs::read_dir(self.at("."))?;
         Ok(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect())
     }
 
-    /// Removes what has this name, if it is there.
+    /// Removes the file of this name, if it exists.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match fs::remove_file(self.at(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -213,30 +214,30 @@ impl RuntimeFolder {
     }
 }
 
-/// Where this owner's processes meet.
+/// The folders of this owner's processes.
 #[derive(Debug, PartialEq, Eq)]
 struct Chosen {
     path: PathBuf,
     owner: u32,
-    /// Where processes meet that began outside a login session, or before an upgrade.
+    /// Folders of processes that began outside a login session, or before an upgrade.
     others: Vec<PathBuf>,
 }
 
-/// The path of this process's owner's runtime folder. A process that becomes another user keeps that of the first.
+/// The path of the runtime folder of this process's owner. It stays the same if the process changes its user.
 pub fn path() -> PathBuf {
     chosen().path.clone()
 }
 
-/// The user whose processes meet here: who started this process, whoever it becomes.
+/// The owner (uid): the user who started this process, even if the process changes its user.
 pub fn owner() -> u32 {
     chosen().owner
 }
 
-/// The folders in which this owner's processes may answer, this process's own first. One that is not there is left out,
-/// and so is one that is not safe, with a line in the log.
+/// Opens the folders in which this owner's processes may answer, this process's own first. Folders that do not exist
+/// are left out; unsafe ones are too, with a line in the log.
 ///
 /// # Errors
-/// [`RuntimeFolderError`]: the first is not safe.
+/// [`RuntimeFolderError`]: this process's own folder is unsafe.
 pub fn all() -> Result<Vec<RuntimeFolder>, RuntimeFolderError> {
     let Chosen { path, owner, others } = chosen();
     let mut folders: Vec<RuntimeFolder> = RuntimeFolder::open(path, *owner)?.into_iter().collect();
@@ -249,21 +250,21 @@ pub fn all() -> Result<Vec<RuntimeFolder>, RuntimeFolderError> {
     Ok(folders)
 }
 
-/// The folder of the user who became root by `sudo`, if that is who started this process.
+/// The folder of the user who started this process with `sudo`, if that is how it became root's.
 pub fn of_sudo_user() -> Option<RuntimeFolder> {
     let (user, path) = sudo_user()?;
     let opened = RuntimeFolder::open(&path, user);
     opened.inspect_err(|error| warn!("nobody is asked there: {error}")).ok().flatten()
 }
 
-/// Who that is, and where.
+/// That user's number (uid) and folder.
 fn sudo_user() -> Option<(u32, PathBuf)> {
     let user: u32 = std::env::var("SUDO_UID").ok()?.parse().ok()?;
     (owner() == 0 && user != 0).then(|| (user, Path::new(OF_USERS).join(user.to_string()).join(NAME)))
 }
 
-/// The folder of ours in which a socket of this path is, checked and open, and the socket's name there; `None` if it is
-/// elsewhere.
+/// Opens the runtime folder that contains the socket at this path, and returns it with the socket's file name; `None`
+/// if the path is not in a runtime folder of this owner.
 ///
 /// # Errors
 /// [`RuntimeFolderError`].
@@ -279,17 +280,16 @@ pub fn holding(socket: &Path) -> Result<Option<(RuntimeFolder, String)>, Runtime
     Ok(found.map(|found| (found, name.to_owned())))
 }
 
-/// Whether a socket of this path is in a folder where an owner's processes meet, as far as its path says. No file is
-/// looked at.
+/// Whether the path of a socket is in one of the owner's runtime folders. Looks at no file.
 pub fn is_among(socket: &Path) -> bool {
     let Chosen { path, others, .. } = chosen();
     let of_sudo_user = sudo_user().map(|(_, path)| path);
     socket.parent().is_some_and(|folder| folder == path || others.iter().chain(&of_sudo_user).any(|it| it == folder))
 }
 
-/// What it is called in a folder that others have something in, too.
+/// The name of the folder within a folder that other programs share.
 const NAME: &str = "farbus";
-/// Where the system keeps a folder for each user who has a session.
+/// Where the system keeps a folder for each user with a session.
 const OF_USERS: &str = "/run/user";
 
 fn chosen() -> &'static Chosen {
@@ -302,8 +302,8 @@ fn chosen() -> &'static Chosen {
     })
 }
 
-/// `told` is what the environment says; `state` is the owner's folder for what lasts; `owner_of` says whose a folder is
-/// that is there.
+/// `told` is `XDG_RUNTIME_DIR`; `state` is the owner's state folder; `owner_of` returns the owner of an existing
+/// folder.
 fn choose(
     owner: u32,
     told: Option<PathBuf>,
@@ -312,7 +312,7 @@ fn choose(
     owner_of: impl Fn(&Path) -> Option<u32>,
 ) -> Chosen {
     let session = Path::new(OF_USERS).join(owner.to_string());
-    // Another user's, as `su` leaves it in the environment, is none of ours (XDG Base Directory Specification).
+    // A folder of another user, which `su` leaves in the environment, is not used (XDG Base Directory Specification).
     let told = told.filter(|path| owner_of(path).is_none_or(|found| found == owner));
     if let Some(told) = told.as_ref().filter(|told| **told != session) {
         return Chosen { path: told.join(NAME), owner, others: Vec::new() };
@@ -328,11 +328,11 @@ fn choose(
         }
         all.extend(state.map(|state| state.join("run")));
         if all.is_empty() {
-            // Nothing of this user's is there: what is wrong is said when it is opened.
+            // The user has no folder. Opening this one will report what is wrong.
             all.push(session.join(NAME));
         }
-        // Where earlier versions had it, for their running processes: anybody may make a folder there, so it is only
-        // looked at.
+        // Earlier versions used this folder, and their processes may still run. Any user may create a folder there, so
+        // it is never created here.
         all.push(temporary.join(format!("{NAME}-{owner}")));
     }
     let path = all.remove(0);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_is_never_made_where_anybody_may_make_one() {
+    fn runtime_folder_is_never_chosen_in_a_world_writable_place() {
         let ann = |told, session| chosen_for(1000, told, session);
         assert_eq!(ann(Some("/of/ann"), None), ("/of/ann/farbus".into(), vec![]));
         let others = vec!["/state/run".to_owned(), "/tmp/farbus-1000".to_owned()];
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_made_or_may_write_to_is_refused() {
+    fn folder_that_other_users_own_or_may_write_is_refused() {
         let scratch = std::env::temp_dir().join(format!("farbus-runtime-{}", std::process::id()));
         let folder = scratch.join("folder");
         fs::create_dir_all(&folder).unwrap();
@@ -400,16 +400,16 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_made_and_reached_in_the_folder_that_was_checked() {
+    fn sockets_are_created_and_connected_in_the_checked_folder() {
         let scratch = std::env::temp_dir().join(format!("farbus-runtime-fd-{}", std::process::id()));
-        // Longer than a socket's path may be.
+        // Longer than the path of a socket may be.
         let long = scratch.join("x".repeat(120));
         fs::create_dir_all(&long).unwrap();
         let folder = RuntimeFolder::open(&long, rustix::process::geteuid().as_raw()).unwrap().unwrap();
         let listener = folder.listen("1.sock").unwrap();
         let mode = fs::metadata(long.join("1.sock")).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        // Another folder in its place is not what was checked.
+        // A new folder at the path is not the one that was checked.
         fs::rename(&long, scratch.join("moved")).unwrap();
         fs::create_dir(&long).unwrap();
         assert_eq!(folder.names().unwrap(), ["1.sock"]);

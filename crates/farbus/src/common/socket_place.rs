@@ -1,4 +1,4 @@
-//! Where programs find a device that they are to use, without any kernel in between: a Unix socket, or an address.
+//! The Unix socket or TCP address at which programs find a device that they use without a kernel driver.
 
 use std::fmt;
 use std::io;
@@ -13,25 +13,24 @@ use serde::{Deserialize, Serialize};
 use crate::common::host_address::LOCAL;
 use crate::common::runtime_folder::{self, path as folder};
 
-/// What such programs speak. In none of these has anybody to prove who he is, and nothing is encrypted.
+/// A protocol of such programs. None of these authenticates or encrypts here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocol {
-    /// What it is called.
+    /// The name, for messages.
     pub name: &'static str,
-    /// Its word in `--via` and in names of sockets.
+    /// The word in `--via` and in the names of sockets.
     pub word: &'static str,
-    /// Its port unless somebody says otherwise.
+    /// The default TCP port.
     pub port: u16,
 }
 
 impl Protocol {
-    /// Where `device` is found unless somebody says otherwise: among the sockets of what runs, and told from them by
-    /// its name.
+    /// The default place of `device`: a socket in the runtime folder, named by protocol and device.
     pub fn default_place(self, device: &str) -> Place {
         Place::Socket(folder().join(format!("{}-{}.sock", self.word, plain_name(device))))
     }
 
-    /// What stands against `place`, if others than this machine's programs reach it.
+    /// A warning if hosts other than this machine can reach `place`.
     pub fn exposure(self, place: &Place) -> Option<String> {
         let Place::Address(address) = place else { return None };
         (!place.is_local()).then(|| {
@@ -44,23 +43,23 @@ impl Protocol {
     }
 }
 
-/// A device's name as a file, an option of QEMU's or an id of its may have it.
+/// The device's name with other characters replaced, for file names and QEMU's options and ids.
 pub fn plain_name(device: &str) -> String {
     device.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect()
 }
 
-/// Where programs come in.
+/// Where programs connect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// At a Unix socket, which is its owner's alone.
+    /// At a Unix socket, which is accessible to its owner only.
     Socket(PathBuf),
     /// At a TCP address.
     Address(SocketAddr),
 }
 
 impl Place {
-    /// The path of the socket, if it is one.
+    /// The path, if it is a socket.
     pub fn path(&self) -> Option<&PathBuf> {
         match self {
             Place::Socket(path) => Some(path),
@@ -68,15 +67,16 @@ impl Place {
         }
     }
 
-    /// Listens there, with this process's own rights; [`crate::broker::SystemAccess::listen_at`] also without.
+    /// Listens there with this process's own rights. [`crate::broker::SystemAccess::listen_at`] also works without
+    /// them.
     ///
     /// # Errors
-    /// What stands against it, with what to do.
+    /// Why it cannot listen, with what to do.
     pub fn listen(&self) -> io::Result<SocketListener> {
         self.listen_for(SocketMode::default())
     }
 
-    /// The same; at a socket those may connect whom a file of this mode would let write.
+    /// Listens there with a file mode for the socket: users who may write such a file may connect.
     ///
     /// # Errors
     /// As [`Place::listen`].
@@ -91,7 +91,7 @@ impl Place {
         }
     }
 
-    /// As a host is written that others use devices of: `unix:PATH`, or an address.
+    /// The place as the address of a host: `unix:PATH`, or `ADDR:PORT`.
     pub fn as_host(&self) -> String {
         match self {
             Place::Socket(path) => format!("{LOCAL}{}", path.display()),
@@ -99,7 +99,7 @@ impl Place {
         }
     }
 
-    /// Whether this machine alone reaches it.
+    /// Whether only this machine reaches it.
     pub fn is_local(&self) -> bool {
         match self {
             Place::Socket(_) => true,
@@ -107,10 +107,10 @@ impl Place {
         }
     }
 
-    /// A link over a connection to it, whoever made that.
+    /// Makes a link over an open connection to this place.
     ///
     /// # Errors
-    /// If the socket refuses an option.
+    /// The socket refuses an option.
     pub fn link_over(&self, connection: OwnedFd) -> io::Result<Link> {
         match self {
             Place::Socket(_) => Ok(Link::over_local(connection, &self.as_host())),
@@ -118,7 +118,7 @@ impl Place {
         }
     }
 
-    /// The options of QEMU's `-chardev socket` that lead there. A comma in a path is doubled, as QEMU reads it.
+    /// The options of QEMU's `-chardev socket` for this place. A comma in the path is doubled, as QEMU requires.
     pub fn chardev_options(&self) -> String {
         match self {
             Place::Socket(path) => format!("path={}", path.display().to_string().replace(',', ",,")),
@@ -142,14 +142,14 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix(LOCAL) {
             Some("") => Err(format!("'{text}' names no socket: {LOCAL}/PATH does")),
-            // Absolute: whoever is told the path may be elsewhere.
+            // The path is made absolute, because its readers may have another working directory.
             Some(path) => std::path::absolute(path).map(Place::Socket).map_err(|error| error.to_string()),
             None => text.parse().map(Place::Address).map_err(|_| format!("'{text}' is no address")),
         }
     }
 }
 
-/// Who may connect to a socket, as a file's mode says it: its owner unless somebody says otherwise.
+/// The file mode of a Unix socket, which decides who may connect. The default is its owner only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketMode(u32);
 
@@ -174,14 +174,14 @@ impl FromStr for SocketMode {
     }
 }
 
-/// Whence somebody came.
+/// Where a connection came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// From an address.
+    /// From this address.
     Address(SocketAddr),
-    /// From an address of this machine's, as a program of the user with this number.
+    /// From this address of this machine, made by a program of the user with this number (uid).
     Own(SocketAddr, u32),
-    /// From this machine, as a program of the user with this number.
+    /// From a Unix socket, by a program of the user with this number (uid).
     User(u32),
 }
 
@@ -195,12 +195,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A place that is listened at. It never waits: whoever waits puts it among its interests.
+/// A listening socket. It never blocks: its descriptor is watched by a poll.
 #[derive(Debug)]
 pub enum SocketListener {
-    /// For its owner, on this machine; its path is removed with it, where that is still allowed.
+    /// A Unix socket. Its path is removed with it, if the process still may.
     Local(LocalListener),
-    /// For whoever reaches it.
+    /// A TCP socket.
     Tcp(Listener),
 }
 
@@ -211,7 +211,7 @@ impl SocketListener {
         Ok(SocketListener::Tcp(listener))
     }
 
-    /// One that another process made at `place`.
+    /// A socket that another process opened at `place`.
     pub(crate) fn passed(socket: OwnedFd, place: &Place) -> Self {
         match place {
             Place::Socket(path) => SocketListener::Local(LocalListener::passed(socket, path)),
@@ -219,7 +219,7 @@ impl SocketListener {
         }
     }
 
-    /// Its descriptor, to be passed to another process; a path is left for whoever removes it then.
+    /// The descriptor, for another process. A path is left for that process to remove.
     pub(crate) fn into_descriptor(self) -> io::Result<OwnedFd> {
         match self {
             SocketListener::Local(listener) => listener.into_descriptor(),
@@ -227,10 +227,10 @@ impl SocketListener {
         }
     }
 
-    /// Where it really is: port 0 has become a free one.
+    /// The actual place, in which port 0 is replaced by the chosen port.
     ///
     /// # Errors
-    /// What the system says of the socket.
+    /// The error of the system.
     pub fn place(&self) -> io::Result<Place> {
         Ok(match self {
             SocketListener::Local(listener) => Place::Socket(listener.path().to_owned()),
@@ -238,10 +238,10 @@ impl SocketListener {
         })
     }
 
-    /// Whoever waits for somebody waits elsewhere from now on. A place that we listen at ourselves is so already.
+    /// Makes the socket non-blocking. Sockets that this process opened are so already.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub(crate) fn never_wait(&self) -> io::Result<()> {
         match self {
             SocketListener::Local(_) => Ok(()),
@@ -249,7 +249,7 @@ impl SocketListener {
         }
     }
 
-    /// Lets nobody in any more; whoever waits for somebody wakes up. A socket that was passed is left as it is.
+    /// Stops accepting, and wakes the thread that waits. A socket that was passed by another process is left as it is.
     pub(crate) fn shut_down(&self) {
         match self {
             SocketListener::Local(listener) => listener.shut_down(),
@@ -257,12 +257,12 @@ impl SocketListener {
         }
     }
 
-    /// Whoever has come; `None` if nobody has.
+    /// Accepts a connection; `None` if there is none.
     pub(crate) fn try_accept(&self) -> io::Result<Option<Link>> {
         Ok(self.accept()?.map(|(link, _)| link))
     }
 
-    /// Whoever has come, and whence; `None` if nobody has.
+    /// Accepts a connection and returns its origin; `None` if there is none.
     pub(crate) fn accept(&self) -> io::Result<Option<(Link, Origin)>> {
         match self {
             SocketListener::Local(listener) => {
@@ -271,7 +271,7 @@ impl SocketListener {
             }
             SocketListener::Tcp(listener) => match listener.accept() {
                 Ok(Connection { link, from }) => Ok(Some((link, Origin::Address(from)))),
-                // Nobody is there, or is no more.
+                // There is no connection, or it was closed already.
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {
                     Ok(None)
                 }
@@ -297,21 +297,21 @@ mod tests {
     const NBD: Protocol = Protocol { name: "NBD", word: "nbd", port: 10809 };
 
     #[test]
-    fn qemu_is_told_where() {
+    fn chardev_options_name_the_place_as_qemu_reads_it() {
         let options = |place: Place| place.chardev_options();
         assert_eq!(options(Place::Socket("/run/a,b.sock".into())), "path=/run/a,,b.sock");
         assert_eq!(options(Place::Address("[::1]:4000".parse().unwrap())), "host=::1,port=4000");
     }
 
     #[test]
-    fn each_protocol_has_sockets_of_its_own_in_one_folder() {
+    fn default_sockets_are_named_by_protocol_and_device() {
         let path = |word| Protocol { word, ..NBD }.default_place("hub/1,1").path().unwrap().clone();
         assert_eq!(path("nbd"), folder().join("nbd-hub_1_1.sock"));
         assert_eq!(path("redir"), folder().join("redir-hub_1_1.sock"));
     }
 
     #[test]
-    fn a_place_is_read_as_it_is_written() {
+    fn place_parses_from_its_own_text() {
         for text in ["unix:/run/farbus/share.sock", "[::1]:3240", "10.0.0.7:99"] {
             assert_eq!(text.parse::<Place>().map(|place| place.as_host()), Ok(text.to_owned()));
         }
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn only_this_machine_is_no_exposure() {
+    fn address_beyond_this_machine_is_an_exposure() {
         let exposure = |address: &str| NBD.exposure(&Place::Address(address.parse().unwrap()));
         for own in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
             assert_eq!(exposure(own), None);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_serves_whoever_reaches_it_also_from_another_process() {
+    fn passed_tcp_listener_accepts_connections() {
         let place = Place::Address("127.0.0.1:0".parse().unwrap());
         let listener = SocketListener::passed(place.listen().unwrap().into_descriptor().unwrap(), &place);
         assert!(listener.try_accept().unwrap().is_none(), "nobody has come, and nobody waits");

@@ -1,6 +1,6 @@
-//! Figures as people read them.
+//! Formats quantities for people.
 
-/// `1.05 MB`: decimal units, two places of a larger one than the byte.
+/// Formats a size in decimal units, with two decimal places above the byte: `1.05 MB`.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["kB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 1000 {
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_told_in_the_largest_unit_of_which_there_is_one() {
+    fn sizes_are_formatted_in_the_largest_unit_below_them() {
         let told = [0, 999, 1000, 1_048_576, 16 << 20, 999_999, u64::MAX].map(format_bytes);
         assert_eq!(told, ["0 B", "999 B", "1.00 kB", "1.05 MB", "16.78 MB", "1000.00 kB", "18.45 EB"]);
     }

@@ -1,4 +1,4 @@
-//! A device of another machine that is kept attached: taken again, with growing pauses, whenever it is lost.
+//! An attachment that the daemon keeps: whenever it is lost, the daemon attaches the device again, with growing pauses.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -17,34 +17,34 @@ use crate::frontend::{
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport};
 use crate::saving::Saved;
 
-/// The first pause; each is twice the one before.
+/// The first pause; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(250);
-/// The longest, so that a host that comes back is used soon.
+/// The longest pause: a host that comes back is used soon.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// The longest while somebody else has the device: who asks less often loses its place in the queue
+/// The longest pause while another host has the device. A host that asks less often loses its place in the queue
 /// (`farbus_session::claims::PATIENCE`).
 const PAUSE_BUSY_MAX: Duration = Duration::from_secs(1);
-/// An attachment that lasted so long was a good one: pauses begin anew.
+/// After an attachment that lasted this long, pauses begin at [`PAUSE`] again.
 const GOOD: Duration = Duration::from_secs(10);
 
-/// A kept attachment and its thread. It ends when it is told to.
+/// A kept attachment and its thread.
 pub struct Kept {
     request: Request,
     shared: Arc<Shared>,
-    /// What another process was attached to, until it has let go.
+    /// The attachment of another process, until this one has restored it.
     restored: Option<Box<dyn Restored>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How it does when another process is to take over.
+/// What happens to an attachment in a handover.
 pub enum Going {
-    /// It goes on there.
+    /// The replacement continues it.
     Along(Handle),
-    /// It ends with this process, and is taken again by the next.
+    /// It ends with this process, and the replacement attaches anew.
     Anew,
-    /// It is held still for whoever uses it, or on its way to another host: this process sees that through.
+    /// It is held or migrating: this process has to complete that.
     Moving,
-    /// It ends, and somebody may be using it: how it is attached.
+    /// It ends, and a program may be using it; the text says how it is attached.
     Torn(&'static str),
 }
 
@@ -67,16 +67,16 @@ enum Word {
     #[default]
     Connecting,
     Attached,
-    /// For the next try.
+    /// Waits for the next attempt.
     Waiting,
-    /// By its owner here, until the next reload.
+    /// Detached by its owner, until the next reload.
     Detached,
-    /// Until this machine has slept.
+    /// Detached while this machine sleeps.
     Asleep,
 }
 
 impl Word {
-    /// Whether it is not to be taken for now.
+    /// Whether the device is not to be attached for now.
     fn is_stopped(self) -> bool {
         matches!(self, Word::Detached | Word::Asleep)
     }
@@ -93,10 +93,10 @@ impl Word {
 }
 
 impl Kept {
-    /// Begins to take the device.
+    /// Starts to attach the device.
     ///
     /// # Errors
-    /// If the system has no more threads.
+    /// The system has no more threads.
     pub fn start(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
         let mut kept = Self::new(request, workshop, system)?;
         kept.begin()?;
@@ -104,7 +104,7 @@ impl Kept {
     }
 
     fn new(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
-        // Whoever waits for one host does not keep the others waiting.
+        // An own line to the broker: waiting for one host must not delay the others.
         let system = system.apart()?;
         let modules = workshop.recipe(&request).map_err(std::io::Error::other)?;
         let client = Client::through(system, request.client_config(modules));
@@ -112,10 +112,10 @@ impl Kept {
         Ok(Self { request, shared, restored: None, thread: None })
     }
 
-    /// One that stays detached until [`Kept::resume`], as it was in another process.
+    /// Creates an attachment that stays detached until [`Kept::resume`], as it was in another process.
     ///
     /// # Errors
-    /// If the system has no more threads.
+    /// The system has no more threads.
     pub fn detached(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
         let mut kept = Self::new(request, workshop, system)?;
         kept.shared.state().word = Word::Detached;
@@ -123,11 +123,11 @@ impl Kept {
         Ok(kept)
     }
 
-    /// One that another process kept; the half with rights knows of these ports. Nothing happens before
+    /// Restores an attachment that another process kept. The broker knows `ports`. Nothing happens before
     /// [`Kept::begin`].
     ///
     /// # Errors
-    /// [`ClientError`]: nobody can go on with that.
+    /// [`ClientError`]: this process cannot continue it.
     pub fn restored(
         request: Request,
         workshop: &Workshop,
@@ -143,10 +143,10 @@ impl Kept {
         Ok(kept)
     }
 
-    /// Begins to keep it attached.
+    /// Starts the thread that keeps it attached.
     ///
     /// # Errors
-    /// If the system has no more threads.
+    /// The system has no more threads.
     pub fn begin(&mut self) -> std::io::Result<()> {
         let (shared, request, restored) = (Arc::clone(&self.shared), self.request.clone(), self.restored.take());
         let keep = move || shared.keep_attached(&request, restored);
@@ -154,7 +154,7 @@ impl Kept {
         Ok(())
     }
 
-    /// How it does when another process is to take over.
+    /// What happens to it in a handover.
     pub fn going(&self) -> Going {
         let state = self.shared.state();
         match (&state.running, state.word) {
@@ -175,12 +175,11 @@ impl Kept {
         self.shared.state().word == Word::Attached
     }
 
-    /// What was asked for.
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// How it does.
+    /// Its status, and why it is not attached.
     pub fn status(&self) -> (AttachmentStatus, Option<FailureReport>) {
         let state = self.shared.state();
         let Request { target, reason, .. } = &self.request;
@@ -188,13 +187,13 @@ impl Kept {
         (status, state.failure.clone())
     }
 
-    /// What steers it, if it is attached now. Not to be used with a lock held: a virtual machine's device may take its
-    /// time.
+    /// The handle that steers it, if it is attached now. Do not call the handle with a lock held: a virtual machine's
+    /// device may take long.
     pub fn handle(&self) -> Option<Handle> {
         self.shared.state().running.as_ref().map(|running| running.handle.clone())
     }
 
-    /// Whether nobody would lose anything if it were detached now.
+    /// Checks whether no program would lose data if it were detached now.
     ///
     /// # Errors
     /// [`Refused::InUse`].
@@ -202,7 +201,7 @@ impl Kept {
         self.handle().map_or(Ok(()), |handle| handle.may(Act::Detach))
     }
 
-    /// The port that it is plugged into, if it is.
+    /// The port of the kernel that it is plugged into, if it is.
     pub fn port(&self) -> Option<Port> {
         self.shared.state().running.as_ref().and_then(|running| running.status.port)
     }
@@ -212,12 +211,12 @@ impl Kept {
         self.shared.state().word == Word::Asleep
     }
 
-    /// Gives the device back, and does not take it before [`Kept::resume`].
+    /// Detaches the device until [`Kept::resume`].
     pub fn detach(&self) {
         self.stop(Word::Detached);
     }
 
-    /// The same because this machine sleeps.
+    /// Detaches the device because this machine goes to sleep.
     pub fn sleep(&self) {
         self.stop(Word::Asleep);
     }
@@ -229,7 +228,7 @@ impl Kept {
         self.shared.changed.notify_all();
     }
 
-    /// Takes the device again if it is detached.
+    /// Attaches the device again if it is detached.
     pub fn resume(&self) {
         let mut state = self.shared.state();
         if state.word.is_stopped() {
@@ -238,7 +237,7 @@ impl Kept {
         }
     }
 
-    /// Begins to end it; dropping it waits for that.
+    /// Begins to end it. Dropping it waits for the end.
     pub fn end(&self) {
         let mut state = self.shared.state();
         state.is_ending = true;
@@ -254,14 +253,14 @@ impl Drop for Kept {
         }
         self.end();
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported there.
+            // The panic was reported by the thread.
             let _ = thread.join();
         }
     }
 }
 
 impl State {
-    /// What runs is to end.
+    /// Ends the running attachment, if there is one.
     fn end(&self) {
         if let Some(running) = &self.running {
             running.handle.end();
@@ -301,7 +300,7 @@ impl Shared {
         }
     }
 
-    /// Waits while it is detached; says whether to go on.
+    /// Waits while it is detached. Returns whether to attach.
     fn may_try(&self) -> bool {
         let state = self.state();
         let waited = self.changed.wait_while(state, |state| state.word.is_stopped() && !state.is_ending);
@@ -310,7 +309,7 @@ impl Shared {
         !state.is_ending
     }
 
-    /// Runs it to its end; why it ended if nobody here wanted that.
+    /// Runs an attachment to its end. Returns why it ended, unless the owner here ended it.
     fn run(&self, request: &Request, attachment: Box<dyn Attachment>, is_restored: bool) -> Option<Failure> {
         let (target, running) = (&request.target, Running::of(&*attachment));
         info!(%target, at = %running.status.at, "attached");
@@ -325,7 +324,7 @@ impl Shared {
             (state.running, state.failure) = (Some(running), None);
         }
         if !is_restored {
-            // Its exporter was told before, and its user here waits already.
+            // The former process told its exporter, and its user here waits already.
             tell_reason(&self.client, request, local_address);
         }
         let ended = attachment.run();
@@ -349,7 +348,7 @@ impl Shared {
         if !state.word.is_stopped() {
             state.word = Word::Waiting;
         }
-        // The same trouble again is no news.
+        // Each trouble is logged once.
         if state.failure.as_ref().map(|known| known.attribute) != Some(report.attribute) {
             warn!(target = %request.target, attribute = report.attribute.as_str(), "{}; trying again", report.message);
         }
@@ -359,12 +358,12 @@ impl Shared {
     fn pause(&self, span: Duration) {
         let state = self.state();
         let goes_on = |state: &mut State| state.word == Word::Waiting && !state.is_ending;
-        // Whether the time was over or something changed is seen by whoever looks next.
+        // The caller checks the state, whether the pause ended or the state changed.
         let _ = self.changed.wait_timeout_while(state, span, goes_on);
     }
 }
 
-/// Takes the device. Who connects to it finds it when it is there, and nothing before.
+/// Attaches the device. Programs can connect to it only once it is there.
 fn take(client: &Client, request: &Request) -> Result<Box<dyn Attachment>, ClientError> {
     let front_end = request.via.front_end(request, client.system());
     front_end.take(client, request, &mut Prepared::default())

@@ -1,5 +1,5 @@
-//! The daemon's configuration: TOML, read whole before anything of it happens. An error says where it is and what is
-//! allowed.
+//! The daemon's configuration: TOML, parsed as a whole before any of it takes effect. An error says where it is and
+//! what is allowed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -39,40 +39,40 @@ use crate::importer::discovery::local_shares;
 use crate::importer::disk::DiskMode;
 use crate::link::modules::program::Program;
 
-/// What a configuration file says, checked.
+/// A configuration file, parsed and checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Where plain USB/IP is served.
     pub listen: Vec<Place>,
-    /// Whether nobody said that: then it is served, too, at sockets of the loopback that were passed.
+    /// Whether `listen` is the default. Then passed sockets of the loopback are served as well.
     pub is_default_listen: bool,
-    /// Which users of this machine are served at TCP ports besides the owner and root.
+    /// Users of this machine that are served at TCP ports besides the owner and root.
     pub local_users: Vec<LocalUser>,
-    /// Who may connect at sockets among these.
+    /// The file mode of the Unix sockets in `listen`.
     pub socket_mode: SocketMode,
-    /// Who may connect there besides this machine.
+    /// Networks that may connect in addition to this machine.
     pub allow: Vec<Network>,
-    /// Which of them may reserve with high criticality.
+    /// Networks among these whose hosts may reserve with high criticality.
     pub reserve_high: Vec<Network>,
     /// Where paired hosts are served.
     pub secure: Vec<SocketAddr>,
-    /// Whether hosts nearby are told of plain addresses off the loopback.
+    /// Whether plain addresses off the loopback are announced to hosts nearby.
     pub announce: bool,
-    /// Whether they are told of those for paired hosts.
+    /// Whether the addresses for paired hosts are announced.
     pub announce_secure: bool,
-    /// Whether who may use a device may look on while another does.
+    /// Whether a host that may use a device may observe it while another host uses it.
     pub observable: bool,
-    /// What peers may make this process hold.
+    /// How much memory peers may make this process hold.
     pub budget: Budget,
-    /// Modules that importers may ask for, besides those that need nothing of this host.
+    /// Modules that importers may ask for, in addition to those that need nothing of this host.
     pub allow_modules: Vec<Asked>,
-    /// Devices that are shared, each under a name of its own.
+    /// Shared devices, each with a unique name.
     pub shares: Vec<Shared>,
-    /// Which real devices are shared, and under which name.
+    /// Rules for real devices, each with the name that it gives.
     pub rules: Vec<(Rule, Option<String>)>,
     /// Devices of other machines that are kept attached here.
     pub attachments: Vec<Request>,
-    /// How this host is joined with others.
+    /// The links between this host and others.
     pub joined: Option<Joined>,
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// The file as TOML has it.
+/// The file as its TOML is structured.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
@@ -110,7 +110,7 @@ struct File {
     usb: Vec<UsbTable>,
     attach: Vec<AttachTable>,
     topology: Option<TopologyTable>,
-    /// The plan that `topology` names, put here by whoever could read it.
+    /// The text of the plan that `topology` names, appended by the process that can read the file.
     topology_plan: Option<PlanTable>,
 }
 
@@ -181,7 +181,6 @@ struct AttachTable {
 }
 
 impl Config {
-    /// Reads a file.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -199,13 +198,13 @@ impl Config {
         Self::parse_file(path, &Self::complete(path, text).map_err(|error| fail(None, error.to_string()))?)
     }
 
-    /// The text of a file with what it names and whoever acts on it may not read: the plan of links between hosts, if
-    /// that is there.
+    /// Appends to the text of a configuration the plan of links between hosts that it names, if that file exists: a
+    /// confined process may not read it.
     ///
     /// # Errors
-    /// If it is there and cannot be read.
+    /// The plan exists and cannot be read.
     pub fn complete(path: &Path, text: String) -> io::Result<String> {
-        // What is wrong with it is found, and told, by whoever reads all of it.
+        // An invalid text is reported by the process that parses all of it.
         let Ok(File { topology: Some(topology), .. }) = toml::from_str(&text) else { return Ok(text) };
         let plan = plan_path(path, topology.plan());
         match fs::read_to_string(&plan) {
@@ -215,12 +214,12 @@ impl Config {
         }
     }
 
-    /// A text, and behind it the plan that it names: lines and columns stay what they are.
+    /// Appends a plan to a configuration's text. Lines and columns of the text stay the same.
     pub fn with_plan(text: &str, plan: &str) -> String {
         format!("{text}\n[topology_plan]\ntext = {}\n", toml::Value::String(plan.to_owned()))
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of the file `path`.
     ///
     /// # Errors
     /// [`ConfigError`].
@@ -229,7 +228,7 @@ impl Config {
         Self::parse(text).map_err(|(span, message)| fail(span.map(|span| place_of(text, span.start)), message))
     }
 
-    /// Which of this machine's USB devices are to be shared. A share that means one by itself comes before the rules.
+    /// The selectors and rules of real devices to share. A share that selects a device itself comes before the rules.
     pub fn wanted(&self) -> Wanted {
         let mut wanted = Wanted::by_rules(&self.rules);
         for shared in &self.shares {
@@ -243,7 +242,7 @@ impl Config {
         wanted
     }
 
-    /// What whoever acts on it may ask to be done.
+    /// The broker policy that this configuration grants.
     pub fn broker_policy(&self) -> BrokerPolicy {
         let images = self.shares.iter().flat_map(|shared| shared.what.images());
         let neighbours = self.part().into_iter().flat_map(|part| &part.links).map(|link| link.address.clone());
@@ -257,23 +256,23 @@ impl Config {
             wanted: self.wanted(),
             ..BrokerPolicy::default()
         };
-        // What a front end may choose to do is allowed, whichever it chooses then.
+        // Every front end that may be chosen is allowed what it needs.
         broker_policy.allow_for(self.all_attachments().flat_map(|attach| attach.via.named().needs(attach)));
         broker_policy
     }
 
-    /// This host's part of a plan, if there is one.
+    /// This host's part of the plan, if there is a plan.
     pub fn part(&self) -> Option<&Part> {
         self.joined.as_ref()?.part.as_ref()
     }
 
-    /// What is kept attached by itself, and for links between hosts.
+    /// The attachments of the configuration and those for links between hosts.
     pub fn all_attachments(&self) -> impl Iterator<Item = &Request> {
         let links = self.part().into_iter().flat_map(|part| &part.links);
         self.attachments.iter().chain(links.map(|link| &link.attach))
     }
 
-    /// Reads a text.
+    /// Parses a configuration.
     pub fn parse(text: &str) -> Result<Self, Wrong> {
         let file: File = toml::from_str(text).map_err(|error| (error.span(), error.message().to_owned()))?;
         let announce = file.plain.announce.unwrap_or(true);
@@ -337,7 +336,7 @@ impl Config {
     }
 }
 
-/// Line and column, counted from 1, and the line.
+/// Line and column, counted from 1, and the text of the line.
 fn place_of(text: &str, at: usize) -> (usize, usize, String) {
     let before = &text[..text.floor_char_boundary(at.min(text.len()))];
     let start = before.rfind('\n').map_or(0, |at| at + 1);
@@ -366,12 +365,12 @@ fn plain_from(plain: Plain) -> Result<(Vec<Place>, Vec<Network>), Wrong> {
     Ok((listen, allow))
 }
 
-/// Port 0 takes a free one each time.
+/// Whether it names one port; port 0 takes a free one each time.
 fn is_one(place: &Place) -> bool {
     !matches!(place, Place::Address(address) if address.port() == 0)
 }
 
-/// Everywhere, unless it says where.
+/// Addresses for paired hosts: all, unless the table names some.
 fn secure_from(secure: Secure, plain: &[Place]) -> Result<Vec<SocketAddr>, Wrong> {
     let Some(words) = secure.listen else { return Ok(everywhere(SECURE_PORT)[..1].to_vec()) };
     let mut listen = Vec::new();
@@ -411,7 +410,7 @@ fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared,
     Ok(Shared { name, is_named, what, reservation })
 }
 
-/// `kind`, or `kind2`, `kind3`, …
+/// The first unused name of `kind`, `kind2`, `kind3`, …
 fn free_name(kind: &str, names: &BTreeSet<String>) -> String {
     let numbered = (2..).map(|number| format!("{kind}{number}"));
     let mut all = std::iter::once(kind.to_owned()).chain(numbered);
@@ -496,13 +495,13 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
     })
 }
 
-/// What is reserved for one device.
+/// The reservation of one device.
 fn reservation_from(words: &[Spanned<String>]) -> Result<Option<Reservation>, Wrong> {
     let requests = words.iter().map(parsed).collect::<Result<Vec<ReservationRequest>, _>>()?;
     together(&requests).map_err(|message| (words.first().map(Spanned::span), message))
 }
 
-/// A module. What it needs of this host is looked at when the daemon begins, which has its rights then
+/// Parses a module. What it needs of this host is checked when the daemon begins and still has its rights
 /// ([`needs_host`]).
 fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
     let wrong = |message: String| (Some(word.span()), message);
@@ -518,14 +517,15 @@ fn module_from(word: &Spanned<String>) -> Result<Asked, Wrong> {
     }
 }
 
-/// Whether a module is a program, or reads a file.
+/// Whether a module is a program or reads a file.
 pub fn needs_host(asked: &Asked) -> bool {
     let mut files = Named::default();
     let made = Recipe::new(&Catalogue::builtin(), std::slice::from_ref(asked), &mut files);
     Program::is_meant(asked) || (made.is_err() && files.is_read)
 }
 
-/// Whether files are named; none is read, and none made: that would begin anew whenever the daemon does.
+/// Detects that a module reads a file. It reads none, and refuses to create any: such a file would begin anew with
+/// every start of the daemon.
 #[derive(Default)]
 struct Named {
     is_read: bool,
@@ -564,7 +564,8 @@ fn grace_from(seconds: Spanned<u64>) -> Result<Duration, Wrong> {
     Err((Some(seconds.span()), message))
 }
 
-/// Where programs find it. Off the loopback anybody may be one, and nobody reads a daemon's warning: it is refused.
+/// Where programs find the device. An address off the loopback is refused, because any host could connect there, and a
+/// daemon's warning would go unread.
 fn attach_place_from(
     via: Via,
     socket: Option<Spanned<PathBuf>>,
@@ -600,7 +601,7 @@ mod tests {
     use farbus_model::{Descriptors, Speed};
 
     #[test]
-    fn everything_has_a_default_but_what_is_shared() {
+    fn empty_configuration_has_defaults_and_shares_nothing() {
         let config = Config::parse("").unwrap();
         assert!(config.is_default_listen && config.local_users.is_empty());
         assert_eq!(config.listen, [local_shares::place_of_daemon()]);
@@ -615,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_is_read_as_it_says() {
+    fn packaged_example_configuration_parses() {
         let text = include_str!("../../../../packaging/farbus.toml");
         let uncommented: String =
             text.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect();
@@ -627,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn paired_hosts_are_served_everywhere_unless_it_says_where_or_nothing() {
+    fn paired_hosts_are_served_everywhere_unless_addresses_are_named() {
         let secure = |text: &str| Config::parse(text).map(|config| (config.secure, config.announce_secure));
         assert_eq!(secure(""), Ok((vec![], false)));
         assert_eq!(secure("[secure]"), Ok((vec!["[::]:3241".parse().unwrap()], true)));
@@ -638,7 +639,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_asked_for_is_what_it_says() {
+    fn broker_policy_grants_only_what_the_configuration_names() {
         let text = "secure.listen=['127.0.0.1']\nshare=[{what='disk:/a,ro'},{what='zero'}]\n\
                     attach=[{target='lab/x',via='kernel'},{target='lab/y',via='fuse',at='/mnt/y'},\
                     {target='lab/z',via='nbd',socket='/run/z.sock'},\
@@ -671,7 +672,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_plugged_in_is_shared_as_shares_and_rules_ask() {
+    fn plugged_in_devices_are_shared_as_shares_and_rules_select() {
         let all = [
             found("1-1", "Stick", [8, 6, 0x50]),
             found("1-2", "Keys", [3, 1, 1]),
@@ -699,14 +700,14 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_given_in_order() {
+    fn unnamed_shares_get_unique_names_in_order() {
         let config = Config::parse("share = [{what='zero'}, {what='zero', name='zero2'}, {what='zero'}]").unwrap();
         let names: Vec<_> = config.shares.iter().map(|share| share.name.as_str()).collect();
         assert_eq!(names, ["zero", "zero2", "zero3"]);
     }
 
     #[test]
-    fn what_is_wrong_says_where_and_what_is_allowed() {
+    fn configuration_errors_name_the_place_and_what_is_allowed() {
         let cases = [
             ("[plain]\nlisten = [\"127.0.0.1\", \"0.0.0.0\"]", "2:24", "allow = "),
             ("[plain]\nlisten = [\"lab3\"]", "2:11", "no address to listen at"),

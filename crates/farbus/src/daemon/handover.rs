@@ -1,19 +1,19 @@
-//! A daemon that goes on in the place of another, and loses nothing that is attached.
+//! Hands a daemon over to its replacement without losing an attachment.
 //!
-//! | the old one | the new one |
+//! | old process | replacement |
 //! |---|---|
-//! | has its half with rights start this program once more | begins as always, gives its rights away: `here` |
-//! | its attachments, and its users' sessions, stop and are written down; passes them on, and the sockets that are listened at | reads all of it; says what it can go on with: `taken`, `ready` |
-//! | `go`: from here on there is no way back | goes on with what is attached; its links are made anew |
-//! | lets go of its shares, ends | once both halves of the old one have: takes the sockets, shares, and goes on with sessions |
+//! | has its broker start this program once more | begins as always, drops its rights: `here` |
+//! | stops and saves its attachments and the sessions of its importers; passes them on, with its listening sockets | reads all of it; says what it can continue: `taken`, `ready` |
+//! | `go`: from here on there is no way back | continues the attachments; makes their links anew |
+//! | ends its shares, ends | once the old process and its broker have ended: takes the sockets, shares, and continues the sessions |
 //!
-//! Whatever goes wrong before `go`, or takes too long, ends the new one, and the old one goes on: its links were never
-//! cut.
+//! If anything before `go` fails or takes too long, the replacement ends and the old process continues: its links were
+//! never cut.
 //!
-//! The old process may be of the previous release. Each process passes over a word that it does not know, with its
-//! descriptor, and over fields that it does not know; a field that was added later has a default. A word that a reader
-//! may not pass over is therefore never added. Release 0.1.0 passes over fields only: the new process says no other
-//! words to it than those below.
+//! The old process may be of the previous release. Each process skips a word that it does not know, with its
+//! descriptor, and fields that it does not know; a field that was added later has a default. So a word that a reader
+//! must not skip is never added. Release 0.1.0 skips fields only: the replacement says no other words to it than those
+//! below.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -36,93 +36,93 @@ use crate::broker::SystemAccess;
 use crate::frontend::Request;
 use crate::saving::{SaveReply, Saved};
 
-/// How long the new one may take to begin: a program to load, a key to read.
+/// How long the replacement may take to begin: it loads a program and reads a key.
 pub const BEGINNING_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long each may take to answer the other from then on. The kernel waits meanwhile, and its disks give a command 30
-/// s.
+/// How long each process may take to answer the other from then on. The kernel's disks wait meanwhile, and give up a
+/// command after 30 s.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
-/// How long the old one's end may take: its disks become durable.
+/// How long the old process may take to end and make its disks durable.
 const END_TIME_MAX: Duration = Duration::from_secs(90);
-/// More than a configuration names.
+/// The most parcels that are accepted. No configuration names as many devices.
 const PARCELS_MAX: usize = 4096;
-/// More than one attachment has open: an NBD server's clients, and its entrance.
+/// The most descriptors of one attachment: an NBD server's clients and its listening socket.
 const DESCRIPTORS_MAX: usize = 1 + NBD_CONNECTIONS_MAX;
 
-/// What the two say to each other: JSON, and a descriptor with it where one is said.
+/// The words of a handover: JSON, with a descriptor where one is passed.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 enum Word {
-    /// New: it has begun, and has given its rights away.
+    /// Replacement: it has begun and dropped its rights.
     Here,
-    /// Old: a socket that is listened at, as the configuration says it, or that was passed and is not in use.
+    /// Old: a listening socket, with its address in the configuration, or a passed socket that is not in use.
     Listener { asked: Option<SocketAddr>, is_secure: bool, is_passed: bool },
-    /// Old: what is attached in this manner; its snapshot. So many descriptors follow.
+    /// Old: the snapshot of an attachment of this manner. This many descriptors follow.
     Attachment { target: String, manner: String, descriptors: usize },
-    /// Old: what is open of it.
+    /// Old: a descriptor of the attachment.
     Open,
-    /// Old: a session of a host that uses what is shared; its snapshot.
+    /// Old: the snapshot of a session that uses a device shared here.
     Session,
-    /// Old: its owner has let go of it.
+    /// Old: the owner has detached this device.
     Detached { target: String },
-    /// Old: its owner has taken the links to other hosts down.
+    /// Old: the owner has taken down the links to other hosts.
     Down,
     /// Old: that was all.
     All,
-    /// New: it can go on with that.
+    /// Replacement: it can continue this attachment.
     Taken { target: String },
-    /// New: it can go on with that session.
+    /// Replacement: it can continue this session.
     TakenSession { number: usize },
-    /// New: it can begin.
+    /// Replacement: it can begin.
     Ready,
-    /// Old: it has let go.
+    /// Old: the replacement takes over now.
     Go,
-    /// Old: it does not.
+    /// Old: it continues itself.
     Stay,
-    /// What another release says, which means nothing here.
+    /// A word of another release, which is skipped.
     #[serde(other, skip_serializing)]
     Unknown,
 }
 
-/// A socket that is listened at.
+/// A listening socket that is passed.
 pub struct Passed {
-    /// As the configuration says it; none if it is not in use.
+    /// Its address in the configuration; `None` if it is not in use.
     pub asked: Option<SocketAddr>,
-    /// For paired hosts.
+    /// Whether it is for paired hosts.
     pub is_secure: bool,
-    /// Another handle on it.
+    /// A duplicate of the socket.
     pub listener: Listener,
 }
 
-/// An attachment that waits for what becomes of it.
+/// A saved attachment that waits for the outcome of the handover.
 pub struct Leaving {
-    /// Its name.
+    /// The name of its target.
     pub target: String,
-    /// How it is attached.
+    /// The manner in which it is attached.
     pub manner: String,
-    /// It.
+    /// Its snapshot, and the way to answer it.
     pub save_reply: SaveReply<Saved>,
 }
 
-/// What the new process goes on with.
+/// What the replacement continues.
 #[derive(Debug, Default)]
 pub struct Taken {
-    /// Attachments, by their names.
+    /// Attachments, by the names of their targets.
     pub targets: BTreeSet<String>,
-    /// Sessions, by their places among those that were passed on.
+    /// Sessions, by their position among those that were passed.
     pub sessions: BTreeSet<usize>,
 }
 
-/// What the old one passes on.
+/// What the old process passes on.
 pub struct Estate {
-    /// Sockets.
+    /// Listening sockets.
     pub listeners: Vec<Passed>,
-    /// Attachments.
+    /// Saved attachments.
     pub leaving: Vec<Leaving>,
-    /// Sessions of those who use what is shared.
+    /// Saved sessions of importers that use devices shared here.
     pub sessions: Vec<SaveReply<Vec<u8>>>,
-    /// Those that its owner let go of.
+    /// Targets that the owner has detached.
     pub detached: Vec<String>,
-    /// Whether he has taken the links to other hosts down.
+    /// Whether the owner has taken down the links to other hosts.
     pub is_down: bool,
 }
 
@@ -130,7 +130,7 @@ fn say(passage: &Passage, word: &Word, fd: Option<BorrowedFd<'_>>) -> io::Result
     passage.send(&serde_json::to_vec(word)?, fd)
 }
 
-/// The next word that is known.
+/// Receives the next known word.
 fn hear(passage: &Passage, until: Instant) -> io::Result<(Word, Option<OwnedFd>)> {
     loop {
         match hear_any(passage, until)? {
@@ -156,21 +156,21 @@ fn unexpected(word: &Word) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("the other process said what it should not: {word:?}"))
 }
 
-/// The old one's way to the new one.
+/// The old process's end of the passage to its replacement.
 pub struct Replacement {
     passage: Passage,
 }
 
 impl Replacement {
-    /// Over the passage to a process that was started.
+    /// Uses the passage to a process that was started.
     pub fn new(passage: Passage) -> Self {
         Self { passage }
     }
 
-    /// Waits until it has begun.
+    /// Waits until the replacement has begun.
     ///
     /// # Errors
-    /// It did not.
+    /// It did not begin in time.
     pub fn wait(&self) -> io::Result<()> {
         match hear(&self.passage, Instant::now() + BEGINNING_TIME_MAX)? {
             (Word::Here, _) => Ok(()),
@@ -178,10 +178,10 @@ impl Replacement {
         }
     }
 
-    /// Passes all on; what goes on there.
+    /// Passes everything on. Returns what the replacement can continue.
     ///
     /// # Errors
-    /// What the system says, or the other process.
+    /// The passage failed, or the replacement said something unexpected.
     pub fn pass(&self, estate: &Estate) -> io::Result<Taken> {
         for Passed { asked, is_secure, listener } in &estate.listeners {
             let is_passed = listener.is_passed();
@@ -219,17 +219,17 @@ impl Replacement {
         }
     }
 
-    /// Lets go.
+    /// Lets the replacement take over.
     ///
     /// # Errors
-    /// The other process has ended.
+    /// The replacement has ended.
     pub fn go(&self) -> io::Result<()> {
         say(&self.passage, &Word::Go, None)
     }
 
-    /// Does not.
+    /// Tells the replacement that this process continues.
     pub fn stay(&self) {
-        // Should it not hear that, it gives up by itself.
+        // If the word does not arrive, the replacement gives up by itself.
         let _ = say(&self.passage, &Word::Stay, None);
     }
 }
@@ -240,7 +240,7 @@ fn memory(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// What was written into memory; not more of it than a snapshot may have.
+/// Reads a snapshot from memory, up to its longest length.
 fn contents(memory: OwnedFd) -> io::Result<Vec<u8>> {
     let file = std::fs::File::from(memory);
     let length = file.metadata()?.len();
@@ -252,38 +252,38 @@ fn contents(memory: OwnedFd) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The new one's way to the old one.
+/// The replacement's end of the passage to the old process.
 pub struct Predecessor {
     passage: Passage,
 }
 
-/// What the new one has, once the old one has let go.
+/// What the replacement has once the old process lets it take over.
 #[derive(Default)]
 pub struct TakenOver {
-    /// Sockets; none is used before the old one has ended.
+    /// Listening sockets, not to be used before the old process has ended.
     pub listeners: Vec<Passed>,
-    /// Attachments, yet to begin.
+    /// Attachments that have not begun yet.
     pub kept: Vec<Kept>,
-    /// Those that stay let go of.
+    /// Targets that stay detached.
     pub detached: BTreeSet<String>,
-    /// Links to other hosts stay down.
+    /// Whether the links to other hosts stay down.
     pub is_down: bool,
 }
 
-/// What this process is asked of a session: whether it can go on with it.
+/// Restores a saved session, if this process can continue it.
 pub type TakeSession<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
 
 impl Predecessor {
-    /// Over the passage that this process was started with.
+    /// Uses the passage that this process was started with.
     pub fn new(passage: Passage) -> Self {
         Self { passage }
     }
 
-    /// Says that this process has begun, takes what the other passes on, and waits until that has let go. `ports` are
-    /// those that the half with rights knows of.
+    /// Says that this process has begun, takes what the old process passes on, and waits for `go`. The broker knows
+    /// `ports`.
     ///
     /// # Errors
-    /// It stays, has ended, or said what it should not: this process is not needed.
+    /// The old process continues, has ended, or said something unexpected: this process is not needed.
     pub fn inherit(
         &self,
         config: &Config,
@@ -295,7 +295,7 @@ impl Predecessor {
         say(&self.passage, &Word::Here, None)?;
         let mut inherited = TakenOver::default();
         let (mut count, mut sessions) = (0, 0);
-        // The other one's attachments come to rest first.
+        // The old process's attachments come to rest first.
         let until = Instant::now() + 2 * ANSWER_TIME_MAX;
         loop {
             count += 1;
@@ -352,7 +352,7 @@ impl Predecessor {
         }
     }
 
-    /// Waits until the other process has ended, and put in order what it leaves.
+    /// Waits until the old process and its broker have ended and cleaned up.
     pub fn wait_for_end(&self) {
         let until = Instant::now() + END_TIME_MAX;
         match hear(&self.passage, until) {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listened_at_and_what_was_let_go_of_is_inherited_once_the_other_lets_go() {
+    fn sockets_and_detached_targets_are_inherited_after_go() {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
             predecessor.inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_inherited_from_one_that_stays_or_ends() {
+    fn replacement_inherits_nothing_if_the_old_process_stays_or_ends() {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
             predecessor
@@ -429,7 +429,6 @@ mod tests {
         assert!(replacement.wait().is_err(), "and one that does not come up is not waited for");
     }
 
-    /// What release 0.1.0 says, byte for byte.
     const WORDS_OF_0_1_0: [&str; 9] = [
         r#"{"say":"here"}"#,
         r#"{"say":"listener","asked":"127.0.0.1:3240","is_secure":false,"is_passed":true}"#,
@@ -459,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn words_and_fields_of_another_release_are_passed_over() {
+    fn words_and_fields_of_another_release_are_skipped() {
         let (replacement, predecessor) = both();
         let (say_more, socket) = (
             |passage: &Passage, text: &str, fd: Option<BorrowedFd<'_>>| passage.send(text.as_bytes(), fd).unwrap(),
@@ -478,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_that_makes_no_sense_is_begun_anew() {
+    fn attachment_with_an_invalid_snapshot_is_not_taken() {
         let (ours, theirs) = Passage::pair().unwrap();
         let predecessor = Predecessor::new(Passage::over(theirs));
         let text = "[[attach]]\ntarget = '127.0.0.1:9/disk'\nvia = 'kernel'";

@@ -1,4 +1,4 @@
-//! The daemon: shares and attaches what a configuration says, keeps it so, and goes on in another process after an
+//! The daemon: shares and attaches what its configuration says, keeps it so, and hands over to a replacement after an
 //! upgrade.
 
 mod attachment;
@@ -41,28 +41,28 @@ use handover::Predecessor;
 use modules::Workshop;
 use supervisor::{Supervisor, Tools};
 
-/// How often it looks after what could not be had, and says that it lives.
+/// How often the daemon retries what failed and reports to the watchdog that it lives.
 const TICK: Duration = Duration::from_secs(2);
 
 /// How a daemon is to run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The file that says what to share and attach.
+    /// The configuration file.
     pub config: PathBuf,
-    /// Whether it keeps the rights it was started with.
+    /// Whether the process keeps the rights it was started with.
     pub no_sandbox: bool,
-    /// Whether it goes on in the place of another process, which passes on what it has.
+    /// Whether it is the replacement of another process, which passes on what it has.
     pub take_over: bool,
 }
 
-/// A configuration that was read, and what its modules need of this host, while there are rights for it.
+/// A parsed configuration and its modules, which were opened while the process had its rights.
 pub struct Ready {
     config: Config,
     workshop: Workshop,
 }
 
 impl Ready {
-    /// Reads a file, and starts what it names.
+    /// Reads a configuration and opens the modules that it names.
     ///
     /// # Errors
     /// [`Failure`]: what is wrong with it, and where.
@@ -72,7 +72,7 @@ impl Ready {
         Ok(Self { config, workshop })
     }
 
-    /// What it comes to, in a line.
+    /// The configuration in one line.
     pub fn summary(&self) -> String {
         let Config { shares, rules, attachments, listen, secure, .. } = &self.config;
         format!(
@@ -85,7 +85,7 @@ impl Ready {
     }
 }
 
-/// What the half that keeps the rights reads in a configuration.
+/// Reads a configuration for the broker.
 ///
 /// # Errors
 /// What is wrong with it, and where.
@@ -96,27 +96,27 @@ pub fn read_config(path: &Path) -> io::Result<(String, BrokerPolicy)> {
     Ok((text, config.broker_policy()))
 }
 
-/// With which arguments this program goes on in place of this process.
+/// The arguments of this process's replacement.
 fn replacement(options: &Options) -> Vec<String> {
-    // A path that is no text is not gone on with.
+    // Without a path in UTF-8 the daemon cannot be replaced.
     let Some(config) = options.config.to_str() else { return Vec::new() };
     let mut words: Vec<String> = ["daemon", "--take-over", "--config", config].map(str::to_owned).into();
     words.extend(options.no_sandbox.then(|| "--no-sandbox".to_owned()));
     words
 }
 
-/// Shares and attaches what a configuration says, until a signal ends it or another process goes on in its place; tells
-/// where it listens, a line each.
+/// Shares and attaches what a configuration says until a signal or a handover ends the process. Passes a line for each
+/// listening address to `tell`.
 ///
 /// # Errors
-/// [`Failure`]: it could not begin, or what it shared may not be durable.
+/// [`Failure`]: it could not begin, or a device may not be durable.
 pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<(), Failure> {
     let Ready { config, workshop } = ready;
     let handover_state = if options.take_over { Some(handover_state().map_err(Failure::local)?) } else { None };
     let replacement = replacement(&options);
     let Options { config: path, no_sandbox, .. } = options;
-    // Before any thread: what is granted here is inherited. An attachment may be asked for later, when it is not
-    // granted any more.
+    // Threads inherit what is granted here, so it comes before any thread. Attachments may be configured later, when it
+    // cannot be granted any more.
     let protection = protect_writeback_path();
     if !config.attachments.is_empty() {
         report_protection(&protection);
@@ -139,8 +139,8 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
             broker.inherit_usb(bus, device, node.as_fd()).map_err(Failure::local)?;
         }
     }
-    // Whoever attaches looks there who is paired; it cannot tell that nobody is from a folder that it may not read, and
-    // what is shared here has that folder made.
+    // Attaching needs the list of paired hosts. A confined process cannot tell an empty list from a folder that it may
+    // not read, so the folder is created here.
     let trust = match Trust::open() {
         Ok(trust) => Some(trust),
         Err(error) if config.secure.is_empty() => {
@@ -165,7 +165,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     }
     let supervisor = Arc::new(Supervisor::new(path, tools).map_err(Failure::local)?);
     if let Some(ReplacementStart { passage, handover_state, nodes }) = handover_state {
-        // Our other half has them.
+        // The broker has them.
         drop(nodes);
         take_over(&supervisor, passage, &handover_state)?;
     }
@@ -191,7 +191,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     supervisor.on_handed_over(move || handle.close());
     for signal in signals.forever() {
         match signal {
-            // What went wrong was logged, and what was there is still there.
+            // `reload` has logged the error; what ran continues.
             SIGHUP => drop(supervisor.reload()),
             SIGUSR2 => match supervisor.hand_over(false) {
                 Ok(_) => break,
@@ -210,7 +210,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     }
 }
 
-/// Goes on with what another process had: with what is attached at once, with the rest when that process has ended.
+/// Continues what another process had: the attachments at once, the rest when that process has ended.
 fn take_over(supervisor: &Supervisor, passage: Passage, handover_state: &HandoverState) -> Result<(), Failure> {
     let predecessor = Predecessor::new(passage);
     let config = supervisor.read()?;
@@ -223,7 +223,7 @@ fn take_over(supervisor: &Supervisor, passage: Passage, handover_state: &Handove
     Ok(())
 }
 
-/// Brings links between hosts up, and keeps them so.
+/// Starts the thread that brings up the links between hosts and keeps them up.
 fn join(supervisor: &Arc<Supervisor>) -> io::Result<()> {
     let supervisor = Arc::clone(supervisor);
     let keep = move || {
@@ -234,14 +234,15 @@ fn join(supervisor: &Arc<Supervisor>) -> io::Result<()> {
     thread::Builder::new().name("topology".into()).spawn(keep).map(drop)
 }
 
-/// Looks after things as long as the process lives.
+/// Starts the thread that retries and reports to the watchdog as long as the process lives.
 fn tick(supervisor: &Arc<Supervisor>) -> io::Result<()> {
     let supervisor = Arc::clone(supervisor);
     let pause = supervisor.manager().watchdog().map_or(TICK, |watchdog| (watchdog / 2).min(TICK));
     thread::Builder::new().name("tick".into()).spawn(move || {
         loop {
             thread::sleep(pause);
-            // Takes the locks that a question takes: a daemon that is stuck does not say that it lives.
+            // `try_again` takes the locks that a question takes, so a daemon that is stuck does not report that it
+            // lives.
             supervisor.try_again();
             supervisor.manager().alive();
         }

@@ -1,5 +1,5 @@
-//! The modules of a daemon's configuration that need something of this host, a file or a program of their own: read and
-//! started before it gives its rights away, and kept for whoever of the configuration names them.
+//! The modules of a daemon's configuration that need something of this host, a file or a program: they are read and
+//! started before the daemon drops its rights, and kept for the attachments that name them.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use crate::common::failure::Failure;
 use crate::frontend::Request;
 use crate::link::modules::{allowed, recipe};
 
-/// What was made ready, by who goes through it.
+/// Modules that are ready for use.
 #[derive(Default)]
 pub struct Workshop {
-    /// Of an attachment: what it is called, and how it names them. A program serves one attachment at a time, so each
-    /// has its own.
+    /// For each attachment: its target, the modules as configured, and their recipe. A program serves one attachment at
+    /// a time, so each attachment has its own.
     recipes: Vec<(String, Vec<Asked>, Recipe)>,
-    /// What importers may ask for, and how the configuration names it.
+    /// The modules that importers may ask for: as configured, and ready.
     allowed: Option<(Vec<Asked>, Arc<Allowed>)>,
 }
 
 impl Workshop {
-    /// Reads and starts what this configuration names.
+    /// Reads and starts the modules that this configuration names.
     ///
     /// # Errors
-    /// [`Failure`]: which module cannot be, and why.
+    /// [`Failure`]: which module cannot be opened, and why.
     pub fn open(config: &Config) -> Result<Self, Failure> {
         let mut recipes = Vec::new();
         for attach in &config.attachments {
@@ -41,10 +41,11 @@ impl Workshop {
         Ok(Self { recipes, allowed: Some((words.clone(), made)) })
     }
 
-    /// Whether all is ready that this configuration names: a daemon that reads its file again has no rights any more.
+    /// Checks that every module of this configuration is ready. A daemon that reads its file again has no rights to
+    /// open more.
     ///
     /// # Errors
-    /// [`Failure`]: what is not, and what to do.
+    /// [`Failure`]: which module is not ready, and what to do.
     pub fn check(&self, config: &Config) -> Result<(), Failure> {
         let late = |module: &Asked, whose: &str| {
             let why = "it is read or started before the daemon gives its rights away";
@@ -68,10 +69,10 @@ impl Workshop {
         }
     }
 
-    /// What an attachment goes through.
+    /// The recipe of an attachment.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence for a person.
     pub fn recipe(&self, attach: &Request) -> Result<Recipe, String> {
         match self.known(attach) {
             Some(made) => Ok(made.clone()),
@@ -79,7 +80,7 @@ impl Workshop {
         }
     }
 
-    /// What importers may ask for.
+    /// The modules that importers may ask for.
     pub fn allowed(&self) -> Option<Arc<Allowed>> {
         self.allowed.as_ref().map(|(_, allowed)| Arc::clone(allowed))
     }
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_ready_is_there_again_and_nothing_else_is() {
+    fn reload_can_use_only_modules_that_were_opened_at_the_start() {
         let key = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
         let sealed = format!("modules = [\"zstd\", \"seal:key-file={key}\"]");
         let of = |target: &str, modules: &str| config(&format!("[[attach]]\ntarget = \"{target}\"\n{modules}"));
@@ -109,7 +110,7 @@ mod tests {
         shop.check(&began).unwrap();
         let names = |config: &Config| shop.recipe(&config.attachments[0]).map(|made| made.names().collect::<Vec<_>>());
         assert_eq!(names(&began).unwrap(), ["zstd", "seal"]);
-        // What needs nothing of this host is there whenever it is named.
+        // A module that needs nothing of this host can be named at any time.
         let plain = of("a/c", "modules = [\"lz4\"]");
         shop.check(&plain).unwrap();
         assert_eq!(names(&plain).unwrap(), ["lz4"]);

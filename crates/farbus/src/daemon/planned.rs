@@ -1,4 +1,4 @@
-//! A plan of how hosts are joined by USB, read from TOML: `farbus plan topology` shows it, and a daemon acts on its
+//! A plan of USB links between hosts, parsed from TOML. `farbus plan topology` shows it, and a daemon carries out its
 //! host's part.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,17 +33,17 @@ enum NetworkWord {
     Hypercube,
 }
 
-/// Hosts, and how they are joined.
+/// Hosts, and the links between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// What the hosts are called.
+    /// The names of the hosts.
     pub names: Vec<String>,
-    /// Its hosts are places among the names.
+    /// The links. A host's number is its position in `names`.
     pub topology: Topology,
 }
 
 impl Planned {
-    /// Reads a plan.
+    /// Parses a plan.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -51,7 +51,7 @@ impl Planned {
         Self::of(toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?)
     }
 
-    /// The host of this name.
+    /// The number of the host with this name.
     pub fn host(&self, name: &str) -> Option<u32> {
         (0..).zip(&self.names).find(|(_, known)| *known == name).map(|(host, _)| host)
     }
@@ -95,7 +95,7 @@ impl Planned {
         Ok(Self { names, topology })
     }
 
-    /// What `host` is called.
+    /// The name of `host`.
     pub fn name(&self, host: u32) -> &str {
         &self.names[host as usize]
     }

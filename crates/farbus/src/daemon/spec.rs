@@ -1,4 +1,4 @@
-//! What a daemon shares: the same for whoever asks for it, a configuration or a plan of links between hosts.
+//! A share of the daemon, from its configuration or from a plan of links between hosts.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use farbus_session::reserve::Reservation;
 
 use crate::exporter::sources::what::What;
 
-/// What is wrong, and at which bytes of the text.
+/// An error message, and the bytes of the text that it concerns.
 pub type Wrong = (Option<Range<usize>>, String);
 
 /// A device that is shared.
@@ -14,16 +14,16 @@ pub type Wrong = (Option<Range<usize>>, String);
 pub struct Shared {
     /// Its name, unique in the file.
     pub name: String,
-    /// Whether its owner gave it; otherwise it comes of its place in the file.
+    /// Whether the owner gave the name; otherwise it is derived from the share's place in the file.
     pub is_named: bool,
-    /// What it is.
+    /// The device to share.
     pub what: What,
-    /// What is reserved for whoever uses it.
+    /// The owner's reservation for every user of the device.
     pub reservation: Option<Reservation>,
 }
 
 impl Shared {
-    /// Whether it is the same device under the same name, whoever gave that.
+    /// Whether it is the same device under the same name, regardless of who gave the name.
     pub fn is(&self, other: &Self) -> bool {
         (&self.name, &self.what, &self.reservation) == (&other.name, &other.what, &other.reservation)
     }

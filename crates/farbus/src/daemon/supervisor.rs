@@ -1,4 +1,4 @@
-//! What a daemon has and what its configuration asks for: the difference is made good, the rest is left alone.
+//! Compares what runs with the configuration, starts and stops the difference, and leaves the rest alone.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,84 +43,84 @@ use crate::hosts::mdns::Nearby;
 use crate::hosts::trust::Trust;
 use crate::importer::client::{Attribute, FailureReport, Target, name_of};
 
-/// Addresses that may always connect to a plain listener: this machine's own.
+/// This machine's own addresses, which may always connect to a plain listener.
 const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 
-/// The daemon, as its threads see it.
+/// The daemon, as its threads share it.
 pub struct Supervisor {
     path: PathBuf,
     share: Arc<Share>,
     manager: Manager,
-    /// Whoever does what this process may not.
+    /// Does what this process has no rights for.
     broker: Arc<Broker>,
     system: SystemAccess,
     workshop: Workshop,
-    /// Who this host is, and whom it knows; none where nobody is to be served who is paired.
+    /// This host's key and paired hosts; `None` if no paired host is served or attached.
     trust: Option<Trust>,
     nearby: Option<Nearby>,
-    /// Links between this host and others.
+    /// The links between this host and others.
     joining: Arc<Joining>,
     has: Mutex<Has>,
     is_handed_over: AtomicBool,
     end: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-/// A socket that is listened at.
+/// A listening socket.
 struct Listens {
-    /// As the configuration says it; port 0 takes a free one.
+    /// As the configuration names it; port 0 takes a free port.
     asked: Place,
     place: Place,
     is_secure: bool,
-    /// Passed by whoever listened there before, and served because the configuration says nothing else.
+    /// Whether the socket was passed by a former process, and is served only because the configuration names no
+    /// address.
     is_passed: bool,
 }
 
-/// What runs.
+/// What the daemon runs.
 struct Has {
     config: Config,
-    /// Listeners that were passed and are not in use.
+    /// Passed listeners that are not in use.
     passed: Vec<Listener>,
-    /// Listeners of the process before this one, until it is known what they are for.
+    /// Listeners of the former process, until the configuration says what they are for.
     inherited: Vec<Passed>,
-    /// Attachments that their owner let go of before this process began.
+    /// Targets that the owner had detached before this process began.
     detached: BTreeSet<String>,
     listeners: Vec<Listens>,
-    /// Why it is not announced.
+    /// Why the last announcement failed.
     unannounced: Option<String>,
     shares: BTreeMap<String, Offered>,
-    /// Real devices; none once it ends.
+    /// Follows real devices; `None` once the daemon ends.
     real: Option<Follower>,
     attachments: BTreeMap<String, Kept>,
 }
 
-/// What a daemon is given before it gives its rights away.
+/// What a daemon opens before it drops its rights.
 pub struct Tools {
-    /// The way to the service manager.
+    /// The connection to the service manager.
     pub manager: Manager,
-    /// Whoever does what it may not from then on.
+    /// The broker.
     pub broker: Arc<Broker>,
-    /// The modules that are ready.
     pub workshop: Workshop,
-    /// Who this host is.
+    /// This host's key and paired hosts.
     pub trust: Option<Trust>,
-    /// Who announces it.
+    /// Announces this host to hosts nearby.
     pub nearby: Option<Nearby>,
-    /// The kernel's word that something was plugged in.
+    /// Reports devices that are plugged in or unplugged.
     pub hotplug: Option<Hotplug>,
-    /// Listeners that were passed.
+    /// Listeners that were passed by the service manager.
     pub passed: Vec<Listener>,
-    /// USB devices that the process before this one had, by bus and number.
+    /// USB devices that the process before this one had open, by bus and number.
     pub devices: Vec<(u32, u32)>,
 }
 
-/// A device of the configuration.
+/// A share of the configuration.
 struct Offered {
     shared: Shared,
-    /// Its names in the lists, or why it is not there.
+    /// The listed names of its devices, or why it is not shared.
     result: Result<Vec<String>, FailureReport>,
 }
 
-/// What a change came to.
+/// What a change started and stopped.
 #[derive(Debug, Default)]
 pub struct Changes {
     added: Vec<String>,
@@ -128,8 +128,8 @@ pub struct Changes {
 }
 
 impl Has {
-    /// Addresses of the loopback at which somebody else listened: the service manager, whose unit an earlier version
-    /// enabled, or a daemon before this one. Who connects there goes on being served, if it is a user who is.
+    /// Addresses of the loopback that were passed: by the service manager, for a unit that an earlier version enabled,
+    /// or by the daemon before this one. Served users who connect there continue to be served.
     fn passed_plain(&self) -> Vec<Place> {
         let fresh = self.passed.iter().filter_map(|listener| listener.address().ok());
         let inherited = self.inherited.iter().filter(|passed| !passed.is_secure).filter_map(|passed| passed.asked);
@@ -141,10 +141,10 @@ impl Has {
 }
 
 impl Supervisor {
-    /// Nothing runs yet; [`Supervisor::apply`] begins.
+    /// A supervisor that runs nothing yet; [`Supervisor::apply`] starts what the configuration names.
     ///
     /// # Errors
-    /// If the system has no more threads or descriptors.
+    /// The system has no more threads or descriptors.
     pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
         let Tools { manager, broker, workshop, trust, nearby, hotplug, passed, devices } = tools;
         let share = Arc::new(Share::default());
@@ -159,7 +159,7 @@ impl Supervisor {
         let system = SystemAccess::Through(Arc::clone(&broker));
         let real = usb::Shared::new(Arc::new(broker.line()?)).inheriting(&devices);
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
-        // A line of its own: who connects does not wait for what takes long.
+        // An own line to the broker, so that a connecting program does not wait for slow questions.
         share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
         let joining = Arc::new(Joining::new(trust.clone(), system.clone()));
         let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
@@ -195,25 +195,26 @@ impl Supervisor {
         self.has.lock().expect("no change panics")
     }
 
-    /// The way to the service manager.
+    /// The connection to the service manager.
     pub fn manager(&self) -> &Manager {
         &self.manager
     }
 
-    /// Sockets that were passed and that the configuration does not name: whoever connects there waits for ever.
+    /// Passed sockets that the configuration does not name. Clients that connect there get no answer.
     pub fn unused(&self) -> Vec<SocketAddr> {
         self.has().passed.iter().filter_map(|listener| listener.address().ok()).collect()
     }
 
-    /// Where it listens, and whether for paired hosts.
+    /// The listening places, and whether each is for paired hosts.
     pub fn places(&self) -> Vec<(Place, bool)> {
         self.has().listeners.iter().map(|listens| (listens.place.clone(), listens.is_secure)).collect()
     }
 
-    /// Reads the configuration again. What stays in it is not touched: sessions go on.
+    /// Reads the configuration again and applies it. Entries that stay the same are not touched, so their sessions
+    /// continue.
     ///
     /// # Errors
-    /// [`Failure`]: nothing has changed if the file is wrong, and what could be done was done otherwise.
+    /// [`Failure`]: if the file is wrong, nothing has changed; otherwise, what could be applied was applied.
     pub fn reload(&self) -> Result<Changes, Failure> {
         self.manager.reloading();
         let result = self.read().and_then(|config| self.apply(config));
@@ -225,7 +226,7 @@ impl Supervisor {
         result
     }
 
-    /// The configuration as it is now.
+    /// Reads and parses the current configuration.
     ///
     /// # Errors
     /// What is wrong with it, and where.
@@ -234,10 +235,11 @@ impl Supervisor {
         Config::parse_file(&self.path, &text).map_err(Failure::local)
     }
 
-    /// Makes what runs what `config` says.
+    /// Starts and stops what is needed so that the daemon runs what `config` says.
     ///
     /// # Errors
-    /// If an address cannot be listened at. Devices that cannot be had are tried again later, and shown.
+    /// The daemon cannot listen at an address. Devices that are not available are retried later, and shown in the
+    /// status.
     pub fn apply(&self, config: Config) -> Result<Changes, Failure> {
         self.workshop.check(&config)?;
         let mut has = self.has();
@@ -253,23 +255,23 @@ impl Supervisor {
             real.want(has.config.wanted());
         }
         self.attach_all(&mut has, &mut changes);
-        // What its owner let go of is taken again.
+        // Attachments that their owner had detached begin again.
         has.attachments.values().for_each(Kept::resume);
         Ok(changes)
     }
 
-    /// Whoever knows of links between this host and others.
+    /// The links between this host and others.
     pub fn joining(&self) -> &Joining {
         &self.joining
     }
 
-    /// Does for links between hosts what may be done now.
+    /// Advances the links between hosts as far as possible now.
     pub fn join(&self) {
         let mut has = self.has();
         if self.is_handed_over() || has.config.joined.is_none() {
             return;
         }
-        // Whoever was paired meanwhile has his ends.
+        // Hosts that were paired meanwhile get their ends.
         self.share.lend(self.joining.lent());
         while self.joining.step(&Seen::by(self, &has)) {
             let mut changes = Changes::default();
@@ -306,7 +308,7 @@ impl Supervisor {
         Answer::Ok(status)
     }
 
-    /// New addresses first: if one cannot be had, nothing was taken away.
+    /// Opens new addresses first: if one fails, nothing has been closed.
     fn listen(&self, has: &mut Has, config: &Config, changes: &mut Changes) -> Result<(), Failure> {
         if !config.secure.is_empty() && self.trust.is_none() {
             let what = "it began without [secure], and has given away what it needs for that\n  restart it";
@@ -388,7 +390,7 @@ impl Supervisor {
     fn offer_all(&self, has: &mut Has, changes: &mut Changes) {
         let mut shares = has.config.shares.clone();
         shares.extend(self.joining.shares());
-        // Before they are there.
+        // The restriction must be set before the device is offered.
         self.share.lend(self.joining.lent());
         let stays = |offered: &Offered| shares.iter().any(|shared| shared.is(&offered.shared));
         for (name, offered) in has.shares.extract_if(.., |_, offered| !stays(offered)) {
@@ -401,7 +403,7 @@ impl Supervisor {
         }
         for shared in shares.iter().filter(|shared| !matches!(shared.what, What::Usb(_))) {
             if let Some(offered) = has.shares.get_mut(&shared.name) {
-                // It may have been named in the file meanwhile.
+                // The file may have given it a name meanwhile.
                 offered.shared.is_named = shared.is_named;
                 offered.result.iter().flatten().for_each(|listed| self.share.set_named(listed, shared.is_named));
             } else {
@@ -425,7 +427,7 @@ impl Supervisor {
             None => Ok(()),
         };
         if let Err(error) = reserved {
-            // Who was promised something does not find it without that.
+            // Without its reservation the device must not be offered.
             for name in &names {
                 let _ = self.share.remove(name);
             }
@@ -434,7 +436,7 @@ impl Supervisor {
         Ok(names)
     }
 
-    /// What could not be had is tried again.
+    /// Retries shares that failed, and the announcement.
     pub fn try_again(&self) {
         let mut has = self.has();
         for (name, offered) in has.shares.iter_mut().filter(|(_, offered)| offered.result.is_err()) {
@@ -443,7 +445,7 @@ impl Supervisor {
                 info!(name, "shared at last");
             }
         }
-        // Its network may have come up.
+        // A network may have come up.
         let config = has.config.clone();
         self.announce(&mut has, &config);
     }
@@ -460,15 +462,15 @@ impl Supervisor {
         }
     }
 
-    /// What ends this process, once another goes on in its place.
+    /// Sets what ends this process once a replacement has taken over.
     pub fn on_handed_over(&self, end: impl FnOnce() + Send + 'static) {
         *self.end.lock().expect("nobody panics with it") = Some(Box::new(end));
     }
 
-    /// Answers its owner.
+    /// Answers a question of the owner.
     pub fn answer(&self, question: Question) -> Answer {
         if self.is_handed_over() {
-            // Who goes on in this one's place is asked as well.
+            // The replacement is asked as well.
             return Answer::Unknown;
         }
         match question {
@@ -483,31 +485,30 @@ impl Supervisor {
             Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device), force } => self.detach(&device, force),
             Question::Detach { device: None, .. } => Answer::Unknown,
-            // Done with nothing held: a virtual machine's device may take its time.
+            // No lock is held here: a virtual machine's device may take long.
             question => steer(question, |device| self.ask_kept(device, Kept::handle))
                 .unwrap_or_else(|other| owner_answers::answer(&self.share, "", other)),
         }
     }
 
-    /// The modules that are ready.
     pub fn workshop(&self) -> &Workshop {
         &self.workshop
     }
 
-    /// Whom it asks for what it may not do.
+    /// How this process does what it has no rights for.
     pub fn system(&self) -> &SystemAccess {
         &self.system
     }
 
-    /// Whether this process can go on with a session of the one before it.
+    /// Restores a session of the process before this one.
     ///
     /// # Errors
-    /// Why not.
+    /// Why this process cannot continue it.
     pub fn take_session(&self, saved: &[u8]) -> std::io::Result<()> {
         self.share.inherit(saved, self.trust.as_ref())
     }
 
-    /// What the process before this one had is this one's: attachments go on at once.
+    /// Takes what the process before this one passed on. Attachments continue at once.
     pub fn inherit(&self, inherited: TakenOver) {
         let mut has = self.has();
         for mut kept in inherited.kept {
@@ -529,7 +530,7 @@ impl Supervisor {
         }
     }
 
-    /// What of it the configuration does not name (any more) is let go of.
+    /// Continues the restored sessions, and drops what the configuration no longer names.
     pub fn settle(&self) {
         self.share.take_up();
         let mut has = self.has();
@@ -537,10 +538,10 @@ impl Supervisor {
         has.detached.clear();
     }
 
-    /// Another process goes on in this one's place, with what is attached. On success this one is to end.
+    /// Hands over to a replacement. If that succeeds, this process has to end.
     ///
     /// # Errors
-    /// [`Failure`]: everything is as it was.
+    /// [`Failure`]: nothing has changed.
     pub fn hand_over(&self, interrupt: bool) -> Result<Value, Failure> {
         let has = self.has();
         if self.is_handed_over() {
@@ -582,8 +583,8 @@ impl Supervisor {
         Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
     }
 
-    /// Stops what is attached, passes it on, and lets go of it once it is there. Says what that was, and how long it
-    /// was still until then.
+    /// Stops the attachments, passes them on, and drops those that the replacement continues. Returns these, and how
+    /// long they were stopped.
     fn pass_on(
         &self,
         has: &Has,
@@ -592,7 +593,7 @@ impl Supervisor {
         (pid, interrupt): (u32, bool),
     ) -> std::io::Result<(Taken, Duration)> {
         let began = Instant::now();
-        // All of them come to rest together: nobody waits for the others.
+        // All come to rest at the same time, so none waits for the others.
         let asked: Vec<_> = going
             .iter()
             .filter_map(|(name, going)| match going {
@@ -618,7 +619,7 @@ impl Supervisor {
         };
         let mut listeners = Vec::new();
         for Listens { asked, place, is_secure, .. } in &has.listeners {
-            // A socket with a path goes with this process, and its importers come back to the next one's.
+            // A Unix socket ends with this process, and its importers reconnect at the replacement's.
             if let (Place::Address(asked), Some(listener)) = (asked, self.share.addresses().listener(place)?) {
                 listeners.push(Passed { asked: Some(*asked), is_secure: *is_secure, listener });
             }
@@ -637,7 +638,7 @@ impl Supervisor {
             return Err(std::io::Error::other(format!("{what}; its log says why\n  --interrupt begins it anew")));
         }
         replacement.go()?;
-        // What the other says of itself is heard from then on.
+        // From here on the service manager listens to the replacement.
         self.manager.hand_over(pid);
         self.share.addresses().hand_over();
         for Leaving { target, save_reply, .. } in estate.leaving {
@@ -653,19 +654,20 @@ impl Supervisor {
         Ok((taken, began.elapsed()))
     }
 
-    /// Whether another process goes on in this one's place.
+    /// Whether a replacement has taken over.
     pub fn is_handed_over(&self) -> bool {
         self.is_handed_over.load(Ordering::Acquire)
     }
 
-    /// Asks something of an attachment, by its device's name or `HOST[:PORT]/DEVICE`; `None` if there is none.
+    /// Asks an attachment, by its device's name or `HOST[:PORT]/DEVICE`; `None` if there is none.
     fn ask_kept<T>(&self, device: &str, ask: impl FnOnce(&Kept) -> T) -> Option<T> {
         let asked = device.parse::<Target>().ok();
         let is_it = |target: &Target| device == target.device || asked.as_ref() == Some(target);
         self.has().attachments.values().find(|kept| is_it(&kept.request().target)).map(ask)
     }
 
-    /// What the kernel would not sleep with is let go of, but for these ports; says what.
+    /// Detaches the devices with which the kernel would not sleep, except those at the ports `held`. Returns their
+    /// targets.
     fn sleep(&self, held: &BTreeSet<u32>) -> Vec<String> {
         let has = self.has();
         let is_free = |kept: &&Kept| kept.port().is_some_and(|port| !held.contains(&port.0));
@@ -674,7 +676,7 @@ impl Supervisor {
         has.attachments.values().filter(|kept| kept.is_asleep()).map(|kept| kept.request().target.to_string()).collect()
     }
 
-    /// The same is taken again.
+    /// Attaches the devices again that were detached for sleep. Returns their targets.
     fn wake(&self) -> Vec<String> {
         let has = self.has();
         let asleep = has.attachments.values().filter(|kept| kept.is_asleep());
@@ -717,13 +719,13 @@ impl Supervisor {
             }
             devices.push(status);
         }
-        // The plain one, if there is one: what asks this machine for a list asks there.
+        // Clients on this machine ask the plain listener for a list, so it is named if there is one.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
         let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
         ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()
     }
 
-    /// A line for the service manager.
+    /// The status line for the service manager.
     pub fn summary(&self) -> String {
         let has = self.has();
         let real = has.real.as_ref().map_or(0, |real| real.shared().count());
@@ -731,7 +733,7 @@ impl Supervisor {
         format!("{shared} shared, {} attachments", has.attachments.len())
     }
 
-    /// Ends everything in good order. Says whether all devices became durable in time.
+    /// Ends everything in order. Returns whether all devices became durable in time.
     pub fn stop(&self) -> bool {
         self.joining.end();
         if let Some(nearby) = self.nearby.as_ref().filter(|_| !self.is_handed_over())
@@ -742,25 +744,25 @@ impl Supervisor {
         let mut real = self.has().real.take();
         real.iter_mut().for_each(Follower::stop);
         let attachments = std::mem::take(&mut self.has().attachments);
-        // All begin to end before the first is waited for.
+        // All begin to end before the first one is waited for.
         attachments.values().for_each(Kept::end);
         drop(attachments);
         let is_durable = match self.is_handed_over() {
             true => self.share.stop_for_another(),
             false => self.share.stop(),
         };
-        // Each device went back to its drivers as it was dropped.
+        // Each device returned to its drivers as it was dropped.
         real.into_iter().for_each(Follower::dismiss);
         is_durable
     }
 
-    /// Tells hosts nearby where something is served, as far as it is not for this machine alone.
+    /// Announces the listening addresses that other hosts can reach.
     fn announce(&self, has: &mut Has, config: &Config) {
         let Some(nearby) = &self.nearby else { return };
         let fingerprint = self.trust.as_ref().map(|trust| trust.fingerprint().to_string());
         let wanted = announcements(&has.listeners, config, fingerprint.as_deref());
         let trouble = nearby.announce(&wanted).err().map(|error| error.to_string());
-        // The same trouble again is no news.
+        // Each trouble is logged once.
         if let Some(error) = trouble.as_ref().filter(|_| trouble != has.unannounced) {
             warn!(error, "not announced");
         }
@@ -802,7 +804,7 @@ impl Supervisor {
     }
 }
 
-/// What there is for links between hosts.
+/// The state of the daemon, as the links between hosts see it.
 struct Seen<'a> {
     has: &'a Has,
     share: &'a Share,
@@ -817,7 +819,7 @@ impl<'a> Seen<'a> {
 
 impl Sight for Seen<'_> {
     fn is_offered(&self, name: &str) -> bool {
-        // In the process before this one, whoever used an end had it from there.
+        // In the process before this one, an importer may have used one of the ends.
         let is_inherited = || ["a", "b"].iter().any(|end| self.share.is_inherited(&format!("{name}-{end}")));
         self.has.shares.get(name).map_or_else(is_inherited, |offered| offered.result.is_ok())
     }
@@ -840,7 +842,7 @@ impl Sight for Seen<'_> {
     }
 }
 
-/// What is announced: each port once, with its addresses.
+/// The announcements: each port once, with its addresses.
 fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&str>) -> Vec<Announcement> {
     let mut wanted: Vec<Announcement> = Vec::new();
     for Listens { place, is_secure, .. } in listeners {
@@ -863,7 +865,7 @@ fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&st
             wanted.push(Announcement { kind, port, addresses: Vec::new(), version, fingerprint });
             wanted.len() - 1
         });
-        // No address means all of them.
+        // An empty list of addresses means all of them.
         let is_all = address.ip().is_unspecified() || (known.is_some() && wanted[at].addresses.is_empty());
         match is_all {
             true => wanted[at].addresses.clear(),
@@ -873,7 +875,7 @@ fn announcements(listeners: &[Listens], config: &Config, fingerprint: Option<&st
     wanted
 }
 
-/// Who may connect at a place: everybody on the loopback, which is this machine alone.
+/// The networks that may connect at a place. The loopback is open to all, because only this machine reaches it.
 fn allowed_at(place: &Place, allow: &[Network]) -> Option<Vec<Network>> {
     let ourselves = OURSELVES.iter().map(|text| text.parse().expect("a constant that a test reads"));
     (!place.is_local()).then(|| ourselves.chain(allow.iter().copied()).collect())
@@ -884,7 +886,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_for_this_machine_alone_is_announced_as_what_it_is() {
+    fn only_listeners_off_the_loopback_are_announced_with_their_kind() {
         let listens = |address: &str, is_secure| {
             let place: Place = address.parse().unwrap();
             Listens { asked: place.clone(), place, is_secure, is_passed: false }
@@ -908,7 +910,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_is_open_and_another_address_is_for_its_list_and_ourselves() {
+    fn address_off_the_loopback_admits_its_list_and_this_machine_only() {
         let allow = ["10.0.0.0/8".parse().unwrap()];
         assert_eq!(allowed_at(&"127.0.0.1:3240".parse().unwrap(), &allow), None);
         let allowed = allowed_at(&"0.0.0.0:3240".parse().unwrap(), &allow).unwrap();

@@ -1,10 +1,10 @@
-//! Links between hosts, brought up: what this host's part of the plan asks for now, and what it and its neighbours tell
-//! each other of that.
+//! Brings up the links between hosts: what this host's part of the plan asks for now, and what it exchanges with its
+//! neighbours.
 //!
-//! The order is [`Party`]'s: a debug port is shared, or what neighbours lend is attached, when that says so. Hosts talk
-//! over encrypted links of their own (`farbus-control/1`), each to all that it is joined with: a question carries all
-//! that one has to say, its answer all that the other has. Whoever is not heard for a while is reported, and nothing is
-//! undone: he goes on where he was when he is back.
+//! [`Party`] decides the order: it says when to share a debug port, and when to attach what neighbours lend. Each host
+//! talks to all its neighbours over encrypted links (`farbus-control/1`): a question carries all that the asking host
+//! has to say, its answer all that the other has. A neighbour that is not heard for a while is reported, but nothing is
+//! undone: it continues where it was once it is back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -27,20 +27,20 @@ use crate::hosts::questions::{Answer, Lines, Question};
 use crate::hosts::trust::Trust;
 use crate::importer::client::{Client, ClientConfig, Target};
 
-/// The first pause after a neighbour could not be talked to; each is twice the one before.
+/// The first pause after a failed talk with a neighbour; each further one is twice as long.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The longest.
+/// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How often neighbours talk that have no news.
 const TALK_EVERY: Duration = Duration::from_secs(1);
-/// How long a neighbour may take to be connected to, and to answer.
+/// How long connecting to a neighbour, and its answer, may take.
 const TALK_TIME_MAX: Duration = Duration::from_secs(5);
-/// Who was not heard for so long is missed.
+/// A neighbour that was not heard for this long is reported as missing.
 const MISSED_AFTER: Duration = Duration::from_secs(4);
-/// How often it is looked at what is attached, while something is not.
+/// How often the attachments are checked while a link is not up.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// This host among those that it is joined with.
+/// The links between this host and its neighbours.
 pub struct Joining {
     trust: Option<Trust>,
     system: SystemAccess,
@@ -51,28 +51,28 @@ pub struct Joining {
 #[derive(Default)]
 struct State {
     following: Option<Following>,
-    /// Its owner took the links down.
+    /// Whether the owner took the links down.
     is_down: bool,
-    /// They were down in the process before this one.
+    /// Whether they were down in the process before this one.
     stays_down: bool,
     is_over: bool,
-    /// How often another plan was begun: who talks of an older one ends.
+    /// How often the plan was replaced. A thread that talks about an older plan ends.
     epoch: u64,
 }
 
-/// A plan that is followed.
+/// A plan that is being carried out.
 struct Following {
     part: Part,
     party: Party,
-    /// Grows with whatever there is to be said.
+    /// A number that grows whenever there is something new to say.
     news: u64,
-    /// Devices of links that were there before, by another plan or process: they stay.
+    /// Devices of links that another plan or process had brought up: they stay.
     had: BTreeSet<String>,
-    /// Its own port may be shared.
+    /// Whether this host's own port may be shared.
     may_enable: bool,
-    /// What neighbours lend may be attached.
+    /// Whether what neighbours lend may be attached.
     may_enumerate: bool,
-    /// All links were up when it was looked last.
+    /// Whether all links were up at the last check.
     is_complete: bool,
     neighbours: BTreeMap<u32, Neighbour>,
 }
@@ -83,20 +83,20 @@ struct Neighbour {
     trouble: Option<String>,
 }
 
-/// What there is of it on this host.
+/// What is shared and attached on this host.
 pub trait Sight {
     /// Whether the share of this name is offered.
     fn is_offered(&self, name: &str) -> bool;
-    /// How the attachment of this device does, and why not, if it does not.
+    /// The status of this device's attachment; `None` if there is none.
     fn attachment(&self, target: &Target) -> Option<Value>;
-    /// Whether it is attached, even though its link may be lost just now.
+    /// Whether the device is attached, even if its link is lost at the moment.
     fn is_attached(&self, target: &Target) -> bool;
-    /// Whether somebody uses the device of this name, which is shared here.
+    /// Whether an importer uses the device of this name, which is shared here.
     fn is_used(&self, device: &str) -> bool;
 }
 
 impl Following {
-    /// From what is there already, by another process.
+    /// Begins a plan, from what another plan or process has brought up.
     fn new(part: Part, sight: &dyn Sight) -> Self {
         let party = Party::new(&part.planned.topology, part.me);
         let is_there = |link: &&JoinedLink| match link.shared {
@@ -119,7 +119,7 @@ impl Following {
         self.part.links.iter().filter(move |link| link.role == role)
     }
 
-    /// Whether what this link shares and attaches here may be there.
+    /// Whether the share and attachment of this link may exist now.
     fn may_be(&self, link: &JoinedLink) -> bool {
         let is_its_turn = match link.role {
             Role::Target => self.may_enable,
@@ -129,7 +129,7 @@ impl Following {
         is_its_turn || self.had.contains(&link.device)
     }
 
-    /// Goes on as far as the plan lets it; whether something else is to be shared or attached than before.
+    /// Advances the plan as far as possible. Returns whether shares or attachments have to change.
     fn step(&mut self, sight: &dyn Sight) -> bool {
         let (before, mut changed) = (self.party.clone(), false);
         while let Some(act) = self.party.poll() {
@@ -167,7 +167,7 @@ impl Following {
         changed
     }
 
-    /// Whether both ends are in their hosts' hands, as far as this one can see.
+    /// Whether both hosts have their ends of the link, as far as this host can see.
     fn is_up(&self, link: &JoinedLink, sight: &dyn Sight) -> bool {
         let has_other = link.shared.is_none() || sight.is_used(&format!("{}-b", link.device));
         let is_missed = self.neighbours.get(&link.to).is_none_or(Self::is_missed);
@@ -213,7 +213,7 @@ impl Following {
 }
 
 impl Joining {
-    /// Joined with nobody yet.
+    /// No plan yet.
     pub fn new(trust: Option<Trust>, system: SystemAccess) -> Self {
         Self { trust, system, state: Mutex::default(), changed: Condvar::new() }
     }
@@ -222,12 +222,12 @@ impl Joining {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its owner took the links down, in the process before this one: they stay down until he says otherwise.
+    /// Keeps the links down that the owner had taken down in the process before this one, until the next reload.
     pub fn stay_down(&self) {
         self.state().stays_down = true;
     }
 
-    /// Follows this plan from now on, or none.
+    /// Carries out this plan from now on, or none.
     pub fn follow(self: &Arc<Self>, joined: Option<&Joined>, sight: &dyn Sight) {
         let mut state = self.state();
         state.is_down = std::mem::take(&mut state.stays_down);
@@ -263,12 +263,12 @@ impl Joining {
         self.changed.notify_all();
     }
 
-    /// Whether its owner took them down.
+    /// Whether the owner took the links down.
     pub fn is_down(&self) -> bool {
         self.state().is_down
     }
 
-    /// Nothing is shared, attached or said from now on.
+    /// Ends all talks, shares and attachments of links.
     pub fn end(&self) {
         let mut state = self.state();
         (state.is_over, state.following) = (true, None);
@@ -297,7 +297,7 @@ impl Joining {
         links.map(|link| link.attach.clone()).collect()
     }
 
-    /// Whose the ends are that are shared here: each is one host's alone.
+    /// The only host that may use each end that is shared here.
     pub fn lent(&self) -> BTreeMap<String, ExclusiveUse> {
         let links: Vec<_> = {
             let state = self.state();
@@ -318,7 +318,7 @@ impl Joining {
         self.trust.as_ref()?.peers().ok()?.find(peer).map(|peer| peer.fingerprint)
     }
 
-    /// Goes on as far as the plan lets it; whether something else is to be shared or attached than before.
+    /// Advances the plan as far as possible. Returns whether shares or attachments have to change.
     pub fn step(&self, sight: &dyn Sight) -> bool {
         let mut state = self.state();
         let Some(following) = &mut state.following else { return false };
@@ -330,7 +330,7 @@ impl Joining {
         changed
     }
 
-    /// Waits until there is something to be looked at; false once it is over.
+    /// Waits until there may be something to do. Returns `false` once the daemon ends.
     pub fn wait(&self) -> bool {
         let state = self.state();
         let is_coming = state.following.as_ref().is_some_and(|following| !following.is_complete);
@@ -339,7 +339,7 @@ impl Joining {
         !waited.0.is_over
     }
 
-    /// How it does, for its owner.
+    /// The status of the links, for the owner.
     pub fn status(&self, sight: &dyn Sight) -> Value {
         let state = self.state();
         match &state.following {
@@ -391,7 +391,7 @@ impl Joining {
         }
     }
 
-    /// Asks and is answered, until one of them has no more to say.
+    /// Asks and is answered until there is nothing more to say.
     fn talk(&self, epoch: u64, link: &JoinedLink, client: &Client, pause: &mut Duration) -> Result<(), String> {
         let line = client.question_link(&link.address, TALK_TIME_MAX).map_err(|error| error.to_string())?;
         let line = line.ok_or_else(|| {
@@ -413,7 +413,7 @@ impl Joining {
         Ok(())
     }
 
-    /// Waits until there is something new to say, or it is time to say it again; `None` once another plan is followed.
+    /// Waits for news, or until it is time to repeat the last message. `None` once another plan is followed.
     fn next_to_say(&self, epoch: u64, to: u32, said: u64) -> Option<(u64, [u8; MESSAGE_BYTES])> {
         let until = Instant::now() + TALK_EVERY;
         let mut state = self.state();
@@ -433,7 +433,8 @@ impl Joining {
         let State { following: Some(following), epoch: now, .. } = &mut *state else { return Ok(()) };
         if *now == epoch {
             following.hear(from, &message)?;
-            // Not where it was heard by itself: the same trouble again would be news then.
+            // Only an answer clears the trouble. A message that the neighbour sends on its own connection does not: the
+            // same trouble would be logged again.
             if let Some(known) = following.neighbours.get_mut(&from) {
                 known.trouble = None;
             }
@@ -462,7 +463,7 @@ impl Neighbourhood for Joining {
             let following = state.following.as_ref().ok_or("its links are down, or it has no plan")?;
             following.part.links.iter().map(|link| (link.to, link.peer.clone())).collect()
         };
-        // Files are read with nothing held.
+        // Files are read without holding a lock.
         let from = joined.iter().find(|(_, peer)| self.fingerprint(peer) == Some(host));
         let from = from.ok_or("you are nobody that it is joined with, as far as its plan says")?.0;
         let mut state = self.state();
@@ -490,7 +491,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_hexadecimal_digits_and_nothing_else() {
+    fn messages_are_parsed_from_hexadecimal_digits_only() {
         let message: [u8; MESSAGE_BYTES] = std::array::from_fn(|at| at as u8 * 13);
         assert_eq!(from_hex(&to_hex(&message)), Some(message));
         let right = to_hex(&message);

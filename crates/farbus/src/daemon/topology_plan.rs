@@ -1,5 +1,5 @@
-//! What a configuration says of the links between hosts: a plan, which of its hosts this one is, and what that comes to
-//! here.
+//! The links between hosts in a configuration: a plan, this host's name in it, and what this host has to share and
+//! attach.
 //!
 //! | a link of the plan | this host | shares | attaches |
 //! |---|---|---|---|
@@ -8,7 +8,8 @@
 //! | bridge | is the first of the two | the bridge, at once | its own end |
 //! | bridge | is the second | nothing | the other end |
 //!
-//! Each end is its host's alone. A host's own end comes through a plain listener of its own, the other one over an
+//! Each end may be used only by its host. A host reaches its own end through a plain listener of its own, the other
+//! host over an encrypted link.
 //! encrypted link.
 
 use std::collections::BTreeMap;
@@ -27,9 +28,9 @@ use crate::frontend::redir::PROTOCOL;
 use crate::frontend::{Request, Via};
 use crate::importer::client::{GRACE, Target};
 
-/// The longest name of a device, as everywhere.
+/// The longest name of a device.
 const NAME_BYTES_MAX: usize = 64;
-/// What a user of such a device is told to have it for.
+/// The reason that is given for using such a device.
 const REASON: &str = "a link between hosts";
 
 /// The table `[topology]`.
@@ -51,62 +52,61 @@ impl TopologyTable {
     }
 }
 
-/// What it says, checked.
+/// The table `[topology]`, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// The file with the plan, as the configuration names it.
+    /// The path of the plan, as the configuration names it.
     pub plan: PathBuf,
-    /// Which of the plan's hosts this one is.
+    /// This host's name in the plan.
     pub host: String,
-    /// Its part; none while there is no such file.
+    /// This host's part; `None` while the plan's file does not exist.
     pub part: Option<Part>,
 }
 
-/// What a plan comes to here.
+/// This host's part of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// It.
+    /// The whole plan.
     pub planned: Planned,
-    /// Which of its hosts this one is.
+    /// This host's number in the plan.
     pub me: u32,
-    /// This host's.
+    /// The links of this host.
     pub links: Vec<JoinedLink>,
 }
 
-/// One link, as this host has it.
+/// One link of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinedLink {
-    /// To whom, in the plan.
+    /// The other host's number in the plan.
     pub to: u32,
-    /// The name under which that host is paired here.
+    /// The name under which the other host is paired here.
     pub peer: String,
-    /// Where it is asked things, as [`Target::address`].
+    /// The other host's address for questions, as [`Target::address`].
     pub address: String,
-    /// What it is here.
+    /// This host's role in the link.
     pub role: Role,
-    /// The device that it is, without the letter of an end.
+    /// The name of the link's device, without the letter of an end.
     pub device: String,
-    /// What is shared for it here, if anything is.
+    /// What this host shares for the link, if anything.
     pub shared: Option<Shared>,
-    /// What is attached for it here.
+    /// What this host attaches for the link.
     pub attach: Request,
 }
 
-/// What a host is to a link.
+/// The role of a host in a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It lends its debug port.
     Target,
-    /// It has the other's.
+    /// It uses the other host's debug port.
     Host,
-    /// A bridge is between them, and shared here.
+    /// The hosts are joined by a bridge that is shared here.
     Bridge,
-    /// A bridge is between them, and shared there.
+    /// The hosts are joined by a bridge that the other host shares.
     BridgeThere,
 }
 
 impl Role {
-    /// The word for it.
     pub const fn as_str(self) -> &'static str {
         match self {
             Role::Target => "debug target",
@@ -120,12 +120,12 @@ impl Role {
     }
 }
 
-/// Where the file with the plan is: beside the configuration, unless that says an absolute path.
+/// The path of the plan, relative to the configuration's folder.
 pub fn plan_path(config: &Path, plan: &Path) -> PathBuf {
     config.parent().unwrap_or(Path::new("")).join(plan)
 }
 
-/// What `table` says, where plain USB/IP is served at `listen`, and this is the `text` of the plan.
+/// Checks `table`, for a daemon that serves plain USB/IP at `listen`, with the `text` of the plan.
 pub fn joined_from(table: TopologyTable, listen: &[Place], text: Option<&str>) -> Result<Joined, Wrong> {
     let via = match table.via.as_ref().map(|word| (word.get_ref().as_str(), word.span())) {
         None | Some(("auto", _)) => Via::AUTO,
@@ -196,12 +196,13 @@ pub fn joined_from(table: TopologyTable, listen: &[Place], text: Option<&str>) -
     Ok(Joined { plan, host, part: Some(Part { planned, me, links }) })
 }
 
-/// The kernel has it, where there is one that can; programs find it at a socket otherwise.
+/// Attaches to the kernel if it has vhci-hcd, and otherwise offers the device to programs at a socket.
 fn attach(target: Target, via: Via) -> Request {
     let place = (via != Via::KERNEL).then(|| PROTOCOL.default_place(&target.device));
     Request {
         place,
-        // Said, because a host's own end would come without a session otherwise, and not be passed on by a restart.
+        // The grace period is set explicitly: a host's own end would get no session otherwise, and a restart could not
+        // hand it over.
         grace: Some(GRACE),
         reason: Some(REASON.to_owned()),
         ..Request::new(target, via)
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
     use crate::daemon::config::Config;
 
-    /// A configuration, as a daemon reads it that has read the plan.
+    /// Parses a configuration as a daemon does that has read the plan.
     fn read(table: &str, plan: Option<&str>) -> Result<Config, String> {
         let text = format!("[topology]\nplan = 'plan.toml'\n{table}\n");
         let text = plan.map_or(text.clone(), |plan| Config::with_plan(&text, plan));
@@ -228,7 +229,7 @@ mod tests {
         "hosts = [\"a\", \"b\", \"c\"]\ncables = [[\"a\", \"b\"], [\"a\", \"c\"]]\nwithout_debug = [\"c\", \"a\"]";
 
     #[test]
-    fn each_host_has_its_end_of_each_of_its_links() {
+    fn each_host_attaches_its_own_end_of_each_of_its_links() {
         let seen = |part: &Part| -> Vec<_> {
             let links = part.links.iter();
             links
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_plan_there_is_nothing_to_do_and_a_wrong_one_is_told_what_is_wrong() {
+    fn missing_plan_is_no_error_and_a_wrong_one_says_what_is_wrong() {
         let none = read("host = 'a'", None).unwrap().joined.unwrap();
         assert_eq!((none.part, none.host.as_str(), none.plan.as_path()), (None, "a", Path::new("plan.toml")));
         assert_eq!(plan_path(Path::new("/etc/farbus/farbus.toml"), &none.plan), Path::new("/etc/farbus/plan.toml"));

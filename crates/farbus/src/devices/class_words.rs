@@ -1,14 +1,14 @@
-//! A device record in words.
+//! Describes a device's classes in words.
 
 use farbus_session::DeviceRecord;
 pub use farbus_session::registry::name_of;
 
-/// What a device's interfaces are for, in words (usb.org's defined class codes).
+/// The classes of a record's interfaces, in words (usb.org's defined class codes).
 pub fn classes(record: &DeviceRecord) -> Vec<String> {
     class_words(record.class, record.interfaces.iter().copied())
 }
 
-/// The same of a device's class and its interfaces'.
+/// The classes of the interfaces, or of the device if it has none.
 pub fn class_words(device: [u8; 3], interfaces: impl Iterator<Item = [u8; 3]>) -> Vec<String> {
     let mut words: Vec<String> = interfaces.map(class_name).collect();
     if words.is_empty() {

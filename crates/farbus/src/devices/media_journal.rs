@@ -1,10 +1,10 @@
-//! What is remembered of swaps: which of two media the device is.
+//! Journals of swaps, which say which of two media is the device.
 //!
-//! A file for each swap in the folder `swaps` of the host's state. Its first line says which media; each line after it
-//! how far the swap came, and the last one counts. A line is made durable before whatever it says is relied on; one
-//! that a power cut tore has never been said. The file has room for all its lines from the start, zeros that were
-//! written: to say something changes nothing but data, so that the file system has nothing else to make durable, for
-//! which everybody who writes there would wait.
+//! Each swap has a file in the folder `swaps` of the host's state. Its first line names the media. Each further line
+//! says how far the swap came, and the last one counts. A line is made durable before anything relies on it; a line
+//! that a power cut tore counts as never written. The file is filled with zeros for all its lines from the start. So
+//! writing a line changes data only, and the file system has no metadata to flush, for which all programs that write
+//! there would wait.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
@@ -18,28 +18,28 @@ use serde::{Deserialize, Serialize};
 
 /// The folder in the host's state.
 const FOLDER: &str = "swaps";
-/// What a file's name ends with.
+/// The extension of a journal's name.
 const SUFFIX: &str = "journal";
-/// Room behind the first line, bytes. When the disk is full a line can be written all the same.
+/// Room behind the first line, bytes, so that lines can be written even when the disk is full.
 const ROOM_BYTES: usize = 4096;
-/// A journal has a few lines; what is longer is none.
+/// The longest journal, bytes. One has a few lines.
 const JOURNAL_BYTES_MAX: u64 = 64 << 10;
 
-/// One of the two media, as it is found again.
+/// One of the two media, with what is needed to recognize it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Medium {
-    /// Where it is: an absolute path as it was given, or `memory:SIZE`.
+    /// The absolute path, or `memory:SIZE`.
     pub at: PathBuf,
-    /// A file's number on its file system. Another file at the same path is another medium.
+    /// The inode of a file. Another file at the same path is another medium.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<u64>,
-    /// When the file was made, nanoseconds since 1970, where its file system knows: numbers are given again.
+    /// When the file was created, nanoseconds since 1970, if its file system knows: inodes are reused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub born_ns: Option<u64>,
 }
 
 impl Medium {
-    /// The medium at a path. A file that is not there is one that is nowhere.
+    /// The medium at a path, whether or not a file exists there.
     pub fn at(path: &Path) -> Self {
         let at = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let about = fs::metadata(&at).ok().filter(fs::Metadata::is_file);
@@ -53,7 +53,7 @@ impl Medium {
         Self { at: name.into(), inode: None, born_ns: None }
     }
 
-    /// Whether both are the same: the same file, whatever way leads to it, or the same device.
+    /// Whether both are the same file, by whatever path, or the same block device.
     fn is(&self, other: &Medium) -> bool {
         let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         (self.inode, self.born_ns) == (other.inode, other.born_ns)
@@ -66,7 +66,7 @@ impl Medium {
 struct Header {
     from: Medium,
     to: Medium,
-    /// The devices that are on the first, as they are once they are on the second.
+    /// The devices on the first medium, with their generations once they are on the second.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     devices: Vec<MovedDevice>,
 }
@@ -74,22 +74,22 @@ struct Header {
 /// A device whose medium a swap exchanges.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovedDevice {
-    /// The device's id, which stays.
+    /// The device's id, which stays the same.
     pub id: DeviceId,
-    /// Its generation once it has moved.
+    /// The device's generation once it has moved.
     pub generation: u64,
 }
 
 /// Devices that a swap has moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Where they are now.
+    /// The medium that they are on now.
     pub to: Medium,
     /// The devices on that medium.
     pub devices: Vec<MovedDevice>,
 }
 
-/// The lines after it.
+/// A line after the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Line {
@@ -98,29 +98,29 @@ enum Line {
     Abandoned,
 }
 
-/// What is remembered of one swap.
+/// The journal of one swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     /// Later swaps have higher numbers.
     number: u64,
     header: Header,
-    /// The last line; none if nothing had been done.
+    /// The last line; `None` if nothing had been done.
     line: Option<Line>,
 }
 
-/// What the swaps of this host say of a medium.
+/// What the journals say about a medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MediumStatus {
-    /// Nothing that is against using it.
+    /// Nothing speaks against using it.
     Fine,
-    /// The device that it was is another medium now; what it holds is old.
+    /// Its device has moved to this medium; its own contents are old.
     MovedTo(PathBuf),
-    /// It holds a part of what another one holds.
+    /// It holds a part of this medium's contents.
     UnfinishedCopyOf(PathBuf),
 }
 
 impl MediumStatus {
-    /// Why a medium should not be used, and what to type.
+    /// Why the medium should not be used, and what to type; `None` if it may be used.
     pub fn objection(&self, path: &Path) -> Option<String> {
         let path = path.display();
         match self {
@@ -145,10 +145,10 @@ pub struct Journals {
     state: Folder,
 }
 
-/// A journal that is begun: [`Notes`] writes it.
+/// A journal that has begun. [`Notes`] writes its lines.
 #[derive(Debug)]
 pub struct Begun {
-    /// To go on with.
+    /// The file to write to.
     pub file: File,
     folder: StateFolder,
     name: String,
@@ -157,39 +157,39 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// There is no swap after all.
+    /// Removes the journal of a swap that did not begin.
     pub fn withdraw(self) {
-        // If it stays, it says nothing: it has no line.
+        // A journal that stays has no line, and so no effect.
         let _ = self.folder.remove(&self.name);
     }
 }
 
 impl Journals {
-    /// Those of this user.
+    /// The journals of this user.
     ///
     /// # Errors
-    /// If there is no folder for them.
+    /// The user has no state folder.
     pub fn of_user() -> io::Result<Self> {
         Ok(Self { state: Folder::of_user().map_err(io::Error::other)? })
     }
 
-    /// Those of the host whose state this folder has.
+    /// The journals in this state folder.
     pub fn of(state: &Path) -> Self {
         Self { state: Folder::at(state) }
     }
 
-    /// Begins that of a swap; nothing is said by it yet.
+    /// Begins the journal of a swap, without a line.
     ///
     /// # Errors
-    /// What the system says of the folder.
+    /// The folder cannot be used.
     pub fn begin(&self, from: &Medium, to: &Medium) -> io::Result<Begun> {
         self.begin_of(from, to, &[])
     }
 
-    /// The same; it moves these devices.
+    /// Begins the journal of a swap that moves these devices.
     ///
     /// # Errors
-    /// What the system says of the folder.
+    /// The folder cannot be used.
     pub fn begin_of(&self, from: &Medium, to: &Medium, devices: &[MovedDevice]) -> io::Result<Begun> {
         let folder = self.state.opened_or_made().map_err(io::Error::other)?;
         let folder = folder.subfolder_or_make(FOLDER).map_err(io::Error::other)?;
@@ -217,10 +217,10 @@ impl Journals {
         Ok(Begun { file, folder, name, resumes })
     }
 
-    /// What is said of a medium.
+    /// What the journals say about a medium.
     ///
     /// # Errors
-    /// If the journals cannot be read.
+    /// The journals cannot be read.
     pub fn status(&self, medium: &Medium) -> io::Result<MediumStatus> {
         let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
         Ok(status(&entries, medium))
@@ -229,7 +229,7 @@ impl Journals {
     /// The devices that swaps have moved, the oldest swap first.
     ///
     /// # Errors
-    /// If the journals cannot be read.
+    /// The journals cannot be read.
     pub fn moved(&self) -> io::Result<Vec<Moved>> {
         let entries = self.folder()?.map_or_else(|| Ok(Vec::new()), |folder| entries(&folder))?;
         let switched = entries.into_iter().filter(|entry| entry.line == Some(Line::Switched));
@@ -237,10 +237,10 @@ impl Journals {
         Ok(moved.filter(|moved| !moved.devices.is_empty()).collect())
     }
 
-    /// Forgets whatever is against using a medium; says whether there was something.
+    /// Removes the journals that speak against using a medium. Returns whether there were any.
     ///
     /// # Errors
-    /// If a journal cannot be removed.
+    /// A journal cannot be removed.
     pub fn forget(&self, medium: &Medium) -> io::Result<bool> {
         let Some(folder) = self.folder()? else { return Ok(false) };
         let mut entries = entries(&folder)?;
@@ -254,7 +254,7 @@ impl Journals {
         Ok(forgotten)
     }
 
-    /// Where they are, if there were any.
+    /// The folder of the journals, if it exists.
     fn folder(&self) -> io::Result<Option<StateFolder>> {
         let state = self.state.opened().map_err(io::Error::other)?;
         state.map_or(Ok(None), |state| state.subfolder(FOLDER)).map_err(io::Error::other)
@@ -265,7 +265,7 @@ fn name_of(number: u64) -> String {
     format!("{number:08}.{SUFFIX}")
 }
 
-/// All that can be read, the oldest first.
+/// All readable journals, the oldest first.
 fn entries(folder: &StateFolder) -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     for name in folder.names().map_err(io::Error::other)? {
@@ -287,9 +287,9 @@ fn entries(folder: &StateFolder) -> io::Result<Vec<Entry>> {
 }
 
 impl Entry {
-    /// `None` for one that was never begun.
+    /// Reads a journal. Returns `None` if its first line is incomplete.
     fn read(number: u64, bytes: &[u8]) -> Option<Self> {
-        // What has no end was torn.
+        // A line without its end was torn.
         let mut lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
         let header = serde_json::from_slice(lines.next()?).ok()?;
         let line = lines.filter_map(|line| serde_json::from_slice(line).ok()).next_back();
@@ -300,7 +300,7 @@ impl Entry {
         self.header.from.is(medium) || self.header.to.is(medium)
     }
 
-    /// Whether a later one says something of both its media.
+    /// Whether later swaps have decided about both media of this one.
     fn is_overruled(&self, all: &[Entry]) -> bool {
         let said_later = |medium: &Medium| {
             all.iter()
@@ -310,7 +310,7 @@ impl Entry {
     }
 }
 
-/// The last that was said of a medium counts.
+/// The last journal with a line about the medium counts.
 fn status(entries: &[Entry], medium: &Medium) -> MediumStatus {
     let last = entries.iter().rfind(|entry| entry.line.is_some() && entry.touches(medium));
     match last {
@@ -329,7 +329,7 @@ fn status(entries: &[Entry], medium: &Medium) -> MediumStatus {
 /// # Errors
 /// A sentence that says what to type.
 pub fn check(path: &Path) -> io::Result<()> {
-    // Who has no state has swapped nothing.
+    // A user without a state folder has swapped nothing.
     let Ok(journals) = Journals::of_user() else { return Ok(()) };
     match journals.status(&Medium::at(path))?.objection(path) {
         Some(why) => Err(io::Error::other(why)),
@@ -337,7 +337,7 @@ pub fn check(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Goes on with a journal that somebody else has begun, who may make files.
+/// Writes lines to a journal that was begun by a process that may create files.
 #[derive(Debug)]
 pub struct Notes {
     file: File,
@@ -346,12 +346,12 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// In this file, which is open for reading and writing.
+    /// Writes to this file, which is open for reading and writing.
     pub fn to(file: File) -> Self {
         Self { file, at: None }
     }
 
-    /// Behind everything that was said.
+    /// The offset behind the last line.
     fn end(&self) -> io::Result<u64> {
         let mut said = Vec::new();
         (&self.file).rewind()?;
@@ -369,7 +369,7 @@ impl Journal for Notes {
         };
         let mut write = || -> io::Result<()> {
             let mut bytes = serde_json::to_vec(&line)?;
-            // Should a line before have been torn, this one is whole all the same.
+            // The line is separated even from a torn one before it.
             bytes.insert(0, b'\n');
             bytes.push(b'\n');
             let at = self.at.map_or_else(|| self.end(), Ok)?;
@@ -387,7 +387,7 @@ mod tests {
     use std::fs::OpenOptions;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// A folder with journals and disks that goes away.
+    /// A folder with journals and disks that is removed at the end.
     struct Scratch(PathBuf);
 
     impl Scratch {
@@ -431,7 +431,7 @@ mod tests {
     const DONE: [Milestone; 2] = [Milestone::Copying, Milestone::Switched];
 
     #[test]
-    fn the_last_that_was_said_of_a_medium_counts() {
+    fn latest_journal_line_about_a_medium_counts() {
         let scratch = Scratch::new();
         let (a, b, c) = (scratch.disk("a"), scratch.disk("b"), scratch.disk("c"));
         assert_eq!(scratch.status(&a), MediumStatus::Fine);
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(scratch.status(&c), MediumStatus::UnfinishedCopyOf(b.at.clone()));
         assert!(!scratch.swap(&b, &a, &DONE), "what is old there is no beginning of a copy");
         assert_eq!((scratch.status(&a), scratch.status(&b)), (MediumStatus::Fine, MediumStatus::MovedTo(a.at.clone())));
-        // A journal that nothing hangs on goes.
+        // A journal that no medium depends on is removed.
         scratch.swap(&a, &b, &DONE);
         let count = fs::read_dir(scratch.journals().state.file(FOLDER)).unwrap().count();
         scratch.swap(&b, &a, &DONE);
@@ -457,14 +457,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_takes_no_room_that_the_file_had_not() {
+    fn writing_a_line_does_not_grow_the_file() {
         let scratch = Scratch::new();
         let (a, b) = (scratch.disk("a"), scratch.disk("b"));
         let begun = scratch.journals().begin(&a, &b).unwrap();
         let path = begun.folder.path().join(&begun.name);
         let blocks = || fs::metadata(&path).map(|about| (about.len(), about.blocks())).unwrap();
         let before = blocks();
-        // Whoever goes on need not be who began.
+        // The process that continues need not be the one that began.
         let mut notes = Notes::to(begun.file.try_clone().unwrap());
         notes.note(Milestone::Copying).unwrap();
         notes.note(Milestone::Abandoned).unwrap();
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_may_be_used() {
+    fn forgotten_medium_may_be_used_again() {
         let scratch = Scratch::new();
         let (a, b) = (scratch.disk("a"), scratch.disk("b"));
         scratch.swap(&a, &b, &DONE);
@@ -487,17 +487,17 @@ mod tests {
     }
 
     #[test]
-    fn another_file_at_the_same_path_is_another_medium_and_a_link_to_it_is_the_same() {
+    fn medium_is_recognized_through_a_link_and_not_after_a_replacement() {
         let scratch = Scratch::new();
         let (a, b) = (scratch.disk("a"), scratch.disk("b"));
         scratch.swap(&a, &b, &DONE);
         std::os::unix::fs::symlink(&a.at, scratch.0.join("link")).unwrap();
         assert_eq!(scratch.status(&scratch.disk("link")), MediumStatus::MovedTo(b.at.clone()));
-        // Beside it, so that it gets another number.
+        // The new file is written beside the old one, so that it gets another inode.
         fs::write(scratch.0.join("new"), "x").unwrap();
         fs::rename(scratch.0.join("new"), &a.at).unwrap();
         assert_eq!(scratch.status(&scratch.disk("a")), MediumStatus::Fine);
-        // In its place, where it may get the same.
+        // The new file replaces the old one, and may get the same inode.
         let c = scratch.disk("c");
         scratch.swap(&b, &c, &[Milestone::Copying]);
         fs::remove_file(&c.at).unwrap();
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_torn_has_never_been_said() {
+    fn torn_journal_line_does_not_count() {
         let header = br#"{"from":{"at":"/a"},"to":{"at":"/b"}}"#;
         let line = |rest: &[u8]| Entry::read(1, &[&header[..], rest].concat()).map(|entry| entry.line);
         assert_eq!(line(b""), None);

@@ -1,7 +1,7 @@
-//! What is known of devices without opening one: identities, names and which are selected, what is reserved for them,
-//! how they are described and listed, where swapped media are noted.
+//! What is known of devices without opening one: identities, names and selection, reservations, descriptions and lists,
+//! and the journals of swapped media.
 //!
-//! The broker reads and writes it for the exporter; importers show it.
+//! The broker reads and writes this for the exporter; importers show it.
 
 pub mod class_words;
 pub mod identities;

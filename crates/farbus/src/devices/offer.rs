@@ -1,4 +1,4 @@
-//! A device that somebody offers, as a list shows it.
+//! An offered device, as `farbus list` shows it.
 
 use farbus_session::DeviceRecord;
 use farbus_session::registry::{PATH_PREFIX, in_use};
@@ -10,34 +10,34 @@ use crate::devices::status::DeviceStatus;
 /// One device in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listed {
-    /// Its name there.
+    /// The name on its exporter.
     pub name: String,
-    /// Its bus id there.
+    /// The bus id on its exporter.
     pub bus_id: String,
-    /// Four hexadecimal digits.
+    /// The vendor id, four hexadecimal digits.
     pub vendor: String,
-    /// The same.
+    /// The product id, four hexadecimal digits.
     pub product: String,
-    /// Speed.
+    /// The speed, in words.
     pub speed: String,
-    /// What its interfaces are for.
+    /// The classes of its interfaces, in words.
     pub interfaces: Vec<String>,
-    /// Where its exporter says it is plugged in; absent where it is told over an encrypted link.
+    /// Where the exporter says it is plugged in; absent in lists over an encrypted link.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub path: String,
-    /// `available` or `in use`; absent where an exporter does not say it.
+    /// `available` or `in use`; absent if the exporter does not report it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Who uses it.
+    /// The user, if it is in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// For how long, seconds.
+    /// For how long it has been in use, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_s: Option<u64>,
-    /// What for.
+    /// What its user needs it for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Hosts that wait for it.
+    /// How many hosts wait for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: usize,
 }
@@ -48,7 +48,7 @@ fn is_zero(count: &usize) -> bool {
 }
 
 impl From<&DeviceRecord> for Listed {
-    /// What plain USB/IP says; farbus says more in a record's path.
+    /// Reads a plain USB/IP record. An exporter of farbus reports more, in the record's path.
     fn from(record: &DeviceRecord) -> Self {
         let user = in_use(record);
         let state = match user {
@@ -73,7 +73,7 @@ impl From<&DeviceRecord> for Listed {
 }
 
 impl From<DeviceStatus> for Listed {
-    /// What a paired host says.
+    /// Reads the status that a paired host reports.
     fn from(status: DeviceStatus) -> Self {
         let (vendor, product) = status.ids.split_once(':').unwrap_or_default();
         Self {
@@ -86,7 +86,7 @@ impl From<DeviceStatus> for Listed {
             path: String::new(),
             state: Some(status.state),
             user: status.user,
-            // A Duration holds every span that a process lives.
+            // The cast of a float saturates.
             used_s: status.used_s.map(|used_s| used_s.max(0.0) as u64),
             reason: status.reason,
             waiting: status.waiting.len(),

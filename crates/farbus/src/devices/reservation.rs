@@ -1,4 +1,4 @@
-//! A reservation in words: as it is asked for on a command line or in a configuration, and as `farbus status` shows it.
+//! Reservations in words: as a command line or configuration asks for them, and as `farbus status` shows them.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use farbus_session::reserve::ledger::Line;
 use farbus_session::reserve::{CLAIMS_MAX, Claim, Criticality, Lack, Reservation, ReservationReport, State};
 use serde::{Deserialize, Serialize};
 
-/// What is asked for on a command line or in a configuration:
+/// A reservation request of a command line or configuration:
 /// `bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationRequest(pub Reservation);
@@ -66,7 +66,7 @@ fn span_ns(value: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit).filter(|&ns| ns > 0)
 }
 
-/// Several wishes for one device: each for another endpoint, all equally critical.
+/// Combines several requests for one device: each for another endpoint, all equally critical.
 ///
 /// # Errors
 /// A sentence for a person.
@@ -102,29 +102,29 @@ pub struct ReservationStatus {
     pub state: String,
     /// `high` or `low`.
     pub criticality: String,
-    /// What there is too little of, if it is not admitted.
+    /// What is missing, if it is not admitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lack: Option<String>,
-    /// How much of it, and in which unit.
+    /// How much of it is missing, with its unit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
-    /// The bus it is of, where that is.
+    /// The bus of the device, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus: Option<String>,
-    /// What it takes of that, millionths.
+    /// Share of the bus time that is reserved, millionths.
     pub bus_ppm: u32,
-    /// What it takes of the path, bits a second.
+    /// Rate of the path that is reserved, bits a second.
     pub path_bits_per_s: u64,
-    /// How long its data take from the bus to the importer at the most, microseconds.
+    /// The longest time that data take from the bus to the importer, microseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound_us: Option<u64>,
-    /// The processor of which it has a part, where that is.
+    /// The processor on which time is reserved, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor: Option<usize>,
 }
 
 impl ReservationStatus {
-    /// What an importer was told.
+    /// The status of a report that an importer received.
     pub fn told(report: &ReservationReport) -> Self {
         let state = match report.state {
             State::Admitted => "admitted",
@@ -146,14 +146,14 @@ impl ReservationStatus {
         }
     }
 
-    /// A line of the ledger.
+    /// The status of a line of the ledger.
     pub(crate) fn of(line: &Line<'_>) -> Self {
         let told = Self::told(&line.report);
         let bus = Some(line.bus.to_owned()).filter(|bus| !bus.is_empty());
         Self { bus, processor: line.processor.map(|(processor, _)| processor), ..told }
     }
 
-    /// For people, in one line.
+    /// The status in one line, for people.
     pub fn in_a_line(&self) -> String {
         let mut words = vec![format!("reserved, {}, {}", self.criticality, self.state)];
         if let (Some(lack), Some(missing)) = (&self.lack, &self.missing) {
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reservation_is_read_as_the_help_says() {
+    fn reservation_request_parses_as_its_help_says() {
         let ReservationRequest(read) = "bytes=1024,period=8,criticality=low,latency=5ms,endpoint=0x83".parse().unwrap();
         let claims = vec![Claim { endpoint: 0x83, bytes: 1024, period: 8 }];
         assert_eq!(read, Reservation { criticality: Criticality::Low, latency_ns: 5_000_000, claims });
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn several_are_for_several_endpoints() {
+    fn several_requests_need_different_endpoints() {
         let request = |text: &str| text.parse::<ReservationRequest>().unwrap();
         let both =
             [request("bytes=64,period=8,endpoint=0x82,latency=9ms"), request("bytes=1024,period=1,endpoint=0x83")];

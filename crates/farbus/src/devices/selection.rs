@@ -1,18 +1,18 @@
-//! Which of this machine's devices are meant to be shared, and under which names.
+//! Which of this machine's devices to share, and under which names.
 
 use farbus_io::usb::{Found, Selector};
 use farbus_session::rules::{Properties, Rule, Verdict, decide};
 
-/// What somebody wants shared: devices by name, and rules for the rest.
+/// Devices to share: selected one by one, and by rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     named: Vec<Named>,
     rules: Vec<Rule>,
-    /// What each rule calls what it shares.
+    /// The name that each rule gives, if it gives one.
     names: Vec<Option<String>>,
 }
 
-/// A device that is meant by itself.
+/// A device that is selected itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Named {
     selector: Selector,
@@ -22,38 +22,39 @@ struct Named {
 }
 
 impl Wanted {
-    /// What `rules` share, each under its name or one of its own.
+    /// Selects by `rules`. Each gives a name, or leaves it to the device's description.
     pub fn by_rules(rules: &[(Rule, Option<String>)]) -> Self {
         let (rules, names) = rules.iter().cloned().unzip();
         Self { named: Vec::new(), rules, names }
     }
 
-    /// A device that is meant whatever the rules say, an input device too.
+    /// Selects a device regardless of the rules, even an input device.
     pub fn add(&mut self, selector: Selector, name: Option<String>) {
         self.named.push(Named { selector, is_chosen: name.is_some(), name });
     }
 
-    /// The same, under a name that nobody chose.
+    /// Selects a device as [`Wanted::add`] does, under a name that farbus chose.
     pub fn add_unnamed(&mut self, selector: Selector, name: String) {
         self.named.push(Named { selector, name: Some(name), is_chosen: false });
     }
 
-    /// Whether nothing is wanted, whatever is plugged in.
+    /// Whether nothing is selected.
     pub fn is_empty(&self) -> bool {
         self.named.is_empty() && self.rules.is_empty()
     }
 
-    /// The devices that are meant by themselves, and what they are called.
+    /// The devices that are selected themselves, with their names.
     pub fn named(&self) -> impl Iterator<Item = (&Selector, Option<&str>)> {
         self.named.iter().map(|named| (&named.selector, named.name.as_deref()))
     }
 
-    /// Whether a device is meant, and then its name. One that means it by itself comes before the rules.
+    /// The name of a device if it is selected. A selection of the device itself comes before the rules.
     pub fn name_of(&self, found: &Found) -> Option<String> {
         self.naming_of(found).map(|(name, _)| name)
     }
 
-    /// The same, and whether somebody chose that name: it may be several devices' then.
+    /// The name of a device if it is selected, and whether its owner chose it. Several devices may have a name that a
+    /// rule gives.
     pub fn naming_of(&self, found: &Found) -> Option<(String, bool)> {
         let (called, is_chosen) = match self.named.iter().find(|named| named.selector.matches(found)) {
             Some(named) => (&named.name, named.is_chosen),
@@ -82,7 +83,7 @@ fn properties_of(found: &Found) -> Properties {
     }
 }
 
-/// A name to type: the product's own words, or else its numbers.
+/// A name that can be typed: the product's own description, or else its ids.
 pub fn name(found: &Found) -> String {
     let device = &found.descriptors.device;
     let product = found.descriptors.string(device.product_string).unwrap_or_default();
@@ -96,7 +97,7 @@ pub fn name(found: &Found) -> String {
         }
         name.push_str(&word.to_ascii_lowercase());
     }
-    // A name that looks like a bus id would be one.
+    // A name without a letter would look like a bus id.
     if name.bytes().any(|b| b.is_ascii_alphabetic()) {
         name
     } else {
@@ -104,7 +105,7 @@ pub fn name(found: &Found) -> String {
     }
 }
 
-/// What is still typed and fits a table.
+/// A length that can be typed and fits a table.
 const NAME_BYTES_MAX: usize = 32;
 
 #[cfg(test)]
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_called_what_it_calls_itself() {
+    fn default_name_is_derived_from_the_product_string() {
         assert_eq!(name(&found("QEMU USB HARDDRIVE")), "qemu-usb-harddrive");
         assert_eq!(name(&found("  HD Webcam (C270), v2.1\u{fffd}")), "hd-webcam-c270-v2-1");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! A shared device, for people and programs.
+//! The status of a shared device, for people and programs.
 
 use std::collections::BTreeMap;
 
@@ -17,106 +17,106 @@ use crate::link::status::LinksStatus;
 /// One shared device, as `farbus status` shows it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceStatus {
-    /// Its name.
+    /// The name under which it is shared.
     pub name: String,
-    /// Its bus id on the wire.
+    /// The bus id on the wire.
     pub bus_id: String,
-    /// Whether its owner gave it that name; otherwise another device may have it after the next start.
+    /// Whether its owner gave it that name. If not, another device may have the name after the next start.
     #[serde(default)]
     pub is_named: bool,
-    /// Which device it is, whatever it is called.
+    /// The identity of the device, which does not depend on its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<IdentityStatus>,
     /// Manufacturer and product.
     pub title: String,
-    /// Speed.
+    /// The speed, in words.
     pub speed: String,
     /// `vendor:product`.
     pub ids: String,
-    /// What its interfaces are for.
+    /// The classes of its interfaces, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<String>,
-    /// Its size, bytes, if it is a block device.
+    /// Size in bytes, if it is a block device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
-    /// What holds its blocks, if it is a block device.
+    /// The medium, if it is a block device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub medium: Option<MediumStatus>,
     /// `available` or `in use`.
     pub state: String,
-    /// How it is used: `exclusive`, `read` (by many), `scratch` (by many, each with changes of his own).
+    /// How it is used: `exclusive`, `read` (by several users), `scratch` (by several users, each with its own changes).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
-    /// All who use it, if they are several; the first is the *user*.
+    /// All users, if there are several; the first one is `user`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserStatus>,
-    /// Who uses it.
+    /// The user, if it is in use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// For how long, seconds.
+    /// For how long it has been in use, seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_s: Option<f64>,
-    /// What for, if it said so.
+    /// What the user needs it for, if it said so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Who waits for it, the longest first.
+    /// Hosts that wait for it, the longest waiting first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waiting: Vec<WaitingStatus>,
-    /// Who had it, the latest first.
+    /// Former users, the latest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<PastStatus>,
-    /// What it counts of itself since it was shared, by name: the frames that a sound card was sent.
+    /// The device's own counters since it was shared, by name: for example the frames that a sound card received.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub counts: BTreeMap<String, u64>,
-    /// The links of its user's session, if it is used in one.
+    /// The links of its user's session, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub links: Option<LinksStatus>,
-    /// What is reserved for its user.
+    /// The reservation for its user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservation: Option<ReservationStatus>,
-    /// What passed through since.
+    /// The traffic of its user's connection.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
 }
 
-/// What the connection of a device's user counts.
+/// The counters of the connection of a device's user.
 #[derive(Clone, Debug, Default)]
 pub struct Counted {
-    /// What passed through.
+    /// The traffic.
     pub meters: Option<Readings>,
-    /// Its session's links.
+    /// The links of its session.
     pub links: Option<LinksStatus>,
 }
 
-/// What holds a block device's blocks: all of it, of which the device may be a part.
+/// The medium of a block device. The device may be a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MediumStatus {
     /// `block:PATH` or `memory:SIZE`.
     pub at: String,
-    /// Its size, bytes.
+    /// Size of the whole medium, bytes.
     pub size_bytes: u64,
-    /// Whether another is being put in its place.
+    /// Whether it is being exchanged for another.
     pub is_swapping: bool,
 }
 
 impl MediumStatus {
-    /// That of a block device, if somebody said where it is.
+    /// The medium of a block device, if its place is known.
     pub fn of(block: &BlockExport) -> Option<Self> {
         let switch = block.switch();
         Some(Self { at: block.place()?, size_bytes: switch.size_bytes(), is_swapping: switch.is_swapping() })
     }
 }
 
-/// One of several that use a device.
+/// One of several users of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct UserStatus {
-    /// Who.
+    /// The user, as people write it.
     pub user: String,
-    /// How.
+    /// The mode of use, as [`DeviceStatus::mode`].
     pub mode: String,
     /// For how long, seconds.
     pub used_s: f64,
-    /// What for, if it said so.
+    /// What the user needs it for, if it said so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -124,33 +124,33 @@ pub struct UserStatus {
 /// A host that waits for a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WaitingStatus {
-    /// Which.
+    /// The host.
     pub host: String,
-    /// For how long, seconds.
+    /// For how long it has been waiting, seconds.
     pub waits_s: f64,
 }
 
 /// A use that is over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PastStatus {
-    /// Who it was.
+    /// The former user, as people write it.
     pub user: String,
-    /// What for, if it said so.
+    /// What the user needed it for, if it said so.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// How long it lasted, seconds.
     pub used_s: f64,
     /// How long ago it ended, seconds.
     pub ago_s: f64,
-    /// How it ended.
+    /// How it ended, in a word.
     pub ended: String,
-    /// What the owner said who took it back.
+    /// The remark of the owner who took it back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
 
 impl DeviceStatus {
-    /// What is known of `entry` now, and what its user's connection counts.
+    /// The status of `entry` at `now`, with the counters of its user's connection.
     pub fn of(entry: &Entry<'_>, Counted { meters, links }: Counted, now: Instant) -> Self {
         Self {
             name: entry.name.to_owned(),
@@ -179,7 +179,7 @@ impl DeviceStatus {
     }
 }
 
-/// Everybody who uses it, where that may be more than one.
+/// All users, if there are several.
 fn users_of(claims: &Claims, now: Instant) -> Vec<UserStatus> {
     let status = |holder: &Holder| UserStatus {
         user: holder.who.clone(),

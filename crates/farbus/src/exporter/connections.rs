@@ -1,5 +1,4 @@
-//! How a connection comes and goes: it is accepted, entered in the table of sessions, and served on a thread of its
-//! own.
+//! Accepts connections, enters them in the table of sessions and serves each on a thread of its own.
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -30,9 +29,9 @@ use crate::hosts::trust::{Trust, Use};
 use crate::link::greeting;
 use crate::link::meters::Calls;
 
-/// How long whoever connects may take to say the first byte.
+/// How long a peer may take to send its first byte.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
-/// How soon a session ends whose host was unpaired, or whose device was forbidden.
+/// How soon a session ends whose host was unpaired or whose device is no longer allowed.
 const RECHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// Accepts connections without encryption until the listener closes.
@@ -53,7 +52,7 @@ pub fn accept_all(shared: &Arc<Shared>, listening: &Listening) {
             }
             Err(_) if shared.sessions.is_stopping() || listening.is_closed() => return,
             Err(error) => {
-                // Out of descriptors, most likely: what is open goes on, new ones wait.
+                // Most likely the process has no more descriptors: open connections continue, new ones wait.
                 warn!(%error, "cannot accept a connection");
                 thread::sleep(Duration::from_millis(100));
             }
@@ -76,14 +75,14 @@ fn begin(shared: &Arc<Shared>, link: Link, from: Origin) -> io::Result<()> {
     Ok(())
 }
 
-/// The whole life of a connection without encryption, on its own thread: its first byte says which protocol it speaks.
+/// Serves a connection without encryption on its own thread. Its first byte says which protocol it speaks.
 fn serve_either(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link: Link) {
     let since = shared.serving.clock.now();
     let has_begun = greeting::await_first_byte(&link, GREETING_TIME_MAX);
     if matches!(has_begun, Ok(Some(first)) if first == hello::MAGIC[0]) {
         serve_session(shared, number, session, link);
     } else {
-        // Nothing at all, and every trouble of the link, are that protocol's to report.
+        // USB/IP reports a link that sent nothing or failed.
         serve_usbip(shared, number, session, &link, since);
     }
 }
@@ -96,7 +95,7 @@ fn serve_session(shared: &Arc<Shared>, number: u64, session: &Arc<Session>, link
     shared.sessions.end(number);
 }
 
-/// The whole life of a connection that speaks USB/IP, on its own thread.
+/// Serves a connection that speaks USB/IP, on its own thread, until it ends.
 fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, since: Instant) {
     let Shared { registry, permissions, serving, .. } = shared;
     let mut exporter = Exporter::new(since, serving.limits);
@@ -114,8 +113,8 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
         meters: &session.meters,
         calls: Calls::default(),
     };
-    // A bug of ours in one session is not the others' trouble: the device is taken back if it
-    // lets itself be reset, and withdrawn if it does not.
+    // A bug of farbus in one session must not harm the others: the device is released if it can be reset, and withdrawn
+    // if not.
     let end = panic::catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or(End::Bug);
     let (exporter, now) = (engine.exporter, serving.clock.now());
     serving.trace.write(&session.peer, &exporter);
@@ -175,19 +174,20 @@ impl ConnectionHandler for Shared {
                 self.sessions.end(number);
             }
             Protocol::Session => serve_session(&self, number, &session, link),
-            // Not offered here: ALPN has refused it.
+            // ALPN never negotiates pairing here.
             Protocol::Pairing => self.sessions.end(number),
         }
         Ok(())
     }
 }
 
-/// Ends sessions of hosts that are not paired any more, or hold what they may not: whoever changed the list, and how.
+/// Once a second, ends sessions of hosts that are no longer paired or hold a device that they may no longer use,
+/// however the list of peers was changed.
 pub fn recheck(shared: &Shared, trust: &Trust) {
     let Shared { registry, permissions, .. } = shared;
     while !shared.sessions.is_stopping() {
         thread::sleep(RECHECK_EVERY);
-        // Nobody is trusted while the list cannot be read.
+        // While the list cannot be read, no host is trusted.
         let peers = trust.peers().inspect_err(|error| error!(%error, "who is paired cannot be read")).ok();
         for session in shared.sessions.all() {
             let Some(guest) = &session.guest else { continue };

@@ -1,4 +1,4 @@
-//! What can be wrong with sharing a device.
+//! Errors of sharing a device.
 
 use std::fmt;
 use std::io;
@@ -9,30 +9,30 @@ use farbus_session::reserve::Refusal;
 /// Why a device cannot be shared or commanded.
 #[derive(Debug)]
 pub enum ShareError {
-    /// There are as many devices as a list may have.
+    /// The list of devices is full.
     BusFull,
-    /// No device of that name.
+    /// No device with this name is shared.
     NoDevice(String),
-    /// Another device is called so.
+    /// Another device already has this name.
     NameTaken(String),
-    /// Somebody uses it.
+    /// Another host or program uses the device.
     InUse {
         /// The device's name.
         device: String,
-        /// Who uses it.
+        /// The user, as people write it.
         user: String,
     },
-    /// Nobody uses it.
+    /// The device with this name is not in use.
     NotInUse(String),
-    /// The device's own refusal.
+    /// The device refused the command.
     Command(CommandError),
     /// The session that holds it does not answer.
     Silent,
-    /// What was to be reserved for it is not to be had.
+    /// The reservation for the device was refused.
     Reservation {
-        /// Its name.
+        /// The device's name.
         device: String,
-        /// Why.
+        /// What is missing.
         refusal: Refusal,
     },
     /// The system has no more threads or descriptors.

@@ -1,15 +1,15 @@
-//! The side that has the devices: [`share::Share`] offers them on listening sockets, admits whoever connects, and
-//! serves sessions.
+//! The side that has the devices: [`share::Share`] offers them on listening sockets, admits peers and serves their
+//! sessions.
 //!
 //! | part | what it does |
 //! |---|---|
-//! | `access` | says who may connect, as whom, and how much of this process each peer may take |
+//! | `access` | decides who may connect, as whom, and how much of this process each peer may use |
 //! | `session` | serves devices to an importer: one thread a session |
 //! | `state` | the objects that all connections share, each with its lock |
 //! | `opening` | opens devices for sessions, and takes them back |
 //! | `connections` | accepts connections and serves each |
-//! | `owner`, `questions`, `restart` | what the owner, paired hosts and the process before this one ask for |
-//! | `sources`, `offering`, `swap` | what can be shared, how it is put on offer, how its medium is exchanged |
+//! | `owner`, `questions`, `restart` | do what the owner and paired hosts ask for, and continue the sessions of the process before this one |
+//! | `sources`, `offering`, `swap` | make shareable devices, offer them, and exchange their media |
 
 pub mod access;
 mod connections;

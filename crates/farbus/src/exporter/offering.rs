@@ -1,4 +1,4 @@
-//! A device is put on offer under its name, as the device that it is, at once: nobody sees it without an identity.
+//! Offers a device under its name. The device gets its identity before any importer can see it.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::exporter::error::ShareError;
 use crate::exporter::share::Share;
 
 impl Share {
-    /// Offers a device as `naming` says, as the device that it is.
+    /// Offers a device under the name that `naming` gives, with the identity that `which` gives.
     ///
     /// # Errors
     /// [`ShareError::BusFull`], [`ShareError::NameTaken`].
@@ -44,7 +44,7 @@ impl Share {
         };
         registry.identify(&record.bus_id, identity);
         drop(registry);
-        // What had this name and number before may have been another device.
+        // The device that had this name and bus id before may have been another one.
         self.shared.reservations.forget_bus(&record.bus_id);
         self.shared.swaps.forget(&record.bus_id);
         let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
@@ -52,7 +52,7 @@ impl Share {
         Ok(record)
     }
 
-    /// The same; what it is called is noted beside its identity.
+    /// Offers a device whose identity is known. If the identity is lasting, `note_name` stores the name beside it.
     ///
     /// # Errors
     /// [`ShareError::BusFull`], [`ShareError::NameTaken`].
@@ -71,19 +71,19 @@ impl Share {
         Ok(record)
     }
 
-    /// Whether its owner gave a device its name.
+    /// Whether the owner gave the device its name.
     pub(crate) fn is_named(&self, record: &DeviceRecord) -> bool {
         self.shared.registry.labels.of(&record.bus_id).is_named
     }
 
-    /// Sets whether its owner gave a device, by name, the name that it has.
+    /// Sets whether the owner chose the name that the device has now.
     pub(crate) fn set_named(&self, name: &str, is_named: bool) {
         if let Ok(bus_id) = self.shared.registry.bus_id_of(name) {
             self.shared.registry.labels.put(&bus_id, Label { is_named, ..self.shared.registry.labels.of(&bus_id) });
         }
     }
 
-    /// The same device is on another medium from when this is called: its generation is raised.
+    /// Returns a function to call when the device has moved to another medium: it raises the device's generation.
     pub(crate) fn on_moved(&self, bus_id: &str) -> impl FnOnce() + Send + use<> {
         let (shared, bus_id) = (Arc::downgrade(&self.shared), bus_id.to_owned());
         move || {
@@ -96,7 +96,7 @@ impl Share {
         }
     }
 
-    /// Its owner says which device this is. One that is used stays what it is.
+    /// Sets the device's identity, on the owner's order. A device in use keeps its identity.
     ///
     /// # Errors
     /// [`ShareError::NoDevice`], [`ShareError::InUse`].

@@ -1,5 +1,5 @@
-//! What the owner of this process asks of the devices that it shares: how they stand, commands, taking one back, taking
-//! one off the lists, the end.
+//! What the owner of this process asks for: the devices' status, commands, taking a device back, removing one, and the
+//! end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,10 +16,10 @@ use crate::exporter::opening::device_use::offer_again;
 use crate::exporter::session::entry::Session;
 use crate::exporter::state::shared::Shared;
 
-/// How long an owner waits for a device's answer to a command, or until a device is back.
+/// How long the owner waits for a device's answer to a command, or for a device to be released.
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Every shared device and its user.
+/// The status of every shared device, with its user.
 pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     let Shared { registry: devices, reservations, .. } = shared;
     let sessions = shared.sessions.lock();
@@ -42,7 +42,7 @@ pub fn status(shared: &Shared) -> Vec<DeviceStatus> {
     entries.map(status).collect()
 }
 
-/// Takes a device off the lists; a session that uses it is ended first.
+/// Stops offering a device. A session that uses it ends first.
 ///
 /// # Errors
 /// [`ShareError::NoDevice`].
@@ -53,12 +53,12 @@ pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
     if is_idle == Some(false) {
         end_users_of(shared, &bus_id);
     }
-    // A successor that waits for it will never have it.
+    // A successor that waits for the device learns that it is gone.
     shared.sessions.wake_all();
     Ok(())
 }
 
-/// Takes a device back from its user, and keeps its user's host away for `keep_out`. Says whom it was taken from.
+/// Takes a device back from its user, and keeps the user's host away for `keep_out`. Returns the user.
 ///
 /// # Errors
 /// [`ShareError::NoDevice`], [`ShareError::NotInUse`].
@@ -82,7 +82,7 @@ pub fn take_back(
     Ok(who)
 }
 
-/// Ends the sessions that use a device and waits until the device is back, or long enough.
+/// Ends the sessions that use a device and waits until they have released it, for [`COMMAND_TIME_MAX`] at most.
 fn end_users_of(shared: &Shared, bus_id: &str) {
     let key = shared.registry.key_of(bus_id);
     let handed_over = shared.registry.leases().take_back(&key);
@@ -98,7 +98,7 @@ fn end_users_of(shared: &Shared, bus_id: &str) {
     shared.sessions.wait_for(&users, COMMAND_TIME_MAX);
 }
 
-/// Asks something of a device by name or bus id, in use or not.
+/// Sends a command to a device, named by its name or bus id, whether it is in use or not.
 ///
 /// # Errors
 /// [`ShareError`].
@@ -107,7 +107,7 @@ pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), Sh
     let bus_id = {
         let bus_id = shared.registry.bus_id_of(device)?;
         if shared.registry.device_name(&bus_id).is_some_and(|name| shared.predecessor.uses(&name)) {
-            // Its user goes on in a moment, and it is as it was then.
+            // Its session in the process before this one is about to continue here.
             return Err(ShareError::Silent);
         }
         let mut registry = shared.registry.lock();
@@ -123,8 +123,8 @@ pub fn command(shared: &Shared, device: &str, command: Command) -> Result<(), Sh
     result.ok_or(ShareError::Silent)?.map_err(ShareError::Command)
 }
 
-/// Ends all sessions and makes their devices durable; `is_replaced`: another process goes on. Returns whether all did
-/// in time.
+/// Ends all sessions and makes their devices durable. `is_replaced`: another process continues with them. Returns
+/// whether all sessions ended in time.
 pub fn stop(shared: &Shared, is_replaced: bool) -> bool {
     if shared.sessions.begin_stopping() {
         return true;
@@ -138,7 +138,7 @@ pub fn stop(shared: &Shared, is_replaced: bool) -> bool {
     for handed_over in left {
         offer_again(shared, handed_over, Ending::Detached);
     }
-    // A real device goes back to this machine's drivers now, whoever else still holds this share.
+    // Real devices return to this machine's drivers now, even if other parts of the process still hold the share.
     let devices = shared.registry.lock().close();
     drop(devices);
     true

@@ -1,4 +1,4 @@
-//! What the owner of shared devices asks of the process that shares them, whichever that is: a command or a daemon.
+//! Answers the owner's questions about shared devices, in a `farbus share` or a daemon.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::common::process_status::ProcessStatus;
 use crate::devices::status::DeviceStatus;
 
-/// Answers what is asked of shared devices.
+/// Answers a question about the devices of `share`.
 pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
     let (device, command) = match question {
         Question::Status => {
@@ -66,7 +66,7 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
     answer_to(share.command(&device, command).map(|()| serde_json::Value::Null))
 }
 
-/// Whether its user may have written what is not in it yet: a disk of ours whose user may write.
+/// Whether the user may have data that it has not written yet: the device has a medium, and its user may write.
 fn may_lose(status: &DeviceStatus) -> bool {
     status.user.is_some() && status.medium.is_some() && status.mode.as_deref() == Some("exclusive")
 }

@@ -1,4 +1,4 @@
-//! What paired hosts ask: `farbus-control/1`, a line of JSON each way, until the host has no more.
+//! Answers questions of paired hosts over `farbus-control/1`: one line of JSON in each direction, until the host ends.
 
 use std::io;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::exporter::session::entry::Session;
 use crate::exporter::state::shared::Shared;
 use crate::hosts::questions::{Answer, Lines, Question};
 
-/// How long a paired host that may ask may say nothing.
+/// How long a paired host may stay silent.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Answers the questions of the paired host that `session` is of, until it has no more.
+/// Answers the questions of the session's paired host until it closes the link.
 ///
 /// # Errors
-/// The link was lost, or the host says nothing for too long.
+/// The link was lost, or the host was silent for too long.
 pub fn answer(shared: &Shared, session: &Session, link: &Link) -> io::Result<()> {
     let Some(guest) = &session.guest else { return Ok(()) };
     let mut lines = Lines::over(link, QUESTION_TIME_MAX)?;
@@ -40,7 +40,7 @@ fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Gue
             let peer = guest.peer();
             let mut devices = owner::status(shared);
             devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
-            // Whose links they are is nobody else's business.
+            // The links of a session are not shown to other hosts.
             devices.iter_mut().for_each(|device| device.links = None);
             Answer::Devices(devices)
         }
@@ -58,7 +58,7 @@ fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Gue
     }
 }
 
-/// A host says what it needs the device for that one of its sessions holds. Returns whether one does.
+/// Stores the reason why the guest needs a device, if one of its sessions holds it. Returns whether one does.
 fn explain(shared: &Shared, guest: &Guest, device: &str, reason: &str) -> bool {
     let Ok(bus_id) = shared.registry.bus_id_of(device) else { return false };
     let mut holders = shared.sessions.holders_of(&bus_id).into_iter();

@@ -1,4 +1,4 @@
-//! What the exporter's sessions leave to another process, and what becomes of them there.
+//! Continues the sessions that another process of this exporter began.
 
 use std::io;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::exporter::session::saved::{self, Credentials, Owner, SavedSession};
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 use crate::hosts::trust::Trust;
 
-/// A session that another process began is this one's: its links are kept for it, and its devices, until [`take_up`].
+/// Restores a session of another process. Its links and devices are kept for it until [`take_up`].
 ///
 /// # Errors
-/// No session can have stood so, or the system has no more descriptors.
+/// The saved bytes describe no possible session, or the system has no more descriptors.
 pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
     let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
     let restored = saved::restore(shared.serving.clock.now(), saved).map_err(|reject| wrong(reject.to_string()))?;
@@ -28,7 +28,7 @@ pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Resu
             (Some(Guest::new(trust.clone(), fingerprint, name, address)), Visitor::Host(fingerprint))
         }
         Credentials::User(user) => (None, Visitor::User(user)),
-        // It was let in at the loopback, so it was the owner's, root's or somebody's whom they named.
+        // The loopback admitted the peer, so it belongs to the owner, root or a user whom the owner named.
         Credentials::Address(address) if address.is_loopback() => {
             (None, Visitor::Own(address, runtime_folder::owner()))
         }
@@ -47,7 +47,7 @@ pub fn inherit(shared: &Shared, saved: &[u8], trust: Option<&Trust>) -> io::Resu
     Ok(())
 }
 
-/// Sessions of the process before this one go on, each on a thread of its own: devices are shared again.
+/// Continues the restored sessions, each on a thread of its own. The devices must be shared again by now.
 pub fn take_up(shared: &Arc<Shared>) {
     for (number, pending) in shared.predecessor.take() {
         let for_thread = Arc::clone(shared);

@@ -1,4 +1,4 @@
-//! Devices on a listening socket: the exporter's process.
+//! Shares devices on listening sockets: the exporter's public interface.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -38,10 +38,9 @@ use crate::exporter::{connections, owner, restart};
 use crate::hosts::trust::Trust;
 use crate::saving::Asked;
 
-/// Devices that this process offers to other hosts. They are offered from [`Share::listen`] on; dropping it ends all
-/// sessions.
+/// Devices that this process offers to other hosts, from [`Share::listen`] on. Dropping it ends all sessions.
 ///
-/// Devices are named by their name or their bus id.
+/// Methods take a device's name or its bus id.
 pub struct Share {
     pub(crate) shared: Arc<Shared>,
     promises: ProcessorLeases,
@@ -54,14 +53,14 @@ impl Default for Share {
 }
 
 impl Share {
-    /// A share without devices, with these limits on what one link may keep in memory.
+    /// Creates a share without devices. `limits` bounds what one link may keep in memory.
     pub fn new(limits: Limits) -> Self {
         let shared = Arc::new(Shared::new(limits));
         let promises = ProcessorLeases::new(Arc::downgrade(&shared.reservations));
         Self { shared, promises }
     }
 
-    /// Offers a device. It gets the name `kind`, with a number behind it if that is taken; the returned record has it.
+    /// Offers a device. Its name is `kind`, with a number appended if that is taken; the returned record has the name.
     ///
     /// # Errors
     /// [`ShareError::BusFull`].
@@ -69,8 +68,8 @@ impl Share {
         self.offer(Naming::Automatic(kind), Box::new(device), DeviceClass::Usb, made_here())
     }
 
-    /// The same of a device that is a block device, too: paired hosts see it as one, all others as the USB disk
-    /// `device`.
+    /// Offers a device with a block class: paired hosts use it as a block device, all others as the USB disk `device`.
+    /// Its name is chosen as in [`Share::add`].
     ///
     /// # Errors
     /// [`ShareError::BusFull`].
@@ -84,15 +83,15 @@ impl Share {
         self.offer(Naming::Automatic(kind), device, DeviceClass::Block(block), made_here())
     }
 
-    /// Takes a device off the list that is gone, by its bus id on the wire. One that somebody uses goes with its
-    /// session, which notices by itself. Says whether it is off the list.
+    /// Removes an unplugged device, named by its bus id, if it is idle. A device in use is removed by its session,
+    /// which notices the loss itself. Returns whether the device is off the list.
     pub(crate) fn remove_gone(&self, bus_id: &str) -> bool {
         let mut registry = self.shared.registry.lock();
         registry.remove_idle(bus_id);
         registry.find(bus_id).is_none()
     }
 
-    /// Makes a reservation for every user of a device who asks for none.
+    /// Makes a reservation for every user of a device that asks for none.
     ///
     /// # Errors
     /// [`ShareError::NoDevice`], [`ShareError::Reservation`].
@@ -100,53 +99,53 @@ impl Share {
         self.shared.reservations.own_reservation(device, reservation)
     }
 
-    /// Whoever comes from here may reserve with high criticality, and proves no key. Programs of this machine may if
-    /// their user is served ([`Share::serve_local_users`]).
+    /// Lets hosts in these networks reserve with high criticality without proving a key. Programs of this machine may
+    /// if their user is served ([`Share::serve_local_users`]).
     pub(crate) fn allow_reserve_high(&self, from: Vec<Network>) {
         self.shared.reservations.allow_high(from);
     }
 
-    /// Which users of this machine are served at TCP ports besides the owner and root; connections that are there stay.
+    /// Sets which users of this machine are served at TCP ports besides the owner and root. Existing connections stay.
     pub(crate) fn serve_local_users(&self, users: LocalUsers) {
         self.shared.permissions.local_peers.serve(users);
     }
 
-    /// Whoever may ask the kernel whose a connection is, once this process may not.
+    /// Asks the kernel through `system` which user made a connection, for a process without that right.
     pub(crate) fn ask_through(&self, system: SystemAccess) {
         self.shared.permissions.local_peers.ask_through(system);
     }
 
-    /// A device (by its bus id on the wire) is on this bus instance; without a word it is on that of all gadgets of its
-    /// speed.
+    /// Notes the bus instance of a device, named by its bus id. Without this call a device is on the bus of all gadgets
+    /// of its speed.
     pub(crate) fn place_on(&self, bus_id: &str, bus: String) {
         self.shared.reservations.place_on(bus_id, bus);
     }
 
-    /// Processor time that is reserved for devices here, for tuned pipes of this process to count in: see
-    /// [`Processors::beside`](crate::tuned::Processors::beside). The pipes are reported under the name `owner`.
+    /// A ledger of processor time for tuned pipes of this process, shared with the reservations of devices here: see
+    /// [`Processors::beside`](crate::tuned::Processors::beside). The pipes are listed under the name `owner`.
     pub fn beside(&self, owner: &str) -> impl Beside + use<> {
         (Arc::downgrade(&self.shared.reservations), owner.to_owned())
     }
 
-    /// The same of other processes' pipes.
+    /// The processor leases of other processes' tuned pipes.
     #[doc(hidden)]
     pub fn promises(&self) -> &ProcessorLeases {
         &self.promises
     }
 
-    /// Serves USB/IP at `address` from now on, unencrypted and to everybody. Returns the address, with the port that
-    /// was free if port 0 was asked for.
+    /// Serves USB/IP at `address` from now on, without encryption and to all hosts. Returns the address; port 0 is
+    /// replaced by the port that was chosen.
     ///
     /// # Errors
-    /// The address cannot be listened at.
+    /// The system cannot listen at the address.
     pub fn listen(&self, address: SocketAddr) -> io::Result<SocketAddr> {
         self.listen_on(Listener::bind(address)?, None)
     }
 
-    /// Serves USB/IP on a socket that listens already, to those who are `allowed` (`None`: everybody); says where.
+    /// Serves USB/IP on an existing listening socket, for the networks in `allowed` (`None`: all). Returns the address.
     ///
     /// # Errors
-    /// What the system says of the socket, or of a thread more.
+    /// The socket failed, or the system has no more threads.
     pub(crate) fn listen_on(&self, listener: Listener, allowed: Option<Vec<Network>>) -> io::Result<SocketAddr> {
         listener.never_wait()?;
         let address = listener.address()?;
@@ -154,11 +153,10 @@ impl Share {
         Ok(address)
     }
 
-    /// Serves USB/IP, and sessions without keys, at an entrance that never waits: an address, or a Unix socket; says
-    /// where.
+    /// Serves USB/IP, and sessions without keys, on a non-blocking TCP or Unix socket. Returns its address or path.
     ///
     /// # Errors
-    /// What the system says of the socket, or of a thread more.
+    /// The socket failed, or the system has no more threads.
     #[doc(hidden)]
     pub fn listen_at(&self, listener: SocketListener, allowed: Option<Vec<Network>>) -> io::Result<Place> {
         let listening = Arc::new(Listening::new(listener, allowed)?);
@@ -172,12 +170,12 @@ impl Share {
         Ok(place)
     }
 
-    /// The places that are listened at.
+    /// The listening sockets.
     pub(crate) fn addresses(&self) -> &Addresses {
         &self.shared.listeners
     }
 
-    /// Offers a device no longer. A session that uses it ends first.
+    /// Stops offering a device. A session that uses it ends first.
     ///
     /// # Errors
     /// [`ShareError::NoDevice`].
@@ -185,8 +183,8 @@ impl Share {
         owner::remove(&self.shared, device)
     }
 
-    /// Takes a device back from its user: the session ends, the device is made durable, reset and offered again, to the
-    /// same host only after `keep_out`. The history shows `remark`. Returns who the user was.
+    /// Takes a device back from its user: ends the session, flushes and resets the device, and offers it again, but to
+    /// the same host only after `keep_out`. The history shows `remark`. Returns the user.
     ///
     /// # Errors
     /// [`ShareError::NoDevice`], [`ShareError::NotInUse`].
@@ -194,23 +192,24 @@ impl Share {
         owner::take_back(&self.shared, device, remark, keep_out)
     }
 
-    /// How long what an importer hands over waits for its successor, before it is that importer's again: 20 s unless
-    /// this says otherwise.
+    /// Sets how long a handed over device waits for its successor before it returns to the importer that handed it
+    /// over. The default is 20 s.
     #[doc(hidden)]
     pub fn wait_for_successors(&self, span: Duration) {
         self.shared.registry.set_successor_time(span);
     }
 
-    /// The holder whose connection comes from `who` says what it needs its device for. Says whether there is one.
+    /// Stores the reason why the holder that connects from `who` needs its device. Returns whether there is such a
+    /// holder.
     pub(crate) fn explain(&self, who: &str, reason: &str) -> bool {
         self.shared.registry.lock().explain(who, reason)
     }
 
-    /// Serves paired hosts at `address` from now on, encrypted, each the devices that it is allowed. Returns the
-    /// address, with the port that was free if port 0 was asked for.
+    /// Serves paired hosts at `address` from now on, encrypted, and each with the devices that it may use. Returns the
+    /// address; port 0 is replaced by the port that was chosen.
     ///
     /// # Errors
-    /// The address cannot be listened at.
+    /// The system cannot listen at the address.
     pub fn listen_secure(&self, address: SocketAddr, trust: Trust) -> io::Result<SocketAddr> {
         let listener = Listener::bind(address)?;
         let address = listener.address()?;
@@ -218,10 +217,10 @@ impl Share {
         Ok(address)
     }
 
-    /// Serves paired hosts on a socket that listens already, and by QUIC on one for datagrams.
+    /// Serves paired hosts on an existing listening socket, and by QUIC on `datagrams` if there is one.
     ///
     /// # Errors
-    /// If the system has no more threads or descriptors.
+    /// The system has no more threads or descriptors.
     pub(crate) fn listen_secure_on(
         &self,
         listener: Listener,
@@ -244,54 +243,56 @@ impl Share {
         Ok(())
     }
 
-    /// What those do who prove no key is noted by this one, if nobody notes it yet.
+    /// Sets the audit recorder for users that prove no key. Only the first call has an effect.
     pub(crate) fn record_by(&self, recorder: Recorder) {
         let _ = self.shared.permissions.recorder.set(recorder);
     }
 
-    /// Allows importers these modules. Without this call they may ask for those that need nothing of this host.
+    /// Sets the modules that importers may ask for. By default these are the modules that need nothing of this host.
     pub fn allow_modules(&self, modules: Arc<Allowed>) {
         self.shared.serving.allow_modules(modules);
     }
 
-    /// What peers may make this process hold, from now on: peers that are there keep what they have.
+    /// Sets how much memory peers may make this process hold. Connected peers keep their budget.
     pub(crate) fn set_budget(&self, budget: Budget) {
         self.shared.sessions.accounts.set_budget(budget);
     }
 
-    /// Whether a host that may use a device may also observe what the device sends while another host uses it. Without
-    /// this call none may.
+    /// Sets whether a host that may use a device may also observe what the device sends while another host uses it. The
+    /// default is no.
     pub fn show(&self, is_observable: bool) {
         self.shared.permissions.set_observable(is_observable);
     }
 
-    /// These devices, by name, are one host's alone from now on, and no others: whatever else hosts are allowed.
+    /// Sets the devices, by name, that only one host may use, whatever else hosts are allowed. All other devices lose
+    /// that restriction.
     pub(crate) fn lend(&self, lent: BTreeMap<String, ExclusiveUse>) {
         self.shared.permissions.lend(lent);
     }
 
-    /// Hosts that this one is joined with are answered by this, which is said once.
+    /// Sets who answers the questions of neighbouring hosts about links between hosts. Only the first call has an
+    /// effect.
     pub(crate) fn answer_neighbours(&self, neighbourhood: Arc<dyn Neighbourhood>) {
         let _ = self.shared.serving.neighbourhood.set(neighbourhood);
     }
 
-    /// Whether somebody used the device of this name in the process before this one, and is about to go on.
+    /// Whether the device of this name was in use in the process before this one, and its session is yet to continue.
     pub(crate) fn is_inherited(&self, name: &str) -> bool {
         self.shared.predecessor.uses(name)
     }
 
-    /// Writes each session's last taps to `file` when it ends, a line of JSON each: the same key
-    /// (connection, endpoint, sequence number) at every hand-off, so that latency by stage falls out.
+    /// Writes each session's last taps to `file` when the session ends, one line of JSON each. The key (connection,
+    /// endpoint, sequence number) is the same at every stage, so the latency of each stage can be computed.
     pub(crate) fn trace_to(&self, file: File) {
         self.shared.serving.trace.write_to(file);
     }
 
-    /// Every device that is offered, and its user.
+    /// Every device that is offered, with its user.
     pub fn status(&self) -> Vec<DeviceStatus> {
         owner::status(&self.shared)
     }
 
-    /// Asks a device to do something, such as ejecting its medium, whether it is in use or not.
+    /// Sends a command to a device, such as ejecting its medium, whether the device is in use or not.
     ///
     /// # Errors
     /// [`ShareError`].
@@ -299,12 +300,12 @@ impl Share {
         owner::command(&self.shared, device, command)
     }
 
-    /// The swaps of what is shared here.
+    /// The swaps of the devices that are shared here.
     pub(crate) fn swaps(&self) -> &Swaps {
         &self.shared.swaps
     }
 
-    /// The device of this name or bus id: its bus id, and what is offered of it if it is a disk.
+    /// The bus id of a device, and its block export if it is a disk.
     ///
     /// # Errors
     /// [`ShareError::NoDevice`].
@@ -315,25 +316,25 @@ impl Share {
         Ok((bus_id, export))
     }
 
-    /// Asks every session to be ready for another process.
+    /// Asks every session to save itself for another process.
     pub(crate) fn ask_sessions(&self) -> Vec<Asked<Vec<u8>>> {
         self.shared.native.ask_all()
     }
 
-    /// Goes on, from [`Share::take_up`] on, with a session that another process wrote down.
+    /// Restores a session that another process saved. It continues at [`Share::take_up`].
     ///
     /// # Errors
-    /// No session can have stood so, or the system has no more descriptors.
+    /// The saved bytes describe no possible session, or the system has no more descriptors.
     pub(crate) fn inherit(&self, saved: &[u8], trust: Option<&Trust>) -> io::Result<()> {
         restart::inherit(&self.shared, saved, trust)
     }
 
-    /// Sessions of the process before this one go on.
+    /// Continues the restored sessions.
     pub(crate) fn take_up(&self) {
         restart::take_up(&self.shared);
     }
 
-    /// What another process could not go on with: a sentence for each.
+    /// What a replacement process could not continue: one sentence for each device.
     pub(crate) fn unmovable(&self) -> Vec<String> {
         let registry = self.shared.registry.lock();
         let is_lost = |entry: &Entry<'_>| {
@@ -344,7 +345,7 @@ impl Share {
         lost.map(|entry| format!("what is in memory of {} ends with this process", entry.name)).collect()
     }
 
-    /// Ends all sessions and makes their devices durable. Returns whether all did in time.
+    /// Ends all sessions and makes their devices durable. Returns whether all sessions ended in time.
     pub fn stop(&self) -> bool {
         self.end(false)
     }
@@ -355,8 +356,8 @@ impl Share {
         is_durable
     }
 
-    /// The same before another process shares the same devices: sessions' importers are told nothing, and come back to
-    /// that.
+    /// Ends all sessions before another process shares the same devices. Importers are told nothing, and reconnect to
+    /// that process. Returns whether all sessions ended in time.
     pub(crate) fn stop_for_another(&self) -> bool {
         self.end(true)
     }

@@ -1,5 +1,5 @@
-//! Exchanging the medium of a shared disk, or a real device for its twin, while it is in use: whoever runs it, and what
-//! is remembered of it.
+//! Exchanges the medium of a shared disk, or a real device for its twin, while it is in use, and keeps the status of
+//! each swap.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,77 +20,77 @@ use tracing::{info, warn};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
 
-/// How often what is seen of a swap is brought up to date, and how soon it notices that it is cancelled.
+/// How often a swap's status is updated and its cancellation checked.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How nice to all others whoever copies is.
+/// The niceness of the thread that copies.
 const NICENESS: i32 = 10;
-/// How long an end waits for a swap to end.
+/// How long the end of the share waits for a swap to end.
 const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How a swap is doing, as `farbus swap --json` shows it.
+/// The status of a swap, as `farbus swap --json` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SwapStatus {
-    /// The device.
     pub device: String,
-    /// The medium that it leaves.
+    /// The old medium.
     pub from: String,
-    /// The medium that takes its place.
+    /// The new medium.
     pub to: String,
     /// `running`, `done` or `failed`.
     pub state: String,
-    /// What is being done: `beginning`, `copying`, `verifying`, `flushing`, `switching`, `releasing`.
+    /// The current step: `beginning`, `copying`, `verifying`, `flushing`, `switching`, `releasing`.
     pub phase: String,
-    /// Which round over what has changed, from 1.
+    /// The number of the current round, from 1. Later rounds copy what has changed.
     pub round: u32,
     /// Size of the medium, bytes.
     pub total_bytes: u64,
-    /// Bytes copied, those that were copied again among them.
+    /// Bytes copied, including those copied again.
     pub copied_bytes: u64,
-    /// Bytes that are still to be copied as far as is known.
+    /// Bytes still to be copied, as far as is known.
     pub left_bytes: u64,
-    /// Bytes that are still to be compared of those that were copied.
+    /// Copied bytes still to be compared.
     pub unverified_bytes: u64,
-    /// Bytes a second, of late.
+    /// Recent rate, bytes a second.
     pub bytes_per_s: u64,
-    /// Since it began, seconds.
+    /// Seconds since the swap began.
     pub elapsed_s: f64,
-    /// The longest that a request was made to wait, milliseconds: the quiet time.
+    /// The longest that the swap made a request wait, milliseconds.
     pub quiet_ms: f64,
-    /// A USB device: requests that told its twin what it had been told.
+    /// For a USB device: requests that set up the twin as the device had been set up.
     #[serde(default)]
     pub replayed: usize,
-    /// A USB device: requests that waited for data, and were asked of the twin again.
+    /// For a USB device: requests that waited for data and were submitted to the twin again.
     #[serde(default)]
     pub asked_again: usize,
-    /// Why it failed. The device is where it was then.
+    /// Why the swap failed. The device stays as it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureReport>,
 }
 
-/// The swaps of the devices that are shared here, by bus id: those that run, and the last of each device.
+/// The swaps of the shared devices, by bus id: the one that runs, or the last one.
 #[derive(Debug, Default)]
 pub struct Swaps {
     runs: Mutex<BTreeMap<String, Arc<Run>>>,
-    /// Where real devices are plugged in, whichever they were when they were shared.
+    /// Where the shared real devices are plugged in.
     plugs: Plugs,
 }
 
-/// Where the real devices are plugged in that are shared, by bus id on the wire.
+/// Where the shared real devices are plugged in, by bus id on the wire. A twin may be plugged in elsewhere than the
+/// device that it replaced.
 #[derive(Clone, Debug, Default)]
 pub struct Plugs(Arc<Mutex<BTreeMap<String, Plug>>>);
 
 impl Plugs {
-    /// Where this one is.
+    /// Where the device is plugged in.
     pub fn get(&self, bus_id: &str) -> Option<Plug> {
         lock(&self.0).get(bus_id).cloned()
     }
 
-    /// It is shared no more.
+    /// Forgets a device that is no longer shared.
     fn remove(&self, bus_id: &str) {
         lock(&self.0).remove(bus_id);
     }
 
-    /// This one is there now.
+    /// Notes where the device is plugged in now.
     pub fn put(&self, bus_id: &str, plug: Plug) {
         lock(&self.0).insert(bus_id.to_owned(), plug);
     }
@@ -99,37 +99,37 @@ impl Plugs {
 /// Where a real device is plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plug {
-    /// Bus and ports on the way to it.
+    /// The bus and the ports on the way to the device, as in `1-1.4`.
     pub bus_id: String,
-    /// Number of its bus.
+    /// The number of its bus.
     pub bus: u32,
-    /// Its number there, which another one at the same place has not.
+    /// The device's number on the bus. Another device at the same port has another number.
     pub number: u32,
 }
 
 impl Plug {
-    /// That of a device.
+    /// The place of a device that was found.
     pub fn of(found: &Found) -> Self {
         Self { bus_id: found.bus_id.clone(), bus: found.bus, number: found.number }
     }
 }
 
-/// What to do.
+/// What a swap is to do.
 #[derive(Debug)]
 pub struct Order {
     /// The device's name.
     pub device: String,
-    /// The medium that takes the other's place: `block:PATH`.
+    /// The new medium: `block:PATH`.
     pub to: String,
-    /// The same, open and locked.
+    /// The new medium, open and locked.
     pub destination: FileStore,
-    /// Where it is noted how far it came; [`crate::devices::media_journal::Journals::begin`] began it.
+    /// The journal of the swap's progress, begun by [`crate::devices::media_journal::Journals::begin`].
     pub journal: File,
-    /// How.
+    /// The options.
     pub options: Options,
 }
 
-/// A swap, as whoever carries it out and whoever asks for it share it.
+/// A swap, shared by the thread that carries it out and those that ask for its status.
 #[derive(Debug)]
 pub struct Run {
     status: Mutex<SwapStatus>,
@@ -142,12 +142,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Run {
-    /// It has begun.
+    /// A swap that has begun.
     pub fn new(status: SwapStatus) -> Self {
         Self { status: Mutex::new(status), changed: Condvar::new(), is_cancelled: AtomicBool::new(false) }
     }
 
-    /// It is over, and this is to be known of it.
+    /// Ends the swap in `state`, after `note` has changed its status.
     pub fn end(&self, state: &str, note: impl FnOnce(&mut SwapStatus)) {
         let mut status = lock(&self.status);
         note(&mut status);
@@ -170,18 +170,18 @@ impl Run {
     }
 }
 
-/// It is under way.
+/// State of a swap under way.
 pub const RUNNING: &str = "running";
-/// It ended well.
+/// State of a swap that succeeded.
 pub const DONE: &str = "done";
-/// The device is what it was.
+/// State of a swap that failed. The device stays as it was.
 pub const FAILED: &str = "failed";
 
 impl Swaps {
-    /// Begins to exchange the medium of the device with this bus id; `on_moved` is called once it is exchanged.
+    /// Begins to exchange the medium of the device with this bus id. Calls `on_moved` once it is exchanged.
     ///
     /// # Errors
-    /// [`FailureReport`]: nothing was written anywhere.
+    /// [`FailureReport`]: nothing was written.
     pub fn begin(
         &self,
         bus_id: &str,
@@ -227,18 +227,18 @@ impl Swaps {
             }
         });
         spawned.map(drop).map_err(|error| {
-            // With the thread the swap was dropped, and so given up.
+            // The swap was dropped with the closure, which cancelled it.
             lock(&self.runs).remove(bus_id);
             FailureReport { attribute: Attribute::Local, message: format!("no thread for it: {error}") }
         })
     }
 
-    /// Where the real devices are plugged in that are shared.
+    /// Where the shared real devices are plugged in.
     pub fn plugs(&self) -> &Plugs {
         &self.plugs
     }
 
-    /// One more begins, unless the device is being swapped already; says whether it does.
+    /// Enters a swap, unless the device is being swapped already. Returns whether it was entered.
     pub fn enter(&self, bus_id: &str, run: &Arc<Run>) -> bool {
         let mut runs = lock(&self.runs);
         let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
@@ -248,25 +248,26 @@ impl Swaps {
         is_free
     }
 
-    /// It did not begin after all.
+    /// Removes a swap that could not begin.
     pub fn withdraw(&self, bus_id: &str) {
         lock(&self.runs).remove(bus_id);
     }
 
-    /// How the swap of a device is doing, or how the last one ended.
+    /// The status of the running or last swap of a device.
     pub fn status(&self, bus_id: &str) -> Option<SwapStatus> {
         let run = lock(&self.runs).get(bus_id).map(Arc::clone)?;
         let status = lock(&run.status).clone();
         Some(status)
     }
 
-    /// Another device has this bus id from now on: nothing is known of its swaps.
+    /// Forgets the swaps of a bus id that another device gets.
     pub fn forget(&self, bus_id: &str) {
         lock(&self.runs).remove(bus_id);
         self.plugs.remove(bus_id);
     }
 
-    /// Cancels the swap of a device, which ends soon if it is not decided already. Says whether there is one.
+    /// Cancels the swap of a device. It ends soon, unless the outcome is decided already. Returns whether a swap was
+    /// running.
     pub fn cancel(&self, bus_id: &str) -> bool {
         let run = lock(&self.runs).get(bus_id).map(Arc::clone);
         run.is_some_and(|run| {
@@ -275,8 +276,8 @@ impl Swaps {
         })
     }
 
-    /// Cancels all of them and waits until they have ended, but not for ever: one that is cut off instead is what a
-    /// power cut leaves.
+    /// Cancels all swaps and waits up to [`STOP_TIME_MAX`] for each. One that is cut off leaves the same state as a
+    /// power cut.
     pub fn stop(&self) {
         let runs: Vec<_> = std::mem::take(&mut *lock(&self.runs)).into_values().collect();
         runs.iter().for_each(|run| run.is_cancelled.store(true, Ordering::Release));
@@ -287,11 +288,11 @@ impl Swaps {
     }
 }
 
-/// Copies with little weight, and switches with that of all others: until it has, they write everything twice.
+/// Copies at low priority, then switches at normal priority: until the switch, users write everything twice.
 fn carry_out(swap: Swap, clock: &Clock, run: &Run) -> Result<Report, SwapError> {
     let copied = thread::scope(|scope| {
         let copy = move || {
-            // A kernel or a sandbox that does not grant it has it copy with the weight of all others.
+            // If a kernel or sandbox refuses, the thread copies at normal priority.
             let _ = rustix::process::setpriority_process(None, NICENESS);
             drive(swap, clock, run, |phase| phase == Phase::Joining)
         };
@@ -314,7 +315,7 @@ enum Driven {
     Ended(Result<Report, SwapError>),
 }
 
-/// Steps until the end, or until a phase in which somebody else goes on.
+/// Runs the swap to its end, or to a phase that another thread continues.
 fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> bool) -> Driven {
     let began = Instant::ZERO;
     let (mut shown, mut quiet) = (began, Duration::ZERO);
@@ -325,7 +326,7 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        // A piece is held while it is copied or compared; for the switch itself nobody is.
+        // Requests for a piece wait while it is copied or compared. The switch itself makes no request wait.
         if before == Phase::Draining {
             quiet = quiet.max(after - now);
         }
@@ -342,7 +343,7 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
     }
 }
 
-/// What is told of a swap that was refused or failed: whose trouble it is, and what to type next.
+/// The failure report of a swap: the cause, and what to type next.
 fn report(error: &SwapError, device: &str, to: &str) -> FailureReport {
     let path = to.strip_prefix("block:").unwrap_or(to);
     let (attribute, hint) = match error {

@@ -1,4 +1,4 @@
-//! What the owner of a disk asks about its move to another medium, or of a real device about its twin.
+//! Answers the owner's questions about swaps of a disk's medium, or of a real device for its twin.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::twin;
 use crate::common::control::{Answer, Question};
 use crate::common::failure::{Attribute, FailureReport};
 
-/// Answers what is asked of the swaps of what is shared.
+/// Answers a question about the swaps of shared devices.
 pub fn answer(share: &Share, question: Question) -> Answer {
     let Some(device) = asked_of(&question).map(str::to_owned) else { return Answer::Unknown };
     let (bus_id, export) = match share.disk(&device) {
@@ -36,7 +36,7 @@ pub fn answer(share: &Share, question: Question) -> Answer {
     }
 }
 
-/// The device that a question about swaps is about.
+/// The device that a question about swaps concerns.
 pub fn asked_of(question: &Question) -> Option<&str> {
     match question {
         Question::Swap { device, .. } | Question::SwapStatus { device } | Question::SwapCancel { device } => {
@@ -46,7 +46,8 @@ pub fn asked_of(question: &Question) -> Option<&str> {
     }
 }
 
-/// Answers what is asked of the swaps of a disk, which `swaps` calls `key`; `on_moved` is called once it has moved.
+/// Answers a question about the swaps of a disk, which has the key `key` in `swaps`. Calls `on_moved` once its medium
+/// is exchanged.
 pub fn answer_disk(
     swaps: &Swaps,
     key: &str,
@@ -75,7 +76,7 @@ pub fn answer_disk(
     }
 }
 
-/// Answers what is asked of a swap that has begun.
+/// Answers a question about a swap that has begun.
 fn answer_running(swaps: &Swaps, key: &str, question: Question) -> Answer {
     let device = asked_of(&question).unwrap_or(key);
     let message = format!("{device} is not being swapped\n  begin: farbus swap {device} --to block:PATH, or usb:BUSID");

@@ -1,4 +1,4 @@
-//! Putting a real USB device's twin in its place, while it is in use.
+//! Replaces a real USB device by its twin while it is in use.
 
 use std::fmt::Display;
 use std::os::fd::OwnedFd;
@@ -15,13 +15,13 @@ use crate::common::failure::{Attribute, FailureReport};
 use crate::exporter::share::{Share, ShareError};
 use crate::exporter::swap::{DONE, FAILED, Plug, RUNNING, Run, SwapStatus};
 
-/// How long the device's engine may take for an exchange, each of whose stages ends by itself.
+/// How long the engine may take to answer, beyond the limits of the exchange's own stages.
 const ENGINE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Begins to put the device at `to` (`usb:BUSID`), whose `node` is open, in the place of one that is shared.
+/// Begins to replace a shared device by the one at `to` (`usb:BUSID`), whose `node` is open.
 ///
 /// # Errors
-/// [`FailureReport`]: nothing has changed then.
+/// [`FailureReport`]: nothing has changed.
 pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd) -> Result<(), FailureReport> {
     let not = |attribute, why: &dyn Display, hint: &str| {
         let message = format!("{device} was not swapped for {to}: {why}\n  {hint}");
@@ -32,7 +32,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
     let found = Inventory::default().device_at(port).map_err(|error| not(Attribute::Local, &error, see))?;
     let found = found.ok_or_else(|| not(Attribute::Gone, &"nothing is plugged in there", see))?;
     match &found.obstacle {
-        // Whoever opened the node may.
+        // The process that opened the node has the permission.
         None | Some(Obstacle::NoPermission { .. }) => {}
         Some(obstacle) => return Err(not(Attribute::Refused, obstacle, "choose another device of the same make")),
     }
@@ -50,13 +50,13 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
     }
     let (tell, told) = mpsc::sync_channel(1);
     let twin = Twin::new(Box::new(opened), move |outcome| {
-        // Whoever began it may have stopped waiting: the device is given back then, here.
+        // The waiting thread may have given up; then the device is dropped here and returns to its drivers.
         let _ = tell.try_send(outcome);
     });
     let began = Instant::now();
     if let Err(error) = share.command(device, Command::Swap(twin.clone())) {
         share.swaps().withdraw(bus_id);
-        // With the last of its holders it goes back to its drivers.
+        // Dropping the last reference returns the device to its drivers.
         drop((twin, told));
         let attribute = if matches!(error, ShareError::Silent) { Attribute::Device } else { Attribute::Refused };
         return Err(not(attribute, &error, "it takes a USB device of the same make, at the same speed"));
@@ -77,7 +77,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
                     (status.replayed, status.asked_again) = (report.replayed, report.asked_again);
                     status.elapsed_s = began.elapsed().as_secs_f64();
                 });
-                // Its drivers have it again.
+                // Dropping the old device returns it to its drivers.
                 drop(left);
                 return;
             }

@@ -1,4 +1,4 @@
-//! Paired hosts, by the names that people call them.
+//! Paired hosts, found by their names here.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -15,52 +15,52 @@ use crate::hosts::trust::Trust;
 /// Why there is no link to a paired host.
 #[derive(Debug)]
 pub enum KnownHostError {
-    /// The link was lost in the handshake.
+    /// The link was lost during the handshake.
     Lost {
-        /// To whom.
+        /// The name and address of the host.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Somebody else is there, who has another key or none.
+    /// Another host answers at the address: it has another key, or none.
     Elsewhere {
-        /// Where it was looked for.
+        /// The name and address of the host.
         address: String,
         /// A sentence for a person.
         what: String,
     },
-    /// It does not trust this host, or is not to be trusted any more.
+    /// The host does not trust this one, or is not to be trusted any more.
     Untrusted {
-        /// Who.
+        /// The name and address of the host.
         address: String,
         /// A sentence for a person.
         what: String,
     },
-    /// This host's own files.
+    /// This host's own files cannot be used.
     Local(String),
 }
 
-/// A paired host, named on a command line.
+/// A paired host, as it was named on a command line.
 #[derive(Clone, Debug)]
 pub struct KnownHost {
     trust: Trust,
     peer: Peer,
-    /// As it was named.
+    /// The name and port as they were given.
     asked: String,
     address: String,
-    /// Whether it is looked for where it is not remembered.
+    /// Whether `address` differs from the remembered one.
     is_elsewhere: bool,
-    /// Where it proved its key last, to whoever has this or a clone of it.
+    /// The address at which the host proved its key last, shared by all clones of this object.
     proved: Arc<Mutex<Option<SocketAddr>>>,
 }
 
 impl KnownHost {
-    /// The paired host that `address` (`NAME:PORT`) names; `None` if it names none. A name that is paired is never
-    /// anything else: not a host of that name in the DNS, not a plain connection. The port of plain USB/IP, which is
-    /// what a missing one was filled in with, stands for the remembered one.
+    /// Finds the paired host that `address` (`NAME:PORT`) names; `None` if there is none of that name. The name of a
+    /// paired host never means anything else: no host of that name in the DNS, and no plain connection. The port of
+    /// plain USB/IP, which is the default of a missing one, stands for the remembered port.
     ///
     /// # Errors
-    /// [`KnownHostError::Local`] if the list of paired hosts cannot be read: then no name is known not to be paired.
+    /// [`KnownHostError::Local`] if the list of paired hosts cannot be read: any name might be paired then.
     pub fn find(address: &str) -> Result<Option<Self>, KnownHostError> {
         if address.starts_with(LOCAL) {
             return Ok(None);
@@ -82,54 +82,55 @@ impl KnownHost {
         Ok(Some(Self { trust, peer, asked, address: at, is_elsewhere, proved }))
     }
 
-    /// The same, looked for at `address` (`HOST:PORT`).
+    /// The same host, at `address` (`HOST:PORT`).
     #[must_use]
     pub fn looked_for_at(self, address: String) -> Self {
         Self { is_elsewhere: address != self.address, address, ..self }
     }
 
-    /// The same, looked for where it is remembered now; where a person said, before it has proved its key there.
+    /// The same host, at the address that is remembered now. An address that a person gave stays until the host has
+    /// proved its key there.
     #[must_use]
     pub fn as_remembered(&self) -> Self {
         if self.is_elsewhere && self.proved().is_none() {
             return self.clone();
         }
-        // A list that cannot be read was complained about by whoever needs it to trust somebody.
+        // An unreadable list is reported where it is needed for trust.
         let now = Self::find(&self.asked).ok().flatten().filter(|now| now.peer.fingerprint == self.peer.fingerprint);
         now.unwrap_or_else(|| self.clone())
     }
 
-    /// Whether it is looked for where it is not remembered.
+    /// Whether its address differs from the remembered one.
     pub fn is_looked_for_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
 
-    /// It has proved its key there.
+    /// Notes that the host proved its key at this address.
     pub fn note_proved(&self, at: SocketAddr) {
         *self.proved.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
     }
 
-    /// Where it has.
+    /// The address at which the host proved its key last.
     pub fn proved(&self) -> Option<SocketAddr> {
         *self.proved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its key's.
+    /// The fingerprint of the host's key.
     pub fn fingerprint(&self) -> Fingerprint {
         self.peer.fingerprint
     }
 
-    /// Where it was seen last: `HOST:PORT`.
+    /// The address of the host: `HOST:PORT`.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// As it was named.
+    /// The name and port as they were given.
     pub fn asked(&self) -> &str {
         &self.asked
     }
 
-    /// Makes a connection to where it may be an encrypted link to it.
+    /// Encrypts `link`, which leads to the host's likely address, and checks the host's key.
     ///
     /// # Errors
     /// [`KnownHostError`].
@@ -144,7 +145,7 @@ impl KnownHost {
         }
     }
 
-    /// Makes a link to it over datagrams, which go from `socket` to where it may be.
+    /// Makes a QUIC link to the host over `socket`, to its likely address `to`, and checks the host's key.
     ///
     /// # Errors
     /// [`KnownHostError`].
@@ -155,7 +156,7 @@ impl KnownHost {
         Ok(link)
     }
 
-    /// Its name and where it is.
+    /// The name and address of the host.
     pub fn described(&self) -> String {
         format!("{} ({})", self.peer.name, self.address)
     }
@@ -187,11 +188,11 @@ impl KnownHost {
     }
 }
 
-/// Remembers that the paired host which `asked` (`NAME:PORT`) names has proved its key at `at`. Nothing that runs is
-/// moved by it: whoever has a link keeps it, and looks for a new one where the host proved its key to it before.
+/// Remembers that the paired host which `asked` (`NAME:PORT`) names proved its key at `at`. Running sessions are not
+/// affected: they keep their links, and reconnect to the address at which the host proved its key to them.
 ///
 /// # Errors
-/// If the list of paired hosts cannot be changed.
+/// The list of paired hosts cannot be changed.
 pub fn remember(asked: &str, at: SocketAddr) -> io::Result<()> {
     let name = asked.rsplit_once(':').map_or(asked, |(name, _)| name);
     let folder = Folder::of_user().map_err(io::Error::other)?;
@@ -208,7 +209,7 @@ pub fn remember(asked: &str, at: SocketAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a person says that a paired host is (`HOST[:PORT]`), with the port of paired hosts filled in.
+/// The address that a person gave for a paired host (`HOST[:PORT]`), with the default port of paired hosts.
 pub fn moved_to(moved: &str) -> String {
     address_with_port(moved, SECURE_PORT)
 }

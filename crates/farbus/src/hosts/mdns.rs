@@ -1,7 +1,7 @@
-//! A process of its own that speaks multicast DNS: what it hears is anybody's word, so it has no rights at all.
+//! A process of its own for multicast DNS. It has no rights at all, because any host may send what it reads.
 //!
-//! It is told a line of JSON at a time and answers each. It announces until it is told otherwise, or whoever started it
-//! is gone.
+//! It receives one line of JSON at a time and answers each. It keeps announcing until it is told otherwise, or the
+//! process that started it ends.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,15 +19,15 @@ use tracing::debug;
 
 use crate::hosts::reach::{self, Sought};
 
-/// The hidden verb that it is started with.
+/// The hidden verb that starts the process.
 const VERB: &str = "nearby";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Question {
-    /// Announce these and nothing else.
+    /// Announce these, and stop all others.
     Announce(Vec<Told>),
-    /// Where is this host?
+    /// Find the address of this host.
     Find(Sought),
 }
 
@@ -39,7 +39,7 @@ enum Answer {
     Found(Option<SocketAddr>),
 }
 
-/// An announcement, between the two processes.
+/// An announcement, as it is sent between the two processes.
 #[derive(Debug, Serialize, Deserialize)]
 struct Told {
     is_secure: bool,
@@ -71,25 +71,25 @@ impl From<Told> for Announcement {
     }
 }
 
-/// The way to that process.
+/// The passage to the process.
 #[derive(Debug)]
 pub struct Nearby {
     passage: Passage,
 }
 
 impl Nearby {
-    /// Starts it.
+    /// Starts the process.
     ///
     /// # Errors
-    /// If there is no room for another process.
+    /// The system cannot start another process.
     pub fn start() -> io::Result<Self> {
         let (passage, theirs) = Passage::pair()?;
-        // Nobody waits for it: it ends after us.
+        // The child is not waited for: it ends after this process.
         Command::new("/proc/self/exe").arg(VERB).stdin(theirs).stdout(Stdio::null()).current_dir("/").spawn()?;
         Ok(Self { passage })
     }
 
-    /// Announces these and nothing else.
+    /// Announces these, and stops all others.
     ///
     /// # Errors
     /// What is wrong, for a person.
@@ -108,7 +108,7 @@ impl Nearby {
     }
 }
 
-/// Where a host is that announces itself, asked by a process without rights.
+/// Finds a host that announces itself, by a process without rights.
 pub fn find(sought: &Sought) -> Option<SocketAddr> {
     let answer = Nearby::start().and_then(|nearby| nearby.ask(&Question::Find(sought.clone())));
     match answer {
@@ -124,12 +124,13 @@ pub fn find(sought: &Sought) -> Option<SocketAddr> {
     }
 }
 
-/// The process's whole life, with its passage as its standard input.
+/// Runs the process, with the passage as its standard input, until its parent ends.
 ///
 /// # Errors
-/// What the system says of the passage.
+/// The passage failed.
 pub fn run() -> io::Result<()> {
-    // Ctrl-C goes to everybody; this one ends when who started it has, and says farewell then.
+    // Ctrl-C goes to all processes of the terminal. This one ends after its parent, and withdraws its announcements
+    // then.
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }

@@ -1,5 +1,5 @@
-//! Other hosts: which keys are trusted, how two hosts are paired, how one is found and reached, what paired hosts ask
-//! each other.
+//! Other hosts: which keys are trusted, how two hosts are paired, how a host is found and reached, and the questions
+//! that paired hosts ask each other.
 
 pub mod known_host;
 pub mod mdns;

@@ -1,4 +1,4 @@
-//! Two hosts come to know each other: one shows a code, the other is told it.
+//! Pairs two hosts: one shows a code, and its owner types it on the other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,36 +25,36 @@ use crate::hosts::questions::send_all;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::hosts::trust::{Trust, likely_address};
 
-/// A thread's stack while it pairs: signatures and curves in a debug build take the most.
+/// The stack of a thread that pairs. Signatures and curves in a debug build use the most.
 const STACK_BYTES: usize = 1 << 20;
 
 /// Why two hosts are not paired.
 #[derive(Debug)]
 pub enum PairError {
-    /// No link.
+    /// There is no link to the other host.
     Link(LinkError),
-    /// No encrypted link.
+    /// The link could not be encrypted.
     Handshake(HandshakeError),
-    /// The link was lost, or the other side is silent.
+    /// The link was lost, or the other host is silent.
     Lost(io::Error),
-    /// The other side does not speak the protocol; a sentence.
+    /// The other host does not speak the protocol; a sentence.
     Protocol(String),
-    /// The other side refuses.
+    /// The other host refuses.
     Refused(Refusal),
-    /// The other side does not know the code: it is not the one that shows it.
+    /// The other host does not know the code: it is not the one that shows it.
     NotProved,
-    /// It is this very host.
+    /// The other host is this host itself.
     Self_,
-    /// Nobody came in time.
+    /// No host joined in time.
     Expired,
-    /// Too many wrong guesses.
+    /// Too many wrong codes were tried.
     Guessed,
-    /// This host's own files, or its system.
+    /// This host's own files, or its system, failed.
     Local(String),
 }
 
 impl PairError {
-    /// Whose trouble it is.
+    /// The kind of the failure.
     pub fn attribute(&self) -> Attribute {
         match self {
             PairError::Link(_) | PairError::Lost(_) | PairError::Handshake(HandshakeError::Lost(_)) => {
@@ -107,21 +107,21 @@ impl From<StateError> for PairError {
     }
 }
 
-/// What a waiting host has to show its person.
+/// What a waiting host has to show its owner.
 #[derive(Clone, Debug)]
 pub enum Progress {
-    /// Type this on the other host.
+    /// The code to type on the other host.
     Code(Code),
-    /// Somebody typed another.
+    /// A host tried a wrong code.
     WrongCode {
-        /// Whence.
+        /// The address of that host.
         from: SocketAddr,
-        /// How many more before the code is void.
+        /// How many more tries this code has.
         tries_left: u32,
     },
 }
 
-/// Joins the host that shows `code` at `address` (`HOST:PORT`), and notes it.
+/// Joins the host that shows `code` at `address` (`HOST:PORT`), and adds it to the paired hosts.
 ///
 /// # Errors
 /// [`PairError`].
@@ -151,7 +151,7 @@ pub fn join(
     Ok(trust.note(name.unwrap_or(&theirs), peer, format!("{host}:{SECURE_PORT}"), allow)?)
 }
 
-/// Shows codes and waits at `listener` until a host has joined, and notes it.
+/// Shows codes and waits at `listener` until a host has joined, and adds it to the paired hosts.
 ///
 /// # Errors
 /// [`PairError`].
@@ -199,7 +199,7 @@ enum News {
     Guessed,
 }
 
-/// Where a host waits with a code.
+/// A host that waits with a code.
 struct PairingServer {
     trust: Trust,
     admission: Admission,
@@ -213,9 +213,9 @@ struct State {
     tries_left: u32,
     codes_left: u32,
     until: Instant,
-    /// Somebody has joined, or nobody may any more.
+    /// Whether a host has joined, or pairing has ended without one.
     is_over: bool,
-    /// That was because of too many wrong codes.
+    /// Whether pairing ended because of too many wrong codes.
     was_guessed_at: bool,
 }
 
@@ -274,9 +274,9 @@ impl PairingServer {
                     ..Audited::new("pair", Outcome::Refused)
                 });
             }
-            // Last: whoever waits ends its process on it.
-            if server.state().was_guessed_at {
-                let _ = server.news.send(News::Guessed);
+            // This comes last: the waiting thread ends the process when it receives it.
+            if desk.state().was_guessed_at {
+                let _ = desk.news.send(News::Guessed);
             }
         };
         if let Err(error) = thread::Builder::new().name("pair".into()).stack_size(STACK_BYTES).spawn(meet) {
@@ -306,7 +306,7 @@ impl PairingServer {
                 talk.flush()?;
                 link.finish_sending();
                 let joined = News::Joined { fingerprint: peer, theirs, from: connection.from };
-                // Whoever waits has the first of them; the state let only one through.
+                // The waiting thread takes the first one, and the state lets only one through.
                 let _ = self.news.send(joined);
                 Ok(())
             }
@@ -319,7 +319,7 @@ impl PairingServer {
         }
     }
 
-    /// One proof at a time: whatever arrives together, a code is guessed at three times and taken once.
+    /// Judges one proof at a time: even if many arrive together, a code has three tries and is used once.
     fn judge(&self, code: &Code, is_right: bool, from: SocketAddr) -> Result<(), Refusal> {
         let mut state = self.state();
         if state.is_over {
@@ -366,8 +366,8 @@ impl<'a> Talk<'a> {
         Ok(Self { link, pairing, clock, until: clock.now() + EXCHANGE_TIME_MAX })
     }
 
-    /// Exchanges greetings and computes the proofs over everything that both have seen; returns what the peer calls
-    /// itself. `names` are those of joiner and waiter, where they are ours.
+    /// Exchanges greetings and computes the proofs over everything that both sides have seen. Returns the name that the
+    /// peer gives itself. `names` are those of joiner and waiter, with `None` for the peer's.
     fn greet(&mut self, exchange: Exchange, names: [Option<&str>; 2]) -> Result<String, PairError> {
         let (name, share) = match self.next()? {
             Event::Greeted { name, share } => (name, share),
@@ -385,7 +385,7 @@ impl<'a> Talk<'a> {
         Ok(known_as)
     }
 
-    /// What happens next.
+    /// Waits for the next event.
     fn next(&mut self) -> Result<Event, PairError> {
         let mut piece = [0; 256];
         loop {
@@ -438,18 +438,18 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_code_is_void_though_it_is_right() {
-        let (server, _news) = server("expired");
-        let code = server.state().code.clone();
-        server.state().until = server.clock.now();
-        assert_eq!(server.judge(&code, true, from()), Err(Refusal::Void));
-        assert!(!server.state().is_over);
+    fn right_code_is_void_after_it_expired() {
+        let (desk, _news) = desk("expired");
+        let code = desk.state().code.clone();
+        desk.state().until = desk.clock.now();
+        assert_eq!(desk.judge(&code, true, from()), Err(Refusal::Void));
+        assert!(!desk.state().is_over);
     }
 
     #[test]
-    fn guesses_that_arrive_together_are_counted_one_by_one() {
-        let (server, news) = server("together");
-        let first = server.state().code.clone();
+    fn simultaneous_guesses_are_counted_one_by_one() {
+        let (desk, news) = desk("together");
+        let first = desk.state().code.clone();
         // Fifty hosts got their shares while the first code held, and answer at once.
         let verdicts: Vec<_> = thread::scope(|scope| {
             let guessers: Vec<_> =

@@ -21,42 +21,42 @@ use crate::devices::status::DeviceStatus;
 /// The longest line: a list of 126 devices has about 40 KiB.
 const LINE_BYTES_MAX: usize = 256 << 10;
 
-/// What may be asked.
+/// A question of a paired host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
 pub enum Question {
-    /// Which devices may I use, and who uses them now?
+    /// Asks which devices the asking host may use, and who uses them.
     List,
-    /// How far I am with the links between us ([`farbus_realtime::topology::party`]), in hexadecimal digits. How far
-    /// are you?
+    /// Tells how far the asking host is with the links between the two ([`farbus_realtime::topology::party`]), in
+    /// hexadecimal digits, and asks for the same.
     Topology {
-        /// All that I have to say.
+        /// All that the asking host has to say.
         said: String,
     },
-    /// The device of mine that I use is needed for this.
+    /// Tells why the asking host needs a device that it uses.
     Explain {
         /// Name or bus id.
         device: String,
-        /// A few words.
+        /// The reason, a few words.
         reason: String,
     },
 }
 
-/// What is answered.
+/// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// These.
+    /// The devices that the asking host may use.
     Devices(Vec<DeviceStatus>),
-    /// So far.
+    /// How far the answering host is with the links between the two, in hexadecimal digits.
     Topology(String),
-    /// It is done.
+    /// Done.
     Done,
-    /// Nothing, and why.
+    /// Refused, with the reason.
     Refused(String),
 }
 
-/// Lines on a link.
+/// Lines of JSON on a link.
 pub struct Lines<'a> {
     link: &'a Link,
     time_max: Duration,
@@ -64,19 +64,19 @@ pub struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// On `link`; the peer may take `time_max` for each.
+    /// Sends and receives lines on `link`. The peer may take `time_max` for each.
     ///
     /// # Errors
-    /// If the socket refuses its timeout.
+    /// The socket refuses its timeout.
     pub fn over(link: &'a Link, time_max: Duration) -> io::Result<Self> {
         link.set_receive_timeout(Some(time_max))?;
         Ok(Self { link, time_max, received: Vec::new() })
     }
 
-    /// The next line; `None` when the peer has ended.
+    /// The next line; `None` when the peer has closed the link.
     ///
     /// # Errors
-    /// The link was lost, or the line does not end.
+    /// The link was lost or was silent for too long, or the line is too long.
     pub fn receive(&mut self) -> io::Result<Option<Vec<u8>>> {
         let mut piece = [0; 4096];
         loop {
@@ -105,7 +105,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Sends all of it, within a time.
+/// Sends all bytes within `time_max`.
 ///
 /// # Errors
 /// The link was lost, or `TimedOut`.
@@ -127,7 +127,7 @@ pub fn send_all(link: &Link, bytes: &[u8], time_max: Duration) -> io::Result<()>
         if now >= until {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // Room to write is what is waited for; what the peer says meanwhile stays in its socket.
+        // Only room to write is waited for. What the peer sends meanwhile stays in the socket.
         wait(&mut [Interest::room(link.as_fd())], Some(until - now))?;
     }
 }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn questions_are_stable_json() {
+    fn questions_between_hosts_are_stable_json() {
         assert_eq!(serde_json::to_string(&Question::List).unwrap(), r#"{"ask":"list"}"#);
         let question = Question::Explain { device: "disk".into(), reason: "x".into() };
         assert_eq!(serde_json::to_string(&question).unwrap(), r#"{"ask":"explain","device":"disk","reason":"x"}"#);

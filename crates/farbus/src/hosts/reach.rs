@@ -1,4 +1,4 @@
-//! The way to a host by its name: a paired one, one that a name service knows, or one that announces itself nearby.
+//! Finds and connects to a host by its name: a paired one, one in a name service, or one that announces itself nearby.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -18,45 +18,45 @@ use crate::hosts::known_host::KnownHost;
 /// How long an exporter may take to answer before it counts as unreachable.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// How long a host that announces itself is looked for.
+/// How long to look for a host that announces itself.
 const FIND_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// How long it is looked for where it was found before and is not remembered.
+/// How long to try an address at which the host proved its key, but that is not the remembered one.
 const ELSEWHERE_TIME_MAX: Duration = Duration::from_secs(3);
 
 /// A host that is looked for nearby.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sought {
-    /// One that serves plain USB/IP, by its name.
+    /// The host of this name, which serves plain USB/IP.
     Plain(String),
-    /// A paired one, by the fingerprint of its key.
+    /// The paired host with this fingerprint.
     Key(String),
 }
 
-/// What whoever asks for a paired host knows of where it is.
+/// What a process that asks for a paired host knows about its address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hints {
-    /// Where it proved its key to whoever asks: it is looked for there first.
+    /// The address at which the host proved its key to the asking process. It is tried first.
     pub proved: Option<SocketAddr>,
-    /// Where another host was found just now, or none that answered: it is not looked for there.
+    /// Addresses at which another host, or none, answered just now. They are not tried.
     pub not: Vec<SocketAddr>,
-    /// Whether somebody is there who had no time to answer: then nobody else is asked where it is, which takes seconds.
+    /// Whether the host is there but was too busy to answer. Then it is not looked for nearby, which takes seconds.
     pub is_there: bool,
 }
 
-/// Where somebody was found to connect to.
+/// The address or socket that a connection was made to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
-    /// The address or socket that was connected to.
+    /// The address or socket.
     pub place: Place,
-    /// Whether a paired host is remembered elsewhere.
+    /// Whether a different address is remembered for a paired host.
     pub is_new: bool,
 }
 
-/// Connects to `host` (`HOST:PORT`, or `unix:PATH` on this machine), which is no paired one, where its name says;
-/// `nearby` finds the address of one that no name service knows.
+/// Connects to `host` (`HOST:PORT`, or `unix:PATH` on this machine), which is not a paired host. `nearby` finds the
+/// address of a host that no name service knows.
 ///
 /// # Errors
 /// [`LinkError`].
@@ -77,8 +77,8 @@ pub fn dial(
     Ok((connection, Found { place: Place::Address(at), is_new: false }))
 }
 
-/// Connects to a socket of this machine. In a folder where an owner's processes meet it has to be one of his, or
-/// root's; elsewhere whoever named the path knows whose it is.
+/// Connects to a socket of this machine. In a runtime folder, the listening process has to belong to the owner or root.
+/// Elsewhere, the person who named the path is responsible for it.
 fn dial_socket(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
     let failed = |source| LinkError { address: format!("{LOCAL}{}", path.display()), source };
     match runtime_folder::holding(path).map_err(|error| failed(error.into()))? {
@@ -91,11 +91,11 @@ fn dial_socket(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
     }
 }
 
-/// Connects to where a paired host may be: where it proved its key to whoever asks, where it was seen last, where it
-/// announces itself now. Whether it is who it says is found out later, in its handshake: a false address leads nowhere.
+/// Connects to a paired host where it is most likely: where it proved its key to the asking process, where it was seen
+/// last, or where it announces itself now. The handshake checks its key later, so a false address leads nowhere.
 ///
 /// # Errors
-/// [`LinkError`]: what was wrong where it was seen last.
+/// [`LinkError`]: the error at the address where it was seen last.
 pub fn dial_known(
     known: &KnownHost,
     time_max: Duration,
@@ -116,7 +116,7 @@ pub fn dial_known(
     }
     match &remembered {
         Ok(all) => {
-            // Where it proved its key before goes first.
+            // The address at which the host proved its key comes first.
             let mut all: Vec<SocketAddr> = all.iter().copied().filter(|at| !hints.not.contains(at)).collect();
             all.sort_by_key(|at| Some(*at) != hints.proved);
             for at in all {
@@ -132,8 +132,9 @@ pub fn dial_known(
     announced.ok_or_else(|| failure.unwrap_or_else(|| failed(known, no_address())))
 }
 
-/// A socket for datagrams to a paired host, where that may be, and whether it is remembered elsewhere. The socket is
-/// bound to no address of this machine: one that changes is of no account. Whether anybody hears is found out later.
+/// Opens a UDP socket for a paired host. Returns the host's likely address, and whether a different one is remembered.
+/// The socket is bound to no address of this machine, so a change of its addresses does not matter. The handshake finds
+/// out later whether the host is there.
 ///
 /// # Errors
 /// [`LinkError`].
@@ -152,7 +153,7 @@ pub fn datagrams(
     Ok((socket, at, is_new))
 }
 
-/// Where it announces itself now.
+/// The address at which the host announces itself now.
 fn announced(known: &KnownHost, hints: &Hints, nearby: fn(&Sought) -> Option<SocketAddr>) -> Option<SocketAddr> {
     let may_ask = !hints.is_there;
     may_ask
@@ -161,7 +162,7 @@ fn announced(known: &KnownHost, hints: &Hints, nearby: fn(&Sought) -> Option<Soc
         .filter(|at| !hints.not.contains(at))
 }
 
-/// Where it was seen last.
+/// The addresses at which the host was seen last.
 fn remembered(known: &KnownHost) -> io::Result<Vec<SocketAddr>> {
     known.address().to_socket_addrs().map(Iterator::collect)
 }
@@ -179,7 +180,7 @@ fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the name has no address")
 }
 
-/// Where a host is that no name service knows. Its own port, unless another was asked for.
+/// The address of a host that no name service knows. Its own port is used, unless another was asked for.
 fn announced_at(address: &str, nearby: fn(&Sought) -> Option<SocketAddr>) -> Option<SocketAddr> {
     let (host, port) = address.rsplit_once(':')?;
     let port: u16 = port.parse().ok()?;
@@ -193,7 +194,7 @@ fn announced_at(address: &str, nearby: fn(&Sought) -> Option<SocketAddr>) -> Opt
     Some(at)
 }
 
-/// Where a host is that announces itself, asked by this process.
+/// Finds a host that announces itself, by this process.
 pub fn ask_around(sought: &Sought) -> Option<SocketAddr> {
     let found = match sought {
         Sought::Plain(name) => discovery::find(Kind::Plain, name, FIND_TIME_MAX, discovery::PORT),

@@ -1,4 +1,4 @@
-//! Who this host is, whom it knows, and what it does about that on a link.
+//! This host's key, its paired hosts, and the terms of encrypted links with them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ pub struct Trust {
     name: String,
 }
 
-/// What somebody does with a device.
+/// What a host does with a device, for the audit log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Takes it, or is refused.
+    /// Claims the device, or is refused.
     Attach,
-    /// Looks on while somebody else has it.
+    /// Observes the device while another host uses it.
     Observe,
-    /// Gives it back.
+    /// Releases the device.
     Detach,
 }
 
 impl Use {
-    /// The word for it in the audit log.
+    /// The word in the audit log.
     pub const fn as_str(self) -> &'static str {
         match self {
             Use::Attach => "attach",
@@ -44,7 +44,7 @@ impl Use {
 }
 
 impl Trust {
-    /// That of the user who runs this process; the key is made at first need.
+    /// Opens the state folder of the user who runs this process. The key is generated if there is none.
     ///
     /// # Errors
     /// [`StateError`].
@@ -52,12 +52,12 @@ impl Trust {
         Self::at(Folder::of_user()?)
     }
 
-    /// Whether there is anything of it already.
+    /// Whether the user has a key already.
     pub fn is_there() -> bool {
         Folder::of_user().is_ok_and(|folder| Identity::is_there(&folder))
     }
 
-    /// That in a folder.
+    /// Opens a state folder. The key is generated if there is none.
     ///
     /// # Errors
     /// [`StateError`].
@@ -67,30 +67,30 @@ impl Trust {
         Ok(Self { folder, identity, audit, name: host_name() })
     }
 
-    /// Where it is kept.
+    /// The state folder.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
-    /// What this host calls itself.
+    /// This host's name for itself.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// This host's key.
+    /// The fingerprint of this host's key.
     pub fn fingerprint(&self) -> Fingerprint {
         self.identity.fingerprint()
     }
 
-    /// The hosts it is paired with, as of now.
+    /// The current list of paired hosts.
     ///
     /// # Errors
-    /// [`StateError`]: then nobody is to be trusted.
+    /// [`StateError`]: then no host is to be trusted.
     pub fn peers(&self) -> Result<Peers, StateError> {
         Peers::load(&self.folder)
     }
 
-    /// The paired host with this key, as of now. Nobody, and a line in the log, if the file cannot be read.
+    /// The paired host with this key, as of now. `None`, with a line in the log, if the list cannot be read.
     pub fn peer(&self, fingerprint: &Fingerprint) -> Option<Peer> {
         match self.peers() {
             Ok(peers) => peers.of_key(fingerprint).cloned(),
@@ -109,7 +109,8 @@ impl Trust {
         Peers::change(&self.folder, change)
     }
 
-    /// Notes a paired host under a name that no other has; says which. What it was allowed before it stays allowed.
+    /// Adds a paired host under a name that no other host has, and returns the entry. A host that was paired before
+    /// keeps its permissions.
     ///
     /// # Errors
     /// [`StateError`].
@@ -151,13 +152,14 @@ impl Trust {
         self.audit.record(event);
     }
 
-    /// The terms on which it meets others.
+    /// The terms of an encrypted link.
     pub fn terms(&self, accepts: Accepts, protocols: &[Protocol]) -> Terms {
         let identity = Arc::clone(&self.identity);
         Terms { identity, accepts, protocols: protocols.to_vec(), limits: limits::HANDSHAKE }
     }
 
-    /// The terms for whoever connects: paired hosts, asked afresh each time.
+    /// The terms for incoming connections: the peer has to be in the list of paired hosts, which is read for each
+    /// connection.
     pub fn terms_for_guests(&self, protocols: &[Protocol]) -> Terms {
         let for_gate = self.clone();
         let is_paired = move |key: &Fingerprint| for_gate.peer(key).is_some();

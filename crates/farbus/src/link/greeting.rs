@@ -1,4 +1,4 @@
-//! The first words on a link of a session, spoken by a thread that may wait.
+//! The greeting of a session's link: hello and welcome, exchanged by a thread that may block.
 
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
@@ -8,30 +8,30 @@ use farbus_session::Reject;
 use farbus_session::native::hello::{GREETING_BYTES, Hello, OPTIONS_BYTES_MAX, Welcome};
 use std::os::fd::AsFd;
 
-/// Says hello, and hears what comes of it.
+/// Sends a hello and receives the welcome.
 ///
 /// # Errors
-/// What the system says; `InvalidData` if what is heard is no welcome.
+/// The error of the system; `InvalidData` if the peer sends no valid welcome.
 pub fn greet(link: &Link, hello: &Hello, time_max: Duration) -> io::Result<Welcome> {
     let until = Instant::now() + time_max;
     say(link, &hello.encode(), until)?;
     hear(link, until, Welcome::decode)
 }
 
-/// Waits for the first byte of a link, and leaves it there; `None` if none came.
+/// Waits for the first byte of a link without consuming it; `None` if none came in time.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn await_first_byte(link: &Link, time_max: Duration) -> io::Result<Option<u8>> {
     let mut interests = [Interest::new(link.as_fd(), false)];
     wait(&mut interests, Some(time_max))?;
     link.peek()
 }
 
-/// Hears a hello.
+/// Receives a hello.
 ///
 /// # Errors
-/// What the system says; `InvalidData` if what is heard is none.
+/// The error of the system; `InvalidData` if the peer sends no valid hello.
 pub fn hear_hello(link: &Link, time_max: Duration) -> io::Result<Hello> {
     hear(link, Instant::now() + time_max, Hello::decode)
 }
@@ -39,7 +39,7 @@ pub fn hear_hello(link: &Link, time_max: Duration) -> io::Result<Hello> {
 /// Answers a hello.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn welcome(link: &Link, welcome: &Welcome, time_max: Duration) -> io::Result<()> {
     say(link, &welcome.encode(), Instant::now() + time_max)
 }
@@ -60,7 +60,7 @@ fn say(link: &Link, mut bytes: &[u8], until: Instant) -> io::Result<()> {
     Ok(())
 }
 
-/// Exactly the greeting: what comes behind it is the session's.
+/// Receives exactly the greeting. The bytes after it belong to the session.
 fn hear<T>(link: &Link, until: Instant, decode: impl Fn(&[u8]) -> Result<Option<(T, usize)>, Reject>) -> io::Result<T> {
     let wrong = |reject: Reject| io::Error::new(io::ErrorKind::InvalidData, reject);
     let mut bytes = [0; GREETING_BYTES + OPTIONS_BYTES_MAX];
@@ -75,7 +75,7 @@ fn hear<T>(link: &Link, until: Instant, decode: impl Fn(&[u8]) -> Result<Option<
             return Ok(heard);
         }
         if have == GREETING_BYTES && wanted == GREETING_BYTES {
-            // The decoder has held it against its limit.
+            // The decoder has checked it against its limit.
             wanted += u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
         }
     }

@@ -1,7 +1,8 @@
-//! The links below one end of a session, one a lane, and how the thread waits that owns them.
+//! The links below one end of a session, one for each lane, and how the session's thread waits on them.
 //!
-//! A link comes and goes; what else the thread waits on stays. While the two ends talk, and nothing else can matter
-//! soon, the wait is the receive: two system calls a request, as without a session.
+//! Links come and go; the other descriptors that the thread waits on stay. While the two ends exchange messages and
+//! nothing else can happen soon, the thread blocks in the receive call: two system calls a request, as without a
+//! session.
 
 use std::cell::Cell;
 use std::io;
@@ -15,23 +16,23 @@ use farbus_session::native::Lane;
 
 use crate::link::status::{Counts, Links};
 
-/// How long a receive waits for who has just spoken, while all that this puts off is an order to this thread. Linux
-/// counts it in jiffies of 1 to 10 ms.
+/// How long a receive may block while it delays other events, which are orders to this thread. Linux counts the timeout
+/// in jiffies of 1 to 10 ms.
 const TALK_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a thread with one end of a session waits on.
+/// The links of one end of a session, and the other descriptors that its thread waits on.
 pub(crate) struct LinkSet {
-    /// The first lane's.
+    /// The link of the first lane.
     first: Option<LaneLink>,
     further: Vec<LaneLink>,
-    /// Who is told of them.
+    /// Where the links are shown.
     shown: Links,
     all: Gathering,
-    /// Whether there is anything but links in it.
+    /// Whether `all` has anything but links.
     has_others: Cell<bool>,
-    /// Whether bytes came the last time that somebody looked.
+    /// Whether the last receive brought bytes.
     is_talking: bool,
-    /// What came of a receive that was the wait.
+    /// The result of a receive call in which the thread waited.
     early: Option<io::Result<usize>>,
 }
 
@@ -40,12 +41,12 @@ struct LaneLink {
     number: u16,
     link: Arc<Link>,
     counts: Arc<Counts>,
-    /// Whether it takes no more for now.
+    /// Whether the socket took no more bytes at the last attempt.
     is_blocked: bool,
 }
 
 impl LaneLink {
-    /// Takes in what is there, without waiting.
+    /// Receives what is there, without blocking.
     fn receive(&self, lane: &mut Lane) -> io::Result<Option<usize>> {
         let received = self.link.try_receive(lane.receive_space());
         if let Ok(Some(count)) = received {
@@ -55,7 +56,7 @@ impl LaneLink {
         received
     }
 
-    /// Sends what can be sent; says whether the link took all of it.
+    /// Sends what can be sent without blocking. Returns whether the link took all of it.
     fn transmit(&self, lane: &mut Lane, clock: Clock) -> io::Result<bool> {
         while lane.has_transmit() {
             let sent = self.link.try_send(&lane.poll_transmit(clock.now()))?;
@@ -70,7 +71,7 @@ impl LaneLink {
         self.link.try_flush()
     }
 
-    /// The same, and waits for room from now on while it did not.
+    /// Sends what can be sent, and watches for room while something is left.
     fn send(&mut self, lane: &mut Lane, clock: Clock, all: &Gathering) -> io::Result<()> {
         let is_out = self.transmit(lane, clock)?;
         match std::mem::replace(&mut self.is_blocked, !is_out) == is_out {
@@ -81,28 +82,27 @@ impl LaneLink {
 }
 
 impl LinkSet {
-    /// Without a link.
     pub fn new() -> io::Result<Self> {
         Self::shown_by(Links::default())
     }
 
-    /// The same; its links are shown by `shown`.
+    /// A link set without links, which shows its links in `shown`.
     pub fn shown_by(shown: Links) -> io::Result<Self> {
         let (all, further) = (Gathering::new()?, Vec::new());
         Ok(Self { first: None, further, shown, all, has_others: Cell::new(false), is_talking: false, early: None })
     }
 
-    /// What shows its links.
+    /// Where the links are shown.
     pub fn shown(&self) -> &Links {
         &self.shown
     }
 
-    /// The link.
+    /// The link of the first lane, if there is one.
     pub fn link(&self) -> Option<&Link> {
         self.first.as_ref().map(|strand| &*strand.link)
     }
 
-    /// Whether no link takes more for now.
+    /// Whether no link takes more bytes at the moment.
     pub fn is_blocked(&self) -> bool {
         self.is_first_blocked() && self.further.iter().all(|strand| strand.is_blocked)
     }
@@ -111,21 +111,21 @@ impl LinkSet {
         self.first.as_ref().is_some_and(|strand| strand.is_blocked)
     }
 
-    /// There is a link: the other end has been greeted on it.
+    /// Adds the link of the first lane, on which the greeting is over.
     pub fn put(&mut self, link: Link) -> io::Result<()> {
         self.cut();
         self.first = Some(self.strand(0, link)?);
         self.limit_receive()
     }
 
-    /// A receive that is the wait gives up only for the sake of what else is waited for: without that no timer is armed
-    /// for each.
+    /// Sets the timeout of a blocking receive, only if the thread also waits for something else. Without a timeout the
+    /// kernel arms no timer for each receive.
     fn limit_receive(&self) -> io::Result<()> {
         let time_max = self.has_others.get().then_some(TALK_PAUSE);
         self.link().map_or(Ok(()), |link| link.set_receive_timeout(time_max))
     }
 
-    /// There is more than links to wait for, or there is not any more.
+    /// Notes whether the thread waits for anything but links.
     fn note_others(&self, has_others: bool) -> io::Result<()> {
         match self.has_others.replace(has_others) == has_others {
             true => Ok(()),
@@ -146,7 +146,7 @@ impl LinkSet {
         strand.link.shut_down();
     }
 
-    /// The link is no use any more.
+    /// Drops the link of the first lane.
     pub fn cut(&mut self) {
         if let Some(strand) = self.first.take() {
             self.let_go(strand);
@@ -154,7 +154,7 @@ impl LinkSet {
         (self.is_talking, self.early) = (false, None);
     }
 
-    /// There is a link for a further lane: the other end has been greeted on it.
+    /// Adds the link of a further lane, on which the greeting is over.
     pub fn put_further(&mut self, number: u16, link: Link) -> io::Result<()> {
         self.cut_further(number);
         let strand = self.strand(number, link)?;
@@ -162,7 +162,7 @@ impl LinkSet {
         Ok(())
     }
 
-    /// That link is no use any more.
+    /// Drops the link of a further lane.
     pub fn cut_further(&mut self, number: u16) {
         if let Some(at) = self.further.iter().position(|strand| strand.number == number) {
             let strand = self.further.swap_remove(at);
@@ -170,13 +170,13 @@ impl LinkSet {
         }
     }
 
-    /// No link is any use any more.
+    /// Drops all links.
     pub fn cut_all(&mut self) {
         self.cut();
         self.further().for_each(|number| self.cut_further(number));
     }
 
-    /// Further lanes that have a link now.
+    /// The further lanes that have a link.
     pub fn further(&self) -> impl Iterator<Item = u16> + use<> {
         let mut left = self.further.iter().fold(0_u64, |set, strand| set | 1 << strand.number);
         std::iter::from_fn(move || {
@@ -186,19 +186,19 @@ impl LinkSet {
         })
     }
 
-    /// Waits for `fd` too.
+    /// Also waits for `fd` from now on.
     pub fn watch(&self, fd: impl AsFd) -> io::Result<()> {
         self.note_others(true)?;
         self.all.watch(fd.as_fd(), false)
     }
 
-    /// Waits for a device too.
+    /// Also waits for a device from now on.
     pub fn watch_device(&self, readiness: &Readiness) -> io::Result<()> {
         self.note_others(true)?;
         self.all.watch_device(readiness)
     }
 
-    /// Waits for the link alone from now on.
+    /// Waits for links only from now on.
     pub fn watch_anew(&mut self) -> io::Result<()> {
         self.all = Gathering::new()?;
         self.note_others(false)?;
@@ -206,20 +206,20 @@ impl LinkSet {
         strands.try_for_each(|strand| self.all.watch(strand.link.as_fd(), strand.is_blocked))
     }
 
-    /// What another thread's loop waits on for all of it.
+    /// The readiness of all of it, for the loop of another thread.
     pub fn readiness(&self) -> Readiness {
         self.all.readiness()
     }
 
-    /// Whether bytes wait inside while the socket is quiet.
+    /// Whether received bytes wait inside a link while its socket is not readable.
     pub fn has_received(&self) -> bool {
         self.early.is_some() || self.first.iter().chain(&self.further).any(|strand| strand.link.has_received())
     }
 
-    /// Waits until something may have happened, `span` at most. With `only_talk` a receive may be the wait: whatever
-    /// else is waited for may then be late by 10 ms.
+    /// Waits until something may have happened, `span` at most. With `only_talk` the thread may block in the receive
+    /// call; other events may then be noticed 10 ms late.
     pub fn wait(&mut self, lane: &mut Lane, span: Option<Duration>, only_talk: bool) -> io::Result<()> {
-        // A receive that never gives up is no wait for a moment that comes.
+        // A receive without a timeout cannot wait for a moment that comes.
         let is_long = span.is_none_or(|span| span > TALK_PAUSE && self.has_others.get());
         let may_receive =
             only_talk && self.is_talking && is_long && !self.is_first_blocked() && self.further.is_empty();
@@ -241,8 +241,8 @@ impl LinkSet {
         Ok(())
     }
 
-    /// Takes in what is there, without waiting: how many bytes, 0 at the link's end, none if nothing is. As much as one
-    /// receive brings: what comes out of it is used while it is at hand.
+    /// Receives without blocking. Returns the number of bytes, 0 at the end of the link, or `None` if there are none.
+    /// Each call is one receive, so that its bytes are processed while they are in the processor's cache.
     pub fn receive(&mut self, lane: &mut Lane) -> io::Result<Option<usize>> {
         let Some(strand) = &self.first else { return Ok(None) };
         let received = match self.early.take() {
@@ -253,7 +253,7 @@ impl LinkSet {
         received
     }
 
-    /// The same on the link of a further lane.
+    /// Receives on the link of a further lane, as [`LinkSet::receive`] does.
     pub fn receive_further(&mut self, number: u16, lane: &mut Lane) -> io::Result<Option<usize>> {
         let strand = self.further.iter().find(|strand| strand.number == number);
         strand.map_or(Ok(None), |strand| strand.receive(lane))
@@ -265,7 +265,7 @@ impl LinkSet {
         strand.map_or(Ok(()), |strand| strand.send(lane, clock, &self.all))
     }
 
-    /// Sends what can be sent.
+    /// Sends what can be sent on the link of the first lane.
     pub fn send(&mut self, lane: &mut Lane, clock: Clock) -> io::Result<()> {
         self.first.as_mut().map_or(Ok(()), |strand| strand.send(lane, clock, &self.all))
     }

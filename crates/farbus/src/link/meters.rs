@@ -1,17 +1,17 @@
-//! What an engine counts, where others may read it while it runs.
+//! Counters of an engine, which other threads may read while it runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farbus_session::Counters;
 use serde::{Deserialize, Serialize};
 
-/// Counters of one running session. The engine writes them once a turn; anybody reads them.
+/// Counters of one running session. The engine writes them once a turn; any thread may read them.
 #[derive(Debug, Default)]
 pub struct Meters {
     values: [AtomicU64; Meters::COUNT],
 }
 
-/// What they said at one moment.
+/// The counters at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Readings {
     /// Requests answered.
@@ -20,13 +20,13 @@ pub struct Readings {
     pub bytes_in: u64,
     /// Bytes to the device.
     pub bytes_out: u64,
-    /// Requests withdrawn by the client.
+    /// Requests cancelled by the client.
     pub unlinked: u64,
     /// Requests refused for lack of credit.
     pub no_credit: u64,
     /// Port resets seen.
     pub resets: u64,
-    /// Requests a device dropped.
+    /// Requests that a device dropped.
     pub lost: u64,
     /// System calls that received.
     pub receive_calls: u64,
@@ -36,21 +36,21 @@ pub struct Readings {
     pub wait_calls: u64,
 }
 
-/// The engine's own counts of what it asked of the system.
+/// The engine's counts of its system calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Calls {
-    /// Receives.
+    /// Calls that received.
     pub receive: u64,
-    /// Sends.
+    /// Calls that sent.
     pub send: u64,
-    /// Waits.
+    /// Calls that waited.
     pub wait: u64,
 }
 
 impl Meters {
     const COUNT: usize = 10;
 
-    /// Publishes.
+    /// Publishes the counters of the engine.
     pub fn publish(&self, counters: Counters, calls: Calls) {
         let now = [
             counters.urbs,
@@ -69,7 +69,7 @@ impl Meters {
         }
     }
 
-    /// Reads.
+    /// Reads all counters.
     pub fn read(&self) -> Readings {
         let [urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost, receive_calls, send_calls, wait_calls] =
             std::array::from_fn(|at| self.values[at].load(Ordering::Relaxed));

@@ -1,7 +1,7 @@
-//! What both ends of a link have: the links of a session and how they stand, greetings, counters, and the modules that
-//! data pass through.
+//! What both ends of a link use: the links of a session and their status, greetings, counters, and the modules that
+//! data passes through.
 //!
-//! Exporter and importer use it alike; which end it serves it does not know.
+//! Exporter and importer use this folder in the same way; it does not know which end it serves.
 
 pub mod greeting;
 pub mod link_set;

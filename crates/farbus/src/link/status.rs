@@ -1,5 +1,4 @@
-//! The links below one end of a session, for whoever shows them: they are owned by another thread, which counts what
-//! passes.
+//! The status of a session's links, for other threads. The session's thread owns the links and counts the bytes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,14 +7,14 @@ use std::time::Instant;
 use farbus_io::link::Link;
 use serde::{Deserialize, Serialize};
 
-/// All links of one session's end, by lane.
+/// All links of one end of a session, by lane.
 #[derive(Clone, Debug, Default)]
 pub struct Links(Arc<Mutex<Vec<Entry>>>);
 
 #[derive(Debug)]
 struct Entry {
     lane: u16,
-    /// The last one's peer; empty before there was one.
+    /// The peer of the latest link; empty before the first.
     peer: String,
     since: Instant,
     link: Weak<Link>,
@@ -42,30 +41,30 @@ impl Counts {
 /// A session's links, as `farbus status` shows them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinksStatus {
-    /// How many it has now.
+    /// How many links are up.
     pub up: usize,
-    /// One for each lane that it has, or wants a link for.
+    /// One entry for each lane that has a link or waits for one.
     pub each: Vec<LinkStatus>,
 }
 
-/// One of them.
+/// The link of one lane.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkStatus {
-    /// The lane that it carries; the first is 0.
+    /// The number of the lane; the first is 0.
     pub lane: u16,
-    /// Whether there is one now.
+    /// Whether the lane has a link.
     pub is_up: bool,
-    /// For how long that has been so, seconds.
+    /// For how long it has had one, or none, seconds.
     pub since_s: f64,
-    /// Its other end, or that of the last one.
+    /// The other end of the link, or of the last one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub peer: String,
-    /// Bytes received on this lane, those of links before among them.
+    /// Bytes received on this lane, including former links.
     pub bytes_in: u64,
-    /// Bytes sent.
+    /// Bytes sent on this lane, including former links.
     pub bytes_out: u64,
-    /// The round trip that the system measured, milliseconds; none within one machine's sockets, and while there is no
-    /// link.
+    /// The round trip that the system measured, milliseconds. `None` between sockets of one machine, and while there is
+    /// no link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub round_trip_ms: Option<f64>,
 }
@@ -82,7 +81,7 @@ impl Links {
         change(&mut all[at])
     }
 
-    /// This lane has a link now, which is up as long as its owner keeps it.
+    /// Notes that the lane has a link. It counts as up until its owner drops it.
     pub(crate) fn note_up(&self, lane: u16, link: &Arc<Link>) -> Arc<Counts> {
         self.with(lane, |entry| {
             (entry.peer, entry.since, entry.link) = (link.peer().to_owned(), Instant::now(), Arc::downgrade(link));
@@ -90,7 +89,7 @@ impl Links {
         })
     }
 
-    /// This lane has none any more, or none yet.
+    /// Notes that the lane has no link.
     pub(crate) fn note_down(&self, lane: u16) {
         self.with(lane, |entry| {
             if std::mem::take(&mut entry.link).strong_count() > 0 {
@@ -99,7 +98,7 @@ impl Links {
         });
     }
 
-    /// How they are now; none of a session that never had one.
+    /// The status of the links; `None` for a session that never had one.
     pub fn status(&self) -> Option<LinksStatus> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let each: Vec<LinkStatus> = all.iter().map(Entry::status).collect();
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_is_up_as_long_as_its_owner_has_it_and_its_lane_is_remembered() {
+    fn link_is_up_until_dropped_and_its_lane_keeps_its_counts() {
         let links = Links::default();
         assert_eq!(links.status(), None);
         let (link, _other) = Link::pair("lab3").unwrap();

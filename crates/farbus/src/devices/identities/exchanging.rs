@@ -1,13 +1,13 @@
-//! A USB device that is swapped for its twin: the identity goes to the twin.
+//! Moves the identity of a USB device to the twin that replaces it.
 //!
-//! There is no journal of such a swap. So nothing is that device from before the exchange on until it is known how that
-//! ended: whoever is killed in between leaves two devices that have new identities when they are shared next.
+//! There is no journal of such a swap. So no device has the identity from before the exchange until its outcome is
+//! known: if the process is killed in between, both devices get new identities when they are shared next.
 
 use farbus_io::evidence::Evidence;
 use farbus_io::trust::{DeviceId, Devices, Folder, StateError};
 use farbus_io::usb::{Found, Inventory};
 
-/// An identity that is about to go to another USB device.
+/// An identity that is about to move to another USB device.
 #[derive(Debug)]
 pub struct Exchange {
     folder: Folder,
@@ -18,7 +18,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// The device with this id is about to be `twin`; none if it is not known after a restart.
+    /// Begins to move the device's identity to `twin`; `None` if the identity is not a lasting one.
     ///
     /// # Errors
     /// [`StateError`]: nothing has changed.
@@ -36,10 +36,10 @@ impl Exchange {
         Ok(from.map(|(from, generation)| Self { folder, id, generation, from, to }))
     }
 
-    /// The twin has taken its place.
+    /// Gives the identity to the twin, which has replaced the device.
     ///
     /// # Errors
-    /// [`StateError`]: nothing is that device then.
+    /// [`StateError`]: no device has the identity then.
     pub fn done(self) -> Result<(), StateError> {
         let Self { folder, id, generation, to, .. } = self;
         Devices::change(&folder, |all| {
@@ -51,10 +51,10 @@ impl Exchange {
         })
     }
 
-    /// It has not: the device is what it was.
+    /// Returns the identity to the device, which was not replaced.
     ///
     /// # Errors
-    /// [`StateError`]: nothing is that device then.
+    /// [`StateError`]: no device has the identity then.
     pub fn undone(self) -> Result<(), StateError> {
         let Self { folder, id, generation, from, .. } = self;
         Devices::change(&folder, |all| {
@@ -70,7 +70,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn an_identity_is_the_twins_once_it_took_the_place_and_nobodys_in_between() {
+    fn identity_moves_to_the_twin_and_is_unassigned_during_the_swap() {
         let path = std::env::temp_dir().join(format!("farbus-exchange-{}", std::process::id()));
         let folder = || Folder::at(&path);
         let (first, twin) = ("usb id=1:2 serial=a", Evidence { text: "usb id=1:2 serial=b".into(), is_stable: true });

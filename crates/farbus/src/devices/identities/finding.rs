@@ -1,4 +1,4 @@
-//! Finding the identity that goes with evidence, and keeping it where swaps have moved it.
+//! Finds the identity that belongs to evidence, and updates the list after swaps.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,32 +18,32 @@ use tracing::{debug, warn};
 use super::plugged::{KnownUsb, Plugged};
 use crate::devices::media_journal::{Journals, Medium, MovedDevice};
 
-/// Devices that one process, or its other half, adds to the list: more than a configuration names, and few beside what
-/// the list holds.
+/// The most devices that one process, or its broker, may add to the list: more than a configuration names, and few
+/// compared with what the list holds.
 const NEW_MAX: usize = 512;
-/// The longest view, bytes: a few numbers.
+/// The longest view, bytes. A view has a few numbers.
 pub const VIEW_BYTES_MAX: usize = 256;
-/// Bytes of a timestamp that say the day.
+/// The bytes of a timestamp that give the day.
 const DAY_BYTES: usize = 10;
 
-/// Which device something is.
+/// The identity of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identified {
     /// The device's id.
     pub id: DeviceId,
-    /// Which of its media it is.
+    /// The generation: which of the device's media this is.
     pub generation: u64,
-    /// Whether it has this identity after a restart, too.
+    /// Whether the device has this identity after a restart, too.
     pub is_lasting: bool,
 }
 
 impl Identified {
-    /// A device that nobody knew before and nobody will know again.
+    /// A new identity, which is never found again.
     pub fn fresh() -> Self {
         Self { id: DeviceId::random(), generation: 0, is_lasting: false }
     }
 
-    /// As the model has it.
+    /// The identity in the model's form.
     pub fn identity(self) -> Identity {
         Identity { id: self.id.number(), generation: self.generation }
     }
@@ -53,21 +53,21 @@ impl Identified {
     }
 }
 
-/// Finds identities, for one process and those that take its place.
+/// Finds identities, for one process and its replacements.
 #[derive(Debug)]
 pub struct Identities {
     secret: ProcessSecret,
-    /// Where they are kept; none: nowhere.
+    /// The state folder; `None`: identities are not stored.
     folder: Option<Folder>,
-    /// Evidence that was added to the list here, and its identity.
+    /// Identities that this process added to the list, by medium and view.
     added: Mutex<BTreeMap<(String, String), DeviceId>>,
-    /// What was wrong with the list when it was last used.
+    /// The last error of the list, which is logged once.
     trouble: Mutex<Option<String>>,
     plugged: Plugged,
 }
 
 impl Identities {
-    /// In this user's state folder; `secret` is that of the process before this one.
+    /// Uses this user's state folder. `secret` is that of the process before this one, if there was one.
     pub fn new(secret: Option<ProcessSecret>) -> Self {
         let folder = Folder::of_user();
         let folder = folder.inspect_err(|error| debug!(%error, "identities are good for this process alone")).ok();
@@ -78,29 +78,29 @@ impl Identities {
         Self { secret, folder, added: Mutex::default(), trouble: Mutex::default(), plugged: Plugged::default() }
     }
 
-    /// The same with what the process before this one knew of USB devices that are plugged in.
+    /// Adds the USB devices that the process before this one had identified.
     #[must_use]
     pub fn inheriting(self, known: &[KnownUsb]) -> Self {
         Self { plugged: Plugged::inherited(known), ..self }
     }
 
-    /// Returns what is known of the USB devices that were identified, for a process that takes this one's place.
+    /// The USB devices that were identified, for this process's replacement.
     pub fn known_usb(&self) -> Vec<KnownUsb> {
         self.plugged.known()
     }
 
-    /// Those of this process, which has its rights.
+    /// The identities of a process that has its rights.
     pub fn own() -> &'static Self {
         static OWN: OnceLock<Identities> = OnceLock::new();
         OWN.get_or_init(|| Self::new(None))
     }
 
-    /// What a process that takes this one's place inherits.
+    /// The secret, for this process's replacement.
     pub fn secret(&self) -> &ProcessSecret {
         &self.secret
     }
 
-    /// Which device a view of an open file or block device is; `view` is empty for all of it, to read and write.
+    /// Identifies a view of an open file or block device. `view` is empty for the whole of it, read and write.
     pub fn of_store(&self, store: &FileStore, view: &str) -> Identified {
         match Evidence::of_open(store.as_fd()) {
             Ok(evidence) => self.of(&evidence, view),
@@ -111,20 +111,20 @@ impl Identities {
         }
     }
 
-    /// Which device a USB device is, that is plugged in here.
+    /// Identifies a USB device that is plugged in.
     pub fn of_usb(&self, found: &Found) -> Identified {
         let inventory = Inventory::default();
         let all = inventory.devices().unwrap_or_default();
         self.of(&self.plugged.evidence_of(found, &all, &inventory), "")
     }
 
-    /// An id that devices made of code have in common which are what `words` say.
+    /// The common id of all devices made of code that are described by `words`.
     pub fn of_made(&self, words: &str) -> DeviceId {
         let identity = Identity { id: self.secret.derive(&format!("made {words}")), generation: 0 };
         DeviceId::of(identity)
     }
 
-    /// Which device has this evidence.
+    /// Identifies the device with this evidence and view.
     pub fn of(&self, evidence: &Evidence, view: &str) -> Identified {
         let folder = self.folder.as_ref().filter(|_| evidence.is_stable && view.len() <= VIEW_BYTES_MAX);
         let kept = folder.map(|folder| {
@@ -180,13 +180,13 @@ impl Identities {
                 }
                 Ok(identity)
             }
-            // It is known; that it was seen today cannot be written down.
+            // The device is known. Only the day on which it was seen could not be written.
             (Err(_), Some((identity, _))) => Ok(identity),
             (Err(error), None) => Err(error),
         }
     }
 
-    /// A device is called so now; whether its owner gave it that name.
+    /// Stores the name of a device, and whether its owner gave it that name.
     pub fn note_name(&self, id: DeviceId, name: &str, is_named: bool) {
         let Some(folder) = &self.folder else { return };
         let is_news = |known: &KnownDevice| (known.name.as_str(), known.is_named) != (name, is_named);
@@ -204,7 +204,7 @@ impl Identities {
         }
     }
 
-    /// What is wrong with the list is said once.
+    /// Logs an error of the list once.
     fn note_trouble(&self, what: Option<String>) {
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = what.as_ref().filter(|what| trouble.as_ref() != Some(what)) {
@@ -213,7 +213,8 @@ impl Identities {
         *trouble = what;
     }
 
-    /// What swaps have decided is noted, if whoever swapped could not do it: the device is the medium that it moved to.
+    /// Applies the outcome of swaps to the list, in case the process that swapped could not: a moved device belongs to
+    /// its new medium.
     pub fn settle_swaps(&self, folder: &Folder) {
         if let Err(error) = settle(folder) {
             self.note_trouble(Some(error.to_string()));
@@ -221,10 +222,10 @@ impl Identities {
     }
 }
 
-/// Makes what `devices.json` says what the journals of swaps say. The same again changes nothing.
+/// Makes `devices.json` agree with the journals of swaps. Repeating it changes nothing.
 ///
 /// # Errors
-/// If either cannot be read, or the list cannot be changed: nothing has changed for that swap then.
+/// A journal or the list cannot be read, or the list cannot be changed. Nothing has changed for that swap then.
 pub fn settle(folder: &Folder) -> io::Result<()> {
     for moved in Journals::of(folder.path()).moved()? {
         let all = Devices::load(folder).map_err(io::Error::other)?;
@@ -239,7 +240,7 @@ pub fn settle(folder: &Folder) -> io::Result<()> {
         let change = |all: &mut Devices| {
             let media = due.iter().filter_map(|device| all.of_id(device.id)?.medium.clone()).collect::<Vec<_>>();
             media.iter().for_each(|medium| all.retire(medium));
-            // It is not there now: its device is found again when it is.
+            // The medium is not there now: its device is found again when it is.
             let Some(evidence) = &evidence else { return };
             all.retire(&evidence.text);
             for device in &due {
@@ -252,10 +253,10 @@ pub fn settle(folder: &Folder) -> io::Result<()> {
     Ok(())
 }
 
-/// The devices that are on the same medium as `of`, as they will be when that has moved.
+/// The devices on the medium `of`, with the generations that they have once the medium has moved.
 ///
 /// # Errors
-/// If the list cannot be read.
+/// The list cannot be read.
 pub fn moving_with(folder: &Folder, of: &OnMedium<'_>) -> Result<Vec<MovedDevice>, StateError> {
     let all = Devices::load(folder)?;
     let medium = match of {
@@ -266,26 +267,26 @@ pub fn moving_with(folder: &Folder, of: &OnMedium<'_>) -> Result<Vec<MovedDevice
     Ok(on_it.map(|known| MovedDevice { id: known.id, generation: known.generation + 1 }).collect())
 }
 
-/// Which medium is meant.
+/// How a medium is named.
 #[derive(Clone, Copy, Debug)]
 pub enum OnMedium<'a> {
-    /// That of this device.
+    /// The medium of this device.
     Device(DeviceId),
-    /// The one at this path.
+    /// The medium at this path.
     Path(&'a Path),
 }
 
-/// The evidence of what is at a path.
+/// The evidence of the file or block device at a path.
 pub fn evidence_at(path: &Path) -> Option<Evidence> {
     let about = std::fs::metadata(path).ok()?;
     use std::os::unix::fs::FileTypeExt;
-    // A FIFO would be waited for.
+    // Opening a FIFO would block.
     let is_disk = about.is_file() || about.file_type().is_block_device();
     let file = is_disk.then(|| std::fs::File::open(path).ok()).flatten()?;
     Evidence::of_open(file.as_fd()).ok()
 }
 
-/// The evidence of a medium that a journal names, if that is what is at its path.
+/// The evidence of a medium that a journal names, if that medium is still at its path.
 fn evidence_of(medium: &Medium) -> Option<Evidence> {
     (Medium::at(&medium.at) == *medium).then(|| evidence_at(&medium.at)).flatten()
 }
@@ -337,7 +338,7 @@ mod tests {
         }
     }
 
-    /// Whether files here have evidence that lasts: not in every container.
+    /// Whether files have lasting evidence here. They do not in every container.
     fn lasts(scratch: &Scratch) -> bool {
         scratch.disk("probe");
         let lasts = scratch.identities().of_store(&scratch.store("probe"), "").is_lasting;
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renamed_file_is_the_same_device_in_another_process_and_its_views_and_copies_are_others() {
+    fn renamed_file_keeps_its_identity_and_views_and_copies_have_others() {
         let scratch = Scratch::new();
         if !lasts(&scratch) {
             return;
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_list_is_damaged_devices_have_identities_of_this_process_and_its_successors() {
+    fn damaged_list_leaves_identities_to_this_process_and_its_replacement() {
         let scratch = Scratch::new();
         scratch.disk("a");
         let before = scratch.identities().of_store(&scratch.store("a"), "");
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_folder_identities_are_the_processes_own() {
+    fn identities_without_a_folder_belong_to_the_process() {
         let scratch = Scratch::new();
         scratch.disk("a");
         let identities = Identities::at(None, ProcessSecret::random());
@@ -397,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_adds_so_many_devices_and_no_more() {
+    fn number_of_devices_that_a_process_adds_is_limited() {
         let scratch = Scratch::new();
         let identities = scratch.identities();
         let evidence = |at: usize| Evidence { text: format!("file {at}"), is_stable: true };
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_swap_that_was_decided_moves_the_identity_also_when_whoever_swapped_was_killed() {
+    fn decided_swap_moves_the_identity_even_if_its_process_was_killed() {
         let scratch = Scratch::new();
         if !lasts(&scratch) {
             return;
@@ -430,7 +431,7 @@ mod tests {
         notes.note(Milestone::Copying).unwrap();
         assert_eq!(scratch.identities().of_store(&scratch.store("old"), ""), device, "nothing is decided yet");
         notes.note(Milestone::Switched).unwrap();
-        // Here it was killed.
+        // Here the process was killed.
         fs::rename(&new, scratch.0.join("elsewhere")).unwrap();
         let stale = scratch.identities().of_store(&scratch.store("old"), "");
         assert!(stale.id != device.id, "the old medium is another device, also while the new one is not there");

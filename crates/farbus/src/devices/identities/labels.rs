@@ -1,4 +1,4 @@
-//! What is known of devices on offer: whether their names and identities last.
+//! Whether the names and identities of the offered devices are lasting.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Identified, Identities};
 
-/// What a device is besides a USB device.
+/// The class that a device has besides USB.
 pub(crate) enum DeviceClass {
     /// No other class.
     Usb,
@@ -20,23 +20,23 @@ pub(crate) enum DeviceClass {
     Stream(Stage),
 }
 
-/// Which device is offered.
+/// The identity of a device to offer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Which {
     /// The device with this identity.
     Known(Identified),
-    /// One of those that have this id in common; its name tells it from the others.
+    /// A device with this common id; its name is added to tell it from others.
     Made(DeviceId),
 }
 
-/// What is known of a device on offer, besides its registry entry.
+/// What is known of an offered device besides its registry entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Label {
     pub is_named: bool,
     pub is_lasting: bool,
 }
 
-/// What is known of the devices on offer, by bus id.
+/// The labels of the offered devices, by bus id.
 #[derive(Debug, Default)]
 pub struct Labels(Mutex<BTreeMap<String, Label>>);
 
@@ -50,18 +50,18 @@ impl Labels {
     }
 }
 
-/// Which device it is, as `farbus status --json` shows it.
+/// A device's identity, as `farbus status --json` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdentityStatus {
     /// The device's id, 32 hexadecimal digits.
     pub id: DeviceId,
-    /// Which of its media it is.
+    /// The generation: which of the device's media this is.
     pub generation: u64,
-    /// Whether it has this identity after a restart, too.
+    /// Whether the device has this identity after a restart, too.
     pub is_lasting: bool,
 }
 
-/// What a library's device is: of its own making, and of this process.
+/// The identity of a device that a program of the library offers: it lasts as long as this process.
 pub(crate) fn made_here() -> Which {
     Which::Made(Identities::own().of_made("library"))
 }

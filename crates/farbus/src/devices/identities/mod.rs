@@ -1,14 +1,14 @@
-//! Which device each export is: its identity, found by evidence in `devices.json`, or good for this process alone.
+//! The identity of each export: found by evidence in `devices.json`, or valid for this process only.
 //!
 //! | device | identity |
 //! |---|---|
 //! | has lasting evidence ([`Evidence`]) | the one in `devices.json` beside that evidence; a new one if there is none |
-//! | has none, or the list cannot be used | derived from a secret of this process, which a process that takes its place inherits |
-//! | a device made of code | the same, from what it is and what it is called |
-//! | memory, or a scratch view | a new one each time: what it holds ends with it |
+//! | has none, or the list cannot be used | derived from a secret of this process, which its replacement inherits |
+//! | a device made of code | derived in the same way, from its description and its name |
+//! | memory, or a scratch view | a new one each time: its contents end with it |
 //!
-//! An identity of the second kind never is that of another device by mistake, and is not found again after a restart.
-//! The half of farbus that keeps its rights does this ([`crate::broker`]): evidence is out of reach for the other one.
+//! An identity of the second kind is never that of another device by mistake, and is not found again after a restart.
+//! The broker ([`crate::broker`]) identifies devices, because the confined process cannot reach the evidence.
 
 pub mod exchanging;
 mod finding;

@@ -1,37 +1,38 @@
-//! What devices are called: by their owner, or by farbus.
+//! Names of devices, given by their owner or by farbus.
 
-/// The longest name.
+/// The longest name, bytes.
 const NAME_BYTES_MAX: usize = 64;
 /// Words that mean every device.
 const RESERVED: [&str; 1] = ["all"];
-/// What farbus calls devices that nobody names, without their numbers.
+/// Names that farbus gives to unnamed devices, without their numbers.
 const KINDS: [&str; 8] = ["disk", "block", "memory", "zero", "keyboard", "serial", "audio", "can"];
 
-/// How a device comes to its name.
+/// How a device gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming<'a> {
-    /// By its kind, and a number if that is taken: another device may have the name after the next start.
+    /// Named by its kind, with a number if that is taken. Another device may have the name after the next start.
     Automatic(&'a str),
-    /// Its owner gave it: nothing else may have it.
+    /// Named by its owner. No other device may have the name.
     Given(&'a str),
-    /// A rule of its owner's did, which may mean several: the first has the name, the others have numbers behind it.
+    /// Named by a rule of its owner, which may match several devices: the first has the name, the others have numbers
+    /// appended.
     ByRule(&'a str),
 }
 
 impl<'a> Naming<'a> {
-    /// `name`, given by an owner or not.
+    /// Names a device `name`, given by its owner or not.
     pub fn of(name: &'a str, is_named: bool) -> Self {
         if is_named { Naming::Given(name) } else { Naming::Automatic(name) }
     }
 
-    /// What the name is, or begins with.
+    /// The name, or its beginning.
     pub fn text(self) -> &'a str {
         match self {
             Naming::Automatic(name) | Naming::Given(name) | Naming::ByRule(name) => name,
         }
     }
 
-    /// The same with something behind it.
+    /// The same kind of naming with another text.
     pub fn with<'b>(self, name: &'b str) -> Naming<'b> {
         match self {
             Naming::Automatic(_) => Naming::Automatic(name),
@@ -41,7 +42,7 @@ impl<'a> Naming<'a> {
     }
 }
 
-/// Whether a device may be called so.
+/// Checks whether a device may have this name.
 ///
 /// # Errors
 /// A sentence for a person: why not.
@@ -59,7 +60,7 @@ pub fn check_name(text: &str) -> Result<(), String> {
     }
 }
 
-/// A device's words without `name=NAME`, and that name.
+/// Splits a device's words into those without `name=NAME`, and the name.
 ///
 /// # Errors
 /// A sentence for a person: what is wrong with the name.
@@ -75,7 +76,7 @@ pub fn split_name(text: &str) -> Result<(String, Option<String>), String> {
     Ok((words.join(","), name))
 }
 
-/// Whether farbus gives devices such names: a kind, and a number perhaps.
+/// Whether farbus gives such names: a kind, possibly with a number.
 pub fn looks_automatic(name: &str) -> bool {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     KINDS.contains(&stem) || ["stream", "bridge-a", "bridge-b"].contains(&stem) || is_end_of_bridge(name)
@@ -92,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_stands_among_a_devices_words_once() {
+    fn name_option_is_split_off_and_may_occur_once() {
         let split = |text: &str| split_name(text);
         let both = |words: &str, name: &str| Ok((words.to_owned(), Some(name.to_owned())));
         assert_eq!(split("disk:/a.img,name=backup,ro"), both("disk:/a.img,ro", "backup"));
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_farbus_gives_are_recognised() {
+    fn names_that_farbus_gives_are_recognized() {
         for name in ["disk", "disk2", "memory", "can17", "bridge-a", "bridge2-b", "stream"] {
             assert!(looks_automatic(name), "{name}");
         }

@@ -1,8 +1,9 @@
-//! By what each USB device is known that was identified here and is plugged in: it stays, whatever is plugged in later.
+//! The evidence of each USB device that was identified here and is plugged in. It stays the same, whatever is plugged
+//! in later.
 //!
 //! A serial number is lasting evidence while no other device here has it. If a device with an equal one is plugged in
-//! while the first is shared, the first is still the one that was there: its bus and device number say so until it is
-//! unplugged. A process that takes this one's place inherits the list.
+//! while the first is shared, the first keeps its evidence: its bus and device number identify it until it is
+//! unplugged. This process's replacement inherits the list.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,13 +15,13 @@ use serde::{Deserialize, Serialize};
 /// A USB device that was identified.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownUsb {
-    /// Number of its bus.
+    /// The number of its bus.
     pub bus: u32,
-    /// Its number there, until it is unplugged.
+    /// The device's number on the bus, until it is unplugged.
     pub device: u32,
     /// The text of its evidence.
     pub evidence: String,
-    /// Whether that says the same after this machine was started anew.
+    /// Whether the evidence stays the same after a restart of this machine.
     pub is_stable: bool,
 }
 
@@ -29,13 +30,13 @@ pub struct KnownUsb {
 pub(super) struct Plugged(Mutex<BTreeMap<(u32, u32), Evidence>>);
 
 impl Plugged {
-    /// Those that the process before this one knew.
+    /// Begins with the devices that the process before this one had identified.
     pub fn inherited(known: &[KnownUsb]) -> Self {
         let evidence = |known: &KnownUsb| Evidence { text: known.evidence.clone(), is_stable: known.is_stable };
         Self(Mutex::new(known.iter().map(|known| ((known.bus, known.device), evidence(known))).collect()))
     }
 
-    /// Returns all of them, for a process that takes this one's place.
+    /// All identified devices, for this process's replacement.
     pub fn known(&self) -> Vec<KnownUsb> {
         let known = |(&(bus, device), evidence): (&(u32, u32), &Evidence)| KnownUsb {
             bus,
@@ -46,9 +47,10 @@ impl Plugged {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().map(known).collect()
     }
 
-    /// Returns the evidence of `found`, one of `all` that are plugged in now: that of before, if it is the same device.
+    /// The evidence of `found`, one of `all` devices that are plugged in now. A device that was identified before keeps
+    /// its evidence.
     pub fn evidence_of(&self, found: &Found, all: &[Found], inventory: &Inventory) -> Evidence {
-        // While its port is being reset it has no number.
+        // A device has no number while its port is reset.
         if found.is_being_reset() {
             return Evidence::of_usb(found, all, inventory);
         }
@@ -58,7 +60,7 @@ impl Plugged {
             return known.clone();
         }
         let is_plugged = |bus: u32, number: u32| {
-            // One whose port is being reset keeps its number.
+            // The entry of a device in reset stays: the device gets its number back.
             all.iter().any(|other| other.bus == bus && (other.number == number || other.is_being_reset()))
         };
         plugged.retain(|&(bus, number), _| is_plugged(bus, number));
@@ -77,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    /// A system's root made of files.
+    /// A system's root directory made of files.
     struct Root(PathBuf);
 
     impl Root {
@@ -91,7 +93,7 @@ mod tests {
             self.0.join("sys/bus/usb/devices").join(bus_id)
         }
 
-        /// A device of one make is plugged in.
+        /// Plugs in a device.
         fn plug(&self, bus_id: &str, number: u32, serial: &str) {
             let folder = self.folder(bus_id);
             fs::create_dir_all(&folder).unwrap();
@@ -128,14 +130,14 @@ mod tests {
         }
     }
 
-    /// What a process that takes the place of this one begins with, passed on as it is between two releases.
+    /// The list of a replacement process, passed in the form that is used between releases.
     fn successor_of(plugged: &Plugged) -> Plugged {
         let passed: Vec<KnownUsb> = serde_json::from_str(&serde_json::to_string(&plugged.known()).unwrap()).unwrap();
         Plugged::inherited(&passed)
     }
 
     #[test]
-    fn a_device_keeps_its_evidence_when_another_with_its_serial_number_comes_and_its_process_is_restarted() {
+    fn device_keeps_its_evidence_beside_a_twin_and_across_a_handover() {
         let root = Root::new("twin");
         root.plug("1-1", 4, "A1");
         let plugged = Plugged::default();
@@ -149,25 +151,25 @@ mod tests {
         assert_eq!(root.evidence(&successor, "1-1"), first);
         assert_eq!(root.evidence(&successor, "1-2"), second);
         assert!(!root.evidence(&Plugged::default(), "1-1").is_stable, "who begins anew cannot tell which was first");
-        // The first one goes: the second keeps what it is known by.
+        // The first device goes: the second keeps its evidence.
         root.unplug("1-1");
         assert_eq!(root.evidence(&successor_of(&successor), "1-2"), second);
     }
 
     #[test]
-    fn a_device_that_was_unplugged_leaves_its_evidence_to_nobody() {
+    fn evidence_of_an_unplugged_device_is_forgotten() {
         let root = Root::new("left");
         root.plug("1-1", 4, "A1");
         let plugged = Plugged::default();
         let first = root.evidence(&plugged, "1-1");
-        // Another one in its port, also if it had its number.
+        // Another device at its port, even with the same number, has other evidence.
         for (number, serial) in [(6, "A2"), (4, "A2")] {
             root.plug("1-1", number, serial);
             let other = root.evidence(&plugged, "1-1");
             assert!(other != first && other.is_stable);
         }
         assert_eq!(plugged.known().len(), 1, "what is gone is forgotten");
-        // Both are plugged in anew: nobody can say which one was here before.
+        // Both are plugged in anew: it is unknown which one was here before.
         root.plug("1-1", 7, "A1");
         root.plug("1-2", 8, "A1");
         assert!(!root.evidence(&plugged, "1-1").is_stable && !root.evidence(&plugged, "1-2").is_stable);

@@ -1,4 +1,4 @@
-//! What this user's processes share now, as far as identities go.
+//! The devices that this user's processes share now, with their identities.
 
 use farbus_io::trust::DeviceId;
 use serde_json::Value;
@@ -6,28 +6,28 @@ use serde_json::Value;
 use super::labels::IdentityStatus;
 use crate::common::control::{Answer, Question, ask_all};
 
-/// A device on offer.
+/// A device that is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedNow {
     /// The process that shares it.
     pub pid: u32,
-    /// The device's name, as it is shared.
+    /// The name under which the device is shared.
     pub name: String,
-    /// Whether its owner gave it that.
+    /// Whether its owner gave it that name.
     pub is_named: bool,
-    /// Who uses it.
+    /// The user of the device, if it is in use.
     pub user: Option<String>,
-    /// Which device it is.
+    /// The device's identity, if its process reports it.
     pub identity: Option<IdentityStatus>,
 }
 
 impl SharedNow {
-    /// The device's id; `None` if its process is of a version that tells none.
+    /// The device's id; `None` if its process is of a version that does not report it.
     pub fn id(&self) -> Option<DeviceId> {
         self.identity.as_ref().map(|identity| identity.id)
     }
 
-    /// What a permission for it is bound to: its id, if farbus gave its name and it can be known again.
+    /// The id that a permission for this device is bound to: only if farbus gave the name and the identity lasts.
     pub fn bound_to(&self) -> Option<DeviceId> {
         let lasting = self.identity.as_ref().filter(|identity| identity.is_lasting && !self.is_named);
         lasting.map(|identity| identity.id)
@@ -37,7 +37,7 @@ impl SharedNow {
         Some(Self {
             pid,
             name: device["name"].as_str()?.to_owned(),
-            // Nothing but a share says so.
+            // Only a share reports this field.
             is_named: device["is_named"].as_bool()?,
             user: device["user"].as_str().map(str::to_owned),
             identity: serde_json::from_value(device["identity"].clone()).ok(),
@@ -45,7 +45,7 @@ impl SharedNow {
     }
 }
 
-/// All of them; none, if nobody can be asked.
+/// All devices that are shared; empty if no process can be asked.
 pub fn shared_now() -> Vec<SharedNow> {
     let all = ask_all(&Question::Status).unwrap_or_default();
     let devices = |(pid, answer): (u32, Answer)| {

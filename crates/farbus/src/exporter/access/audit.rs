@@ -1,5 +1,4 @@
-//! What is noted in the audit log of each use of a device, whoever the user is: a paired host, or a program that proves
-//! no key.
+//! Writes the audit log of each use of a device, whether the user is a paired host or a program without a key.
 
 use std::sync::Arc;
 
@@ -8,24 +7,24 @@ use tracing::debug;
 
 use crate::broker::Broker;
 
-/// Who writes the audit log of a process that serves users without a key.
+/// Writes the audit log for users that prove no key.
 #[derive(Debug)]
 pub enum Recorder {
-    /// The process itself: it may write to the folder.
+    /// This process writes the log itself: it has access to the folder.
     Own(Arc<Audit>),
-    /// Its other half.
+    /// The broker writes the log, because this process has no rights.
     Through(Broker),
 }
 
 impl Recorder {
-    /// One for a process that keeps its rights; `None` if there is no folder to keep a log in, because nobody ever made
-    /// a key.
+    /// Returns the recorder of a process that keeps its rights. Returns `None` if the user's folder does not exist,
+    /// because no key was ever made.
     pub fn of_user() -> Option<Self> {
         let folder = Folder::of_user().ok().filter(|folder| folder.path().exists());
         folder.map(|folder| Recorder::Own(Arc::new(Audit::new(folder))))
     }
 
-    /// Writes a line, or has it written.
+    /// Writes an event to the log, directly or through the broker.
     pub fn record(&self, event: &Event<'_>) {
         match self {
             Recorder::Own(audit) => audit.record(event),
@@ -37,7 +36,7 @@ impl Recorder {
         }
     }
 
-    /// Nothing more is recorded: what was counted is written.
+    /// Flushes the counted events. The recorder records nothing after this call.
     pub fn finish(&self) {
         if let Recorder::Own(audit) = self {
             audit.finish();

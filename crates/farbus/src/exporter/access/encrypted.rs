@@ -1,8 +1,8 @@
-//! The TLS and QUIC listener for paired hosts, and what a connection may cost before it proves a key.
+//! Accepts encrypted connections and admits only paired hosts.
 //!
-//! Whoever connects is met by a thread of its own, within limits of time, bytes and numbers
-//! (`farbus_io::trust::limits`); until its key is known to be paired not a byte of it reaches a protocol of ours. Then
-//! the same thread is its session.
+//! Each connection gets its own thread and runs its handshake within limits of time, bytes and number
+//! (`farbus_io::trust::limits`). No byte of the peer reaches a protocol of farbus before its key is known to be paired.
+//! The same thread then serves the session.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -22,31 +22,31 @@ use crate::exporter::access::listener::Listening;
 use crate::exporter::access::paired_host::Guest;
 use crate::hosts::trust::Trust;
 
-/// A session's stack, and the handshake's before it: signatures in a debug build take the most.
+/// The stack of a session's thread and of its handshake. Signatures in a debug build use the most.
 const STACK_BYTES: usize = 512 << 10;
 
-/// What is spoken over TCP, the best first.
+/// The protocols that are offered over TCP, the preferred one first.
 const OVER_TCP: [Protocol; 3] = [Protocol::UsbIp, Protocol::Control, Protocol::Session];
 
-/// Why a connection was cut that had to give way to another.
+/// Logged reason when a handshake is cut short to make room for another connection.
 const GAVE_WAY: &str = "it proved no key while others waited";
 
-/// Serves the connections that a [`SecureListener`] accepts.
+/// Serves the paired hosts that a [`SecureListener`] admits.
 pub trait ConnectionHandler: Send + Sync + 'static {
-    /// The time there.
+    /// The clock of the handler's sessions.
     fn clock(&self) -> Clock;
 
-    /// Whether nobody is let in any more.
+    /// Whether the handler accepts no more connections.
     fn is_closing(&self) -> bool;
 
-    /// The whole visit of a paired host, on the thread that met it.
+    /// Serves a paired host until its connection ends, on the thread that ran its handshake.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// The host has too many connections or holds too much memory, or the system has no more descriptors.
     fn receive(self: Arc<Self>, link: Link, guest: Guest, protocol: Protocol) -> io::Result<()>;
 }
 
-/// Accepts connections of paired hosts.
+/// Accepts encrypted connections and passes those of paired hosts to its handler.
 pub struct SecureListener<H> {
     trust: Trust,
     handler: Arc<H>,
@@ -54,23 +54,23 @@ pub struct SecureListener<H> {
 }
 
 impl<H: ConnectionHandler> SecureListener<H> {
-    /// Where `handler` listens.
+    /// Creates a listener that passes paired hosts to `handler`.
     pub fn new(trust: Trust, handler: Arc<H>) -> Self {
         let admission = Admission::default();
-        // Where paired hosts were seen last they most likely are.
+        // Addresses where paired hosts were seen last get places before unknown ones.
         let peers = trust.peers().unwrap_or_default();
         let addresses = peers.iter().filter_map(|peer| peer.address.as_deref()?.parse::<SocketAddr>().ok());
         addresses.for_each(|address| admission.note_proved(address.ip(), handler.clock().now()));
         Self { trust, handler, admission }
     }
 
-    /// Lets in whoever comes, until the household or this way to it closes.
+    /// Accepts connections until the handler or `listening` closes.
     pub fn accept_all(self: &Arc<Self>, listening: &Listening) {
         let is_over = || self.handler.is_closing() || listening.is_closed();
         while !is_over() {
             match listening.accept() {
                 Ok((link, Origin::Address(from))) => self.let_in(Connection { link, from }),
-                // Paired hosts come from elsewhere: for this machine's programs there is a plain socket.
+                // Paired hosts connect from other machines; this machine's programs have a plain socket.
                 Ok((_, Origin::User(_) | Origin::Own(..))) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) if is_over() => return,
@@ -82,15 +82,15 @@ impl<H: ConnectionHandler> SecureListener<H> {
         }
     }
 
-    /// Serves whoever comes to `socket` by QUIC, until the answer is closed.
+    /// Serves QUIC connections on `socket` until the returned server is closed.
     ///
     /// # Errors
-    /// If the system has no more threads or descriptors.
+    /// The system has no more threads or descriptors.
     pub fn serve_datagrams(self: &Arc<Self>, socket: UdpSocket) -> io::Result<QuicServer> {
         QuicServer::start(socket, Arc::clone(self))
     }
 
-    /// The place of a stranger from there; `None` if it is not met.
+    /// Reserves a place for a handshake with a peer at `from`. Returns `None` if the peer is turned away.
     fn admit(&self, from: SocketAddr) -> Option<Ticket> {
         match self.admission.enter(from.ip(), self.handler.clock().now()) {
             Ok(ticket) => Some(ticket),
@@ -106,7 +106,7 @@ impl<H: ConnectionHandler> SecureListener<H> {
         }
     }
 
-    /// Meets whoever connected, on a thread of its own; or closes the connection unread.
+    /// Runs the handshake on a new thread, or closes the connection without reading from it.
     fn let_in(self: &Arc<Self>, connection: Connection) {
         let from = connection.from;
         let Some(ticket) = self.admit(from) else { return };
@@ -124,12 +124,12 @@ impl<H: ConnectionHandler> SecureListener<H> {
     fn on_a_thread(&self, from: SocketAddr, visit: impl FnOnce() + Send + 'static) {
         let spawned = thread::Builder::new().name("secure".into()).stack_size(STACK_BYTES).spawn(visit);
         if let Err(error) = spawned {
-            // Its place was given back with the visit.
+            // Dropping `visit` has released its ticket.
             warn!(%from, %error, "the connection was turned away");
         }
     }
 
-    /// What came of a stranger: it is a guest, or was none.
+    /// Serves the peer if its handshake succeeded; logs and records the refusal otherwise.
     fn judge(&self, met: Result<Secured, HandshakeError>, from: SocketAddr, ticket: Ticket) {
         let proof = match &met {
             Ok(_) => Proof::Given,
@@ -154,7 +154,7 @@ impl<H: ConnectionHandler> SecureListener<H> {
     }
 
     fn welcome(&self, mut secured: Secured, from: SocketAddr) {
-        // Unpaired since its handshake began: it gets nothing.
+        // The host was unpaired after its handshake began.
         let Some(peer) = self.trust.peer(&secured.peer) else { return };
         if self.handler.is_closing() {
             return;

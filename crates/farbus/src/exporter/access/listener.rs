@@ -1,4 +1,4 @@
-//! A socket that is listened at, and who may connect there.
+//! A listening socket and the networks that may connect to it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -11,88 +11,88 @@ use farbus_io::trust::QuicServer;
 use crate::common::socket_place::{Origin, Place, SocketListener};
 use crate::exporter::access::networks::Network;
 
-/// One place that is listened at.
+/// One listening socket.
 pub struct Listening {
     listener: SocketListener,
     place: Place,
-    /// From which addresses others may connect; `None` is everybody. Who may connect to a socket its mode says.
+    /// Networks that may connect; `None` allows all. A Unix socket is protected by its file mode instead.
     allowed: Mutex<Option<Vec<Network>>>,
     is_closed: AtomicBool,
     wake: Wake,
-    /// What serves datagrams at the same port.
+    /// The QUIC server at the same port, if there is one.
     beside: OnceLock<QuicServer>,
 }
 
 impl Listening {
-    /// Listens at an entrance that never waits, for those who are `allowed` (`None`: everybody).
+    /// Listens on a non-blocking socket, for the networks in `allowed` (`None`: all).
     ///
     /// # Errors
-    /// What the system says of the socket.
+    /// The socket's address cannot be read, or the system has no more descriptors.
     pub fn new(listener: SocketListener, allowed: Option<Vec<Network>>) -> io::Result<Self> {
         let place = listener.place()?;
         let (allowed, is_closed, wake) = (Mutex::new(allowed), AtomicBool::new(false), Wake::new()?);
         Ok(Self { listener, place, allowed, is_closed, wake, beside: OnceLock::new() })
     }
 
-    /// Where it is.
+    /// The address or path of the socket.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Whether nobody is let in any more.
+    /// Whether the socket accepts no more connections.
     pub fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Whether who comes from there may connect.
+    /// Whether a peer from this origin may connect.
     pub fn admits(&self, from: Origin) -> bool {
-        // Whoever could connect to a socket has shown by that that it may.
+        // The file mode of a Unix socket has admitted the peer already.
         let Origin::Address(address) = from else { return true };
         let allowed = self.allowed.lock().expect("no listener panics");
         allowed.as_ref().is_none_or(|networks| networks.iter().any(|network| network.contains(address.ip())))
     }
 
-    /// Who may connect from now on.
+    /// Sets which networks may connect from now on.
     pub fn allow(&self, allowed: Option<Vec<Network>>) {
         *self.allowed.lock().expect("no listener panics") = allowed;
     }
 
-    /// Waits until somebody connects, or it is closed.
+    /// Waits until a peer connects or the listener is closed.
     ///
     /// # Errors
-    /// What the system says: [`io::ErrorKind::WouldBlock`] if it was for nothing.
+    /// The error of the system; [`io::ErrorKind::WouldBlock`] if there is no connection, or the listener was closed.
     pub fn accept(&self) -> io::Result<(Link, Origin)> {
         let mut interests = [Interest::new(self.listener.as_fd(), false), Interest::new(self.wake.as_fd(), false)];
-        // Whatever is wrong with the socket, the next call says.
+        // The next call on the socket reports its error.
         let _ = wait(&mut interests, None);
         if self.is_closed() {
-            // What comes now is for whoever the socket was handed over to.
+            // Connections from now on belong to the process that took over the socket.
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.listener.accept()?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// What is served beside it ends with it.
+    /// Binds a QUIC server to this listener: it closes when the listener does.
     pub fn accompany(&self, server: QuicServer) {
-        // One port has one.
+        // A port has one such server.
         let _ = self.beside.set(server);
     }
 
-    /// Lets nobody in any more here; another process does, at the same socket.
+    /// Stops accepting here without closing the socket, because another process accepts on it.
     pub fn hand_over(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.beside.get().inspect(|server| server.close());
         self.wake.wake();
     }
 
-    /// Lets nobody in any more.
+    /// Closes the socket and stops accepting.
     pub fn close(&self) {
         self.listener.shut_down();
         self.hand_over();
     }
 }
 
-/// All places that are listened at.
+/// All listening sockets.
 #[derive(Default)]
 pub struct Addresses(Mutex<Vec<Arc<Listening>>>);
 
@@ -101,34 +101,34 @@ impl Addresses {
         self.0.lock().expect("no listener panics")
     }
 
-    /// One more.
+    /// Adds a listening socket.
     pub(crate) fn add(&self, listening: Arc<Listening>) {
         self.all().push(listening);
     }
 
-    /// Who may connect to `place` from now on; connections that are there stay. `None`: everybody.
+    /// Sets which networks may connect to `place` (`None`: all). Existing connections stay.
     pub fn allow(&self, place: &Place, allowed: Option<Vec<Network>>) {
         for listening in self.all().iter().filter(|listening| listening.place() == place) {
             listening.allow(allowed.clone());
         }
     }
 
-    /// Listens at `place` no more; connections that came through it stay.
+    /// Stops listening at `place`. Existing connections stay.
     pub fn close(&self, place: &Place) {
         let is_it = |listening: &mut Arc<Listening>| listening.place() == place;
         self.all().extract_if(.., is_it).for_each(|listening| listening.close());
     }
 
-    /// Listens nowhere any more.
+    /// Closes all listening sockets.
     pub(crate) fn close_all(&self) {
         self.all().drain(..).for_each(|listening| listening.close());
     }
 
-    /// Another handle on the socket that is listened at, for another process. `None` of one with a path, which goes
+    /// Duplicates the listening socket at `place` for another process. Returns `None` for a Unix socket, which ends
     /// with its process.
     ///
     /// # Errors
-    /// `NotFound` if nobody listens there; if the system has no more descriptors.
+    /// `NotFound` if there is no listener at `place`; otherwise the system has no more descriptors.
     pub fn listener(&self, place: &Place) -> io::Result<Option<Listener>> {
         let all = self.all();
         let listening = all.iter().find(|listening| listening.place() == place);
@@ -138,7 +138,7 @@ impl Addresses {
         }
     }
 
-    /// Lets nobody in any more, at sockets that another process has: whoever comes is its guest.
+    /// Stops accepting on all sockets without closing them, because another process accepts on them.
     pub fn hand_over(&self) {
         self.all().drain(..).for_each(|listening| listening.hand_over());
     }

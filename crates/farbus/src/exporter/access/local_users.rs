@@ -1,8 +1,9 @@
 //! Which users of this machine are served without encryption at a TCP port.
 //!
 //! A port of the loopback is open to every user of a machine, and what is offered there may be its owner's disk. So
-//! each connection from this machine is held against its user, whom the kernel knows ([`farbus_io::sys::tcp_owner`]).
-//! One that a program forwards, as `ssh -L` or a container's proxy does, is that program's.
+//! each connection from this machine is checked against its user, whom the kernel reports
+//! ([`farbus_io::sys::tcp_owner`]). A connection that a program forwards, as `ssh -L` or a container's proxy does,
+//! belongs to that program's user.
 
 use std::collections::BTreeSet;
 use std::str::FromStr;
@@ -16,7 +17,7 @@ use crate::broker::SystemAccess;
 use crate::common::runtime_folder;
 use crate::common::socket_place::Origin;
 
-/// A user, or all of them, as somebody names it.
+/// A user of this machine, or all of them, as a person names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LocalUser {
     /// By name, as `/etc/passwd` has it.
@@ -52,7 +53,7 @@ impl fmt::Display for LocalUser {
     }
 }
 
-/// Who of this machine's users is served: the owner and root always.
+/// Which of this machine's users are served. The owner of the process and root always are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalUsers {
     others: BTreeSet<u32>,
@@ -60,10 +61,10 @@ pub struct LocalUsers {
 }
 
 impl LocalUsers {
-    /// The owner, root, and these; `number_of` says which number a name has.
+    /// The owner, root, and `users`; `number_of` looks up a name's number (uid).
     ///
     /// # Errors
-    /// A name that is nobody's, or what `number_of` says.
+    /// No user has that name, or `number_of` failed.
     pub fn of(users: &[LocalUser], number_of: impl Fn(&str) -> io::Result<Option<u32>>) -> Result<Self, String> {
         let mut found = Self::default();
         for user in users {
@@ -84,20 +85,20 @@ impl LocalUsers {
         Ok(found)
     }
 
-    /// Whether this user is served.
+    /// Whether the user with this number (uid) is served.
     pub fn serves(&self, user: u32) -> bool {
         self.is_open || user == 0 || user == runtime_folder::owner() || self.others.contains(&user)
     }
 }
 
-/// Why a connection is closed unread.
+/// Why a connection from this machine is closed unread.
 #[derive(Debug)]
 pub enum NotServed {
-    /// It is of this user, whom nobody named.
+    /// The connection belongs to this user (uid), who is not served.
     User(u32),
-    /// It came from this machine, and whoever made it has closed it already: whose it was cannot be known.
+    /// The connecting program has closed its socket already, so its user cannot be found.
     Closed,
-    /// It came from this machine, and the kernel does not say whose it is.
+    /// The connection came from this machine, and the kernel does not report its user.
     Unknown(io::Error),
 }
 
@@ -117,34 +118,34 @@ impl fmt::Display for NotServed {
 
 impl std::error::Error for NotServed {}
 
-/// Finds out which user of this machine a connection is, and whether that is served.
+/// Finds out which user of this machine made a connection, and whether that user is served.
 #[derive(Debug, Default)]
 pub struct LocalPeers {
     users: Mutex<LocalUsers>,
-    /// Whoever may ask the kernel.
+    /// Asks the kernel, directly or through the broker.
     system: Mutex<SystemAccess>,
 }
 
 impl LocalPeers {
-    /// These are served from now on; connections that are there stay.
+    /// Sets which users are served from now on. Existing connections stay.
     pub fn serve(&self, users: LocalUsers) {
         *self.users.lock().unwrap_or_else(PoisonError::into_inner) = users;
     }
 
-    /// The kernel is asked by `system` from now on.
+    /// Asks the kernel through `system` from now on.
     pub fn ask_through(&self, system: SystemAccess) {
         *self.system.lock().unwrap_or_else(PoisonError::into_inner) = system;
     }
 
-    /// Whether this user is served.
+    /// Whether the user with this number (uid) is served.
     pub fn serves(&self, user: u32) -> bool {
         self.users.lock().unwrap_or_else(PoisonError::into_inner).serves(user)
     }
 
-    /// Who it is that came over `link`.
+    /// Finds the origin of a connection, with its user if it came from this machine.
     ///
     /// # Errors
-    /// [`NotServed`].
+    /// [`NotServed`] if the user is not served or cannot be found.
     pub fn recognize(&self, link: &Link, from: Origin) -> Result<Origin, NotServed> {
         let Origin::Address(address) = from else { return Ok(from) };
         let asked = self.system.lock().unwrap_or_else(PoisonError::into_inner).peer_owner(link);
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owner_and_root_are_served_and_others_if_somebody_says_so() {
+    fn owner_and_root_are_always_served_and_others_only_if_named() {
         let number_of = |name: &str| Ok((name == "ann").then_some(4000));
         let of = |words: &[&str]| {
             let users: Result<Vec<LocalUser>, _> = words.iter().map(|word| word.parse()).collect();

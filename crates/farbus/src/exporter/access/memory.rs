@@ -1,4 +1,4 @@
-//! What each peer holds of this process's memory: one account for all connections of a peer.
+//! Accounts for the memory that each peer holds in this process: one account for all connections of a peer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -7,11 +7,11 @@ use farbus_session::native::control::{Class, Mode, Open};
 
 use crate::exporter::access::quota::Visitor;
 
-/// What questions on a link (`farbus-control/1`) take: a line each way.
+/// Memory for a link that answers questions (`farbus-control/1`): one line in each direction.
 pub const QUESTIONS_BYTES: usize = 1 << 20;
-/// What somebody who looks on at a USB device takes: what waits for him in his seat, and on his link.
+/// Memory for an observer of a USB device: what waits for it, and what is on its link.
 const OBSERVER_BYTES: usize = 4 << 20;
-/// The same of a stream: a grant's frames on their way, and as many that wait for a grant.
+/// Memory for a reader of a stream: one grant's frames in flight, and as many that wait for a grant.
 const READER_BYTES: usize = 2 * farbus_model::limits::FRAMES_BYTES_MAX as usize;
 
 /// The accounts of all peers.
@@ -36,7 +36,7 @@ impl Accounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Peers that come from now on may hold so much.
+    /// Sets the budget of peers that connect from now on.
     pub fn set_budget(&self, budget: Budget) {
         let mut table = self.table();
         if *table.process.budget() != budget {
@@ -59,7 +59,8 @@ impl Accounts {
     }
 }
 
-/// What is taken for a device whatever its user has left; none: what the user may have in flight is measured by that.
+/// Memory for an attachment with a fixed need. `None`: the account's free memory decides how much the user may have in
+/// flight.
 pub fn fixed_bytes(open: &Open) -> Option<usize> {
     match (open.class, open.mode) {
         (Class::STREAM, _) => Some(READER_BYTES),
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_connections_of_a_peer_draw_on_one_account_and_a_peer_that_left_has_none() {
+    fn connections_of_a_peer_share_one_account_that_ends_with_the_last() {
         let accounts = Accounts::default();
         let visitor = |last| Visitor::from(IpAddr::from([10, 0, 0, last]));
         let (a, again, b) = (accounts.of(visitor(1)), accounts.of(visitor(1)), accounts.of(visitor(2)));

@@ -12,7 +12,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether an address is in it. An IPv4 address that came through an IPv6 socket counts as the IPv4 address it is.
+    /// Whether the range contains `address`. An IPv4 address mapped into IPv6 counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         let differ = |ours: u128, theirs: u128, width: u32| {
             let ignored = width - u32::from(self.bits);
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_contains_what_its_bits_say() {
+    fn range_contains_the_addresses_that_share_its_prefix() {
         let cases = [
             ("10.0.0.0/8", "10.255.0.1", true),
             ("10.0.0.0/8", "11.0.0.1", false),
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused() {
+    fn malformed_ranges_are_refused() {
         for wrong in ["", "lab3", "10.0.0.0/33", "10.0.0.1/8", "::1/64", "10.0.0.0/-1", "10.0.0.0/", "fd00::/129"] {
             assert!(wrong.parse::<Network>().is_err(), "{wrong}");
         }

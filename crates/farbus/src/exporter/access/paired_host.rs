@@ -1,4 +1,4 @@
-//! A paired host in a session: what it may do, and what is noted of it.
+//! A paired host in a session: what it may do, and what the audit log records of it.
 
 use farbus_io::trust::{DeviceId, Event, Fingerprint, Outcome, Peer, Peers};
 use tracing::info;
@@ -15,32 +15,31 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Over a link whose peer has proved its key.
+    /// Creates the guest for a link whose peer has proved `fingerprint`.
     pub fn new(trust: Trust, fingerprint: Fingerprint, name: String, address: String) -> Self {
         Self { trust, fingerprint, name, address }
     }
 
-    /// What it is called, and where it comes from.
+    /// The host's name here, and the address it connects from.
     pub fn identity(&self) -> (&str, &str) {
         (&self.name, &self.address)
     }
 
-    /// Whether both are one host, by its key.
+    /// Whether both are the same host, by their keys.
     pub fn is_same_host(&self, other: &Self) -> bool {
         self.fingerprint == other.fingerprint
     }
 
-    /// Its key.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// What is known of it, as of now: nothing, once it is unpaired.
+    /// The current entry of the host in the list of peers; `None` once it is unpaired.
     pub fn peer(&self) -> Option<Peer> {
         self.trust.peer(&self.fingerprint)
     }
 
-    /// Whether it may claim the device of this name and this id, as of now.
+    /// Whether the host may currently claim the device with this name and id. A refusal is logged and recorded.
     pub fn may_claim(&self, device: &str, id: Option<DeviceId>) -> bool {
         let may = self.peer().is_some_and(|peer| peer.may_use(device, id));
         if !may {
@@ -50,7 +49,7 @@ impl Guest {
         may
     }
 
-    /// Whether it may reserve something for this device that others give way to, as of now.
+    /// Whether the host may currently reserve with high criticality for this device. A refusal is recorded.
     pub fn may_reserve_high(&self, device: &str, id: Option<DeviceId>) -> bool {
         let may = self.peer().is_some_and(|peer| peer.may_reserve_high(device, id));
         if !may {
@@ -59,18 +58,18 @@ impl Guest {
         may
     }
 
-    /// Whether its session, with the device that it uses, may go on as far as `peers` says.
+    /// Whether `peers` still allows the host's session, and the device that it uses if there is one.
     pub fn may_stay(&self, peers: &Peers, device: Option<(&str, Option<DeviceId>)>) -> bool {
         let peer = peers.of_key(&self.fingerprint);
         peer.is_some_and(|peer| device.is_none_or(|(device, id)| peer.may_use(device, id)))
     }
 
-    /// Notes what it does with a device, or is refused, and why.
+    /// Records a use of a device, or its refusal and the reason, in the audit log.
     pub fn record(&self, verb: &str, outcome: Outcome, device: &str, why: Option<&str>) {
         self.trust.record(&Event { device: Some(device), why, ..self.event(verb, outcome) });
     }
 
-    /// Notes that it does not get it.
+    /// Records that the host was refused the device.
     pub fn record_refused(&self, device: &str, why: &str) {
         self.record("attach", Outcome::Refused, device, Some(why));
     }

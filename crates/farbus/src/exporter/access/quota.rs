@@ -1,4 +1,4 @@
-//! How many connections one peer may have, so that none can take them all.
+//! Limits how many connections one peer may have, so that no peer can take them all.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,50 +10,50 @@ use farbus_model::Instant;
 
 use crate::common::socket_place::Origin;
 
-/// Connections at once. One device takes one; the rest are lists and strangers.
+/// Connections at once. One device takes one; the rest are device lists and unknown peers.
 const SESSIONS_MAX: usize = STRANGERS_MAX + KNOWN_PLACES;
-/// Of these, those of all together who are known by their address alone: at the port without encryption.
+/// The most connections of all peers together that are known by address only, at the port without encryption.
 const STRANGERS_MAX: usize = 512;
-/// Those that are left for paired hosts and this machine's users, whatever others do.
+/// Connections that remain for paired hosts and this machine's users, whatever others do.
 const KNOWN_PLACES: usize = 64;
-/// How long a connection by address alone may stay without a device, where another has no place.
+/// How long a connection known by address only may stay without a device when another connection has no place.
 pub const IDLE_TIME: Duration = Duration::from_secs(1);
-/// Of these, connections beyond their peer's share that are heard at once, to be told that they are refused. Others are
-/// closed unread: a tool asks again, a flood is not answered.
+/// How many connections beyond their peer's share are served at once, only to be told that they are refused. Further
+/// ones are closed unread: a tool asks again, and a flood gets no answers.
 const SURPLUS_MAX: usize = 8;
-/// How often a log says that connections are closed unread.
+/// How often the log reports that connections are closed unread.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
-/// Whose a connection is.
+/// The peer that a connection is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visitor {
-    /// A paired host's, wherever it comes from.
+    /// A paired host, wherever it connects from.
     Host(Fingerprint),
-    /// A program's of this machine, of the user with this number.
+    /// A program of this machine, of the user with this number (uid).
     User(u32),
-    /// Somebody's at this address (of IPv6: in this network of 64 bits).
+    /// An unknown peer at this address (of IPv6: in this /64 network).
     Address(IpAddr),
-    /// The same of this machine, where it is known whose program it is.
+    /// A peer at an address of this machine, whose user (uid) is known.
     Own(IpAddr, u32),
 }
 
 /// What a connection may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// All.
+    /// Everything.
     Own,
-    /// Ask, and be refused.
+    /// Ask questions, and be refused devices.
     Surplus,
-    /// Nothing of its own: it is a device of a session that is counted.
+    /// The entry is a device of a session, which is counted instead.
     Within,
 }
 
 /// Why a connection is closed unread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuotaError {
-    /// There are [`SESSIONS_MAX`], or [`STRANGERS_MAX`] by address alone, and this is one more.
+    /// There are [`SESSIONS_MAX`] connections already, or [`STRANGERS_MAX`] known by address only.
     Full,
-    /// Its peer has as many as are left for all others.
+    /// The peer has as many connections as are left for all others.
     Share,
 }
 
@@ -68,16 +68,16 @@ impl fmt::Display for QuotaError {
 
 impl std::error::Error for QuotaError {}
 
-/// What a surplus connection is told.
+/// The message to a surplus connection.
 pub const REFUSAL: &str = "this peer has as many connections as are left for all others";
 
 impl Visitor {
-    /// From this address.
+    /// The peer at this address, known by nothing else.
     pub fn from(address: IpAddr) -> Self {
         Visitor::Address(subscriber(address))
     }
 
-    /// Somebody without a key, who came from there.
+    /// A peer that proved no key.
     pub fn without_key(from: Origin) -> Self {
         match from {
             Origin::Address(address) => Self::from(address.ip()),
@@ -86,21 +86,21 @@ impl Visitor {
         }
     }
 
-    /// Whether it is certain who it is, by its key or by the kernel's word.
+    /// Whether the peer's identity is certain, by its key or by the kernel.
     pub fn is_known(self) -> bool {
         !matches!(self, Visitor::Address(_) | Visitor::Own(..))
     }
 }
 
-/// Where a connection of `visitor`'s belongs among those that are `present`.
+/// Decides the place of a new connection of `visitor` among those that are `present`.
 ///
-/// Who is known by an address alone is counted among [`STRANGERS_MAX`], everybody among [`SESSIONS_MAX`].
-/// Nobody may have more connections than are left: the first peer may have half of all, a second one that does as much
-/// half of the rest, and it takes nine that work together to leave nothing. One who needs a connection for each of 200
-/// devices has them.
+/// Peers known by address only are counted against [`STRANGERS_MAX`], all peers against [`SESSIONS_MAX`]. A peer may
+/// not have more connections than are left. So the first peer may have half of all, a second one that does the same
+/// half of the rest, and only nine that work together leave nothing. A peer that needs a connection for each of 200
+/// devices can have them.
 ///
 /// # Errors
-/// [`QuotaError`].
+/// [`QuotaError`] if the connection is to be closed unread.
 pub fn place(visitor: Visitor, present: impl IntoIterator<Item = (Visitor, Place)>) -> Result<Place, QuotaError> {
     let (mut all, mut strangers, mut own, mut surplus) = (0, 0, 0, 0);
     for (who, place) in present.into_iter().filter(|(_, place)| *place != Place::Within) {
@@ -122,12 +122,12 @@ pub fn place(visitor: Visitor, present: impl IntoIterator<Item = (Visitor, Place
     }
 }
 
-/// Says now and then that somebody was turned away: a log is no place to write from outside.
+/// Limits how often the log reports refused connections, because outsiders must not be able to fill a log.
 #[derive(Debug, Default)]
 pub struct Complaint(Mutex<Option<Instant>>);
 
 impl Complaint {
-    /// Whether it is time to say so.
+    /// Whether the log is to report a refusal now.
     pub fn is_due(&self, now: Instant) -> bool {
         let mut last = self.0.lock().expect("nobody panics while it is looked at");
         let is_due = last.is_none_or(|last| now >= last + TOLD_EVERY);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn one_peer_has_half_and_many_leave_something_for_the_next() {
+    fn each_greedy_peer_gets_half_of_the_places_that_are_left() {
         let mut present = Vec::new();
         let mut shares = Vec::new();
         for greedy in 1..=9 {
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_a_session_are_counted_with_it() {
+    fn devices_of_a_session_take_no_places_of_their_own() {
         let mut present = vec![(from(1), Place::Own); 200];
         present.extend(vec![(from(1), Place::Within); 200]);
         assert_eq!(place(from(1), present.iter().copied()), Ok(Place::Own), "200 devices, a session each, are 200");
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_his_share_is_told_so_by_few_connections_at_a_time() {
+    fn peer_at_its_share_gets_a_few_surplus_connections_and_then_none() {
         let mut present = vec![(from(1), Place::Own); 256];
         for _ in 0..SURPLUS_MAX {
             assert_eq!(place(from(1), present.iter().copied()), Ok(Place::Surplus));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_leave_places_for_those_who_are_known_however_many_addresses_they_have() {
+    fn unknown_addresses_cannot_take_the_places_of_known_peers() {
         let mut present = Vec::new();
         let address = |n: u32| Visitor::from(IpAddr::from((0x0a00_0000 + n).to_be_bytes()));
         for n in 0..1000 {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_is_one_line_in_ten_seconds() {
+    fn a_flood_of_connections_logs_one_line_in_ten_seconds() {
         let complaint = Complaint::default();
         let at = |seconds: u64| Instant::from_nanos(seconds * 1_000_000_000);
         let said: Vec<_> = (0..25).filter(|&second| complaint.is_due(at(second))).collect();

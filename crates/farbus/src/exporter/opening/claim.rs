@@ -1,4 +1,4 @@
-//! What a connection is offered: the registry, on behalf of its peer.
+//! Offers the registry's devices to the peer of one connection, and claims them for it.
 
 use farbus_model::{Device, Instant};
 use farbus_session::claims::Mode;
@@ -16,11 +16,9 @@ use crate::hosts::trust::Use;
 const NOT_BLOCK: &str = "it is a USB device and no block device";
 const NOT_STREAM: &str = "it is no stream of frames";
 
-/// The devices that are shared, for the peer of one session.
+/// The shared devices, as the peer of one session may see and claim them.
 pub struct Offer<'a> {
-    /// Where the devices are.
     pub shared: &'a Shared,
-    /// The peer's session.
     pub session: &'a Session,
 }
 
@@ -52,10 +50,10 @@ impl Offers<Box<dyn Device>> for Offer<'_> {
 }
 
 impl Offer<'_> {
-    /// Whether the peer may ask for this device at all.
+    /// Checks whether the peer may ask for this device at all.
     ///
     /// # Errors
-    /// What USB/IP says if it may not.
+    /// The status that USB/IP answers if it may not.
     pub fn admit(&self, bus_id: &str) -> Result<(), OpStatus> {
         let Shared { registry, permissions, .. } = self.shared;
         if self.shared.sessions.is_stopping() {
@@ -87,10 +85,10 @@ impl Offer<'_> {
         Ok(())
     }
 
-    /// Takes a block device.
+    /// Claims a block device.
     ///
     /// # Errors
-    /// Why it is not the peer's.
+    /// Why the peer does not get it.
     pub fn claim_block(&self, bus_id: &str, asked: native::Mode) -> Result<ClaimedBlock, native::End> {
         self.claim_by(bus_id, NOT_BLOCK, |registry, peer, now| {
             let claimed = registry.claim_block(bus_id, peer, asked, now)?;
@@ -99,10 +97,10 @@ impl Offer<'_> {
         })
     }
 
-    /// Takes a stream.
+    /// Claims a stream.
     ///
     /// # Errors
-    /// Why it is not the peer's.
+    /// Why the peer does not get it.
     pub fn claim_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(Stage, Mode), native::End> {
         self.claim_by(bus_id, NOT_STREAM, |registry, peer, now| {
             let (stage, mode) = registry.claim_stream(bus_id, peer, asked, now)?;
@@ -110,7 +108,7 @@ impl Offer<'_> {
         })
     }
 
-    /// Takes a device as one class; `lacking` says that it is nothing of that kind.
+    /// Claims a device as one class; `lacking` is the message if the device does not have that class.
     fn claim_by<T>(
         &self,
         bus_id: &str,
@@ -123,7 +121,7 @@ impl Offer<'_> {
             _ => refusal(native::Cause::Refused, status.to_string()),
         })?;
         let (claimed, holder) = self.claim_for(bus_id, claim);
-        // Its importer asks for the USB device next: no word of it.
+        // The importer asks for the USB device next, so this refusal is not recorded.
         if !matches!(claimed, Err(ClassRefusal::Class)) {
             let outcome = claimed.as_ref().map(|(_, mode)| mode.as_str()).map_err(|_| OpStatus::Busy.to_string());
             self.note(bus_id, holder, outcome);
@@ -135,7 +133,7 @@ impl Offer<'_> {
         })
     }
 
-    /// Claims a device, and says who has it if it cannot be had.
+    /// Claims a device. Also returns its holder, for the message if the claim fails.
     fn claim_for<T, E>(
         &self,
         bus_id: &str,
@@ -144,21 +142,21 @@ impl Offer<'_> {
         let mut registry = self.shared.registry.lock();
         let claimed = claim(&mut registry, &self.session.peer, self.shared.serving.clock.now());
         if claimed.is_ok() {
-            // While the registry is locked: whoever takes the device back finds its session.
+            // The registry is still locked, so a thread that takes the device back finds this session.
             self.session.hold(bus_id);
         }
         let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
         (claimed, holder.map_or("nobody", |holder| holder.who.as_str()).to_owned())
     }
 
-    /// Notes what came of a claim in the log and the audit log.
+    /// Writes the outcome of a claim to the log and the audit log.
     fn note(&self, bus_id: &str, holder: String, outcome: Result<&str, String>) {
         let peer = &self.session.peer;
         match &outcome {
             Ok(mode) => info!(device = bus_id, peer, mode, "attached"),
             Err(status) => info!(device = bus_id, peer, status, holder, "refused"),
         }
-        // What was noted in the process before this one is no news.
+        // The process before this one recorded the claim already.
         if !self.session.is_successor() {
             let allowed = outcome.as_ref().map(|_| ()).map_err(String::as_str);
             self.shared.permissions.record(self.session, Use::Attach, bus_id, allowed);

@@ -1,5 +1,5 @@
-//! The use of a device by one session: it is opened as what was asked for, and in the end given back, or handed over to
-//! a successor.
+//! One session's use of a device: opens the device in the class that was asked for, and finally releases it or hands it
+//! over to a successor.
 
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -27,7 +27,7 @@ use crate::exporter::state::registry::HandedOver;
 use crate::exporter::state::shared::{STACK_BYTES, Shared};
 use crate::hosts::trust::Use;
 
-/// A session's use of one device. It is entered in the table of sessions as long as it lasts.
+/// One session's use of one device. The table of sessions has an entry for it as long as it lasts.
 #[derive(Clone)]
 pub(crate) struct DeviceUse {
     shared: Arc<Shared>,
@@ -37,10 +37,10 @@ pub(crate) struct DeviceUse {
 }
 
 impl DeviceUse {
-    /// Enters the use of a device in the table of sessions, on behalf of the session that opens it.
+    /// Enters the use of a device in the table of sessions, for the session that opens it.
     ///
     /// # Errors
-    /// Its peer has as many connections or as much memory as it may.
+    /// The peer has as many connections or as much memory as it may.
     pub fn enter(shared: &Arc<Shared>, caller: &Session, peer: &str, open: &native::Open) -> Result<Self, native::End> {
         let refused = |why: String| refusal(native::Cause::Refused, why);
         if caller.place == Place::Surplus {
@@ -60,25 +60,25 @@ impl DeviceUse {
         Ok(used)
     }
 
-    /// The session, as the table has it.
+    /// The entry in the table of sessions.
     pub fn session(&self) -> &Session {
         &self.session
     }
 
-    /// Takes it out of the table.
+    /// Removes the entry from the table of sessions.
     pub fn end(&self) {
         self.shared.sessions.end(self.number);
     }
 
-    /// A device that was opened with a lease that is known.
+    /// The opened device, under a lease that exists already.
     pub fn with_lease(self, opened_device: OpenedDevice, lease: u64) -> Opened {
         Opened { opened_device, session_handle: self.session, lease }
     }
 
-    /// What came of opening a device: its user has a lease, or the use ends here.
+    /// Gives the user a lease if the device was opened; ends the use otherwise.
     ///
     /// # Errors
-    /// Why the device is not opened.
+    /// Why the device was not opened.
     pub fn opened(
         self,
         bus_id: &str,
@@ -91,7 +91,7 @@ impl DeviceUse {
                 if !open.reason.is_empty() {
                     registry.lock().explain(&self.session.peer, &open.reason);
                 }
-                // Readers do not exclude each other, and nobody is fenced off by them.
+                // Readers do not exclude each other, so they get no lease.
                 let key = registry.key_of(bus_id);
                 let lease = if mode == Some(Mode::Exclusive) { registry.leases().give(&key) } else { 0 };
                 Ok(self.with_lease(opened_device, lease))
@@ -111,7 +111,7 @@ impl DeviceUse {
         self.shared.serving.clock.now()
     }
 
-    /// How a device is used that nobody handed over; `None`: looked on at.
+    /// Opens a device that was not handed over. The mode is `None` for an observer of a USB device.
     pub fn open_anew(&self, bus_id: &str, open: &native::Open) -> Result<(OpenedDevice, Option<Mode>), native::End> {
         match open.class {
             native::Class::USB if open.mode == native::Mode::Observe => {
@@ -136,7 +136,8 @@ impl DeviceUse {
         }
     }
 
-    /// The successor of a device, or who did not get rid of it.
+    /// Opens a handed over device for its successor. On failure the device goes back to the importer that handed it
+    /// over.
     pub fn take_over(
         &self,
         open: &native::Open,
@@ -200,7 +201,7 @@ impl DeviceUse {
     fn usb_class(&self, record: DeviceRecord, device: Box<dyn Device>) -> OpenedDevice {
         let reservations = &self.shared.reservations;
         let device = reservations.behind_suspension(&self.session, &record.bus_id, device);
-        // Whoever has not asked for it himself hears what is reserved for him.
+        // An importer that made no reservation itself is told what the owner reserved.
         let name = self.shared.registry.device_name(&record.bus_id);
         if let Some(report) = name.and_then(|name| reservations.ledger().report(&name)) {
             self.session.leave_reserved(report);
@@ -223,7 +224,7 @@ impl DeviceUse {
         OpenedDevice::Usb { record, device, give_back: Box::new(give_back), pass_on: Box::new(pass_on) }
     }
 
-    /// Takes a USB disk as its driver would: alone.
+    /// Opens a USB disk, driven by this exporter, for one importer.
     fn open_driven(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
         let reservations = &self.shared.reservations;
         let carrier = reservations.carrier(bus_id, Some(native::Class::USB));
@@ -242,13 +243,13 @@ impl DeviceUse {
             let is_gone = device.is_gone();
             used.take_in((!is_gone).then_some(device), is_gone, now);
         };
-        // What a disk holds in its cache is as durable as the power that it has from this host.
+        // What the disk has in its cache is as durable as its power, which this host supplies.
         reservations.cover(&self.session, bus_id, carrier.as_ref());
         let (suspension, give_back) = (reservations.gate_of(&self.session, bus_id), Box::new(give_back));
         Ok(OpenedDevice::Disk { disk: Box::new(disk), durability: boot_number(), give_back, suspension })
     }
 
-    /// Somebody looks on, whoever uses the device.
+    /// Opens a device for an observer, whether or not another importer uses it.
     fn open_observer(&self, bus_id: &str) -> Result<OpenedDevice, native::End> {
         let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
         self.offer().admit(bus_id).map_err(|status| match status {
@@ -278,7 +279,7 @@ impl DeviceUse {
         Ok(OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension: None })
     }
 
-    /// Somebody reads a stream: all of it, alone; or the latest of it, beside others.
+    /// Opens a stream: every frame for an exclusive reader, the latest frames for one of several.
     fn open_stream(&self, bus_id: &str, asked: native::Mode) -> Result<(OpenedDevice, Option<Mode>), native::End> {
         let (stage, mode) = self.offer().claim_stream(bus_id, asked)?;
         let policy = if mode == Mode::Exclusive { Policy::All } else { Policy::Latest };
@@ -317,7 +318,7 @@ impl DeviceUse {
         let used = self.clone();
         let give_back = move |device: Box<dyn BlockDevice>, now| {
             let is_gone = device.is_gone();
-            // Who goes on in another process has not asked for it, and finds there what was written.
+            // If the session continues in another process, the flush is not needed: that process finds the same data.
             if !used.session.is_handed_over()
                 && let Err(error) = make_durable(device)
             {
@@ -331,7 +332,7 @@ impl DeviceUse {
             if let Err(error) = make_durable(device) {
                 warn!(peer = used.session.peer, %error, "the last writes may be lost");
             }
-            // Many may read beside each other, and need no permission of one who did.
+            // Shared readers need no handover: a new reader may open the disk beside them.
             if is_gone || mode != Mode::Exclusive {
                 used.take_in(None, is_gone, now);
                 return false;
@@ -344,7 +345,7 @@ impl DeviceUse {
         Ok(OpenedDevice::Block { device, durability: export.durability(), give_back, pass_on, suspension })
     }
 
-    /// Somebody reads what is to be his, whoever uses it.
+    /// Opens a block device for its future successor to read while the current importer uses it.
     pub fn show_block(&self, bus_id: &str, export: &BlockExport) -> Result<OpenedDevice, native::End> {
         let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
         if !export.may_be_inherited() {
@@ -362,7 +363,7 @@ impl DeviceUse {
         Ok(OpenedDevice::Shown { device, info: *export.info(), durability: export.durability(), leave })
     }
 
-    /// It waits for its successor, in nobody's thread. Says whether it does.
+    /// Keeps the device for its successor without a session's thread. Returns whether the device waits.
     fn migrate(&self, device: Option<Box<dyn Device>>, migration: Migration) -> bool {
         let bus_id = self.session.take_device();
         self.end();
@@ -386,7 +387,7 @@ impl DeviceUse {
         true
     }
 
-    /// A session gives a device back, or what it had of it.
+    /// Releases what a session returns: the device, or for a block device nothing.
     fn take_in(&self, device: Option<Box<dyn Device>>, is_gone: bool, now: Instant) {
         let DeviceUse { shared, session, .. } = self;
         let bus_id = session.take_device();
@@ -407,7 +408,7 @@ impl DeviceUse {
             } else {
                 shared.registry.lock().release(&bus_id, &session.peer, device, ending, now);
             }
-            // In another process it goes on with what is reserved for it.
+            // If the session continues in another process, the reservation stays.
             if ending != Ending::HandedOver {
                 shared.reservations.unreserve_for(&bus_id);
             }
@@ -416,7 +417,7 @@ impl DeviceUse {
     }
 }
 
-/// Nobody came for it: it is his again who handed it over, or everybody's if he is not there any more.
+/// Returns a handed over device that no successor claimed to its first importer. If that one is gone, offers it to all.
 fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
     let Some(home) = handed_over.home.0.upgrade() else { return offer_again(shared, handed_over, Ending::Lost) };
     let bus_id = handed_over.bus_id.clone();
@@ -441,7 +442,7 @@ fn give_home(shared: &Arc<Shared>, handed_over: HandedOver) {
     }
 }
 
-/// It is in the hands of who handed it over again, and of his connection.
+/// Opens a handed over device again for the session that handed it over.
 pub(crate) fn back_home(
     shared: &Arc<Shared>,
     handed_over: HandedOver,
@@ -475,7 +476,7 @@ pub(crate) fn back_home(
     opened_device.map(|opened_device| (home, opened_device))
 }
 
-/// A thread that waits as long as a successor may take.
+/// Starts a thread that returns handed over devices whose successor did not come by `until`.
 fn give_up_in_time(shared: &Arc<Shared>, until: Instant) {
     let weak = Arc::downgrade(shared);
     let wait = move || {
@@ -495,7 +496,7 @@ fn give_up_in_time(shared: &Arc<Shared>, until: Instant) {
     }
 }
 
-/// Nobody came for it: it is offered to everybody again.
+/// Resets a handed over device that no importer claimed, and offers it to all again.
 pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
     let HandedOver { bus_id, who, device, .. } = handed_over;
     info!(device = bus_id, from = who, "what was handed over is offered again");
@@ -503,7 +504,7 @@ pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
     let device = device.map(|mut device| {
         let mut done = Completions::new(BufferPool::new(0));
         device.reset(now, &mut done);
-        // A device that cannot be made durable says so itself at the next command.
+        // A device that cannot be flushed reports that at the next command.
         let _ = device.command(now, &Command::Sync, &mut done);
         while done.pop().is_some() {}
         device
@@ -516,7 +517,7 @@ pub fn offer_again(shared: &Shared, handed_over: HandedOver, ending: Ending) {
     shared.reservations.unreserve_for(&bus_id);
 }
 
-/// The key of the host that a session is of: by it a successor is known.
+/// The key of the session's host, by which a successor is recognized. `None` if the peer has proved no key.
 pub(crate) fn key_of(session: &Session) -> Key {
     session.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes())
 }
@@ -525,12 +526,12 @@ pub(crate) fn refusal(cause: native::Cause, message: String) -> native::End {
     native::End { cause, message }
 }
 
-/// What an importer is told whose device is not here.
+/// The error for an importer whose device is not shared here.
 pub(crate) fn gone(open: &native::Open) -> native::End {
     refusal(native::Cause::Gone, format!("no device called '{}' is shared here", open.name))
 }
 
-/// What whoever shows something rings, and what his onlooker's thread hears it by.
+/// Wakes an observer's thread when there is something to show.
 struct Bell {
     wake: Arc<Wake>,
     readiness: Readiness,

@@ -1,5 +1,5 @@
-//! A USB disk that its exporter drives itself, for an importer that asks for it as a block device: one round trip a
-//! request, however the disk is spoken to (requirement U9).
+//! A USB disk that the exporter drives itself for an importer that asks for a block device: one round trip a request,
+//! whatever protocol the disk speaks (requirement U9).
 
 use farbus_host::driven_disk::fits;
 use farbus_model::Instant;
@@ -7,12 +7,12 @@ use farbus_session::native::control::{End, Mode};
 
 use crate::exporter::state::registry::DeviceRegistry;
 
-/// Whether the device with this bus id is a disk that could be driven here for one user.
+/// Whether the device with this bus id is a disk that the exporter could drive for one user.
 ///
 /// # Errors
-/// Somebody else has it.
+/// Another importer uses the disk.
 pub fn may_drive(devices: &DeviceRegistry, bus_id: &str, mode: Mode, now: Instant) -> Result<bool, End> {
-    // Its user may change it, so he is the only one.
+    // The disk has one user, who may write.
     if mode != Mode::Exclusive {
         return Ok(false);
     }

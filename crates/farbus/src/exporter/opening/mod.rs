@@ -1,4 +1,4 @@
-//! What a session may open, and what it opens: the device provider of the exporter's sessions.
+//! The device provider of the exporter's sessions: decides what a session may open, and opens it.
 
 pub mod claim;
 pub mod device_use;
@@ -92,7 +92,7 @@ impl DeviceProvider for Shared {
         let refused = |what: &str| Some(Err(refusal(native::Cause::Refused, what.to_owned())));
         let bus_id = match known(&self.registry, open) {
             Ok(bus_id) => bus_id,
-            // It is yet to be here.
+            // The device is still used in the process before this one and is not shared here yet.
             Err(_) if self.predecessor.uses(&open.name) => return None,
             Err(end) => return Some(Err(end)),
         };
@@ -258,28 +258,28 @@ impl DeviceProvider for Shared {
     }
 }
 
-/// Why who brings no room for migration state does not get the device.
+/// The refusal to an importer that cannot take the migration state of a device.
 const MIGRATION_STATE: &str =
     "it moves with a virtual machine: 'farbus attach HOST/DEVICE --via redir --inherit' goes on with it";
 
-/// Why an importer that names no identities does not get a device again.
+/// The refusal to an importer that reopens a device without naming its identity.
 fn another(name: &str) -> String {
     format!(
         "nothing proves that '{name}' is the device that was used before: this exporter was started anew; attach it anew"
     )
 }
 
-/// The bus id of the device that is asked for.
+/// The bus id of the device that `open` names.
 fn known(devices: &DeviceRegistry, open: &native::Open) -> Result<String, native::End> {
     devices.bus_id_of(&open.name).map_err(|_| gone(open))
 }
 
-/// The same for a successor, if it may have the device.
+/// The bus id of the device that `open` names, if `caller` may become its successor.
 fn known_to_successor(shared: &Shared, caller: &Session, open: &native::Open) -> Result<String, native::End> {
     let bus_id = known(&shared.registry, open)?;
     let refused = |what: &str| refusal(native::Cause::Refused, what.to_owned());
     match (Offer { shared, session: caller }.admit(&bus_id)) {
-        // Its user, who was that in the process before this one, is yet to go on.
+        // The session that used the device in the process before this one is yet to continue.
         Ok(()) | Err(OpStatus::Busy) => {}
         Err(OpStatus::NoDevice) => return Err(gone(open)),
         Err(status) => return Err(refused(&status.to_string())),

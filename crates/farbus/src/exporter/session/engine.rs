@@ -1,7 +1,7 @@
-//! One thread, one link, one device: no hand-off, no lock.
+//! Serves one USB/IP link and its device on one thread, without hand-offs or locks.
 //!
-//! The engine waits on what it owns. A device that is made of code and has no commands of its owner's leaves it
-//! the link alone, and then it simply blocks there: two system calls a request, receive and send.
+//! The engine waits on its link, its mailbox and its device. If the device is made of code and accepts no commands of
+//! its owner, only the link remains, and the engine blocks on it: two system calls a request, receive and send.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use farbus_session::{Exporter, Fault, Offers};
 
 use crate::link::meters::{Calls, Meters};
 
-/// What others may ask of a running engine.
+/// Commands that other threads leave for a running engine.
 #[derive(Debug)]
 pub struct Mailbox {
     orders: Mutex<Vec<Order>>,
@@ -33,20 +33,19 @@ struct Order {
 }
 
 impl Mailbox {
-    /// An empty one.
     pub fn new() -> io::Result<Self> {
         Ok(Self { orders: Mutex::default(), numbers: AtomicU64::new(0), wake: Wake::new()? })
     }
 
-    /// Leaves a command and waits for its answer, so long at most; none: it was not carried out and will not be. One
-    /// that is being carried out then is waited for as long once more.
+    /// Leaves a command and waits for its answer, for `time_max` at most. Returns `None` if the command was not carried
+    /// out; it never will be then. If it is being carried out at that moment, waits for `time_max` once more.
     pub fn ask(&self, command: Command, time_max: Duration) -> Option<Result<(), CommandError>> {
         let (answer, answered) = mpsc::sync_channel(1);
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
         self.orders().push(Order { number, command, answer });
         self.wake.wake();
         answered.recv_timeout(time_max).ok().or_else(|| {
-            // Whoever is told that it failed asks for it once more.
+            // The caller may retry after `None`, so the command must not run later.
             let is_withdrawn = self.orders().extract_if(.., |order| order.number == number).count() > 0;
             if is_withdrawn { None } else { answered.recv_timeout(time_max).ok() }
         })
@@ -56,21 +55,21 @@ impl Mailbox {
         self.orders.lock().expect("nobody panics with the mailbox open")
     }
 
-    /// Wakes whoever waits on it.
+    /// Wakes the thread that waits on the mailbox.
     pub fn wake(&self) {
         self.wake.wake();
     }
 
-    /// Forgets that it was woken.
+    /// Clears the wake-up.
     pub fn clear(&self) {
         self.wake.clear();
     }
 
-    /// Does what was left here.
+    /// Carries out all commands in the mailbox and answers them.
     pub fn carry_out(&self, mut act: impl FnMut(&Command) -> Result<(), CommandError>) {
         for order in self.take() {
             let result = act(&order.command);
-            // Whoever asked may have stopped waiting.
+            // The caller may have stopped waiting.
             let _ = order.answer.try_send(result);
         }
     }
@@ -90,7 +89,7 @@ impl AsFd for Mailbox {
 /// Why an engine stopped.
 #[derive(Debug)]
 pub enum End {
-    /// Everything was said.
+    /// The protocol reached its end, and all is sent.
     Finished,
     /// The peer closed the link.
     Closed,
@@ -98,13 +97,13 @@ pub enum End {
     Lost(io::Error),
     /// The device was unplugged.
     Gone,
-    /// The peer broke a rule.
+    /// The peer broke the protocol.
     Fault(Fault),
-    /// An assertion of ours failed.
+    /// An assertion of farbus failed.
     Bug,
 }
 
-/// An engine: a link, an exporter, and what they may use.
+/// Joins a link and an exporter, with what they need.
 pub struct Engine<'a, D, O> {
     pub link: &'a Link,
     pub exporter: Exporter<D>,
@@ -131,10 +130,10 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
         }
     }
 
-    /// Does what can be done, sends what can be sent, waits for what comes next.
+    /// Advances the protocol, sends what is ready, and waits for the next event.
     fn turn(&mut self) -> io::Result<Option<End>> {
         if let Err(fault) = self.exporter.advance(self.clock.now(), &mut self.offers) {
-            // The refusal goes out if the socket takes it; nothing is waited for.
+            // The refusal goes out if the socket takes it at once.
             let _ = self.flush();
             return Ok(Some(End::Fault(fault)));
         }
@@ -150,7 +149,7 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
             return Ok(Some(End::Finished));
         }
         if self.exporter.device().is_some_and(Device::is_gone) {
-            // Its last answers went out if the socket took them; nothing is waited for.
+            // The last answers went out if the socket took them at once.
             return Ok(Some(End::Gone));
         }
         self.wait(is_blocked)
@@ -180,7 +179,7 @@ impl<D: Device, O: Offers<D>> Engine<'_, D, O> {
             return Ok(self.received(count));
         }
         self.calls.wait += 1;
-        // What an encrypted link has decrypted already makes no socket readable.
+        // Bytes that an encrypted link has decrypted already do not make its socket readable.
         let has_received = self.link.has_received();
         let span = if has_received { Some(Duration::ZERO) } else { timeout.map(|at| at - self.clock.now()) };
         let on_link = Interest::new(self.link.as_fd(), is_blocked);
@@ -234,7 +233,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn a_command_that_nobody_took_in_time_is_never_carried_out() {
+    fn command_that_timed_out_in_the_mailbox_is_never_carried_out() {
         let mailbox = Mailbox::new().unwrap();
         assert_eq!(mailbox.ask(Command::Eject, Duration::from_millis(1)), None);
         mailbox.carry_out(|command| panic!("{command:?} was withdrawn"));

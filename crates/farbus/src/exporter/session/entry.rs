@@ -1,4 +1,4 @@
-//! A connection, as those see it who count it, end it or ask something of it.
+//! An entry in the table of sessions, by which other threads count, end or command a connection.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,60 +21,61 @@ use crate::exporter::session::threads::{HandoverOutcome, SessionHandle};
 use crate::link::meters::Meters;
 use crate::link::status::Links;
 
-/// One connection of a peer, or one device that a session of its uses.
+/// One connection of a peer, or one device that a peer's session has open.
 pub struct Session {
     pub(crate) since: Instant,
-    /// The link that it is, and ends with; none if it belongs to a session, or is one, whose thread is told.
+    /// The connection's link, which ends with it. `None` if the entry is a session or one of its devices: their thread
+    /// is told instead.
     pub(crate) link: Mutex<Option<Link>>,
     pub(crate) is_told: AtomicBool,
     /// Another process serves it from now on.
     pub(crate) is_replaced: AtomicBool,
-    /// Its peer, as people write it.
+    /// The peer, as people write it.
     pub peer: String,
-    /// The paired host that it is, on an encrypted link.
+    /// The paired host, if the peer proved a key.
     pub guest: Option<Guest>,
     pub visitor: Visitor,
     pub place: Place,
-    /// Its peer's, and what it took of that: for itself, or for its device.
+    /// The account of its peer. `taken` is what this entry took from it, for itself or for its device.
     pub account: Arc<Account>,
     pub taken: Mutex<Option<Taken>>,
     pub credit_bytes: AtomicUsize,
     pub(crate) mailbox: Mailbox,
     pub(crate) meters: Meters,
-    /// Those of the session that it is, or belongs to.
+    /// The links of the session that this entry is, or belongs to.
     pub links: Links,
     pub bus_id: Mutex<Option<String>>,
-    /// The device that it looks on at.
+    /// The bus id of the device that it observes.
     pub observes: OnceLock<String>,
     pub is_taken_back: AtomicBool,
-    /// What it uses was used by the process before this one.
+    /// Its device was used in the process before this one, and it continues that use.
     pub is_successor: AtomicBool,
-    /// A session's: how it ended.
+    /// How the session ended, if it did.
     pub ending: Mutex<Option<Ending>>,
-    /// What became of a device that it has handed over.
+    /// What became of the device that it handed over.
     pub(crate) handover_outcome: Mutex<Waiting>,
-    /// How what is reserved for its device stands, as it is yet to hear.
+    /// The latest reservation report of its device, if the session has not taken it.
     pub(crate) reserved: Mutex<Option<ReservationReport>>,
     pub(crate) has_news: AtomicBool,
-    /// Its device, if that is behind a gate.
+    /// The inner device, if its device is suspendable.
     pub(crate) behind: Mutex<Option<Behind>>,
 }
 
-/// Whose a session is, and what it shares with others of the same peer.
+/// The peer of an entry, and what the entry shares with others of the same peer.
 pub struct Belonging {
-    /// The paired host, on an encrypted link.
+    /// The paired host, if the peer proved a key.
     pub guest: Option<Guest>,
-    /// As whom its peer is counted.
+    /// The peer that the entry is counted for.
     pub visitor: Visitor,
     /// Its place among the connections.
     pub place: Place,
-    /// Its peer's memory.
+    /// The account of its peer.
     pub account: Arc<Account>,
-    /// The links of the session that it is, or belongs to.
+    /// The links of the session that the entry is, or belongs to.
     pub links: Links,
 }
 
-/// Whether somebody wants to know what became of a device.
+/// The outcome of a handover, if it is known and still needed.
 #[derive(Default)]
 pub(crate) enum Waiting {
     #[default]
@@ -84,7 +85,7 @@ pub(crate) enum Waiting {
 }
 
 impl Session {
-    /// A session that has no device yet.
+    /// An entry without a device.
     ///
     /// # Errors
     /// The system has no more descriptors.
@@ -117,7 +118,7 @@ impl Session {
         })
     }
 
-    /// Takes what its device needs from its peer's account, where `devices` are shared.
+    /// Takes what the device needs from the peer's account, where `devices` are shared.
     ///
     /// # Errors
     /// The account does not have as much.
@@ -134,7 +135,7 @@ impl Session {
         Ok(())
     }
 
-    /// Keeps what was taken from its peer's account until it ends.
+    /// Keeps what was taken from the peer's account until the entry is dropped.
     pub fn keep(&self, taken: Taken) {
         *self.taken.lock().unwrap_or_else(PoisonError::into_inner) = Some(taken);
     }
@@ -149,27 +150,27 @@ impl Session {
         self.bus_id.lock().is_ok_and(|held| held.as_deref() == Some(bus_id))
     }
 
-    /// It uses the device with this bus id from now on.
+    /// Notes that it uses the device with this bus id from now on.
     pub fn hold(&self, bus_id: &str) {
         *self.bus_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(bus_id.to_owned());
     }
 
-    /// It does not use its device any more: the bus id that this had.
+    /// Notes that it no longer uses its device. Returns the device's bus id.
     pub fn take_device(&self) -> Option<String> {
         self.bus_id.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether its owner took its device back.
+    /// Whether the owner took the device back.
     pub fn is_taken_back(&self) -> bool {
         self.is_taken_back.load(Ordering::Acquire)
     }
 
-    /// Whether the process before this one had what it uses.
+    /// Whether it continues a use that began in the process before this one.
     pub fn is_successor(&self) -> bool {
         self.is_successor.load(Ordering::Acquire)
     }
 
-    /// Tells it what became of the device that it has handed over; the fate again if it is gone.
+    /// Tells the session what became of the device that it handed over. Returns the outcome if the session has ended.
     #[must_use]
     pub fn leave_handover_outcome(&self, handover_outcome: HandoverOutcome) -> Option<HandoverOutcome> {
         {
@@ -183,19 +184,19 @@ impl Session {
         None
     }
 
-    /// It is told how what is reserved for its device stands.
+    /// Leaves a reservation report for the session, and wakes its thread.
     pub fn leave_reserved(&self, report: ReservationReport) {
         *self.reserved.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
         self.has_news.store(true, Ordering::Release);
         self.mailbox.wake();
     }
 
-    /// Its device is behind a gate from now on.
+    /// Keeps the handle of its suspendable device, to get the inner device back.
     pub fn keep_behind(&self, behind: Behind) {
         *self.behind.lock().unwrap_or_else(PoisonError::into_inner) = Some(behind);
     }
 
-    /// Its device, without the gate that it may be behind.
+    /// Returns the inner device if `device` is suspendable, and `device` itself otherwise.
     pub fn without_gate(&self, device: Box<dyn Device>) -> Box<dyn Device> {
         let behind = self.behind.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(behind) = behind else { return device };
@@ -203,19 +204,19 @@ impl Session {
         behind.take().expect("the gate is gone")
     }
 
-    /// Its place among others; none of one that was ended and never had a device.
+    /// The peer and place to count. `None` for an entry that was told to end and has no device.
     pub(crate) fn counted(&self) -> Option<(Visitor, Place)> {
         (!self.is_idle() || !self.is_told.load(Ordering::Acquire)).then_some((self.visitor, self.place))
     }
 
-    /// Whether it is a link of somebody's who is known by an address alone, and no device's.
+    /// Whether it is a link of a peer known by address only, without a device.
     pub(crate) fn is_idle(&self) -> bool {
         let has_device = self.bus_id.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         let has_link = self.link.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         !self.visitor.is_known() && !has_device && has_link
     }
 
-    /// Whether it was ended just now, because it did nothing for too long while others wait.
+    /// Ends an idle entry that did nothing for [`quota::IDLE_TIME`]. Returns whether this call ended it.
     pub(crate) fn gave_way(&self, now: Instant) -> bool {
         let gives_way = self.is_idle() && !self.is_told.load(Ordering::Acquire) && now >= self.since + quota::IDLE_TIME;
         if gives_way {
@@ -239,12 +240,12 @@ impl Session {
         }
     }
 
-    /// Whether it goes on in another process.
+    /// Whether the session continues in another process.
     pub fn is_handed_over(&self) -> bool {
         *self.ending.lock().unwrap_or_else(PoisonError::into_inner) == Some(Ending::HandedOver)
     }
 
-    /// It goes on when its link ends.
+    /// Notes that the session outlives its link.
     pub(crate) fn outlive_link(&self) {
         *self.link.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

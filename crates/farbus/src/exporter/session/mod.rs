@@ -1,4 +1,4 @@
-//! The exporting end of a session: one thread a session, which owns its engine and outlives its links.
+//! Sessions of the exporter: one thread a session, which owns its engine and outlives its links.
 
 pub mod engine;
 pub mod entry;

@@ -1,4 +1,4 @@
-//! The devices of a session for which something is reserved, and how its link stands because of that.
+//! Priorities of a session's link, derived from the reservations of its devices.
 
 use std::time::Duration;
 
@@ -7,50 +7,50 @@ use farbus_model::Instant;
 use farbus_session::native::control::Open;
 use farbus_session::reserve::{Criticality, ReservationReport, State};
 
-/// A paced link may catch up by so much, %.
+/// How far a paced link may exceed the admitted rate to catch up, %.
 const PACE_PERCENT: u64 = 150;
-/// A link whose device waits sends what it still has at this part of what was reserved.
+/// A link whose device is suspended drains its queue at this fraction of the reserved rate.
 const WAITING_PART: u64 = 8;
-/// How often such a link is asked how far it has come.
+/// How often the progress of a prioritized link is read.
 pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// None, most of the time: then nothing is looked at.
+/// The devices of a session with a reservation. Most sessions have none and do no work here.
 #[derive(Default)]
 pub struct PrioritizedDevices {
-    /// They, and how what is reserved for them stands.
+    /// The devices and their reservation reports.
     pub devices: Vec<(Open, ReservationReport)>,
-    /// Whether they may be others now, or stand otherwise.
+    /// Whether the devices or their reports may have changed.
     pub has_news: bool,
-    /// When the link is asked next.
+    /// When the link's progress is read next.
     pub next_at: Option<Instant>,
-    /// What was asked of the link last.
+    /// The priority that was set on the link last.
     last: LinkPriority,
-    /// What the path gave them while it did, bits a second.
+    /// The highest rate that was admitted for them, bits a second.
     bits_per_s: u64,
 }
 
 impl PrioritizedDevices {
-    /// They may be others now, or stand otherwise.
+    /// Notes that the devices or their reports may have changed.
     pub fn note_news(&mut self) {
         self.has_news = true;
     }
 
-    /// There is another link: nothing was asked of it.
+    /// Notes a new link, which has no priority yet.
     pub fn note_link(&mut self) {
         (self.last, self.has_news) = (LinkPriority::None, true);
     }
 
-    /// When the link is to be asked how far it has come, if at all.
+    /// When to read the link's progress; `None` if no device has a reservation.
     pub fn poll_timeout(&self) -> Option<Instant> {
         (!self.devices.is_empty()).then(|| self.next_at.unwrap_or(Instant::ZERO))
     }
 
-    /// How the link is to stand: as the most critical of them wants it.
+    /// The priority of the link: that of its most critical device.
     pub fn priority(&self) -> LinkPriority {
         self.last
     }
 
-    /// Whether that is not how it stands.
+    /// Computes the link's priority. Returns whether it differs from the last one.
     pub fn has_changed(&mut self) -> bool {
         let admitted: u64 = self.devices.iter().map(|(_, report)| report.path_bits_per_s).sum();
         self.bits_per_s = self.bits_per_s.max(admitted);
@@ -60,7 +60,7 @@ impl PrioritizedDevices {
     }
 }
 
-/// How the link of a device stands, whose reservation stands so.
+/// The priority of a link whose most critical device has this report.
 fn priority(report: Option<&ReservationReport>, asked_bits_per_s: u64) -> LinkPriority {
     match report {
         None => LinkPriority::None,

@@ -1,4 +1,4 @@
-//! What a session needs of whoever has the devices: it opens them, hands them over, and is told how they are used.
+//! What a session needs from its device provider: opening devices, handing them over, and reporting their use.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ use crate::exporter::session::engine::Mailbox;
 use crate::exporter::session::saved::Owner;
 use crate::link::status::Links;
 
-/// What a session is for those who may end it or ask something of it.
+/// The exporter's reference to one attachment of a session, by which other threads end or command it.
 pub trait SessionHandle: Send + Sync {
-    /// Where its owner's orders are left; woken when [`SessionHandle::end`] has something to say.
+    /// The owner's commands. Woken when [`SessionHandle::end`] has a reason, too.
     fn mailbox(&self) -> &Mailbox;
 
-    /// Where the links of its session are shown.
+    /// Where the session's links are shown.
     fn links(&self) -> &Links;
 
     /// What may be in flight on its device, bytes of data.
@@ -34,111 +34,111 @@ pub trait SessionHandle: Send + Sync {
         CREDIT_BYTES_MAX
     }
 
-    /// Why it is to end, if it is.
+    /// Why the attachment has to end, if it has to.
     fn end(&self) -> Option<End>;
 
-    /// Whether it ends here because another process goes on in this one's place: then its importer is told nothing, and
-    /// comes back.
+    /// Whether the session ends because another process continues it. Its importer is told nothing then, and
+    /// reconnects.
     fn is_replaced(&self) -> bool;
 
-    /// It has ended, and how; said before its device is given back.
+    /// Notes how the attachment ended, before its device is released.
     fn note_ending(&self, ending: Ending);
 
-    /// What became of its device, which was handed over; none so far, or it was not.
+    /// Takes the outcome of a handover, if it is known.
     fn take_handover_outcome(&self) -> Option<HandoverOutcome>;
 
-    /// How what is reserved for its device stands, if that is news.
+    /// Takes the latest reservation report, if it changed since the last call.
     fn take_reserved(&self) -> Option<ReservationReport>;
 
-    /// The same for the last time: nobody waits for one any more.
+    /// Takes the outcome of a handover for the last time; later outcomes go back to the caller that reports them.
     fn leave(&self) -> Option<HandoverOutcome>;
 }
 
 /// What became of a device that was handed over.
 pub enum HandoverOutcome {
-    /// It is somebody else's, and why.
+    /// The device is not this importer's any more, for this reason.
     Over(End),
-    /// Nobody came for it: it is its user's again, under this lease.
+    /// No successor came: the device is its user's again, under this lease.
     Back(OpenedDevice, u64),
 }
 
-/// A device that was opened for a session, and who may ask something of its attachment.
+/// A device that was opened for a session.
 pub struct Opened {
-    /// The device, as the class that was asked for.
+    /// The device, in the class that was asked for.
     pub opened_device: OpenedDevice,
-    /// Whoever may end the attachment.
+    /// The handle by which the attachment is ended or commanded.
     pub session_handle: Arc<dyn SessionHandle>,
-    /// By which it may be handed over; 0 if it cannot be.
+    /// The lease under which the device may be handed over; 0 if it cannot be.
     pub lease: u64,
 }
 
-/// Takes a device back.
+/// Releases a device at the end of its use.
 pub type GiveBack<D> = Box<dyn FnOnce(D, Instant) + Send>;
 
-/// Takes a device that is handed over; says whether it waits for its successor.
+/// Hands a device over. Returns whether it waits for its successor.
 pub type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
 
-/// As what a device was opened.
+/// An open device, by its class.
 pub enum OpenedDevice {
     /// A USB device.
     Usb {
-        /// What it is called.
+        /// The device's entry in the device list.
         record: DeviceRecord,
-        /// The device, reset and not configured, or as its former user left it.
+        /// The device: reset and unconfigured, or as its former user left it.
         device: Box<dyn Device>,
-        /// Where it goes in the end.
+        /// Releases the device at the end.
         give_back: GiveBack<Box<dyn Device>>,
-        /// Or where if it is handed over.
+        /// Hands the device over.
         pass_on: PassOn<Box<dyn Device>>,
     },
-    /// What shows itself: a USB device that somebody else may use, a stream of frames.
+    /// A source that is observed: a USB device that another importer may use, or a stream of frames.
     Observer {
-        /// Where it is looked at from.
+        /// Where the frames are read.
         observer: Box<dyn Shown>,
-        /// Ready when there is something to see.
+        /// Ready when there is a frame.
         readiness: Readiness,
-        /// Makes it unready.
+        /// Clears the readiness.
         hush: Box<dyn Fn() + Send>,
-        /// What it is.
+        /// The source's description, encoded.
         description: Vec<u8>,
-        /// Told in the end.
+        /// Called at the end.
         leave: Box<dyn FnOnce(Instant) + Send>,
-        /// What suspends it, if anything does.
+        /// The suspension of the attachment, if it may be suspended.
         suspension: Option<Suspension>,
     },
-    /// A block device that somebody else uses, for whoever is to inherit it.
+    /// A block device that another importer uses, shown to its future successor.
     Shown {
-        /// It, to be read.
+        /// The device, for reading.
         device: Box<dyn BlockDevice>,
-        /// What it will be.
+        /// What the device will be when the successor has it.
         info: BlockInfo,
-        /// What to say of what is not flushed.
+        /// The number that changes when data that is not flushed may be lost.
         durability: u64,
-        /// Told in the end.
+        /// Called at the end.
         leave: Box<dyn FnOnce(Instant) + Send>,
     },
     /// A block device.
     Block {
         /// The disk, as this user sees it: whole, a part, or with changes of its own.
         device: Box<dyn BlockDevice>,
-        /// What to say of what is not flushed.
+        /// The number that changes when data that is not flushed may be lost.
         durability: u64,
-        /// Where it goes in the end.
+        /// Releases the device at the end.
         give_back: GiveBack<Box<dyn BlockDevice>>,
-        /// Or where if it is handed over.
+        /// Hands the device over.
         pass_on: PassOn<Box<dyn BlockDevice>>,
-        /// What suspends it, if anything does.
+        /// The suspension of the attachment, if it may be suspended.
         suspension: Option<Suspension>,
     },
-    /// A USB disk that is driven here, as a block device.
+    /// A USB disk that the exporter drives, as a block device.
     Disk {
-        /// The disk, driven on this machine.
+        /// The disk with its driver.
         disk: Box<DrivenDisk<Box<dyn Device>>>,
-        /// What to say of what is not flushed.
+        /// The number that changes when data that is not flushed may be lost.
         durability: u64,
-        /// Where the USB device goes in the end.
+        /// Releases the USB device at the end.
         give_back: GiveBack<Box<dyn Device>>,
-        /// What suspends it, if anything does.
+        /// The suspension of the attachment, if it may be suspended.
         suspension: Option<Suspension>,
     },
 }
@@ -180,7 +180,8 @@ impl OpenedDevice {
         }
     }
 
-    /// The same, where another process wrote down how it stood; what does not make sense is given back, after a reset.
+    /// Serves the device from the state that another process saved. If the state is invalid, resets and releases the
+    /// device.
     pub fn serve_again(self, clock: Clock, limits: Limits, left: &Left) -> Result<Box<dyn Served>, Reject> {
         let mut served = self.served(left.number, limits, clock);
         let missing = Reject::new("state", 0, "it is one that can go on in another process");
@@ -202,51 +203,52 @@ fn behind(suspension: Option<Suspension>, served: Box<dyn Served>) -> Box<dyn Se
     }
 }
 
-/// What sessions are offered.
+/// Provides devices to sessions.
 pub trait DeviceProvider: Send + Sync + 'static {
-    /// Whoever has a session, while it has one.
+    /// The peer of a session, as the provider knows it.
     type Caller: SessionHandle + 'static;
 
-    /// The time there.
+    /// The clock of all sessions.
     fn clock(&self) -> Clock;
 
-    /// What one session may hold.
+    /// Limits of one session.
     fn limits(&self) -> Limits;
 
-    /// Whose a caller's session is; none where nobody knows who it is.
+    /// The peer that owns the caller's session; `None` if it is known by address only.
     fn owner(caller: &Self::Caller) -> Option<Visitor>;
 
-    /// Of which what a caller's session holds is taken.
+    /// The allowance that the caller's session draws on.
     fn allowance(caller: &Self::Caller) -> Allowance;
 
-    /// Which modules may be asked for.
+    /// The modules that importers may ask for; `None`: no list.
     fn modules(&self) -> Option<Arc<Allowed>> {
         None
     }
 
-    /// Opens a device for `caller`, who is called `peer` now. `is_compared`: `caller` named the identity of the device
-    /// that it had, and it is that one.
+    /// Opens a device for `caller`, who is called `peer` now. `is_compared`: the caller named the identity of the
+    /// device that it had, and this device has it.
     ///
     /// # Errors
-    /// [`End`]: why not.
+    /// [`End`]: why the device is not opened.
     fn open(self: &Arc<Self>, caller: &Self::Caller, peer: &str, open: &Open, is_compared: bool)
     -> Result<Opened, End>;
 
-    /// Which device `open` names now; none: there is none of that name, or it has no identity.
+    /// The identity of the device that `open` names; `None` if there is no such device, or it has no identity.
     fn device_identity(&self, open: &Open) -> Option<Identity> {
         let _ = open;
         None
     }
 
-    /// Changes whenever the identity of a device has changed.
+    /// A number that changes whenever the identity of a device changes.
     fn identity_changes(&self) -> u64 {
         0
     }
 
-    /// The same for a device that is to be handed over to `caller`, and what came along with it; none: it was not yet.
+    /// Opens a handed over device for its successor `caller`, and returns its migration state. `None`: it is not handed
+    /// over yet.
     ///
     /// # Errors
-    /// [`End`]: it never will.
+    /// [`End`]: it will never be the caller's.
     fn inherit(
         self: &Arc<Self>,
         caller: &Self::Caller,
@@ -254,31 +256,32 @@ pub trait DeviceProvider: Send + Sync + 'static {
         inherit: &Inherit,
     ) -> Option<Result<(Opened, Vec<u8>), End>>;
 
-    /// What `caller` may see of a device before it is handed over to him; none: nothing, he just waits.
+    /// Opens for reading a device that is to be handed over to `caller`. `None`: the device cannot be shown, and the
+    /// caller only waits.
     ///
     /// # Errors
-    /// [`End`]: it never will be; *gone* may pass by.
+    /// [`End`]: the device will never be shown; *gone* may be temporary.
     fn show(self: &Arc<Self>, caller: &Self::Caller, peer: &str, inherit: &Inherit) -> Option<Result<Opened, End>>;
 
-    /// Whose a session is, for another process.
+    /// The owner of the caller's session, to be saved for another process.
     fn identity(caller: &Self::Caller) -> Owner;
 
-    /// The name in the lists of a device that was opened by this one.
+    /// The listed name of the device that was opened as `opened_as`.
     fn name_of(&self, opened_as: &str) -> String;
 
-    /// Opens what another process had opened for the same caller.
+    /// Opens a device again that another process had open for the same caller.
     ///
     /// # Errors
-    /// [`End`]: why not; *gone* may pass by.
+    /// [`End`]: why the device is not opened; *gone* may be temporary.
     fn reopen(self: &Arc<Self>, caller: &Self::Caller, left: &Left) -> Result<Opened, End>;
 
-    /// What was opened so and handed over, if nobody knows yet what becomes of it: it goes on in another process.
+    /// Takes back a handed over device that waits for its successor, so that another process can continue the handover.
     fn recall(self: &Arc<Self>, open: &Open) -> Option<(Opened, Migration)>;
 
-    /// Reserves what is asked for the device that `caller` opens next, over a path that was measured.
+    /// Reserves for the device that `caller` opens next, over a path with these measurements.
     ///
     /// # Errors
-    /// How it stands, and why in words.
+    /// The report of the refusal, and its reason in words.
     fn reserve(
         &self,
         caller: &Self::Caller,
@@ -287,23 +290,23 @@ pub trait DeviceProvider: Send + Sync + 'static {
         path: Path,
     ) -> Result<ReservationReport, (ReservationReport, End)>;
 
-    /// What was reserved so is not needed.
+    /// Releases a reservation whose device is not opened after all.
     fn unreserve(&self, open: &Open);
 
-    /// How what is reserved for a device stands.
+    /// The reservation report of a device, if it has a reservation.
     fn reserved(&self, open: &Open) -> Option<ReservationReport>;
 
-    /// The link that carries a device for which something is reserved has come so far.
+    /// Reports the progress of the link that carries a device with a reservation.
     fn note_progress(&self, open: &Open, progress: Progress);
 
-    /// All that is reserved, for another process.
+    /// All reservations, saved for another process.
     fn reservations(&self) -> Vec<u8>;
 
-    /// What another process had opened is opened here, or will not be.
+    /// Notes that a device of another process is open here, or will not be.
     fn settle(&self, left: &Left);
 }
 
-/// What one of its devices may hold.
+/// Limits of one attachment: those of the provider, within the credit of the session.
 pub fn limits_of<H: DeviceProvider>(provider: &H, session_handle: &dyn SessionHandle) -> Limits {
     let limits = provider.limits();
     Limits { payload_bytes_max: limits.payload_bytes_max.min(session_handle.credit_bytes()), ..limits }

@@ -1,4 +1,4 @@
-//! What a session of the exporter is in another process's words: who has it, and where it stands.
+//! The snapshot of an exporter's session: its owner and its state.
 
 use std::net::IpAddr;
 
@@ -15,46 +15,45 @@ const HOST: u8 = 0;
 const USER: u8 = 1;
 const ADDRESS: u8 = 2;
 
-/// Whoever has a session.
+/// The owner of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// As people write it.
+    /// The peer, as people write it.
     pub peer: String,
-    /// How it was let in.
+    /// How the peer was admitted.
     pub credentials: Credentials,
 }
 
-/// How somebody was let in.
+/// How a peer was admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credentials {
     /// As a paired host.
     Host {
-        /// Its key.
         fingerprint: Fingerprint,
-        /// What it is called here.
+        /// Its name here.
         name: String,
-        /// Where it came from.
+        /// The address it connected from.
         address: String,
     },
-    /// As a program of this machine, of the user with this number.
+    /// As a program of this machine, of the user with this number (uid).
     User(u32),
-    /// From there, as anybody.
+    /// By its address only.
     Address(IpAddr),
 }
 
 /// A session that another process began.
 pub struct SavedSession {
-    /// Whose it is.
+    /// The owner of the session.
     pub owner: Owner,
-    /// All that was reserved there, by its importers and by others'.
+    /// All reservations of that process, this session's and others'.
     pub reservations: Vec<u8>,
-    /// It, serving nothing yet.
+    /// The session, which serves no device yet.
     pub session: ExporterSession,
-    /// What it served.
+    /// The devices that it served.
     pub left: Vec<Left>,
 }
 
-/// Writes a session down that is at rest; its devices are called what `name_of` says.
+/// Saves a session whose requests have completed. `name_of` maps an attachment to its device's listed name.
 pub fn save(
     owner: &Owner,
     session: &mut ExporterSession,
@@ -85,10 +84,10 @@ pub fn save(
     to.into_bytes()
 }
 
-/// As another process wrote it down.
+/// Restores a session that another process saved.
 ///
 /// # Errors
-/// [`Reject`]: none can have stood so.
+/// [`Reject`]: the bytes describe no possible session.
 pub fn restore(now: Instant, bytes: &[u8]) -> Result<SavedSession, Reject> {
     let mut from = snapshot::open(bytes, SNAPSHOT_KIND)?;
     let peer = text(&mut from, "peer")?;
@@ -124,7 +123,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_session_has_its_owner_in_another_process_and_not_without_its_end() {
+    fn saved_session_keeps_its_owner_and_a_truncated_one_is_rejected() {
         let position = LanePosition { session: SessionId::NONE, lane: 0, link: 1, received: 0, incarnation: 7 };
         let hello = Hello::new(position, Options::default());
         let grace = Duration::from_secs(20);

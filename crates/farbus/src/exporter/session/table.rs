@@ -16,25 +16,25 @@ use crate::exporter::access::quota::{self, Complaint, Place, QuotaError, Visitor
 use crate::exporter::session::entry::{Belonging, Session};
 use crate::link::status::Links;
 
-/// How long sessions may take to make their devices durable when sharing ends.
+/// How long sessions may take to make their devices durable when the share ends.
 const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Sessions by number. One lock: the table's. A session's own locks may be taken while it is held, and the registry's.
+/// Sessions by number, under one lock, the table's. Locks of a session and of the registry may be taken while it is
+/// held.
 pub struct SessionTable {
     sessions: Mutex<BTreeMap<u64, Arc<Session>>>,
-    /// Connections so far, of all listeners.
+    /// Number of the next connection, counted over all listeners.
     numbers: AtomicU64,
     ended: Condvar,
     is_stopping: AtomicBool,
     clock: Clock,
     /// What each peer holds of this process's memory.
     pub accounts: Accounts,
-    /// How often the log mentions that a connection was turned away.
+    /// Limits how often the log reports refused connections.
     pub complaint: Complaint,
 }
 
 impl SessionTable {
-    /// No session yet.
     pub fn new(clock: Clock) -> Self {
         Self {
             sessions: Mutex::default(),
@@ -57,10 +57,11 @@ impl SessionTable {
         self.sessions.lock().expect("no session panics while it is counted")
     }
 
-    /// Enters a connection. Whoever serves it takes it out again with [`SessionTable::end`].
+    /// Enters a connection. The thread that serves it removes it with [`SessionTable::end`].
     ///
     /// # Errors
-    /// Its peer, or all, have as many connections or as much memory as they may; the system has no more descriptors.
+    /// The peer, or all peers together, have as many connections or as much memory as they may; or the system has no
+    /// more descriptors.
     pub fn enter(
         &self,
         link: Option<Link>,
@@ -74,7 +75,7 @@ impl SessionTable {
         let now = self.clock.now();
         let find = || quota::place(visitor, sessions.values().filter_map(|session| session.counted()));
         let place = match find() {
-            // The oldest that does nothing here gives way.
+            // The oldest idle connection gives way.
             Err(QuotaError::Full) if sessions.values().any(|session| session.gave_way(now)) => find(),
             place => place,
         };
@@ -85,7 +86,7 @@ impl SessionTable {
         Ok(self.insert(&mut sessions, session))
     }
 
-    /// Enters a device that the session `of`, which is entered already, has open.
+    /// Enters a device that the session `of` has open. The session has an entry already.
     ///
     /// # Errors
     /// The system has no more descriptors.
@@ -107,12 +108,12 @@ impl SessionTable {
         (number, session)
     }
 
-    /// Enters a session again that was not counted while its device was away.
+    /// Enters a session again that was not counted while its device was handed over.
     pub fn go_on_with(&self, number: u64, session: &Arc<Session>) {
         self.lock().insert(number, Arc::clone(session));
     }
 
-    /// Takes a session out.
+    /// Removes a session.
     pub fn end(&self, number: u64) {
         self.lock().remove(&number);
         self.ended.notify_all();
@@ -129,31 +130,31 @@ impl SessionTable {
         sessions.values().filter(|session| session.holds(bus_id)).cloned().collect()
     }
 
-    /// Each session's thread looks what is new: a device was handed over, or is another one.
+    /// Wakes the thread of every session, because a device was handed over or changed its identity.
     pub fn wake_all(&self) {
         self.lock().values().for_each(|session| session.mailbox.wake());
     }
 
-    /// Waits until these sessions are out of the table, for `time_max` at most.
+    /// Waits until these sessions have left the table, for `time_max` at most.
     pub fn wait_for(&self, users: &[Arc<Session>], time_max: Duration) {
         let is_there = |sessions: &mut BTreeMap<u64, Arc<Session>>| {
             sessions.values().any(|session| users.iter().any(|user| Arc::ptr_eq(user, session)))
         };
-        // A device that does not become durable in time goes on trying in its session's thread.
+        // A device that is not durable in time keeps flushing in its session's thread.
         let _ = self.ended.wait_timeout_while(self.lock(), time_max, is_there);
     }
 
-    /// Whether sharing ends.
+    /// Whether the share is ending.
     pub fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    /// Sharing ends from now on. Returns whether it had begun to end before.
+    /// Begins the end of the share. Returns whether it had begun before.
     pub fn begin_stopping(&self) -> bool {
         self.is_stopping.swap(true, Ordering::AcqRel)
     }
 
-    /// Ends all sessions; `is_replaced`: another process goes on with them. Returns whether all ended in time.
+    /// Ends all sessions; `is_replaced`: another process continues with them. Returns whether all ended in time.
     pub fn end_all(&self, is_replaced: bool) -> bool {
         let mut sessions = self.lock();
         for session in sessions.values() {

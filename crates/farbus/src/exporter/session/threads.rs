@@ -1,7 +1,7 @@
-//! The exporter's sessions: each has a thread, which goes on without a link until the next one comes.
+//! The exporter's sessions: each has a thread, which keeps the session while it has no link.
 //!
-//! Whoever connects says which session the link is for. A new one begins on the thread that met it; for one that is
-//! there the link is handed over to its thread.
+//! The hello on a new link says which session the link is for. A new session begins on the thread that accepted the
+//! link; a link for an existing session goes to that session's thread.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -30,22 +30,22 @@ use crate::link::greeting;
 use crate::link::link_set::LinkSet;
 use crate::saving::{Asked, SaveRequest, SaveRequester, Verdict};
 
-/// How long a greeting may take.
+/// How long the hello and welcome of a link may take.
 const GREETING_TIME_MAX: Duration = Duration::from_secs(10);
-/// The longest that a session outlives its link: what people call a short absence. An importer may ask for less.
+/// The longest grace period. An importer may ask for a shorter one.
 pub const GRACE_MAX: Duration = Duration::from_secs(120);
-/// How long what its devices do may take before what waits for ever is taken back, when another process is to go on.
+/// How long requests may take to complete before a handover, until those that wait without limit are taken back.
 const QUIET_TIME_MAX: Duration = Duration::from_millis(100);
-/// How long it may take to come to rest then: less than whoever asks waits.
+/// How long a session may take to come to rest before a handover: less than the process that asks waits.
 const REST_TIME_MAX: Duration = Duration::from_secs(4);
-/// How long a device that another process had may take to be here.
+/// How long a device that another process had open may take to appear here.
 const TAKE_UP_TIME_MAX: Duration = Duration::from_secs(10);
-/// Links on their way to a session's thread: each lane's, twice.
+/// New links that may wait for a session's thread: two for each lane.
 const WAITING_LINKS_MAX: usize = 2 * LANES_MAX as usize;
-/// How often something is looked at that nobody tells of.
+/// Poll interval where no event can be waited for.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// A session of another process that is yet to go on here.
+/// A session of another process that is yet to continue here.
 pub struct Pending<H: DeviceProvider> {
     caller: Arc<H::Caller>,
     inbox: Arc<Inbox>,
@@ -53,15 +53,15 @@ pub struct Pending<H: DeviceProvider> {
     left: Vec<Left>,
 }
 
-/// The sessions that are there.
+/// The sessions of this exporter.
 pub struct Sessions {
     table: Mutex<BTreeMap<SessionId, Arc<Inbox>>>,
     incarnation: u64,
 }
 
-/// Links on their way to a session's thread.
+/// Where other threads leave new links for a session's thread.
 struct Inbox {
-    /// None: whoever knows its name may have it, over a link without encryption.
+    /// The peer that may add links. `None`: any peer on a link without encryption that knows the session's id.
     owner: Option<Visitor>,
     links: Mutex<Vec<(Link, Hello)>>,
     wake: Arc<Wake>,
@@ -93,8 +93,8 @@ impl Sessions {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Somebody is on the line who speaks it: a session begins and is served until it ends, or a link more is handed
-    /// over.
+    /// Serves a link of farbus's own protocol: begins a session and serves it until it ends, or passes the link to its
+    /// session.
     ///
     /// # Errors
     /// The link was lost before a session had it.
@@ -129,15 +129,15 @@ impl Sessions {
         served
     }
 
-    /// Asks every session to be ready for another process.
+    /// Asks every session to save itself for another process.
     pub fn ask_all(&self) -> Vec<Asked<Vec<u8>>> {
         self.table().values().map(|inbox| inbox.save_requester.ask()).collect()
     }
 
-    /// Links for a session of another process are kept for it from now on.
+    /// Enters a session of another process. New links for it are kept until [`Sessions::go_on`].
     ///
     /// # Errors
-    /// If the system has no more descriptors, or there is such a session already.
+    /// The system has no more descriptors, or a session with this id exists already.
     pub fn expect<H: DeviceProvider>(
         &self,
         caller: Arc<H::Caller>,
@@ -152,14 +152,14 @@ impl Sessions {
         Ok(Pending { caller, inbox, session, left })
     }
 
-    /// Goes on with it until it ends.
+    /// Continues a session of another process, and serves it until it ends.
     ///
     /// # Errors
-    /// If the system has no more descriptors.
+    /// The system has no more descriptors.
     pub fn go_on<H: DeviceProvider>(&self, provider: &Arc<H>, pending: Pending<H>) -> io::Result<()> {
         let Pending { caller, inbox, mut session, left } = pending;
         allow(&mut session, provider);
-        // What another process held goes on, whatever its peer holds by now.
+        // The session keeps what it held in the other process, even if its peer is beyond its limit.
         let _ = session.draw_on(H::allowance(&caller));
         let (id, peer) = (session.id(), H::identity(&caller).peer);
         let served = Engine::new(provider, session, None, &caller, peer, &inbox).and_then(|mut engine| {
@@ -171,7 +171,8 @@ impl Sessions {
         served
     }
 
-    /// The session's thread is told; one that is not there, or another host's, is not known.
+    /// Passes a link to its session's thread. Refuses the link if the session is unknown here or belongs to another
+    /// peer.
     fn hand_over(&self, link: Link, hello: Hello, owner: Option<Visitor>) -> io::Result<()> {
         let inbox = self.table().get(&hello.position.session).cloned();
         match inbox.filter(|inbox| inbox.owner == owner) {
@@ -193,41 +194,41 @@ impl Sessions {
     }
 }
 
-/// One session's thread.
+/// The thread of one session.
 struct Engine<'a, H: DeviceProvider> {
     provider: &'a Arc<H>,
     session: ExporterSession,
     link_set: LinkSet,
-    /// What the cable waits on for devices.
+    /// The readiness of each device that the link set waits on.
     watched: Vec<Readiness>,
     caller: &'a Arc<H::Caller>,
     peer: String,
     session_handles: SessionHandles,
-    /// Its devices for which something is reserved, and how the link stands because of that.
+    /// The devices with a reservation, and the link's priority that follows from them.
     prioritized: PrioritizedDevices,
     inbox: &'a Inbox,
     clock: Clock,
-    /// How many changes of identities its importer has been told.
+    /// How many changes of identities the importer has been told.
     identity_changes: u64,
 }
 
-/// Whoever may end an attachment of a session or ask something of it.
+/// The handles of a session's attachments, by number.
 #[derive(Default)]
 struct SessionHandles {
     by_number: BTreeMap<u16, Arc<dyn SessionHandle>>,
-    /// One moved in whose mailbox nobody waits on yet.
+    /// A new handle was added whose mailbox is not watched yet.
     has_news: bool,
 }
 
-/// Why a turn was the last.
+/// Why the session's loop ended.
 enum Last {
-    /// The importer said so, or the owner here.
+    /// The importer or the owner ended the session.
     Ended,
-    /// Nobody came back in time.
+    /// The importer did not reconnect within the grace period.
     Over,
     /// The importer broke the protocol.
     CutOff,
-    /// Another process goes on with it.
+    /// Another process continues the session.
     HandedOver,
 }
 
@@ -265,7 +266,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     }
 
     fn run(mut self) {
-        // Devices made of code have moments of their own.
+        // Gadgets have exact deadlines.
         wait_exactly();
         let last = loop {
             match self.turn() {
@@ -302,7 +303,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.link_set.cut_all();
     }
 
-    /// Does what can be done, sends what can be sent, waits for what comes next.
+    /// Advances the protocol, sends what is ready, and waits for the next event.
     fn turn(&mut self) -> io::Result<Option<Last>> {
         self.take_links()?;
         let now = self.clock.now();
@@ -319,7 +320,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         let before = self.session.attachments();
         self.carry_out_orders();
         if self.prioritized.has_news {
-            // What waited is to go at the pace of now.
+            // Data that waits in the queue must go out at the current pace.
             self.set_link_priority(self.clock.now());
         }
         if !self.receive() {
@@ -357,8 +358,8 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.link_set.wait(self.session.lane_mut(), span, only_talk).map(|()| None)
     }
 
-    /// The link goes before others, or behind them, as what is reserved for its devices says, and tells how far it has
-    /// come. One whose devices have nothing reserved does neither.
+    /// Sets the link's priority from the reservations of the session's devices, and reports the link's progress. Does
+    /// nothing if no device has a reservation.
     fn set_link_priority(&mut self, now: Instant) {
         if std::mem::take(&mut self.prioritized.has_news) {
             let provider = self.provider;
@@ -379,7 +380,8 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
     }
 
-    /// Another process is to go on: nothing more is heard, what devices do is ended, and the rest is written down.
+    /// Saves the session for another process: stops receiving, completes or takes back the requests, writes the
+    /// snapshot.
     fn part(&mut self, asker: SaveRequest<Vec<u8>>) -> io::Result<Option<Last>> {
         let (provider, owner) = (self.provider, H::identity(self.caller));
         self.carry_out_orders();
@@ -388,7 +390,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             Opening { provider, caller: &**self.caller, peer: &self.peer, session_handles: &mut self.session_handles };
         self.session.recall(now, &mut opening);
         let verdict = match self.come_to_rest()? {
-            // Whoever asked hears nothing, and gives up.
+            // The asker gets no answer, and gives up.
             false => Verdict::Stay,
             true => {
                 let now = self.clock.now();
@@ -403,7 +405,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         Ok(None)
     }
 
-    /// Whether it did, in time.
+    /// Waits for the session to come to rest. Returns whether it did in time.
     fn come_to_rest(&mut self) -> io::Result<bool> {
         let devices = Gathering::new()?;
         for readiness in self.session.readiness() {
@@ -427,7 +429,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
     }
 
-    /// Opens what another process had open, as soon as it is here.
+    /// Opens the devices that another process had open, waiting for each to be shared here.
     fn take_up(&mut self, all: Vec<Left>) -> io::Result<()> {
         self.prioritized.note_news();
         let until = self.clock.now() + TAKE_UP_TIME_MAX;
@@ -474,7 +476,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.session.tell_identities(&mut opening);
     }
 
-    /// Successors see again what they saw in another process, as soon as it is here.
+    /// Opens again what successors were shown in another process, waiting for the devices to be shared here.
     fn show_again(&mut self, until: Instant) {
         loop {
             let now = self.clock.now();
@@ -507,13 +509,13 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.watched.iter().try_for_each(|readiness| self.link_set.watch_device(readiness))
     }
 
-    /// Whether each device is waited for where it says so now: one that is being reset says so elsewhere.
+    /// Whether each device is still watched at its current readiness, which changes when a device is reset.
     fn watches_devices(&self) -> bool {
         let mut watched = self.watched.iter();
         self.session.readiness().all(|now| watched.next().is_some_and(|then| then.is(now))) && watched.next().is_none()
     }
 
-    /// Links that were handed over: the latest is ours.
+    /// Takes the links that other threads left. The latest one replaces the link of its lane.
     fn take_links(&mut self) -> io::Result<()> {
         self.inbox.wake.clear();
         let links = std::mem::take(&mut *self.inbox.links.lock().unwrap_or_else(PoisonError::into_inner));
@@ -524,7 +526,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 continue;
             }
             if welcome.outcome == Outcome::Resumed {
-                // The old one, if it was not known to be lost, is.
+                // The old link is lost, even if no error has shown it yet.
                 self.link_set.cut();
                 info!(peer = self.peer, link = hello.position.link, "the session goes on over a new link");
             }
@@ -541,7 +543,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         Ok(())
     }
 
-    /// The same for a further lane, whatever becomes of the first.
+    /// Takes a link for a further lane, whatever happens to the first one's link.
     fn take_further(&mut self, link: Link, welcome: &Welcome) -> io::Result<()> {
         let (number, is_ours) = (welcome.position.lane, welcome.outcome == Outcome::Resumed);
         if is_ours {
@@ -561,14 +563,14 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
     }
 
-    /// Its importer makes another; how long that may take is his to say.
+    /// Drops the link of a further lane. The importer replaces it within the time that it chose.
     fn lose_further(&mut self, number: u16, why: &str) {
         self.link_set.cut_further(number);
         self.session.handle_lane_lost(number, self.clock.now());
         debug!(peer = self.peer, lane = number, why, "a further link was lost");
     }
 
-    /// The first lane's link ended with this error, whatever was being done on it.
+    /// Drops the first lane's link after this error.
     fn lose_to(&mut self, error: &io::Error) {
         self.lose(LinkEnd::of(error), &error.to_string());
     }
@@ -585,7 +587,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
     }
 
-    /// Whether the importer kept to the protocol.
+    /// Receives on all lanes. Returns whether the importer kept to the protocol.
     fn receive(&mut self) -> bool {
         match self.link_set.receive(self.session.lane_mut()) {
             Ok(None) => {}
@@ -696,7 +698,7 @@ fn allow<H: DeviceProvider>(session: &mut ExporterSession, provider: &Arc<H>) {
     }
 }
 
-/// What a session's importer may open.
+/// Opens devices for the importer of one session.
 struct Opening<'a, H: DeviceProvider> {
     provider: &'a Arc<H>,
     caller: &'a H::Caller,

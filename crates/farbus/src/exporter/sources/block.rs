@@ -1,4 +1,4 @@
-//! Block devices by the words in which people name them.
+//! Block devices, parsed from the words in which people name them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use farbus_session::native::control::Mode;
 use crate::broker::SystemAccess;
 use crate::devices::identities::Identified;
 
-/// The largest disk: what is tested.
+/// The largest disk that is tested.
 const SIZE_MAX: u64 = 16 << 40;
-/// Memory for the changes of a scratch view unless somebody says otherwise.
+/// Default memory for the changes of a scratch view, bytes.
 const SCRATCH_BYTES: u64 = 256 << 20;
 
 /// A block device as people name it: `block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]` or
@@ -26,7 +26,7 @@ pub struct BlockSpec {
     is_read_only: bool,
     offset: u64,
     size: Option<u64>,
-    /// Where changes go that nobody else sees.
+    /// Where each user's own changes go, if the device is a scratch view.
     scratch: Option<Medium>,
 }
 
@@ -34,12 +34,12 @@ pub struct BlockSpec {
 enum Medium {
     /// A file or block device.
     Path(PathBuf),
-    /// So many bytes of this process's memory.
+    /// This many bytes of this process's memory.
     Memory(u64),
 }
 
 impl Medium {
-    /// The same, wherever whoever reads of it is.
+    /// The medium with an absolute path, which is valid in every working directory.
     fn absolute(&self) -> Self {
         match self {
             Medium::Path(path) => Medium::Path(std::path::absolute(path).unwrap_or_else(|_| path.clone())),
@@ -66,16 +66,15 @@ impl fmt::Display for Medium {
 
 /// A block device that was opened.
 pub struct Opened {
-    /// The device.
     pub device: Box<dyn BlockDevice>,
-    /// Whether zeros are made faster there than they are written.
+    /// Whether writing zeros is faster than writing data.
     pub zeroes_fast: bool,
-    /// What it was opened of: its medium may be exchanged.
+    /// The export that it was opened from, whose medium may be exchanged.
     pub export: Arc<BlockExport>,
 }
 
 impl BlockSpec {
-    /// What it is called unless somebody names it.
+    /// The default name of the device.
     pub fn name(&self) -> String {
         match &self.medium {
             Medium::Path(path) => path.file_name().map_or_else(|| "block".into(), |name| name.to_string_lossy().into()),
@@ -83,19 +82,19 @@ impl BlockSpec {
         }
     }
 
-    /// The files and block devices that it needs, and whether each is only to be read.
+    /// The files and block devices to open, and whether each is opened read-only.
     pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
         let medium = self.medium.path().map(|path| (path, self.opens_read_only()));
         let scratch = self.scratch.as_ref().and_then(Medium::path).map(|path| (path, false));
         medium.into_iter().chain(scratch)
     }
 
-    /// Whether the medium is only read: several may then open it.
+    /// Whether the medium is opened read-only, so that several processes may open it.
     fn opens_read_only(&self) -> bool {
         self.is_read_only || self.scratch.is_some()
     }
 
-    /// What is told apart by its serial number where it is a USB disk.
+    /// The text from which the serial number of the USB disk is derived.
     pub fn identity(&self) -> String {
         let is_whole = self.offset == 0 && self.size.is_none();
         match &self.medium {
@@ -104,42 +103,42 @@ impl BlockSpec {
         }
     }
 
-    /// Which part of its medium it is, and how it is used: empty if all of it may be read and written.
+    /// The options, as text: which part of the medium, and how it is used. Empty if all of it may be read and written.
     pub fn view(&self) -> String {
         let words = self.to_string();
         words[self.medium.to_string().len()..].trim_start_matches(',').to_owned()
     }
 
-    /// The same of a USB disk with sectors of so many bytes, which is another disk to whoever uses it as one.
+    /// The options of a USB disk with this sector size. Another sector size makes another disk for its users.
     pub fn view_with(&self, sector_bytes: u32) -> String {
         let sectors = (sector_bytes != 512).then(|| format!("sector={sector_bytes}"));
         let words = [Some(self.view()), sectors].into_iter().flatten().filter(|words| !words.is_empty());
         words.collect::<Vec<_>>().join(",")
     }
 
-    /// The file or block device that it is of, if it is.
+    /// The path of the medium, if it is a file or block device.
     pub fn medium_path(&self) -> Option<&Path> {
         self.medium.path()
     }
 
-    /// Opens what it needs, for everybody who will use it.
+    /// Opens the media for all future users of the device.
     ///
     /// # Errors
-    /// A sentence for a person: what stands against it.
+    /// A sentence for a person: why a medium cannot be opened or used.
     pub fn export(&self, system: &SystemAccess) -> Result<BlockExport, String> {
         self.export_identified(system, &self.view()).map(|(export, _)| export)
     }
 
-    /// The same, and which device it is: two views of one medium are two devices.
+    /// Opens the media, and identifies the device: two views of one medium are two devices.
     ///
     /// # Errors
-    /// A sentence for a person: what stands against it.
+    /// A sentence for a person: why a medium cannot be opened or used.
     pub(crate) fn export_identified(
         &self,
         system: &SystemAccess,
         view: &str,
     ) -> Result<(BlockExport, Identified), String> {
-        // What is in memory ends with this process, and changes of each user's own end with him.
+        // A disk in memory ends with this process, and a scratch view with its user, so neither has a lasting identity.
         let mut known = Identified::fresh();
         let (medium, durability): (Arc<dyn farbus_model::Medium>, _) = match &self.medium {
             Medium::Memory(size) => {
@@ -170,7 +169,7 @@ impl BlockSpec {
         Ok((if matches!(self.medium, Medium::Memory(_)) { export.in_memory() } else { export }, known))
     }
 
-    /// Opens it for one user.
+    /// Opens the device for one user.
     ///
     /// # Errors
     /// As [`BlockSpec::export`].
@@ -238,7 +237,7 @@ impl fmt::Display for BlockSpec {
     }
 }
 
-/// `512`, `64K`, `10G`, `16T`: powers of 1024, to 16 TiB.
+/// Parses a size: `512`, `64K`, `10G`, `16T`, in powers of 1024, 16 TiB at most.
 pub(crate) fn bytes_from(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.find(|c: char| !c.is_ascii_digit()) {
         None => (text, Some(0)),
@@ -263,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_people_write_is_read_and_said_again() {
+    fn parsed_spec_prints_as_an_equivalent_spec() {
         for (text, said) in [
             ("block:/x:y.img", "block:/x:y.img"),
             ("block:a,ro", "block:a,ro"),
@@ -299,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_to_be_opened_is_known_before() {
+    fn images_lists_every_file_with_its_access() {
         let images = |text: &str| {
             let spec: BlockSpec = text.parse().unwrap();
             spec.images().map(|(path, read_only)| (path.to_str().unwrap().to_owned(), read_only)).collect::<Vec<_>>()
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_is_not_there_is_refused_with_its_size() {
+    fn range_beyond_the_medium_is_refused_with_the_medium_s_size() {
         let open = |text: &str| {
             text.parse::<BlockSpec>().unwrap().open(&SystemAccess::Own).map(|opened| *opened.device.info())
         };

@@ -1,4 +1,4 @@
-//! A bridge as it is shared: what its two ends, each served by a thread of its own, wake each other by.
+//! Opens a bridge for sharing: each end has its own thread, and each can wake the other.
 
 use std::io;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use farbus_gadgets::{Bell, Emulated};
 use farbus_io::discovery::own_name;
 use farbus_io::link::{Wake, Watched};
 
-/// Both ends of a bridge that is shared under `name`, and what is behind it in the names of its ends.
+/// Opens both ends of the bridge `name`. Returns each with the suffix of its name.
 ///
 /// # Errors
-/// If the system has no more descriptors.
+/// The system has no more descriptors.
 pub fn open(settings: &Settings, name: &str) -> io::Result<[(&'static str, Emulated<End>); 2]> {
     let of_this_host = || format!("{}/{name}", own_name());
     let identity = settings.identity.clone().unwrap_or_else(of_this_host);

@@ -1,4 +1,4 @@
-//! Makes a device that somebody named, and offers it.
+//! Makes a device from its parsed description, and offers it.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use crate::devices::identities::labels::{DeviceClass, Which};
 use crate::devices::identities::naming::Naming;
 use crate::exporter::share::Share;
 
-/// Offers a device as `naming` says; real devices that nobody names have names of their own, and may be several; a
-/// bridge is two.
+/// Offers the device that `what` describes, under the name that `naming` gives. A selector of real devices may match
+/// several, which get names of their own unless one is given; a bridge is two devices.
 pub fn offer(
     share: &Share,
     real: &mut Option<usb::Shared>,
@@ -65,7 +65,7 @@ pub fn offer(
     one.map(|record| vec![record]).map_err(Failure::local)
 }
 
-/// Both ends, under names that nothing here has: two bridges of one host differ in their names, and so in their
+/// Offers both ends of a bridge under unused names. Bridges of one host differ in their names, and so in their network
 /// addresses.
 fn offer_bridge(
     share: &Share,
@@ -85,7 +85,7 @@ fn offer_bridge(
     ends.into_iter().map(add).collect::<Result<_, _>>().map_err(Failure::local)
 }
 
-/// Makes a block device's class as a USB disk.
+/// Makes a USB disk for the block device.
 fn usb_class(export: Arc<BlockExport>, options: Options) -> Renew {
     let mode = export.mode(Mode::Exclusive);
     let read_only = export.info().is_read_only;

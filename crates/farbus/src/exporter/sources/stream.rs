@@ -1,4 +1,4 @@
-//! Sources of frames: what makes them, and the thread that shows them.
+//! Sources of frames for stream exports, each with a thread that shows its frames.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use tracing::{info, warn};
 use crate::broker::SystemAccess;
 use crate::exporter::state::shared::STACK_BYTES;
 
-/// A source looks at least so often whether it is wanted.
+/// The longest time before a source checks whether it has readers.
 const GLANCE: Duration = Duration::from_secs(1);
-/// Pictures a second of a test pattern that nobody said more of.
+/// Default rate of a test pattern, frames in 1000 s.
 const RATE_MHZ: u32 = 30_000;
-/// Faster than this nobody paces frames.
+/// The highest rate that can be asked for, frames a second.
 const RATE_HZ_MAX: f64 = 100_000.0;
 
 /// A source, as a command line names it.
@@ -30,7 +30,7 @@ const RATE_HZ_MAX: f64 = 100_000.0;
 pub struct StreamSpec {
     source: Source,
     description: Description,
-    /// Time from frame to frame; none: as they come.
+    /// Time from frame to frame; `None`: as fast as frames are read.
     period: Option<Duration>,
 }
 
@@ -41,7 +41,7 @@ enum Source {
 }
 
 impl StreamSpec {
-    /// The FIFO, device or file that it reads, if it reads one.
+    /// The FIFO, device or file that the source reads, if it is not the pattern.
     pub fn path(&self) -> Option<&Path> {
         match &self.source {
             Source::Pattern => None,
@@ -49,8 +49,8 @@ impl StreamSpec {
         }
     }
 
-    /// Opens it, and shows its frames to whoever watches until its stage is closed. The device says to USB hosts what
-    /// it is.
+    /// Opens the source. Its frames go to all readers until the stage is closed. The returned USB device only describes
+    /// the stream.
     ///
     /// # Errors
     /// A sentence for a person.
@@ -148,7 +148,7 @@ fn size_from(text: &str) -> Result<(u16, u16), String> {
     sizes.filter(|&(width, height)| width > 0 && height > 0).ok_or_else(|| format!("'{text}' is no size: say 640x480"))
 }
 
-/// Frames in a thousand seconds.
+/// Parses a rate into frames in 1000 s.
 fn rate_from(text: &str) -> Result<u32, String> {
     let rate = text.parse().ok().filter(|rate| (0.0..=RATE_HZ_MAX).contains(rate));
     let rate: f64 =
@@ -156,14 +156,14 @@ fn rate_from(text: &str) -> Result<u32, String> {
     Ok((rate * 1000.0).round() as u32)
 }
 
-/// What makes frames.
+/// Where frames come from.
 enum Frames {
     Pattern(Picture),
     File(FrameFile),
 }
 
-/// Starts a source's thread for its first reader: by then whoever shares it has given his rights away, and the thread
-/// has none.
+/// Starts a source's thread when its first reader comes. By then the process has given up its rights, so the thread has
+/// none.
 #[derive(Default)]
 struct Starter {
     runner: Mutex<Option<Runner>>,
@@ -206,7 +206,7 @@ impl Runner {
         let (mut sequence, mut due) = (0, began);
         while !self.stage.is_closed() {
             if !self.stage.is_watched() {
-                // Nobody waits for what nobody sees: a writer of a FIFO finds it full.
+                // Without readers no frame is read: the writer of a FIFO blocks.
                 thread::park_timeout(GLANCE);
                 due = Instant::now();
                 continue;
@@ -247,7 +247,7 @@ impl Runner {
         }
     }
 
-    /// Shows it as soon as whoever wants all has room.
+    /// Shows a frame, waiting until every reader that wants all frames has room for it.
     fn show(&self, mut frame: Frame) {
         while let Err(back) = self.stage.show(frame) {
             if self.stage.is_closed() {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_read_as_the_help_says() {
+    fn stream_spec_parses_as_its_help_says() {
         let video = |pixels, width, height, rate_mhz, frame_bytes_max| {
             Ok(Description { format: Format::Video { pixels, width, height, rate_mhz }, frame_bytes_max })
         };

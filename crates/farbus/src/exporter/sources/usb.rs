@@ -1,4 +1,4 @@
-//! This machine's own USB devices, shared.
+//! Shares this machine's own USB devices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,35 +24,35 @@ use crate::devices::selection::{Wanted, name as own_name};
 use crate::exporter::share::{Share, ShareError};
 use crate::exporter::swap::Plug;
 
-/// Why real devices are not shared.
+/// Why real devices cannot be shared.
 #[derive(Debug)]
 pub enum UsbError {
-    /// Nothing that is plugged in is meant.
+    /// No device that is plugged in matches.
     NoneFound(Selector),
-    /// Several are meant, and are to have one name.
+    /// Several devices match, but one name was given.
     Several {
-        /// Which are meant.
+        /// The selector.
         selector: Selector,
-        /// How many these are.
+        /// How many devices match.
         count: usize,
-        /// The name that all of them were to have.
+        /// The name that was given.
         name: String,
     },
-    /// Something stands against it.
+    /// The device cannot be shared.
     Obstacle {
-        /// Its bus id.
+        /// The device's bus id.
         bus_id: String,
-        /// What.
+        /// Why it cannot be shared.
         obstacle: Obstacle,
     },
-    /// It could not be taken.
+    /// The device could not be opened.
     Open {
-        /// Its bus id.
+        /// The device's bus id.
         bus_id: String,
-        /// Why.
+        /// Why it could not be opened.
         error: OpenError,
     },
-    /// It could not be offered.
+    /// The device could not be offered.
     Share(ShareError),
     /// sysfs could not be read.
     System(io::Error),
@@ -83,7 +83,7 @@ impl fmt::Display for UsbError {
 impl std::error::Error for UsbError {}
 
 impl UsbError {
-    /// Whose trouble it is.
+    /// The kind of the fault, for its report.
     pub fn attribute(&self) -> Attribute {
         match self {
             UsbError::NoneFound(_) | UsbError::Open { error: OpenError::Gone, .. } => Attribute::Gone,
@@ -98,10 +98,10 @@ impl UsbError {
     }
 }
 
-/// Checks that each selector means at least one device that is plugged in.
+/// Checks that each selector matches at least one device that is plugged in.
 ///
 /// # Errors
-/// [`UsbError::NoneFound`] with the first that means none, or [`UsbError::System`].
+/// [`UsbError::NoneFound`] with the first selector that matches none, or [`UsbError::System`].
 pub fn check_present<'a>(selectors: impl IntoIterator<Item = &'a Selector>) -> Result<(), UsbError> {
     let mut selectors = selectors.into_iter().peekable();
     if selectors.peek().is_none() {
@@ -112,22 +112,22 @@ pub fn check_present<'a>(selectors: impl IntoIterator<Item = &'a Selector>) -> R
     missing.map_or(Ok(()), |selector| Err(UsbError::NoneFound(selector.clone())))
 }
 
-/// Which of this machine's devices are meant, and which of them are shared.
+/// The selectors of devices to share, and the devices that are shared.
 #[derive(Debug)]
 pub struct Shared {
     wanted: Wanted,
     devices: Vec<Tracked>,
-    /// Those that cannot be had: what was said of each is said once.
+    /// Devices that cannot be shared, each with the trouble that was logged last.
     troubles: BTreeMap<Place, Trouble>,
-    /// Those that another process had, by bus and number.
+    /// Devices that another process had open, by bus and number.
     inherited: Vec<(u32, u32)>,
-    /// Those whose place a twin took: this machine's, until they are plugged in again.
+    /// Devices that a twin replaced. They stay with this machine until they are plugged in again.
     left: Vec<Place>,
-    /// Who opens them, and gives them back should we be killed.
+    /// Opens the devices, and gives them back if this process is killed.
     broker: Arc<Broker>,
 }
 
-/// Where a device is plugged in, and its number there, which another one at the same place has not.
+/// A device's bus id and number. Another device at the same port has another number.
 type Place = (String, u32);
 
 /// A device that is shared.
@@ -135,38 +135,38 @@ type Place = (String, u32);
 struct Tracked {
     place: Place,
     bus: u32,
-    /// Its bus id on the wire.
+    /// The bus id on the wire.
     export: String,
-    /// Whether it took another's place: nobody said that it is meant, and it is.
+    /// Whether it is a twin that replaced another device: it is shared although no selector matches it.
     is_twin: bool,
 }
 
-/// Why a device is not shared that is to be.
+/// Why a wanted device is not shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Whose trouble it is.
+    /// The kind of the fault.
     pub attribute: Attribute,
     /// A sentence for a person.
     pub message: String,
 }
 
 impl Shared {
-    /// Nothing yet; `broker` opens what will be.
+    /// Shares nothing yet; `broker` opens the devices.
     pub fn new(broker: Arc<Broker>) -> Self {
         let (wanted, devices, inherited, left) = (Wanted::default(), Vec::new(), Vec::new(), Vec::new());
         Self { wanted, devices, troubles: BTreeMap::new(), inherited, left, broker }
     }
 
-    /// The same; another process had these open, by bus and number.
+    /// Adds the devices, by bus and number, that another process had open.
     #[must_use]
     pub fn inheriting(mut self, devices: &[(u32, u32)]) -> Self {
         self.inherited = devices.to_vec();
         self
     }
 
-    /// Shares every device that `selector` means, and remembers it. All or none: the first that cannot be had ends it.
+    /// Shares every device that `selector` matches, and remembers the selector. If one cannot be opened, shares none.
     ///
     /// # Errors
     /// [`UsbError`].
@@ -195,17 +195,17 @@ impl Shared {
         meant.iter().zip(opened).map(offer).collect()
     }
 
-    /// Whether any device is meant.
+    /// Whether there are no selectors.
     pub fn is_empty(&self) -> bool {
         self.wanted.is_empty()
     }
 
-    /// How many are shared.
+    /// How many devices are shared.
     pub fn count(&self) -> usize {
         self.devices.len()
     }
 
-    /// What is not shared and is to be: what cannot be had, and what is not there.
+    /// The wanted devices that are not shared: those that cannot be opened, and those that are not plugged in.
     pub fn troubles(&self) -> Vec<Trouble> {
         self.troubles.values().cloned().collect()
     }
@@ -213,9 +213,9 @@ impl Shared {
     fn open(&self, found: &Found) -> Result<UsbDevice, UsbError> {
         let bus_id = found.bus_id.clone();
         match &found.obstacle {
-            // What this process may not, the broker may.
+            // The broker may have the permission that this process lacks.
             None | Some(Obstacle::NoPermission { .. }) => {}
-            // By us, or by nobody any more.
+            // The user is this process's predecessor, or has ended.
             Some(Obstacle::InUse { .. }) if self.inherited.contains(&(found.bus, found.number)) => {}
             Some(obstacle) => return Err(UsbError::Obstacle { bus_id, obstacle: obstacle.clone() }),
         }
@@ -251,7 +251,7 @@ impl Shared {
         Ok(record)
     }
 
-    /// Takes note of those whose place a twin took.
+    /// Notes the devices that a twin replaced.
     fn follow_twins(&mut self, share: &Share) {
         for tracked in &mut self.devices {
             let Some(Plug { bus_id, bus, number }) = share.swaps().plugs().get(&tracked.export) else { continue };
@@ -264,15 +264,14 @@ impl Shared {
         }
     }
 
-    /// Everything was given back, by whoever held it.
+    /// Tells the broker that all devices were given back by the process that held them.
     fn dismiss(&mut self) {
         for device in self.devices.drain(..) {
             self.broker.given_back(device.bus, device.place.1);
         }
     }
 
-    /// From now on `wanted` is meant and nothing else: what is not meant any more is taken off the lists, and its
-    /// session ended.
+    /// Replaces the selectors. Devices that no selector matches any more are removed, and their sessions end.
     fn want(&mut self, share: &Share, wanted: Wanted) -> io::Result<bool> {
         self.wanted = wanted;
         self.follow_twins(share);
@@ -281,7 +280,7 @@ impl Shared {
         let is_there = |place: &Place| all.iter().any(|found| is_at(found, place));
         let is_unmeant = |device: &mut Tracked| is_there(&device.place) && !device.is_twin && !is_meant(&device.place);
         for device in self.devices.extract_if(.., is_unmeant) {
-            // A session that used it may have taken it off the lists already.
+            // A session that used the device may have removed it already.
             let _ = share.remove(&device.export);
             self.broker.given_back(device.bus, device.place.1);
             info!(device = %device.export, usb = %device.place.0, "shared no more");
@@ -289,8 +288,9 @@ impl Shared {
         self.reconcile(share)
     }
 
-    /// Makes what is shared what is plugged in. Says whether there is something that may become possible by waiting: a
-    /// device whose session has not noticed yet that it is gone, a node that udev has not given to us yet.
+    /// Shares devices that were plugged in and removes those that were unplugged. Returns whether a retry may succeed
+    /// later: a session may not have noticed yet that its device is gone, or udev may not have set a node's permissions
+    /// yet.
     fn reconcile(&mut self, share: &Share) -> io::Result<bool> {
         let all = match self.is_empty() && self.devices.is_empty() {
             true => Vec::new(),
@@ -307,21 +307,21 @@ impl Shared {
             }
             stays
         });
-        // One that is being reset is there, or another that is plugged in since: its number will say.
+        // A device in reset is still there, or was replaced; its number will show which.
         let mut is_waiting = self.devices.iter().any(|tracked| !is_there(&tracked.place))
             || all.iter().any(|found| found.is_being_reset() && self.wanted.name_of(found).is_some());
         let mut troubles = BTreeMap::new();
         for found in &all {
             let Some((name, is_named)) = self.wanted.naming_of(found) else { continue };
             let naming = if is_named { Naming::ByRule(&name) } else { Naming::Automatic(&name) };
-            // One at the same place as another that is still being let go of waits for it.
+            // A device waits while the former device at the same port is still being released.
             let is_left = self.left.iter().any(|place| is_at(found, place));
             if is_left || self.devices.iter().any(|tracked| tracked.place.0 == found.bus_id) {
                 continue;
             }
             if found.configuration == 0 || found.is_being_reset() {
-                // The kernel is about to choose one, and to look for drivers; what is taken before is taken from
-                // nobody.
+                // The kernel is about to choose a configuration and bind drivers. A device taken before then would have
+                // no drivers to return to.
                 is_waiting = true;
                 continue;
             }
@@ -330,7 +330,7 @@ impl Shared {
                 Err(error) => {
                     is_waiting = true;
                     let trouble = Trouble { name, attribute: error.attribute(), message: error.to_string() };
-                    // The same trouble again is no news.
+                    // Each trouble is logged once.
                     if self.troubles.get(&place_of(found)) != Some(&trouble) {
                         warn!("{}", trouble.message);
                     }
@@ -353,13 +353,13 @@ fn place_of(found: &Found) -> Place {
     (found.bus_id.clone(), found.number)
 }
 
-/// Whether it is the one at this place, as far as that is known: whoever gives a device back resets it, and it is not
-/// gone meanwhile.
+/// Whether it is the device at this place, as far as is known. A device that is being released is reset, and has no
+/// number meanwhile.
 fn is_at(found: &Found, (bus_id, number): &Place) -> bool {
     found.bus_id == *bus_id && (found.number == *number || found.is_being_reset())
 }
 
-/// Follows what is plugged in and pulled out, on a thread of its own, until it is dropped.
+/// Follows devices being plugged in and unplugged, on a thread of its own, until it is dropped.
 pub struct Follower {
     share: Arc<Share>,
     shared: Arc<Mutex<Shared>>,
@@ -367,16 +367,16 @@ pub struct Follower {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How often what may become possible is tried again, and how many times in a row; then more slowly.
+/// The pause between retries, how many retries follow at this pace, and the pause after those.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRIES: u32 = 50;
 const RETRY_SLOWLY: Duration = Duration::from_secs(2);
 
 impl Follower {
-    /// Begins to follow for `share` what `shared` means. Without `hotplug` it looks now and then.
+    /// Follows devices for `share` with the selectors of `shared`. Without `hotplug` it polls.
     ///
     /// # Errors
-    /// What the system says.
+    /// The error of the system.
     pub fn start(share: Arc<Share>, shared: Shared, hotplug: Option<Hotplug>) -> io::Result<Self> {
         let stop = Arc::new((AtomicBool::new(false), Wake::new()?));
         let shared = Arc::new(Mutex::new(shared));
@@ -389,7 +389,7 @@ impl Follower {
         Ok(Self { share, shared, stop, thread: Some(thread) })
     }
 
-    /// From now on `wanted` is meant and nothing else. What is plugged in already is shared when this returns.
+    /// Replaces the selectors. Devices that are plugged in and match are shared when this returns.
     pub fn want(&self, wanted: Wanted) {
         if let Err(error) = self.shared().want(&self.share, wanted) {
             warn!(%error, "cannot read what USB devices there are");
@@ -397,22 +397,22 @@ impl Follower {
         self.stop.1.wake();
     }
 
-    /// What is shared, and what is not.
+    /// The shared devices and the troubles.
     pub fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().expect("nothing panics with devices in hand")
     }
 
-    /// Follows no more; what is shared stays so.
+    /// Stops following. Shared devices stay shared.
     pub fn stop(&mut self) {
         self.stop.0.store(true, Ordering::Release);
         self.stop.1.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic was reported on its way.
+            // The panic was reported by the thread.
             let _ = thread.join();
         }
     }
 
-    /// All devices were dropped, each given back to its drivers.
+    /// Notes that all devices were dropped and returned to their drivers.
     pub fn dismiss(mut self) {
         self.stop();
         self.shared().dismiss();
@@ -431,7 +431,7 @@ fn follow(
     hotplug: Option<&Hotplug>,
     stop: &(AtomicBool, Wake),
 ) -> io::Result<()> {
-    // What happened before we listened shows now.
+    // The first pass handles what happened before this thread listened.
     let mut retries = RETRIES;
     while !stop.0.load(Ordering::Acquire) {
         let is_waiting = shared.lock().expect("nothing panics with devices in hand").reconcile(share)?;
@@ -448,7 +448,7 @@ fn follow(
     Ok(())
 }
 
-/// Waits for an event, somebody's word, or the end of a pause. Says whether it was one of the first two.
+/// Waits for a hotplug event, a wake-up or the end of the pause. Returns whether there was an event or a wake-up.
 fn has_news(hotplug: Option<&Hotplug>, word: &Wake, pause: Option<Duration>) -> io::Result<bool> {
     let until = pause.map(|pause| Instant::now() + pause);
     loop {
@@ -475,7 +475,7 @@ mod tests {
     use farbus_model::{Descriptors, Speed};
 
     #[test]
-    fn what_stands_against_it_is_said_with_what_to_do() {
+    fn usb_errors_say_what_to_do_next() {
         let obstacle = Obstacle::NoPermission { node: "/dev/bus/usb/001/002".into() };
         let said = UsbError::Obstacle { bus_id: "1-1".into(), obstacle }.to_string();
         assert!(said.starts_with("usb:1-1: no permission for /dev/bus/usb/001/002\n  run as root"), "{said}");
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_whose_port_is_reset_is_not_gone_and_no_other() {
+    fn device_in_reset_still_counts_as_the_one_at_its_port() {
         let found = |bus_id: &str, number| Found {
             bus_id: bus_id.to_owned(),
             bus: 1,

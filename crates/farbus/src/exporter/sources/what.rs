@@ -1,4 +1,5 @@
-//! Devices that can be shared, as people say them: `disk:backup.img,ro`, `zero,speed=super`, `usb:1-1.4`.
+//! Devices that can be shared, parsed from the words of `farbus share`: `disk:backup.img,ro`, `zero,speed=super`,
+//! `usb:1-1.4`.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -11,10 +12,10 @@ use farbus_model::Speed;
 use super::block::BlockSpec;
 use super::stream::StreamSpec;
 
-/// A device to be made.
+/// A device to be shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
-    /// A disk; `kind` is what it is called unless somebody names it.
+    /// A disk; `kind` is its default name.
     Disk {
         spec: BlockSpec,
         sector_bytes: u32,
@@ -73,7 +74,7 @@ impl FromStr for What {
     }
 }
 
-/// A block device's words (`scheme` with `text`), and a USB disk's `sector=`.
+/// Parses the words of a block device (`scheme` and `text`) and the `sector=` of a USB disk.
 fn disk_from(kind: &'static str, scheme: &str, text: &str) -> Result<What, String> {
     let mut sector_bytes = 512;
     let mut words = Vec::new();
@@ -110,7 +111,7 @@ fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
     Ok(What::Zero { speed, fill, verify })
 }
 
-/// The words of a device that has nothing but a speed.
+/// Parses the options of a device that has only a speed.
 fn speed_from<'a>(what: &str, usual: Speed, words: impl Iterator<Item = &'a str>) -> Result<Speed, String> {
     let mut speed = usual;
     for word in words {
@@ -124,7 +125,7 @@ fn speed_from<'a>(what: &str, usual: Speed, words: impl Iterator<Item = &'a str>
 }
 
 impl What {
-    /// The real device that it means, if it means one.
+    /// The selector, if it means real devices.
     pub fn usb(&self) -> Option<&Selector> {
         match self {
             What::Usb(selector) => Some(selector),
@@ -132,7 +133,7 @@ impl What {
         }
     }
 
-    /// The disk images that it needs, and whether each is only to be read.
+    /// The disk images to open, and whether each is opened read-only.
     pub fn images(&self) -> impl Iterator<Item = (&Path, bool)> {
         let spec = match self {
             What::Disk { spec, .. } => Some(spec),
@@ -141,7 +142,7 @@ impl What {
         spec.into_iter().flat_map(BlockSpec::images)
     }
 
-    /// What it reads frames from, if it does.
+    /// The path that frames are read from, if there is one.
     pub fn frames(&self) -> Option<&Path> {
         match self {
             What::Stream(spec) => spec.path(),
@@ -149,7 +150,7 @@ impl What {
         }
     }
 
-    /// What its name begins with if nobody names it.
+    /// The word that its default name begins with.
     pub fn kind(&self) -> &'static str {
         match self {
             What::Disk { kind, .. } => kind,
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shared_is_read_as_the_help_says() {
+    fn share_words_parse_as_their_help_says() {
         let read = |text: &str| text.parse::<What>();
         let disk = |spec: &str, sector_bytes, kind| What::Disk { spec: spec.parse().unwrap(), sector_bytes, kind };
         assert_eq!(read("disk:/x:y.img,ro,sector=4096"), Ok(disk("block:/x:y.img,ro", 4096, "disk")));

@@ -1,4 +1,4 @@
-//! What is reserved for what is shared here: the ledger, the gates of those who are suspended, and what the paths to
+//! The ledger of reservations: what is reserved for each device, which devices are suspended, and what the paths to
 //! importers carry.
 
 use std::collections::BTreeMap;
@@ -20,24 +20,24 @@ use crate::devices::reservation::ReservationStatus;
 
 /// Kind of its snapshots.
 const SNAPSHOT_KIND: u16 = 13;
-/// What is said of TCP's payload is so much more on the link.
+/// Payload of a full TCP segment and the bytes of its headers, to convert payload into bytes on the link.
 const SEGMENT_BYTES: u64 = 1448;
 const SEGMENT_HEAD_BYTES: u64 = 52;
 
-/// All of it. Whoever changes something tells what comes of it to those whom it concerns ([`News`]).
+/// All reservations of this exporter. Methods that change one return [`News`] for the devices that it concerns.
 pub struct Reservations {
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     ledger: Ledger,
-    /// The owner's word, which holds while no importer has asked for something else.
+    /// The owner's reservations by device, which hold while no importer has made another.
     owned: BTreeMap<String, Reservation>,
     suspensions: BTreeMap<String, Suspension>,
     paths: BTreeMap<String, Congestion>,
-    /// What they were known to carry before more was tried.
+    /// The known rate of each path before a higher one was tried, bits a second.
     proved: BTreeMap<String, u64>,
-    /// The most that was measured before a device was opened.
+    /// The highest rate of each path that was measured before a device was opened, bits a second.
     measured: BTreeMap<String, u64>,
 }
 
@@ -51,15 +51,15 @@ impl Default for Reservations {
     }
 }
 
-/// What a turn and a KiB cost this machine: a pair of sockets, some of each, the shortest of several tries (what else
-/// runs is not ours).
+/// Measures what a turn and a KiB cost this machine, with a pair of sockets. The shortest of several tries counts,
+/// because other programs disturb the rest.
 fn measured_cost() -> Cost {
     const TRIES: u32 = 32;
     const KIB: usize = 32;
     let try_all = || -> std::io::Result<Cost> {
         let (link, other) = Link::pair("ourselves")?;
         let other = std::os::unix::net::UnixStream::from(other);
-        // What does not fit a socket's memory does not come.
+        // Bytes that do not fit the socket's buffer never arrive.
         other.set_read_timeout(Some(Duration::from_millis(100)))?;
         let (mut turn_ns, mut large_ns) = (u64::MAX, u64::MAX);
         let mut bytes = vec![0; KIB << 10];
@@ -71,7 +71,7 @@ fn measured_cost() -> Cost {
                 *best = (*best).min(began.elapsed().as_nanos() as u64);
             }
         }
-        // The protocol's own work beside the two calls.
+        // The second turn stands for the protocol's own work.
         Ok(Cost { turn_ns: 2 * turn_ns, kib_ns: (large_ns.saturating_sub(turn_ns) / KIB as u64).max(1) })
     };
     try_all().unwrap_or(Cost { turn_ns: 50_000, kib_ns: 2_000 })
@@ -82,7 +82,7 @@ impl Reservations {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The owner reserves something for whoever uses a device.
+    /// Makes the owner's reservation for every user of a device.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -93,7 +93,7 @@ impl Reservations {
         Ok(news)
     }
 
-    /// An importer reserves something for a device that he is about to use, over a path that was measured.
+    /// Makes an importer's reservation for a device that it is about to use, over a path that was measured.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -106,7 +106,7 @@ impl Reservations {
     ) -> Result<(ReservationReport, Vec<News>), Refusal> {
         let mut inner = self.inner();
         let known = inner.ledger.path(path).unwrap_or_default();
-        // What others use of it meanwhile was not there to be measured.
+        // The measurement did not see the share that other devices used meanwhile.
         let bits_per_s = known.bits_per_s.max(measured.bits_per_s);
         let round_trip_ns = match (known.round_trip_ns, measured.round_trip_ns) {
             (0, ns) | (ns, 0) => ns,
@@ -121,17 +121,17 @@ impl Reservations {
         Ok((report, news))
     }
 
-    /// What the process before this one had reserved for a device is reserved here.
+    /// Makes the reservation again that the process before this one had for a device.
     pub fn admit_again(&self, device: &str, carrier: &Carrier, path: &str) -> Result<Vec<News>, Refusal> {
         let mut inner = self.inner();
         let Some(reservation) = inner.ledger.expected(device).cloned() else { return Ok(Vec::new()) };
         inner.admit(device, carrier, reservation, Some(path))
     }
 
-    /// A device goes on with another importer, and what is reserved for it.
+    /// Moves a device's reservation to the path of its successor.
     ///
     /// # Errors
-    /// [`Refusal`]: the way to him does not carry that; it has not gone.
+    /// [`Refusal`]: the path does not carry the reservation, which stays where it was.
     pub fn move_to(&self, device: &str, path: &str) -> Result<Vec<News>, Refusal> {
         let mut inner = self.inner();
         let news = inner.ledger.move_to(device, path)?;
@@ -140,7 +140,7 @@ impl Reservations {
         Ok(news)
     }
 
-    /// Somebody uses a device and has asked for nothing: what its owner reserved goes as far as to him.
+    /// Extends the owner's reservation to the path of a user that made none.
     pub fn cover(&self, device: &str, carrier: Option<&Carrier>, path: &str) -> Vec<News> {
         let mut inner = self.inner();
         let Some(owned) = inner.owned.get(device).cloned() else { return Vec::new() };
@@ -148,24 +148,24 @@ impl Reservations {
         if !is_his || inner.ledger.reservation(device) != Some(&owned) {
             return Vec::new();
         }
-        // As what it is used now it may be on another bus than its owner thought of, or on none.
+        // The device may be used on another bus than the owner assumed, or on none.
         let known = carrier.and_then(|carrier| inner.admit(device, carrier, owned, Some(path)).ok());
         let news = known.unwrap_or_else(|| inner.ledger.lead_to(device, Some(path)));
         inner.close_gates(&news);
         news
     }
 
-    /// What is reserved for a device, if anything is.
+    /// The reservation of a device, if it has one.
     pub fn reservation(&self, device: &str) -> Option<Reservation> {
         self.inner().ledger.reservation(device).cloned()
     }
 
-    /// What suspends a device; none if nothing ever does.
+    /// The suspension of a device; `None` if the device is never suspended.
     pub fn gate_of(&self, device: &str) -> Option<Suspension> {
         self.inner().suspensions.get(device).cloned()
     }
 
-    /// An importer uses a device no more: what its owner said of it holds again.
+    /// Ends the use of a device by its importer. The owner's reservation holds again.
     pub fn release(&self, device: &str, carrier: Option<&Carrier>) -> Vec<News> {
         let mut inner = self.inner();
         inner.forget_link(device);
@@ -177,20 +177,20 @@ impl Reservations {
             false => inner.ledger.release(device),
         };
         if let (Some(owned), Some(carrier)) = (owned, carrier) {
-            // If there is no room any more it is asked for again when something else is released.
+            // If there is no capacity now, the ledger tries again when another reservation is released.
             news.extend(inner.admit(device, carrier, owned, None).unwrap_or_default());
         }
         inner.close_gates(&news);
         news
     }
 
-    /// A device is shared no more.
+    /// Removes all reservations of a device that is no longer shared.
     pub fn disown(&self, device: &str) -> Vec<News> {
         self.inner().owned.remove(device);
         self.release(device, None)
     }
 
-    /// What holds a device's requests while it is suspended, and which; none if nothing ever does.
+    /// The suspension of a device and the endpoints that it stops; `None` if the device is never suspended.
     pub fn suspension(&self, device: &str, carrier: &Carrier) -> Option<(Suspension, Vec<EpAddr>)> {
         let inner = self.inner();
         let suspension = inner.suspensions.get(device)?.clone();
@@ -198,25 +198,25 @@ impl Reservations {
         Some((suspension, endpoints))
     }
 
-    /// Whether it is its user who reserved something for a device.
+    /// Whether the reservation of a device was made for its user, over that user's path.
     pub fn is_a_users(&self, device: &str) -> bool {
         self.inner().ledger.lines().any(|line| line.device == device && line.path.is_some())
     }
 
-    /// How a device's reservation stands.
+    /// The reservation report of a device.
     pub fn report(&self, device: &str) -> Option<ReservationReport> {
         self.inner().ledger.report(device)
     }
 
-    /// The same for people and programs.
+    /// The reservation of a device, for people and programs.
     pub fn status(&self, device: &str) -> Option<ReservationStatus> {
         let inner = self.inner();
         let mut lines = inner.ledger.lines();
         lines.find(|line| line.device == device).map(|line| ReservationStatus::of(&line))
     }
 
-    /// Parts of processors for the threads of whoever reserves by himself, tuned pipes, in the place of those that he
-    /// had: all reservations are held against what is left. Says of which processors.
+    /// Reserves processor time for the threads of `owner`, which replaces what the owner had. All reservations are
+    /// checked against what is left. Returns the processors.
     ///
     /// # Errors
     /// [`Overload`]: nothing has changed.
@@ -228,7 +228,7 @@ impl Reservations {
         Ok((processors, news))
     }
 
-    /// He needs them no more.
+    /// Releases the processor time of `owner`.
     pub fn leave_threads(&self, owner: &str) -> Vec<News> {
         let mut inner = self.inner();
         inner.ledger.processors_mut().leave(owner);
@@ -237,7 +237,7 @@ impl Reservations {
         news
     }
 
-    /// The link of a device tells how far it has come.
+    /// Takes the progress of a device's link and adapts what its path is assumed to carry.
     pub fn note_progress(&self, now: Instant, device: &str, progress: Progress) -> Vec<News> {
         let mut inner = self.inner();
         let Some(path) = inner.ledger.lines().find(|line| line.device == device).and_then(|line| line.path) else {
@@ -287,17 +287,17 @@ impl Reservations {
         news
     }
 
-    /// What a session of another process goes on with.
+    /// Saves all reservations for another process.
     pub fn save(&self) -> Vec<u8> {
         let mut to = Writer::new(SNAPSHOT_KIND);
         self.inner().ledger.save(&mut to);
         to.into_bytes()
     }
 
-    /// The same there.
+    /// Restores the reservations that another process saved. They hold once [`Reservations::admit_again`] is called.
     ///
     /// # Errors
-    /// Nothing such was ever reserved.
+    /// The bytes describe no possible reservations.
     pub fn expect(&self, saved: &[u8]) -> Result<(), farbus_session::Reject> {
         let mut from: Reader<'_> = snapshot::open(saved, SNAPSHOT_KIND)?;
         self.inner().ledger.restore(&mut from)?;
@@ -345,12 +345,12 @@ impl Inner {
         self.measured.retain(|path, _| ledger.lines().any(|line| line.path == Some(path.as_str())));
     }
 
-    /// Whether a path was once measured to carry as much.
+    /// Whether a path was measured to carry as much.
     fn was_measured(&self, path: &str, bits_per_s: u64) -> bool {
         self.measured.get(path).is_some_and(|most| bits_per_s <= *most)
     }
 
-    /// What a path has to carry so that whoever waits longest has room.
+    /// The rate that a path must carry so that the device suspended longest is admitted, bits a second.
     fn room_for_one_more(&self, path: &str) -> Option<u64> {
         let mut its_own = self.ledger.lines().filter(|line| line.path == Some(path));
         let waiting = its_own.find(|line| line.report.state == State::Suspended && line.report.lack == Lack::Rate)?;
@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_turn_costs_here_is_some_time_and_less_than_a_millisecond() {
+    fn measured_cost_of_a_turn_is_between_0_and_1_ms() {
         let Cost { turn_ns, kib_ns } = measured_cost();
         assert!((1..1_000_000).contains(&turn_ns) && (1..1_000_000).contains(&kib_ns), "{turn_ns} {kib_ns}");
     }

@@ -1,4 +1,4 @@
-//! The objects of the exporter: each owns one thing and its lock. `shared` has the table of the lock order.
+//! The shared objects of the exporter. Each owns one thing and its lock; `shared` has the table of the lock order.
 
 pub mod ledger;
 pub mod permissions;

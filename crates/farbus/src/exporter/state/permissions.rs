@@ -1,5 +1,4 @@
-//! Who may use which device, besides what paired hosts are allowed in `peers.toml`; and the note in the audit log of
-//! each use.
+//! Which visitors may use which devices, beyond what `peers.toml` allows paired hosts; and the audit log of each use.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,32 +13,33 @@ use crate::exporter::session::entry::Session;
 use crate::exporter::state::registry::DeviceRegistry;
 use crate::hosts::trust::Use;
 
-/// Permissions of visitors. One lock: that of the devices that are one host's alone; it is held alone.
+/// Permissions of visitors. One lock, of the devices that only one host may use; it is held alone.
 pub struct Permissions {
     registry: Arc<DeviceRegistry>,
-    /// Which of this machine's users are served, and who finds out.
+    /// Which users of this machine are served.
     pub local_peers: Arc<LocalPeers>,
-    /// Devices that are one host's alone, by name: whatever else others are allowed.
+    /// Devices that only one host may use, by name, whatever else others are allowed.
     lent: Mutex<BTreeMap<String, ExclusiveUse>>,
-    /// Whether who may use a device may look on while another does.
+    /// Whether a host that may use a device may observe it while another host uses it.
     is_observable: AtomicBool,
-    /// Who writes down what those do that prove no key.
+    /// The audit recorder for users that prove no key.
     pub recorder: OnceLock<Recorder>,
 }
 
-/// Whose a device is that is one host's alone.
+/// The only host that may use a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExclusiveUse {
-    /// This one's.
+    /// This host.
     Own,
-    /// A paired one's.
+    /// The paired host with this key.
     To(Fingerprint),
-    /// Nobody's, for now.
+    /// No host, for now.
     Nobody,
 }
 
 impl ExclusiveUse {
-    /// Whether it is this visitor's: of this machine's programs, those of users who are served.
+    /// Whether the device is for this visitor. Of this machine's programs, only those of served users count as this
+    /// host.
     fn is_for(self, visitor: Visitor, local_peers: &LocalPeers) -> bool {
         match (self, visitor) {
             (ExclusiveUse::To(key), Visitor::Host(host)) => key == host,
@@ -50,7 +50,7 @@ impl ExclusiveUse {
 }
 
 impl Permissions {
-    /// No device is one host's alone, and nobody looks on.
+    /// No device is restricted to one host, and none may be observed.
     pub fn new(registry: Arc<DeviceRegistry>, local_peers: Arc<LocalPeers>) -> Self {
         Self {
             registry,
@@ -61,34 +61,34 @@ impl Permissions {
         }
     }
 
-    /// These devices are one host's alone from now on, and no others.
+    /// Sets the devices that only one host may use. All other devices lose that restriction.
     pub fn lend(&self, lent: BTreeMap<String, ExclusiveUse>) {
         *self.lent.lock().unwrap_or_else(PoisonError::into_inner) = lent;
     }
 
-    /// Whether a device that is one host's alone is this visitor's; `None` if it is no such device.
+    /// Whether a device that only one host may use is this visitor's; `None` if the device has no such restriction.
     pub fn lent_to(&self, visitor: Visitor, device: &str) -> Option<bool> {
         let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner).get(device).copied();
         lent.map(|lent| lent.is_for(visitor, &self.local_peers))
     }
 
-    /// Whether a paired host may use a device.
+    /// Whether a visitor, which is this paired host if `peer` is set, may use a device.
     pub fn may_use(&self, visitor: Visitor, peer: Option<&Peer>, device: &str) -> bool {
         let may = || peer.is_some_and(|peer| peer.may_use(device, self.registry.id_of(device)));
         self.lent_to(visitor, device).unwrap_or_else(may)
     }
 
-    /// Whether who may use a device may look on while another does.
+    /// Whether a host that may use a device may observe it while another host uses it.
     pub fn is_observable(&self) -> bool {
         self.is_observable.load(Ordering::Acquire)
     }
 
-    /// Sets whether who may use a device may look on while another does.
+    /// Sets whether a host that may use a device may observe it while another host uses it.
     pub fn set_observable(&self, is_observable: bool) {
         self.is_observable.store(is_observable, Ordering::Release);
     }
 
-    /// Notes what the peer of `session` does with a device, or why it may not.
+    /// Records in the audit log what the peer of `session` does with a device, or why it may not.
     pub fn record(&self, session: &Session, use_of: Use, bus_id: &str, allowed: Result<(), &str>) {
         let device = self.registry.device_name(bus_id);
         let device = device.as_deref().unwrap_or(bus_id);
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_s_own_end_is_for_users_who_are_served_and_not_for_all_of_this_machine() {
+    fn this_host_s_own_device_is_only_for_local_users_who_are_served() {
         let peers = LocalPeers::default();
         let us = crate::common::runtime_folder::owner();
         let loopback = [127, 0, 0, 1].into();

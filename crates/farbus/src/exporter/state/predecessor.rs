@@ -1,4 +1,4 @@
-//! What the process before this one left: sessions that are yet to go on here, and the devices that they use.
+//! What the process before this one left: sessions that are yet to continue here, and the devices that they use.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::exporter::session::threads::{DeviceProvider, Pending};
 pub struct Predecessor<H: DeviceProvider> {
     /// The sessions, by their number in the table.
     pending: Mutex<Vec<(u64, Pending<H>)>>,
-    /// Names of the devices that they use: nobody else gets those before.
+    /// Names of the devices that they use. No other peer gets these until the session has continued.
     devices: Mutex<Vec<String>>,
 }
 
@@ -19,24 +19,24 @@ impl<H: DeviceProvider> Default for Predecessor<H> {
 }
 
 impl<H: DeviceProvider> Predecessor<H> {
-    /// A session that uses these devices goes on here later.
+    /// Keeps a session, which uses these devices, until it continues here.
     pub fn keep(&self, number: u64, session: Pending<H>, devices: Vec<String>) {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner).extend(devices);
         self.pending.lock().unwrap_or_else(PoisonError::into_inner).push((number, session));
     }
 
-    /// The sessions: they go on now.
+    /// Takes the sessions, which continue now.
     pub fn take(&self) -> Vec<(u64, Pending<H>)> {
         std::mem::take(&mut *self.pending.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether a session that is yet to go on uses the device of this name, which may not be shared yet.
+    /// Whether a session that is yet to continue uses the device of this name. The device may not be shared yet.
     pub fn uses(&self, device: &str) -> bool {
         let devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         devices.iter().any(|reserved| reserved == device)
     }
 
-    /// A session goes on with the device of this name, or does without it.
+    /// Notes that a session continues with the device of this name, or without it.
     pub fn settle(&self, device: &str) {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = devices.iter().position(|name| *name == device) {

@@ -1,5 +1,4 @@
-//! The devices that are shared here: which there are, who uses each, who has it next, and what is known of its name and
-//! identity.
+//! The registry of shared devices: which there are, who uses each, who has it next, and their names and identities.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
@@ -18,8 +17,7 @@ use crate::exporter::error::ShareError;
 use crate::exporter::session::entry::Session;
 use crate::exporter::session::threads::HandoverOutcome;
 
-/// How long a device that was handed over waits for its successor: below the 30 s after which Linux's usb-storage gives
-/// a command up.
+/// How long a handed over device waits for its successor. Linux's usb-storage gives up a command after 30 s.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(20);
 
 /// The registry of shared devices and the leases of their users. Two locks: the registry's and the leases'; no caller
@@ -31,36 +29,35 @@ pub struct DeviceRegistry {
     identity_changes: AtomicU64,
     /// How long a device that was handed over waits for its successor, milliseconds.
     successor_time_ms: AtomicU64,
-    /// Whether devices have names and identities that last.
+    /// Whether devices have names from their owner, and lasting identities.
     pub labels: Labels,
 }
 
-/// A device that its user handed over. It waits for its successor.
+/// A device that its user handed over and that waits for its successor.
 pub struct HandedOver {
-    /// The device's bus id.
     pub bus_id: String,
-    /// Who has the claim, in the registry's words.
+    /// The holder of the claim, as the registry names it.
     pub who: String,
-    /// The USB device; none of a block device, which is opened anew.
+    /// The USB device; `None` for a block device, which is opened anew.
     pub device: Option<Box<dyn Device>>,
-    /// What the successor is given along with it.
+    /// The migration state for the successor.
     pub migration_state: Vec<u8>,
-    /// Who handed it over, and his connection's number: it is his again if nobody comes.
+    /// The session that handed the device over, and its number: it gets the device back if no successor comes.
     pub home: (Weak<Session>, u64),
 }
 
 impl HandedOver {
-    /// Tells who handed it over what became of it.
+    /// Tells the session that handed the device over what became of it.
     pub fn settle(&self, cause: native::Cause, message: &str) {
         if let Some(home) = self.home.0.upgrade() {
-            // If he is gone meanwhile nobody needs to know.
+            // If that session has ended, the outcome is not needed.
             let _ =
                 home.leave_handover_outcome(HandoverOutcome::Over(native::End { cause, message: message.to_owned() }));
         }
     }
 }
 
-/// The time of day: later after every restart, unless somebody puts the clock back.
+/// Unix time, milliseconds. Leases count from it, so they grow across restarts unless the clock is set back.
 fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
@@ -89,14 +86,14 @@ impl DeviceRegistry {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets which device `bus_id` is. Returns whether there is one. The caller wakes the sessions.
+    /// Sets the identity of the device `bus_id`. Returns whether the device exists. The caller wakes the sessions.
     pub fn identify(&self, bus_id: &str, identity: Identity) -> bool {
         let is_there = self.lock().identify(bus_id, identity);
         self.identity_changes.fetch_add(1, Ordering::AcqRel);
         is_there
     }
 
-    /// Changes whenever the identity of a device has changed.
+    /// A number that changes whenever the identity of a device changes.
     pub fn identity_changes(&self) -> u64 {
         self.identity_changes.load(Ordering::Acquire)
     }
@@ -106,7 +103,7 @@ impl DeviceRegistry {
         Duration::from_millis(self.successor_time_ms.load(Ordering::Relaxed))
     }
 
-    /// Sets how long it waits.
+    /// Sets how long a handed over device waits for its successor.
     pub fn set_successor_time(&self, span: Duration) {
         self.successor_time_ms.store(span.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -139,7 +136,7 @@ impl DeviceRegistry {
         DeviceKey::of(bus_id, self.lock().identity(bus_id))
     }
 
-    /// Adds to a status what is known of the device's name and identity.
+    /// Adds the device's identity, and whether its owner named it, to its status.
     pub fn label(&self, entry: &Entry<'_>, status: &mut DeviceStatus) {
         let Label { is_named, is_lasting } = self.labels.of(&entry.record.bus_id);
         status.is_named = is_named;
@@ -150,7 +147,7 @@ impl DeviceRegistry {
         });
     }
 
-    /// What somebody is told who wants a device that somebody else has.
+    /// The answer to an importer that wants a device in use.
     pub fn busy(&self, bus_id: &str, now: Instant) -> native::End {
         let registry = self.lock();
         let holder = registry.entries().find(|entry| entry.record.bus_id == bus_id).and_then(|entry| entry.holder);
@@ -164,7 +161,7 @@ impl DeviceRegistry {
         native::End { cause: native::Cause::Busy, message }
     }
 
-    /// What somebody is told who could not claim a device.
+    /// The answer to an importer that could not claim a device.
     pub fn why_not_claimed(&self, bus_id: &str, status: OpStatus, now: Instant) -> native::End {
         let cause = match status {
             OpStatus::Busy => return self.busy(bus_id, now),

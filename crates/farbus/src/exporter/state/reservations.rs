@@ -1,4 +1,4 @@
-//! What importers and the owner reserve, for the devices that are shared here.
+//! Reservations of importers and of the owner for the devices that are shared here.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -23,7 +23,7 @@ use crate::exporter::session::table::SessionTable;
 use crate::exporter::state::ledger::Reservations;
 use crate::exporter::state::registry::DeviceRegistry;
 
-/// What the way to somebody is called.
+/// The ledger's name of the path to a visitor.
 pub fn path_of(visitor: Visitor) -> String {
     match visitor {
         Visitor::Host(fingerprint) => format!("host {fingerprint}"),
@@ -32,11 +32,12 @@ pub fn path_of(visitor: Visitor) -> String {
     }
 }
 
-/// What is reserved for the devices that are shared here, and who may reserve. Two locks besides the ledger's: that of
-/// the networks and that of the buses; each is held alone.
+/// The reservations of the shared devices, and who may reserve. Two locks besides the ledger's: that of the networks
+/// and that of the buses; each is held alone.
 pub struct DeviceReservations {
     ledger: Reservations,
-    /// Who reserves with high criticality and proves no key: at these addresses. Programs of this machine always may.
+    /// Networks whose hosts may reserve with high criticality without proving a key. Served users of this machine
+    /// always may.
     high_from: Mutex<Vec<Network>>,
     /// Buses of real devices, by bus id on the wire.
     buses: Mutex<BTreeMap<String, String>>,
@@ -46,28 +47,27 @@ pub struct DeviceReservations {
 }
 
 impl DeviceReservations {
-    /// Nothing is reserved.
     pub fn new(registry: Arc<DeviceRegistry>, sessions: Arc<SessionTable>, local_peers: Arc<LocalPeers>) -> Self {
         let (high_from, buses) = (Mutex::default(), Mutex::default());
         Self { ledger: Reservations::default(), high_from, buses, registry, sessions, local_peers }
     }
 
-    /// The ledger, which says what is reserved and decides what may be.
+    /// The ledger, which keeps the reservations and admits new ones.
     pub fn ledger(&self) -> &Reservations {
         &self.ledger
     }
 
-    /// Whoever comes from here may reserve with high criticality, and proves no key.
+    /// Sets the networks whose hosts may reserve with high criticality without proving a key.
     pub fn allow_high(&self, from: Vec<Network>) {
         *self.high_from.lock().unwrap_or_else(PoisonError::into_inner) = from;
     }
 
-    /// A device, by its bus id on the wire, is on this bus.
+    /// Sets the bus of the device with this bus id.
     pub fn place_on(&self, bus_id: &str, bus: String) {
         self.buses.lock().unwrap_or_else(PoisonError::into_inner).insert(bus_id.to_owned(), bus);
     }
 
-    /// What has this bus id from now on is another device, on another bus.
+    /// Forgets the bus of this bus id, because another device gets the id.
     pub fn forget_bus(&self, bus_id: &str) {
         self.buses.lock().unwrap_or_else(PoisonError::into_inner).remove(bus_id);
     }
@@ -76,8 +76,8 @@ impl DeviceReservations {
         self.buses.lock().unwrap_or_else(PoisonError::into_inner).get(bus_id).cloned()
     }
 
-    /// A device as its bus sees it, used as this class, or as what it is; none of one that is not here, or in use as a
-    /// USB device.
+    /// The bus and descriptors of a device, used as this class (`None`: as its own class). `None` if the device is not
+    /// here, or is in use as a USB device.
     pub fn carrier(&self, bus_id: &str, class: Option<native::Class>) -> Option<Carrier> {
         let bus = self.bus_of(bus_id);
         let mut registry = self.registry.lock();
@@ -91,12 +91,12 @@ impl DeviceReservations {
             return Some(Carrier::without_bus());
         }
         let device = registry.idle_device(bus_id)?;
-        // Each speed has a bus instance of its own, as a real host has it.
+        // Each speed has a bus instance of its own, as in a real host.
         let bus = bus.unwrap_or_else(|| format!("gadgets, {} speed", device.speed()));
         Some(Carrier::new(bus, device.descriptors(), device.speed()))
     }
 
-    /// The same of one that somebody handed over and this caller may fetch.
+    /// The bus and descriptors of a handed over device that waits for this caller.
     fn carrier_for_successor(&self, caller: &Session, bus_id: &str, open: &native::Open) -> Option<Carrier> {
         let bus = self.bus_of(bus_id);
         let key = caller.guest.as_ref().map(|guest| *guest.fingerprint().as_bytes());
@@ -108,7 +108,7 @@ impl DeviceReservations {
         Some(Carrier::new(bus, device.descriptors(), device.speed()))
     }
 
-    /// The owner reserves something for whoever uses a device.
+    /// Makes the owner's reservation for every user of a device.
     ///
     /// # Errors
     /// [`ShareError`].
@@ -122,10 +122,10 @@ impl DeviceReservations {
         Ok(())
     }
 
-    /// An importer reserves something for the device that he opens next.
+    /// Makes an importer's reservation for the device that it opens next.
     ///
     /// # Errors
-    /// How it stands, and why in words.
+    /// The report of the refusal, and its reason in words.
     pub fn reserve_for(
         &self,
         caller: &Session,
@@ -173,7 +173,7 @@ impl DeviceReservations {
         }
     }
 
-    /// Whether what somebody reserves for a device may be what others give way to.
+    /// Checks whether a caller may reserve with high criticality for a device.
     fn may_reserve_high(&self, caller: &Session, device: &str) -> Result<(), Refusal> {
         let say = match (&caller.guest, caller.visitor) {
             (Some(guest), _) if guest.may_reserve_high(device, self.registry.id_of(device)) => return Ok(()),
@@ -198,10 +198,10 @@ impl DeviceReservations {
         Err(Refusal::NotAllowed { say })
     }
 
-    /// What the process before this one had reserved for a device is reserved again, before it is opened.
+    /// Makes the reservation again that the process before this one had for a device, before the device is opened.
     ///
     /// # Errors
-    /// Why it is not.
+    /// Why it cannot be made.
     pub fn reserve_again(&self, caller: &Session, bus_id: &str, class: native::Class) -> Result<(), native::End> {
         let carrier = self.carrier(bus_id, Some(class));
         let (Some(carrier), Some(name)) = (carrier, self.registry.device_name(bus_id)) else { return Ok(()) };
@@ -217,10 +217,10 @@ impl DeviceReservations {
         }
     }
 
-    /// A device goes on with a successor, and what is reserved for it.
+    /// Moves a device's reservation to its successor.
     ///
     /// # Errors
-    /// Why it does not; then it stays where it is.
+    /// Why it cannot be moved; device and reservation stay where they are then.
     pub fn reserve_for_successor(&self, session: &Session, device: &str) -> Result<(), native::End> {
         let Some(reservation) = self.ledger.reservation(device) else { return Ok(()) };
         let path = path_of(session.visitor);
@@ -241,14 +241,14 @@ impl DeviceReservations {
         }
     }
 
-    /// What its owner reserved for a device reaches as far as to its user, who has asked for nothing himself.
+    /// Extends the owner's reservation to the path of the device's user, if that user made none.
     pub fn cover(&self, session: &Session, bus_id: &str, carrier: Option<&Carrier>) {
         if let Some(name) = self.registry.device_name(bus_id) {
             self.tell(self.ledger.cover(&name, carrier, &path_of(session.visitor)));
         }
     }
 
-    /// What suspends what a session uses otherwise than as a USB device, and how that stands.
+    /// The suspension of a block device or stream that a session uses. The session gets its reservation report.
     pub fn gate_of(&self, session: &Session, bus_id: &str) -> Option<Suspension> {
         self.cover(session, bus_id, self.carrier(bus_id, None).as_ref());
         let name = self.registry.device_name(bus_id)?;
@@ -258,26 +258,26 @@ impl DeviceReservations {
         self.ledger.gate_of(&name)
     }
 
-    /// A device has no user any more: what he reserved is others'.
+    /// Releases the reservation that a device's former user made.
     pub fn unreserve_for(&self, bus_id: &str) {
         if let Some(name) = self.registry.device_name(bus_id).filter(|name| self.ledger.is_a_users(name)) {
             self.tell(self.ledger.release(&name, self.carrier(bus_id, None).as_ref()));
         }
     }
 
-    /// The link of a device tells how far it has come.
+    /// Takes the progress of a device's link.
     pub fn note_progress(&self, device: &str, progress: Progress) {
         self.tell(self.ledger.note_progress(self.sessions.now(), device, progress));
     }
 
-    /// A device goes, and all that is reserved for it.
+    /// Removes all reservations of a device that is no longer shared.
     pub fn disown(&self, bus_id: &str) {
         if let Some(name) = self.registry.device_name(bus_id) {
             self.tell(self.ledger.disown(&name));
         }
     }
 
-    /// Whom it concerns hears it.
+    /// Logs changed reservations, and sends the reports to the sessions that use the devices.
     pub fn tell(&self, news: Vec<News>) {
         for News { device, report } in news {
             let Ok(bus_id) = self.registry.bus_id_of(&device) else { continue };
@@ -291,7 +291,7 @@ impl DeviceReservations {
         }
     }
 
-    /// A device that may be suspended is used through a gate.
+    /// Wraps a device that may be suspended.
     pub fn behind_suspension(&self, session: &Session, bus_id: &str, device: Box<dyn Device>) -> Box<dyn Device> {
         let Some(name) = self.registry.device_name(bus_id) else { return device };
         let bus = self.bus_of(bus_id);
@@ -305,8 +305,8 @@ impl DeviceReservations {
     }
 }
 
-/// Whoever has a part of a processor for threads of his own has it until he lets go of it, or nothing is shared here
-/// any more.
+/// Processor time for threads of other processes' tuned pipes. The owner has it until it releases it, or until nothing
+/// is shared here any more.
 impl ProcessorLedger for Weak<DeviceReservations> {
     fn enter(&self, owner: &str, reserves: &[Reserve]) -> Result<Vec<usize>, Overload> {
         let Some(reservations) = self.upgrade() else { return Ok(Vec::new()) };
@@ -323,7 +323,7 @@ impl ProcessorLedger for Weak<DeviceReservations> {
     }
 }
 
-/// Tuned pipes of this process.
+/// Processor time for tuned pipes of this process.
 impl Beside for (Weak<DeviceReservations>, String) {
     fn admit(&self, all: &[Reserve]) -> Result<(), String> {
         self.0.enter(&self.1, all).map(drop).map_err(|overload| overload.to_string())

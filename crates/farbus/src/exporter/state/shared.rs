@@ -1,14 +1,13 @@
-//! What the exporter consists of: objects that each own one thing and its lock, which all connections and their owner
-//! share.
+//! The objects of the exporter. Each owns one thing and its lock; all connections and the owner share them.
 //!
 //! | object | owns | locks |
 //! |---|---|---|
 //! | [`SessionTable`] | connections and open devices, and what each peer holds of memory | 1: the table |
 //! | [`DeviceRegistry`] | shared devices, claims, leases, names and identities | 2: the registry; the leases; the labels |
 //! | [`Session`](crate::exporter::session::entry::Session) | one connection's link and device | 3: one a field, each held alone |
-//! | [`DeviceReservations`] | what is reserved, and who may reserve | 3: the ledger; who may; the buses |
-//! | [`Permissions`] | devices that are one host's alone, who may look on | that of these devices |
-//! | [`Addresses`], [`Sessions`], [`Predecessor`], [`Swaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two the predecessor |
+//! | [`DeviceReservations`] | reservations, and who may reserve | 3: the ledger; who may; the buses |
+//! | [`Permissions`] | devices that only one host may use, and whether devices may be observed | that of these devices |
+//! | [`Addresses`], [`Sessions`], [`Predecessor`], [`Swaps`] | listeners; threads of sessions; sessions of the process before this one; swaps | one each, two for the predecessor |
 //! | [`Serving`] | what every connection is served with | modules; the trace |
 //!
 //! # The order of locks
@@ -46,9 +45,9 @@ use crate::link::modules::allowed;
 /// The stack of a session's thread: its frames are shallow, its buffers are on the heap.
 pub const STACK_BYTES: usize = 256 << 10;
 
-/// The exporter's objects. What they do together stands in files beside this one: `connections` serves, `opening` opens
-/// devices for sessions, `owner` does what the owner of this process asks for, `restart` goes on with sessions of
-/// another process.
+/// The exporter's objects. Files beside this folder say what they do together: `connections` serves connections,
+/// `opening` opens devices for sessions, `owner` does what the owner of this process asks for, and `restart` continues
+/// sessions of another process.
 pub struct Shared {
     pub registry: Arc<DeviceRegistry>,
     pub sessions: Arc<SessionTable>,
@@ -66,24 +65,23 @@ pub struct Shared {
 pub struct Serving {
     pub clock: Clock,
     pub limits: Limits,
-    /// Which modules may be asked for; none were named: those that need nothing of this host.
+    /// The modules that importers may ask for; if none were set, those that need nothing of this host.
     modules: Mutex<Option<Arc<Allowed>>>,
-    /// Whoever answers hosts that this one is joined with.
+    /// Answers the questions of neighbouring hosts about links between hosts.
     pub neighbourhood: OnceLock<Arc<dyn Neighbourhood>>,
     pub trace: TraceWriter,
 }
 
-/// Hosts that this one is joined with, and what they say to each other about that.
+/// Answers the hosts that this one is linked with about the links between hosts.
 pub trait Neighbourhood: Send + Sync {
-    /// What is answered to a host that says this.
+    /// Returns the answer to what `host` said.
     ///
     /// # Errors
-    /// Why it is not heard.
+    /// Why the host is not answered.
     fn hear(&self, host: Fingerprint, said: &str) -> Result<String, String>;
 }
 
 impl Shared {
-    /// Nothing is shared yet.
     pub fn new(limits: Limits) -> Self {
         let clock = Clock::start();
         let (registry, sessions) = (Arc::<DeviceRegistry>::default(), Arc::new(SessionTable::new(clock)));
@@ -109,7 +107,7 @@ impl Shared {
 }
 
 impl Serving {
-    /// The modules that may be asked for.
+    /// The modules that importers may ask for.
     pub fn modules(&self) -> Option<Arc<Allowed>> {
         let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         if modules.is_none() {
@@ -118,7 +116,7 @@ impl Serving {
         modules.clone()
     }
 
-    /// These modules may be asked for.
+    /// Sets the modules that importers may ask for.
     pub fn allow_modules(&self, modules: Arc<Allowed>) {
         *self.modules.lock().unwrap_or_else(PoisonError::into_inner) = Some(modules);
     }

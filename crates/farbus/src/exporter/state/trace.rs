@@ -1,4 +1,4 @@
-//! The trace file: each session's last taps, a line of JSON each.
+//! The trace file: the last taps of each session, one line of JSON each.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,12 +8,12 @@ use farbus_model::Device;
 use farbus_session::Exporter;
 use tracing::warn;
 
-/// Where traces are written, if they are. One lock: the file's; it is held alone.
+/// The file that traces are written to, if one is set. One lock, the file's; it is held alone.
 #[derive(Default)]
 pub struct TraceWriter(Mutex<Option<File>>);
 
 impl TraceWriter {
-    /// Traces are written to `file` from now on.
+    /// Writes traces to `file` from now on.
     pub fn write_to(&self, file: File) {
         *self.0.lock().expect("no session panics while it writes") = Some(file);
     }

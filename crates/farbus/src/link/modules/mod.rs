@@ -1,4 +1,4 @@
-//! The modules of this process: what an attachment goes through, and what an exporter lets its importers ask for.
+//! The modules of this process: those that an attachment's data passes through, and those that importers may ask for.
 
 pub mod program;
 mod recording;
@@ -15,8 +15,8 @@ use farbus_session::native::{Allowed, Through};
 use crate::link::modules::program::Program;
 use crate::link::modules::recording::Recording;
 
-/// The modules of this process, and those programs that these words name, started; the words then name them as all
-/// else.
+/// The built-in modules and the programs that `asked` names, which are started. Returns `asked` with each program's
+/// path replaced by its module name.
 fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
     let (mut catalogue, mut named) = (Catalogue::builtin(), Vec::new());
     for asked in asked {
@@ -31,19 +31,20 @@ fn catalogue_for(asked: &[Asked]) -> Result<(Catalogue, Vec<Asked>), Refusal> {
     Ok((catalogue, named))
 }
 
-/// What these words ask for, with the files read that they name: before rights are given away.
+/// Makes the recipe that these words ask for. Reads the files that they name, so the process must still have its
+/// rights.
 ///
 /// # Errors
-/// [`Refusal`]: which module cannot be, and why.
+/// [`Refusal`]: which module cannot be made, and why.
 pub fn recipe(asked: &[Asked]) -> Result<Recipe, Refusal> {
     let (catalogue, asked) = catalogue_for(asked)?;
     Recipe::new(&catalogue, &asked, &mut OwnFiles)
 }
 
-/// What importers may ask for: all that need nothing of this host, and these.
+/// The modules that importers may ask for: all that need nothing of this host, and those of `also`.
 ///
 /// # Errors
-/// [`Refusal`]: there is no such module, or it is told what it does not know.
+/// [`Refusal`]: there is no such module, or it does not know an option.
 pub fn allowed(also: &[Asked]) -> Result<Arc<Allowed>, Refusal> {
     let mut modules = Allowance::usual(&Catalogue::builtin());
     let (catalogue, also) = catalogue_for(also)?;
@@ -53,13 +54,13 @@ pub fn allowed(also: &[Asked]) -> Result<Arc<Allowed>, Refusal> {
     Ok(Arc::new(Allowed { modules, random: Box::new(fill_random) }))
 }
 
-/// An attachment's way through a recipe; none through an empty one.
+/// How an attachment's data passes through `recipe`; `None` if the recipe is empty.
 pub fn through(recipe: &Recipe) -> Option<Through> {
     let is_wanted = !recipe.is_empty();
     is_wanted.then(|| Through { recipe: recipe.clone(), random: Box::new(fill_random) })
 }
 
-/// The files of this host.
+/// Reads and creates files of this host.
 struct OwnFiles;
 
 impl Files for OwnFiles {
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_read_here_and_long_ones_are_none() {
+    fn missing_and_overlong_key_files_are_refused() {
         let asked = |path: &str| vec![format!("seal:key-file={path}").parse::<Asked>().unwrap()];
         let why = recipe(&asked("/nonexistent/key")).err().unwrap().to_string();
         assert!(why.starts_with("module 'seal': key-file=/nonexistent/key: it cannot be read"), "{why}");

@@ -1,5 +1,5 @@
-//! Modules that are programs: started before rights are given away, in a process that has none, one use at a time; or
-//! read before, and run in a sandbox.
+//! Modules that are programs: started in a process without rights, one use at a time; or, as WebAssembly, read and run
+//! in a sandbox. Both happen before this process drops its rights.
 
 #[cfg(feature = "wasm")]
 use std::fs::File;
@@ -17,16 +17,17 @@ use farbus_io::sys::confine_program::{check_program, confine_for};
 use farbus_modules::module::{Class, Effects, Form, Manifest, Module, Parameter};
 use farbus_modules::{Asked, Begun, Fill, Maker, Mismatch, Place, Refusal, Settings};
 
-/// How long a program may take for one turn: far longer than one takes that works, and a driver waits 5 s and more.
+/// How long a program may take for one turn: far longer than a working one takes, and less than the 5 s and more that
+/// drivers wait.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The verbs of the two processes behind a module: the one that ends the other, and the one that becomes the program.
 pub const HOST_VERB: &str = "module-host";
 /// See [`HOST_VERB`].
 pub const PROGRAM_VERB: &str = "module-program";
-/// Where a program's language is looked for.
+/// Where a program's interpreter is looked for.
 const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
 
-/// What a program may be told.
+/// The options of a program.
 const PARAMETERS: &[Parameter] = &[Parameter {
     name: "options",
     form: Form::Text(256),
@@ -35,24 +36,24 @@ const PARAMETERS: &[Parameter] = &[Parameter {
     is_own: false,
 }];
 
-/// Begins a half; the error is a sentence.
+/// Begins a module half; the error is a sentence.
 type Begin = Arc<dyn Fn(&Use<'_>) -> Result<Box<dyn Module>, String> + Send + Sync>;
 
-/// A program that somebody named as a module.
+/// A program that is used as a module.
 pub struct Program {
     manifest: &'static Manifest,
     begin: Begin,
 }
 
 impl Program {
-    /// Whether these words mean a program: the path of one has a slash.
+    /// Whether `asked` names a program: its path contains a slash.
     pub fn is_meant(asked: &Asked) -> bool {
         asked.name.contains('/')
     }
 
-    /// Starts it, or reads it. It is called like its file, without what is behind a dot: both ends call it the same.
-    /// What is behind the dot says how it is run: `.ring` shares memory, `.wasm` has a sandbox in this process, any
-    /// other has pipes.
+    /// Starts or reads the program. The module has the name of the file without its extension, and both ends have to
+    /// use the same. The extension says how the program runs: `.ring` shares memory, `.wasm` runs in a sandbox in this
+    /// process, any other uses pipes.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -71,7 +72,7 @@ impl Program {
             ),
         };
         let name = full.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-        // As many as the command line names, for as long as the process lives.
+        // The manifest is leaked: there are as many as the command line names, and they live as long as the process.
         let manifest = Box::leak(Box::new(Manifest {
             name: Box::leak(name.into_boxed_str()),
             version: 1,
@@ -153,22 +154,22 @@ impl Begun for Asking {
     }
 }
 
-/// The process that ends a program when nobody holds it any more.
+/// Runs the process that ends the program when no process holds it any more.
 ///
 /// # Errors
-/// What the system says.
+/// The error of the system.
 pub fn host(program: &Path, way: Way) -> io::Result<i32> {
     supervise(&mut ourselves(PROGRAM_VERB, program, way))
 }
 
-/// This program again, for one of the two processes behind a module.
+/// The command that starts this program again, as one of the two processes behind a module.
 fn ourselves(verb: &str, program: &Path, way: Way) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg(verb).args((way == Way::Ring).then_some("--ring")).arg(program);
     command
 }
 
-/// Becomes a program without rights.
+/// Replaces this process by a program without rights.
 pub fn become_program(program: &Path, way: Way) -> io::Error {
     let confined =
         arrange(way).and_then(|()| confine_for(program).map_err(|error| io::Error::other(error.to_string())));

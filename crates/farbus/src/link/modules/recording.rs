@@ -1,4 +1,4 @@
-//! Files that modules write: a thread of their own writes them, so that no data path waits for a disk.
+//! Files that modules write. A thread of its own writes each, so that no data path waits for a disk.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,22 +12,23 @@ use std::time::SystemTime;
 use farbus_io::store::create_output;
 use farbus_modules::Sink;
 
-/// What waits for the disk at most; beyond, it is not written.
+/// The most bytes that may wait for the disk. Further ones are dropped.
 const WAITING_BYTES_MAX: usize = 16 << 20;
 const WAITING_BLOCKS_MAX: usize = 4096;
 
-/// A file that is written behind.
+/// A file that is written in the background.
 pub struct Recording {
-    /// Opened while there were rights to do so; its thread takes it with the first block, when they are given away.
+    /// The file, opened while the process had its rights. Its thread is started with the first block, when they are
+    /// dropped.
     begun: Mutex<Result<SyncSender<Vec<u8>>, Option<File>>>,
     waiting_bytes: Arc<AtomicUsize>,
 }
 
 impl Recording {
-    /// Makes the file anew, for its owner alone: what passes is nobody else's.
+    /// Creates or replaces the file. Only its owner may read it, because it holds the device's data.
     ///
     /// # Errors
-    /// A sentence.
+    /// A sentence for a person.
     pub fn create(path: &Path) -> Result<Self, String> {
         let opened = create_output(path, 0o600);
         let file = opened.map_err(|error| format!("it cannot be written: {error}"))?;
@@ -40,7 +41,7 @@ fn write_behind(mut file: File, waiting_bytes: Arc<AtomicUsize>) -> Option<SyncS
     let write = move || {
         let mut is_good = true;
         for block in blocks {
-            // After an error the rest would be out of place.
+            // After an error the rest would be at a wrong offset.
             is_good = is_good && file.write_all(&block).is_ok();
             waiting_bytes.fetch_sub(block.len(), Ordering::AcqRel);
             if !is_good {
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_is_written_in_its_order_and_what_cannot_be_is_said() {
+    fn blocks_are_written_in_order_and_failures_are_reported() {
         let path = std::env::temp_dir().join(format!("farbus-recording-{}", std::process::id()));
         let recording = Recording::create(&path).unwrap();
         assert!(recording.put(b"one ".to_vec()) && recording.put(b"two".to_vec()));
