@@ -81,7 +81,7 @@ impl User {
 }
 
 #[test]
-fn a_usb_stick_is_a_block_device_for_one() {
+fn usb_stick_is_a_block_device_with_one_user() {
     let (share, address) = exporter(Options::default());
     let mut user = User::open(address).unwrap();
     assert_eq!((user.linked.info().size_bytes, user.linked.info().block_bytes), (SIZE as u64, 512));
@@ -112,7 +112,7 @@ fn a_usb_stick_is_a_block_device_for_one() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_in_type_and_what_has_no_medium_with_the_reason() {
+fn non_disk_is_refused_by_class_and_disk_without_medium_with_the_reason() {
     let (share, address) = exporter(Options { removable: true, ..Options::default() });
     let refused = |name, mode| {
         let mut done = Completions::new(BufferPool::new(0));

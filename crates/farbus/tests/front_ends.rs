@@ -184,7 +184,7 @@ fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
 }
 
 #[test]
-fn one_that_is_told_to_end_before_it_runs_ends_when_it_runs() {
+fn attachment_that_is_ended_before_it_runs_ends_when_it_runs() {
     for_each(|harness, request| {
         let attachment = harness.take(&harness.client(GRACE), request);
         attachment.handle().end();
@@ -203,7 +203,7 @@ fn a_cut_attachment_does_not_wait_for_an_exporter_that_has_gone() {
 }
 
 #[test]
-fn one_whose_device_is_taken_back_ends_by_itself_and_says_why() {
+fn attachment_whose_device_is_taken_back_ends_with_the_reason() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let running = Running::begin(harness.take(&client, request));
@@ -216,7 +216,7 @@ fn one_whose_device_is_taken_back_ends_by_itself_and_says_why() {
 }
 
 #[test]
-fn what_a_device_without_a_session_cannot_do_is_refused() {
+fn attachment_without_a_session_refuses_migration_hold_pause_and_save() {
     for_each(|harness, request| {
         let running = Running::begin(harness.take(&harness.client(Duration::ZERO), request));
         let Running { handle, .. } = &running;
@@ -232,7 +232,7 @@ fn what_a_device_without_a_session_cannot_do_is_refused() {
 }
 
 #[test]
-fn a_device_that_nobody_uses_is_promised_to_its_successor_at_once() {
+fn idle_device_is_promised_to_its_successor_at_once() {
     for_each(|harness, request| {
         let running = Running::begin(harness.take(&harness.client(GRACE), request));
         let migration = running.handle.migrate(Fingerprint::from_bytes([7; 32]));
@@ -249,7 +249,7 @@ fn saved(of: &mut Saved) -> Saved {
 }
 
 #[test]
-fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
+fn attachment_continues_from_its_snapshot() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
@@ -273,7 +273,7 @@ fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
 }
 
 #[test]
-fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
+fn attachment_continues_unchanged_when_its_snapshot_is_not_used() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
@@ -289,7 +289,7 @@ fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
 }
 
 #[test]
-fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
+fn snapshot_bytes_that_no_attachment_saved_are_refused() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
@@ -301,7 +301,7 @@ fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
 }
 
 #[test]
-fn what_was_prepared_stays_for_another_try_while_the_device_is_in_use() {
+fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());

@@ -141,7 +141,7 @@ impl Scribe {
 }
 
 #[test]
-fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
+fn usb_device_migrates_without_a_reset() {
     let exporter = Exporter::new();
     let mut first = exporter.keyboard(0);
     let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
@@ -177,7 +177,7 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
 }
 
 #[test]
-fn a_device_nobody_comes_for_goes_on_where_it_was() {
+fn device_returns_to_its_importer_when_its_successor_never_comes() {
     let exporter = Exporter::new();
     exporter.share.wait_for_successors(Duration::from_millis(300));
     let mut typist = exporter.keyboard(0);

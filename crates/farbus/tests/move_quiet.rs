@@ -264,7 +264,7 @@ fn exporter() -> Share {
 }
 
 #[test]
-fn a_disk_that_goes_to_another_host_has_all_that_was_written_and_waits_for_no_timeout() {
+fn migrated_disk_has_all_its_writes_and_waits_for_no_timeout() {
     let home = Home::new();
     let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| home.trust(name));
     for (name, host) in [("desk", &desk), ("rack", &rack)] {

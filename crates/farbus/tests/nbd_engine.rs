@@ -174,7 +174,7 @@ fn reply(stream: &mut UnixStream) -> u64 {
 }
 
 #[test]
-fn answers_find_their_askers_in_whatever_order_they_come() {
+fn answers_reach_their_clients_in_any_order() {
     let served = Served::start();
     let mut clients = [served.client(), served.client()];
     for (at, client) in clients.iter_mut().enumerate() {
@@ -221,7 +221,7 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
 }
 
 #[test]
-fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
+fn disconnecting_nbd_client_still_gets_its_pending_answers() {
     let served = Served::start();
     let mut clients = [served.client(), served.client()];
     for client in &mut clients {
@@ -244,7 +244,7 @@ fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
 }
 
 #[test]
-fn when_it_ends_what_was_asked_is_answered_and_all_is_made_durable() {
+fn server_that_ends_answers_pending_requests_and_flushes() {
     let served = Served::start();
     let mut client = served.client();
     let mut bytes = request(1, 7, 0, 5);
@@ -262,7 +262,7 @@ fn when_it_ends_what_was_asked_is_answered_and_all_is_made_durable() {
 }
 
 #[test]
-fn one_client_too_many_waits_until_another_leaves() {
+fn client_beyond_the_connection_limit_waits_until_another_leaves() {
     let served = Served::start();
     served.open();
     let mut clients: Vec<UnixStream> = (0..NBD_CONNECTIONS_MAX).map(|_| served.client()).collect();
@@ -280,7 +280,7 @@ fn one_client_too_many_waits_until_another_leaves() {
 }
 
 #[test]
-fn whoever_chooses_nothing_is_cut_off_and_whoever_did_may_be_silent() {
+fn client_that_chooses_no_export_is_cut_off_and_one_that_did_may_be_silent() {
     let served = Served::start();
     served.open();
     let mut silent = UnixStream::connect(&served.path).unwrap();
@@ -312,7 +312,7 @@ impl BlockDevice for Plodding {
 }
 
 #[test]
-fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting() {
+fn busy_client_of_a_slow_device_does_not_delay_the_others() {
     let path = std::env::temp_dir().join(format!("farbus-nbd-plodding-{}.sock", std::process::id()));
     let count = Arc::<AtomicU32>::default();
     let offer = Offer {
@@ -348,7 +348,7 @@ fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting()
 }
 
 #[test]
-fn who_sends_ahead_of_a_slow_device_is_not_taken_for_gone() {
+fn client_that_sends_ahead_of_a_slow_device_is_not_cut_off() {
     let path = std::env::temp_dir().join(format!("farbus-nbd-ahead-{}.sock", std::process::id()));
     let device = Box::new(Plodding(Arc::default()));
     let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
@@ -447,7 +447,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 const STUCK: Duration = Duration::from_millis(500);
 
 #[test]
-fn clients_of_all_servers_share_one_budget_and_who_reads_nothing_leaves_it_to_who_waits() {
+fn stuck_clients_lose_their_part_of_the_shared_budget_to_waiting_clients() {
     const MAX: usize = 24 << 20;
     let budget = ClientBudget::new(MAX, STUCK);
     let (first, second) = (Plain::start(&budget), Plain::start(&budget));

@@ -417,6 +417,6 @@ fn a_disk_of_a_gibibyte_is_swapped_under_load_and_the_copy_is_the_original() {
 /// Whoever writes has the pace of the destination a moment before it is the device, and of the source until a moment
 /// after.
 #[test]
-fn a_slow_disk_slows_whoever_writes_and_holds_nobody() {
+fn slow_disk_slows_its_writers_and_blocks_none_of_them() {
     judge(&swaps(&std::env::temp_dir(), "a slow disk", 8 << 20, 2, |number| number == 1));
 }

@@ -112,7 +112,7 @@ fn five_channels_come_through_five_pipes_and_whatever_is_lost_is_known() {
 }
 
 #[test]
-fn what_goes_out_is_on_the_bus_and_no_channel_keeps_another_waiting() {
+fn outgoing_messages_reach_the_bus_and_channels_do_not_delay_each_other() {
     let endpoint = adapter("channels=2", &[Some(500_000), Some(10_000)], Strictness::Deadline).unwrap();
     let open = |channel: usize, per_s: u64| {
         let send = |turn: &mut Turn<'_>, next: &mut u64| {
@@ -137,7 +137,7 @@ fn what_goes_out_is_on_the_bus_and_no_channel_keeps_another_waiting() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
+fn impossible_pipe_is_refused_with_its_reason_and_takes_no_processor_time() {
     let endpoint = adapter("traffic=10/20", &RATES[..2], Strictness::None).unwrap();
     let open = |channel, direction, quality| tpipe(&endpoint, end(channel, direction), quality, count, Seen::default());
     let input = |channel, quality| open(channel, Direction::In, quality).map(drop).unwrap_err();
@@ -195,7 +195,7 @@ fn a_refused_or_denied_pipe_leaves_the_terms_of_another_as_they_are() {
 }
 
 #[test]
-fn what_is_shared_and_pipes_of_the_same_process_have_the_same_processors() {
+fn pipes_of_this_and_of_other_processes_draw_on_the_same_processors() {
     let share = Share::default();
     let processors = thread::available_parallelism().unwrap().get();
     let on = |owner: &str| Processors::anywhere(Strictness::None).beside(share.beside(owner)).unwrap();
@@ -257,7 +257,7 @@ fn a_function_that_overruns_is_counted_and_the_others_run_on() {
 }
 
 #[test]
-fn without_rights_a_pipe_runs_and_says_that_nothing_is_promised() {
+fn pipe_without_rights_runs_and_says_that_its_quality_is_not_guaranteed() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     // Threads that are started from here have no more rights than this one.
     thread::spawn(|| {
@@ -294,7 +294,7 @@ fn a_function_may_end_its_pipe() {
 }
 
 #[test]
-fn another_host_s_channels_come_through_pipes_until_it_takes_its_device_back() {
+fn channels_of_another_host_arrive_through_pipes_until_it_takes_its_device_back() {
     let folder = std::env::temp_dir().join(format!("farbus-tuned-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let share = Share::default();

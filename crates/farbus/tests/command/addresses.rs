@@ -12,7 +12,7 @@ fn remembered(host: &Host<'_>) -> Value {
 }
 
 #[test]
-fn an_address_is_remembered_once_the_host_proved_its_key_there_and_not_before() {
+fn address_is_remembered_only_after_the_host_proved_its_key_there() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -33,7 +33,7 @@ fn an_address_is_remembered_once_the_host_proved_its_key_there_and_not_before() 
 }
 
 #[test]
-fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_written_down() {
+fn session_continues_where_its_host_proved_its_key_not_at_the_address_in_the_file() {
     let harness = Harness::new();
     let image = harness.image("image", 4 << 20);
     let ([_lab3, desk], share, cutter) = share_through_a_cutter(&harness, &format!("disk:{}", image.display()));
@@ -66,7 +66,7 @@ fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_wri
 }
 
 #[test]
-fn a_session_does_not_end_because_another_host_has_its_exporters_old_address() {
+fn session_survives_another_host_at_its_exporters_old_address() {
     let harness = Harness::new();
     let image = harness.image("image", 4 << 20);
     let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &format!("disk:{}", image.display()));

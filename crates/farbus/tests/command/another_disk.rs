@@ -35,7 +35,7 @@ fn is_untouched(image: &Path) -> bool {
 }
 
 #[test]
-fn a_session_never_goes_on_with_another_disk() {
+fn session_never_continues_with_another_disk() {
     if !has_fuse() {
         return;
     }
@@ -57,7 +57,7 @@ fn a_session_never_goes_on_with_another_disk() {
 }
 
 #[test]
-fn a_session_goes_on_with_its_disk_after_its_exporter_was_killed() {
+fn session_continues_with_its_disk_after_its_exporter_is_killed() {
     if !has_fuse() {
         return;
     }
@@ -75,7 +75,7 @@ fn a_session_goes_on_with_its_disk_after_its_exporter_was_killed() {
 }
 
 #[test]
-fn a_session_never_goes_on_with_a_medium_that_was_adopted() {
+fn session_never_continues_with_an_adopted_medium() {
     if !has_fuse() {
         return;
     }

@@ -11,7 +11,7 @@ fn tells_what_it_is_told(folder: &Path) {
 }
 
 #[test]
-fn it_is_found_beside_or_in_path_and_is_told_all_and_answers_for_itself() {
+fn bench_program_beside_farbus_or_in_path_gets_all_arguments_and_sets_exit_code() {
     let harness = Harness::new();
     let [here, elsewhere] = ["here", "elsewhere"].map(|name| {
         let folder = harness.path(name);

@@ -38,7 +38,7 @@ fn end(mut attach: Running) {
 }
 
 #[test]
-fn many_read_or_one_writes() {
+fn block_device_has_many_readers_or_one_writer() {
     let harness = Harness::new();
     let image = harness.image("shared.img", MIB);
     File::options().write(true).open(&image).unwrap().write_all_at(b"read by many", 4096).unwrap();
@@ -101,7 +101,7 @@ fn a_reader_s_file_cannot_be_written() {
 }
 
 #[test]
-fn what_is_no_block_device_is_not_read_beside_others() {
+fn usb_only_device_cannot_be_attached_for_shared_reading() {
     let harness = Harness::new();
     let ([_lab3, desk], _share) = share(&harness, &["zero"]);
     let socket = harness.path("far.sock").to_str().unwrap().to_owned();

@@ -27,7 +27,7 @@ fn block(frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_one_host_sends_into_a_bridge_the_other_receives() {
+fn bridge_delivers_frames_and_raw_bytes_to_the_other_host() {
     let harness = Harness::new();
     let share = harness.share(&["bridge"]);
     let listed = harness.json(&["list", &share.address, "--json"]);
@@ -66,7 +66,7 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
 }
 
 #[test]
-fn a_bridge_goes_on_in_another_process_with_what_waited_for_an_end() {
+fn bridge_keeps_its_queued_bytes_when_the_daemon_restarts() {
     let harness = Harness::new();
     let [lab3, _] = hosts(&harness);
     let (daemon, plain, _) = exporter(&harness, &lab3, "{what='bridge',name='lab'}");

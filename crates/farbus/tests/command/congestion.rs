@@ -84,7 +84,7 @@ fn pulses(target: &Target, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
 }
 
 #[test]
-fn a_link_that_is_taken_starves_neither_interrupts_nor_control_and_fails_nobody() {
+fn congested_link_starves_neither_interrupt_nor_control_transfers() {
     let network = Network::lay("taken");
     if !has("network namespaces", network.is_some()) {
         return;

@@ -32,7 +32,7 @@ fn ask(harness: &Harness, question: &[u8]) -> Value {
 }
 
 #[test]
-fn the_door_is_its_owners_alone_and_says_which_protocol_it_speaks() {
+fn control_socket_admits_its_owner_only_and_names_its_protocol() {
     let harness = Harness::new();
     let _share = harness.share(&["zero"]);
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -45,7 +45,7 @@ fn the_door_is_its_owners_alone_and_says_which_protocol_it_speaks() {
 }
 
 #[test]
-fn garbage_and_too_much_of_it_are_refused_and_the_next_one_is_answered() {
+fn control_socket_refuses_garbage_and_answers_the_next_client() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     for garbage in

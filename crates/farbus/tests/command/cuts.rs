@@ -259,7 +259,7 @@ impl Cutter {
 }
 
 #[test]
-fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
+fn disk_as_a_file_loses_no_byte_when_links_are_cut() {
     if !has_fuse() {
         return;
     }
@@ -280,7 +280,7 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
 }
 
 #[test]
-fn so_does_one_of_a_host_that_is_not_paired_if_somebody_says_how_long() {
+fn disk_of_an_unpaired_host_survives_cut_links_with_a_grace_period() {
     if !has_fuse() {
         return;
     }
@@ -436,7 +436,7 @@ fn fio_on_a_block_device_over_three_links_outlives_the_loss_of_any() {
 }
 
 #[test]
-fn several_links_go_with_a_session_and_not_with_modules() {
+fn several_links_need_a_grace_period_and_are_refused_with_modules() {
     let harness = Harness::new();
     let what = format!("block:{}", harness.image("cut.img", 1 << 20).display());
     let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);

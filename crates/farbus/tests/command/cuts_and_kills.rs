@@ -178,7 +178,7 @@ fn share(lab3: &Host<'_>, whats: &[String; 2], at: &str) -> (Running, SocketAddr
 }
 
 #[test]
-fn disks_at_two_front_ends_at_once_lose_nothing_that_was_synced_to_cuts_and_kills() {
+fn cuts_and_kills_lose_no_synced_write_of_two_disks_at_two_front_ends() {
     if !has_fuse() || !has("fio", has_program("fio")) {
         return;
     }

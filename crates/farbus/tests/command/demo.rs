@@ -38,7 +38,7 @@ fn the_demo_works_and_leaves_nothing() {
 }
 
 #[test]
-fn the_demo_works_for_nobody_too() {
+fn the_demo_works_without_any_rights() {
     if !rustix::process::geteuid().is_root() {
         // Then the test above was this one.
         return;

@@ -33,7 +33,7 @@ fn noise(seed: u32, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
+fn bytes_written_to_the_file_are_in_the_image_and_read_back() {
     if !has_fuse() {
         return;
     }
@@ -73,7 +73,7 @@ fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
 }
 
 #[test]
-fn an_exporter_killed_in_mid_transfer_ends_the_attachment_without_waiting_for_a_silent_peer() {
+fn exporter_killed_during_a_transfer_ends_the_attachment_without_a_timeout() {
     if !has_fuse() {
         return;
     }

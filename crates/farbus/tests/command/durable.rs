@@ -231,9 +231,9 @@ fn may_start(host: &Host<'_>, boot: u32, share: &Running) -> String {
 }
 
 #[test]
-fn what_a_killed_exporter_lost_is_written_again_or_told_once_to_each_file_and_client() {
+fn writes_lost_by_a_killed_exporter_are_repeated_or_each_client_gets_one_error() {
     if has_fuse() && have(&["unshare", "mount"]) {
-        let name = "durable::what_a_killed_exporter_lost_is_written_again_or_told_once_to_each_file_and_client";
+        let name = "durable::writes_lost_by_a_killed_exporter_are_repeated_or_each_client_gets_one_error";
         in_own_process(name, kill_exporters_and_flush);
     }
 }
@@ -318,7 +318,7 @@ fn kill_exporters_and_flush() {
 }
 
 #[test]
-fn migrating_a_disk_says_at_once_that_an_nbd_client_keeps_it_and_how_that_ends() {
+fn migrate_says_at_once_that_an_nbd_client_still_has_the_disk() {
     let harness = Harness::new();
     let [lab3, desk, _rack] = three(&harness);
     let what = format!("block:{}", harness.image("image", MIB).display());

@@ -178,7 +178,7 @@ fn meet_all(grace: &[&str], all: Vec<(String, Box<dyn Fn() -> Says + Send>)>) {
 }
 
 #[test]
-fn an_importer_of_a_session_bounds_what_an_evil_exporter_takes_and_ends_with_a_reason() {
+fn session_importer_bounds_its_memory_against_an_evil_exporter_and_ends() {
     let mut all: Vec<(String, Box<dyn Fn() -> Says + Send>)> = Vec::new();
     for kind in all_kinds() {
         for (at, (name, _)) in of_exporter(kind).into_iter().enumerate() {
@@ -197,7 +197,7 @@ fn answer(command: u32, sequence: u32, length: u32) -> Vec<u8> {
 }
 
 #[test]
-fn so_does_an_importer_by_usbip() {
+fn usbip_importer_bounds_its_memory_against_an_evil_exporter_and_ends() {
     /// Far beyond what an importer has asked.
     const NOBODY_ASKED: u32 = 1 << 30;
     type Answers = fn(u32) -> Vec<u8>;

@@ -117,7 +117,7 @@ fn assert_refused(what: &str, answers: &[Answer], code: i32, word: &str) -> Stri
 }
 
 #[test]
-fn what_an_exporter_refuses_is_told_apart() {
+fn each_usbip_refusal_status_has_its_own_failure_attribute() {
     let refusal = |status| [say(list(&["1-1"])), say(op(0x0111, 3, status))];
     assert_refused("not available", &refusal(1), 3, "refused");
     let busy = assert_refused("busy", &refusal(2), 3, "refused");
@@ -130,7 +130,7 @@ fn what_an_exporter_refuses_is_told_apart() {
 
 /// Linux's usbipd does not list what is in use, and says so when asked for it.
 #[test]
-fn what_is_not_listed_may_be_in_use() {
+fn device_that_an_exporter_does_not_list_is_reported_as_in_use_or_gone() {
     let unlisted = |status| [say(list(&["1-2"])), say(op(0x0111, 3, status))];
     let busy = assert_refused("busy and not listed", &unlisted(2), 3, "refused");
     assert!(busy.contains("in use"), "{busy}");
@@ -143,7 +143,7 @@ fn what_is_not_listed_may_be_in_use() {
 }
 
 #[test]
-fn replies_that_are_not_the_protocol_are_the_device_s_side_s_trouble() {
+fn replies_that_break_the_protocol_are_device_failures() {
     let listed = || say(list(&["1-1"]));
     let other_device = [listed(), say(imported("1-2"))];
     let too_much = [listed(), Answer::Then(imported("1-1"), answered(1, 0, 4096))];
@@ -162,7 +162,7 @@ fn replies_that_are_not_the_protocol_are_the_device_s_side_s_trouble() {
 }
 
 #[test]
-fn an_exporter_that_stops_in_mid_sentence_is_the_network_s_trouble() {
+fn exporter_that_stops_within_a_message_is_a_network_failure() {
     let listed = || say(list(&["1-1"]));
     let half_a_list = [say(&list(&["1-1"])[..100])];
     let half_a_device = [listed(), say(&imported("1-1")[..200])];
@@ -180,7 +180,7 @@ fn an_exporter_that_stops_in_mid_sentence_is_the_network_s_trouble() {
 }
 
 #[test]
-fn an_exporter_that_says_nothing_is_not_waited_for_for_ever() {
+fn attach_to_a_silent_exporter_times_out() {
     let harness = Harness::new();
     let liar = Liar::new(&[Answer::Silence]);
     let began = Instant::now();
@@ -190,7 +190,7 @@ fn an_exporter_that_says_nothing_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn a_failed_attach_lets_go_of_what_it_was_given() {
+fn failed_attach_gives_its_device_back() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     // No disk: taken, looked at, and given back before the error is told.

@@ -128,7 +128,7 @@ const BYTES: u32 = 192;
 const DEPTH: u64 = 4;
 
 #[test]
-fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
+fn far_sound_card_plays_every_sample_that_is_not_counted_as_dropped() {
     let harness = Harness::new();
     let share = share(&harness, "audio");
     let mut card = Driver::new(&share, "audio");
@@ -168,7 +168,7 @@ fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
 }
 
 #[test]
-fn every_sample_of_a_far_microphone_is_heard_or_counted_as_missing() {
+fn every_sample_of_a_far_microphone_arrives_or_is_counted_as_missing() {
     let harness = Harness::new();
     let share = share(&harness, "audio");
     let mut card = Driver::new(&share, "audio");

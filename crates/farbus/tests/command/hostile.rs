@@ -126,7 +126,7 @@ fn assert_is_offered(share: &Share) {
 }
 
 #[test]
-fn what_is_not_the_protocol_is_cut_off_and_logged() {
+fn peer_that_breaks_the_protocol_is_cut_off_and_logged() {
     let (_harness, share, witness) = besieged();
     let noise: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
     let mut old_version = vec![0x01, 0x06, 0x80, 0x05, 0, 0, 0, 0];
@@ -197,7 +197,7 @@ fn a_length_alone_takes_no_memory_until_its_bytes_arrive() {
 }
 
 #[test]
-fn peers_that_stop_in_mid_sentence_are_sent_away_and_disturb_nobody() {
+fn peers_that_stop_within_a_message_are_cut_off_and_disturb_no_session() {
     let (_harness, share, witness) = besieged();
     let began = Instant::now();
     let mut half_open: Vec<_> = (0..50).map(|_| connect(&share)).collect();
@@ -218,7 +218,7 @@ fn peers_that_stop_in_mid_sentence_are_sent_away_and_disturb_nobody() {
 }
 
 #[test]
-fn a_peer_that_never_reads_is_bounded_and_at_last_cut_off() {
+fn peer_that_never_reads_is_bounded_and_finally_cut_off() {
     let (_harness, share, witness) = besieged();
     let mut stream = import(&share);
     let before_kib = share.process.peak_kib();
@@ -247,7 +247,7 @@ fn a_peer_that_never_reads_is_bounded_and_at_last_cut_off() {
 }
 
 #[test]
-fn strangers_that_come_and_go_leave_no_memory_behind() {
+fn connections_that_come_and_go_leave_no_memory_behind() {
     let (_harness, share, witness) = besieged();
     let visit = |count: u8| {
         for n in 0..count {
@@ -269,7 +269,7 @@ fn strangers_that_come_and_go_leave_no_memory_behind() {
 }
 
 #[test]
-fn a_crowd_at_once_costs_little_each() {
+fn many_connections_at_once_cost_little_memory_each() {
     const CROWD: u64 = 100;
     let (_harness, share, witness) = besieged();
     let before_kib = share.process.peak_kib();

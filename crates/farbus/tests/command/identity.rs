@@ -159,7 +159,7 @@ fn memory_scratch_views_and_devices_of_code_are_others_in_another_process() {
 }
 
 #[test]
-fn a_daemons_successor_knows_the_same_devices_and_new_memory_is_another_one() {
+fn restarted_daemon_knows_the_same_devices_and_new_memory_is_another_device() {
     let harness = Harness::new();
     let image = disk(&harness, "a.img");
     let text = format!(
@@ -253,7 +253,7 @@ fn a_name_is_given_to_one_device_and_refused_if_it_is_taken_or_no_name() {
 }
 
 #[test]
-fn a_restored_disk_is_the_one_of_before_once_its_owner_says_so() {
+fn restored_disk_keeps_its_identity_only_after_its_owner_adopts_it() {
     let harness = Harness::new();
     if !has_lasting_files(&harness) {
         return;

@@ -71,7 +71,7 @@ fn a_share_is_found_on_its_machine_without_an_address() {
 }
 
 #[test]
-fn two_shares_with_a_device_of_one_name_are_told_apart() {
+fn device_name_that_two_shares_offer_is_ambiguous_until_the_share_is_named() {
     let harness = Harness::new();
     let first = share_with(&harness, &["zero", "keyboard"]);
     let second = share_with(&harness, &["zero"]);
@@ -109,7 +109,7 @@ fn another_user_is_not_shown_what_is_shared_here() {
 }
 
 #[test]
-fn localhost_is_nobody_else_s_share() {
+fn bare_device_name_never_means_another_users_share() {
     if !has_second_user() {
         return;
     }
@@ -137,7 +137,7 @@ fn localhost_is_nobody_else_s_share() {
 }
 
 #[test]
-fn a_port_of_the_loopback_serves_its_owner_and_root_and_whom_they_name() {
+fn loopback_port_serves_its_owner_root_and_the_users_they_name() {
     if !has_second_user() {
         return;
     }
@@ -170,7 +170,7 @@ fn a_port_of_the_loopback_serves_its_owner_and_root_and_whom_they_name() {
 }
 
 #[test]
-fn the_rule_holds_at_every_address_of_this_machine_and_without_a_sandbox() {
+fn other_users_are_refused_at_every_local_address_and_without_a_sandbox() {
     if !has_second_user() {
         return;
     }
@@ -190,7 +190,7 @@ fn the_rule_holds_at_every_address_of_this_machine_and_without_a_sandbox() {
 }
 
 #[test]
-fn who_has_hung_up_before_he_is_known_is_not_taken_for_root() {
+fn client_that_hung_up_before_it_was_identified_is_not_taken_for_root() {
     if !has_second_user() {
         return;
     }
@@ -217,7 +217,7 @@ fn who_has_hung_up_before_he_is_known_is_not_taken_for_root() {
 }
 
 #[test]
-fn a_socket_that_is_open_to_others_gives_them_no_more_than_its_devices() {
+fn socket_that_is_open_to_others_gives_them_only_its_devices() {
     if !has_second_user() {
         return;
     }
@@ -236,7 +236,7 @@ fn a_socket_that_is_open_to_others_gives_them_no_more_than_its_devices() {
 }
 
 #[test]
-fn a_daemon_that_says_nothing_else_is_at_a_socket_of_its_owner() {
+fn daemon_without_an_address_listens_at_a_socket_of_its_owner() {
     let harness = Harness::new();
     let config = harness.path("farbus.toml");
     fs::write(&config, "share = [{what='zero'}]\n").unwrap();

@@ -128,7 +128,7 @@ fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
 }
 
 #[test]
-fn a_block_device_s_file_goes_through_them_both_ways() {
+fn block_device_as_a_file_is_read_and_written_through_modules() {
     if !has_fuse() {
         return;
     }
@@ -156,7 +156,7 @@ fn a_block_device_s_file_goes_through_them_both_ways() {
 }
 
 #[test]
-fn what_was_recorded_answers_in_the_device_s_place() {
+fn replayed_recording_answers_instead_of_the_device() {
     let harness = Harness::new();
     let file = harness.path("disk.pcapng");
     let [full, empty] = ["full", "empty"].map(|name| harness.path(name));
@@ -181,7 +181,7 @@ fn what_was_recorded_answers_in_the_device_s_place() {
 }
 
 #[test]
-fn frames_of_a_stream_go_through_them_and_what_the_link_is_too_slow_for_is_dropped() {
+fn stream_frames_pass_modules_and_frames_beyond_the_link_rate_are_dropped() {
     let harness = Harness::new();
     let share = share(&harness, &["stream:pattern,size=64x48,format=grey,rate=200"], &[]);
     let (way, file) = (Counted::to(&share), harness.path("frames.pcapng"));
@@ -212,7 +212,7 @@ fn frames_of_a_stream_go_through_them_and_what_the_link_is_too_slow_for_is_dropp
 }
 
 #[test]
-fn what_is_paused_waits_and_goes_on() {
+fn request_waits_at_a_paused_module_until_it_is_resumed() {
     if !has_fuse() {
         return;
     }
@@ -252,7 +252,7 @@ fn wait_until_written(file: &Path) {
 }
 
 #[test]
-fn who_does_not_fit_is_told_which_module_and_why() {
+fn module_mismatch_is_refused_with_the_module_and_the_reason() {
     let harness = Harness::new();
     let (ours, theirs) = (key(&harness, "ours", 1), key(&harness, "theirs", 2));
     let sealing = share(&harness, &["memory:1M"], &["--allow-module", &theirs]);
@@ -367,7 +367,7 @@ fn a_program_in_any_language_is_a_module() {
 }
 
 #[test]
-fn a_daemon_goes_through_programs_that_it_began_with() {
+fn daemon_keeps_its_module_programs_after_a_failed_reload() {
     if !has_fuse() || !has("python3", has_program("python3")) || !has("cc", has_program("cc")) {
         return;
     }

@@ -216,7 +216,7 @@ fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
 }
 
 #[test]
-fn several_exports_views_and_refusals() {
+fn nbd_server_lists_its_exports_keeps_scratch_views_apart_and_refuses_bad_options() {
     if !have(&["nbdinfo", "nbdcopy", "qemu-io"]) {
         return;
     }
@@ -277,7 +277,7 @@ fn several_exports_views_and_refusals() {
 }
 
 #[test]
-fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
+fn nbd_client_that_sends_garbage_loses_only_its_own_connection() {
     let harness = Harness::new();
     let served = Served::start(&harness, "memory.sock", &["nbd", "memory:1M"]);
     let mut good = UnixStream::connect(&served.socket).unwrap();
@@ -312,7 +312,7 @@ fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_what_to_type() {
+fn nbd_arguments_that_cannot_work_are_refused_with_what_to_type() {
     let harness = Harness::new();
     for (arguments, code, told) in [
         (&["nbd", "block:/nowhere/disk"][..], 1, "truncate -s 1G /nowhere/disk"),
@@ -363,7 +363,7 @@ fn a_daemon_keeps_a_disk_served_whatever_becomes_of_its_exporter() {
 }
 
 #[test]
-fn at_an_address_it_is_reached_by_tcp() {
+fn nbd_server_at_an_address_is_reached_by_tcp() {
     if !have(&["nbdinfo"]) {
         return;
     }

@@ -103,7 +103,7 @@ impl Client {
 }
 
 #[test]
-fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
+fn nbd_disk_migrates_and_back_and_the_successor_reads_it_beforehand() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
@@ -159,7 +159,7 @@ fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
 }
 
 #[test]
-fn whoever_stays_or_whose_successor_does_not_come_goes_on_where_he_was() {
+fn nbd_client_continues_when_its_disk_stays_or_its_successor_never_comes() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
@@ -196,7 +196,7 @@ fn whoever_stays_or_whose_successor_does_not_come_goes_on_where_he_was() {
 }
 
 #[test]
-fn who_waits_in_vain_is_told_so_and_his_writes_fail() {
+fn successor_that_waits_in_vain_ends_with_a_reason_and_its_writes_fail() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let mut cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
@@ -223,7 +223,7 @@ fn who_waits_in_vain_is_told_so_and_his_writes_fail() {
 }
 
 #[test]
-fn what_cannot_be_inherited_is_said() {
+fn nbd_attach_with_inherit_says_why_a_device_cannot_be_inherited() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let scratch = format!("disk:{},scratch", image.display());

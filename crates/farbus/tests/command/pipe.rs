@@ -44,7 +44,7 @@ fn object(text: &str) -> Value {
 }
 
 #[test]
-fn the_processors_are_promised_once_whoever_asks() {
+fn pipes_of_all_processes_share_the_processors_without_overcommitting() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let processors = std::thread::available_parallelism().unwrap().get();
@@ -86,7 +86,7 @@ fn the_processors_are_promised_once_whoever_asks() {
 
 /// Deadlines are asked for by the threads that have them, and that is all that is left to them.
 #[test]
-fn a_pipe_keeps_no_right_but_that_to_deadlines() {
+fn pipe_keeps_only_the_right_to_deadlines() {
     let harness = Harness::new();
     let share = harness.share(&["can,traffic=10"]);
     let target = share.target("can");
@@ -121,7 +121,7 @@ fn a_pipe_keeps_no_right_but_that_to_deadlines() {
 }
 
 #[test]
-fn one_that_stood_still_begins_anew_and_says_so() {
+fn pipe_whose_process_was_stopped_starts_again_and_reports_the_jump() {
     let harness = Harness::new();
     let start = |more: &[&str]| Running::start(harness.command(&[&HALF[..10], &["1000"], &HALF[11..], more].concat()));
     let mut other = start(&["--seconds", "6", "--json"]);
@@ -143,7 +143,7 @@ fn one_that_stood_still_begins_anew_and_says_so() {
 }
 
 #[test]
-fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
+fn program_output_and_pipe_report_are_not_mixed() {
     let harness = Harness::new();
     let run = |more: &[&str]| {
         let usual = ["pipe", "--here", "can,traffic=10", "--can", "500000", "--rate", "400", "--buffer", "40"];
@@ -170,7 +170,7 @@ fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
 }
 
 #[test]
-fn a_device_that_no_pipe_can_have_is_refused_with_what_to_type() {
+fn device_without_pipes_is_refused_with_what_to_type() {
     let harness = Harness::new();
     let run = |device: &[&str]| {
         let usual = ["--rate", "400", "--buffer", "16", "--execution-us", "500", "--policy", "none", "--seconds", "1"];

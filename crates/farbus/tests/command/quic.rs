@@ -24,12 +24,12 @@ fn copy(command: Command) {
 }
 
 #[test]
-fn a_paired_host_s_disk_is_had_over_quic() {
+fn disk_of_a_paired_host_is_used_over_quic() {
     had_over_quic("1");
 }
 
 #[test]
-fn so_it_is_over_several_links() {
+fn disk_of_a_paired_host_is_used_over_several_quic_links() {
     had_over_quic("3");
 }
 
@@ -69,7 +69,7 @@ fn had_over_quic(links: &str) {
 
 /// Half a network: 5 % of what is sent is lost each way, and the importer gets another address under way.
 #[test]
-fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_loses_much() {
+fn quic_session_survives_a_new_address_and_heavy_packet_loss() {
     let network = Network::lay("quic");
     if !has("network namespaces", network.is_some()) || !has("nbdcopy", has_program("nbdcopy")) {
         return;

@@ -178,7 +178,7 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
 }
 
 #[test]
-fn who_comes_while_another_has_it_waits() {
+fn second_guest_waits_until_the_first_disconnects() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let (_attach, socket) = lend(&harness, &share, "zero");
@@ -194,7 +194,7 @@ fn who_comes_while_another_has_it_waits() {
 }
 
 #[test]
-fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
+fn held_guest_continues_after_it_moved_or_at_its_source() {
     let harness = Harness::new();
     let share = harness.share(&["zero", "keyboard"]);
     let (_attach, socket) = lend(&harness, &share, "zero");
@@ -252,7 +252,7 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
 }
 
 #[test]
-fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
+fn exporter_that_dies_takes_the_device_from_a_held_guest_too() {
     let harness = Harness::new();
     let mut share = harness.share(&["zero"]);
     let (mut attach, socket) = lend(&harness, &share, "zero");
@@ -267,7 +267,7 @@ fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
 }
 
 #[test]
-fn what_is_typed_here_arrives_there() {
+fn guest_receives_the_keys_that_the_exporters_owner_types() {
     let harness = Harness::new();
     let share = harness.share(&["keyboard"]);
     let (_attach, socket) = lend(&harness, &share, "keyboard");
@@ -301,7 +301,7 @@ fn an_exporter_that_dies_takes_the_device_from_the_guest() {
 }
 
 #[test]
-fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anything() {
+fn guest_that_breaks_the_protocol_loses_only_its_own_connection() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let (attach, socket) = lend(&harness, &share, "zero");
@@ -316,7 +316,7 @@ fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anythin
 }
 
 #[test]
-fn an_address_serves_as_well_and_says_what_it_exposes() {
+fn redir_at_a_tcp_address_works_and_warns_that_it_has_no_encryption() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let arguments = ["attach", &share.target("zero"), "--via", "redir", "--listen", "0.0.0.0:0"];
@@ -332,7 +332,7 @@ fn an_address_serves_as_well_and_says_what_it_exposes() {
 }
 
 #[test]
-fn what_goes_with_another_way_is_said() {
+fn option_of_another_front_end_is_refused_with_that_front_end() {
     let harness = Harness::new();
     for (arguments, said) in [
         (["--via", "fuse", "--socket", "x"], "--via redir"),
@@ -351,7 +351,7 @@ fn what_goes_with_another_way_is_said() {
 }
 
 #[test]
-fn a_daemon_lends_a_device_and_has_it_again_when_its_exporter_is_back() {
+fn daemon_offers_a_device_to_guests_again_when_its_exporter_returns() {
     let harness = Harness::new();
     let mut share = harness.share(&["zero"]);
     let socket = harness.path("guest.sock");

@@ -35,7 +35,7 @@ fn hear_read(guest: &mut Guest<UnixStream>, id: u64, length: u32) {
 }
 
 #[test]
-fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
+fn guest_migrates_and_back_with_its_pending_requests() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero,verify"]);
     let (mut attach, socket) = cluster.lend(0, "zero", "redir", &[]);
@@ -86,7 +86,7 @@ fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
 }
 
 #[test]
-fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
+fn keys_pressed_while_a_guest_migrates_arrive_at_its_destination() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["keyboard"]);
     let (mut attach, socket) = cluster.lend(0, "keyboard", "redir", &[]);
@@ -113,7 +113,7 @@ fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
 /// What is waited for there may be the only thing that is said for a long time: whoever measures a move hears of it at
 /// once.
 #[test]
-fn the_first_answer_where_a_guest_goes_is_told_when_it_is_given_and_not_with_the_next() {
+fn first_answer_after_a_migration_is_reported_at_once() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero"]);
     let (_attach, socket) = cluster.lend(0, "zero", "redir", &[]);
@@ -129,7 +129,7 @@ fn the_first_answer_where_a_guest_goes_is_told_when_it_is_given_and_not_with_the
 }
 
 #[test]
-fn a_guest_that_stays_or_whose_successor_does_not_come_goes_on_where_it_was() {
+fn guest_continues_when_it_stays_or_its_successor_never_comes() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero"]);
     let (attach, socket) = cluster.lend(0, "zero", "redir", &[]);
@@ -165,7 +165,7 @@ fn a_guest_that_stays_or_whose_successor_does_not_come_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_cannot_be_inherited_or_handed_over_is_said() {
+fn redir_inherit_and_migrate_say_why_they_are_refused() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero"]);
     let rack = &cluster.hosts[1];

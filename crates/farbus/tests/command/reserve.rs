@@ -31,7 +31,7 @@ fn as_told(driver: &mut Driver) -> Option<String> {
 }
 
 #[test]
-fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
+fn impossible_reservation_is_refused_with_the_reason() {
     let harness = Harness::new();
     for (wish, why) in [
         ("zero:bytes=64,period=3", "a period of 3 intervals is no power of two; 2 serves it at least as often"),
@@ -65,7 +65,7 @@ fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
 }
 
 #[test]
-fn what_is_reserved_goes_along_when_another_process_goes_on() {
+fn reservations_survive_a_daemon_restart() {
     let harness = Harness::new();
     let [lab3, _] = hosts(&harness);
     let stream = "{what='zero,speed=full'}";

@@ -77,7 +77,7 @@ impl Mount<'_> {
 }
 
 #[test]
-fn a_paired_host_reserves_low_and_high_where_the_owner_says_so() {
+fn paired_host_reserves_low_freely_and_high_only_with_permission() {
     if !has_fuse() {
         return;
     }
@@ -118,7 +118,7 @@ fn a_paired_host_reserves_low_and_high_where_the_owner_says_so() {
 }
 
 #[test]
-fn what_is_reserved_moves_with_its_device_or_both_stay() {
+fn reservation_migrates_with_its_device_or_both_stay() {
     if !has_fuse() {
         return;
     }
@@ -170,7 +170,7 @@ fn what_is_reserved_moves_with_its_device_or_both_stay() {
 }
 
 #[test]
-fn what_the_owner_reserves_for_a_disk_reaches_as_far_as_to_its_user() {
+fn reservation_by_the_owner_covers_the_path_to_the_importer() {
     if !has_fuse() {
         return;
     }

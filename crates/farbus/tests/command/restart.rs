@@ -68,7 +68,7 @@ fn replace(program: &Path, text: &str) {
 }
 
 #[test]
-fn another_process_serves_the_same_devices_at_the_same_address() {
+fn restarted_daemon_serves_the_same_devices_at_the_same_address() {
     let harness = Harness::new();
     let text = "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}, {what='keyboard'}]";
     let file = config(&harness.path("run"), text);
@@ -101,7 +101,7 @@ fn another_process_serves_the_same_devices_at_the_same_address() {
 }
 
 #[test]
-fn a_program_that_does_not_come_up_leaves_everything_as_it_was() {
+fn replacement_that_fails_to_start_leaves_everything_as_it_was() {
     let harness = Harness::new();
     let file = config(&harness.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}]");
     let program = program(&harness);
@@ -124,7 +124,7 @@ fn a_program_that_does_not_come_up_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn what_cannot_go_on_is_not_torn_away_unless_that_is_meant() {
+fn restart_that_would_interrupt_an_attachment_needs_interrupt() {
     if !has_fuse() {
         return;
     }
@@ -175,17 +175,17 @@ fn block(at: u64, round: u64) -> Vec<u8> {
 }
 
 #[test]
-fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
+fn importer_notices_at_most_a_short_pause_when_its_exporter_restarts() {
     hardly_notices(&[]);
 }
 
 #[test]
-fn nor_does_one_with_several_links() {
+fn importer_with_several_links_notices_at_most_a_short_pause_at_a_restart() {
     hardly_notices(&["--links", "3"]);
 }
 
 #[test]
-fn neither_does_one_whose_disk_goes_through_modules() {
+fn importer_with_modules_notices_at_most_a_short_pause_at_a_restart() {
     hardly_notices(&["--module", "zstd", "--module", "bundle", "--module", "delay:time=500us"]);
 }
 
@@ -254,7 +254,7 @@ impl Drop for SetOnDrop<'_> {
 }
 
 #[test]
-fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_process() {
+fn restart_keeps_a_usb_device_and_the_replacement_answers_pending_requests() {
     let harness = Harness::new();
     let [lab3, _] = hosts(&harness);
     let (daemon, plain, _) = exporter(&harness, &lab3, "{what='keyboard'}, {what='zero,fill=mod63'}");
@@ -297,7 +297,7 @@ fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_pro
 }
 
 #[test]
-fn what_is_in_memory_alone_is_not_lost_unless_that_is_meant() {
+fn restart_that_would_lose_a_memory_disk_needs_interrupt() {
     let harness = Harness::new();
     let file = config(&harness.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='memory:1M'}]");
     let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));

@@ -167,7 +167,7 @@ fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
 }
 
 #[test]
-fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
+fn restart_keeps_a_guests_device_and_its_pending_request_is_answered() {
     let harness = Harness::new();
     let socket = harness.path("redir.sock");
     let how = format!("via='redir'\nsocket='{}'", socket.display());
@@ -200,7 +200,7 @@ fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
 }
 
 #[test]
-fn whatever_the_next_process_does_not_go_on_with_all_of_it_stays_as_it_is() {
+fn restart_that_cannot_keep_every_attachment_changes_none() {
     if !has_fuse() || !has("nbdcopy", has_program("nbdcopy")) {
         return;
     }

@@ -18,7 +18,7 @@ fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Runnin
 }
 
 #[test]
-fn what_waits_for_its_replacement_waits_in_the_next_process_and_for_nobody_else() {
+fn migrated_device_waits_for_its_successor_across_a_restart() {
     let harness = Harness::new();
     let [lab3, desk, rack] = three(&harness);
     let [image, other] =

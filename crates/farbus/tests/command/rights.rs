@@ -20,7 +20,7 @@ fn sockets(harness: &Harness) -> usize {
 }
 
 #[test]
-fn a_share_gives_its_rights_away_before_it_hears_anybody() {
+fn share_drops_its_rights_before_it_accepts_a_connection() {
     let harness = Harness::new();
     let _share = harness.share(&["zero"]);
     let pid = &harness.json(&["status", "--json"])[0]["pid"];
@@ -46,7 +46,7 @@ pub fn assert_without_rights(pid: &Value) {
 }
 
 #[test]
-fn an_attachment_gives_its_rights_away_before_it_connects() {
+fn attach_drops_its_rights_before_it_connects() {
     if !has_fuse() {
         return;
     }

@@ -58,7 +58,7 @@ fn overhear(at: &Path) -> thread::JoinHandle<String> {
 }
 
 #[test]
-fn a_folder_in_the_temporary_one_that_a_stranger_made_hears_nothing() {
+fn folder_that_another_user_made_in_tmp_is_not_used() {
     if !has_users() {
         return;
     }
@@ -82,7 +82,7 @@ fn a_folder_in_the_temporary_one_that_a_stranger_made_hears_nothing() {
 }
 
 #[test]
-fn a_folder_that_is_not_the_owner_s_alone_is_refused_on_both_sides() {
+fn runtime_folder_that_others_can_write_is_refused_on_both_sides() {
     if !has_users() {
         return;
     }
@@ -116,7 +116,7 @@ fn a_folder_that_is_not_the_owner_s_alone_is_refused_on_both_sides() {
 }
 
 #[test]
-fn a_stranger_s_process_in_a_folder_of_the_owner_s_is_told_nothing() {
+fn another_users_process_in_the_owners_folder_is_told_nothing() {
     if !has_users() {
         return;
     }

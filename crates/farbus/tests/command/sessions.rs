@@ -73,7 +73,7 @@ fn child_that_reads_for_ever() {
 }
 
 #[test]
-fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent_peer() {
+fn client_killed_during_a_transfer_frees_its_device_without_a_timeout() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let mut times = Vec::new();
@@ -100,7 +100,7 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent
 }
 
 #[test]
-fn a_trace_tells_of_every_request_where_it_was_and_when() {
+fn trace_records_every_tap_of_every_request_with_its_time() {
     let harness = Harness::new();
     let file = harness.path("trace.jsonl");
     let share = harness.share(&["zero", "--trace", file.to_str().unwrap()]);

@@ -98,7 +98,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
 }
 
 #[test]
-fn who_may_connect_a_mode_says() {
+fn socket_mode_decides_which_users_may_connect() {
     if !has("a second user", rustix::process::geteuid().is_root()) {
         return;
     }
@@ -161,7 +161,7 @@ impl Cutter {
 }
 
 #[test]
-fn a_session_at_a_socket_outlives_its_links() {
+fn session_at_a_socket_survives_cut_links() {
     let harness = Harness::new();
     let disk = format!("disk:{}", harness.image("cut.img", 1 << 20).display());
     let (_share, path) = share_at_socket(&harness, &[&disk]);
@@ -181,7 +181,7 @@ fn a_session_at_a_socket_outlives_its_links() {
 }
 
 #[test]
-fn a_daemon_shares_at_a_socket_and_lets_go_of_it() {
+fn daemon_shares_at_a_socket_and_removes_it_when_a_reload_drops_it() {
     let harness = Harness::new();
     let (config, path) = (harness.path("farbus.toml"), harness.path("daemon.sock"));
     let with =

@@ -42,7 +42,7 @@ fn idle_crowd(to: &str, is_over: &AtomicBool, opened: &AtomicU64) {
 }
 
 #[test]
-fn sixty_idle_addresses_keep_a_paired_host_from_nothing() {
+fn sixty_idle_addresses_do_not_keep_a_paired_host_out() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -79,7 +79,7 @@ fn sixty_idle_addresses_keep_a_paired_host_from_nothing() {
 }
 
 #[test]
-fn addresses_that_fill_the_plain_port_keep_neither_paired_hosts_nor_others_out() {
+fn full_plain_port_keeps_neither_paired_hosts_nor_others_out() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);

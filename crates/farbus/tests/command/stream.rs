@@ -19,7 +19,7 @@ const SMALL: &str = "stream:pattern,size=64x48,rate=0";
 const SMALL_BYTES: usize = 64 * 48 * 3;
 
 #[test]
-fn a_test_picture_is_read_frame_by_frame_and_is_as_it_was_made() {
+fn test_picture_arrives_frame_by_frame_unchanged() {
     let harness = Harness::new();
     let share = harness.share(&[SMALL, "zero"]);
     let target = share.target("stream");
@@ -45,7 +45,7 @@ fn a_test_picture_is_read_frame_by_frame_and_is_as_it_was_made() {
 }
 
 #[test]
-fn one_reads_all_or_many_the_latest() {
+fn stream_has_one_reader_of_all_frames_or_many_of_the_latest() {
     let harness = Harness::new();
     let share = harness.share(&["stream:pattern,size=64x48,rate=200"]);
     let (client, target) = (Client::default(), share.library_target("stream"));
@@ -72,7 +72,7 @@ fn one_reads_all_or_many_the_latest() {
 }
 
 #[test]
-fn who_reads_all_is_waited_for_and_a_fifo_is_read_as_it_was_written() {
+fn source_waits_for_a_reader_of_all_frames_and_a_fifo_loses_none() {
     const FRAMES: u32 = 2000;
     const BYTES: usize = 16 << 10;
     let harness = Harness::new();
@@ -97,7 +97,7 @@ fn who_reads_all_is_waited_for_and_a_fifo_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_file_of_frames_ends_and_that_is_said() {
+fn end_of_a_file_of_frames_is_reported() {
     let harness = Harness::new();
     let file = harness.path("frames");
     fs::write(&file, [1, 2, 3].map(|byte| [byte; 1000]).concat()).unwrap();
@@ -129,7 +129,7 @@ fn a_daemon_reads_frames_that_it_may_not_open_itself() {
 }
 
 #[test]
-fn what_cannot_be_shared_is_said() {
+fn unusable_stream_is_refused_with_the_reason() {
     let harness = Harness::new();
     for (what, why) in [
         ("stream:pattern,format=mjpeg", "rgb24, grey and yuyv"),

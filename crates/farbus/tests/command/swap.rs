@@ -30,7 +30,7 @@ fn said(outcome: &Outcome, code: i32, part: &str) {
 }
 
 #[test]
-fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
+fn swapped_disks_old_medium_is_refused_until_it_is_forgotten() {
     use std::os::unix::fs::MetadataExt;
     let harness = Harness::new();
     let old = harness.image("old.img", 64 * MIB);
@@ -75,7 +75,7 @@ fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_swap_is_watched_and_cancelled_and_one_that_was_killed_goes_on() {
+fn swap_is_watched_and_cancelled_and_continues_after_a_kill() {
     let harness = Harness::new();
     let old = harness.image("old.img", 48 * MIB);
     fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
@@ -136,7 +136,7 @@ fn a_disk_that_has_become_shorter_stays_where_it_is() {
 }
 
 #[test]
-fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
+fn swap_without_disk_space_fails_and_continues_when_there_is_space() {
     let harness = Harness::new();
     let Some(small) = SmallDisk::mount(harness.path("small")) else {
         println!("skipped: this machine lets nobody mount");
@@ -162,7 +162,7 @@ fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
 /// A database that is written as fast as it can be while its disk moves there and back: no transaction fails, none is
 /// lost.
 #[test]
-fn a_database_notices_nothing_of_its_disk_moving() {
+fn database_loses_no_transaction_while_its_disk_is_swapped() {
     if !has_fuse() || !has("python3", has_program("python3")) {
         return;
     }
@@ -249,7 +249,7 @@ fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
 
 /// What `farbus nbd` serves is a disk as any: its client writes and verifies while it moves.
 #[test]
-fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
+fn disk_served_to_nbd_clients_is_swapped_cancelled_and_resumed() {
     let harness = Harness::new();
     let old = harness.image("old.img", 48 * MIB);
     fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);

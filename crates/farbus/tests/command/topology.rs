@@ -220,7 +220,7 @@ fn a_cube_of_eight_daemons_comes_up_with_its_four_bridges_and_every_link_carries
 const LINE: &str = "network = 'line'\nhosts = ['h1', 'h2', 'h3']";
 
 #[test]
-fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
+fn lost_host_is_reported_and_its_links_return_with_it() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 3, LINE);
     lab.bring_up(1);
@@ -248,7 +248,7 @@ fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
 }
 
 #[test]
-fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were() {
+fn host_that_was_silent_is_reported_and_its_links_continue_unchanged() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 3, LINE);
     lab.bring_up(4);
@@ -270,7 +270,7 @@ fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were(
 }
 
 #[test]
-fn a_leader_that_dies_in_the_middle_is_waited_for_and_the_ring_is_whole_in_the_end() {
+fn ring_is_completed_after_its_leader_died_during_bring_up() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 4, "network = 'ring'\nhosts = ['h1', 'h2', 'h3', 'h4']");
     for host in [0, 1, 3] {
@@ -325,7 +325,7 @@ fn links_stay_up_while_daemons_are_restarted_and_what_is_down_stays_down() {
 }
 
 #[test]
-fn an_end_is_its_host_s_alone_and_who_has_another_plan_gets_nothing() {
+fn link_end_belongs_to_its_host_and_a_host_with_another_plan_gets_none() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 3, LINE);
     // What the first host shares for the second is not the third's, though it may use all that there is.

@@ -145,7 +145,7 @@ fn a_key_is_made_once_and_kept_from_others() {
 }
 
 #[test]
-fn a_code_makes_two_hosts_know_each_other() {
+fn pairing_code_makes_two_hosts_know_each_other() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, code) = lab3.wait_to_pair();
@@ -163,7 +163,7 @@ fn a_code_makes_two_hosts_know_each_other() {
 }
 
 #[test]
-fn a_wrong_code_costs_a_try_and_three_a_code_and_nine_end_it() {
+fn three_wrong_codes_void_a_code_and_nine_end_the_pairing() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, mut code) = lab3.wait_to_pair();
@@ -327,7 +327,7 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
 }
 
 #[test]
-fn a_paired_name_is_never_anything_else() {
+fn paired_name_never_reaches_another_host() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -350,7 +350,7 @@ fn a_paired_name_is_never_anything_else() {
 }
 
 #[test]
-fn strangers_are_refused_and_noted_and_harm_nobody() {
+fn unpaired_hosts_are_refused_and_logged_and_disturb_no_session() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);

@@ -135,7 +135,7 @@ fn assert_below(process: &Running, base_kib: u64, limit_kib: u64, what: &str) {
 }
 
 #[test]
-fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_more() {
+fn peer_of_a_plain_port_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
     let witness = Witness::on(&share);
@@ -159,7 +159,7 @@ fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_
 }
 
 #[test]
-fn so_does_whoever_uses_all_lanes_of_a_session() {
+fn peer_with_eight_lanes_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let base = share.process.peak_kib();
@@ -186,7 +186,7 @@ fn secure_share<'h>(lab3: &Host<'h>) -> (Running, SocketAddr) {
 }
 
 #[test]
-fn so_does_a_paired_host_that_may_use_nothing_over_tls_and_quic() {
+fn paired_host_without_permission_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -216,7 +216,7 @@ fn so_does_a_paired_host_that_may_use_nothing_over_tls_and_quic() {
 }
 
 #[test]
-fn a_user_of_a_disk_that_reads_nothing_takes_what_its_credit_allows() {
+fn disk_user_that_never_reads_is_bounded_by_its_credit() {
     let harness = Harness::new();
     let image = format!("disk:{}", harness.image("far.img", 64 << 20).display());
     let share = harness.share(&[&image, "zero"]);
@@ -273,7 +273,7 @@ fn of_usbip_client() -> Vec<(&'static str, Says)> {
 }
 
 #[test]
-fn whoever_speaks_usbip_and_reads_nothing_takes_its_share() {
+fn usbip_client_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let base = share.process.peak_kib();
@@ -300,7 +300,7 @@ fn whoever_speaks_usbip_and_reads_nothing_takes_its_share() {
 }
 
 #[test]
-fn who_asks_at_the_control_socket_or_at_the_pairing_port_and_reads_nothing_takes_next_to_nothing() {
+fn control_and_pairing_clients_that_never_read_take_next_to_no_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let run = harness.path("run").join("farbus");
@@ -341,7 +341,7 @@ fn next_frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
 }
 
 #[test]
-fn two_hundred_devices_are_two_hundred_connections_of_one_peer_and_one_too_many_is_told_so() {
+fn peer_may_use_150_devices_and_is_told_which_limit_it_reached() {
     let harness = Harness::new();
     let what = vec!["zero"; 240];
     let share = harness.share(&what);

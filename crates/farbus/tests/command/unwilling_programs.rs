@@ -89,7 +89,7 @@ fn of_nbd_client() -> Vec<(&'static str, Says)> {
 }
 
 #[test]
-fn nbd_clients_that_read_nothing_take_the_budget_of_all_and_no_more() {
+fn nbd_clients_that_read_nothing_stay_within_the_shared_budget() {
     let harness = Harness::new();
     let socket = harness.path("local.sock");
     let what = format!("block:{}", harness.image("image", 64 << 20).display());
@@ -161,7 +161,7 @@ fn of_guest() -> Vec<(&'static str, bool, MakeRequest)> {
 }
 
 #[test]
-fn a_usbredir_guest_that_reads_nothing_takes_its_share_is_cut_off_and_the_next_is_served() {
+fn usbredir_guest_that_reads_nothing_is_bounded_and_cut_off_and_the_next_is_served() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let socket = harness.path("guest.sock");
