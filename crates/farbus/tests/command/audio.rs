@@ -1,4 +1,4 @@
-//! A sound card made of code: what its microphone hears is played on its speaker, far away.
+//! A sound-card gadget: the importer plays on its speaker what it recorded from its microphone.
 
 use farbus::model::{EpAddr, IsoPacket, Setup, Status, Urb, UrbId};
 

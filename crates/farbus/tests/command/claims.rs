@@ -1,4 +1,4 @@
-//! One user a device: who is told what, who waits, who comes next, and how an owner takes a device back.
+//! One user per device: what the second importer is told, how importers wait, and how an owner takes a device back.
 
 use std::time::{Duration, Instant};
 

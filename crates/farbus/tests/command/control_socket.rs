@@ -57,7 +57,7 @@ fn control_socket_refuses_garbage_and_answers_the_next_client() {
     let deep = [vec![b'['; 60_000], vec![b'\n']].concat();
     assert!(ask(&harness, &deep)["refused"].is_string());
 
-    // More than it listens to: it says so and hangs up, whatever still comes.
+    // More bytes than the socket accepts: it answers with an error and closes, whatever follows.
     let mut stream = connect(&harness);
     let mut sent = 0;
     let end = loop {
@@ -81,7 +81,7 @@ fn a_client_that_asks_slowly_keeps_others_waiting_only_until_it_is_cut_off() {
         let mut slow = connect(&harness);
         let started = Instant::now();
         let dribble = std::thread::spawn(move || {
-            // Each byte comes in time, the question never does.
+            // Each byte comes in time, but the request never ends.
             while slow.write_all(b" ").is_ok() {
                 std::thread::sleep(Duration::from_millis(100));
             }

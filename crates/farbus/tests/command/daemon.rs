@@ -1,4 +1,4 @@
-//! `farbus daemon`: what its file says is what runs, and what stays in it is not disturbed.
+//! `farbus daemon`: it runs what its file says, and a reload disturbs no unchanged share.
 
 use std::fs;
 use std::net::TcpListener;
@@ -79,7 +79,7 @@ fn reload_leaves_unchanged_shares_alone() {
     assert_eq!(stays.data_in(SOURCE, 1000).unwrap().len(), 1000, "the session goes on");
     goes.data_in(SOURCE, 1000).unwrap_err();
 
-    // A file that is wrong changes nothing.
+    // A file with an error changes nothing.
     write(&harness, "share = [{what='tape'}]");
     let wrong = harness.run(&["daemon", "reload"]);
     assert!(wrong.code == Some(1) && wrong.stderr.contains("farbus.toml:1:16"), "{wrong:?}");
@@ -194,7 +194,7 @@ fn daemon_notifies_its_service_manager_and_uses_its_socket() {
         Share::follow(Running::start(command))
     };
     let mut daemon = start();
-    // Bound by somebody else already: it could not have bound it itself.
+    // The socket is already bound by the service manager: the daemon could not have bound it itself.
     assert_eq!(daemon.address, address.to_string());
     assert_eq!(names(&daemon), ["zero"]);
     assert!(hear("READY=1").contains("STATUS=1 shared"));
