@@ -1,7 +1,7 @@
-//! The contract of a front end, held against every one in the table that this machine can run.
+//! The contract of a front end, checked for every one in the table that this machine can run.
 //!
-//! A new front end is tested here by being entered in [`FRONT_ENDS`]. Those of a kernel without `vhci_hcd` are left
-//! out, and named: the rig runs them.
+//! A new front end is tested once it is in [`FRONT_ENDS`]. Where the kernel has no `vhci_hcd`, its front ends are
+//! skipped by name: the rig runs them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -25,13 +25,13 @@ use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, StoreDevice
 use farbus_session::registry::BlockClass;
 
 const SIZE: u64 = 1 << 20;
-/// How long a device outlives its link in these tests: longer than any of them.
+/// The grace period in these tests: longer than any of them.
 const GRACE: Duration = Duration::from_secs(100);
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long nobody waits for a device whose exporter has gone.
+/// The limit for an end that must not wait for an exporter that has gone.
 const PROMPT: Duration = Duration::from_secs(20);
 
-/// A disk that is shared, and a folder for what its front ends show.
+/// A shared disk, and a folder for the files and sockets of its front ends.
 struct Harness {
     share: Share,
     target: Target,
@@ -68,7 +68,7 @@ impl Harness {
         Client::new(ClientConfig { grace: Some(grace), ..ClientConfig::default() })
     }
 
-    /// Takes the disk; whoever had it before may have given it back this moment.
+    /// Attaches the disk; its previous user may have given it back only this moment.
     fn take(&self, client: &Client, request: &Request) -> Box<dyn Attachment> {
         let front_end = request.via.front_end(request, client.hands());
         let mut prepared = front_end.prepare(client, request).unwrap();
@@ -102,7 +102,7 @@ impl Running {
         Self { status, handle, thread: thread::spawn(move || attachment.run()) }
     }
 
-    /// How it ended, within this time.
+    /// Waits for the end, within this time, and returns it.
     fn ended(self, time_max: Duration) -> Ended {
         let until = Instant::now() + time_max;
         while !self.thread.is_finished() {
@@ -113,7 +113,7 @@ impl Running {
     }
 }
 
-/// What this machine has for `front_end`, or why it is left out.
+/// Why this machine cannot run `front_end`, or `None` if it can.
 fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> Option<String> {
     let chosen = request.via.front_end(request, &Hands::Own);
     let obstacle = |need: &Need| match need {
@@ -128,7 +128,7 @@ fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> O
     found.inspect(|why| println!("{}: left out: {why}", front_end.name()))
 }
 
-/// Does this with each front end that this machine can run, in a house of its own; says how many there were.
+/// Runs `claim` for each front end that this machine can run, each in a new harness; returns how many there were.
 fn for_each(claim: impl Fn(&Harness, &Request)) -> usize {
     let mut count = 0;
     for front_end in FRONT_ENDS {
@@ -143,7 +143,7 @@ fn for_each(claim: impl Fn(&Harness, &Request)) -> usize {
     count
 }
 
-/// At least those that need nothing of a kernel.
+/// The number of front ends that need nothing of a kernel.
 const ALWAYS: usize = 2;
 
 #[test]
@@ -243,7 +243,7 @@ fn idle_device_is_promised_to_its_successor_at_once() {
     });
 }
 
-/// Takes what an attachment saved out of the answer that says whether it goes on elsewhere.
+/// Takes the snapshot out of an answer, and leaves an empty one.
 fn saved(of: &mut Saved) -> Saved {
     std::mem::replace(of, Saved { snapshot: Vec::new(), descriptors: Vec::new() })
 }
@@ -254,7 +254,7 @@ fn attachment_continues_from_its_snapshot() {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.hands());
         if front_end.needs(request).iter().any(|need| matches!(need, Need::Mount(_))) {
-            // Tests of the command have a daemon, whose other half keeps it.
+            // Tests of the command have a daemon, whose broker keeps the mount.
             println!("{}: left out: a mount goes on with a daemon alone", front_end.name());
             return;
         }

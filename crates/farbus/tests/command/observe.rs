@@ -1,4 +1,4 @@
-//! `farbus observe`: who looks on sees what the user gets, and only where its owner lets him.
+//! `farbus observe`: an observer sees what the user gets, and only if the device's owner permits it.
 
 use farbus::client;
 use farbus_model::EpAddr;

@@ -1,4 +1,4 @@
-//! Offering, listing, asking, commanding; and the exit code of each way to fail.
+//! The owner's commands: share, list, status, type, eject; and the exit code of each kind of failure.
 
 use std::net::TcpListener;
 use std::time::Duration;

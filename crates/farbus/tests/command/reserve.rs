@@ -1,4 +1,4 @@
-//! What is reserved: who is refused and why, what is shown, and that it goes along when a process is replaced.
+//! Reservations: which are refused and why, what the status shows, and that a daemon restart keeps them.
 
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::trust::{Host, hosts};
 
 const LOW: &str = "bytes=256,period=1,criticality=low,endpoint=0x83";
 
-/// What the status says of each device that has a reservation: its name, and how that stands.
+/// The name and reservation state of each device that has a reservation, from the status.
 fn reserved(host: &Host<'_>) -> Vec<(String, String)> {
     let status = host.json(&["status", "--json"]);
     let devices = status[0]["devices"].as_array().cloned().unwrap_or_default();
@@ -48,7 +48,7 @@ fn impossible_reservation_is_refused_with_the_reason() {
     assert!(keyboard.code == Some(3) && keyboard.stderr.contains("the wire carries 8"), "{keyboard:?}");
     let misread = harness.run(&["share", "zero", "--reserve", "bytes=64,period=1"]);
     assert!(misread.code == Some(2), "{misread:?}");
-    // The same by an importer.
+    // The same request from an importer.
     let share = harness.share(&["zero"]);
     let Wish(odd) = "bytes=64,period=3".parse().unwrap();
     let reserving =
@@ -78,7 +78,7 @@ fn reservations_survive_a_daemon_restart() {
     assert_eq!(reserved(&lab3), admitted(&["zero", "zero2", "zero3", "mine"]));
     let mut later = vec![restart(&lab3, 3)];
     wait_until(PATIENCE, "all is as it was", || reserved(&lab3) == admitted(&["zero", "zero2", "zero3", "mine"]));
-    // The bus carries four: another of high criticality costs the last that came.
+    // The bus carries four streams: another one of high criticality suspends the last that came.
     let mut high = Driver::reserving(&plain, "zero4", &LOW.replace("low", "high"));
     wait_until(PATIENCE, "who came last is told", || as_told(&mut low[2]).as_deref() == Some("Suspended"));
     assert_eq!(as_told(&mut low[1]).as_deref(), Some("Admitted"));

@@ -1,4 +1,4 @@
-//! A machine that is about to sleep.
+//! `farbus daemon sleep` and `wake`, for a machine that suspends.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! `farbus stream`: frames come whole, in order, all of them or the latest, whoever is slow and whatever is cut.
+//! `farbus stream`: frames arrive whole and in order, all of them or the latest, despite slow readers and cut links.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
@@ -53,7 +53,7 @@ fn stream_has_one_reader_of_all_frames_or_many_of_the_latest() {
     let mut second = open_stream(&client, &target, Wanted::Latest).unwrap();
     let refused = harness.run(&["stream", "read", &share.target("stream")]);
     assert!(refused.code == Some(3) && refused.stderr.contains("one user at a time"), "{refused:?}");
-    // One looks away for a while: the source does not wait, and the other sees all that.
+    // One reader pauses: the source does not wait, and the other reader sees every frame.
     let before = first.next_frame().unwrap().unwrap().sequence;
     for _ in 0..300 {
         second.next_frame().unwrap().unwrap();
@@ -142,7 +142,7 @@ fn unusable_stream_is_refused_with_the_reason() {
     }
 }
 
-/// A paired host's stream is read over links that are cut again and again: none is missing, none comes twice.
+/// A paired host's stream is read over links that are cut again and again: no frame is missing or repeated.
 #[test]
 fn a_stream_outlives_cut_links() {
     const FRAMES: u64 = 400;

@@ -1,7 +1,7 @@
-//! Peers that are well-formed and unwilling, at real sockets: they go on asking and read nothing. What the process
-//! holds because of all of them, one after the other and some at once, is below what one peer may hold.
+//! Peers at real sockets that keep to the wire format and never read: they send requests and take no answers. All such
+//! peers together, one after the other and some at once, may make the process hold no more than one peer is allowed.
 //!
-//! What they say is made from the list of all kinds of frames (`crates/session/tests/unwilling/kinds.rs`).
+//! Their messages come from the list of all kinds of frames (`crates/session/tests/unwilling/kinds.rs`).
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -19,18 +19,18 @@ use super::hostile::Witness;
 use super::kinds::{Says, all_kinds, frame, of_importer, open};
 use super::trust::{Host, hosts, pair};
 
-/// What a peer that may use nothing may have a process hold.
+/// The memory that a peer without permissions may make a process hold.
 const STRANGER_KIB: u64 = 64 << 10;
-/// How long each asks.
+/// How long each peer sends requests.
 const ASKS_FOR: Duration = Duration::from_millis(300);
-/// How long a socket takes nothing before that counts as full.
+/// A socket that takes no bytes for this long counts as full.
 const FULL_AFTER: Duration = Duration::from_millis(60);
 
-/// What a peer says on its way to a process, until the socket takes no more.
+/// Sends a peer's messages to a process until its socket takes no more.
 fn flood(mut send: impl FnMut(&[u8]) -> std::io::Result<Option<usize>>, mut says: impl FnMut(u32) -> Vec<u8>) {
     let (began, mut moved, mut turn) = (Instant::now(), Instant::now(), 0);
     while began.elapsed() < ASKS_FOR {
-        // Several at once, so that it is the other end that is busy.
+        // Several messages at once, so that the receiver is the busy end.
         let said: Vec<u8> = (turn..turn + 16).flat_map(&mut says).collect();
         turn += 16;
         let mut rest = &said[..];
@@ -43,7 +43,7 @@ fn flood(mut send: impl FnMut(&[u8]) -> std::io::Result<Option<usize>>, mut says
                 Ok(None) if moved.elapsed() < FULL_AFTER && began.elapsed() < ASKS_FOR => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // It is full, or the peer was cut off.
+                // The socket is full, or the peer was cut off.
                 Ok(None) | Err(_) => return,
             }
         }
@@ -64,7 +64,7 @@ fn flood_link(link: &Link, says: &mut Says) {
     flood(|bytes| link.try_send(&[IoSlice::new(bytes)]), says);
 }
 
-/// A link on which a session has begun, or gets a further lane.
+/// Begins a session on a link, or adds a lane to one.
 fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> Welcome {
     let exchange = |said: &[u8], heard: &mut [u8]| {
         exchange(said, heard);
@@ -73,7 +73,7 @@ fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> 
     begin_if_let(exchange, position).expect("an exchange that does not fail")
 }
 
-/// The same where the connection may be closed unread.
+/// Like [`begin`], where the connection may be closed unread.
 fn begin_if_let<E>(
     mut exchange: impl FnMut(&[u8], &mut [u8]) -> Result<(), E>,
     position: LanePosition,
@@ -147,7 +147,7 @@ fn peer_of_a_plain_port_that_never_reads_has_bounded_memory() {
             let (stream, _) = over_tcp(&share.address, new_session(7));
             flood_stream(&stream, says);
             assert_below(&share.process, base, STRANGER_KIB, &format!("{kind:?} {name}"));
-            // Each stays for a while: what all of them have together counts.
+            // Each peer stays for a while, so that their memory adds up.
             kept.push(stream);
             if kept.len() > 5 {
                 kept.remove(0);
@@ -232,7 +232,7 @@ fn disk_user_that_never_reads_is_bounded_by_its_credit() {
                 turn => says(turn - 1),
             };
             flood_stream(&stream, &mut says);
-            // 32 MiB of data in flight, as much unacknowledged as a link may have, and the rest.
+            // 32 MiB of data in flight, as much again unacknowledged, as a link may have, and some more.
             assert_below(&share.process, base, 64 << 10, &format!("{kind:?} {name}, a disk"));
         }
     }
@@ -240,7 +240,7 @@ fn disk_user_that_never_reads_is_bounded_by_its_credit() {
     assert_eq!(listed.code, Some(0), "{listed:?}");
 }
 
-/// Everything that a USB/IP client may say.
+/// Every message that a USB/IP client may send.
 fn of_usbip_client() -> Vec<(&'static str, Says)> {
     use farbus_session::Request;
     let submit = |direction: u32, endpoint: u32, length: u32| {
@@ -259,7 +259,7 @@ fn of_usbip_client() -> Vec<(&'static str, Says)> {
         words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect::<Vec<u8>>()
     };
     let mut all: Vec<(&'static str, Says)> = Vec::new();
-    // One more kind of request is one more case.
+    // A new kind of request does not compile until it has a case here.
     let listed = |request: &Request| match request {
         Request::DeviceList | Request::Import(_) | Request::Submit(_) | Request::Unlink(_) => (),
     };
