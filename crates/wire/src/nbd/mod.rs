@@ -1,10 +1,9 @@
-//! NBD, fixed newstyle, the server's end: how programs, virtual machines and kernels use a block device that is not
-//! theirs.
+//! NBD, fixed newstyle, the server's end: how programs, virtual machines and kernels use a remote block device.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | [`message`] | bytes ↔ typed messages: the numbers of the protocol and what a client may send |
-//! | [`export`] | what is offered |
+//! | [`export`] | the exports |
 //! | [`haggle`] | the handshake: options and their answers |
 //! | [`server`] | a connection: credits, pieces, replies |
 //!
