@@ -380,8 +380,8 @@ fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(us
     seen
 }
 
-/// Prints how the best swap compares with the target, and fails if even that one waited for a timeout: a busy machine may
-/// have disturbed the others.
+/// Prints how the best swap compares with the target, and fails if even that one waited for a timeout: a busy machine
+/// may have disturbed the others.
 fn judge(seen: &[Seen]) {
     let best = seen.iter().min_by(|a, b| a.times().total_cmp(&b.times())).expect("there were swaps");
     let verdict = if best.times() <= TIMES_MAX { "PASS" } else { "MISS" };

@@ -1,10 +1,10 @@
 //! How much memory a peer may make this process hold, accounted in one place.
 //!
 //! A peer is a paired host, identified by its key, or all clients at one address. All its connections, links and
-//! sessions draw on one [`Account`]; all accounts draw on the process's. A connection takes memory in large pieces: when
-//! it begins, when a device is opened, or when it has outgrown what it took ([`Allowance`]). It gives the memory back when
-//! the connection or the device is closed. Between these moments a connection compares numbers of its own, and touches
-//! no shared memory.
+//! sessions draw on one [`Account`]; all accounts draw on the process's. A connection takes memory in large pieces:
+//! when it begins, when a device is opened, or when it has outgrown what it took ([`Allowance`]). It gives the memory
+//! back when the connection or the device is closed. Between these moments a connection compares numbers of its own,
+//! and touches no shared memory.
 //!
 //! | who | may hold | of which each part is in |
 //! |---|---|---|

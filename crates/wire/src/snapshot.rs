@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Little-endian. A length stands before everything of variable size, and reading reserves memory only for bytes that
-//! are there. The process that wrote a snapshot read untrusted bytes, so its snapshot is untrusted as well: each part is
-//! checked against the others, and an impossible state is a [`Reject`].
+//! are there. The process that wrote a snapshot read untrusted bytes, so its snapshot is untrusted as well: each part
+//! is checked against the others, and an impossible state is a [`Reject`].
 //!
 //! **Versions.** A process writes version [`VERSION`] and reads that and [`VERSION_MIN`], the version of the release
 //! before: a daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`Reject`]:

@@ -1,5 +1,5 @@
-//! Which device an attachment uses: the exporter sends it before [`opened`](super::control::Opened), the importer before
-//! it opens a device again.
+//! Which device an attachment uses: the exporter sends it before [`opened`](super::control::Opened), the importer
+//! before it opens a device again.
 //!
 //! ```text
 //!   0 word 1   1 id 16   17 generation 8

@@ -1,8 +1,8 @@
 //! Pairing: the few messages by which two hosts that share a short code come to trust each other's keys.
 //!
 //! Runs inside TLS between hosts whose keys are shown but not yet known. The caller computes the
-//! cryptography (SPAKE2, and proofs over both keys); this state machine enforces the order, which keeps a code from being
-//! guessed:
+//! cryptography (SPAKE2, and proofs over both keys); this state machine enforces the order, which keeps a code from
+//! being guessed:
 //!
 //! | step | joiner (was told the code) | waiter (shows it) |
 //! |---|---|---|
@@ -12,9 +12,9 @@
 //! | 4 | | checks it: a wrong one costs a try and is answered by `Refusal`; a right one is answered by its own `Proof` |
 //! | 5 | checks it | |
 //!
-//! The joiner proves first. A host that only guesses learns from the waiter whether its one guess was right, and nothing
-//! on which it could try others. A host that pretends to be the waiter gets one guess each time that a person types the
-//! code.
+//! The joiner proves first. A host that only guesses learns from the waiter whether its one guess was right, and
+//! nothing on which it could try others. A host that pretends to be the waiter gets one guess each time that a person
+//! types the code.
 //!
 //! A message is a kind (1 byte), the length of its body (2 bytes, big endian), and the body. A `Hello`'s body is the
 //! name's length (1 byte), the name, and the share; a `Proof`'s is 32 bytes; a `Refusal`'s is one.
