@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_block_is_read_back() {
         let folder = std::env::temp_dir().join(format!("farbus-rig-records-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let with = BTreeMap::from([("Linux".to_owned(), "6.1".to_owned())]);

@@ -1,5 +1,5 @@
-//! What modules that know a class read in its heads (`docs/protocol.md`). What cannot be read is no mistake: a half
-//! above may have changed it.
+//! The heads of device classes (`docs/protocol.md`), for modules that read or change them. An unreadable head is no
+//! error: a half above may have changed it.
 
 use farbus_model::Payload;
 

@@ -1,4 +1,4 @@
-//! Why two ends do not agree on a pipeline.
+//! Why two ends do not agree on a pipeline, or why a setting is invalid.
 
 use std::fmt;
 

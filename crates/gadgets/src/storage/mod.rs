@@ -151,7 +151,7 @@ impl Function for Storage {
         }
     }
 
-    /// In the middle of a command, too.
+    /// Possible during a command, too.
     fn save(&self) -> Option<Vec<u8>> {
         let mut state = Saver::default();
         self.transport.save(&mut state);
@@ -168,7 +168,7 @@ impl Function for Storage {
     }
 }
 
-/// Why an owner's wish was not granted, in words.
+/// An error message for a command of the owner's that failed.
 fn explain(what: &str, sense: Sense) -> CommandError {
     let why = match sense {
         Sense::REMOVAL_PREVENTED => "the host has locked it in",
