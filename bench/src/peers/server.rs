@@ -40,7 +40,7 @@ pub enum Kind {
     Session,
     /// farbus's NBD server over such a session's disk.
     Proxy,
-    /// UDP that gives way to nobody.
+    /// UDP without congestion control.
     Flood,
 }
 

@@ -4,10 +4,10 @@
 //! | rule | here |
 //! |---|---|
 //! | a controller has one | [`DebugPort::enable`] a second time is refused |
-//! | it is there for others once it is enabled, not before | [`Cable::is_attached`], [`Cable::enumerate`] |
-//! | whoever of its neighbours enumerates first has it, wanted or not | all others find nothing |
+//! | neighbours see it once it is enabled, not before | [`Cable::is_attached`], [`Cable::enumerate`] |
+//! | the first neighbour that enumerates has it, wanted or not | all others find nothing |
 //! | it offers a bulk endpoint each way and no periodic one | what the target writes the host reads, and the other way round |
-//! | it is gone when its host resets it, and enabled anew | [`DebugPort::disable`] |
+//! | it disappears when its host resets it, and can be enabled again | [`DebugPort::disable`] |
 //!
 //! Cables are passive and know no names: what is attached says by its serial number whose port it is.
 

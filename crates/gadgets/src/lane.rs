@@ -1,15 +1,14 @@
-//! What joins two ends of a device that different threads serve: a bounded lane each way, and a bell at each end.
+//! Lanes between two ends of a device that different threads serve: a bounded queue each way, and a bell at each end.
 //!
 //! | who | does | and then |
 //! |---|---|---|
 //! | a writer | puts something on the lane | rings if the reader said that it waits |
 //! | a reader that finds nothing | says that it waits | its request waits, until its bell |
-//! | a reader | takes something off | rings if the writer said that it waits for room |
-//! | a writer that finds no room | says that it waits | its request waits, until its bell |
-//! | a reader that is written down for another process | lets nothing more onto the lane until it takes something again | the same |
+//! | a reader | takes something off | rings if the writer said that it waits for space |
+//! | a writer that finds no space | says that it waits | its request waits, until its bell |
+//! | a reader that is saved for another process | blocks the lane until it takes a transfer again | the same |
 //!
-//! A lane is held for the moment in which something is put on it or taken off, and for nothing else: neither thread
-//! waits for the other.
+//! A lane is locked only while a transfer is put on it or taken off: neither thread waits for the other.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -104,7 +104,7 @@ fn faults_end_in_reset_recovery_and_the_command_is_repeated() {
 }
 
 #[test]
-fn what_is_no_fault_costs_no_reset() {
+fn harmless_irregularity_costs_no_reset() {
     recovers(Wrong::StallStatus(1), 0);
     recovers(Wrong::BlankStatus, 0);
 }
@@ -141,7 +141,7 @@ fn a_halt_in_the_data_is_cleared_and_the_status_read() {
 }
 
 #[test]
-fn what_is_queued_behind_a_halt_is_withdrawn_before_the_halt_is_cleared() {
+fn requests_behind_a_halt_are_cancelled_before_it_is_cleared() {
     let (mut disk, mut port) = ready(Fake::small());
     port.device.keeps_behind_halt = true;
     port.device.wrong(Wrong::StallData { after: 0, status: 1 });

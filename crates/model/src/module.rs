@@ -172,7 +172,7 @@ pub trait Module: Send {
     }
 }
 
-/// Why a pair cannot go on.
+/// Why a pair cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// What is at fault.

@@ -11,8 +11,8 @@
 //!   passed  6     a message without a payload: that of the message which this answers goes on with it, unsaid (since version 2)
 //! ```
 //!
-//! On pipes each has its length before it, 4 bytes that do not count themselves; elsewhere whatever points at it says
-//! how long it is.
+//! On pipes each frame has its length before it, 4 bytes that do not count themselves; elsewhere the pointer to a frame
+//! comes with its length.
 //!
 //! The host sends *start* at the beginning of every use, then *message* and *time*. The module answers each with any
 //! number of *messages*, and ends the answer with *done* (or *fail*). *Passed* stands for one message, once: a module

@@ -1,18 +1,18 @@
-//! A bridge between two hosts: a device with two ends, each a USB device of its own, each attached by another host. R3.
+//! A bridge between two hosts: a device with two ends, each a USB device of its own, attached by a different host. R3.
 //!
-//! An end is two functions. One is a network adapter: what one host sends, the other receives, and its cable is plugged
-//! in while the other has its adapter on. It is of the Network Control Model (NCM 1.0) and not of the older Ethernet
-//! one, which Linux drives as well: Windows has a driver for NCM alone, and many frames go in one transfer, which is
-//! what counts when each costs a round trip. The other function is a pair of bulk endpoints of no class, for tuned
-//! pipes and whoever wants no network stack: a transfer that one host sends is one that the other receives, in as many
-//! pieces as he asks for.
+//! An end has two functions. One is a network adapter: frames that one host sends reach the other, and its connection
+//! is up while the other host has its adapter on. It follows the Network Control Model (NCM 1.0) and not the older
+//! Ethernet one, which Linux supports as well: Windows has a driver for NCM only, and many frames travel in one
+//! transfer, which matters when each transfer costs a round trip. The other function is a pair of bulk endpoints
+//! without a class, for tuned pipes and programs that need no network stack: a transfer that one host sends is one that
+//! the other receives, in as many pieces as it asks for.
 //!
 //! | the other host | a frame | a raw transfer |
 //! |---|---|---|
-//! | takes what comes | goes over | goes over |
-//! | takes nothing, and the lane is full | waits | waits |
-//! | has no such function on | is lost and counted, as on a cable without an end | waits |
-//! | turns its function off, or leaves | what waited for it is lost | what waited for it is lost |
+//! | reads | passes | passes |
+//! | does not read, and the lane is full | waits | waits |
+//! | has the function off | is lost and counted, as on an unplugged cable | waits |
+//! | turns the function off, or leaves | waiting frames are lost | waiting transfers are lost |
 
 mod ntb;
 mod side;

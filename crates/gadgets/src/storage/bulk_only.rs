@@ -9,10 +9,10 @@
 //! ```
 //!
 //! The host may have everything queued before the device has seen the command: data and status
-//! leave in order, each when its turn has come, and what comes too early is not taken.
+//! leave in order, each in its turn, and data that comes too early is not taken.
 //!
 //! **Host and device disagree** (§6.7, the thirteen cases). Where the host expects more than the
-//! device does, the endpoint of the missing data halts, so that whatever the host queued for data
+//! device does, the endpoint of the missing data halts, so that every data request that the host queued
 //! ends, and the status follows once the halt is cleared. Where the device would move more, or the
 //! other way, nothing is done and the status is a phase error.
 

@@ -1,14 +1,13 @@
-//! Bringing debug links up in an order in which none of them goes astray: Algorithm 4 of West, Golchin and Njavro
-//! (2023), mended. One [`BringUp`] a host; the caller does what it asks for and tells it what it senses.
+//! The order in which debug links come up so that each port reaches its planned host: Algorithm 4 of West, Golchin and
+//! Njavro (2023), corrected. Each host has a [`BringUp`]; the caller carries out its actions and reports sensed ports.
 //!
-//! A debug port that is enabled goes to the first neighbour that enumerates. A host therefore enumerates when it senses
-//! all whose port it shall have, and enables its own port after that. In a circle somebody, the leader, has to enable
-//! first.
+//! An enabled debug port goes to the first neighbour that enumerates. A host therefore enumerates when it senses every
+//! port planned for it, and enables its own port after that. In a circle one host, the leader, has to enable first.
 //!
-//! As printed that is not enough: the leader enables at once, and a host outside the circle that lends *its* port to
-//! the leader and waits for nobody may enumerate just then and take the leader's: the circle stays open, the paper's
-//! Figure 6. Here a leader first waits for all that lend it their ports but the one in the circle: they have enumerated
-//! by then, and they wait for nobody in the circle.
+//! The printed algorithm is not enough: the leader enables at once. A host outside the circle that lends *its* port to
+//! the leader and waits for no other host may enumerate at that moment and take the leader's port: the circle stays
+//! open, as in the paper's Figure 6. Here a leader first waits for all hosts that lend it their ports, except the one
+//! in the circle: they have enumerated by then, and do not wait for any host in the circle.
 
 use std::collections::BTreeSet;
 

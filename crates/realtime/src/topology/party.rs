@@ -1,18 +1,18 @@
-//! The bring-up as a protocol between hosts: each says to those that it is wired to how far it is, and does its
+//! The bring-up as a protocol between hosts: each host tells its neighbours its progress, and carries out its
 //! [`BringUp`]. R3.
 //!
-//! A cable tells nobody whose port is at its other end, so hosts tell each other over whatever else joins them. There
-//! is one message: all that a host has to say. It goes out on a new link and whenever something in it has changed; the
-//! last one counts, so a link may be lost, and made again, at any time. Nothing is begun before every neighbour was
-//! heard and has the same plan: one with another might enumerate what it senses at any moment.
+//! A cable does not tell a host whose port is at its other end, so hosts tell each other over another network. There is
+//! one message with the host's whole state. It is sent on a new link and whenever it has changed; the last one counts,
+//! so a link may be lost, and made again, at any time. No action begins before every neighbour was heard and has the
+//! same plan: a neighbour with another plan might enumerate a port at any moment.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0 to 3 | `fbup` |
 //! | 4 | the version, 1 |
-//! | 5 | 1: my port is enabled; 2: I have yours |
+//! | 5 | 1: the sender's port is enabled; 2: it has the receiver's |
 //! | 6, 7 | zero |
-//! | 8 to 11 | who I am in the plan, little-endian |
+//! | 8 to 11 | the sender's number in the plan, little-endian |
 //! | 12 to 19 | a digest of the plan, little-endian |
 
 use std::collections::{BTreeMap, BTreeSet};

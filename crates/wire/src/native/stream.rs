@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_bounded_in_frames_and_in_bytes() {
+    fn frames_under_way_are_bounded_in_number_and_in_bytes() {
         let window = |frame_bytes_max| Description { format: Format::Bytes, frame_bytes_max }.window();
         assert_eq!([window(1), window(640 * 480 * 3), window(FRAME_BYTES_MAX)], [FRAMES_MAX, 18, 2]);
     }

@@ -335,7 +335,7 @@ pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
     Ok((reply, reader.read()))
 }
 
-/// A copy of what a device sent to its user, for whoever observes it.
+/// A copy of what a device sent to its user, for an observer.
 ///
 /// ```text
 ///   0 endpoint 1   1 transfer type 1   2 status 1   3 shape 1   4 missed 4   8 moment 8   16 packets 2   18 zeros 2

@@ -8,7 +8,7 @@
 //! | `STRUCTURED_REPLY` | ACK |
 //! | `LIST_META_CONTEXT`, `SET_META_CONTEXT` | ACK: none of them is known here, and none was selected |
 //! | `ABORT` | ACK, and the end |
-//! | `STARTTLS`, `EXTENDED_HEADERS`, anything else | `ERR_UNSUP`, upon which a client goes on without |
+//! | `STARTTLS`, `EXTENDED_HEADERS`, anything else | `ERR_UNSUP`, and the client continues without it |
 //! | data where there is none, or too little of it | `ERR_INVALID` |
 //! | more data than any option needs | `ERR_TOO_BIG`; what follows is skipped, not kept |
 

@@ -8,7 +8,7 @@
 //! | [`server`] | a connection: credits, pieces, replies |
 //!
 //! Source: the NBD project's `doc/proto.md`, whose sections are named beside the code that meets them. Extended headers
-//! and TLS are refused as it asks: a client goes on without.
+//! and TLS are refused in the specified way: a client continues without them.
 
 pub mod export;
 pub mod haggle;
