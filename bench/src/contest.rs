@@ -1,8 +1,8 @@
 //! Several servers measured against each other in turns.
 //!
-//! The machine changes under a benchmark: a neighbour compiles, the hypervisor throttles, the
-//! scheduler finds another placement. So a round gives each side many short slices in turn, and
-//! rounds are compared pair by pair; a round in which something else took the machine is done again.
+//! The machine changes during a benchmark: a neighbour compiles, the hypervisor throttles, the scheduler finds another
+//! placement. So a round gives each side many short slices in turn, and rounds are compared pair by pair; a round
+//! during which other load took the machine is repeated.
 
 use std::{
     thread,
@@ -19,15 +19,15 @@ pub struct Rules {
     pub rounds: usize,
     pub slices: usize,
     pub slice: Duration,
-    /// The share of one CPU that others may use before a round is done again.
+    /// The share of one CPU that other processes may use before a round is repeated.
     pub foreign_max: f64,
-    /// How long to wait for quiet, in all, before rounds count as they are.
+    /// How long to wait for a quiet machine, in all, before rounds count as they are.
     pub patience: Duration,
 }
 
 impl Rules {
-    /// For gigabytes a second: fewer, longer slices, so that filling and draining the queue and the
-    /// clock of CPU time (which may lag by a tick) do not count.
+    /// For rates of gigabytes a second: fewer, longer slices, so that filling and draining the queue and the CPU clock
+    /// (which may lag by a tick) do not matter.
     pub fn with_long_slices(mut self) -> Self {
         self.slices = self.slices.div_ceil(4);
         self.slice *= 8;
@@ -35,7 +35,7 @@ impl Rules {
     }
 }
 
-/// Between a disturbed round and the next try; what disturbs here (a compiler) takes seconds.
+/// The pause between a disturbed round and the next try; disturbances here (a compiler) take seconds.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// One server under load.
@@ -73,7 +73,7 @@ pub struct Contest {
     /// Foreign load in the rounds that count.
     pub foreign: Spread,
     pub redone: usize,
-    /// The machine never became quiet: the figures are not worth much.
+    /// The machine never became quiet: the figures are unreliable.
     pub disturbed: bool,
 }
 
@@ -126,7 +126,7 @@ impl Contest {
 fn hold_round(rules: &Rules, sides: &mut [Side<'_>]) -> Result<Vec<Share>> {
     let mut round = vec![Share::nothing(); sides.len()];
     for slice in 0..rules.slices {
-        // A B, B A, A B, …: whoever comes second after a disturbance is not always the same.
+        // A B, B A, A B, …: so that a disturbance does not always hit the same side.
         let mut order: Vec<usize> = (0..sides.len()).collect();
         if slice % 2 == 1 {
             order.reverse();

@@ -1,5 +1,5 @@
-//! Frames of raw pixels from a source to a sink, through pipelines and over a link: the networked device driver of the
-//! paper on transformation modules (2013), with both its ends in this process.
+//! Raw frames from a source to a sink, through pipelines and over a link: the networked device driver of the paper on
+//! transformation modules (2013), with both its ends in this process.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -21,21 +21,21 @@ use farbus::{
     model::Payload,
 };
 
-/// Bytes that the shaped link takes at once: half a millisecond of 100 Mb/s.
+/// Bytes that the shaped link takes at a time: half a millisecond of 100 Mb/s.
 const PIECE_BYTES: usize = 6000;
-/// What a shaped link holds between its ends, as a card and a switch do; the system doubles it.
+/// Bytes that a shaped link buffers, like a card and a switch; the system doubles it.
 const HELD_BYTES: usize = 64 << 10;
-/// Bytes before a message on the link: its head's and its payload's.
+/// Bytes before a message on the link: the lengths of its head and its payload.
 const WORDS_BYTES: usize = 8;
 
-/// A link, and the frames' way over it.
+/// A link for frames.
 pub struct Way {
     to: TcpStream,
     from: TcpStream,
 }
 
 impl Way {
-    /// Over loopback; of so many bits a second, if it is to be shaped.
+    /// A link over loopback, shaped to this rate if one is given.
     pub fn new(bits_per_s: Option<u64>) -> Result<Self> {
         let (to, from) = pair()?;
         let Some(bits_per_s) = bits_per_s else { return Ok(Self { to, from }) };
@@ -46,8 +46,8 @@ impl Way {
         Ok(Self { to, from: far })
     }
 
-    /// Carries `count` frames; seconds from one to the next at the sink, in the mean. With `waits`, each frame begins
-    /// when the one before it has been shown; without, the source is as early as the link lets it.
+    /// Carries `count` frames; returns the mean seconds from one to the next at the sink. With `waits`, each frame
+    /// begins when the one before it has been shown; without, the source is as fast as the link permits.
     pub fn carry(&mut self, ends: &mut [Pipeline; 2], bytes: usize, count: usize, waits: bool) -> Result<f64> {
         let [exporter, importer] = ends;
         let frame: Arc<[u8]> = (0..bytes).map(|at| at as u8).collect();
@@ -65,7 +65,7 @@ impl Way {
                 send(&mut self.to, &through(exporter, clock, Side::Above, message)?)
             });
             if let Err(error) = source {
-                // Nothing comes any more.
+                // No more bytes follow.
                 self.to.shutdown(std::net::Shutdown::Both)?;
                 return Err(error);
             }
@@ -85,7 +85,7 @@ fn pair() -> Result<(TcpStream, TcpStream)> {
     Ok((near, far))
 }
 
-/// Passes bytes on at a steady rate, until one of both ends.
+/// Passes bytes on at a steady rate, until either end closes.
 fn pace(mut from: TcpStream, mut to: TcpStream, bits_per_s: u64) {
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     let mut piece = [0; PIECE_BYTES];
@@ -97,7 +97,7 @@ fn pace(mut from: TcpStream, mut to: TcpStream, bits_per_s: u64) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => return,
         };
-        // An idle link saves nothing up.
+        // An idle link accumulates no credit.
         free = free.max(Instant::now()) + Duration::from_secs_f64(count as f64 * 8.0 / bits_per_s as f64);
         thread::sleep(free.saturating_duration_since(Instant::now()));
         if to.write_all(&piece[..count]).is_err() {
@@ -122,13 +122,13 @@ fn show(
         let last = payload.runs().last().and_then(|run| run.last().copied());
         ensure!(last == Some((bytes - 1) as u8), "a frame arrives as it was sent");
         moments.push(Instant::now());
-        // Nobody waits for it at the end.
+        // At the end no receiver is left.
         let _ = shown.send(());
     }
     Ok(moments)
 }
 
-/// What one message becomes.
+/// Passes one message through a pipeline.
 fn through(pipeline: &mut Pipeline, clock: Clock, from: Side, message: Message) -> Result<Message> {
     let mut turn = Turn::default();
     pipeline.handle(clock.now(), from, message, &mut turn);
@@ -163,12 +163,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shaped_link_carries_what_it_says_and_no_more() {
+    fn shaped_link_carries_no_more_than_its_rate() {
         let mut ends = [Pipeline::new(Vec::new()), Pipeline::new(Vec::new())];
         let mut shaped = Way::new(Some(80_000_000)).unwrap();
         let began = Instant::now();
         let seconds = shaped.carry(&mut ends, 100_000, 20, false).unwrap();
-        // 10 ms a frame: whatever else the machine does, all of them take no less.
+        // 10 ms a frame: whatever else the machine does, all frames take at least that long.
         assert!(seconds > 0.0 && began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
         let mut open = Way::new(None).unwrap();
         for waits in [true, false] {

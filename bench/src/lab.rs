@@ -1,4 +1,4 @@
-//! What every benchmark is given: the servers, the rules and the client's own place.
+//! The environment of every benchmark: the servers, the rules and the client's placement.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +11,11 @@ use crate::{
     placement::Placement,
 };
 
-/// The server that is held against the targets.
+/// The server that is compared with the targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Subject {
     Farbus,
-    /// The reference server: shows which targets this machine lets anyone reach.
+    /// The reference server: shows which targets are reachable on this machine.
     Ref,
     /// The `usbip` crate.
     Crate,
@@ -65,7 +65,7 @@ impl Lab {
         Server::farbus(self.farbus_program()?, what, self.placement)
     }
 
-    /// Keeps a plot, if plots are wanted.
+    /// Writes a plot, if plots are wanted.
     pub fn plot(&self, name: &str, svg: &str) -> Result<()> {
         let Some(folder) = &self.plots else { return Ok(()) };
         let path = folder.join(name).with_extension("svg");

@@ -1,5 +1,5 @@
-//! A way to a server that takes its time: every byte arrives so long after it was sent, in its order, and as many as
-//! there are may be on it.
+//! A relay with a delay: every byte arrives a fixed time after it was sent, in order, and any number of bytes may be
+//! under way.
 
 use std::{
     io::{Read, Write},
@@ -11,10 +11,10 @@ use std::{
 
 use anyhow::Result;
 
-/// Bytes that are taken at once.
+/// Bytes that are taken at a time.
 const PIECE_BYTES: usize = 256 * 1024;
 
-/// Where `server` is found, so much later each way. For as many connections as are made.
+/// Returns an address that leads to `server` with this delay each way, for any number of connections.
 pub fn late(server: SocketAddr, each_way: Duration) -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_arrives_whole_and_no_sooner() {
+    fn relayed_bytes_arrive_whole_and_no_earlier_than_the_delay() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = late(listener.local_addr().unwrap(), Duration::from_millis(20)).unwrap();
         thread::spawn(move || {

@@ -84,7 +84,7 @@ impl Client {
 }
 
 impl<S: Read + Write> Client<S> {
-    /// Over a stream of any kind; `socket` is what it runs on.
+    /// Attaches over a stream of any kind; `socket` is the TCP socket below it.
     pub fn attach_over(mut stream: S, socket: TcpStream, busid: &str) -> Result<Self> {
         let watchdog = Watchdog::over(socket);
         let devid = usbip::import(&mut stream, busid)?;
@@ -95,7 +95,7 @@ impl<S: Read + Write> Client<S> {
         Ok(client)
     }
 
-    /// Keeps `depth` of `transfer` in flight and waits for the last before it returns.
+    /// Keeps `depth` of `transfer` in flight, and waits for the last one before it returns.
     pub fn run(&mut self, transfer: &Transfer, depth: usize, until: Until) -> Result<Tally> {
         assert!((1..=DEPTH_MAX).contains(&depth), "a depth of {depth}");
         self.watchdog.turn();
@@ -174,10 +174,10 @@ impl<S: Read + Write> Client<S> {
     }
 }
 
-/// Ends a run that hangs, because a server lost a request, by ending the connection.
+/// Ends a run that hangs because a server lost a request, by closing the connection.
 ///
-/// A receive timeout would do it with one line, and arm a timer for every receive that waits, which
-/// the bare loop this is compared with does not.
+/// A receive timeout would do so with one line, but it arms a timer for every receive that waits, which the bare loop
+/// for comparison does not.
 struct Watchdog {
     turns: mpsc::Sender<()>,
 }
@@ -198,7 +198,7 @@ impl Watchdog {
         Self { turns }
     }
 
-    /// A run begins, or the one that has begun ends.
+    /// A run begins, or ends.
     fn turn(&self) {
         let _ = self.turns.send(());
     }
@@ -233,7 +233,7 @@ impl Submissions {
             stream.write_all(headers)?;
             return Ok(());
         }
-        // All commands share one payload: what a driver would send is not what is measured.
+        // All commands share one payload: the content of the data is not measured.
         let mut slices = [IoSlice::new(&[]); 2 * DEPTH_MAX];
         for (pair, header) in slices.chunks_exact_mut(2).zip(headers.chunks_exact(HEADER_BYTES)) {
             pair[0] = IoSlice::new(header);

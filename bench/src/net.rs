@@ -1,6 +1,6 @@
-//! A network of its own: this machine at one end of a link of known speed, and behind a router at the other two hosts,
-//! each in a namespace. What one of them sends too much is lost at the router, and does not make its sender wait: as it
-//! is with strangers.
+//! A network of its own: this machine at one end of a link of known speed, and two other hosts behind a router, each in
+//! a namespace. What one of them sends too much is lost at the router, and does not make its sender wait, as in a real
+//! network.
 
 use std::{
     net::Ipv4Addr,
@@ -19,7 +19,7 @@ pub struct Net {
 
 /// This machine's end of the shaped link.
 pub const HERE: Ipv4Addr = Ipv4Addr::new(10, 211, 47, 1);
-/// The router's.
+/// The router's address.
 const ROUTER: Ipv4Addr = Ipv4Addr::new(10, 211, 47, 2);
 /// The host behind it that serves.
 pub const THERE: Ipv4Addr = Ipv4Addr::new(10, 211, 48, 2);
@@ -50,7 +50,7 @@ impl Net {
             here(&format!("ip -n {host} link set cable up"))?;
             here(&format!("ip -n {host} route add default via 10.211.{part}.1"))?;
             here(&format!("ip route add 10.211.{part}.0/30 via {ROUTER}"))?;
-            // A packet is a packet: what the shaper and the counters see is what an Ethernet would.
+            // No offloading: the shaper and the counters see the packets of an Ethernet.
             let _ = here(&format!("ip netns exec {host} ethtool -K cable tso off gso off gro off"));
         }
         let shape = format!("root tbf rate {mbit}mbit burst 128kb latency 30ms");
@@ -61,7 +61,7 @@ impl Net {
         Ok(net)
     }
 
-    /// The link carries so much from now on towards here, behind a queue that holds 200 ms of it.
+    /// Limits the link towards here to this rate from now on, behind a queue that holds 200 ms of it.
     pub fn narrow(&self, kbit: u32) -> Result<()> {
         let shape = format!("tc qdisc replace dev near root tbf rate {kbit}kbit burst 16kb latency 200ms");
         ran(&format!("ip netns exec {} {shape}", self.router).split(' ').collect::<Vec<_>>())
@@ -72,20 +72,20 @@ impl Net {
         command_in(&self.server, program)
     }
 
-    /// A command on the host that has nothing to do with us, and sends as it likes.
+    /// A command on the host that sends the competing traffic.
     pub fn on_stranger(&self, program: &Path) -> Command {
         command_in(&self.stranger, program)
     }
 }
 
-/// Two hosts, this machine and one in a namespace, with a long way between them that loses packets; all goes when
-/// dropped.
+/// Two hosts, this machine and one in a namespace, with a long path between them that loses packets; all is removed
+/// when dropped.
 pub struct LossyNet {
     server: String,
 }
 
 impl LossyNet {
-    /// So far away, there and back, and so many of a thousand packets lost, each way.
+    /// Makes a path with this round trip and these losses each way.
     pub fn create(round_trip_ms: u32, lost_per_mille: u32) -> Result<Self> {
         let id = std::process::id() % 100_000;
         let net = Self { server: format!("farbus-bench-{id}-far") };
@@ -100,7 +100,7 @@ impl LossyNet {
         here(&format!("ip -n {server} address add {THERE}/32 dev lo"))?;
         here(&format!("ip -n {server} link set cable up"))?;
         here(&format!("ip route add {THERE}/32 via {ROUTER}"))?;
-        // A packet is a packet: what is lost is one of an Ethernet's.
+        // No offloading: a lost packet is one Ethernet packet.
         let each_way = format!("root netem delay {}us limit 100000", round_trip_ms * 500);
         let loss =
             if lost_per_mille == 0 { String::new() } else { format!(" loss {}%", f64::from(lost_per_mille) / 10.0) };
@@ -120,7 +120,7 @@ impl LossyNet {
 
 impl Drop for LossyNet {
     fn drop(&mut self) {
-        // Its end of the cable goes with it, and so does ours.
+        // Deleting it also removes both ends of its cable.
         let _ = ran(&["ip", "netns", "delete", &self.server]);
     }
 }

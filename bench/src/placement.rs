@@ -27,8 +27,8 @@ impl Placement {
         self.move_to(0)
     }
 
-    /// Starts a server where servers belong. A process is born where its parent is, and threads it
-    /// starts at once would stay there were it moved afterwards; so the parent goes and comes back.
+    /// Starts a server on the CPU for servers. A process starts where its parent is, and threads that it starts at once
+    /// would stay there if it were moved afterwards; so the parent moves there and back.
     pub fn start_server(self, command: &mut Command) -> Result<Child> {
         self.move_to(usize::from(self == Self::Split))?;
         let child = command.spawn().with_context(|| format!("cannot start {command:?}"));

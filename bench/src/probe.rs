@@ -1,4 +1,4 @@
-//! What a process costs, read from outside.
+//! The costs of a process, read from outside.
 
 use std::{
     fs,
@@ -12,8 +12,8 @@ use anyhow::{Context, Result, ensure};
 
 /// CPU time of all threads of a process.
 ///
-/// From `schedstat`, which counts nanoseconds; `stat` counts hundredths of a second. Threads that
-/// have ended are not in it, so both readings belong inside the life of a connection.
+/// From `schedstat`, which counts nanoseconds; `stat` counts hundredths of a second. Threads that have ended are not
+/// included, so both readings have to be made during a connection.
 pub fn cpu_seconds(pid: u32) -> Result<f64> {
     let mut nanoseconds = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("the server is gone")? {
@@ -31,7 +31,7 @@ pub fn resident_kib(pid: u32) -> Result<u64> {
     Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
-/// How busy the machine is with what is not ours.
+/// The load of other processes on the machine.
 pub struct Foreign {
     busy_seconds: f64,
     ours_seconds: f64,
@@ -47,8 +47,8 @@ impl Foreign {
         })
     }
 
-    /// The share of one CPU that neither this process nor `servers` used since the beginning;
-    /// interrupts and time stolen by the hypervisor count as foreign.
+    /// The share of one CPU that neither this process nor `servers` used since the beginning; interrupts and time
+    /// stolen by the hypervisor count as foreign.
     pub fn share(&self, servers: &[u32]) -> Result<f64> {
         let busy = machine_busy_seconds()? - self.busy_seconds;
         let ours = ours_seconds(servers)? - self.ours_seconds;
@@ -79,7 +79,7 @@ fn machine_busy_seconds() -> Result<f64> {
     Ok([0, 1, 2, 5, 6, 7].map(|at| fields[at]).iter().sum::<f64>() / 100.0)
 }
 
-/// What a `farbus share` counts itself, of the session that is open.
+/// The counters of a `farbus share` itself, for the open session.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OwnCounters {
     pub urbs: u64,
@@ -103,11 +103,11 @@ impl OwnCounters {
     }
 }
 
-/// Counts the system calls of a process from another one.
+/// Counts the system calls of a process from outside.
 pub enum SyscallCounter {
     /// A tracepoint, which costs the process well under a microsecond a call.
     Perf(Child, PathBuf),
-    /// Stops the process at every call; the count is as good, the batching it sees is not.
+    /// Stops the process at every call; the count is as good, but the process then batches differently.
     Strace(Child, PathBuf),
 }
 
@@ -138,7 +138,7 @@ impl SyscallCounter {
         Self::Strace(child, report).settled()
     }
 
-    /// Neither says when it has attached to the last thread; both take some tens of milliseconds.
+    /// Waits until it has attached: neither tool reports that, and both take some tens of milliseconds.
     fn settled(mut self) -> Result<Self> {
         thread::sleep(Duration::from_millis(500));
         let (Self::Perf(child, _) | Self::Strace(child, _)) = &mut self;

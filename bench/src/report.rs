@@ -1,4 +1,4 @@
-//! Findings, and the three ways they are written: for a terminal, for a document, for a program.
+//! Findings, and their three formats: for a terminal, for a document, for a program.
 
 use std::fmt::Write;
 
@@ -15,16 +15,16 @@ use crate::{
 pub struct Finding {
     pub benchmark: &'static str,
     pub what: String,
-    /// What the subject did.
+    /// The subject's figure.
     pub ours: Quantity,
-    /// What it is compared with, and how that is called.
+    /// The figure for comparison, and its name.
     pub other: Option<(&'static str, Quantity)>,
-    /// What is held against the target: a ratio of the two where there are two.
+    /// The value that is compared with the target: the ratio of the two figures where there are two.
     pub judged: Spread,
     pub target: Target,
-    /// What else was seen: latencies, calls by name, the load of others.
+    /// Further observations: latencies, calls by name, foreign load.
     pub detail: String,
-    /// Something else used the machine throughout.
+    /// Other load used the machine throughout.
     pub disturbed: bool,
 }
 
@@ -58,7 +58,7 @@ impl Finding {
         Self { benchmark, what, ours, other: Some(other), judged, target, detail: String::new(), disturbed: false }
     }
 
-    /// A figure judged as it is.
+    /// A figure that is judged by itself.
     pub fn absolute(benchmark: &'static str, what: String, ours: Quantity, target: Target) -> Self {
         let judged = ours.spread.clone();
         Self { benchmark, what, ours, other: None, judged, target, detail: String::new(), disturbed: false }
@@ -69,7 +69,7 @@ impl Finding {
         self
     }
 
-    /// Notes how quiet the machine was.
+    /// Adds how quiet the machine was.
     pub fn seen_in(mut self, contest: &Contest) -> Self {
         self.disturbed = contest.disturbed;
         let separator = if self.detail.is_empty() { "" } else { "; " };
@@ -203,14 +203,14 @@ fn summary(findings: &[Finding]) -> String {
     format!("{} of {judged} targets met, {missed} missed.", judged - missed)
 }
 
-/// What a reader of figures has to know about where they come from.
+/// The machine's properties that a reader of the figures needs.
 pub fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
     let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
     json!({
         "cpu": model.trim_start_matches(['\t', ' ', ':']),
-        // Not what this process may use: it may be pinned.
+        // Not the CPUs that this process may use: it may be pinned.
         "cpus": cpuinfo.lines().filter(|line| line.starts_with("processor")).count(),
         "kernel": read("/proc/sys/kernel/osrelease").trim(),
     })

@@ -1,4 +1,4 @@
-//! Medians with their spread, and what it takes to meet a target.
+//! Medians with their spread, and the comparison with a target.
 
 /// A set of repeated measurements of one quantity, reduced to what is printed.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +19,7 @@ impl Spread {
         Self::new(vec![value])
     }
 
-    /// Pair by pair, so that a drift of the machine that both sides saw falls out.
+    /// The ratio pair by pair, so that a drift of the machine that affected both sides cancels out.
     pub fn ratio(above: &Self, below: &Self) -> Self {
         assert_eq!(above.samples.len(), below.samples.len(), "only paired samples have a ratio");
         let pairs = above.samples.iter().zip(&below.samples);
@@ -42,18 +42,18 @@ impl Spread {
     }
 }
 
-/// What a measured value has to be.
+/// The condition that a measured value has to meet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
     AtLeast(f64),
     AtMost(f64),
-    /// Printed for context; nothing is promised.
+    /// Printed for context; there is no target.
     Context,
 }
 
 impl Target {
-    /// How far on the good side of the target the value is, as a share of the target;
-    /// negative is a miss. `None` where nothing is promised.
+    /// How far the value is on the good side of the target, as a share of the target; negative is a miss. `None`
+    /// without a target.
     pub fn margin(self, value: f64) -> Option<f64> {
         match self {
             Self::AtLeast(least) => Some(value / least - 1.0),

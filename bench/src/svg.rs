@@ -5,16 +5,16 @@ use std::fmt::Write;
 /// Panels over one horizontal axis.
 pub struct Chart {
     pub title: String,
-    /// What the horizontal axis counts.
+    /// The label of the horizontal axis.
     pub across: String,
     pub panels: Vec<Panel>,
 }
 
-/// One vertical axis and the lines that it measures.
+/// One vertical axis and its lines.
 pub struct Panel {
-    /// What it counts, with its unit.
+    /// The axis's label, with its unit.
     pub up: String,
-    /// Whether each step up is a multiple: figures must be above zero then.
+    /// Whether the scale is logarithmic; values then have to be above zero.
     pub is_logarithmic: bool,
     pub lines: Vec<Line>,
 }
@@ -30,7 +30,7 @@ const PANEL: f64 = 240.0;
 const TOP: f64 = 40.0;
 const GAP: f64 = 30.0;
 const LEFT: f64 = 70.0;
-/// Room for the lines' names.
+/// Space for the lines' names.
 const RIGHT: f64 = 190.0;
 const BOTTOM: f64 = 45.0;
 /// Told apart without colour vision too (Okabe and Ito, 2008).
@@ -41,7 +41,7 @@ impl Chart {
         self.render_from(true)
     }
 
-    /// The same, but axes begin near the least value: for lines whose difference is small against what they measure.
+    /// Like [`Chart::render`], but axes begin near the least value: for lines that differ little.
     pub fn render_close(&self) -> String {
         self.render_from(false)
     }
@@ -109,7 +109,7 @@ fn text(svg: &mut String, (x, y): (f64, f64), anchor: &str, words: &str) {
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{words}</text>");
 }
 
-/// The least and the most; a little apart if they are one.
+/// The least and the greatest value; a little apart if they are equal.
 fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (least, most) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), value| (a.min(value), b.max(value)));
     match least < most {
@@ -128,7 +128,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// From zero, or from a power of ten.
+    /// A scale from zero, or from a power of ten.
     fn over(values: impl Iterator<Item = f64>, is_logarithmic: bool) -> Self {
         let (least, most) = ends(values);
         if is_logarithmic {
@@ -143,14 +143,14 @@ impl Scale {
         Self { from: 0.0, to: (most / step).ceil().max(1.0) * step, step, is_logarithmic }
     }
 
-    /// From a round mark below the least value.
+    /// A scale from a round mark below the least value.
     fn close_over(values: impl Iterator<Item = f64>) -> Self {
         let (least, most) = ends(values);
         let Self { step, .. } = Self::over(std::iter::once(most - least), false);
         Self { from: (least / step).floor() * step, to: (most / step).ceil() * step, step, is_logarithmic: false }
     }
 
-    /// Where a value is, from 0 at the bottom to 1.
+    /// The position of a value, from 0 at the bottom to 1.
     fn place(&self, value: f64) -> f64 {
         match self.is_logarithmic {
             true => (value.max(self.from) / self.from).log10() / (self.to / self.from).log10(),

@@ -1,7 +1,7 @@
 //! USB/IP 0x0111 as bytes, written a second time on purpose.
 //!
-//! The benchmarks are also a witness: were they to share `farbus-wire`, a mistake in it would
-//! measure itself as correct. Only what a load generator and a source/sink server need is here.
+//! The benchmarks are also a check: if they shared `farbus-wire`, they would not notice a mistake in it. Only what a
+//! load generator and a source/sink server need is here.
 
 use std::io::{self, Read, Write};
 
@@ -42,7 +42,7 @@ impl Direction {
     }
 }
 
-/// One transfer as it is asked for: everything of a CMD_SUBMIT but its sequence number.
+/// One transfer to submit: everything of a CMD_SUBMIT but its sequence number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     pub endpoint: u8,
@@ -78,12 +78,12 @@ impl Transfer {
         header
     }
 
-    /// What follows a command's header on the wire.
+    /// Bytes that follow a command's header on the wire.
     pub fn bytes_out(&self) -> usize {
         if self.direction == Direction::Out { self.bytes } else { 0 }
     }
 
-    /// What follows the header of a successful reply on the wire.
+    /// Bytes that follow the header of a successful reply on the wire.
     pub fn bytes_in(&self) -> usize {
         if self.direction == Direction::In { self.bytes } else { 0 }
     }
@@ -120,11 +120,10 @@ pub fn import(stream: &mut (impl Read + Write), busid: &str) -> Result<u32> {
     Ok(word(&device, 288) << 16 | word(&device, 292))
 }
 
-/// A stream of replies, taken apart wherever it happens to be cut.
+/// Parses a stream of replies, wherever it is cut.
 ///
-/// A reply does not say whether data follows it (its direction is zero on the wire), so the reader
-/// has to know the transfers; here all that are in flight at a time are alike and on one endpoint,
-/// and are therefore answered in order.
+/// A reply does not say whether data follows it (its direction is zero on the wire), so the reader has to know the
+/// transfers; here all transfers in flight are alike and on one endpoint, and are therefore answered in order.
 pub struct Replies {
     transfer: Transfer,
     expected_seqnum: u32,
@@ -176,7 +175,7 @@ impl Replies {
     }
 }
 
-/// Refuses everything but "`transfer` was done, completely".
+/// Refuses every reply except one that `transfer` succeeded in full.
 pub fn check_reply(header: &[u8; HEADER_BYTES], transfer: &Transfer, seqnum: u32) -> Result<()> {
     let (command, replied, status, actual_length) =
         (word(header, 0), word(header, 4), word(header, 20).cast_signed(), word(header, 24));
@@ -204,7 +203,7 @@ pub fn exchange(
     seqnum: u32,
 ) -> Result<()> {
     stream.write_all(request)?;
-    // No more than is due is asked for, as the bare loop does that this is compared with.
+    // Asks for no more than is due, like the bare loop for comparison.
     let (reply, _) = reply.split_at_mut(HEADER_BYTES + transfer.bytes_in());
     let mut received = 0;
     // Not `read_exact` of the whole: a refusal has no data, and waiting for it would hang.
@@ -238,7 +237,7 @@ mod tests {
         for (at, word) in [(0, RET_SUBMIT), (4, seqnum), (20, status.cast_unsigned()), (24, actual_length)] {
             bytes[at..at + 4].copy_from_slice(&word.to_be_bytes());
         }
-        // A payload that looks like headers finds a parser that lost its place.
+        // A payload that looks like headers detects a parser that lost its place.
         bytes.extend((0..payload_bytes).map(|at| if at % 4 == 3 { RET_SUBMIT as u8 } else { 0 }));
         bytes
     }
@@ -285,7 +284,7 @@ mod tests {
         assert!(refusal(unlinked).contains("command 0x4"));
     }
 
-    /// A stream that answers with given bytes, one at a time, whatever is asked.
+    /// A stream that answers with given bytes, one at a time, whatever is sent.
     struct Canned(std::collections::VecDeque<u8>);
 
     impl Read for Canned {

@@ -1,4 +1,4 @@
-# What two machines do that are joined by a bridge, whoever brought its ends: OWN and OTHER are their addresses.
+# Steps of two machines that a bridge joins, however its ends were attached: OWN and OTHER are their addresses.
 ip=/usr/bin/ip
 adapter() {
   for name in /sys/class/net/*; do

@@ -23,6 +23,6 @@ fi
 echo "@rig up $(cut -d ' ' -f 1 /proc/uptime)"
 sh /rig/case
 echo "@rig exit $?"
-# The host ends the machine when it has read that line; a guest nobody reads ends by itself.
+# The host ends the machine when it has read that line; a guest whose output is not read ends by itself.
 sleep 5
 reboot -f

@@ -1,4 +1,4 @@
-# The link goes down for 6 s, longer than TCP here waits for an answer, in the middle of writing and reading; nobody above hears of it.
+# The link goes down for 6 s, longer than TCP here waits for an answer, during writing and reading; no user of the disk notices.
 # What comes before this script has two daemons and the disk.
 mount_disk "${DEVICE:-1-1}"
 cut() {

@@ -10,7 +10,7 @@ device=$(usb_node "$(usb_device 0525:a4a0)")
 [ -c "$device" ] || fail "no node $device"
 
 dmesg -c >/dev/null
-# A test that fails says so and the rest goes on; the host counts.
+# A failing test says so and the others still run; the host counts.
 pass=0
 while [ $pass -lt "$TIMES" ]; do
   pass=$((pass + 1))

@@ -1,4 +1,4 @@
-//! Disk images on the host: made, filled, checked and read back without mounting, hence without rights.
+//! Disk images on the host: made, filled, checked and read back without mounting, hence without privileges.
 
 use crate::tool::which;
 use crate::{Error, Result, tool};
@@ -17,13 +17,13 @@ pub fn sparse(path: &Path, bytes: u64) -> Result<()> {
         .map_err(Error::io(format!("create {} of {bytes} bytes", path.display())))
 }
 
-/// Makes a file whose every byte depends on its place, so that a block read from elsewhere shows.
+/// Makes a file in which every byte depends on its offset, so that a misplaced block is noticed.
 pub fn noise(path: &Path, bytes: usize) -> Result<()> {
     fs::write(path, Noise::new(bytes as u64).take(bytes)).map_err(Error::io(format!("write {}", path.display())))
 }
 
-/// Makes a file tree below `folder`: sizes around the borders of blocks and pages, depth, many small files,
-/// and a manifest of it all.
+/// Makes a file tree in `folder`: sizes around the borders of blocks and pages, depth, many small files, and a manifest
+/// of it all.
 pub fn tree(folder: &Path) -> Result<()> {
     let mut noise = Noise::new(20);
     let sizes = [0, 1, 511, 512, 513, 4095, 4096, 4097, 65_536, 131_073, 1 << 20, (3 << 20) + 7];
@@ -40,7 +40,7 @@ pub fn tree(folder: &Path) -> Result<()> {
     put(&folder.join(MANIFEST), &list)
 }
 
-/// The same for a device that has no folders: a few files.
+/// A tree for a device without folders: a few files.
 pub fn few_files(folder: &Path) -> Result<()> {
     let mut noise = Noise::new(21);
     for size in [1, 511, 512, 4097, 65_536, 1_000_000] {
@@ -69,7 +69,7 @@ pub fn disc(image: &Path, tree: &Path) -> Result<()> {
     tool::output(host("genisoimage").args(["-quiet", "-R", "-o"]).arg(image).arg(tree)).map(drop)
 }
 
-/// Full check that changes nothing; anything to mend is a failure.
+/// A full check that changes nothing; anything to repair is a failure.
 pub fn fsck(image: &Path) -> Result<()> {
     tool::output(host("e2fsck").args(["-f", "-n"]).arg(image)).map(drop)
 }

@@ -1,4 +1,4 @@
-//! What can go wrong in the rig, and whose trouble it is.
+//! Errors of the rig, and what is at fault for them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 /// Shorthand for the rig's results.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a case, or the rig itself, could not go on.
+/// Why a case, or the rig itself, could not continue.
 #[derive(Debug)]
 pub enum Error {
     /// Host packages are missing and the rig was not told to install them.
     Prerequisites {
         /// What is missing, as `package (path)`.
         missing: Vec<String>,
-        /// The exact line that would mend it.
+        /// The line to type that installs it.
         line: String,
     },
     /// A file or process operation on the host failed.
@@ -27,10 +27,10 @@ pub enum Error {
     Tool {
         /// The command line.
         command: String,
-        /// What it said, and its status.
+        /// Its output and status.
         said: String,
     },
-    /// A host file is not what its name promises.
+    /// A host file does not have its expected format.
     Format {
         /// The file.
         path: PathBuf,
@@ -60,11 +60,11 @@ pub enum Error {
         /// The end of what the script printed, and of the console.
         tail: String,
     },
-    /// A farbus process on the host did not do its part.
+    /// A farbus process on the host failed.
     Farbus {
         /// What was asked of it.
         asked: String,
-        /// What it did instead.
+        /// Its output and status.
         said: String,
     },
     /// Everything ran, and the outcome is not the one that the case demands.

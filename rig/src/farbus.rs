@@ -1,4 +1,4 @@
-//! farbus as a user meets it on the host: started by its command line, watched, and cut short.
+//! Runs farbus on the host as a user does: started by its command line, watched, and killed.
 
 use crate::{Error, Result, tool};
 use rustix::process::{Pid, Signal, kill_process};
@@ -76,7 +76,7 @@ impl Farbus {
         })
     }
 
-    /// `farbus attach TARGET --via fuse` that has to fail: how it ended, and what it said.
+    /// Runs a `farbus attach TARGET --via fuse` that has to fail; returns its status and output.
     pub fn attach_refused(&self, target: &str) -> Result<(ExitStatus, String)> {
         let mut attach = self.command();
         attach.args(["attach", target, "--via", "fuse"]).stdin(Stdio::null());
@@ -84,7 +84,7 @@ impl Farbus {
         Ok((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
     }
 
-    /// `farbus attach TARGET --via fuse --at FOLDER`, with the disk's file there.
+    /// Runs `farbus attach TARGET --via fuse --at FOLDER` until the disk's file is there.
     pub fn attach_file(&self, target: &str, folder: &Path) -> Result<Attached> {
         let mut attach = self.command();
         attach.args(["attach", target, "--via", "fuse", "--at"]).arg(folder);
@@ -106,7 +106,7 @@ impl Farbus {
         Ok(attached)
     }
 
-    /// `farbus attach TARGET --via redir --socket SOCKET`, waiting there for a machine.
+    /// Runs `farbus attach TARGET --via redir --socket SOCKET`, which waits there for a machine.
     pub fn lend(&self, target: &str, socket: &Path, log: &Path) -> Result<Attached> {
         let mut attach = self.command();
         attach.args(["attach", target, "--via", "redir", "--socket"]).arg(socket);
@@ -143,7 +143,7 @@ impl Share {
         &self.announced
     }
 
-    /// `farbus list --json` against it.
+    /// `farbus list --json` of this share.
     pub fn list(&self) -> Result<serde_json::Value> {
         self.farbus.list(&format!("127.0.0.1:{}", self.port))
     }
@@ -153,7 +153,7 @@ impl Share {
         self.farbus.lend(&format!("127.0.0.1:{}/{device}", self.port), socket, log)
     }
 
-    /// `farbus hold` of a device that a machine has.
+    /// `farbus hold` of a device that a machine uses.
     pub fn hold(&self, device: &str) -> Result<()> {
         tool::output(self.farbus.command().args(["hold", device])).map(drop)
     }
@@ -163,7 +163,7 @@ impl Share {
         tool::output(self.farbus.command().args(["type", device, text])).map(drop)
     }
 
-    /// What `farbus status --json` says that a device has counted.
+    /// A counter of a device, from `farbus status --json`.
     pub fn count(&self, device: &str, what: &str) -> Result<u64> {
         let text = tool::text(self.farbus.command().args(["status", "--json"]))?;
         count_in(&text, device, what).ok_or_else(|| Error::Farbus {
@@ -172,12 +172,12 @@ impl Share {
         })
     }
 
-    /// Kills it as the kernel would: no farewell on the link.
+    /// Kills it: it ends without a detach.
     pub fn cut(&mut self) {
         end(&mut self.child);
     }
 
-    /// Ctrl-C; returns how it ended, or nothing if it did not end within the time.
+    /// Sends Ctrl-C; returns its status, or `None` if it did not end within the time.
     pub fn interrupt(&mut self, within: Duration) -> Result<Option<ExitStatus>> {
         self.signal(Signal::INT)?;
         let start = Instant::now();
@@ -190,17 +190,17 @@ impl Share {
         Ok(None)
     }
 
-    /// Stops the process in its tracks: the link stays up and says nothing.
+    /// Stops the process: the link stays up and is silent.
     pub fn freeze(&self) -> Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// Lets it go on.
+    /// Lets the process continue.
     pub fn thaw(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Whether it still runs; a server that crashed under a case must not pass for a quiet one.
+    /// Checks that it still runs; a crashed server must not pass for a quiet one.
     pub fn still_runs(&mut self) -> Result<()> {
         match self.child.try_wait().map_err(Error::io("look after farbus share"))? {
             None => Ok(()),
@@ -221,17 +221,17 @@ impl Share {
 }
 
 impl Attached {
-    /// One that was started by other means.
+    /// A process that was started by other means.
     pub(crate) fn of(child: Child) -> Self {
         Self { child }
     }
 
-    /// Waits until it ends by itself; how it did.
+    /// Waits until it ends by itself; returns its status.
     pub fn end(mut self) -> Result<ExitStatus> {
         self.child.wait().map_err(Error::io("wait for farbus attach"))
     }
 
-    /// Ctrl-C, and it has to end well.
+    /// Sends Ctrl-C; it has to succeed.
     pub fn detach(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::INT)
             .map_err(|errno| Error::io("signal farbus attach")(errno.into()))?;
@@ -246,7 +246,7 @@ impl Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
-            // Asked first: a mount would outlive a kill.
+            // Ends it by a signal first: a mount would outlive a kill.
             let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
             std::thread::sleep(Duration::from_millis(500));
             end(&mut self.child);
@@ -277,7 +277,7 @@ pub(crate) fn follow(child: &mut Child, log: &Path) -> Result<Receiver<String>> 
         let mut file = file.try_clone().map_err(Error::io("share a log file"))?;
         std::thread::spawn(move || {
             for line in BufReader::new(stream).lines().map_while(std::io::Result::ok) {
-                // The log is a convenience, and nobody listens any more once the server is ready.
+                // The log is a convenience, and no receiver is left once the server is ready.
                 let _ = file.write_all(format!("{line}\n").as_bytes());
                 let _ = sender.send(line);
             }

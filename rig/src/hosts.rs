@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// How long farbus may take to say what it has to, on a machine that is busy compiling.
+/// How long farbus may take to print an expected line, on a machine that is busy compiling.
 const SAID_WITHIN: Duration = Duration::from_secs(20);
 
 /// One of the hosts.
@@ -20,22 +20,22 @@ pub struct Host {
     logs: PathBuf,
 }
 
-/// A host's `farbus share`, for paired hosts alone. Dropping it kills it.
+/// A host's `farbus share`, for paired hosts only. Dropping it kills it.
 pub struct Shared {
     child: Child,
-    /// Where it is, as `--address` takes it.
+    /// Its address, as `--address` takes it.
     pub address: String,
 }
 
 impl Host {
-    /// A host that keeps all it has in `folder`; what it says goes to `logs` (a path's beginning).
+    /// Makes a host that keeps everything in `folder`, with logs whose paths begin with `logs`.
     pub fn new(program: PathBuf, name: &'static str, folder: &Path, logs: &Path) -> Result<Self> {
         let folder = folder.join(name);
         std::fs::create_dir_all(folder.join("run")).map_err(Error::io(format!("create {}", folder.display())))?;
         Ok(Self { program, name, folder, logs: logs.to_owned() })
     }
 
-    /// How the others call it.
+    /// The name by which the others know it.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -48,12 +48,12 @@ impl Host {
         command
     }
 
-    /// Runs `farbus` there to its end, which has to be a good one; what it said.
+    /// Runs `farbus` there, which has to succeed; returns its output.
     pub fn run(&self, arguments: &[&str]) -> Result<String> {
         tool::text(&mut self.command(arguments))
     }
 
-    /// The one process that `farbus status` shows of this role.
+    /// The process with this role and device in `farbus status`.
     pub fn status(&self, role: &str, device: &str) -> Result<Value> {
         let text = self.run(&["status", "--json"])?;
         let said: Value = serde_json::from_str(&text).map_err(|error| self.complaint("status", &error.to_string()))?;
@@ -87,7 +87,7 @@ impl Host {
         Err(self.complaint(part, &said.join("\n")))
     }
 
-    /// Lets another host know this one, and the other way round; the other may use everything here.
+    /// Pairs another host with this one; the other may use everything here.
     pub fn pair(&self, other: &Host) -> Result<()> {
         let (mut child, lines) = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"], "pair")?;
         let line = self.await_line(&mut child, &lines, "\"code\"")?;
@@ -113,12 +113,12 @@ impl Host {
         Ok(Shared { child, address })
     }
 
-    /// `farbus attach TARGET …` that stays; returns once it says where it is.
+    /// Runs `farbus attach TARGET …`, and returns once it prints where the device is.
     pub fn attach(&self, arguments: &[&str], place: &Path, log: &str) -> Result<Attached> {
         self.attach_heard(arguments, place, log).map(|(attached, _)| attached)
     }
 
-    /// The same, and what it goes on saying.
+    /// Like [`Host::attach`]; also returns its further output.
     pub fn attach_heard(&self, arguments: &[&str], place: &Path, log: &str) -> Result<(Attached, Heard)> {
         let place = place.to_string_lossy();
         let all = [&["attach"], arguments, &["--socket", &place]].concat();
@@ -128,7 +128,7 @@ impl Host {
     }
 }
 
-/// What a process says, and when it said it.
+/// A process's lines, with the time of each.
 pub struct Heard(Receiver<(Instant, String)>);
 
 impl Heard {
@@ -138,7 +138,7 @@ impl Heard {
         Self(stamped)
     }
 
-    /// The next line with this in it, and when it was said.
+    /// The next line that contains this, and its time.
     pub fn await_line(&self, part: &str) -> Result<(Instant, String)> {
         let start = Instant::now();
         while let Ok(said) = self.0.recv_timeout(SAID_WITHIN.saturating_sub(start.elapsed())) {

@@ -1,9 +1,8 @@
-//! Who met whom: the client and the exporter of each case, and the table that `docs/interop.md` shows of them.
+//! Interoperability: the client and the exporter of each case, and the table of them in `docs/interop.md`.
 //!
-//! A case says it by its name, so that a new one needs no line here: what comes first names the exporter (`usbfs-…` is
-//! `farbus share usb:`), what comes last the client (`…-stock` is the distribution's `usbip`). Those whose names say
-//! less stand in [`OTHERS`], and those in which nobody meets farbus in [`ALONE`]; a test insists that every case is
-//! found.
+//! A case's name tells both, so that a new case needs no entry here: the beginning names the exporter (`usbfs-…` is
+//! `farbus share usb:`), the end the client (`…-stock` is the distribution's `usbip`). Cases whose names say less are
+//! in [`OTHERS`], and those without a peer of farbus in [`ALONE`]; a test checks that every case is found.
 
 use crate::cases::{self, Case};
 use crate::record::Record;
@@ -11,7 +10,7 @@ use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// One side of a meeting, as the table names it.
+/// A client or an exporter, as the table names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer(&'static str);
 
@@ -32,7 +31,7 @@ const PYTHON_SERVER: Peer = Peer("`usbip` package of Python, devices");
 const CRATE: Peer = Peer("`usbip` crate of Rust");
 const VUDC: Peer = Peer("Linux `usbip-vudc` + `usbipd --device`");
 
-/// Exporters by how the names of their cases begin; all others are cases of `farbus share`.
+/// Exporters by the beginnings of their cases' names; all other cases use `farbus share`.
 const EXPORTERS: &[(&str, Peer)] = &[
     ("usbfs-", SHARE_USB),
     ("usbip-host-", USBIP_HOST),
@@ -41,10 +40,10 @@ const EXPORTERS: &[(&str, Peer)] = &[
     ("crate-", CRATE),
 ];
 
-/// Clients by how the names of their cases end.
+/// Clients by the ends of their cases' names.
 const CLIENTS: &[(&str, Peer)] = &[("-stock", STOCK), ("-farbus", FARBUS_KERNEL), ("-fuse", FARBUS_FUSE)];
 
-/// Cases whose names do not say it all: name, client, exporter.
+/// Cases whose names do not tell everything: name, client, exporter.
 const OTHERS: &[(&str, Peer, Peer)] = &[
     ("list-stock", Peer("Linux `usbip`"), SHARE),
     ("list-farbus", FARBUS_LIST, SHARE),
@@ -96,13 +95,13 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("capture", Peer("Linux `usbip` + `vhci_hcd`, Wireshark reading along"), SHARE),
 ];
 
-/// Cases about the rig itself, about the kernel without farbus, or about one process of ours on a kernel.
+/// Cases about the rig itself, about the kernel without farbus, or about a single process of farbus.
 const ALONE: &[&str] = &["smoke", "verdicts", "kernel-self", "kernel-testusb", "pipe-partition"];
 
-/// Cases that have not been seen to pass: no row before the run that shows it, and then a line here less.
+/// Cases that have not passed yet. They get a row after the first run that passes; remove the entry here then.
 const UNSEEN: &[&str] = &["nothing-lost-uas"];
 
-/// Meetings that ordinary tests hold: client, exporter, what was done, where.
+/// Combinations that ordinary tests cover: client, exporter, what was done, where.
 const TESTS: &[(Peer, Peer, &str, &str)] = &[
     (FARBUS_FUSE, SHARE, "loop device, ext4, trees check out both ways", "crates/farbus/tests/command/disk.rs"),
     (
@@ -137,16 +136,16 @@ const TESTS: &[(Peer, Peer, &str, &str)] = &[
     ),
 ];
 
-/// A case in which farbus met somebody.
+/// A client and an exporter, at least one of which is farbus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Meeting {
-    /// Who used the device.
+    /// The user of the device.
     pub client: Peer,
-    /// Who offered it.
+    /// The exporter of the device.
     pub exporter: Peer,
 }
 
-/// Who met whom in a case of this name; nothing where farbus met nobody, or the name does not say it.
+/// The client and exporter of a case with this name; `None` for a case without a peer, or an unknown name.
 pub fn meeting(name: &str) -> Option<Meeting> {
     if ALONE.contains(&name) || UNSEEN.contains(&name) {
         return None;
@@ -159,12 +158,12 @@ pub fn meeting(name: &str) -> Option<Meeting> {
     Some(Meeting { client: *client, exporter })
 }
 
-/// The name without its client, which the cases of one proof have in common.
+/// The name without its client, which all cases of one proof share.
 fn stem(name: &str) -> &str {
     CLIENTS.iter().find_map(|(end, _)| name.strip_suffix(end)).unwrap_or(name)
 }
 
-/// A line of the table: one proof, with every client that it was tried with.
+/// A row of the table: one proof, with all its clients.
 struct Row {
     stem: &'static str,
     clients: Vec<Peer>,
@@ -195,7 +194,7 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// The rows of the table, as the list of cases makes them.
+/// The table's rows, made from the list of cases.
 pub fn table() -> String {
     let mut text = String::from("| client | exporter | what was done | case |\n|---|---|---|---|\n");
     for Row { clients, exporter, done, cases, .. } in rows() {
@@ -213,7 +212,7 @@ pub fn table() -> String {
 const TABLE: Section = Section("meetings");
 const SEEN: Section = Section("versions");
 
-/// A part of the document that is made, between two comments.
+/// A generated part of the document, between two comments.
 struct Section(&'static str);
 
 impl Section {
@@ -225,7 +224,7 @@ impl Section {
         format!("<!-- end of {} -->\n", self.0)
     }
 
-    /// What stands there, with what is before and behind it.
+    /// The text before, within and after the section.
     fn split<'a>(&self, document: &'a str) -> Option<(&'a str, &'a str, &'a str)> {
         let (before, rest) = document.split_once(&self.begin())?;
         let (inside, after) = rest.split_once(&self.end())?;
@@ -240,10 +239,10 @@ impl Section {
     }
 }
 
-/// The document with both tables made anew: the one of the cases, and the one of who they were held with.
+/// The document with both tables generated: the cases, and the software versions of their runs.
 ///
 /// # Errors
-/// If a case has no record that it passed, with the line that would make one.
+/// If a case has no record that it passed; the message has the line that would make one.
 pub fn made(document: &str, records: &BTreeMap<String, Record>) -> Result<String> {
     let shown = |name: &str| records.get(name).is_some_and(Record::has_passed);
     let missing: Vec<&str> = rows().into_iter().flat_map(|row| row.cases).filter(|case| !shown(case)).collect();
@@ -258,7 +257,7 @@ pub fn made(document: &str, records: &BTreeMap<String, Record>) -> Result<String
     SEEN.replaced(&TABLE.replaced(document, &table())?, &seen(&met))
 }
 
-/// Which versions the records name; more than one where runs differed.
+/// The versions in the records; several where runs differed.
 fn seen(records: &[&Record]) -> String {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (software, version) in records.iter().flat_map(|record| &record.with) {
@@ -282,7 +281,7 @@ mod tests {
     const DOCUMENT: &str = include_str!("../../docs/interop.md");
 
     #[test]
-    fn every_case_says_who_met_whom() {
+    fn every_case_has_a_client_and_an_exporter() {
         let silent: Vec<&str> = cases::all()
             .map(|case| case.name)
             .filter(|name| meeting(name).is_none() && !ALONE.contains(name) && !UNSEEN.contains(name))
@@ -310,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_who_met_whom() {
+    fn case_names_tell_client_and_exporter() {
         let met = |client, exporter| Some(Meeting { client, exporter });
         assert_eq!(meeting("anything-stock"), met(STOCK, SHARE));
         assert_eq!(meeting("usbfs-anything-farbus"), met(FARBUS_KERNEL, SHARE_USB));

@@ -1,4 +1,4 @@
-//! The bench that a case works at: machines to boot, farbus to start, a scratch folder, a place for logs.
+//! The environment of a case: machines to boot, farbus to start, a scratch folder, a place for logs.
 
 use crate::farbus::{Farbus, Share};
 use crate::hosts::Host;
@@ -15,11 +15,11 @@ use std::time::Duration;
 /// How the guest reaches the host's loopback under QEMU's user networking.
 pub const HOST_SEEN_FROM_GUEST: &str = "10.0.2.2";
 
-/// Every guest's own address, as `guest/init.sh` sets it, and that of a second one on the same cable.
+/// Every guest's own address, as `guest/init.sh` sets it, and that of a second guest on the same cable.
 const GUEST: &str = "10.0.2.15";
 const OTHER_GUEST: &str = "10.0.2.16";
 
-/// What every case needs and none changes.
+/// What all cases share and none changes.
 pub struct Workshop {
     kernel: PathBuf,
     base: Base,
@@ -43,47 +43,46 @@ pub struct Lab<'a> {
     met: RefCell<BTreeMap<String, String>>,
 }
 
-/// Who attaches the device in the guest.
+/// What attaches the device in the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Client {
     /// The distribution's `usbip attach`.
     Stock,
     /// `farbus attach --via kernel`.
     Farbus,
-    /// Nobody: `farbus attach --via redir` on the host has plugged it into the machine.
+    /// The guest attaches nothing: `farbus attach --via redir` on the host has plugged the device in.
     Redir,
 }
 
-/// One machine to boot, in the terms of a case.
+/// One machine to boot, as a case describes it.
 pub struct Boot<'a> {
-    /// The shell script that is its work; the words of `guest/prelude.sh` are defined in it.
+    /// The shell script that is its work; the functions of `guest/prelude.sh` are defined in it.
     pub script: &'a str,
     /// Kernel modules to load, by name; what they need comes along.
     pub modules: &'a [&'a str],
-    /// Who attaches.
+    /// What attaches the device.
     pub client: Client,
     /// The exporter's port on the host's loopback, or on the guest's own if there is none on the host.
     pub port: Option<u16>,
     /// Further `NAME=value` lines for the script.
     pub variables: &'a [(&'a str, String)],
-    /// Longest life of the machine: generous, because the host may be busy and only a hang should meet it.
+    /// Timeout of the machine: generous, because the host may be busy and only a hang should reach it.
     pub patience: Duration,
     /// Keep a capture of the network traffic.
     pub capture: Option<PathBuf>,
-    /// What else is plugged into the machine, as QEMU's own arguments.
+    /// Additional devices, as QEMU arguments.
     pub hardware: Vec<String>,
-    /// Programs and files of the host that this machine has besides those that all have: names, or paths that stay.
+    /// Additional programs and files of the host: names, or absolute paths.
     pub programs: &'a [&'a str],
-    /// Which of several machines this is, for the names of its logs.
+    /// The role among several machines, for the names of its logs.
     pub role: &'a str,
     /// What its network card is plugged into.
     pub network: Network,
-    /// Whether its kernel takes the processor from itself, as it does everywhere but where that brings a bug of its own
-    /// to light.
+    /// Whether its kernel is fully preemptible, as everywhere except where that exposes a kernel bug.
     pub is_preemptible: bool,
-    /// Which time passes in it.
+    /// The clock of the machine.
     pub time: Time,
-    /// Its processors: with more than one everything is slower.
+    /// Its processors; more than one makes everything slower.
     pub processors: u8,
 }
 
@@ -109,7 +108,7 @@ impl Default for Boot<'_> {
 }
 
 impl Workshop {
-    /// Checks or installs what is needed, and prepares kernel, programs and folders.
+    /// Checks or installs the prerequisites, and prepares kernel, programs and folders.
     pub fn open(farbus: Option<PathBuf>, logs: Option<PathBuf>, times: u32, steps: Vec<String>) -> Result<Self> {
         prerequisites::ensure()?;
         let cache = target_folder().join("rig");
@@ -131,7 +130,7 @@ impl Workshop {
         Ok(Self { kernel, base, farbus, scratch, logs, cache, records, versions, times, steps })
     }
 
-    /// A bench for the case of this name.
+    /// The environment of the case with this name.
     pub fn lab(&self, name: &'static str) -> Lab<'_> {
         Lab { workshop: self, name, boots: std::cell::Cell::new(0), met: RefCell::new(self.versions.clone()) }
     }
@@ -160,7 +159,7 @@ impl Lab<'_> {
         self.workshop.times
     }
 
-    /// Whether this step of the case is to be tried.
+    /// Whether this step of the case is to run.
     pub fn tries(&self, step: &str) -> bool {
         self.workshop.steps.is_empty() || self.workshop.steps.iter().any(|wanted| wanted == step)
     }
@@ -191,7 +190,7 @@ impl Lab<'_> {
         })
     }
 
-    /// The farbus under test, or the reason to skip.
+    /// The farbus under test, or the reason to skip the case.
     pub fn farbus(&self) -> Result<Farbus> {
         Farbus::new(self.program()?, &self.scratch("run"), &self.workshop.logs, self.name)
     }
@@ -217,17 +216,17 @@ impl Lab<'_> {
         self.workshop.scratch.join(format!("{}.{name}", self.name))
     }
 
-    /// Where what is made or fetched once is kept.
+    /// The folder for files that are made or fetched once.
     pub fn cache(&self) -> &Path {
         &self.workshop.cache
     }
 
-    /// Notes a peer that is not of this distribution, for the record.
+    /// Notes the version of a peer that is not from this distribution.
     pub fn meet(&self, software: &str, version: &str) {
         self.met.borrow_mut().insert(software.to_owned(), version.to_owned());
     }
 
-    /// Whose versions the case is held with.
+    /// The versions of the software in the case.
     pub fn met(&self) -> BTreeMap<String, String> {
         self.met.borrow().clone()
     }
@@ -264,7 +263,7 @@ pub fn records_folder() -> PathBuf {
     target_folder().join("rig").join("records")
 }
 
-/// What is there in every case.
+/// The versions of the software in every case.
 fn versions(kernel: &Kernel) -> Result<BTreeMap<String, String>> {
     let first_line = |program: &str, option: &str| {
         let program = tool::which(program).unwrap_or_else(|| program.into());
@@ -283,7 +282,7 @@ fn versions(kernel: &Kernel) -> Result<BTreeMap<String, String>> {
     Ok(versions)
 }
 
-/// The first word that begins like a version, as in "QEMU emulator version 7.2.22 (Debian …)".
+/// The first word that looks like a version, as in "QEMU emulator version 7.2.22 (Debian …)".
 fn number_in(said: &str) -> &str {
     let words = said.split([' ', ')']);
     let mut numbers = words.filter(|word| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.'));
@@ -307,7 +306,7 @@ fn stripped(program: &Path, scratch: &Path) -> Result<PathBuf> {
     Ok(target)
 }
 
-/// The farbus that cargo put beside this program.
+/// The farbus that cargo built beside this program.
 fn beside_us() -> Option<PathBuf> {
     let beside = std::env::current_exe().ok()?.with_file_name("farbus");
     beside.is_file().then_some(beside)

@@ -1,6 +1,6 @@
-//! A running guest: QEMU as a child process, its two serial lines, and the clock it must beat.
+//! A running guest: QEMU as a child process, its two serial lines, and its timeout.
 //!
-//! The first line is the kernel's console and only kept for the post-mortem. The second carries the case's
+//! The first line is the kernel's console and only kept for analysis after a failure. The second carries the case's
 //! output, one line at a time; lines that begin with `@rig ` are for the host: `up T`, `say WORDS`, `exit N`.
 
 use crate::{Error, Result, monitor, tool};
@@ -12,25 +12,25 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How often a machine is asked how far its migration is: a guest waits meanwhile.
+/// How often to ask a machine about the progress of its migration; the guest is stopped meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// What a log keeps of one guest; a kernel in a printk loop must not fill the disk.
+/// The most bytes that a log keeps of one guest; a kernel in a printk loop must not fill the disk.
 const LOG_BYTES_MAX: usize = 1 << 20;
 
 /// How much of a log goes into an error.
 const TAIL_LINES: usize = 80;
 
-/// What the script's `serve` says when a function has ended; its status follows.
+/// What the script's `serve` prints when a function has ended, before its status.
 const ENDED: &str = "ended";
 
-/// What machine to build.
+/// The description of a machine.
 pub struct Spec<'a> {
     /// The uncompressed kernel.
     pub kernel: &'a Path,
     /// The root file system, as a file.
     pub root: &'a Path,
-    /// Whole life of the machine; then it is killed.
+    /// Timeout of the machine; then it is killed.
     pub patience: Duration,
     /// Where to keep its console and output, as `NAME.console.log` and `NAME.output.log`.
     pub logs: &'a Path,
@@ -40,31 +40,31 @@ pub struct Spec<'a> {
     pub capture: Option<PathBuf>,
     /// What its network card is plugged into.
     pub network: &'a Network,
-    /// Whether the kernel takes the processor from itself.
+    /// Whether the kernel is fully preemptible.
     pub is_preemptible: bool,
-    /// Which time passes in it.
+    /// The clock of the machine.
     pub time: Time,
     /// Its processors.
     pub processors: u8,
-    /// What else is plugged in, as QEMU's own arguments.
+    /// Additional devices, as QEMU arguments.
     pub hardware: &'a [String],
-    /// Where to make the socket that commands the machine.
+    /// The path of the socket that controls the machine.
     pub monitor: &'a Path,
 }
 
-/// Which time passes in a machine.
+/// The clock of a machine.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub enum Time {
-    /// The host's.
+    /// The host's clock.
     #[default]
     Host,
-    /// Its own: two nanoseconds an instruction, and none in which nothing happens. What is measured there does not
-    /// depend on what else the host does, as long as nothing in the machine waits for the host: no word of the case's,
-    /// no file behind a disk.
+    /// Its own clock: two nanoseconds per instruction, and none while it is idle. Measurements in it do not depend on
+    /// the host's load, as long as nothing in the machine waits for the host: no word of the case, no file behind a
+    /// disk.
     Counted,
 }
 
-/// The time stamp counter counts nanoseconds then.
+/// The time stamp counter then counts nanoseconds.
 const COUNTED_KHZ: u32 = 1_000_000;
 
 /// What a machine's network card is plugged into.
@@ -73,14 +73,14 @@ pub enum Network {
     /// QEMU's user networking: the host's loopback is there, and nothing comes in.
     #[default]
     Host,
-    /// A cable to one other machine. This one makes the socket that is the cable.
+    /// A cable to one other machine. This machine makes the socket that is the cable.
     CableFrom(PathBuf),
-    /// The other end.
+    /// The other end of a cable.
     CableTo(PathBuf),
 }
 
 impl Network {
-    /// As QEMU's argument. Two machines on a cable must not have one address.
+    /// The QEMU arguments. Two machines on a cable must not have the same address.
     fn arguments(&self) -> [String; 4] {
         let (netdev, last) = match self {
             Self::Host => ("user,id=net".to_owned(), 1),
@@ -92,7 +92,7 @@ impl Network {
     }
 }
 
-/// User networking on both sides would reach as far; a cable has neither of its two TCP relays in the path.
+/// User networking on both sides would work as well; a cable avoids its two TCP relays.
 fn cable(server: &str, path: &Path) -> String {
     format!("stream,id=net,server={server},addr.type=unix,addr.path={}", path.display())
 }
@@ -111,10 +111,10 @@ pub struct Guest {
     monitor: PathBuf,
 }
 
-/// What a script left behind when it ended with status zero.
+/// The result of a script that ended with status zero.
 #[derive(Debug)]
 pub struct Report {
-    /// All that it printed, markers excepted.
+    /// All that it printed, without the markers.
     pub output: String,
     /// The guest's own clock when the script started, in seconds since boot.
     pub booted_in_s: f64,
@@ -155,24 +155,25 @@ impl Guest {
         })
     }
 
-    /// Tells the machine something in the words of QEMU's own monitor: press a key, pull a device.
+    /// Sends a command of QEMU's human monitor to the machine: press a key, pull a device.
     pub fn command(&self, line: &str) -> Result<()> {
         monitor::command(&self.monitor, line)
     }
 
-    /// The same in the words of QEMU's protocol for programs, where the monitor has none.
+    /// Sends a command of QEMU's protocol for programs, where the human monitor has none.
     pub fn execute(&self, command: &str, arguments: &serde_json::Value) -> Result<()> {
         monitor::execute(&self.monitor, command, arguments)
     }
 
-    /// Moves the machine to another that waits at this address, live; returns when it runs there and no more here. For
-    /// how long it ran on neither is what QEMU says of it.
+    /// Migrates the machine live to another one that waits at this address; returns when it runs there and no longer
+    /// here. The result is QEMU's figure for how long it ran on neither.
     pub fn migrate(&self, to: &str, within: Duration) -> Result<Duration> {
         self.execute("migrate", &serde_json::json!({ "uri": to }))?;
         self.await_migration(within, || Ok(()))
     }
 
-    /// The same, and when it has stopped here, has drained its disks and has not begun there, `at_switchover` is done.
+    /// Like [`Guest::migrate`]; calls `at_switchover` when the machine has stopped here, has drained its disks and has
+    /// not begun there.
     pub fn migrate_pausing(
         &self,
         to: &str,
@@ -207,7 +208,7 @@ impl Guest {
         }
     }
 
-    /// Has the script's `serve` run one of its functions, and returns what that printed.
+    /// Has the script's `serve` run one of its functions, and returns its output.
     pub fn ask(&mut self, words: &str) -> Result<String> {
         self.begin(words)?;
         self.outcome()
@@ -236,7 +237,7 @@ impl Guest {
                     if let Some(rest) = said.strip_prefix(word).and_then(|rest| rest.strip_prefix(' ')) {
                         return Ok(rest.to_owned());
                     }
-                    // Nothing that this function could have said will come any more.
+                    // This function has ended: the word will not come.
                     if said.strip_prefix(ENDED).is_some_and(|rest| rest.starts_with(' ')) {
                         return Err(self.function_failed());
                     }
@@ -249,13 +250,13 @@ impl Guest {
         }
     }
 
-    /// Gives the script the word that it awaits.
+    /// Sends the script the word that it awaits.
     pub fn tell(&mut self, word: &str) -> Result<()> {
         let stdin = self.stdin.as_mut().expect("open while the guest lives");
         stdin.write_all(format!("{word}\n").as_bytes()).map_err(Error::io("write to the guest's serial line"))
     }
 
-    /// The same of a machine that may have migrated: the first byte that it gets then is lost.
+    /// Like [`Guest::tell`] for a machine that may have migrated: the first byte that it then gets is lost.
     pub fn tell_wherever(&mut self, word: &str) -> Result<()> {
         self.tell("")?;
         self.tell(word)
@@ -274,12 +275,12 @@ impl Guest {
         }
     }
 
-    /// Pulls the plug.
+    /// Cuts the power.
     pub fn cut_power(self) {
         drop(self);
     }
 
-    /// What the script printed up to the last awaited word, since this was asked before.
+    /// The script's output up to the last awaited word, since the last call.
     pub fn take_heard(&mut self) -> String {
         std::mem::take(&mut self.heard)
     }
@@ -306,7 +307,7 @@ impl Guest {
                     });
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    // The console's reader may be a line behind.
+                    // The thread that reads the console may be a line behind.
                     std::thread::sleep(Duration::from_millis(100));
                     return Err(Error::GuestDied { console: self.console.tail(), tail: self.output.tail() });
                 }
@@ -314,7 +315,7 @@ impl Guest {
         }
     }
 
-    /// Where the processor is, and a second later: whether the machine stands still, and what it waits for.
+    /// The processor's position now and a second later: shows whether the machine is stuck, and where.
     fn processor_twice(&self) -> String {
         let look = |line: &str| {
             let words = serde_json::json!({ "command-line": line });
@@ -369,8 +370,8 @@ fn parse(line: &str) -> Option<Line> {
     }
 }
 
-/// The machine: one emulated processor (two are slower in everything under multi-threaded TCG), a microvm
-/// because it boots a second faster than q35, no firmware menus, two serial lines and one network card.
+/// The QEMU command: one emulated processor (two are slower in everything under multi-threaded TCG), a microvm because
+/// it boots a second faster than q35, no firmware menus, two serial lines and one network card.
 fn qemu(spec: &Spec) -> Command {
     let mut qemu = Command::new("qemu-system-x86_64");
     // USB controllers are PCI devices; without any, a bus to look through would only cost boot time.
@@ -399,8 +400,8 @@ fn qemu(spec: &Spec) -> Command {
     qemu
 }
 
-/// What each word is for: an oops ends the machine and QEMU with it; preempt=full because tests of unlinking
-/// livelock a single processor without it; the rest is boot time.
+/// The kernel's command line: an oops ends the machine and QEMU with it; preempt=full because unlink tests livelock a
+/// single processor without it; the rest saves boot time.
 fn command_line(spec: &Spec) -> String {
     let preempt = if spec.is_preemptible { "full" } else { "none" };
     let khz = if spec.time == Time::Counted { COUNTED_KHZ } else { clock_khz() };
@@ -410,8 +411,8 @@ fn command_line(spec: &Spec) -> String {
     )
 }
 
-/// The rate of the time stamp counter, which emulation passes through from the host. A microvm with ACPI has
-/// nothing to measure it against and hangs unless it is told.
+/// The rate of the time stamp counter, which emulation passes through from the host. A microvm with ACPI has no
+/// reference to measure it against and hangs unless the rate is given.
 fn clock_khz() -> u32 {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mhz = text
@@ -437,7 +438,7 @@ impl Log {
         Ok(Self(Arc::new(Mutex::new(LogInner { file, text: String::new(), full: false }))))
     }
 
-    /// Keeps a line, unless there were too many; tells whether it did.
+    /// Keeps a line, unless there were too many; returns whether it did.
     fn push(&self, line: &str) -> bool {
         let mut log = self.0.lock().expect("no panic while held");
         if log.full {
@@ -477,7 +478,7 @@ fn follow(stream: impl Read, log: &Log, lines: Option<&Sender<String>>) {
         if let Some(lines) = lines
             && (kept || parse(&line).is_some())
         {
-            // The receiver goes away when the case is over; draining on keeps QEMU from blocking.
+            // The receiver is gone when the case is over; reading on keeps QEMU from blocking.
             let _ = lines.send(line);
         }
     }

@@ -7,22 +7,22 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Says one line of the human monitor's language to the machine whose socket this is.
+/// Sends one command of the human monitor to the machine with this socket.
 pub fn command(socket: &Path, line: &str) -> Result<()> {
     execute(socket, "human-monitor-command", &json!({"command-line": line}))
 }
 
-/// Has the machine execute a command of the protocol itself.
+/// Sends one command of the protocol itself.
 pub fn execute(socket: &Path, command: &str, arguments: &Value) -> Result<()> {
     let said = ask(socket, command, arguments)?;
-    // The human monitor complains in words; silence is consent.
+    // The human monitor complains in words; no output means success.
     match said.as_str().map(str::trim) {
         None | Some("") => Ok(()),
         Some(words) => Err(Error::Expectation(format!("the machine answered {command} with: {words}"))),
     }
 }
 
-/// The same, and what it answers.
+/// Like [`execute`]; returns the answer.
 pub fn ask(socket: &Path, command: &str, arguments: &Value) -> Result<Value> {
     let doing = "command the machine";
     let mut stream = UnixStream::connect(socket).map_err(Error::io(doing))?;
@@ -49,7 +49,7 @@ pub fn ask(socket: &Path, command: &str, arguments: &Value) -> Result<Value> {
     Ok(last)
 }
 
-/// What an answer says, or complains of; `None` if it is a greeting or an event.
+/// The content or the error of an answer; `None` for a greeting or an event.
 fn verdict(answer: &str) -> Option<std::result::Result<Value, String>> {
     let answer: Value = serde_json::from_str(answer).ok()?;
     if let Some(error) = answer.get("error") {

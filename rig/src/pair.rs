@@ -1,14 +1,14 @@
 //! Two machines: one has the devices and shares them, the other uses them.
 //!
-//! A boot costs more than most proofs, so one pair serves many: each device is a step of its own, with its own figure
-//! when it holds and its own words when it does not, and a step that fails leaves the next ones their chance.
+//! A boot takes longer than most proofs, so one pair serves many: each device is a step of its own, with its own figure
+//! or error, and the steps after a failed one still run.
 
 use crate::lab::{Boot, Lab};
 use crate::machine::{Guest, Network};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// How long QEMU may take to make the socket that is the cable.
+/// How long QEMU may take to make the socket of the cable.
 const CABLE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A running pair.
@@ -20,7 +20,7 @@ pub struct Pair {
     steps: Steps,
 }
 
-/// What the steps of a case have come to.
+/// The results of a case's steps.
 #[derive(Default)]
 struct Steps {
     lines: Vec<String>,
@@ -29,13 +29,13 @@ struct Steps {
 }
 
 impl Pair {
-    /// Boots both. The scripts end in `guest/pair/serve.sh`: they do what they are asked for.
+    /// Boots both. The scripts end with `guest/pair/serve.sh`: they run the functions they are asked for.
     pub fn boot(lab: &Lab, exporter: Boot, importer: Boot) -> Result<Self> {
         let cable = lab.scratch("cable");
         let network = Network::CableFrom(cable.clone());
         let mut exporter = lab.boot(&Boot { role: "exporter", network, ..exporter })?;
-        // Half a second after it started; should it have died, the other's complaint about the cable is not the one to
-        // read.
+        // Half a second after it started; if it has died, its error is reported and not the other machine's complaint
+        // about the cable.
         let start = Instant::now();
         while !cable.exists() && start.elapsed() < CABLE_WITHIN {
             std::thread::sleep(Duration::from_millis(20));
@@ -50,7 +50,7 @@ impl Pair {
         Ok(Self { exporter, importer, steps: Steps::default() })
     }
 
-    /// Tries one proof. It gets both machines and returns its figure.
+    /// Tries one proof, which gets both machines and returns its figure.
     pub fn step(&mut self, name: &'static str, proof: impl FnOnce(&mut Guest, &mut Guest) -> Result<String>) {
         if self.steps.machines_lost {
             self.steps.note(name, "FAILED  not tried: a machine is lost".into(), true);
@@ -63,7 +63,7 @@ impl Pair {
             Ok(figure) => self.steps.note(name, format!("ok      {seconds:5.1} s  {figure}"), false),
             Err(error) => {
                 self.steps.machines_lost = matches!(error, Error::GuestDied { .. } | Error::GuestTimeout { .. });
-                // What the other side says to it is a help; that it says nothing is no second failure.
+                // The exporter's complaints help; if it has none, that is no second failure.
                 let beside = self.exporter.ask("complaints").unwrap_or_default();
                 let said = format!("{error}\n{}", beside.trim_end()).replace('\n', "\n        ");
                 self.steps.note(name, format!("FAILED  {seconds:5.1} s  {said}"), true);
@@ -71,7 +71,7 @@ impl Pair {
         }
     }
 
-    /// Ends both scripts and says how all steps went.
+    /// Ends both scripts and reports how all steps went.
     pub fn verdict(mut self) -> Result<String> {
         if !self.steps.machines_lost {
             for machine in [&mut self.exporter, &mut self.importer] {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_failed_step_fails_them_all_and_none_is_hidden() {
+    fn failed_step_fails_the_case_and_is_reported() {
         let mut steps = Steps::default();
         steps.note("disk", "ok".into(), false);
         steps.note("sound", "FAILED  silence".into(), true);

@@ -1,10 +1,10 @@
-//! What the host must have before a machine can be built, and how it gets there.
+//! The prerequisites on the host, and how they get installed.
 
 use crate::{Error, Result, image::kernel, tool};
 use std::path::Path;
 use std::process::Command;
 
-/// A Debian package and how to see that it is here.
+/// A Debian package and the path that shows that it is installed.
 struct Need {
     package: &'static str,
     present: fn() -> bool,
@@ -51,8 +51,8 @@ const fn need(package: &'static str, shown_by: &'static str, present: fn() -> bo
     Need { package, present, shown_by }
 }
 
-/// Makes sure that everything is here: installs what is missing if this is root and `CI=true` or
-/// `FARBUS_INSTALL=1` says so, and refuses with the exact line to type otherwise.
+/// Checks the prerequisites: installs what is missing if this is root and `CI=true` or `FARBUS_INSTALL=1`, and
+/// otherwise fails with the line to type.
 pub fn ensure() -> Result<()> {
     let missing = missing();
     if missing.is_empty() {
@@ -69,7 +69,7 @@ pub fn ensure() -> Result<()> {
             .args(["install", "-q", "-y", "--no-install-recommends"])
             .args(packages(&missing)),
     )?;
-    // The package manager's success is not ours: what was missing must now be seen.
+    // The package manager's success is not enough: the files must be there now.
     let missing = self::missing();
     if missing.is_empty() { Ok(()) } else { Err(refusal(&missing)) }
 }

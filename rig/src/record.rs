@@ -1,44 +1,44 @@
-//! What a run leaves for programs: one file a case, with its outcome and the versions of everybody in it.
+//! The results that a run leaves for programs: one file per case, with its outcome and software versions.
 
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How a case ended, and with whom.
+/// The outcome of a case, and the software in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     case: String,
     outcome: &'static str,
     note: String,
-    /// The versions of the software that was there.
+    /// The versions of the software.
     pub with: BTreeMap<String, String>,
 }
 
 const OUTCOMES: [&str; 3] = ["passed", "failed", "skipped"];
 
 impl Record {
-    /// A proof that held.
+    /// A case that passed.
     pub fn passed(case: &str, note: &str, with: &BTreeMap<String, String>) -> Self {
         Self { case: case.into(), outcome: OUTCOMES[0], note: note.into(), with: with.clone() }
     }
 
-    /// One that did not.
+    /// A case that failed.
     pub fn failed(case: &str) -> Self {
         Self { case: case.into(), outcome: OUTCOMES[1], note: String::new(), with: BTreeMap::new() }
     }
 
-    /// One that could not be tried.
+    /// A case that was skipped.
     pub fn skipped(case: &str) -> Self {
         Self { outcome: OUTCOMES[2], ..Self::failed(case) }
     }
 
-    /// Whether its proof held.
+    /// Whether the case passed.
     pub fn has_passed(&self) -> bool {
         self.outcome == OUTCOMES[0]
     }
 
-    /// Puts it among the others, in place of what an earlier run said of the case.
+    /// Writes the record, in place of an earlier one of the case.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let file = folder.join(format!("{}.json", self.case));
         let text = json!({ "case": self.case, "outcome": self.outcome, "note": self.note, "with": self.with });
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_records_are_read_back() {
         let folder = std::env::temp_dir().join(format!("farbus-rig-records-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let with = BTreeMap::from([("Linux".to_owned(), "6.1".to_owned())]);

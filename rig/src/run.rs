@@ -1,4 +1,4 @@
-//! Runs cases, several at a time where that does not matter to them, and keeps the score.
+//! Runs cases, several at a time where possible, and counts the results.
 
 use crate::cases::{self, Case};
 use crate::lab::Workshop;
@@ -8,19 +8,19 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Default, Debug, PartialEq, Eq)]
 pub struct Score {
-    /// Proofs that held.
+    /// Cases that passed.
     pub passed: u32,
-    /// Proofs that did not.
+    /// Cases that failed.
     pub failed: u32,
-    /// Proofs that could not be tried.
+    /// Cases that were skipped.
     pub skipped: u32,
 }
 
 impl Score {
-    /// Whether the run as a whole is good: a skipped proof is no proof, unless the caller knows about it.
+    /// Whether the run as a whole passed: a skipped case counts against it, unless `allow_skip`.
     pub fn is_good(&self, allow_skip: bool) -> bool {
         self.failed == 0 && (self.skipped == 0 || allow_skip)
     }
@@ -32,11 +32,11 @@ impl std::fmt::Display for Score {
     }
 }
 
-/// The cases that the names choose, all for none, without those that `except` names. A name that ends in `*` chooses
-/// all that begin so.
+/// The cases that the names choose (all if none is named), without those that `except` names. A name that ends in `*`
+/// chooses all that begin with it.
 ///
 /// # Errors
-/// A name fits no case, or none is left.
+/// A name matches no case, or none is left.
 pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>> {
     let fits = |case: &Case, name: &String| match name.strip_suffix('*') {
         Some(start) => case.name.starts_with(start),
@@ -51,10 +51,9 @@ pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>>
     if chosen.is_empty() { Err(Error::Expectation("all cases are left out".into())) } else { Ok(chosen) }
 }
 
-/// Runs the cases, one line each as it ends: up to `jobs` at a time, and then, one by one, those that want the
-/// processors to themselves. One that failed beside another is among these: running side by side saves time, and
-/// decides nothing. Of many cases, one that failed alone is tried again too, at the end: a machine that others share is
-/// never quite alone.
+/// Runs the cases and prints a line as each ends: up to `jobs` at a time, and then, one by one, those that have to run
+/// alone. A case that failed beside another is repeated alone: only that result counts. If there are many cases, one
+/// that failed alone is repeated once more at the end, because a shared machine is never quite idle.
 pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
     let (alone, together): (VecDeque<_>, VecDeque<_>) =
         cases.iter().copied().partition(|case| jobs == 1 || cases::runs_alone(case));
@@ -81,18 +80,18 @@ pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
     score.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a failure decides.
+/// Whether a failure is final.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     First,
     Last,
 }
 
-/// Whether a case has been decided.
+/// Whether a case has a final result.
 #[derive(PartialEq, Eq)]
 enum Verdict {
     Given,
-    /// It failed where others ran, and is tried again.
+    /// It failed beside others, and is tried again.
     Open,
 }
 
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_runs_alone_is_there() {
+    fn cases_that_run_alone_exist() {
         for start in cases::ALONE {
             assert!(cases::all().any(|case| case.name.starts_with(start)), "no case begins with {start}");
         }

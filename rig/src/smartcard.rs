@@ -1,4 +1,4 @@
-//! A smart card for QEMU's reader, at the other end of `ccid-card-passthru`'s line.
+//! A smart card for QEMU's reader, at the other end of `ccid-card-passthru`'s connection.
 //!
 //! Protocol: libcacard's `vscard_common.h`: a header of type, reader and length, each 32 bits, big endian, then the
 //! data.
@@ -8,10 +8,10 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-/// What the card says when it gets power: direct convention, protocol T=0, six historical bytes.
+/// The card's answer to reset: direct convention, protocol T=0, six historical bytes.
 pub const ATR: [u8; 8] = [0x3b, 0x06, b'f', b'a', b'r', b'b', b'u', b's'];
 
-/// What it answers the one command that it knows (class 80, instruction 01).
+/// Its answer to the one command that it knows (class 80, instruction 01).
 pub const REPLY: &str = "sesame";
 
 const INIT: u32 = 1;

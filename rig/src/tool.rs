@@ -5,13 +5,13 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-/// Runs a command to its end and returns its standard output; failure carries what it said.
+/// Runs a command to its end and returns its standard output; a failure includes its output.
 pub fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.stdin(Stdio::null()).output().map_err(Error::io(show(command)))?;
     judge(command, output)
 }
 
-/// The same for text.
+/// Like [`output`], for text.
 pub fn text(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output(command)?).into_owned())
 }

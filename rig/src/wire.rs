@@ -1,13 +1,13 @@
-//! Three messages of USB/IP, spoken by hand: a second opinion that shares no code with farbus.
+//! Three messages of USB/IP, encoded by hand: a check that shares no code with farbus.
 
 use crate::{Error, Result};
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Asks an exporter for a device and lets go at once; tells whether the exporter granted it.
+/// Asks an exporter for a device and closes at once; returns whether the exporter granted it.
 ///
-/// A refused connection is an answer too: whoever was there is not there any more.
+/// A refused connection is an answer too: the exporter is gone.
 pub fn grants(port: u16, bus_id: &str) -> Result<bool> {
     let doing = "ask the exporter for a device";
     let mut stream = TcpStream::connect(("127.0.0.1", port)).map_err(Error::io(doing))?;
@@ -26,7 +26,7 @@ fn import_request(bus_id: &str) -> [u8; 40] {
     request
 }
 
-/// OP_REP_IMPORT begins with version, code and a status that is zero when the device is ours.
+/// OP_REP_IMPORT begins with version, code and a status that is zero if the import succeeded.
 fn granted(reply: &[u8; 8]) -> Result<bool> {
     if reply[..4] != [0x01, 0x11, 0x00, 0x03] {
         return Err(Error::Expectation(format!("the exporter answered an import with {reply:02x?}")));

@@ -1,8 +1,8 @@
-//! A block device of another host through a session, both ends this library, against NBD servers of others.
+//! A remote block device through a session, with both ends in farbus's library, compared with other NBD servers.
 //!
-//! All answer from memory over loopback TCP. The NBD servers are asked by the load generator, which takes replies apart
-//! and throws them away; ours by the library's importer, which keeps what it asked until it is answered and hands out
-//! each reply's bytes: what a program gets that uses either.
+//! All answer from memory over loopback TCP. The load generator uses the NBD servers, and takes replies apart and drops
+//! them. The library's importer uses farbus's server; it keeps each request until it is answered and returns the
+//! reply's bytes. Each is what a program gets that uses that server.
 
 use anyhow::{Result, anyhow, bail};
 use farbus::{client::Target as FarbusTarget, model::BlockStore};
@@ -30,7 +30,7 @@ pub const PARALLEL: &str = "block-parallel";
 const DEPTH: usize = 32;
 const LARGE: usize = 128 * 1024;
 const SMALL: usize = 4096;
-/// What is asked: how, bytes, whether at random.
+/// The loads: operation, bytes, whether at random.
 const SHAPES: [(Verb, usize, bool); 4] =
     [(Verb::Read, LARGE, false), (Verb::Write, LARGE, false), (Verb::Read, SMALL, true), (Verb::Write, SMALL, true)];
 
@@ -41,7 +41,7 @@ fn only_farbus(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// An NBD server's disk with something on it: a hole is answered without touching memory.
+/// Fills an NBD server's disk: a hole would be answered without touching memory.
 fn filled(mut client: Nbd) -> Result<Nbd> {
     let block = vec![0xa5; LARGE];
     for offset in (0..client.bytes).step_by(LARGE) {
@@ -82,7 +82,7 @@ fn shape(verb: Verb, bytes: usize, is_random: bool, depth: usize) -> String {
     format!("{} {}{} × {depth}", verb.name(), size(bytes), if is_random { " random" } else { "" })
 }
 
-/// Side 0 against another.
+/// Side 0 compared with another.
 fn versus(
     benchmark: &'static str,
     contest: &Contest,
@@ -97,7 +97,8 @@ fn versus(
     Finding::ratio(benchmark, what, ours, (peer, theirs), target).with_detail(detail).seen_in(contest)
 }
 
-/// The same disk as USB storage, Bulk-Only, through farbus's own host: one command at a time, as that protocol has it.
+/// The same disk as USB storage, Bulk-Only, through farbus's own host: one command at a time, as that protocol
+/// requires.
 fn against_bulk_only(lab: &Lab, image: &Image, server: &Server, ours: &mut Disk) -> Result<Finding> {
     let usb = lab.farbus(&format!("disk:{}", image.0.display()))?;
     let target: FarbusTarget = format!("{}/1-1", usb.address).parse().map_err(|error: String| anyhow!(error))?;
@@ -126,7 +127,8 @@ fn against_bulk_only(lab: &Lab, image: &Image, server: &Server, ours: &mut Disk)
     Ok(versus(NAME, &contest, what, (1, "USB Bulk-Only"), Target::AtLeast(5.0)))
 }
 
-/// The importer's NBD server over a session, against nbdkit's `nbd` plugin over NBD; behind both is a disk in memory.
+/// The importer's NBD server over a session, compared with nbdkit's `nbd` plugin over NBD; both are in front of a disk
+/// in memory.
 pub fn run_proxy(lab: &Lab) -> Result<Vec<Finding>> {
     only_farbus(lab)?;
     let store = lab.peer(Kind::Session)?;
@@ -151,7 +153,7 @@ pub fn run_proxy(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// More and more requests on one connection, and more and more importers of one shared disk (Netbus, Figure 5 and
+/// An increasing number of requests on one connection, and of importers of one shared disk (Netbus, Figure 5 and
 /// section 7.4).
 pub fn run_parallel(lab: &Lab) -> Result<Vec<Finding>> {
     only_farbus(lab)?;
@@ -193,7 +195,7 @@ pub fn run_parallel(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Each on a thread of its own; their bytes together, in the time of one.
+/// Runs each on a thread of its own; returns their bytes together, in the time of one.
 fn all_at_once<T: Send>(clients: &mut [T], run: impl Fn(&mut T) -> Result<Tally> + Sync) -> Result<Tally> {
     let tallies: Vec<Result<Tally>> = std::thread::scope(|scope| {
         let running: Vec<_> = clients.iter_mut().map(|client| scope.spawn(|| run(client))).collect();

@@ -1,7 +1,8 @@
-//! A disk, an interrupt endpoint and control transfers over a link that others fill more and more (Netbus, Figure 8).
+//! A disk, an interrupt endpoint and control transfers over a link that other traffic fills more and more (Netbus,
+//! Figure 8).
 //!
-//! The exporter is a host behind a router and a shaped link; from another host there a flow of UDP, which gives way to
-//! nobody, takes 0 to 95 % of it. Nothing may fail or time out, and what is small and urgent goes on.
+//! The exporter is a host behind a router and a shaped link; from another host there a UDP flow without congestion
+//! control takes 0 to 95 % of it. Nothing may fail or time out, and small urgent transfers continue.
 
 use std::{net::UdpSocket, thread, time::Duration};
 
@@ -28,10 +29,10 @@ const LOADS_PERCENT: [u32; 11] = [0, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95];
 /// What a disk's user keeps in flight.
 const DEPTH: usize = 8;
 const BYTES: usize = 64 * 1024;
-/// Between two control transfers, and two reports of an interrupt endpoint: what people and sensors do.
+/// The pause between two control transfers, and two interrupt reports, as with people and sensors.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What was seen under one load.
+/// The results under one load.
 struct Seen {
     percent: u32,
     disk: Tally,
@@ -100,7 +101,7 @@ fn findings(seen: &[Seen]) -> Vec<Finding> {
         let all = seen.iter().map(|seen| of(seen).latency_us(99.0) / 1000.0);
         Quantity::new(Spread::once(all.fold(0.0, f64::max)), "ms")
     };
-    // A quarter of a second is when a key press is felt to be late; drivers wait for seconds.
+    // A key press that is a quarter of a second late is noticed; drivers wait for seconds.
     for (what, of) in
         [("interrupt", (|seen| &seen.interrupt) as fn(&Seen) -> &Tally), ("control", |seen| &seen.control)]
     {

@@ -1,6 +1,6 @@
-//! What a GB costs the server, against a bare process that sends or receives it in 64 KiB pieces.
+//! The CPU time per GB of the server, compared with a bare process that sends or receives it in 64 KiB pieces.
 //!
-//! The target names a size and no depth, so it is held at a shallow and at a deep queue.
+//! The target names a size and no depth, so it is checked at a shallow and at a deep queue.
 
 use anyhow::Result;
 

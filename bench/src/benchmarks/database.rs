@@ -1,8 +1,7 @@
-//! A database at work on a disk that moves: its transactions over time, and what happened when (Netbus, Figures 10 and
-//! 11).
+//! A database on a disk that moves: its transactions over time, and the events (Netbus, Figures 10 and 11).
 //!
-//! SQLite commits as fast as it can on a disk that a farbus shares and another shows as a file; every line that it
-//! prints is a transaction that is durable. None may fail, and what the last disk holds is whole.
+//! SQLite commits as fast as it can on a disk that one farbus shares and another attaches as a file; every line that it
+//! prints is a durable transaction. None may fail, and the last disk holds a complete database.
 
 use std::{
     fs,
@@ -22,13 +21,13 @@ use crate::{
     svg::{Chart, Line, Panel},
 };
 
-/// Over how long transactions are counted for a point of the plot.
+/// The time over which transactions are counted for a point of the plot.
 const SLICE: Duration = Duration::from_millis(200);
-/// How long a process may take to say what is waited for.
+/// How long a process may take to print an expected line.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// Opens the disk that a line names. A row of 2000 bytes in, an old one out, durable: then a line. Another line closes
-/// it for the next; the end of all lines is the end, with a look at the whole.
+/// Opens the disk that a line names. Inserts a row of 2000 bytes, deletes an old one, commits, and prints a line.
+/// Another line closes the disk for the next one; at the end of the input it checks the whole database and ends.
 const LOAD: &str = r#"
 import os, select, sqlite3, sys
 count = 0
@@ -54,7 +53,7 @@ print("whole", flush=True)
 const MAKE: &str =
     "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('create table t (n integer primary key, b blob)')";
 
-/// A folder that goes with whatever is left in it.
+/// A folder that is removed with its content.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -68,7 +67,7 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// A folder in it.
+    /// Makes a folder in it.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.place(name);
         fs::create_dir_all(&path)?;
@@ -93,12 +92,12 @@ impl Drop for Folder {
     }
 }
 
-/// A process that ends with this, and what it has said, and when.
+/// A process that ends with this value, and its lines with their times.
 pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     said: Arc<Mutex<Vec<(Instant, String)>>>,
-    /// Lines that were waited for.
+    /// How many lines were waited for.
     heard: usize,
 }
 
@@ -146,7 +145,7 @@ impl Process {
 pub struct Load(Process);
 
 impl Load {
-    /// Begins on this disk, and says when.
+    /// Begins on this disk, and returns when.
     pub fn start(disk: &Path) -> Result<(Self, Instant)> {
         let mut command = Command::new("python3");
         command.args(["-c", LOAD]);
@@ -155,13 +154,13 @@ impl Load {
         Ok((load, Instant::now()))
     }
 
-    /// Goes on with this disk.
+    /// Continues with this disk.
     pub fn open(&mut self, disk: &Path) -> Result<()> {
         self.tell(&disk.display().to_string())?;
         self.0.wait_for("committed").map(drop)
     }
 
-    /// Lets go of its disk between two transactions.
+    /// Closes its disk between two transactions.
     pub fn close(&mut self) -> Result<()> {
         self.tell("")?;
         self.0.wait_for("closed").map(drop)
@@ -172,9 +171,9 @@ impl Load {
         Ok(writeln!(stdin, "{line}")?)
     }
 
-    /// Ends it, and says when transactions were durable, seconds since `began`.
+    /// Ends it, and returns the times at which transactions were durable, in seconds since `began`.
     pub fn end(mut self, began: Instant) -> Result<Vec<f64>> {
-        // What it reads from is at its end.
+        // Ends its input.
         self.0.stdin = None;
         self.0.wait_for("whole").context("a transaction failed, or the last disk is not whole")?;
         let said = self.0.said.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,7 +182,7 @@ impl Load {
     }
 }
 
-/// What happened to the disk, from when to when, seconds.
+/// An event of the disk, from when to when, in seconds.
 pub struct Event {
     pub name: String,
     pub begun: f64,
@@ -201,7 +200,7 @@ fn seen(moments: &[f64], from: f64, to: f64) -> (f64, f64) {
 pub fn findings(benchmark: &'static str, moments: &[f64], events: &[Event]) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut add = |what: String, from: f64, to: f64| {
-        // What is under way at the end is counted with the pause that it ends.
+        // The transaction under way at the end is counted with the pause that it ends.
         let (rate, longest) = seen(moments, from, to + 0.05);
         let detail = format!("at most {longest:.1} ms from one to the next; none failed");
         let rate = Quantity::new(Spread::once(rate), "transactions/s");
@@ -217,7 +216,7 @@ pub fn findings(benchmark: &'static str, moments: &[f64], events: &[Event]) -> V
     found
 }
 
-/// Transactions a second over time, and a line wherever something begins and ends.
+/// Transactions a second over time, and a line for the beginning and end of each event.
 pub fn chart(title: &str, moments: &[f64], events: &[Event]) -> Chart {
     let slice = SLICE.as_secs_f64();
     let mut counts = vec![0_u32; moments.last().map_or(0, |last| (last / slice) as usize)];

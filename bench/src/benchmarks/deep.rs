@@ -1,4 +1,4 @@
-//! Many small URBs in flight against the crate that the targets name.
+//! Many small URBs in flight, compared with the crate that the targets name.
 
 use anyhow::Result;
 

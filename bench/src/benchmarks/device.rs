@@ -48,14 +48,14 @@ const TOTAL_BYTES: u64 = 20 << 20;
 const QUICK_BYTES: u64 = 2 << 20;
 const REQUEST_BYTES: usize = 4096;
 const ROUND_TRIPS_MS: [u64; 3] = [0, 1, 10];
-/// Near, a pass takes a moment: the median of so many.
+/// The local paths are fast: the median of this many passes.
 const NEAR_PASSES: usize = 5;
-/// How long a session waits for its next link: here none comes.
+/// The sessions' grace period; no second link comes here.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long whoever had the device last may take to be gone.
+/// How long the previous user of the device may take to be gone.
 const RELEASE_MAX: Duration = Duration::from_secs(10);
 
-/// A raw disk, whatever the way to it.
+/// A raw disk, whatever the path to it.
 trait Raw {
     fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()>;
     fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()>;
@@ -90,7 +90,7 @@ impl Raw for Disk {
     }
 }
 
-/// The ways over a network.
+/// The paths over a network.
 const WAYS: [(&str, Way); 4] = [
     ("USB disk by USB/IP", Way::UsbIp),
     ("USB disk in a session", Way::Session),
@@ -128,7 +128,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// No network, no protocol: a driver of farbus over a disk of farbus.
+/// Without network or protocol: farbus's driver over farbus's disk.
 fn local() -> Result<RemoteDisk<impl Port + Send>> {
     let device = usb_disk(&full_medium()?).map_err(|error| anyhow!(error))?;
     let device = RemoteDevice::open(LocalPort::new(device), Speed::High).map_err(|error| anyhow!("{error:?}"))?;
@@ -150,12 +150,12 @@ impl Way {
     }
 }
 
-/// By farbus's own host, in a session or without.
+/// Through farbus's own host, with or without a session.
 fn usb(address: SocketAddr, grace: Duration) -> Result<RemoteDisk<impl Port + Send>> {
     let target: FarbusTarget = format!("{address}/1-1").parse().map_err(|error: String| anyhow!(error))?;
     let config = ClientConfig { grace: Some(grace), ..ClientConfig::default() };
     let client = Client::new(config);
-    // Whoever had it last has just gone: that takes its exporter a moment.
+    // The exporter takes a moment to notice that the previous user has gone.
     let until = Instant::now() + RELEASE_MAX;
     loop {
         match client.open_disk(&target) {
@@ -185,7 +185,7 @@ fn measured(what: &str, disk: &mut (impl Raw + ?Sized), total: u64, passes: usiz
     Ok(rows)
 }
 
-/// All of it once, from the first request to the last answer; what was written is durable then.
+/// Moves all of it once, from the first request to the last answer; writes are durable then.
 fn pass(disk: &mut (impl Raw + ?Sized), verb: Verb, total: u64) -> Result<Tally> {
     let mut tally = Tally::nothing();
     let mut block = vec![0; REQUEST_BYTES];
@@ -195,7 +195,7 @@ fn pass(disk: &mut (impl Raw + ?Sized), verb: Verb, total: u64) -> Result<Tally>
         match verb {
             Verb::Read => disk.read_at(offset, &mut block)?,
             Verb::Write => {
-                // Where it belongs, so that a read can tell whether it is there.
+                // Each block holds its offset, so that a read can check it.
                 block[..8].copy_from_slice(&offset.to_le_bytes());
                 disk.write_at(offset, &block)?;
             }

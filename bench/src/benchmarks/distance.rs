@@ -1,5 +1,4 @@
-//! A disk that is far away, asked for one thing after the other: what of its speed the distance leaves, with what is
-//! kept of it here.
+//! A remote disk with one request at a time: how much of its speed is left at a distance, with each kind of cache here.
 //!
 //! The distance is the module `delay`, half of a round trip each way, so that nothing else of the machine changes with
 //! it.
@@ -24,9 +23,9 @@ use crate::{
 pub const NAME: &str = "distance";
 const CACHES: [&str; 3] = ["none", "ahead", "writeback"];
 const ROUND_TRIPS_MS: [u64; 5] = [0, 1, 10, 50, 100];
-/// The distance at which targets hold.
+/// The distance of the targets.
 const FAR_MS: u64 = 50;
-/// What is asked: how much at a time, and whether in order.
+/// The loads: bytes per request, and whether in order.
 const LOADS: [(Verb, usize, bool); 5] = [
     (Verb::Read, 128 * 1024, false),
     (Verb::Read, 1 << 20, false),
@@ -35,7 +34,7 @@ const LOADS: [(Verb, usize, bool); 5] = [
     (Verb::Read, 4096, true),
 ];
 
-/// What was seen of one load with one cache, at each distance.
+/// The results of one load with one cache, at each distance.
 struct Seen {
     load: (Verb, usize, bool),
     cache: &'static str,
@@ -54,7 +53,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         let all = LOADS.into_iter().filter(|&load| is_of_use(load, cache));
         let mut with_this: Vec<Seen> = all.map(|load| Seen { load, cache, tallies: Vec::new() }).collect();
         for round_trip in ROUND_TRIPS_MS.map(Duration::from_millis) {
-            // One of its own each time: who was killed is waited for.
+            // Each load has an exporter of its own: a killed importer would have to be waited for.
             let (exporter, how) = (lab.farbus(&shared)?, (round_trip, cache));
             let attached = Server::farbus_attached(lab.farbus_program()?, &exporter, "block", how, lab.placement)?;
             let mut client = Nbd::connect(attached.address)?;
@@ -69,7 +68,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(seen.iter().flat_map(findings).collect())
 }
 
-/// Whether a cache of this kind means anything to this load, or shows what it costs without.
+/// Whether a cache of this kind affects this load, or shows the cost without a cache.
 fn is_of_use((verb, _, is_random): (Verb, usize, bool), cache: &str) -> bool {
     match (cache, matches!(verb, Verb::Write)) {
         ("ahead", is_write) => !is_write,

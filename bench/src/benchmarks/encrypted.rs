@@ -1,4 +1,4 @@
-//! Large URBs in flight on an encrypted link against one bare TLS stream.
+//! Large URBs in flight on an encrypted link, compared with one bare TLS stream.
 
 use anyhow::Result;
 
@@ -21,7 +21,7 @@ pub const NAME: &str = "encrypted";
 const BYTES: usize = 128 * 1024;
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
-    // Only farbus has such links: whatever else is held against the other targets is not asked here.
+    // Only farbus has such links, whichever subject was chosen.
     let hosts = Hosts::pair(lab.farbus_program()?)?;
     let subject = hosts.share("zero", lab.placement)?;
     let limit = lab.peer(Kind::Tls)?;

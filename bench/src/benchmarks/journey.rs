@@ -1,8 +1,8 @@
-//! A database's transactions over time, while its disk goes to another host and the database with it, to another file
-//! there, and both come back (Netbus, Figures 10 and 11).
+//! A database's transactions over time, while its disk and the database migrate to another host, the disk is swapped to
+//! another file there, and both come back (Netbus, Figures 10 and 11).
 //!
-//! Three hosts on this machine, paired: one has the disk, two use it in turns. The database lets go of its disk between
-//! two transactions, as an application does that moves: what is seen is all that it cannot do meanwhile.
+//! Three paired hosts on this machine: one has the disk, two use it in turn. The database closes its disk between two
+//! transactions, as an application does that moves: the figures show the time that it cannot work.
 
 use std::{
     path::PathBuf,
@@ -22,7 +22,7 @@ use crate::{
 
 pub const NAME: &str = "journey";
 
-/// A host of its own: what runs on one is not found from the other.
+/// A host of its own: processes of one do not find those of another.
 struct Host<'a> {
     name: &'static str,
     lab: &'a Lab,
@@ -98,7 +98,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         let (there, at) = attach(to)?;
         load.open(&at)?;
         events.push(Event { name: format!("to {}", to.name), begun, ended: since(began) });
-        // Whoever had it has ended by himself.
+        // The previous attachment has ended by itself.
         attached = there;
         if to.name == rack.name {
             thread::sleep(pause);

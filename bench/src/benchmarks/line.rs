@@ -24,14 +24,14 @@ use crate::{
 pub const NAME: &str = "line";
 const ROUND_TRIPS_MS: [u64; 7] = [0, 1, 4, 8, 10, 50, 100];
 const SIZES: [usize; 6] = [1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10];
-/// The paper's gradient, ms/KB, on 100 Mb/s Ethernet; and where its line begins at no distance, ms.
+/// The paper's gradient, ms/KB, on 100 Mb/s Ethernet; and the line's value without distance, ms.
 const PAPER_GRADIENT: f64 = 6.30e-2;
 const PAPER_BEGINS_MS: f64 = 0.24;
-/// Those over which the depth rule is tried; the load generator has 64 in flight at most.
+/// The round trips for the depth rule; the load generator has 64 in flight at most.
 const DEPTH_ROUND_TRIPS_MS: [u64; 6] = [0, 1, 4, 8, 16, 32];
 /// Between completions of the periodic endpoint.
 const INTERVAL_MS: f64 = 1.0;
-/// Completions so far apart in the mean are as far apart as they should be.
+/// The mean interval between completions up to which the rule counts as kept.
 const INTERVAL_MS_MAX: f64 = 1.05 * INTERVAL_MS;
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
@@ -56,7 +56,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(along.chain(depths.iter().map(|(ms, seen)| depth_finding(*ms, seen))).collect())
 }
 
-/// A device behind a way of so long; its server lives as long.
+/// A remote device at a given distance, with its server.
 struct Far(Client, #[expect(dead_code, reason = "it serves until it is dropped")] Server);
 
 impl Far {
@@ -67,7 +67,7 @@ impl Far {
     }
 }
 
-/// The line through these points, by least squares: gradient, and where it begins.
+/// The line through these points, by least squares: gradient, and value at 0.
 fn fitted(points: &[(f64, f64)]) -> (f64, f64) {
     let count = points.len() as f64;
     let mean = |of: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -77,7 +77,7 @@ fn fitted(points: &[(f64, f64)]) -> (f64, f64) {
     (gradient, y - gradient * x)
 }
 
-/// How much of how the points differ the line says.
+/// The share of the points' variance that the line explains.
 fn explained(points: &[(f64, f64)]) -> f64 {
     let (gradient, begins) = fitted(points);
     let mean = points.iter().map(|point| point.1).sum::<f64>() / points.len() as f64;
@@ -104,7 +104,7 @@ fn line_finding(ms: u64, points: &[(f64, f64)]) -> Finding {
 
 /// Mean intervals between completions, at depths from one to some beyond the rule.
 fn intervals(lab: &Lab, ms: u64) -> Result<Vec<(usize, f64)>> {
-    // At full speed it is asked once a frame.
+    // At full speed it is polled once a frame.
     let mut client = Far::client(lab, "zero,speed=full", ms)?;
     let transfer = Transfer { endpoint: 2, ..Transfer::bulk(Direction::In, 64) };
     let last = ruled(ms) + 6;
@@ -122,7 +122,7 @@ fn intervals(lab: &Lab, ms: u64) -> Result<Vec<(usize, f64)>> {
     Ok(seen)
 }
 
-/// The least depth that the paper's rule allows: q > RTT/x + 1.
+/// The least depth by the paper's rule: q > RTT/x + 1.
 fn ruled(ms: u64) -> usize {
     (ms as f64 / INTERVAL_MS + 1.0).floor() as usize + 1
 }

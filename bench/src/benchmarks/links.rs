@@ -1,6 +1,5 @@
-//! What several links bring on a path that is long and loses something: a block disk over 1, 2, 4 and 8 TCP links of
-//! one session, 50 ms away, at no loss, 0.1 % and 1 %, from the kernel's own emulation of such a network (netem),
-//! between two namespaces.
+//! The benefit of several links on a long path with losses: a block disk over 1, 2, 4 and 8 TCP links of one session,
+//! 50 ms away, at no loss, 0.1 % and 1 %, emulated by the kernel (netem) between two namespaces.
 
 use std::time::Duration;
 
@@ -22,11 +21,11 @@ const ROUND_TRIP_MS: u32 = 50;
 const LOSSES: [u32; 3] = [0, 1, 10];
 const LINKS: [u16; 4] = [1, 2, 4, 8];
 const BYTES: usize = 64 * 1024;
-/// Enough under way to fill a gigabit over such a distance, and what an importer of a disk keeps.
+/// Enough in flight to fill a gigabit over such a distance, and the depth of an importer of a disk.
 const DEPTH: usize = 64;
 const VERBS: [Verb; 2] = [Verb::Read, Verb::Write];
 
-/// What was seen at one loss, with one verb: for each number of links, its rounds.
+/// The results at one loss with one operation: for each number of links, its rounds.
 struct Seen {
     loss: u32,
     verb: Verb,
@@ -44,11 +43,11 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         let server = Server::farbus_in(&net, lab.farbus_program()?, "memory:256M", THERE.into(), lab.placement)?;
         for verb in VERBS {
             let mut tallies: Vec<Vec<Tally>> = LINKS.iter().map(|_| Vec::new()).collect();
-            // In turns: what else the machine does falls on all alike.
+            // In turns, so that other load on the machine affects all alike.
             for _ in 0..rounds {
                 for (links, tallies) in LINKS.into_iter().zip(&mut tallies) {
                     let mut disk = Disk::open_over(server.address, "memory", links)?;
-                    // Windows open first.
+                    // Lets the TCP windows open first.
                     disk.run(verb, BYTES, DEPTH, false, span / 4)?;
                     tallies.push(disk.run(verb, BYTES, DEPTH, false, span)?);
                     disk.close();

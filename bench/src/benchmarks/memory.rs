@@ -64,7 +64,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
 
     drop(client);
     let connections = if lab.quick { 100 } else { 1000 };
-    // A new thread for each: what the allocator keeps for such levels off within some dozens.
+    // A new thread for each: the allocator's memory for them levels off within some dozens.
     for _ in 0..100 {
         subject.attach()?;
     }

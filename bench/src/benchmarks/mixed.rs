@@ -1,9 +1,9 @@
-//! Streams of mixed criticality over a link that is narrowed and widened again (requirement R2): one matters, three
+//! Streams of mixed criticality over a link that is narrowed and widened again (requirement R2): one is critical, three
 //! give way in order.
 //!
 //! The exporter is a host behind a router and a shaped link. Each stream is a full-speed source's isochronous endpoint,
-//! 256 bytes a millisecond; all share one bus. What each brings is counted over time, and what its user is told is
-//! noted beside it.
+//! 256 bytes a millisecond; all share one bus. The benchmark counts what each delivers over time, and notes each report
+//! to its user.
 
 use std::{
     collections::VecDeque,
@@ -36,22 +36,22 @@ use crate::{
 
 pub const NAME: &str = "mixed";
 const WIDE_KBIT: u32 = 50_000;
-/// Two streams and a half of 2 Mb/s and what they are packed in.
+/// Two and a half streams of 2 Mb/s, with their overhead.
 const NARROW_KBIT: u32 = 6_000;
 const ISO_IN: u8 = 0x83;
 const PACKET_BYTES: u32 = 256;
-/// Packets a request, and requests at a time: two seconds' worth.
+/// Packets per request, and requests in flight: two seconds' worth.
 const PACKETS: u32 = 8;
 const DEPTH: usize = 256;
-/// The order in which they come; the last is the one that matters.
+/// The order of the streams; the last is the critical one.
 const STREAMS: [(&str, &str); 4] = [("zero", "low"), ("zero2", "low"), ("zero3", "low"), ("zero4", "high")];
 const HIGH: usize = 3;
-/// Over how long packets are counted for a point of the plot.
+/// The time over which packets are counted for a point of the plot.
 const SLICE_S: f64 = 0.5;
-/// How long anything may take that is waited for.
+/// The limit for anything that is waited for.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a stream has brought, and what its user was told, by the second.
+/// What a stream has delivered, and the reports to its user, by the second.
 #[derive(Default)]
 struct Brought {
     packets: Vec<(f64, u32)>,
@@ -109,7 +109,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     findings(&brought, &moments)
 }
 
-/// When what was done, seconds.
+/// The times of the steps, seconds.
 struct Moments {
     narrowed: f64,
     suspended: f64,
@@ -151,7 +151,7 @@ fn wait(is_so: impl Fn() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Reads a stream until it is told to end.
+/// Reads a stream until `is_over`.
 fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicBool, began: Instant) {
     let ReservationRequest(wished) =
         format!("bytes={PACKET_BYTES},period=1,criticality={criticality}").parse().expect("it is one");
@@ -159,7 +159,7 @@ fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicB
         ClientConfig { grace: Some(Duration::from_secs(20)), reservation: Some(wished), ..ClientConfig::default() };
     let linked = match Client::new(config).session(exporter, Duration::ZERO) {
         Ok(linked) => linked.expect("a reservation goes with a session"),
-        // Whoever waits for it hears that it is not admitted.
+        // The main thread learns that the stream is not admitted.
         Err(error) => return eprintln!("{error}"),
     };
     let status = linked.status();
@@ -198,7 +198,7 @@ fn read(exporter: &Exporter, criticality: &str, shown: &Shown, is_over: &AtomicB
         }
         let is_whole = |packet: &&IsoPacket| packet.status == Status::Ok && packet.actual == PACKET_BYTES;
         let whole = done.iso.iter().filter(is_whole).count() as u32;
-        // The device counts its frames: a gap between two requests is what nobody asked for in time.
+        // The device counts its frames: a gap between two requests is data that was not requested in time.
         let gap = expected.map_or(0, |expected: u32| done.start_frame.wrapping_sub(expected));
         expected = Some(done.start_frame.wrapping_add(PACKETS));
         let mut brought = look(shown);
@@ -223,7 +223,7 @@ fn findings(brought: &[Brought; 4], moments: &Moments) -> Result<Vec<Finding>> {
     Ok(vec![
         absolute("packets missed by the stream that matters", brought[HIGH].missed as f64, "", Target::AtMost(0.0))
             .with_detail(detail),
-        // What is in the link's queue when that ends, a fifth of a second's, has not come.
+        // When the narrow phase ends, the link's queue holds a fifth of a second that has not arrived.
         absolute("what it brings while the link is narrow", rate(HIGH), "packets/s", Target::AtLeast(950.0)),
         absolute("the first of low criticality there", rate(0), "packets/s", Target::Context),
         absolute("the second", rate(1), "packets/s", Target::Context),
@@ -251,7 +251,7 @@ fn chart(brought: &[Brought; 4], moments: &Moments) -> Chart {
     let Moments { narrowed, widened, ended, .. } = *moments;
     let points = vec![(narrowed, 0.0), (narrowed, most), (widened, most), (widened, 0.0)];
     lines.push(Line { name: format!("link of {} Mbit/s", NARROW_KBIT / 1000), points });
-    // One step above the other: admitted is up.
+    // One step per stream: admitted is up.
     let stood = STREAMS.iter().zip(brought).enumerate().map(|(at, ((name, _), brought))| {
         let height = |is_admitted: bool| at as f64 + if is_admitted { 0.8 } else { 0.1 };
         let mut points: Vec<(f64, f64)> = Vec::new();
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_in_time_and_in_order_is_no_miss() {
+    fn packets_in_time_and_in_order_are_no_miss() {
         let brought = [1000.0, 300.0, 300.0, 1000.0].map(|rate: f64| {
             let packets = (0..300).map(|tenth| (f64::from(tenth) / 10.0, (rate / 10.0) as u32)).collect();
             Brought { packets, missed: 0, told: vec![(0.0, true), (12.0, rate > 500.0), (22.0, true)] }

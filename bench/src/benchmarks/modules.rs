@@ -32,25 +32,25 @@ pub const NAME: &str = "modules";
 const LINK_BITS_PER_S: u64 = 100_000_000;
 /// Sides of the paper's frames, in pixels of three bytes.
 const SIDES: [usize; 7] = [100, 200, 300, 400, 500, 600, 700];
-/// Those over which a pair's cost is taken as a slope, and between how many pairs. An attachment has eight at most;
+/// The sizes over which a pair's cost is taken as a slope, and the numbers of pairs. An attachment has eight at most;
 /// here they are chained.
 const SLOPE_SIDES: [usize; 3] = [100, 400, 700];
 const SLOPE_PAIRS: [usize; 4] = [1, 4, 16, 64];
-/// Those of the paper's figure.
+/// The numbers of pairs in the paper's figure.
 const PAPER_PAIRS: [usize; 2] = [1, 8];
 const REPEATS: usize = 30;
-/// How long one turn of a repeat goes on about, and the fewest frames of one: from the first to the second is a time
-/// from frame to frame.
+/// The approximate duration of one turn of a repeat, and the fewest frames of one: the time from the first to the
+/// second is a frame time.
 const SPAN: Duration = Duration::from_millis(60);
 const FRAMES_MIN: usize = 2;
-/// What an unshaped link is taken for when frames are counted out.
+/// The assumed rate of an unshaped link, to choose the number of frames.
 const OPEN_BITS_PER_S: u64 = 500_000_000;
-/// A turn that a busy machine keeps from the processor is not to end the experiment.
+/// The timeout of a turn, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Changes nothing (`docs/modules/xor.c`).
 const OPTIONS: &str = "0";
 
-/// How modules are run.
+/// The ways to run a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Runner {
     Inside,
@@ -71,7 +71,7 @@ impl Runner {
         }
     }
 
-    /// Percent a pair, and the paper's first and further pairs.
+    /// The target in percent per pair, and the paper's figures for the first and further pairs.
     fn promised(self) -> (Target, &'static str) {
         match self {
             Self::Inside => (Target::AtMost(0.1), ""),
@@ -84,7 +84,7 @@ impl Runner {
     }
 }
 
-/// Who does the work: both halves of as many pairs as there are.
+/// The processes and programs that run both halves of all pairs.
 struct Crew {
     ring: Vec<[ModuleProcess; 2]>,
     pipes: Vec<[ModuleProcess; 2]>,
@@ -92,7 +92,7 @@ struct Crew {
 }
 
 impl Crew {
-    /// Processes are supervised and confined, as the product's are: by the product.
+    /// farbus itself supervises and confines the processes, as in the product.
     fn hire(lab: &Lab, folder: &Folder, pairs: usize) -> Result<Self> {
         let farbus = lab.farbus_program()?;
         let compiled = |name: &str, source: &str| {
@@ -121,7 +121,7 @@ impl Crew {
         })
     }
 
-    /// Both ends of so many pairs: the exporter's and the importer's.
+    /// Both ends of this many pairs: the exporter's and the importer's.
     fn ends(&self, runner: Runner, pairs: usize) -> Result<[Pipeline; 2]> {
         let end = |role: Role| {
             let halves = (0..pairs).map(|at| {
@@ -151,7 +151,7 @@ impl Crew {
 /// Seconds a frame, repeat by repeat.
 type Times = BTreeMap<(Runner, usize, usize), Vec<f64>>;
 
-/// Frames of `side` pixels, and how many of them a repeat has at `seconds` each.
+/// The bytes of frames of `side` pixels, and how many of them a repeat has at `seconds` each.
 fn shape(side: usize, seconds: f64) -> (usize, usize) {
     (side * side * 3, FRAMES_MIN.max((SPAN.as_secs_f64() / seconds).ceil() as usize + 1))
 }
@@ -164,7 +164,7 @@ struct Experiment<'a> {
 }
 
 impl Experiment<'_> {
-    /// All sizes, ways and pairs in turns, as often as there are repeats.
+    /// Runs all sizes, runners and numbers of pairs in turns, as often as there are repeats.
     fn run(&self, sides: &[usize], pairs: impl Fn(usize) -> Vec<usize>) -> Result<Times> {
         let mut way = Way::new(self.bits_per_s)?;
         let mut times = Times::new();
@@ -198,13 +198,14 @@ fn bare(times: &Times, side: usize) -> &[f64] {
     &times[&(Runner::Inside, side, 0)]
 }
 
-/// What the first pair adds, in percent of a frame without any; repeat by repeat.
+/// The cost of the first pair, in percent of a frame without any; repeat by repeat.
 fn first(times: &Times, runner: Runner, side: usize) -> Vec<f64> {
     let added = times[&(runner, side, 1)].iter().zip(bare(times, side));
     added.map(|(with, without)| (with / without - 1.0) * 100.0).collect()
 }
 
-/// What each pair adds: the slope over these, by least squares, in percent of a frame without any; repeat by repeat.
+/// The cost of each pair: the slope over these sizes, by least squares, in percent of a frame without any; repeat by
+/// repeat.
 fn slope(times: &Times, runner: Runner, side: usize, pairs: &[usize]) -> Vec<f64> {
     let mean = pairs.iter().sum::<usize>() as f64 / pairs.len() as f64;
     let square: f64 = pairs.iter().map(|&pairs| (pairs as f64 - mean).powi(2)).sum();
@@ -252,7 +253,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
             let judged = slope(&shaped, runner, side, slope_pairs);
             let what = format!("{}, {side}² at 100 Mb/s: a pair, of the time from frame to frame", runner.name());
             let further = slope(&shaped, runner, side, &PAPER_PAIRS);
-            // What a pair adds to a frame that is alone on its way.
+            // The cost of a pair for a frame that travels alone.
             let alone = slope(&waiting, runner, side, &PAPER_PAIRS);
             let alone_us = median(alone) / 100.0 * median(bare(&waiting, side).to_vec()) * 1e6;
             let detail = format!(
@@ -291,7 +292,7 @@ fn has_cc() -> bool {
     Command::new("cc").arg("--version").output().is_ok()
 }
 
-/// The paper's Figure 2, and the same as what pairs add.
+/// The paper's Figure 2, and the cost of the pairs.
 fn chart(times: &Times, sides: &[usize]) -> Chart {
     let line = |name: String, figure: &dyn Fn(usize) -> f64| Line {
         name,
@@ -325,7 +326,7 @@ fn chart(times: &Times, sides: &[usize]) -> Chart {
     }
 }
 
-/// From one pair to as many as there are.
+/// From one pair to the largest number.
 fn pairs_chart(times: &Times, pairs: &[usize]) -> Chart {
     let panel = |side: usize| Panel {
         up: format!("{side}²: % of the time without pairs"),

@@ -1,4 +1,4 @@
-//! How figures are named in a report.
+//! The names of figures in a report.
 
 use crate::contest::Contest;
 

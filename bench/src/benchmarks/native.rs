@@ -1,5 +1,5 @@
-//! The same transfers to the same device by our own protocol and by USB/IP, each through this library's importer and
-//! exporter.
+//! The same transfers to the same device over farbus's own protocol and over USB/IP, each with this library's importer
+//! and exporter.
 
 use anyhow::{Result, anyhow, bail};
 use farbus::{client::Client, internals::port::usbip::RemotePort};
@@ -19,7 +19,7 @@ use crate::{
 
 pub const NAME: &str = "native";
 
-/// From a key's report to what disks and cameras ask for, at the depths at which they ask.
+/// From a key report to the requests of disks and cameras, at their usual depths.
 const SIZES: [usize; 6] = [64, 512, 4 << 10, 16 << 10, 64 << 10, 1 << 20];
 const DEPTHS: [usize; 3] = [1, 8, 32];
 /// Above this in flight, a queue that fills and drains counts in a short slice.

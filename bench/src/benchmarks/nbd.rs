@@ -1,6 +1,6 @@
-//! Block requests by NBD, many in flight on one connection, against `nbdkit memory` and `qemu-nbd`.
+//! Block requests over NBD, many in flight on one connection, compared with `nbdkit memory` and `qemu-nbd`.
 //!
-//! All three answer from memory over loopback TCP, and one client asks all of them.
+//! All three answer from memory over loopback TCP to the same client.
 
 use anyhow::{Result, bail};
 
@@ -33,7 +33,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let qemu = NbdPeer::qemu(&image.0, lab.placement)?;
     let mut clients = [Nbd::connect(server.address)?, nbdkit.connect()?, qemu.connect()?];
     let block = vec![0xa5; FILL_BYTES];
-    // A hole is answered without touching memory; a disk with something on it has none.
+    // A hole is answered without touching memory; a filled disk has none.
     for client in &mut clients {
         for offset in (0..client.bytes).step_by(FILL_BYTES) {
             client.write_at(offset, &block)?;

@@ -1,7 +1,7 @@
-//! What our own protocol adds to the data: computed, frame by frame, for the shapes that Netbus gives (section 7.1).
+//! The overhead of farbus's own protocol: computed, frame by frame, for the shapes of Netbus (section 7.1).
 //!
 //! The paper counts 56 bytes of network headers a packet, and a packet for each block, for each request and for an
-//! isochronous schedule. Our schedule rides in its request.
+//! isochronous schedule. In farbus the schedule is part of the request.
 
 use anyhow::{Result, anyhow, ensure};
 use farbus::{
@@ -29,20 +29,20 @@ use crate::{
 };
 
 pub const NAME: &str = "overhead";
-/// Of one packet, in the paper's count: TCP/IP 40, Ethernet 16.
+/// Headers of one packet, as the paper counts them: TCP/IP 40, Ethernet 16.
 const PACKET_BYTES: f64 = 56.0;
-/// Of a request and its reply together, in the paper.
+/// Protocol bytes of a request and its reply together, in the paper.
 const PAPER_BYTES: f64 = 32.0;
-/// Requests that are counted together: enough for what is acknowledged now and then to weigh what it does.
+/// Requests that are counted together: enough for occasional acknowledgements to have their proper share.
 const REQUESTS: u32 = 64;
 
-/// A request of the paper's, and how often it is asked.
+/// A request of the paper, and its rate.
 struct Shape {
     what: &'static str,
     data_bytes: u32,
-    /// Packets in the paper's count, of the paper and of ours.
+    /// Packets as the paper counts them, of the paper and of farbus.
     packets: [f64; 2],
-    /// Bytes of its headers that are a schedule, which the paper does not count among them.
+    /// Bytes of the headers that are a schedule, which the paper does not count as headers.
     schedule_bytes: f64,
     /// The paper's percentage.
     paper_percent: f64,
@@ -119,7 +119,7 @@ impl Shape {
     }
 }
 
-/// Both ends of a session, and the bytes between them counted.
+/// Both ends of a session, which counts the bytes between them.
 struct Wire<A: Attached> {
     importer: ImporterSession,
     exporter: ExporterSession,
@@ -157,7 +157,7 @@ impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
         Ok(wire)
     }
 
-    /// Bytes that are not data, a request: many are asked, and all answered well.
+    /// Bytes per request that are not data: makes many requests, which all have to succeed.
     fn overhead(
         &mut self,
         data_bytes: u32,

@@ -22,9 +22,9 @@ use crate::{
 pub const NAME: &str = "realtime";
 const SEED: u64 = 1;
 const HOUR_S: u64 = 3600;
-/// By so many thousandths packets are shorter than Equation 3 has them, at the most.
+/// How many thousandths shorter than by Equation 3 packets may be.
 const SHORTER_PERMILLE: u32 = 50;
-/// The last two channels are the ones that the paper plots.
+/// The last two channels, which the paper plots.
 const PLOTTED: [usize; 2] = [3, 4];
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
@@ -96,7 +96,7 @@ fn table_4(lab: &Lab, seconds: u64) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Table 6, and how fast an hour of a full bus goes by.
+/// Table 6, and how long the simulation of an hour of a full bus takes.
 fn table_6(seconds: u64) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for (at, scenario) in THROUGHPUT.iter().enumerate() {
@@ -137,7 +137,7 @@ fn table_6(seconds: u64) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Reckoned from the planner's own shares of the bus.
+/// Computed from the planner's own shares of the bus.
 fn why_it_differs(scenario: &Throughput, load: Load, at: usize) -> Result<String> {
     let plan = throughput::planned(scenario).map_err(|refusal| anyhow!("{refusal}"))?;
     let shares = |of: &dyn Fn(&Request) -> bool| -> f64 {
@@ -169,7 +169,7 @@ fn why_it_differs(scenario: &Throughput, load: Load, at: usize) -> Result<String
     })
 }
 
-/// How fast an hour of a world goes by, of which `seconds` began at `begin`.
+/// How long the simulation of an hour takes, of which `seconds` began at `begin`.
 fn an_hour(of: &str, seconds: u64, begin: Instant) -> Finding {
     let took_s = begin.elapsed().as_secs_f64();
     let hour = once(took_s * HOUR_S as f64 / seconds as f64, "s");
@@ -224,7 +224,7 @@ fn table_9(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Two figures that may both be nothing: no ratio is made of them.
+/// Two counts that may both be zero: no ratio is made of them.
 fn counted(what: String, ours: Quantity, other: (&'static str, Quantity)) -> Finding {
     Finding { other: Some(other), ..Finding::absolute(NAME, what, ours, Target::Context) }
 }
@@ -235,7 +235,7 @@ struct Direction {
     figures: [u32; 2],
     traffic: fn() -> [farbus_sim::can::Traffic; farbus_sim::can::CHANNELS],
     frames_per_s: (u64, u64),
-    /// Means that the paper's text names: Quest's and Linux's.
+    /// Means in the paper's text: Quest's and Linux's.
     means: Option<[(u64, u64); 2]>,
 }
 

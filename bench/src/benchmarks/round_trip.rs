@@ -1,4 +1,4 @@
-//! One URB at a time against the barest loop that moves the same bytes.
+//! One URB at a time, compared with the barest loop that moves the same bytes.
 
 use anyhow::Result;
 
@@ -33,8 +33,8 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                 ],
             )?;
             let [ours, ping] = [0, 1].map(|side| contest.figures(side, |share| share.tally.urbs_per_second() / 1000.0));
-            // A preemption of milliseconds weighs on a rate, not on the median of round trips: on a
-            // busy machine this is the figure to believe.
+            // A preemption of milliseconds affects a rate, but not the median of round trips: on a busy machine this is
+            // the reliable figure.
             let by_median = contest.sum(1).latency_us(50.0) / contest.sum(0).latency_us(50.0);
             findings.push(
                 Finding::ratio(

@@ -1,5 +1,5 @@
-//! Where the time of one request goes (Netbus, Tables 1 and 2), by what the exporter says of its own part: no clocks
-//! are compared.
+//! The time of one request by stage (Netbus, Tables 1 and 2), from the exporter's report of its own part: no clocks are
+//! compared.
 
 use anyhow::{Result, bail};
 
@@ -16,10 +16,10 @@ use crate::{
 };
 
 pub const NAME: &str = "stages";
-/// As many as the paper averages.
+/// As many samples as the paper averages.
 const SAMPLES: usize = 100;
 
-/// A stage and where it stands in a sample.
+/// A stage and how to get it from a sample.
 type Named = (&'static str, fn(&Stages) -> f64);
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {

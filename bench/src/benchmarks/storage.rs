@@ -1,7 +1,7 @@
-//! A disk through farbus's own host in user space, against `nbdkit memory`, read the same way.
+//! A disk through farbus's own host in user space, compared with `nbdkit memory`, read the same way.
 //!
-//! Both answer from memory over loopback TCP, and both clients copy into one buffer of ours. What
-//! farbus does besides is USB: Bulk-Only wrappers, SCSI, a device in the middle.
+//! Both answer from memory over loopback TCP, and both clients copy into one buffer. farbus does USB in addition:
+//! Bulk-Only wrappers, SCSI, a device in the middle.
 
 use std::{
     fs,
@@ -34,7 +34,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     let nbdkit = NbdPeer::nbdkit(DISK_BYTES, lab.placement)?;
     let mut nbd = nbdkit.connect()?;
     let block = vec![FILL; BLOCK_BYTES];
-    // nbdkit answers holes without touching memory; a disk with something on it has none.
+    // nbdkit answers holes without touching memory; a filled disk has none.
     for offset in (0..nbd.bytes).step_by(BLOCK_BYTES) {
         nbd.write_at(offset, &block)?;
     }
@@ -112,7 +112,7 @@ impl Drop for Image {
     }
 }
 
-/// Block after block, one at a time, round and round.
+/// Block after block, one at a time, cyclically.
 fn in_turn(limit: Duration, bytes: usize, mut operate: impl FnMut(u64, &mut [u8]) -> Result<()>) -> Result<Tally> {
     let mut block = vec![FILL; bytes];
     let mut tally = Tally::nothing();

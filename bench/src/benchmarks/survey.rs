@@ -1,4 +1,4 @@
-//! The whole table, without targets: where a change helps and where it costs.
+//! The whole table, without targets: shows what a change improves and what it costs.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! System calls a URB, counted from outside.
+//! System calls per URB, counted from outside.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
 
 pub const NAME: &str = "syscalls";
 
-/// Enough that the calls of a second of idling do not show.
+/// Long enough that the calls of a second of idling do not matter.
 const LOAD: Duration = Duration::from_millis(400);
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
@@ -36,7 +36,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
                 samples.push(each);
             }
             let own = own_share(own_before, own(lab, &subject));
-            // Which calls they are is told by strace, which slows the server, hence not the count.
+            // strace names the calls but slows the server, hence it does not count them.
             let by_name = SyscallCounter::strace(subject.pid())
                 .and_then(|counter| count(counter, &mut client, &transfer, depth))
                 .map_or_else(
@@ -59,7 +59,7 @@ fn own(lab: &Lab, subject: &Server) -> Option<OwnCounters> {
     }
 }
 
-/// The second opinion: what farbus says of the same runs.
+/// A second source: farbus's own counters of the same runs.
 fn own_share(before: Option<OwnCounters>, after: Option<OwnCounters>) -> String {
     match (before, after) {
         (Some(before), Some(after)) => {
@@ -70,7 +70,7 @@ fn own_share(before: Option<OwnCounters>, after: Option<OwnCounters>) -> String 
     }
 }
 
-/// The calls during a run, and how many that is for each URB.
+/// The calls during a run, and the calls per URB.
 fn count(counter: SyscallCounter, client: &mut Client, transfer: &Transfer, depth: usize) -> Result<(Calls, f64)> {
     let tally = client.run(transfer, depth, Until::Elapsed(LOAD)).context("under a tracer")?;
     let calls = counter.finish()?;

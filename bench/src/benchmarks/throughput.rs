@@ -1,4 +1,4 @@
-//! Large URBs in flight against one bare TCP stream.
+//! Large URBs in flight, compared with one bare TCP stream.
 
 use anyhow::Result;
 

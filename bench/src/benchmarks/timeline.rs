@@ -1,4 +1,5 @@
-//! A database's transactions over time, while its disk moves to another file and on to a third (Netbus, Figure 11).
+//! A database's transactions over time, while its disk is swapped to another file and on to a third (Netbus, Figure
+//! 11).
 
 use std::{
     process::Command,
@@ -17,7 +18,7 @@ use crate::{
 };
 
 pub const NAME: &str = "timeline";
-/// What the paper's requests waited while a disk was swapped with 30 of them pending.
+/// How long the paper's requests waited while a disk was swapped with 30 of them pending.
 const PAPER_MS: f64 = 15.0;
 
 pub fn run(lab: &Lab) -> Result<Vec<Finding>> {

@@ -1,4 +1,4 @@
-//! A flow that gives way to nobody: what congests a link.
+//! A UDP flow without congestion control, which congests a link.
 
 use std::{
     net::UdpSocket,
@@ -21,7 +21,7 @@ pub fn serve(target: &str) -> Result<()> {
     loop {
         let due = (began.elapsed().as_secs_f64() * rate as f64) as u64;
         while sent + PACKET.len() as u64 <= due {
-            // What a full queue drops counts as sent: that is what congestion is.
+            // Packets that a full queue drops count as sent: that is congestion.
             let _ = socket.send(&PACKET);
             sent += PACKET.len() as u64;
         }

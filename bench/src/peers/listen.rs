@@ -1,4 +1,4 @@
-//! How a server that is part of this binary finds a port, tells it and takes its clients.
+//! How a server that is part of this binary finds a port, announces it and accepts clients.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
@@ -7,18 +7,18 @@ use std::{
 
 use anyhow::Result;
 
-/// What every server that is part of this binary listens on.
+/// The address on which every such server listens.
 pub const ANY_LOOPBACK_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// How long a server may take to say that it listens.
+/// How long a server may take to announce its address.
 pub const START_MAX: Duration = Duration::from_secs(10);
 
-/// Finds a port and tells it to whoever started this process.
+/// Finds a port and announces it to the process that started this one.
 pub fn announce() -> Result<TcpListener> {
     announce_at(None)
 }
 
-/// The same at another address.
+/// Like [`announce`], at another address.
 pub fn announce_at(address: Option<&str>) -> Result<TcpListener> {
     let address = address.map(str::parse).transpose()?;
     let listener = TcpListener::bind(address.unwrap_or(ANY_LOOPBACK_PORT))?;
@@ -26,7 +26,7 @@ pub fn announce_at(address: Option<&str>) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves one connection after the other; one that ends badly is the end of that one only.
+/// Serves one connection after the other; a failure ends only its own connection.
 pub fn serve_each(listener: &TcpListener, mut serve: impl FnMut(TcpStream) -> Result<()>) -> Result<()> {
     loop {
         let (stream, _) = listener.accept()?;

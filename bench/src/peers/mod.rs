@@ -1,8 +1,8 @@
-//! What farbus is compared with: other servers, and the bare limits of the machine.
+//! The comparisons for farbus: other servers, and the limits of the machine.
 //!
-//! Every server runs in a process of its own (this binary again, under a hidden subcommand), so that
-//! what it costs can be read from outside the same way for all of them. A server announces itself
-//! with a line that contains `listening on ADDRESS` and serves until it is killed.
+//! Every server runs in a process of its own (this binary again, under a hidden subcommand), so that its costs can be
+//! read from outside in the same way for all. A server announces itself with a line that contains `listening on
+//! ADDRESS` and serves until it is killed.
 
 mod flood;
 mod listen;
@@ -38,7 +38,7 @@ pub fn serve(kind: Kind, told: Option<&str>) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The witness is tried on every peer that speaks USB/IP before it judges farbus.
+    /// The load generator is tried on every peer that speaks USB/IP before it judges farbus.
     #[test]
     fn the_load_generator_and_the_reference_server_understand_each_other() {
         use crate::{

@@ -1,4 +1,4 @@
-//! `nbdkit memory` and `qemu-nbd`, and an NBD client that keeps as many blocks in flight as it is told.
+//! `nbdkit memory` and `qemu-nbd`, and an NBD client that keeps a given number of blocks in flight.
 
 use std::{
     collections::VecDeque,
@@ -32,7 +32,7 @@ const INFO_EXPORT: u16 = 0;
 /// FIXED_NEWSTYLE and NO_ZEROES.
 const CLIENT_FLAGS: u32 = 0b11;
 
-/// What is asked.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     Read = 0,
@@ -48,7 +48,7 @@ impl Verb {
     }
 }
 
-/// A running NBD server of somebody else's, killed when dropped.
+/// A running third-party NBD server, killed when dropped.
 pub struct NbdPeer {
     child: Child,
     address: SocketAddr,
@@ -66,7 +66,7 @@ impl NbdPeer {
     }
 
     fn nbdkit_with(plugin: &[&str], placement: Placement) -> Result<Self> {
-        // nbdkit cannot choose a port and tell, so one is found first and given back.
+        // nbdkit cannot choose a port and announce it, so one is found first and released.
         let address = TcpListener::bind(ANY_LOOPBACK_PORT)?.local_addr()?;
         let mut command = Command::new("nbdkit");
         command
@@ -199,7 +199,8 @@ impl Nbd {
         let reply_bytes = REPLY_BYTES + if matches!(verb, Verb::Read) { bytes } else { 0 };
         let began = Instant::now();
         let mut now = began;
-        // Out of order is allowed, and nobody here does it to requests of one size: latencies are those of the oldest.
+        // Answers may come out of order, but these servers answer requests of one size in order: latencies are those of
+        // the oldest.
         while now - began < limit || !asked.is_empty() {
             sending.clear();
             while asked.len() < depth && now - began < limit {
@@ -274,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_to_nbdkit_is_read_back() {
+    fn bytes_written_to_nbdkit_are_read_back() {
         let Ok(nbdkit) = NbdPeer::nbdkit(1 << 20, Placement::Free) else {
             eprintln!("skipped: nbdkit is not installed");
             return;

@@ -25,7 +25,7 @@ pub fn serve(listener: TcpListener) -> Result<()> {
     })
 }
 
-/// The other end: asks as a USB/IP client would, byte for byte as much in either direction.
+/// The client's end: exchanges exactly as many bytes as a USB/IP client would.
 pub struct Ping {
     stream: TcpStream,
     request: Vec<u8>,

@@ -50,7 +50,7 @@ fn offer(stream: &mut TcpStream) -> Result<()> {
 struct Connection {
     stream: TcpStream,
     receive: Vec<u8>,
-    /// Received and not yet taken apart, at the start of `receive`.
+    /// Bytes received and not yet parsed, at the start of `receive`.
     received: usize,
     /// An OUT command whose data has not all come, and how much of it is missing.
     sinking: Option<([u8; HEADER_BYTES], usize)>,
@@ -117,9 +117,9 @@ impl Connection {
 }
 
 enum Answer {
-    /// A header and as many zeros.
+    /// A header and this many zeros.
     Now([u8; HEADER_BYTES], usize),
-    /// A header, once so many bytes have been taken.
+    /// A header, once this many bytes have been taken.
     AfterSinking([u8; HEADER_BYTES], usize),
 }
 

@@ -20,7 +20,7 @@ use crate::{
     placement::Placement,
 };
 
-/// Within which a device is to be offered again after its user has gone.
+/// The limit within which a device is offered again after its user has gone.
 const RELEASE_MAX: Duration = Duration::from_secs(1);
 
 /// The servers that are part of this binary.
@@ -40,7 +40,7 @@ pub enum Kind {
     Session,
     /// farbus's NBD server over such a session's disk.
     Proxy,
-    /// UDP that gives way to nobody.
+    /// UDP without congestion control.
     Flood,
 }
 
@@ -102,7 +102,7 @@ impl Server {
         Self::start(command, "farbus", "1-1", placement)
     }
 
-    /// The same on the other host of a network, at an address of its own there.
+    /// `farbus share WHAT` on the other host of a network, at an address of its own there.
     pub fn farbus_in(
         net: &LossyNet,
         program: &Path,
@@ -111,7 +111,7 @@ impl Server {
         placement: Placement,
     ) -> Result<Self> {
         let mut command = net.on_server(program);
-        // Nobody else is there.
+        // No other process uses the port there.
         command.args(["share", what, "--listen", &SocketAddr::new(address, 3240).to_string()]);
         Self::start(command, "farbus", "1-1", placement)
     }
@@ -130,8 +130,7 @@ impl Server {
         Self::start(command, "farbus nbd", "", placement)
     }
 
-    /// `farbus attach` of a disk that `exporter` shares, served by NBD: as far away as `round_trip`, with this much
-    /// kept here.
+    /// `farbus attach` of a disk that `exporter` shares, served by NBD, with this round trip and this cache.
     pub fn farbus_attached(
         program: &Path,
         exporter: &Self,
@@ -151,7 +150,7 @@ impl Server {
     fn start(mut command: Command, name: &'static str, busid: &'static str, placement: Placement) -> Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = placement.start_server(&mut command)?;
-        // Both are read to their end, long after the line that matters: a full pipe stops a server.
+        // Both streams are read to their end, long after the expected line: a full pipe stops a server.
         let (lines, heard) = mpsc::channel();
         read_lines(child.stdout.take().expect("piped"), lines.clone());
         read_lines(child.stderr.take().expect("piped"), lines);
@@ -177,7 +176,7 @@ impl Server {
         self.child.id()
     }
 
-    /// What its device is called.
+    /// Its device's bus id.
     pub fn busid(&self) -> &'static str {
         self.busid
     }

@@ -1,9 +1,9 @@
-//! farbus's own protocol over plain TCP, both ends of it farbus's library: an exporter of a disk in memory, of the same
-//! as a USB disk that it drives itself, and of a source/sink device, an importer that drives them, and one that shows
-//! the disk by NBD.
+//! farbus's own protocol over plain TCP, both ends in farbus's library: an exporter of a disk in memory, of the same
+//! disk as a USB disk that it drives itself, and of a source/sink device; an importer that uses them, and one that
+//! serves the disk by NBD.
 //!
-//! The product speaks it between paired hosts, over TLS; [`farbus::internals::bare`] is the same sessions with the same
-//! calls over a bare socket, which is what the peers that they are held against speak over too.
+//! The product speaks this protocol between paired hosts, over TLS; [`farbus::internals::bare`] has the same sessions
+//! with the same calls over a bare socket, as the peers for comparison use.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -40,20 +40,20 @@ use farbus::{
 use super::{listen::ANY_LOOPBACK_PORT, nbdkit::Verb};
 use crate::{load::Tally, usbip::Direction};
 
-/// As much as the disks that it is held against have.
+/// The same size as the disks for comparison.
 const DISK_BYTES: u64 = 256 << 20;
-/// How long a session waits for its next link: here none comes.
+/// The sessions' grace period; no second link comes here.
 const GRACE: Duration = Duration::from_secs(1);
 /// Idle buffers that an importer keeps.
 const POOL_BYTES: usize = 8 << 20;
-/// A disk on which everything was written: a hole costs no memory traffic.
+/// The content of a fully written disk: a hole would cost no memory traffic.
 const FILL: u8 = 0xa5;
 
-/// The disk by its name at the exporter, and the USB disk over the same medium that its exporter drives.
+/// The disk's name on the exporter, and the USB disk over the same medium that its exporter drives.
 pub const DISK: &str = "disk";
 pub const DRIVEN: &str = "driven";
 
-/// A medium in memory on which everything was written.
+/// A fully written medium in memory.
 pub fn full_medium() -> Result<MemoryMedium> {
     let mut memory = SparseMemory::new(DISK_BYTES, DISK_BYTES);
     for offset in (0..DISK_BYTES).step_by(1 << 20) {
@@ -68,7 +68,7 @@ pub fn usb_disk(medium: &MemoryMedium) -> Result<Box<dyn Device>, String> {
     disk.map(|disk| Box::new(disk) as Box<dyn Device>).map_err(|error| error.to_string())
 }
 
-/// Serves the devices to whoever comes, each on a thread of its own; the medium is one, and shared.
+/// Serves the devices to every client, each on a thread of its own; they share one medium.
 pub fn serve(listener: &TcpListener) -> Result<()> {
     let medium = full_medium()?;
     loop {
@@ -83,7 +83,7 @@ pub fn serve(listener: &TcpListener) -> Result<()> {
     }
 }
 
-/// Shows the disk of the exporter at `address` by NBD, as `farbus attach --via nbd` does.
+/// Serves the disk of the exporter at `address` by NBD, as `farbus attach --via nbd` does.
 pub fn serve_proxy(address: &str) -> Result<()> {
     let (disk, _) = open_disk(address)?;
     let listener = Place::Address(ANY_LOOPBACK_PORT).listen()?;
@@ -158,7 +158,7 @@ fn open_named(address: &str, name: &str, links: u16) -> Result<(Linked<RemoteBlo
     Ok((disk, done))
 }
 
-/// The exporter's disk, as a program with this library uses it.
+/// The exporter's disk, as a program uses it through this library.
 pub struct Disk {
     linked: Linked<RemoteBlock>,
     done: Completions<BlockDone>,
@@ -172,19 +172,19 @@ impl Disk {
         Ok(Self { linked, done, seed: 1, next: 0 })
     }
 
-    /// The disk of this name, over so many links, all of which are there.
+    /// Opens the disk of this name over `links` links, and waits for all of them.
     pub fn open_over(address: SocketAddr, name: &str, links: u16) -> Result<Self> {
         let (linked, done) = open_named(&address.to_string(), name, links)?;
         ensure!(linked.links() == usize::from(links), "{} of {links} links are there", linked.links());
         Ok(Self { linked, done, seed: 1, next: 0 })
     }
 
-    /// Gives it back, so that the next may have it at once.
+    /// Gives the disk back, so that the next user may have it at once.
     pub fn close(mut self) {
         self.linked.close(&mut self.done);
     }
 
-    /// One request, and what it brought.
+    /// Makes one request and returns its answer.
     fn ask(&mut self, request: BlockRequest) -> Result<BlockDone> {
         let at = self.linked.clock().now();
         self.linked.submit(at, request.launch(), &mut self.done);
@@ -199,7 +199,7 @@ impl Disk {
         Ok(done)
     }
 
-    /// Reads what stands there.
+    /// Reads bytes.
     pub fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<()> {
         let done = self.ask(BlockRequest::read(BlockId(0), offset, to.len() as u32))?;
         to.copy_from_slice(&done.payload.contiguous());
@@ -207,12 +207,12 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes it there.
+    /// Writes bytes.
     pub fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<()> {
         self.ask(BlockRequest::write(BlockId(0), offset, from.to_vec().into())).map(drop)
     }
 
-    /// What was written is durable then.
+    /// Makes every write durable.
     pub fn flush(&mut self) -> Result<()> {
         self.ask(BlockRequest::flush(BlockId(0))).map(drop)
     }
@@ -264,20 +264,20 @@ impl Disk {
     }
 }
 
-/// Where the time of one request went, µs.
+/// The time of one request by stage, µs.
 pub struct Stages {
-    /// With whoever asked, in this process.
+    /// In the requester, in this process.
     pub front_us: f64,
-    /// With the exporter's end of the session: arriving, waiting for its data, waiting for the link.
+    /// In the exporter's end of the session: arriving, waiting for its data, waiting for the link.
     pub bus_us: f64,
-    /// Both ways over the network, system calls and this end of the session among it.
+    /// Both ways over the network, including system calls and this end of the session.
     pub network_us: f64,
-    /// With the device.
+    /// In the device.
     pub back_us: f64,
 }
 
 impl Disk {
-    /// The stages of `count` requests, one at a time: of those among many that the session times.
+    /// The stages of `count` requests, one at a time: of those that the session measures.
     pub fn stages(&mut self, verb: Verb, bytes: usize, count: usize) -> Result<Vec<Stages>> {
         let block: Arc<[u8]> = vec![FILL; bytes].into();
         let mut stages = Vec::with_capacity(count);
@@ -320,16 +320,16 @@ pub fn source_sink(address: SocketAddr) -> Result<UsbLoad<SessionPort>> {
     UsbLoad::over(SessionPort::new(linked))
 }
 
-/// A small transfer that somebody waits for.
+/// A small transfer whose latency matters.
 #[derive(Clone, Copy, Debug)]
 pub enum Pulse {
-    /// What an interrupt endpoint sends.
+    /// A report of an interrupt endpoint.
     Interrupt,
     /// A descriptor.
     Control,
 }
 
-/// A load on a source/sink device, whatever the way to it.
+/// A load on a source/sink device, over any port.
 pub struct UsbLoad<P> {
     port: P,
     next: u64,

@@ -18,14 +18,14 @@ use crate::{
 /// that starts a burst does not count.
 const BURST_BYTES: u64 = 128 << 20;
 
-/// A burst is asked for with three little-endian words of eight bytes: the direction (1: towards the
-/// client), the size of a piece, and how many bytes in all. One that was sent to the server is
-/// answered with one byte when the last of it has been read.
+/// A client asks for a burst with three little-endian words of eight bytes: the direction (1: towards the client), the
+/// size of a piece, and how many bytes in all. The server answers a burst towards it with one byte once it has read the
+/// last of it.
 pub fn serve(listener: TcpListener) -> Result<()> {
     serve_each(&listener, |mut stream| serve_bursts(&mut stream))
 }
 
-/// The same over a stream of any kind.
+/// Serves bursts over a stream of any kind.
 pub fn serve_bursts(stream: &mut (impl Read + Write)) -> Result<()> {
     let mut piece = Vec::new();
     loop {
@@ -54,8 +54,8 @@ pub struct Stream<S = TcpStream> {
     stream: S,
     direction: Direction,
     piece_bytes: usize,
-    /// The server's side of a burst uses pieces of the given size; ours is the load generator's
-    /// buffer when receiving, so that the same client faces both servers.
+    /// The server uses pieces of the size asked for; the client receives with the load generator's buffer, so that the
+    /// same client faces both servers.
     buffer: Vec<u8>,
 }
 

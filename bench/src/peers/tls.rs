@@ -1,5 +1,5 @@
-//! The limit for encrypted bytes: one stream of rustls as its documentation shows it, and two farbus hosts to hold
-//! against it.
+//! The limit for encrypted bytes: one stream of rustls as its documentation shows it, and two farbus hosts for
+//! comparison.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ use crate::{load::Client, placement::Placement};
 /// A client's end.
 pub type TlsStream = StreamOwned<ClientConnection, TcpStream>;
 
-/// What farbus calls USB/IP in its handshake.
+/// farbus's ALPN name of USB/IP.
 const USBIP: &[u8] = b"farbus-usbip/1";
 
 pub fn serve(listener: TcpListener) -> Result<()> {
@@ -54,7 +54,7 @@ fn over(address: SocketAddr, config: ClientConfig) -> Result<TlsStream> {
     Ok(StreamOwned::new(connection, socket))
 }
 
-/// Two farbus hosts that have paired. Their folder goes when dropped.
+/// Two paired farbus hosts. Their folder is removed when dropped.
 pub struct Hosts {
     folder: PathBuf,
     program: PathBuf,
@@ -77,7 +77,7 @@ impl Hosts {
             let _ = waiting.kill();
             bail!("the hosts did not pair: {joined}");
         }
-        // What else it says is read to its end.
+        // Its further output is read to the end.
         said.for_each(drop);
         ensure!(waiting.wait()?.success(), "the hosts did not pair");
         Ok(hosts)
@@ -94,7 +94,7 @@ impl Hosts {
         Server::farbus_secure(&self.program, what, &self.folder.join("server"), placement)
     }
 
-    /// The load generator with the other's key.
+    /// The load generator with the other host's key.
     pub fn attach(&self, server: &Server) -> Result<Client<TlsStream>> {
         let pem = fs::read_to_string(self.folder.join("client/key.pem"))?;
         let (certificate, key) = certified(&KeyPair::from_pem(&pem)?)?;
@@ -125,7 +125,7 @@ fn certified(key: &KeyPair) -> Result<(CertificateDer<'static>, PrivateKeyDer<'s
     Ok((certificate, PrivatePkcs8KeyDer::from(key.serialize_der()).into()))
 }
 
-/// The benchmark's client trusts whom it has started.
+/// The benchmark's client trusts the server that it has started.
 #[derive(Debug)]
 struct Anybody;
 

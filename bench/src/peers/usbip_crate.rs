@@ -1,5 +1,5 @@
-//! The peer that the targets name: a source/sink device on the `usbip` crate 0.9.0, shown at its best.
-//! Of the runtimes tried, one thread was the fastest (by a tenth to a third).
+//! The peer that the targets name: a source/sink device on the `usbip` crate 0.9.0, in its best configuration. Of the
+//! runtimes tried, one thread was the fastest (by a tenth to a third).
 
 use std::{
     any::Any,
@@ -31,9 +31,9 @@ pub fn serve() -> Result<()> {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         loop {
             let (mut stream, _) = listener.accept().await?;
-            // The crate's own accept loop leaves Nagle's algorithm on, and a full queue then waits for
-            // delayed acknowledgements (40 ms, several times a second). That is one line for its
-            // users to mend, so the peer is measured mended.
+            // The crate's own accept loop leaves Nagle's algorithm on, and a full queue then waits for delayed
+            // acknowledgements (40 ms, several times a second). Its users can correct that with one line, so the
+            // corrected peer is measured.
             stream.set_nodelay(true)?;
             let server = server.clone();
             tokio::spawn(async move { usbip::handler(&mut stream, server).await });

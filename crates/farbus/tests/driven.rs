@@ -19,7 +19,7 @@ use farbus_session::native::{Attached, RemoteBlock, RemoteUsb};
 const GRACE: Duration = Duration::from_secs(60);
 const SIZE: usize = 4 << 20;
 
-/// A share with a stick, which is a USB device and nothing else, and a keyboard.
+/// A share with a USB stick, which is no block device, and a keyboard.
 fn exporter(options: Options) -> (Share, SocketAddr) {
     let share = Share::default();
     let stick = Storage::device(Box::new(MemoryStore::new(vec![0; SIZE])), options).unwrap();
@@ -81,7 +81,7 @@ impl User {
 }
 
 #[test]
-fn a_usb_stick_is_a_block_device_for_one() {
+fn usb_stick_is_a_block_device_with_one_user() {
     let (share, address) = exporter(Options::default());
     let mut user = User::open(address).unwrap();
     assert_eq!((user.linked.info().size_bytes, user.linked.info().block_bytes), (SIZE as u64, 512));
@@ -92,7 +92,7 @@ fn a_usb_stick_is_a_block_device_for_one() {
     assert_eq!(user.ask(BlockRequest::flush(BlockId(0))), Ok(Vec::new()));
     assert_eq!(user.ask(BlockRequest::read(BlockId(0), 31 << 12, 4096)), Ok(vec![31; 4096]));
 
-    // It is claimed as a driver claims it.
+    // The claim is exclusive, as a driver's is.
     let second = User::open(address).err().unwrap();
     assert_eq!(second.cause, Cause::Busy);
     assert!(second.message.starts_with("in use by 127.0.0.1"), "{}", second.message);
@@ -102,7 +102,7 @@ fn a_usb_stick_is_a_block_device_for_one() {
     assert_eq!(share.status()[0].state, "in use");
     user.linked.close(&mut user.done);
 
-    // It goes back as a USB device that nobody has used, with what was written.
+    // It is a USB device again that has no user, and holds what was written.
     let mut user = User::open(address).unwrap();
     assert_eq!(user.ask(BlockRequest::read(BlockId(0), 5 << 12, 4096)), Ok(vec![5; 4096]));
     user.linked.close(&mut user.done);
@@ -112,7 +112,7 @@ fn a_usb_stick_is_a_block_device_for_one() {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_in_type_and_what_has_no_medium_with_the_reason() {
+fn non_disk_is_refused_by_class_and_disk_without_medium_with_the_reason() {
     let (share, address) = exporter(Options { removable: true, ..Options::default() });
     let refused = |name, mode| {
         let mut done = Completions::new(BufferPool::new(0));

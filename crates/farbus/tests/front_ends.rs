@@ -1,7 +1,7 @@
-//! The contract of a front end, held against every one in the table that this machine can run.
+//! The contract of a front end, checked for every one in the table that this machine can run.
 //!
-//! A new front end is tested here by being entered in [`FRONT_ENDS`]. Those of a kernel without `vhci_hcd` are left
-//! out, and named: the rig runs them.
+//! A new front end is tested once it is in [`FRONT_ENDS`]. Where the kernel has no `vhci_hcd`, its front ends are
+//! skipped by name: the rig runs them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -25,13 +25,13 @@ use farbus_session::block::{BlockExport, MemoryMedium, SparseMemory, StoreDevice
 use farbus_session::registry::BlockClass;
 
 const SIZE: u64 = 1 << 20;
-/// How long a device outlives its link in these tests: longer than any of them.
+/// The grace period in these tests: longer than any of them.
 const GRACE: Duration = Duration::from_secs(100);
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long nobody waits for a device whose exporter has gone.
+/// The limit for an end that must not wait for an exporter that has gone.
 const PROMPT: Duration = Duration::from_secs(20);
 
-/// A disk that is shared, and a folder for what its front ends show.
+/// A shared disk, and a folder for the files and sockets of its front ends.
 struct Harness {
     share: Share,
     target: Target,
@@ -68,7 +68,7 @@ impl Harness {
         Client::new(ClientConfig { grace: Some(grace), ..ClientConfig::default() })
     }
 
-    /// Takes the disk; whoever had it before may have given it back this moment.
+    /// Attaches the disk; its previous user may have given it back only this moment.
     fn take(&self, client: &Client, request: &Request) -> Box<dyn Attachment> {
         let front_end = request.via.front_end(request, client.system());
         let mut prepared = front_end.prepare(client, request).unwrap();
@@ -102,7 +102,7 @@ impl Running {
         Self { status, handle, thread: thread::spawn(move || attachment.run()) }
     }
 
-    /// How it ended, within this time.
+    /// Waits for the end, within this time, and returns it.
     fn ended(self, time_max: Duration) -> Ended {
         let until = Instant::now() + time_max;
         while !self.thread.is_finished() {
@@ -113,7 +113,7 @@ impl Running {
     }
 }
 
-/// What this machine has for `front_end`, or why it is left out.
+/// Why this machine cannot run `front_end`, or `None` if it can.
 fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> Option<String> {
     let chosen = request.via.front_end(request, &SystemAccess::Own);
     let obstacle = |need: &Need| match need {
@@ -128,7 +128,7 @@ fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> O
     found.inspect(|why| println!("{}: left out: {why}", front_end.name()))
 }
 
-/// Does this with each front end that this machine can run, in a house of its own; says how many there were.
+/// Runs `claim` for each front end that this machine can run, each in a new harness; returns how many there were.
 fn for_each(claim: impl Fn(&Harness, &Request)) -> usize {
     let mut count = 0;
     for front_end in FRONT_ENDS {
@@ -143,7 +143,7 @@ fn for_each(claim: impl Fn(&Harness, &Request)) -> usize {
     count
 }
 
-/// At least those that need nothing of a kernel.
+/// The number of front ends that need nothing of a kernel.
 const ALWAYS: usize = 2;
 
 #[test]
@@ -184,7 +184,7 @@ fn an_attachment_says_where_it_is_ends_when_asked_and_gives_its_device_back() {
 }
 
 #[test]
-fn one_that_is_told_to_end_before_it_runs_ends_when_it_runs() {
+fn attachment_that_is_ended_before_it_runs_ends_when_it_runs() {
     for_each(|harness, request| {
         let attachment = harness.take(&harness.client(GRACE), request);
         attachment.handle().end();
@@ -203,7 +203,7 @@ fn a_cut_attachment_does_not_wait_for_an_exporter_that_has_gone() {
 }
 
 #[test]
-fn one_whose_device_is_taken_back_ends_by_itself_and_says_why() {
+fn attachment_whose_device_is_taken_back_ends_with_the_reason() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let running = Running::begin(harness.take(&client, request));
@@ -216,7 +216,7 @@ fn one_whose_device_is_taken_back_ends_by_itself_and_says_why() {
 }
 
 #[test]
-fn what_a_device_without_a_session_cannot_do_is_refused() {
+fn attachment_without_a_session_refuses_migration_hold_pause_and_save() {
     for_each(|harness, request| {
         let running = Running::begin(harness.take(&harness.client(Duration::ZERO), request));
         let Running { handle, .. } = &running;
@@ -232,7 +232,7 @@ fn what_a_device_without_a_session_cannot_do_is_refused() {
 }
 
 #[test]
-fn a_device_that_nobody_uses_is_promised_to_its_successor_at_once() {
+fn idle_device_is_promised_to_its_successor_at_once() {
     for_each(|harness, request| {
         let running = Running::begin(harness.take(&harness.client(GRACE), request));
         let migration = running.handle.migrate(Fingerprint::from_bytes([7; 32]));
@@ -243,18 +243,18 @@ fn a_device_that_nobody_uses_is_promised_to_its_successor_at_once() {
     });
 }
 
-/// Takes what an attachment saved out of the answer that says whether it goes on elsewhere.
+/// Takes the snapshot out of an answer, and leaves an empty one.
 fn saved(of: &mut Saved) -> Saved {
     std::mem::replace(of, Saved { snapshot: Vec::new(), descriptors: Vec::new() })
 }
 
 #[test]
-fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
+fn attachment_continues_from_its_snapshot() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());
         if front_end.needs(request).iter().any(|need| matches!(need, Need::Mount(_))) {
-            // Tests of the command have a daemon, whose other half keeps it.
+            // Tests of the command have a daemon, whose broker keeps the mount.
             println!("{}: left out: a mount goes on with a daemon alone", front_end.name());
             return;
         }
@@ -273,7 +273,7 @@ fn an_attachment_goes_on_from_what_it_saved_where_it_was() {
 }
 
 #[test]
-fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
+fn attachment_continues_unchanged_when_its_snapshot_is_not_used() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());
@@ -289,7 +289,7 @@ fn an_attachment_that_was_saved_and_not_taken_goes_on_as_if_nobody_had_asked() {
 }
 
 #[test]
-fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
+fn snapshot_bytes_that_no_attachment_saved_are_refused() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());
@@ -301,7 +301,7 @@ fn nothing_is_restored_from_bytes_that_no_attachment_saved() {
 }
 
 #[test]
-fn what_was_prepared_stays_for_another_try_while_the_device_is_in_use() {
+fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
     for_each(|harness, request| {
         let client = harness.client(GRACE);
         let front_end = request.via.front_end(request, client.system());

@@ -1,4 +1,4 @@
-//! A session over several links: one that is lost holds up what is on it, and nothing else.
+//! A session over several links: a lost link delays what is on it, and nothing else.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ const LINKS: u16 = 3;
 const PIECE: u32 = 64 << 10;
 const PIECES: u64 = 64;
 
-/// Between two hosts: the links that were made, and whether more can be.
+/// The links made between two hosts, and whether new ones are refused.
 #[derive(Clone, Default)]
 struct Road(Arc<Mutex<(Vec<Link>, bool)>>);
 
@@ -40,14 +40,14 @@ impl Road {
         })
     }
 
-    /// Cuts these of the links, as they were made, and lets nobody make others.
+    /// Cuts the links with these numbers, and refuses new ones.
     fn close(&self, cut: &[usize]) {
         let mut all = self.0.lock().unwrap();
         all.1 = true;
         cut.iter().for_each(|&at| all.0[at].shut_down());
     }
 
-    /// From now on there are new links, in the order in which they are made.
+    /// Permits new links from now on; they are numbered as they are made.
     fn open(&self) {
         self.0.lock().unwrap().1 = false;
     }
@@ -70,7 +70,7 @@ fn opened<A: Attached>(
     linked
 }
 
-/// Takes part in the session until it has so many links.
+/// Runs the session until it has `count` links.
 fn until_links<A: Attached>(linked: &mut Linked<A>, count: usize, done: &mut A::Done) {
     while linked.links() != count {
         linked.wait(None).unwrap();
@@ -106,7 +106,7 @@ impl Disk {
         self.linked.send();
     }
 
-    /// Each of them is answered, once, and a read brings what was written in this round.
+    /// Waits until each request is answered once; with `round`, a read has to return what that round wrote.
     fn all_answered(&mut self, round: Option<u8>) {
         let mut missing: Vec<bool> = vec![true; PIECES as usize];
         while missing.contains(&true) {
@@ -138,10 +138,10 @@ fn a_disk_goes_on_over_the_other_links_whichever_is_lost() {
     let linked = opened(road.dial(&share), ("disk", Class::BLOCK), RemoteBlock::new, &mut done);
     let mut disk = Disk { linked, done, answered: 0 };
 
-    // By lane, which link it has.
+    // The number of the link that each lane has.
     let mut by_lane: Vec<usize> = (0..LINKS.into()).collect();
     for (round, lost) in (1_u8..).zip([0, 1, 2, 1, 0]) {
-        // With much of it under way.
+        // With many requests under way.
         disk.write_all(round);
         road.close(&[by_lane[lost]]);
         until_links(&mut disk.linked, 2, &mut disk.done);
@@ -155,7 +155,7 @@ fn a_disk_goes_on_over_the_other_links_whichever_is_lost() {
         disk.read_all();
         disk.all_answered(Some(round));
 
-        // With nothing under way: all that is asked while it is lost is answered without it.
+        // With no request under way: requests made while the link is lost are answered without it.
         road.close(&[by_lane[lost]]);
         until_links(&mut disk.linked, 2, &mut disk.done);
         disk.write_all(round + 100);
@@ -202,7 +202,7 @@ fn a_control_transfer_is_not_behind_a_bulk_endpoint_s_lost_link() {
     let id = submit(&mut linked, &mut done, &read);
     assert_eq!(answer(&mut linked, &mut done), id);
 
-    // The first bulk endpoint has the second lane. It is cut, and nobody has noticed.
+    // The first bulk endpoint has the second lane. Its link is cut, and neither end has noticed.
     road.close(&[1]);
     let reads = [submit(&mut linked, &mut done, &read), submit(&mut linked, &mut done, &read)];
     until_links(&mut linked, 2, &mut done);

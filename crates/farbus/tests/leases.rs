@@ -1,5 +1,5 @@
-//! A device is handed over from one importer to the next: as it is, to nobody else, and whoever had it before is fenced
-//! off.
+//! A device migrates from one importer to the next without a reset, to no other host, and its first importer can use it
+//! no more.
 
 use std::io;
 use std::net::SocketAddr;
@@ -69,7 +69,7 @@ fn cause<A: Attached>(linked: &Linked<A>) -> Option<Cause> {
     linked.end().map(|end| end.cause)
 }
 
-/// Waits until the exporter has said that it is over.
+/// Runs the session until the exporter has said that it is over.
 fn settle<A: Attached>(linked: &mut Linked<A>, done: &mut A::Done) {
     loop {
         linked.turn(done);
@@ -80,7 +80,7 @@ fn settle<A: Attached>(linked: &mut Linked<A>, done: &mut A::Done) {
     }
 }
 
-/// Asks until it is had: what was said on one link may be heard after what is said on the next.
+/// Tries until it is opened: the exporter may process a message on one link after the next message on another.
 fn had<T>(mut open: impl FnMut() -> T, refused: impl Fn(&T) -> Option<Cause>) -> T {
     loop {
         let successor = open();
@@ -141,7 +141,7 @@ impl Scribe {
 }
 
 #[test]
-fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
+fn usb_device_migrates_without_a_reset() {
     let exporter = Exporter::new();
     let mut first = exporter.keyboard(0);
     let set_configuration = Setup::from_bytes([0, 9, 1, 0, 0, 0, 0, 0]);
@@ -167,7 +167,7 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
     let history = &exporter.share.status()[0].history;
     assert_eq!(history[0].ended, "handed over");
 
-    // Its owner takes back even what waits for a successor.
+    // The owner can take back even a device that waits for its successor.
     successor.linked.remote_mut().migrate([0; 32]);
     successor.linked.turn(&mut successor.done);
     exporter.share.take_back("keyboard", None, Duration::ZERO).unwrap();
@@ -177,7 +177,7 @@ fn a_usb_device_goes_on_in_other_hands_without_a_reset() {
 }
 
 #[test]
-fn a_device_nobody_comes_for_goes_on_where_it_was() {
+fn device_returns_to_its_importer_when_its_successor_never_comes() {
     let exporter = Exporter::new();
     exporter.share.wait_for_successors(Duration::from_millis(300));
     let mut typist = exporter.keyboard(0);
@@ -186,23 +186,23 @@ fn a_device_nobody_comes_for_goes_on_where_it_was() {
     let mut scribe = exporter.disk(0);
     let (typed_under, written_under) = (typist.linked.remote().lease(), scribe.linked.remote().lease());
     for round in 0..2 {
-        // A read that waits for a key is under way; it is not answered by this.
+        // A read that waits for a key is under way; the migration does not answer it.
         let read = Urb::data_in(UrbId(100 + round), EpAddr::from_byte(0x81), 8);
         let now = typist.linked.clock().now();
         typist.linked.submit(now, read.launch(), &mut typist.done);
         typist.linked.turn(&mut typist.done);
-        typist.linked.status().migrate([7; 32]).unwrap();
-        assert_eq!(typist.linked.status().migrate([8; 32]), Err("it is being handed over already"));
-        scribe.linked.status().migrate([7; 32]).unwrap();
-        // What is asked meanwhile waits.
+        typist.linked.report().migrate([7; 32]).unwrap();
+        assert_eq!(typist.linked.report().migrate([8; 32]), Err("it is being handed over already"));
+        scribe.linked.report().migrate([7; 32]).unwrap();
+        // A request made meanwhile waits.
         scribe.ask(BlockRequest::write(BlockId(1), 0, Payload::from(vec![round as u8; 512])));
         assert_eq!(scribe.ask(BlockRequest::read(BlockId(2), 0, 512)), vec![round as u8; 512]);
         while typist.linked.status().migrate([0; 32]).is_err() {
             typist.linked.wait(None).unwrap();
             typist.linked.turn(&mut typist.done);
         }
-        // Handed over again at once: and back again.
-        while typist.linked.remote().is_moving() || !typist.linked.status().is_ours() {
+        // It migrates again at once: back to the first host.
+        while typist.linked.remote().is_moving() || !typist.linked.report().is_ours() {
             typist.linked.wait(None).unwrap();
             typist.linked.turn(&mut typist.done);
         }

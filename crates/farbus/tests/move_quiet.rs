@@ -1,11 +1,11 @@
-//! How long is a disk quiet whose user goes from one host to another, with a queue of fixed depth pending at a store
-//! that takes its time?
+//! How long is a disk quiet whose user goes from one host to another, with a queue of fixed depth pending at a slow
+//! store?
 //!
-//! An exporter and two paired importers, each with an NBD server of ours, on the loopback; the load is 32 writes of 4
-//! KiB at a store that takes 1 ms for each. *Quiet* is from the order to hold the disk still to the first answer where
-//! it went; held against what draining the same queue takes without going anywhere, in the same run, and one round
-//! trip. In release mode the figures are worth something:
-//! `cargo test --release -p farbus --test move_quiet -- --nocapture`.
+//! An exporter and two paired importers, each with an NBD server of farbus, on the loopback; the load is 32 writes of 4
+//! KiB at a store that takes 1 ms for each. The *quiet* time is from the order to hold the disk to the first answer at
+//! the destination. It is compared with one round trip plus the time that draining the same queue takes without a
+//! migration, in the same run. The figures are meaningful in release mode: `cargo test --release -p farbus --test
+//! move_quiet -- --nocapture`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -38,15 +38,15 @@ const STORE_TIME: Duration = Duration::from_millis(1);
 const SIZE: u64 = 1 << 20;
 const MOVES: usize = 20;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// All that a move may take in the paper (Kwon et al. 2007, section 7.5), whose queue was nearly empty.
+/// The longest migration in the paper (Kwon et al. 2007, section 7.5), whose queue was nearly empty.
 const PAPER: Duration = Duration::from_millis(7);
-/// What is asked: so many times what draining takes, and one round trip.
+/// The target: this many times what draining takes, and one round trip.
 const TIMES_MAX: f64 = 1.5;
-/// What a busy machine may add to half of the moves without failing the test. Whoever waited for a timeout in each
-/// would need more.
+/// What a busy machine may add to half of the migrations without failing the test. A migration that waits for a timeout
+/// needs more.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// A disk whose writes take their time, one after the other.
+/// A disk that carries out its writes slowly, one after the other.
 struct Slow(MemoryMedium);
 
 struct SlowStore(Box<dyn BlockStore>);
@@ -112,7 +112,7 @@ impl Drop for Home {
     }
 }
 
-/// The one lets the other use everything.
+/// The exporter lets the importer use everything.
 fn pair(here: &Trust, there: &Trust, name: &str) {
     let (fingerprint, allow) = (there.fingerprint(), Grant::of(["all"]));
     let (paired, reserve_high) = ("2007-06-11T00:00:00Z".into(), Grant::default());
@@ -121,7 +121,7 @@ fn pair(here: &Trust, there: &Trust, name: &str) {
     here.change(|peers| peers.add(peer)).unwrap().unwrap();
 }
 
-/// A host of the disk's user: its NBD server, and what it is to its owner.
+/// An importing host: its NBD server, and the handle by which its owner controls it.
 struct Host {
     socket: PathBuf,
     hold_handle: HoldHandle,
@@ -130,7 +130,7 @@ struct Host {
 }
 
 impl Host {
-    /// One that has the disk, or is to inherit it.
+    /// Starts a host that has the disk, or is to inherit it.
     fn start(home: &Home, number: usize, address: &str, trust: &Trust, exporter: &Trust, inherits: bool) -> Self {
         let (name, reason) = ("disk".to_owned(), String::new());
         let open = Open { class: Class::BLOCK, mode: Mode::Exclusive, epoch: 0, name, reason };
@@ -163,7 +163,7 @@ impl Host {
     }
 }
 
-/// Whoever uses the disk.
+/// The disk's user.
 struct NbdClient(UnixStream);
 
 impl NbdClient {
@@ -196,13 +196,13 @@ impl NbdClient {
         data
     }
 
-    /// Fills the queue; the first is answered, so that all the others are pending.
+    /// Fills the queue; the first request is answered, so that all others are pending.
     fn load(&mut self) {
         (0..PENDING).for_each(|cookie| self.write(cookie));
         self.hear();
     }
 
-    /// All that is still owed has come.
+    /// Waits for every pending answer.
     fn hear_all(&mut self) {
         for _ in 1..PENDING {
             self.hear();
@@ -210,7 +210,7 @@ impl NbdClient {
     }
 }
 
-/// What one move took.
+/// What one migration took.
 struct Move {
     drained: Duration,
     round_trip: Duration,
@@ -264,7 +264,7 @@ fn exporter() -> Share {
 }
 
 #[test]
-fn a_disk_that_goes_to_another_host_has_all_that_was_written_and_waits_for_no_timeout() {
+fn migrated_disk_has_all_its_writes_and_waits_for_no_timeout() {
     let home = Home::new();
     let [lab3, desk, rack] = ["lab3", "desk", "rack"].map(|name| home.trust(name));
     for (name, host) in [("desk", &desk), ("rack", &rack)] {

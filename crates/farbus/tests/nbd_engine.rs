@@ -1,4 +1,4 @@
-//! The NBD engine over a device that answers when it likes, as one on another machine does.
+//! The NBD engine over a device that answers late and out of order, as one on another machine may.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,26 +21,26 @@ use farbus_io::link::{LocalListener, Wake, Watched};
 
 const SIZE: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a busy machine needs for a handshake, and a test has patience for.
+/// Long enough for a handshake on a busy machine, short enough to wait for in a test.
 const HANDSHAKE: Duration = Duration::from_secs(3);
 
-/// What a test does to the device while it is served.
+/// How a test controls the device while it is served.
 #[derive(Default)]
 struct Reins {
-    /// Lets out what is held.
+    /// Releases the requests that are held.
     is_open: AtomicBool,
     is_gone: AtomicBool,
-    /// What was carried out.
+    /// The operations that were carried out.
     log: Mutex<Vec<BlockOp>>,
     held: AtomicU32,
 }
 
-/// Holds what it is asked until its reins are let go, and answers the last first. Reads bring the offset's low byte.
+/// Holds its requests until its reins release them, and answers the last first. Reads return the offset's low byte.
 struct Slow {
     reins: Arc<Reins>,
     wake: Arc<Wake>,
     readiness: Readiness,
-    /// What was asked in this turn, and is sent at its end.
+    /// Requests of this turn, sent at its end.
     unsent: Vec<BlockInFlight>,
     held: Vec<BlockInFlight>,
 }
@@ -165,7 +165,7 @@ fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     bytes
 }
 
-/// The next reply's cookie; it has to be a success.
+/// The next reply's cookie; the reply has to be a success.
 fn reply(stream: &mut UnixStream) -> u64 {
     let mut bytes = [0; 16];
     stream.read_exact(&mut bytes).unwrap();
@@ -174,7 +174,7 @@ fn reply(stream: &mut UnixStream) -> u64 {
 }
 
 #[test]
-fn answers_find_their_askers_in_whatever_order_they_come() {
+fn answers_reach_their_clients_in_any_order() {
     let served = Served::start();
     let mut clients = [served.client(), served.client()];
     for (at, client) in clients.iter_mut().enumerate() {
@@ -221,14 +221,14 @@ fn a_client_that_leaves_with_requests_under_way_disturbs_nobody() {
 }
 
 #[test]
-fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
+fn disconnecting_nbd_client_still_gets_its_pending_answers() {
     let served = Served::start();
     let mut clients = [served.client(), served.client()];
     for client in &mut clients {
         client.write_all(&request(0, 1, 4096, 8)).unwrap();
         client.write_all(&request(2, 2, 0, 0)).unwrap();
     }
-    // One says that it is through, the other just waits, longer than a handshake may take.
+    // One shuts its sending side down, the other just waits, longer than a handshake may take.
     clients[0].shutdown(std::net::Shutdown::Write).unwrap();
     served.wait_for_held(2);
     thread::sleep(HANDSHAKE + Duration::from_millis(100));
@@ -244,7 +244,7 @@ fn who_says_farewell_and_listens_on_hears_what_it_is_owed() {
 }
 
 #[test]
-fn when_it_ends_what_was_asked_is_answered_and_all_is_made_durable() {
+fn server_that_ends_answers_pending_requests_and_flushes() {
     let served = Served::start();
     let mut client = served.client();
     let mut bytes = request(1, 7, 0, 5);
@@ -262,7 +262,7 @@ fn when_it_ends_what_was_asked_is_answered_and_all_is_made_durable() {
 }
 
 #[test]
-fn one_client_too_many_waits_until_another_leaves() {
+fn client_beyond_the_connection_limit_waits_until_another_leaves() {
     let served = Served::start();
     served.open();
     let mut clients: Vec<UnixStream> = (0..NBD_CONNECTIONS_MAX).map(|_| served.client()).collect();
@@ -280,7 +280,7 @@ fn one_client_too_many_waits_until_another_leaves() {
 }
 
 #[test]
-fn whoever_chooses_nothing_is_cut_off_and_whoever_did_may_be_silent() {
+fn client_that_chooses_no_export_is_cut_off_and_one_that_did_may_be_silent() {
     let served = Served::start();
     served.open();
     let mut silent = UnixStream::connect(&served.path).unwrap();
@@ -296,7 +296,7 @@ fn whoever_chooses_nothing_is_cut_off_and_whoever_did_may_be_silent() {
     served.thread.join().unwrap();
 }
 
-/// Takes its time for every request, and the whole engine's.
+/// Takes its time for every request, and so holds up the whole engine.
 struct Plodding(Arc<AtomicU32>);
 
 impl BlockDevice for Plodding {
@@ -312,7 +312,7 @@ impl BlockDevice for Plodding {
 }
 
 #[test]
-fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting() {
+fn busy_client_of_a_slow_device_does_not_delay_the_others() {
     let path = std::env::temp_dir().join(format!("farbus-nbd-plodding-{}.sock", std::process::id()));
     let count = Arc::<AtomicU32>::default();
     let offer = Offer {
@@ -348,7 +348,7 @@ fn a_client_with_much_to_ask_of_a_slow_device_does_not_keep_the_others_waiting()
 }
 
 #[test]
-fn who_sends_ahead_of_a_slow_device_is_not_taken_for_gone() {
+fn client_that_sends_ahead_of_a_slow_device_is_not_cut_off() {
     let path = std::env::temp_dir().join(format!("farbus-nbd-ahead-{}.sock", std::process::id()));
     let device = Box::new(Plodding(Arc::default()));
     let offer = Offer { name: String::new(), description: String::new(), device, zeroes_fast: false };
@@ -359,7 +359,7 @@ fn who_sends_ahead_of_a_slow_device_is_not_taken_for_gone() {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
     stream.read_exact(&mut [0; 28]).unwrap();
-    // Each turn ends in the middle of what has arrived, whatever the sizes.
+    // Each turn ends in the middle of the bytes that have arrived, whatever the sizes.
     let sizes = (0..120u32).map(|n| if n % 3 == 0 { 64 << 10 } else { 512 * (1 + n % 7) });
     let mut ahead = stream.try_clone().unwrap();
     let writes: Vec<u8> = sizes
@@ -413,7 +413,7 @@ impl Plain {
         stream
     }
 
-    /// A client that asks for so much again and again, and reads no answer.
+    /// A client that requests this many bytes again and again, and reads no answer.
     fn hoarder(&self, length: u32) -> UnixStream {
         let mut stream = self.client();
         let flood: Vec<u8> = (0..200).flat_map(|cookie| request(0, cookie, 0, length)).collect();
@@ -443,24 +443,24 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// How long a client may take no answers in these tests, while another waits.
+/// How long a client may take no answers in these tests while another waits.
 const STUCK: Duration = Duration::from_millis(500);
 
 #[test]
-fn clients_of_all_servers_share_one_budget_and_who_reads_nothing_leaves_it_to_who_waits() {
+fn stuck_clients_lose_their_part_of_the_shared_budget_to_waiting_clients() {
     const MAX: usize = 24 << 20;
     let budget = ClientBudget::new(MAX, STUCK);
     let (first, second) = (Plain::start(&budget), Plain::start(&budget));
     let mut hoarders: Vec<UnixStream> = (0..2).map(|_| first.hoarder(8 << 20)).collect();
     wait_until("most of it is taken", || budget.used() > 16 << 20);
-    // What is usual goes on, at both servers.
+    // Requests of ordinary size are served, at both servers.
     for server in [&first, &second] {
         let mut client = server.client();
         (0..100).for_each(|cookie| read(&mut client, cookie, 64 << 10));
     }
-    // Nobody waits for more: whoever is slow may be.
+    // No client waits for memory: a slow reader may stay.
     thread::sleep(2 * STUCK);
-    // More than a client has for itself: it is had from those who are stuck, though they are another server's.
+    // More than a client's own share: the memory comes from stuck clients, even from those of another server.
     let mut client = second.client();
     read(&mut client, 1, 16 << 20);
     let ends = hoarders.iter_mut().map(|hoarder| hoarder.read_to_end(&mut Vec::new()).is_ok()).count();
@@ -482,7 +482,7 @@ fn a_write_that_is_announced_and_not_sent_holds_little_and_only_as_long_as_nobod
     }
     thread::sleep(Duration::from_millis(100));
     assert!(budget.used() <= 24 << 20, "{}", budget.used());
-    // Most of a piece of it.
+    // Most of a write's payload, but not all.
     for announcer in &mut announcers {
         announcer.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
         let _ = announcer.write_all(&vec![1; 1900 << 10]);

@@ -1,7 +1,7 @@
 //! A disk that is swapped under a load of random writes with 30 of them pending, as in the paper's section 7.7: is the
 //! copy the original, and how much do the 30 notice?
 //!
-//! Two figures are held against what draining the same 30 takes, at the same depth and size, in the same run: the
+//! Two figures are compared with what draining the same 30 takes, at the same depth and size, in the same run. The
 //! *quiet time*, as the paper has it, is the longest time around the switch in which none of the pending requests is
 //! answered; the *longest wait* is that of a single request. The paper's requests waited 15 ms with 30 pending, and 3
 //! ms with few.
@@ -24,17 +24,17 @@ use farbus_session::block::{Swap, Switch};
 /// As many as were pending in the paper.
 const PENDING: usize = 30;
 const BLOCK: u64 = 4096;
-/// What the paper's requests waited.
+/// How long the paper's requests waited.
 const PAPER: Duration = Duration::from_millis(15);
-/// Whoever waits so long may as well wait for ever.
+/// A longer wait counts as a hang.
 const HANGS: Duration = Duration::from_secs(60);
-/// What is asked: the quiet time is at most so many times what draining takes. It is printed; on a machine that stalls
-/// it says nothing.
+/// The target: the quiet time is at most this many times what draining takes. The test prints whether it is met;
+/// on a machine that stalls that means nothing.
 const TIMES_MAX: f64 = 1.5;
-/// What a busy machine may add to the best of all swaps without failing a test. Whoever waited for a timeout would need
+/// What a busy machine may add to the best of all swaps without failing a test. A swap that waits for a timeout needs
 /// more.
 const SLACK: Duration = Duration::from_secs(2);
-/// Between two fills of the queue: it is a disk that is busy, not one that is beyond what it can do.
+/// The pause between two fills of the queue: the disk is busy, and not overloaded.
 const PAUSE: Duration = Duration::from_millis(2);
 
 struct Random(u64);
@@ -71,7 +71,7 @@ impl Drop for Folder {
     }
 }
 
-/// The journal. When it says that the device is the destination, thirty requests are pending, and stay so.
+/// The swap's journal. When it records that the device is the destination, thirty requests are pending, and stay so.
 struct Notes {
     journal: journal::Notes,
     load: Arc<Load>,
@@ -84,17 +84,16 @@ impl Journal for Notes {
     }
 }
 
-/// A disk that serves one request at a time, and each takes its time: that of an old disk, or of a busy store
-/// elsewhere.
+/// A disk that serves one request at a time, and each takes its time: like an old disk, or a busy store elsewhere.
 struct Slow {
     medium: Arc<dyn Medium>,
     queue: Arc<Queue>,
 }
 
-/// Who comes first is served first.
+/// Serves requests in the order of their arrival.
 #[derive(Default)]
 struct Queue {
-    /// Those who came, and those who were served.
+    /// How many arrived, and how many were served.
     numbers: Mutex<(u64, u64)>,
     changed: Condvar,
 }
@@ -169,12 +168,12 @@ impl BlockStore for SlowStore {
     }
 }
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     at: Instant,
     waited: Duration,
-    /// Since the answer before it, or since it was asked for if nothing was pending then.
+    /// The time since the answer before it, or since it was made if no request was pending then.
     quiet: Duration,
 }
 
@@ -182,8 +181,7 @@ struct Answer {
 struct Load {
     answers: Mutex<Vec<Answer>>,
     is_over: AtomicBool,
-    /// A request that is answered is followed by another one at once; else the queue becomes empty, and is filled after
-    /// a pause.
+    /// If set, a new request follows each answer at once; else the queue drains, and is filled after a pause.
     is_pressing: AtomicBool,
 }
 
@@ -195,7 +193,8 @@ impl Load {
         (load, thread::spawn(move || shared.write(&mut *store)))
     }
 
-    /// Every block written holds its own offset and the request's number. Returns what each block holds.
+    /// Writes until the load is over; every block holds its own offset and the request's number. Returns each block's
+    /// number.
     fn write(&self, store: &mut dyn BlockStore) -> Vec<u32> {
         let blocks = store.size_bytes() / BLOCK;
         let (mut random, mut held, mut number) = (Random(7), vec![0; blocks as usize], 0_u32);
@@ -225,7 +224,7 @@ impl Load {
         held
     }
 
-    /// What was answered between two moments.
+    /// The answers given between two moments.
     fn between(&self, from: Instant, to: Instant) -> Vec<Answer> {
         let answers = self.answers.lock().unwrap();
         let first = answers.partition_point(|answer| answer.at < from);
@@ -234,7 +233,7 @@ impl Load {
     }
 }
 
-/// What the 30 take when they are always pending: as long as it takes to answer those before, the middle of all times.
+/// What draining 30 requests takes when they are always pending: the median of all times.
 fn drained(answers: &[Answer]) -> Duration {
     let mut waits: Vec<Duration> = answers.iter().map(|answer| answer.waited).collect();
     waits.sort_unstable();
@@ -248,7 +247,7 @@ fn at_most(answers: &[Answer], of: impl Fn(&Answer) -> Duration) -> String {
     format!("{:?}, {:?}, {:?}", at(500), at(990), at(1000))
 }
 
-/// Swaps, and says when each phase began.
+/// Swaps, and records when each phase began.
 fn swap(switch: &Switch, to: Arc<dyn Medium>, state: &Path, verify: bool, load: &Arc<Load>) -> Vec<(Phase, Instant)> {
     let clock = Instant::now();
     let now = || farbus_model::Instant::ZERO + clock.elapsed();
@@ -302,7 +301,7 @@ fn noticed(load: &Load, phases: &[(Phase, Instant)]) -> Noticed {
     Noticed { quiet: most(|answer| answer.quiet), wait: most(|answer| answer.waited) }
 }
 
-/// Every block of a medium holds what was written there last.
+/// Checks that every block of a medium holds what was written there last.
 fn check(medium: &dyn Medium, held: &[u32]) {
     let mut store = medium.open().unwrap();
     let mut bytes = vec![0; BLOCK as usize];
@@ -318,10 +317,10 @@ fn check(medium: &dyn Medium, held: &[u32]) {
     }
 }
 
-/// What draining takes while nothing is swapped, with the queue as full as it is at the switch.
+/// What draining takes while no swap runs, with the queue as full as it is at the switch.
 fn drain(load: &Load) -> Duration {
     load.is_pressing.store(true, Ordering::Relaxed);
-    // Until those have gone that were not thirty.
+    // Until the answers with a shorter queue are over.
     thread::sleep(Duration::from_millis(300));
     let from = Instant::now();
     thread::sleep(Duration::from_millis(500));
@@ -331,8 +330,7 @@ fn drain(load: &Load) -> Duration {
     drained(&answers)
 }
 
-/// What was noticed of a swap, and how long draining takes where the requests were before it, or after it if that is
-/// longer.
+/// What the requests noticed of a swap, and the drain time of the medium before it or after it, whichever is longer.
 struct Seen {
     noticed: Noticed,
     drain: Duration,
@@ -344,7 +342,7 @@ impl Seen {
     }
 }
 
-/// Swaps a disk so often under load, every other time compared first, from and to media that are made so.
+/// Swaps a disk `count` times under load, every other time with a comparison, between media that `is_slow` selects.
 fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(usize) -> bool) -> Vec<Seen> {
     let folder = Folder::new(under, name);
     let medium = |number: usize| -> (Arc<dyn Medium>, Arc<dyn Medium>) {
@@ -382,8 +380,8 @@ fn swaps(under: &Path, name: &str, bytes: u64, count: usize, is_slow: impl Fn(us
     seen
 }
 
-/// Holds the best of all against the target, and fails if that waited for a timeout: a busy machine may have disturbed
-/// the others.
+/// Prints how the best swap compares with the target, and fails if even that one waited for a timeout: a busy machine
+/// may have disturbed the others.
 fn judge(seen: &[Seen]) {
     let best = seen.iter().min_by(|a, b| a.times().total_cmp(&b.times())).expect("there were swaps");
     let verdict = if best.times() <= TIMES_MAX { "PASS" } else { "MISS" };
@@ -392,7 +390,7 @@ fn judge(seen: &[Seen]) {
     assert!(best.noticed.quiet <= limit, "quiet for {:?} at best", best.noticed.quiet);
 }
 
-/// Where a flush waits for nobody the switch is all that there is to notice.
+/// Where a flush is immediate, only the switch itself can be noticed.
 #[test]
 fn thirty_pending_requests_wait_for_no_timeout_at_a_switch() {
     let memory = Path::new("/dev/shm");
@@ -404,19 +402,17 @@ fn thirty_pending_requests_wait_for_no_timeout_at_a_switch() {
     judge(&swaps(memory, "memory", 256 << 20, 4, |_| false));
 }
 
-/// On a disk's file system whoever writes waits whenever somebody makes something durable, as a swap does before it
-/// switches.
+/// On a disk's file system every write waits while another program flushes, as a swap does before it switches.
 #[test]
 fn a_disk_of_a_gibibyte_is_swapped_under_load_and_the_copy_is_the_original() {
     let seen = swaps(&std::env::temp_dir(), "files", 1 << 30, 2, |_| false);
-    // How long that takes is the file system's affair, and printed; that nobody hangs is ours.
+    // The duration depends on the file system, and is printed; the test checks that no request hangs.
     let longest = seen.iter().map(|one| one.noticed.quiet).max().expect("there were swaps");
     assert!(longest < HANGS, "quiet for {longest:?}");
 }
 
-/// Whoever writes has the pace of the destination a moment before it is the device, and of the source until a moment
-/// after.
+/// A writer has the pace of the destination from a moment before the switch, and of the source until a moment after.
 #[test]
-fn a_slow_disk_slows_whoever_writes_and_holds_nobody() {
+fn slow_disk_slows_its_writers_and_blocks_none_of_them() {
     judge(&swaps(&std::env::temp_dir(), "a slow disk", 8 << 20, 2, |number| number == 1));
 }

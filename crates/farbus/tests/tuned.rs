@@ -1,8 +1,8 @@
-//! Tuned pipes on the running system: what is promised, what is refused, and that whatever is lost is known.
+//! Tuned pipes on the running system: which qualities are granted, which are refused, and that every loss is reported.
 //!
-//! These tests hold on a machine that stalls: one that stops cannot keep a promise, and then it is known what was lost.
-//! That promises are kept is measured (`farbus bench pipes`), and computed where time is made up
-//! (`sim/tests/processor.rs`, `sim/tests/experiments.rs`).
+//! These tests hold on a machine that stalls: a stalled machine cannot keep a guarantee, and then the loss is reported.
+//! `farbus bench pipes` measures that guarantees are kept; `sim/tests/processor.rs` and `sim/tests/experiments.rs`
+//! compute it in simulated time.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use farbus_io::sys::scheduling::{Policy, Reservation, now_ns};
 use farbus_model::Direction;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// How long anything may take that should take no time, on a machine that is busy or stalls.
+/// The limit for anything that should take no time, on a machine that is busy or stalls.
 const PATIENCE_NS: u64 = 60 * SECOND_NS;
-/// What Table 7 has on its channels, in frames a second, rounded up.
+/// The rates of the channels in Table 7, in frames a second, rounded up.
 const TABLE_7: [u64; 5] = [397, 336, 1191, 1343, 2739];
 const RATES: [Option<u32>; 5] = [Some(500_000), Some(250_000), Some(500_000), Some(500_000), Some(500_000)];
 
-/// So many messages a second through a buffer of so many.
+/// A quality of `per_s` messages a second through a buffer of `messages`.
 fn quality(per_s: u64, messages: u64, execution_ns: u64) -> Quality {
     let bits = 8 * can::MESSAGE_BYTES as u64;
     Quality {
@@ -54,7 +54,7 @@ const fn end(channel: usize, direction: Direction) -> End {
     End { channel, direction }
 }
 
-/// What a pipe's function has seen of a unit that counts.
+/// What a pipe's function has seen of a device that numbers its frames.
 #[derive(Default)]
 struct Seen {
     frames: u64,
@@ -72,10 +72,10 @@ fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
     Flow::On
 }
 
-/// What is missing between the frames that came is what the device or the buffer says was lost, and nothing else.
+/// Checks that frames are missing only where the device or the buffer reports a loss.
 fn assert_losses_are_known(seen: &Seen, report: &Report) {
     assert_eq!(seen.frames, report.messages, "{report:?}");
-    // What the adapter lost it says with its next frame; what it said last may not have come.
+    // The adapter reports a loss with its next frame; its last report may not have come.
     assert!(seen.gaps == 0 || report.device_overruns + report.lost > 0, "{} are missing: {report:?}", seen.gaps);
 }
 
@@ -96,8 +96,8 @@ fn five_channels_come_through_five_pipes_and_whatever_is_lost_is_known() {
         tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default()).unwrap()
     };
     let pipes: Vec<_> = (0..5).map(open).collect();
-    // Half of the time in which the adapter's room fills, 64 frames of 6,006 a second, while the processor stands still
-    // for the rest of it.
+    // Half of the time in which the adapter's buffer fills (64 frames at 6,006 a second), since the processor may stand
+    // still for the rest of it.
     assert_eq!(endpoint.period_ns(), (64 * SECOND_NS / TABLE_7.iter().sum::<u64>() - STILL_NS_MAX) / 2);
     wait_until("a second's frames come of each", || {
         pipes.iter().zip(TABLE_7).all(|(pipe, per_s)| pipe.report().messages >= per_s)
@@ -112,7 +112,7 @@ fn five_channels_come_through_five_pipes_and_whatever_is_lost_is_known() {
 }
 
 #[test]
-fn what_goes_out_is_on_the_bus_and_no_channel_keeps_another_waiting() {
+fn outgoing_messages_reach_the_bus_and_channels_do_not_delay_each_other() {
     let endpoint = adapter("channels=2", &[Some(500_000), Some(10_000)], Strictness::Deadline).unwrap();
     let open = |channel: usize, per_s: u64| {
         let send = |turn: &mut Turn<'_>, next: &mut u64| {
@@ -137,7 +137,7 @@ fn what_goes_out_is_on_the_bus_and_no_channel_keeps_another_waiting() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
+fn impossible_pipe_is_refused_with_its_reason_and_takes_no_processor_time() {
     let endpoint = adapter("traffic=10/20", &RATES[..2], Strictness::None).unwrap();
     let open = |channel, direction, quality| tpipe(&endpoint, end(channel, direction), quality, count, Seen::default());
     let input = |channel, quality| open(channel, Direction::In, quality).map(drop).unwrap_err();
@@ -148,7 +148,7 @@ fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
         matches!(slow, PipeError::Quality(Refusal::Execution { .. })) && slow.to_string().contains("larger buffer")
     );
     assert!(matches!(input(0, quality(1_000_000_000, 10, 1)), PipeError::Quality(Refusal::Throughput { .. })));
-    // A period that no scheduler keeps: a thousandth of a second for a buffer of 20,000 messages, and 5 s.
+    // Periods that no scheduler keeps: 50 us is too short, 5 s is too long.
     let hasty = input(0, Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) });
     assert!(matches!(hasty, PipeError::Period { period_ns: 50_000, .. }), "{hasty}");
     assert!(hasty.to_string().contains("a larger buffer makes it longer"), "{hasty}");
@@ -157,7 +157,7 @@ fn what_cannot_be_is_refused_with_its_reason_and_takes_nothing() {
     let beyond = input(0, quality(1000, 10, 9_000_000));
     assert!(matches!(beyond, PipeError::Processor(Overload::Demand(load)) if load.missing_ppb() > 0), "{beyond}");
 
-    // None of them took anything.
+    // None of the refused pipes took anything.
     let pipe = open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap();
     assert!(matches!(input(0, quality(1, 1, 1)), PipeError::Taken(0)));
     drop(pipe);
@@ -178,7 +178,7 @@ fn a_refused_or_denied_pipe_leaves_the_terms_of_another_as_they_are() {
         let hasty = Quality { latency_ns: 1_000_000, ..quality(20, 1, 1000) };
         assert!(matches!(refused(hasty), PipeError::Period { .. }));
         assert!(matches!(refused(quality(1000, 10, 9_000_000)), PipeError::Processor(_)));
-        // The kernel denies a thread more than there is of all processors.
+        // The kernel denies a thread more than all processors have.
         thread::spawn(|| {
             let [budget, period] = [Duration::from_millis(200), Duration::from_millis(100)];
             let denied = Reservation::take(&[Policy::Deadline { budget, period }]);
@@ -195,12 +195,12 @@ fn a_refused_or_denied_pipe_leaves_the_terms_of_another_as_they_are() {
 }
 
 #[test]
-fn what_is_shared_and_pipes_of_the_same_process_have_the_same_processors() {
+fn pipes_of_this_and_of_other_processes_draw_on_the_same_processors() {
     let share = Share::default();
     let processors = thread::available_parallelism().unwrap().get();
     let on = |owner: &str| Processors::anywhere(Strictness::None).beside(share.beside(owner)).unwrap();
     let adapter = || adapter_on(&on("pipes of this test"), "traffic=10", &RATES[..1]);
-    // Another process has all of them, but for a quarter of the last.
+    // Another process has all processors, but for a quarter of the last.
     let (lease, theirs) = UnixStream::pair().unwrap();
     let mut all = vec![(100, 100); processors - 1];
     all.push((75, 100));
@@ -221,7 +221,7 @@ fn what_is_shared_and_pipes_of_the_same_process_have_the_same_processors() {
         }
     };
     let pipe = tpipe(&endpoint, end(0, Direction::In), quality(400, 40, 40_000_000), count, Seen::default()).unwrap();
-    // It has 40 % and its receiving thread 15 %: less than a whole one is left of one of them.
+    // The pipe has 40 % and its receiving thread 15 %: one processor has less than a whole one left.
     let (_lease, theirs) = UnixStream::pair().unwrap();
     let whole = vec![(100, 100); processors];
     let Answer::Failed(refused) = share.promises().keep("another process", &whole, theirs.into()) else {
@@ -257,9 +257,9 @@ fn a_function_that_overruns_is_counted_and_the_others_run_on() {
 }
 
 #[test]
-fn without_rights_a_pipe_runs_and_says_that_nothing_is_promised() {
+fn pipe_without_rights_runs_and_says_that_its_quality_is_not_guaranteed() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-    // Threads that are started from here have no more rights than this one.
+    // Threads started from here have no more rights than this one.
     thread::spawn(|| {
         let mut sets = capabilities(None).unwrap();
         sets.effective.remove(CapabilitySet::SYS_NICE);
@@ -294,7 +294,7 @@ fn a_function_may_end_its_pipe() {
 }
 
 #[test]
-fn another_host_s_channels_come_through_pipes_until_it_takes_its_device_back() {
+fn channels_of_another_host_arrive_through_pipes_until_it_takes_its_device_back() {
     let folder = std::env::temp_dir().join(format!("farbus-tuned-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let share = Share::default();
@@ -302,12 +302,12 @@ fn another_host_s_channels_come_through_pipes_until_it_takes_its_device_back() {
     let address = share.listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let socket = folder.join("share.sock");
     share.listen_at(Place::Socket(socket.clone()).listen().unwrap(), None).unwrap();
-    // Plain USB/IP, then a session of farbus's own, as there is one at sockets of this machine.
+    // Plain USB/IP, then a session, as at a local socket.
     for host in [address.to_string(), format!("unix:{}", socket.display())] {
         let target: Target = format!("{host}/can").parse().unwrap();
         let until = now_ns() + PATIENCE_NS;
         let (mut device, _) = loop {
-            // The exporter sees the end of the one before in its own time.
+            // The exporter notices the end of the previous session with a delay.
             match there(&Client::default(), &target) {
                 Ok(opened) => break opened,
                 Err(error) if now_ns() > until => panic!("{host}: {error}"),
@@ -338,7 +338,7 @@ fn another_host_s_channels_come_through_pipes_until_it_takes_its_device_back() {
             }
         }
         for (seen, report) in pipes.map(|pipe| pipe.stop()) {
-            // What the adapter lost it says with its next frame.
+            // The adapter reports a loss with its next frame.
             let is_told = report.device_overruns + report.lost > 0;
             assert!(seen.unwrap().gaps == 0 || is_told, "{report:?}");
         }

@@ -4,10 +4,10 @@
 //! | rule | here |
 //! |---|---|
 //! | a controller has one | [`DebugPort::enable`] a second time is refused |
-//! | it is there for others once it is enabled, not before | [`Cable::is_attached`], [`Cable::enumerate`] |
-//! | whoever of its neighbours enumerates first has it, wanted or not | all others find nothing |
+//! | neighbours see it once it is enabled, not before | [`Cable::is_attached`], [`Cable::enumerate`] |
+//! | the first neighbour that enumerates has it, wanted or not | all others find nothing |
 //! | it offers a bulk endpoint each way and no periodic one | what the target writes the host reads, and the other way round |
-//! | it is gone when its host resets it, and enabled anew | [`DebugPort::disable`] |
+//! | it disappears when its host resets it, and can be enabled again | [`DebugPort::disable`] |
 //!
 //! Cables are passive and know no names: what is attached says by its serial number whose port it is.
 
@@ -21,7 +21,7 @@ use farbus_model::{Definition, EpAddr, Payload, Readiness, Speed};
 use crate::emulated::{Context, Emulated, Function, Received, Sent};
 use crate::lane::{Bell, Reader, Writer, lane};
 
-/// Bytes on their way to one end beyond which no more are taken; a transfer that was begun is taken whole.
+/// Bytes under way to one end, beyond which no more are taken; a transfer that was begun is taken as a whole.
 const BYTES_MAX: usize = 256 << 10;
 /// The only endpoint number, IN and OUT.
 pub const DATA: u8 = 1;
@@ -45,7 +45,7 @@ pub struct DebugPort {
     target: Option<Target>,
 }
 
-/// What lies behind a port that is enabled: the target's ends.
+/// The target's ends of an enabled port.
 #[derive(Debug)]
 struct Target {
     out: Writer,
@@ -55,31 +55,31 @@ struct Target {
     is_on: Arc<AtomicBool>,
 }
 
-/// Where the port can be got, by whoever is wired to it.
+/// The port as its neighbours see it.
 #[derive(Debug)]
 struct Socket {
     serial: String,
-    /// The device, until somebody has it.
+    /// The device, until a neighbour has enumerated it.
     waiting: Mutex<Option<Emulated<Debug>>>,
 }
 
-/// The other end of a cable to somebody's debug port.
+/// The other end of a cable to a debug port.
 #[derive(Clone, Debug)]
 pub struct Cable(Arc<Socket>);
 
 impl DebugPort {
-    /// Not enabled; `serial` is what it says of itself.
+    /// A disabled port; `serial` is its serial number.
     pub fn new(serial: &str) -> Self {
         Self { socket: Arc::new(Socket { serial: serial.to_owned(), waiting: Mutex::new(None) }), target: None }
     }
 
-    /// A cable to it. There may be as many as the controller has ports; one of them will have it.
+    /// A cable to the port. There may be as many as the controller has ports; one neighbour will get the device.
     pub fn cable(&self) -> Cable {
         Cable(Arc::clone(&self.socket))
     }
 
-    /// It is there to be enumerated from now on. `near` wakes who writes and reads here, `far` who serves the device
-    /// there.
+    /// Enables the port, so that neighbours can enumerate it. `near` wakes the thread that reads and writes here, `far`
+    /// the thread that serves the device at the other end.
     ///
     /// # Errors
     /// [`Enabled`].
@@ -104,7 +104,7 @@ impl DebugPort {
         Ok(())
     }
 
-    /// Whoever has it sees it go; it may be enabled anew.
+    /// Disables the port: a neighbour that has it sees it go. It may be enabled again.
     pub fn disable(&mut self) {
         *self.socket.waiting() = None;
         if let Some(target) = self.target.take() {
@@ -113,18 +113,18 @@ impl DebugPort {
         }
     }
 
-    /// Whether it was enabled, and whether somebody has it since.
+    /// Whether the port is enabled and a neighbour has enumerated it.
     pub fn is_taken(&self) -> bool {
         self.target.is_some() && self.socket.waiting().is_none()
     }
 
-    /// Sends a transfer to who has it; `None` if there is no room, or it is not enabled.
+    /// Sends a transfer to the neighbour; `None` if there is no space, or the port is disabled.
     pub fn write(&mut self, transfer: Vec<u8>) -> Option<()> {
         let target = self.target.as_ref().filter(|target| !target.out.is_full())?;
         target.out.put(transfer, &target.far).ok()
     }
 
-    /// What who has it sent.
+    /// The next transfer that the neighbour sent.
     pub fn read(&mut self) -> Option<Vec<u8>> {
         let target = self.target.as_ref()?;
         (target.near.hush)();
@@ -145,18 +145,18 @@ impl Socket {
 }
 
 impl Cable {
-    /// Whether something is at the other end: enabled, and in nobody's hands.
+    /// Whether a device is at the other end: enabled, and not enumerated by another neighbour.
     pub fn is_attached(&self) -> bool {
         self.0.waiting().is_some()
     }
 
-    /// Takes what is there: the first who asks has it.
+    /// Takes the device: the first neighbour that asks has it.
     pub fn enumerate(&self) -> Option<Emulated<Debug>> {
         self.0.waiting().take()
     }
 }
 
-/// What whoever enumerated it drives.
+/// The device that the neighbour drives.
 #[derive(Debug)]
 pub struct Debug {
     to_host: Reader,
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_who_enumerates_after_it_is_enabled_has_it() {
+    fn first_neighbour_to_enumerate_an_enabled_port_has_it() {
         let mut port = DebugPort::new("host2");
         let (one, other) = (port.cable(), port.cable());
         assert!(!one.is_attached() && one.enumerate().is_none(), "enable before enumerate");

@@ -15,16 +15,16 @@ use farbus_model::{
     InFlight, Instant, IsoPacket, Payload, Readiness, Setup, Speed, Status, Tally, TransferType, Urb, UrbId,
 };
 
-/// What a gadget does, endpoint by endpoint. Only what it needs has to be written.
+/// What a gadget does, endpoint by endpoint. The defaults cover everything that a gadget does not need.
 pub trait Function: Send {
-    /// The host wants up to `room` bytes from an IN endpoint. Fewer end the transfer (short packet).
+    /// The host asks an IN endpoint for up to `room` bytes. Fewer end the transfer (short packet).
     fn send(&mut self, endpoint: EpAddr, room: usize, cx: &mut Context<'_>) -> Sent {
         let _ = (endpoint, room, cx);
         Sent::Nak
     }
 
-    /// The host sends one transfer (isochronous: one packet) to an OUT endpoint. On
-    /// [`Received::Nak`] it is offered again after the function's state may have changed.
+    /// The host sends one transfer (isochronous: one packet) to an OUT endpoint. After [`Received::Nak`] it is offered
+    /// again when the function's state may have changed.
     fn receive(&mut self, endpoint: EpAddr, payload: &Payload, cx: &mut Context<'_>) -> Received {
         let _ = (endpoint, payload, cx);
         Received::Stall
@@ -48,7 +48,7 @@ pub trait Function: Send {
         true
     }
 
-    /// The bus was reset: forget everything that a host told.
+    /// The bus was reset: discard everything that the host has set.
     fn reset(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
     }
@@ -63,39 +63,40 @@ pub trait Function: Send {
         None
     }
 
-    /// That moment has come.
+    /// Called when the moment of [`Function::poll_timeout`] has come.
     fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
     }
 
-    /// What its engine waits on besides, if what is behind it lives outside ([`Device::readiness`]).
+    /// What the engine has to wait on besides, if the function depends on something outside the process
+    /// ([`Device::readiness`]).
     fn readiness(&self) -> Option<&Readiness> {
         None
     }
 
-    /// Something happened to what [`Function::readiness`] stands for.
+    /// Called when [`Function::readiness`] became ready.
     fn handle_ready(&mut self, cx: &mut Context<'_>) {
         let _ = cx;
     }
 
-    /// Everything that was to be asked for now has been ([`Device::end_turn`]). Says whether it can do what it could
-    /// not before.
+    /// Called after the last submission of a turn ([`Device::end_turn`]). Returns whether the function can now do what
+    /// it could not do before.
     fn end_turn(&mut self, cx: &mut Context<'_>) -> bool {
         let _ = cx;
         false
     }
 
-    /// Whether what is behind it is gone ([`Device::is_gone`]).
+    /// Whether what the function depends on is gone ([`Device::is_gone`]).
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// The commands that [`Function::command`] knows, by the word its owner types.
+    /// The commands that [`Function::command`] knows, by the words its owner types.
     fn verbs(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// The owner asks for something.
+    /// Carries out a command of the owner's.
     ///
     /// # Errors
     /// [`CommandError`] when it is unknown or refused.
@@ -104,27 +105,27 @@ pub trait Function: Send {
         Err(CommandError::unknown(command))
     }
 
-    /// What it counts, for its owner to read meanwhile.
+    /// Its counters, readable while the device is in use.
     fn tally(&self) -> Option<Tally> {
         None
     }
 
-    /// What another process needs to go on with it; asked while no request waits. None: no other process can.
+    /// What a replacement process needs to continue; called while no request waits. `None`: no other process can.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// It is as another process saved it, its endpoints selected already. `None` if it cannot be: it is reset then.
+    /// Continues from a saved state, with its endpoints selected already. `None` if it cannot; it is reset then.
     fn restore(&mut self, state: &[u8]) -> Option<()> {
         let _ = state;
         None
     }
 
-    /// Another process goes on with what is behind it ([`Device::leave`]).
+    /// A replacement process continues ([`Device::leave`]).
     fn leave(&mut self) {}
 }
 
-/// What a function may use while it is called.
+/// What a function may use during a call.
 #[derive(Debug)]
 pub struct Context<'a> {
     /// Now.
@@ -135,23 +136,23 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Halts `endpoint`: it answers STALL until the host clears it (and the function lets it).
+    /// Halts `endpoint`: it answers STALL until the host clears the halt (and the function permits that).
     pub fn halt(&mut self, endpoint: EpAddr) {
         *self.halts |= 1 << endpoint.index();
     }
 
-    /// Lifts a halt without the host's asking.
+    /// Clears a halt without a request of the host.
     pub fn unhalt(&mut self, endpoint: EpAddr) {
         *self.halts &= !(1 << endpoint.index());
     }
 }
 
-/// A function's answer to a wish for data.
+/// A function's answer to a request for data.
 #[derive(Debug)]
 pub enum Sent {
-    /// These bytes, at most as many as there is room for.
+    /// These bytes, at most as many as there is space for.
     Data(Payload),
-    /// Nothing now.
+    /// No data now.
     Nak,
     /// The endpoint halts.
     Stall,
@@ -160,7 +161,7 @@ pub enum Sent {
 /// A function's answer to data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// All taken.
+    /// All bytes were taken.
     Accepted,
     /// Not now.
     Nak,
@@ -187,9 +188,9 @@ pub struct Emulated<F> {
     function: F,
     selection: Selection,
     pipes: [Pipe; 32],
-    /// Bit n: the endpoint of index n is halted.
+    /// Bit n: the endpoint with index n is halted.
     halts: u32,
-    /// Bit n: the queue of index n is not empty.
+    /// Bit n: the queue with index n is not empty.
     waiting: u32,
 }
 
@@ -200,16 +201,16 @@ struct Pipe {
     free_at: Instant,
 }
 
-/// How far the first request of a queue got.
+/// The result of trying the first request of a queue.
 enum Step {
-    /// Answered; the next may try.
+    /// It was answered; the next one may be tried.
     Done,
-    /// It waits: for the function, or for its time.
+    /// It waits for the function, or for its time.
     Waits,
 }
 
 impl<F: Function> Emulated<F> {
-    /// The device that `definition` declares, doing what `function` does.
+    /// Makes the device that `definition` declares and `function` carries out.
     pub fn new(definition: &Definition, function: F) -> Self {
         Self {
             descriptors: definition.build(),
@@ -227,12 +228,12 @@ impl<F: Function> Emulated<F> {
         &self.function
     }
 
-    /// The same, for who writes it down, or puts it into the place of another process's.
+    /// The function, to be saved, or to be restored from another process's state.
     pub fn function_mut(&mut self) -> &mut F {
         &mut self.function
     }
 
-    /// Requests that wait for the function, each endpoint's in their order.
+    /// Requests that wait for the function, in order for each endpoint.
     pub fn waiting(&self) -> impl Iterator<Item = &Urb> {
         self.pipes.iter().flat_map(|pipe| &pipe.queue).map(|urb| &**urb)
     }
@@ -242,11 +243,11 @@ impl<F: Function> Emulated<F> {
         self.halts
     }
 
-    /// It is as it was in another process, its function likewise: with this active, these endpoints halted, and these
-    /// requests waiting.
+    /// Continues as the device that another process saved, whose function was restored already: with this selection,
+    /// these halted endpoints, and these waiting requests.
     ///
     /// # Errors
-    /// Why none can have stood so; it is what it was.
+    /// Why no device can have been in this state; the device is unchanged.
     pub fn resume(&mut self, selection: Selection, halts: u32, waiting: Vec<Urb>) -> Result<(), &'static str> {
         let mut pipes: [Pipe; 32] = Default::default();
         for urb in &waiting {
@@ -284,7 +285,7 @@ impl<F: Function> Emulated<F> {
         self.halts & 1 << endpoint.index() != 0
     }
 
-    /// Serves every queue until none moves: one endpoint's progress may be what another waits for.
+    /// Serves every queue until no request moves: one endpoint's progress may be what another waits for.
     fn serve(&mut self, now: Instant, done: &mut Completions) {
         loop {
             let mut moved = false;
@@ -300,7 +301,7 @@ impl<F: Function> Emulated<F> {
         }
     }
 
-    /// Serves every queue, or ends them all if what is behind the function is gone.
+    /// Serves every queue, or ends all requests if what the function depends on is gone.
     fn serve_or_end(&mut self, now: Instant, done: &mut Completions) {
         if self.function.is_gone() {
             self.withdraw_all(Status::Gone, done);
@@ -309,7 +310,7 @@ impl<F: Function> Emulated<F> {
         }
     }
 
-    /// Serves one queue; says whether anything was answered.
+    /// Serves one queue; returns whether any request was answered.
     fn serve_pipe(&mut self, index: usize, now: Instant, done: &mut Completions) -> bool {
         let mut moved = false;
         while let Some(urb) = self.pipes[index].queue.pop_front() {
@@ -322,7 +323,7 @@ impl<F: Function> Emulated<F> {
         moved
     }
 
-    /// Nothing was queued there for so long.
+    /// Tells the function that nothing was queued there for this long.
     fn note_idle(&mut self, address: EpAddr, idle: Duration, now: Instant, done: &mut Completions) {
         let Some(endpoint) = self.selection.endpoint(address) else { return };
         let intervals = idle.as_nanos().div_ceil(endpoint.service_interval(self.speed).as_nanos().max(1));
@@ -335,7 +336,7 @@ impl<F: Function> Emulated<F> {
         if self.pipes[index].queue.is_empty() { self.waiting &= !bit } else { self.waiting |= bit }
     }
 
-    /// Tries the request that is first in its queue; puts it back there if it has to wait.
+    /// Tries the first request of its queue; puts it back if it has to wait.
     fn step(&mut self, urb: InFlight, now: Instant, done: &mut Completions) -> Step {
         let address = urb.endpoint;
         if self.is_halted(address) {
@@ -358,7 +359,7 @@ impl<F: Function> Emulated<F> {
         Step::Waits
     }
 
-    /// Waits for the function rather than for the bus: there is no moment to wake up at.
+    /// Puts the request back to wait for the function: there is no moment to wake up at.
     fn wait_for_function(&mut self, urb: InFlight) -> Step {
         self.pipes[urb.endpoint.index()].free_at = Instant::ZERO;
         self.wait(urb)
@@ -498,7 +499,7 @@ impl<F: Function> Emulated<F> {
             (request::GET_DESCRIPTOR, Recipient::Device) => self.get_descriptor(setup),
             (request::GET_CONFIGURATION, Recipient::Device) => bytes(&[self.selection.configuration()]),
             (request::SET_CONFIGURATION, Recipient::Device) => self.set_configuration(now, setup.value as u8, done),
-            // The bus numbers devices, not the gadget: harmless here.
+            // The host controller assigns addresses, not the gadget: nothing to do.
             (request::SET_ADDRESS, Recipient::Device) => Control::Ack,
             (request::SET_SEL | request::SET_ISOCH_DELAY, Recipient::Device) => Control::Ack,
             // Self-powered, no remote wake-up.
@@ -623,7 +624,7 @@ impl<F: Function> Emulated<F> {
     }
 }
 
-/// Of what another process goes on with, before the function's own.
+/// Bytes of the saved state before the function's own.
 const HALTS_BYTES: usize = 4;
 
 impl<F: Function> Device for Emulated<F> {
@@ -652,7 +653,7 @@ impl<F: Function> Device for Emulated<F> {
                 pipe.queue.push_back(urb);
                 return;
             }
-            // A periodic endpoint that stood idle begins a new schedule now.
+            // A periodic endpoint that was idle begins a new schedule now.
             let isochronous = !urb.iso.is_empty();
             if isochronous && pipe.free_at < now {
                 let idle = now - std::mem::replace(&mut pipe.free_at, now);
@@ -748,7 +749,7 @@ impl<F: Function> Device for Emulated<F> {
         Some([&self.halts.to_le_bytes()[..], &state].concat())
     }
 
-    /// The pace of periodic endpoints begins anew.
+    /// The pace of periodic endpoints begins again.
     fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
         let Some((halts, state)) = state.split_first_chunk::<HALTS_BYTES>() else { return false };
         let mut done = Completions::new(BufferPool::new(0));

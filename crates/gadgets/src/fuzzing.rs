@@ -1,7 +1,7 @@
-//! What the fuzz targets of this crate share: for how long they run, and from which seed.
+//! Common parts of this crate's fuzz targets: how long they run, and from which seed.
 //!
-//! `FARBUS_FUZZ_SECONDS` says how long a target runs. `FARBUS_FUZZ_SEED` says from which seed; the same seed gives the
-//! same inputs.
+//! `FARBUS_FUZZ_SECONDS` says how long a target runs. `FARBUS_FUZZ_SEED` sets the seed; the same seed gives the same
+//! inputs.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -40,7 +40,7 @@ fn variable(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
 }
 
-/// A seed that nobody tried before.
+/// A seed that differs from run to run.
 fn now_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }

@@ -1,4 +1,4 @@
-//! A keyboard that types what it is told (HID 1.11, boot protocol).
+//! A keyboard that types the text of its owner's command (HID 1.11, boot protocol).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -130,7 +130,7 @@ impl Function for Keyboard {
     }
 
     fn reset(&mut self, _cx: &mut Context<'_>) {
-        // What was typed and not read stays: the typist did not see the bus reset.
+        // Typed keys that were not read stay: the owner who typed them did not see the bus reset.
         *self = Self { events: std::mem::take(&mut self.events), protocol: 1, ..Self::default() };
     }
 
@@ -146,7 +146,7 @@ impl Function for Keyboard {
         }
     }
 
-    /// Keys that nobody has fetched yet, among others.
+    /// The state includes keys that the host has not fetched yet.
     fn save(&self) -> Option<Vec<u8>> {
         let mut state = Saver::default();
         [self.leds, self.idle, self.protocol].into_iter().for_each(|byte| state.u8(byte));

@@ -1,15 +1,14 @@
-//! What joins two ends of a device that different threads serve: a bounded lane each way, and a bell at each end.
+//! Lanes between two ends of a device that different threads serve: a bounded queue each way, and a bell at each end.
 //!
 //! | who | does | and then |
 //! |---|---|---|
 //! | a writer | puts something on the lane | rings if the reader said that it waits |
 //! | a reader that finds nothing | says that it waits | its request waits, until its bell |
-//! | a reader | takes something off | rings if the writer said that it waits for room |
-//! | a writer that finds no room | says that it waits | its request waits, until its bell |
-//! | a reader that is written down for another process | lets nothing more onto the lane until it takes something again | the same |
+//! | a reader | takes something off | rings if the writer said that it waits for space |
+//! | a writer that finds no space | says that it waits | its request waits, until its bell |
+//! | a reader that is saved for another process | blocks the lane until it takes a transfer again | the same |
 //!
-//! A lane is held for the moment in which something is put on it or taken off, and for nothing else: neither thread
-//! waits for the other.
+//! A lane is locked only while a transfer is put on it or taken off: neither thread waits for the other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,9 +20,9 @@ use farbus_model::Readiness;
 pub struct Bell {
     /// What that thread waits on.
     pub readiness: Readiness,
-    /// Rings it, from any thread.
+    /// Rings the bell, from any thread.
     pub ring: Box<dyn Fn() + Send + Sync>,
-    /// It was heard.
+    /// Resets the bell, after the thread woke up.
     pub hush: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -33,7 +32,7 @@ impl fmt::Debug for Bell {
     }
 }
 
-/// What both ends of a lane see.
+/// The state that both ends of a lane share.
 #[derive(Debug, Default)]
 struct Inside {
     transfers: VecDeque<Vec<u8>>,
@@ -50,26 +49,26 @@ pub struct Writer {
     bytes_max: usize,
 }
 
-/// Its far end.
+/// A lane's far end.
 #[derive(Debug)]
 pub struct Reader(Arc<Mutex<Inside>>);
 
 /// What a transfer counts besides its bytes, so that empty ones fill a lane too.
 const OVERHEAD_BYTES: usize = 256;
 
-/// A lane that is full with `bytes_max` bytes; a transfer that was begun before is taken whole.
+/// Makes a lane that is full with `bytes_max` bytes; a transfer that was begun before is taken as a whole.
 pub fn lane(bytes_max: usize) -> (Writer, Reader) {
     let inside = Arc::new(Mutex::new(Inside::default()));
     (Writer { inside: Arc::clone(&inside), bytes_max }, Reader(inside))
 }
 
-/// Nothing is left half done that a panic could interrupt.
+/// A panic leaves no state half changed, so a poisoned lock may be used.
 fn look(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
     inside.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Writer {
-    /// Whether nothing more may be put on the lane; if so, the writer's bell rings when that changes.
+    /// Whether the lane is full; if so, the writer's bell rings when that changes.
     pub fn is_full(&self) -> bool {
         let mut inside = look(&self.inside);
         let is_full = inside.bytes >= self.bytes_max || inside.is_held;
@@ -77,10 +76,10 @@ impl Writer {
         is_full
     }
 
-    /// Puts a transfer on the lane, at whose far end `far` hangs.
+    /// Puts a transfer on the lane; `far` is the reader's bell.
     ///
     /// # Errors
-    /// The transfer, if the reader holds the lane; the writer's bell rings when he does so no more.
+    /// The transfer, if the reader holds the lane; the writer's bell rings when it no longer does.
     pub fn put(&self, transfer: Vec<u8>, far: &Bell) -> Result<(), Vec<u8>> {
         let mut inside = look(&self.inside);
         if inside.is_held {
@@ -99,8 +98,8 @@ impl Writer {
 }
 
 impl Reader {
-    /// Takes the next transfer off the lane, at whose far end `far` hangs; without one, the reader's bell rings when
-    /// there is.
+    /// Takes the next transfer off the lane; `far` is the writer's bell. If there is none, the reader's bell rings when
+    /// one comes.
     pub fn take(&self, far: &Bell) -> Option<Vec<u8>> {
         let mut inside = look(&self.0);
         let was_held = std::mem::take(&mut inside.is_held);
@@ -117,19 +116,19 @@ impl Reader {
         transfer
     }
 
-    /// Throws away what is on the lane.
+    /// Drops what is on the lane.
     pub fn clear(&self, far: &Bell) {
         while self.take(far).is_some() {}
     }
 
-    /// What is on the lane, which stays there; nothing comes behind it until something is taken.
+    /// The transfers on the lane, which stay there; the lane accepts no more until one is taken.
     pub fn hold(&self) -> Vec<Vec<u8>> {
         let mut inside = look(&self.0);
         inside.is_held = true;
         inside.transfers.iter().cloned().collect()
     }
 
-    /// Puts on the lane what another process held, before all else.
+    /// Puts the transfers that another process held on the lane, before all others.
     pub fn restore(&self, held: Vec<Vec<u8>>) {
         let mut inside = look(&self.0);
         inside.bytes += held.iter().map(|transfer| transfer.len() + OVERHEAD_BYTES).sum::<usize>();

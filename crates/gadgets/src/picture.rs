@@ -1,35 +1,35 @@
-//! Pictures made of code, and what a source of frames is to a USB host.
+//! Generated pictures, and a source of frames as a USB host sees it.
 
 use farbus_model::definition::InterfaceDefinition;
 use farbus_model::{Definition, Tally};
 
 use crate::emulated::{Emulated, Function};
 
-/// Bytes with which a picture says which it is.
+/// Bytes of the number at the front of a picture.
 pub const NUMBER_BYTES: usize = 8;
 /// Shades of a gradient.
 const SHADES: usize = 256;
-/// By so many it moves from picture to picture.
+/// How many shades the gradient moves from picture to picture.
 const STEP: u64 = 4;
 
-/// A gradient that moves: every picture is known beforehand, and has its number in its first 8 bytes.
+/// A moving gradient: every picture is predictable, and has its number in its first 8 bytes.
 #[derive(Clone, Debug)]
 pub struct Picture {
     line_bytes: usize,
     lines: usize,
     point_bytes: usize,
-    /// A line that is longer by all shades: each line of each picture is a piece of it.
+    /// One line plus all shades: each line of each picture is a part of it.
     gradient: Vec<u8>,
 }
 
 impl Picture {
-    /// Pictures of `width` by `height` points of so many bytes each.
+    /// Pictures of `width` by `height` pixels of `point_bytes` bytes each.
     pub fn new(width: usize, height: usize, point_bytes: usize) -> Self {
         let points = (0..width + SHADES).flat_map(|point| std::iter::repeat_n(point as u8, point_bytes));
         Self { line_bytes: width * point_bytes, lines: height, point_bytes, gradient: points.collect() }
     }
 
-    /// The picture of this number.
+    /// The picture with this number.
     pub fn numbered(&self, number: u64) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.line_bytes * self.lines);
         for line in 0..self.lines as u64 {
@@ -42,12 +42,13 @@ impl Picture {
     }
 }
 
-/// A source of frames as a USB device: it says what it is, and has no endpoint. Its frames go by farbus's own protocol.
+/// A source of frames as a USB device: it has descriptors and no endpoint. Its frames travel over farbus's own
+/// protocol.
 #[derive(Debug)]
 pub struct Placard(Tally);
 
 impl Placard {
-    /// The device: `what` is its product's name, `tally` what its source counts.
+    /// Makes the device: `what` is its product's name, `tally` holds its source's counters.
     pub fn device(what: &str, tally: Tally) -> Emulated<Self> {
         let definition = Definition::new(0x1d6b, 0x0104).names("farbus", what, "0");
         Emulated::new(&definition.interface(InterfaceDefinition::vendor()), Self(tally))
@@ -59,7 +60,7 @@ impl Function for Placard {
         Some(self.0.clone())
     }
 
-    /// Its source is its process's.
+    /// Empty: the source belongs to its process.
     fn save(&self) -> Option<Vec<u8>> {
         Some(Vec::new())
     }

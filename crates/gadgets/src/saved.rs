@@ -1,11 +1,11 @@
-//! What a gadget writes down for another process that goes on with it: numbers in their order, little-endian.
+//! The state that a gadget saves for a replacement process: numbers in sequence, little-endian.
 
-/// Puts it together.
+/// Writes a saved state.
 #[derive(Debug, Default)]
 pub(crate) struct Saver(Vec<u8>);
 
 impl Saver {
-    /// All of it.
+    /// The whole state.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
@@ -26,14 +26,14 @@ impl Saver {
         self.0.extend(number.to_le_bytes());
     }
 
-    /// Bytes, with their number.
+    /// Writes the number of bytes, and the bytes.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.u32(u32::try_from(bytes.len()).expect("what a gadget holds is far below"));
         self.0.extend(bytes);
     }
 }
 
-/// Takes it apart again; `None` where it is none.
+/// Reads a saved state; `None` where it is invalid.
 #[derive(Debug)]
 pub(crate) struct Loader<'a>(pub &'a [u8]);
 
@@ -67,12 +67,12 @@ impl<'a> Loader<'a> {
         Some(bytes)
     }
 
-    /// Whether nothing else is there.
+    /// Whether nothing more follows.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Nothing else is there.
+    /// `None` if more follows.
     pub fn end(self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_not_without_its_end() {
+    fn saved_state_is_read_back_and_refused_if_truncated() {
         let mut saver = Saver::default();
         saver.flag(true);
         saver.u8(7);

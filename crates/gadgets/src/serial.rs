@@ -1,7 +1,7 @@
-//! A serial line with a loopback plug: what is sent comes back (CDC PSTN 1.2, abstract control model).
+//! A serial line with a loopback plug: sent data comes back (CDC PSTN 1.2, abstract control model).
 //!
-//! The plug joins sent to received data, and DTR to DSR and DCD. The line is as fast as its bus, whatever rate it is
-//! told; what is not fetched makes it stop taking more, so no byte is ever lost between its two ends.
+//! The plug joins sent to received data, and DTR to DSR and DCD. The line is as fast as its bus, whatever rate is set;
+//! while its data is not fetched it takes no more, so no byte is lost between its two ends.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use farbus_model::{Definition, Direction, EpAddr, Payload, Setup, Speed};
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
 use crate::saved::{Loader, Saver};
 
-/// Bytes on the line beyond which no more are taken; a transfer that was begun is taken whole.
+/// Bytes on the line beyond which no more are taken; a transfer that was begun is taken as a whole.
 const LINE_BYTES_MAX: usize = 16 << 10;
-/// Data comes and goes here.
+/// The number of the data endpoints.
 const DATA: u8 = 1;
-/// Notifications come from here.
+/// The number of the notification endpoint.
 const NOTIFICATION: u8 = 2;
 /// CDC PSTN 1.2 §6.3, table 13.
 const SET_LINE_CODING: u8 = 0x20;
@@ -40,7 +40,7 @@ pub struct Serial {
     line: VecDeque<u8>,
     coding: [u8; 7],
     control: u16,
-    /// The state of its lines is to be told.
+    /// The host has to be notified of the state of the control lines.
     has_news: bool,
 }
 
@@ -66,7 +66,7 @@ impl Serial {
         Self { line: VecDeque::new(), coding: CODING, control: 0, has_news: false }
     }
 
-    /// The rate that its host told it, bits a second.
+    /// The rate that the host set, bits a second.
     pub fn rate(&self) -> u32 {
         u32::from_le_bytes([self.coding[0], self.coding[1], self.coding[2], self.coding[3]])
     }
@@ -154,7 +154,7 @@ mod tests {
     use farbus_model::{BufferPool, Completions, Device, Instant, Status, Urb, UrbId};
 
     #[test]
-    fn what_is_sent_comes_back_and_no_more_is_taken_than_is_fetched() {
+    fn serial_loopback_returns_data_and_stops_when_it_is_not_fetched() {
         let mut serial = Serial::device(Speed::High);
         let mut done = Completions::new(BufferPool::new(0));
         let now = Instant::ZERO;

@@ -1,8 +1,8 @@
-//! Source and sink: the device of the kernel's `usbtest` driver and of every throughput figure (U7).
+//! Source and sink: the device of the kernel's `usbtest` driver, used for all throughput measurements (U7).
 //!
-//! One interface with a bulk, an interrupt and an isochronous endpoint in each direction. IN
-//! endpoints have data whenever the host wants some, OUT endpoints take whatever comes. The ids
-//! are those of the kernel's own gadget, so that `usbtest` binds without being told.
+//! One interface with a bulk, an interrupt and an isochronous endpoint in each direction. IN endpoints always have
+//! data, OUT endpoints accept any data. The ids are those of the kernel's own gadget, so that `usbtest` binds to it
+//! automatically.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use farbus_model::descriptor::Selection;
 
 use crate::emulated::{Context, Control, Emulated, Function, Received, Sent};
 
-/// Vendor request of `usbtest`: remember these bytes.
+/// Vendor request of `usbtest`: store these bytes.
 const REQUEST_WRITE: u8 = 0x5b;
-/// Vendor request of `usbtest`: give them back.
+/// Vendor request of `usbtest`: return the stored bytes.
 const REQUEST_READ: u8 = 0x5c;
 
 /// What the source sends.
@@ -47,10 +47,10 @@ impl SourceSink {
 }
 
 fn definition(speed: Speed) -> Definition {
-    // The shortest interval of each kind of frame: the host's pace is measured, not ours.
+    // The shortest interval of each kind of frame, so that the host's pace is measured and not the device's.
     let (interval, isochronous_bytes) = match speed.has_microframes() {
         true => (Duration::from_micros(125), 1024),
-        // Full speed allows 1023 (USB 2.0 §5.6.3) but 1023-byte packets leave no room for bulk.
+        // Full speed allows 1023 (USB 2.0 §5.6.3) but 1023-byte packets leave no time for bulk.
         false => (Duration::from_millis(1), 256),
     };
     let (endpoint_in, endpoint_out) = (Direction::In, Direction::Out);
@@ -121,8 +121,7 @@ impl Function for SourceSink {
     }
 }
 
-/// Long enough that a large transfer is few pieces, short enough to stay in the first-level cache
-/// together with what the link does.
+/// Long enough that a large transfer has few pieces, short enough to stay in the first-level cache during a send.
 const UNIT_BYTES: usize = 32 << 10;
 
 static ZEROS: [u8; UNIT_BYTES] = [0; UNIT_BYTES];
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_usbtest_writes_by_request_it_reads_back() {
+    fn usbtest_reads_back_the_bytes_it_wrote_by_control_request() {
         let (mut device, mut done) = ready(Fill::Zeros);
         let mut setup = Setup { request_type: 0x40, request: REQUEST_WRITE, value: 0, index: 0, length: 3 };
         device.submit(Instant::ZERO, Urb::control(UrbId(1), setup, vec![7, 8, 9].into()).launch(), &mut done);

@@ -1,4 +1,4 @@
-//! A disk behind a USB device, as a block device: the driver sits beside the device, and what asks may be far away.
+//! A USB disk and its driver as a block device: the driver runs beside the device, and its user may be far away.
 
 use std::collections::VecDeque;
 
@@ -12,32 +12,32 @@ use crate::enumerate::Configure;
 use crate::limits::BLOCK_BYTES;
 use crate::storage::{Answer, Disk, DiskError, Options, Target};
 
-/// The most bytes of one request: eight or more commands at high speed, one at SuperSpeed. Whoever asks for more makes
-/// pieces of it.
+/// The most bytes of one request: eight or more commands at high speed, one at SuperSpeed. Users split longer requests.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
-/// What it serves best, whatever its sectors: flash has pages of this size or more, and so have those who ask.
+/// The preferred request size, whatever the sectors: flash has pages of this size or more, and so have the users'
+/// caches.
 const PREFERRED_BYTES: u32 = 4096;
 
-/// A reader with several slots.
+/// The refusal of a card reader with several slots.
 const ONE_OF_SEVERAL: &str =
     "it has several units, of which one would be had; as a USB device (--via kernel) all of them are";
 
-/// A Bulk-Only disk and its driver, used as a block device (requirement U9: command, data and status do not cross the
-/// distance one by one; a request does, whole, and many may be on their way though the disk takes one command at a
+/// A Bulk-Only disk and its driver, used as a block device (requirement U9: a request crosses the distance as a whole
+/// instead of command, data and status one by one, and many may be under way though the disk takes one command at a
 /// time).
 ///
-/// It is got to know first: configured, asked what it is and how large. Until it [is ready](BlockDevice::is_ready)
-/// requests wait and [`BlockDevice::info`] says nothing true; one that does not become ready [is
+/// The disk is first brought up: configured, identified and measured. Until it [is ready](BlockDevice::is_ready)
+/// requests wait and [`BlockDevice::info`] is not valid; a disk that does not become ready [is
 /// gone](BlockDevice::is_gone), and [says why](BlockDevice::why_gone).
 ///
-/// | what happens | what comes of it |
+/// | what happens | result |
 /// |---|---|
 /// | a sector cannot be read or written | that request fails, [`StoreError::Medium`] |
 /// | STALL, phase error, no answer in time | the transport is reset and the command repeated, see [`crate::storage::bulk_only`] |
-/// | it has several units (a card reader) | it does not become ready: one who asked for the device would miss the others |
-/// | the medium was taken out or exchanged | everything fails, and the disk is gone: nothing reaches another medium |
+/// | it has several units (a card reader) | it does not become ready: the importer would miss the other units |
+/// | the medium was taken out or exchanged | everything fails, and the disk is gone: no request reaches another medium |
 /// | the device was unplugged | the same |
-/// | a write is to be durable | SYNCHRONIZE CACHE behind it |
+/// | a write is to be durable | SYNCHRONIZE CACHE follows it |
 #[derive(Debug)]
 pub struct DrivenDisk<D: Device> {
     device: D,
@@ -46,33 +46,33 @@ pub struct DrivenDisk<D: Device> {
     target: Target,
     driver: Stage,
     info: BlockInfo,
-    /// It was got to know, here or in another process.
+    /// The disk was brought up, here or in another process.
     is_ready: bool,
     queue: VecDeque<BlockInFlight>,
     job: Option<Job>,
     end: Option<DiskError>,
-    /// Another process goes on with it.
+    /// Another process continues with the disk.
     is_left: bool,
 }
 
-/// How far the driver is.
+/// The state of the driver.
 #[derive(Debug)]
 enum Stage {
-    /// Nothing was asked of the device yet; whether it is configured as it was in another process.
+    /// No request was sent to the device yet; says whether it was configured in another process.
     New {
         is_configured: bool,
     },
     Configuring(Configure),
-    /// It is brought up, and then used.
+    /// The disk is brought up, and then used.
     Driving(Box<Disk>),
     Ended,
 }
 
-/// The request that is carried out.
+/// The request being carried out.
 #[derive(Debug)]
 struct Job {
     request: BlockInFlight,
-    /// It was, and is being made durable.
+    /// It was carried out, and is being flushed.
     is_flushing: bool,
 }
 
@@ -83,13 +83,13 @@ fn target_of(device: &(impl Device + ?Sized)) -> Option<Target> {
     selectable.filter_map(|configuration| Target::find(configuration, speed)).next()
 }
 
-/// Whether `device` has what is driven here.
+/// Whether this driver can drive `device`.
 pub fn fits(device: &(impl Device + ?Sized)) -> bool {
     target_of(device).is_some()
 }
 
 impl<D: Device> DrivenDisk<D> {
-    /// Drives `device`, which nobody else uses.
+    /// Drives `device`, which has no other user.
     ///
     /// # Errors
     /// The device, if it has no Bulk-Only interface.
@@ -115,12 +115,12 @@ impl<D: Device> DrivenDisk<D> {
         &mut self.device
     }
 
-    /// The device, which may be used anew: nothing of ours is with it. What was written and not flushed is as durable
-    /// as the device makes it by itself; one of code is told to.
+    /// Returns the device in a state fit for its next user. Unflushed writes are as durable as the device makes them by
+    /// itself; a gadget is told to flush.
     pub fn into_device(mut self, now: Instant, done: &mut Completions<BlockDone>) -> D {
         if !self.is_left {
             self.device.reset(now, &mut self.below);
-            // A device that cannot be made durable says so itself at the next command.
+            // A device that cannot flush reports it at the next command.
             let _ = self.device.command(now, &Command::Sync, &mut self.below);
         }
         while self.below.pop().is_some() {}
@@ -128,7 +128,7 @@ impl<D: Device> DrivenDisk<D> {
         self.device
     }
 
-    /// Takes requests to the device and answers back, until neither has anything to say.
+    /// Passes requests to the device and answers back, until there is nothing more to pass.
     fn pump(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         std::mem::swap(&mut self.below.pool, &mut done.pool);
         if let Stage::New { is_configured } = self.driver {
@@ -151,7 +151,7 @@ impl<D: Device> DrivenDisk<D> {
         Stage::Driving(Box::new(Disk::new(now, self.ids.clone(), self.target, Options::default())))
     }
 
-    /// Whether anything passed between the driver and the device.
+    /// Passes requests and answers once; returns whether there were any.
     fn exchange(&mut self, now: Instant) -> bool {
         let mut has_moved = false;
         while let Some(id) = self.driver.poll_cancel() {
@@ -170,7 +170,7 @@ impl<D: Device> DrivenDisk<D> {
         has_moved
     }
 
-    /// Whether an operation has ended, or begun.
+    /// Advances the operation; returns whether one ended or began.
     fn advance(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
         match &mut self.driver {
             Stage::Configuring(configure) => match configure.poll_outcome() {
@@ -216,7 +216,7 @@ impl<D: Device> DrivenDisk<D> {
         }
     }
 
-    /// It was brought up: what it is is known, or whether it is what it was.
+    /// Processes the result of bringing the disk up, and compares it with the disk of before, if there was one.
     fn get_to_know(&mut self, done: &mut Completions<BlockDone>) {
         let Stage::Driving(disk) = &self.driver else { return };
         let known = disk.info();
@@ -246,7 +246,7 @@ impl<D: Device> DrivenDisk<D> {
         true
     }
 
-    /// It is of no use any more.
+    /// Ends: fails every request with this error.
     fn finish_all(&mut self, error: &DiskError, done: &mut Completions<BlockDone>) {
         self.driver = Stage::Ended;
         let job = self.job.take().map(|job| job.request);
@@ -288,7 +288,7 @@ impl Stage {
         match self {
             Stage::Configuring(configure) => configure.poll_timeout(),
             Stage::Driving(disk) => disk.poll_timeout(),
-            // What was not begun is due.
+            // The bring-up has not begun and is due.
             Stage::New { .. } => Some(Instant::ZERO),
             Stage::Ended => None,
         }

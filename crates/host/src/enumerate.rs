@@ -1,4 +1,4 @@
-//! Reading what a device says of itself, and selecting a configuration (USB 2.0 §9.1.2, §9.4.3).
+//! Reads a device's descriptors, and selects a configuration (USB 2.0 §9.1.2, §9.4.3).
 //!
 //! | step | asked for | if the device refuses |
 //! |---|---|---|
@@ -8,12 +8,11 @@
 //! | languages | string 0 | no strings |
 //! | each string that a descriptor names | 255 bytes | left out |
 //!
-//! The device descriptor is asked for whole. Asking for 8 or 64 bytes first, as kernels do before
-//! they know the size of endpoint 0, is how an exporter recognises a port reset; and the size of
-//! endpoint 0 is the exporter's affair and not ours.
+//! The device descriptor is asked for as a whole. Kernels first ask for 8 or 64 bytes, before they know the size of
+//! endpoint 0, and exporters recognise a port reset by that; the size of endpoint 0 is the exporter's concern.
 //!
-//! What is refused may be missing; what is there must be right: a length that lies is an error
-//! with its place. Everything is bounded by [`limits`].
+//! A refused piece may be missing, but a piece that is there must be valid: a false length is an error with its offset.
+//! Everything is bounded by [`limits`].
 
 use std::fmt;
 
@@ -109,7 +108,7 @@ impl Enumerate {
         }
     }
 
-    /// Takes one answer in and says what to ask next.
+    /// Processes one answer and returns what to ask next.
     fn understand(&mut self, done: &Done) -> Result<Step, Reason> {
         if matches!(done.status, Status::Gone | Status::Shutdown) {
             return Err(Reason::Gone);
@@ -282,7 +281,7 @@ pub struct EnumerateError {
     pub reason: Reason,
 }
 
-/// A piece of what a device says of itself.
+/// A part of a device's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// The device descriptor.
@@ -304,7 +303,7 @@ pub enum Reason {
     Refused(Status),
     /// The device did not answer.
     TimedOut,
-    /// The device is gone, or was reset under our hands.
+    /// The device is gone, or was reset meanwhile.
     Gone,
     /// Fewer bytes came than the piece says it has.
     Cut {
@@ -315,9 +314,9 @@ pub enum Reason {
     },
     /// A byte is not what the specification wants there.
     Malformed(DescriptorError),
-    /// More than this room's limit.
+    /// More than this crate's limit.
     TooMany {
-        /// What the device says.
+        /// The device's number.
         count: usize,
         /// The limit.
         max: usize,
@@ -391,7 +390,7 @@ impl Configure {
         Self { transfers, value }
     }
 
-    /// Selects a device's first configuration, as hosts do that have no reason for another.
+    /// Selects a device's first configuration, as hosts do without a reason for another.
     ///
     /// # Errors
     /// If it has none that can be selected: value 0 means "not configured" (USB 2.0 §9.4.7).

@@ -1,4 +1,4 @@
-//! Every limit of this room, in one place. Constants say how the number was found.
+//! All limits of this crate, with the reason for each number.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ pub const ENUMERATION_TRANSFERS_MAX: usize = 1 + 2 + 2 * CONFIGURATIONS_MAX as u
 /// A control transfer's time: Linux's `USB_CTRL_GET_TIMEOUT`.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a withdrawn request may take to come back. A device that leaves even that unanswered is
-/// given up; a whole control timeout allows for a link that has to send something again.
+/// How long a cancelled request may take to come back. A device that does not answer by then is given up; a whole
+/// control timeout leaves time for a link that has to send something again.
 pub const WITHDRAWAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A storage command's time, from the first byte to the status: Linux's `SD_TIMEOUT`.
@@ -30,7 +30,7 @@ pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a medium may be "becoming ready": a disk spins up in ten seconds, rarely twenty.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pause between two looks at a medium that is becoming ready.
+/// Pause between two checks of a medium that is becoming ready.
 pub const READY_PAUSE: Duration = Duration::from_millis(250);
 
 /// Times a command is tried whose transport failed.
@@ -58,5 +58,5 @@ pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// 30 seconds.
 pub const RANGE_BYTES_MAX: u64 = 1 << 30;
 
-/// Sector sizes that are believed: from the classic one to the largest page size in use.
+/// Accepted sector sizes: from the classic one to the largest page size in use.
 pub const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 512..=65536;

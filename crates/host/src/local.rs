@@ -6,8 +6,8 @@ use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Paylo
 
 use crate::port::{Port, PortError};
 
-/// A device in this process. Time is made up: it stands still while anything can happen and jumps
-/// to the next due moment when nothing can, so that thirty-second timeouts pass in no time.
+/// A device in this process, in simulated time: the clock stands still while anything can happen and jumps to the next
+/// due moment when nothing can, so that thirty-second timeouts take no time.
 #[derive(Debug)]
 pub struct LocalPort<D: Device> {
     device: D,
@@ -43,7 +43,7 @@ impl<D: Device> LocalPort<D> {
     }
 }
 
-/// Whoever drops a port takes the device away from its host: what is in flight is answered.
+/// Dropping a port takes the device away from its host: requests in flight are answered.
 impl<D: Device> Drop for LocalPort<D> {
     fn drop(&mut self) {
         self.device.reset(self.now, &mut self.done);

@@ -1,4 +1,4 @@
-//! The way to a device, and the one loop that takes a driver through it.
+//! The connection to a device, and the loop that runs a driver over it.
 
 use std::fmt;
 
@@ -6,16 +6,16 @@ use farbus_model::{Done, Instant, Payload, Urb, UrbId};
 
 use crate::driver::Driver;
 
-/// The way to one device: in this process ([`LocalPort`](crate::LocalPort)), or over a link.
+/// The connection to one device: in this process ([`LocalPort`](crate::LocalPort)), or over a link.
 ///
-/// Every submitted request comes back from [`Port::wait`] exactly once, withdrawn or not, unless
-/// `wait` fails; after that nothing comes back any more.
+/// Every submitted request comes back from [`Port::wait`] exactly once, cancelled or not, unless `wait` fails; after
+/// that no request comes back.
 pub trait Port {
-    /// Sends a request. May be kept back until the next [`Port::wait`], so that what was submitted
-    /// together travels together.
+    /// Sends a request. The port may keep it until the next [`Port::wait`], so that requests submitted together travel
+    /// together.
     fn submit(&mut self, urb: Urb);
 
-    /// Withdraws a request that has not come back yet.
+    /// Cancels a request that has not come back yet.
     fn cancel(&mut self, id: UrbId);
 
     /// The next request that came back; `None` when `until` passed first.
@@ -80,13 +80,13 @@ impl<P: Port + ?Sized> Port for Box<P> {
 /// Why a device can no longer be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PortError {
-    /// It was withdrawn, or the connection was closed.
+    /// The device was withdrawn, or the connection was closed.
     Gone,
-    /// The other side broke the rules of the wire; a sentence for a person.
+    /// The peer broke the protocol; a sentence for a person.
     Peer(String),
-    /// The world failed: the operation that did and how; a sentence for a person.
+    /// The operating system failed: which operation and how; a sentence for a person.
     World(String),
-    /// Nothing is in flight, nothing is due: whoever waits now waits for ever. The caller's bug.
+    /// No request is in flight and nothing is due: waiting would never end. The caller's bug.
     Idle,
 }
 
@@ -103,8 +103,7 @@ impl fmt::Display for PortError {
 
 impl std::error::Error for PortError {}
 
-/// Takes `driver` through `port` to its outcome: everything it wants to send is sent before
-/// anything is waited for.
+/// Runs `driver` over `port` to its outcome: it sends everything that can be sent before it waits.
 ///
 /// # Errors
 /// [`PortError`] when the device can no longer be reached; the driver is of no use then.

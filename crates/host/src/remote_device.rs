@@ -1,4 +1,4 @@
-//! A device as a client uses it: one call, one transfer, one result.
+//! A device for clients: one call makes one transfer and returns its result.
 
 use std::fmt;
 use std::time::Duration;
@@ -36,8 +36,7 @@ impl<P: Port> RemoteDevice<P> {
         Self::enumerated(port, speed, descriptors)
     }
 
-    /// The same for a device whose descriptors were read before, and behind whose port nothing is
-    /// in flight.
+    /// Opens a device whose descriptors were read before, and whose port has no request in flight.
     ///
     /// # Errors
     /// [`RemoteError`] when it cannot be configured or reached.
@@ -48,7 +47,7 @@ impl<P: Port> RemoteDevice<P> {
         Ok(Self { port, ids, transfers, speed, descriptors, configuration, timeout: None })
     }
 
-    /// What the device says of itself.
+    /// The device's descriptors.
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
@@ -63,7 +62,7 @@ impl<P: Port> RemoteDevice<P> {
         &mut self.port
     }
 
-    /// Names for requests of other drivers on this device.
+    /// Ids for the requests of other drivers on this device.
     pub fn ids(&self) -> IdSource {
         self.ids.clone()
     }
@@ -106,7 +105,7 @@ impl<P: Port> RemoteDevice<P> {
         self.finish(id).map(|(payload, _)| payload)
     }
 
-    /// Bytes to a bulk or interrupt endpoint; says how many were taken.
+    /// Sends bytes to a bulk or interrupt endpoint; returns how many were taken.
     ///
     /// # Errors
     /// [`RemoteError`] when it does not succeed.
@@ -123,7 +122,7 @@ impl<P: Port> RemoteDevice<P> {
         self.control_in(Setup::clear_halt(endpoint)).map(|_| ())
     }
 
-    /// Drives the device's disk.
+    /// Brings up the device's disk.
     ///
     /// # Errors
     /// [`DiskError`] when it has none, or it cannot be brought up.
@@ -134,7 +133,7 @@ impl<P: Port> RemoteDevice<P> {
         RemoteDisk::new(self.port, self.ids, target, options)
     }
 
-    /// Drives what other driver it likes.
+    /// Returns the port, to run another driver on it.
     pub fn into_port(self) -> P {
         self.port
     }
@@ -143,7 +142,7 @@ impl<P: Port> RemoteDevice<P> {
         loop {
             let done = run(&mut self.transfers, &mut self.port)?;
             match done.status {
-                // What an earlier call left behind, when its port could not wait.
+                // The remainder of an earlier call whose port could not wait.
                 _ if done.id != id => {}
                 Status::Ok => return Ok((done.payload, done.actual)),
                 status => return Err(RemoteError::Transfer(status)),
@@ -152,7 +151,7 @@ impl<P: Port> RemoteDevice<P> {
     }
 }
 
-/// Why something asked of a device did not succeed.
+/// Why a call on a device failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteError {
     /// Its descriptors are wrong, or it cannot be configured.

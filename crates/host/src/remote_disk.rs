@@ -8,16 +8,15 @@ use crate::driver::IdSource;
 use crate::port::{Port, run};
 use crate::storage::{Answer, Disk, DiskError, DiskInfo, Options, ReadData, Target};
 
-/// A disk and the way to it, used one call at a time.
+/// A disk and the port to it, used one call at a time.
 ///
-/// Reading copies each byte once, from the buffer it arrived in to the caller's; writing once, into
-/// a buffer that is used again for as long as the port gives it back. Once the port has failed,
-/// every call fails.
+/// Reading copies each byte once, from the buffer it arrived in to the caller's; writing once, into a buffer that is
+/// reused as soon as the port returns it. Once the port has failed, every call fails.
 #[derive(Debug)]
 pub struct RemoteDisk<P> {
     port: P,
     disk: Disk,
-    /// What is being written; as large as a command may be.
+    /// The staging buffer for writes, as large as a command may be.
     staging: Arc<[u8]>,
     last_error: Option<DiskError>,
 }
@@ -33,12 +32,12 @@ impl<P: Port> RemoteDisk<P> {
         Ok(Self { port, disk, staging: Arc::new([]), last_error: None })
     }
 
-    /// What the disk is.
+    /// The disk's properties.
     pub fn info(&self) -> &DiskInfo {
         self.disk.info()
     }
 
-    /// Why the last call that failed did: more than a [`StoreError`] can say.
+    /// Why the last failed call failed, in more detail than a [`StoreError`].
     pub fn last_error(&self) -> Option<&DiskError> {
         self.last_error.as_ref()
     }
@@ -48,12 +47,12 @@ impl<P: Port> RemoteDisk<P> {
         &mut self.port
     }
 
-    /// The port back. The device stays configured.
+    /// Returns the port. The device stays configured.
     pub fn into_port(self) -> P {
         self.port
     }
 
-    /// Reads bytes and leaves them where they arrived.
+    /// Reads bytes, without copying them from where they arrived.
     ///
     /// # Errors
     /// [`DiskError`] when it does not succeed.
@@ -72,8 +71,8 @@ impl<P: Port> RemoteDisk<P> {
         self.operate(|disk, now| disk.write(now, offset, payload)).map(|_| ())
     }
 
-    /// Tells the device that a range is not needed, see [`Disk::discard`]. What it reads as then is
-    /// the device's affair; [`BlockStore::discard`] promises zeros. It is [`BlockStore::trim`].
+    /// Declares a range unneeded, see [`Disk::discard`]. Its content is undefined afterwards, whereas
+    /// [`BlockStore::discard`] guarantees zeros. This is [`BlockStore::trim`].
     ///
     /// # Errors
     /// [`DiskError`] when it does not succeed.
@@ -81,7 +80,7 @@ impl<P: Port> RemoteDisk<P> {
         self.operate(|disk, now| disk.discard(now, offset, len)).map(|_| ())
     }
 
-    /// Makes everything durable and asks the device to let go of the medium.
+    /// Flushes and ejects the medium.
     ///
     /// # Errors
     /// [`DiskError`] when it does not succeed.
@@ -89,7 +88,7 @@ impl<P: Port> RemoteDisk<P> {
         self.operate(|disk, now| disk.eject(now)).map(|_| ())
     }
 
-    /// Gets to know the medium again, after it was exchanged.
+    /// Brings the disk up again, after its medium was exchanged.
     ///
     /// # Errors
     /// [`DiskError`] when it cannot be brought up.
@@ -99,7 +98,7 @@ impl<P: Port> RemoteDisk<P> {
 
     fn operate(&mut self, begin: impl FnOnce(&mut Disk, farbus_model::Instant)) -> Result<Answer, DiskError> {
         if let Some(error @ DiskError::Port(_)) = &self.last_error {
-            // The disk was left in the middle of something.
+            // An operation on the disk was interrupted.
             return Err(error.clone());
         }
         begin(&mut self.disk, self.port.now());
@@ -110,14 +109,14 @@ impl<P: Port> RemoteDisk<P> {
         result
     }
 
-    /// Bytes from `offset` that one command takes and that leave the next on a sector.
+    /// Bytes from `offset` for one command, so that the next command begins at a sector.
     fn piece_bytes(&self, offset: u64, left: usize) -> usize {
         let info = self.disk.info();
         let into_sector = (offset % u64::from(info.block_bytes)) as usize;
         left.min(info.transfer_bytes_max as usize - into_sector)
     }
 
-    /// The bytes in the staging buffer, or in a new one if the port still holds that.
+    /// Copies the bytes into the staging buffer, or into a new one if the port still holds that.
     fn stage(&mut self, from: &[u8]) -> Payload {
         if Arc::get_mut(&mut self.staging).is_none_or(|staging| staging.len() < from.len()) {
             self.staging = vec![0; from.len().max(self.staging.len())].into();
@@ -164,7 +163,7 @@ impl<P: Port + Send> BlockStore for RemoteDisk<P> {
         self.operate(|disk, now| disk.flush(now)).map(|_| ()).map_err(|error| StoreError::from(&error))
     }
 
-    /// The range reads as zeros; its space is given back where the device promises that of zeros.
+    /// Makes the range read as zeros; its space is given back where the device guarantees zeros for that.
     fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         let result = self.operate(|disk, now| disk.write_zeroes(now, offset, len, true));
         result.map(|_| ()).map_err(|error| StoreError::from(&error))

@@ -1,5 +1,5 @@
-//! Plain requests to a device, any number in flight, each with its time: what a client of a
-//! vendor's device needs, and what the drivers here are built on.
+//! Plain requests to a device, any number in flight, each with a timeout: for clients of vendor-specific devices, and
+//! the base of the drivers here.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use farbus_model::{Direction, Done, EpAddr, Instant, Payload, Setup, Status, Urb
 use crate::driver::{Driver, IdSource};
 use crate::limits::WITHDRAWAL_TIMEOUT;
 
-/// Requests in flight. Its outcome is the next one that came back; see [`Transfers::is_idle`]
-/// before waiting for one.
+/// Requests in flight. The outcome is the next request that came back; see [`Transfers::is_idle`] before waiting for
+/// one.
 ///
 /// | what happened | how it comes back |
 /// |---|---|
 /// | it ended | as it ended |
-/// | its time passed; the withdrawal was confirmed | [`Status::TimedOut`] |
-/// | its time passed; it ended all the same, before the withdrawal reached it | as it ended |
-/// | withdrawn by the caller | [`Status::Cancelled`], or as it ended |
-/// | withdrawn, and not even that was answered | [`Status::TimedOut`], [`Transfers::unanswered`] counts it |
+/// | its time passed; the cancellation was confirmed | [`Status::TimedOut`] |
+/// | its time passed; it ended before the cancellation reached it | as it ended |
+/// | cancelled by the caller | [`Status::Cancelled`], or as it ended |
+/// | cancelled, and the cancellation was not answered | [`Status::TimedOut`], [`Transfers::unanswered`] counts it |
 #[derive(Debug)]
 pub struct Transfers {
     ids: IdSource,
@@ -29,7 +29,7 @@ pub struct Transfers {
     unanswered: usize,
 }
 
-/// What has to be known of a request that is on its way.
+/// What is known of a request in flight.
 #[derive(Debug)]
 struct Flying {
     id: UrbId,
@@ -43,16 +43,16 @@ struct Flying {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Outcome {
-    /// Nothing was done about it.
+    /// Not cancelled.
     Open,
     /// Its time passed.
     Expired,
-    /// The caller wants it back.
+    /// The caller cancelled it.
     Withdrawn,
 }
 
 impl Transfers {
-    /// None yet; names come from `ids`.
+    /// Makes an empty one; `ids` gives the requests' ids.
     pub fn new(ids: IdSource) -> Self {
         Self {
             ids,
@@ -88,7 +88,7 @@ impl Transfers {
         self.submit(now, urb, timeout)
     }
 
-    /// Any request, named by this one's source. Without a `timeout` it waits for ever.
+    /// Submits any request, under a new id. Without a `timeout` it waits for ever.
     pub fn submit(&mut self, now: Instant, urb: Urb, timeout: Option<Duration>) -> UrbId {
         let id = urb.id;
         self.flying.push(Flying {
@@ -104,14 +104,14 @@ impl Transfers {
         id
     }
 
-    /// Wants a request back. Does nothing if it has come back already or was withdrawn before.
+    /// Cancels a request. Does nothing if it has come back already or was cancelled before.
     pub fn withdraw(&mut self, now: Instant, id: UrbId) {
         if let Some(at) = self.flying.iter().position(|flying| flying.id == id && flying.outcome == Outcome::Open) {
             self.recall(now, at, Outcome::Withdrawn);
         }
     }
 
-    /// Wants everything back.
+    /// Cancels every request.
     pub fn withdraw_all(&mut self, now: Instant) {
         for at in (0..self.flying.len()).rev() {
             if self.flying[at].outcome == Outcome::Open {
@@ -120,28 +120,27 @@ impl Transfers {
         }
     }
 
-    /// Whether nothing is on its way and nothing waits to be read.
+    /// Whether no request is in flight and none waits to be read.
     pub fn is_idle(&self) -> bool {
         self.flying.is_empty() && self.done.is_empty()
     }
 
-    /// Whether something waits to be read.
+    /// Whether a request waits to be read.
     pub fn has_outcome(&self) -> bool {
         !self.done.is_empty()
     }
 
-    /// Requests on their way.
+    /// Requests in flight.
     pub fn flying(&self) -> usize {
         self.flying.len()
     }
 
-    /// Requests that were given up because their withdrawal was left unanswered. The endpoints
-    /// they went to may still hold them.
+    /// Requests that were given up because their cancellation was not answered. Their endpoints may still hold them.
     pub fn unanswered(&self) -> usize {
         self.unanswered
     }
 
-    /// Withdraws the request at `at`; one that has not even left comes back at once.
+    /// Cancels the request at `at`; one that was not sent yet comes back at once.
     fn recall(&mut self, now: Instant, at: usize, outcome: Outcome) {
         let flying = &mut self.flying[at];
         if let Some(queued) = self.urbs.iter().position(|urb| urb.id == flying.id) {
@@ -170,7 +169,7 @@ impl Driver for Transfers {
     fn handle_done(&mut self, _now: Instant, mut done: Done) {
         let Some(at) = self.flying.iter().position(|flying| flying.id == done.id) else { return };
         let flying = self.flying.swap_remove(at);
-        // A withdrawal that was not handed on yet has nothing left to withdraw.
+        // A cancellation that was not passed on yet has nothing left to cancel.
         self.cancels.retain(|id| *id != done.id);
         if flying.outcome == Outcome::Expired && done.status == Status::Cancelled {
             done.status = Status::TimedOut;

@@ -13,7 +13,7 @@ const RAW_OUT: EpAddr = EpAddr::from_byte(0x03);
 const RAW_IN: EpAddr = EpAddr::from_byte(0x83);
 
 fn hosts(speed: Speed) -> [RemoteDevice<LocalPort<Emulated<End>>>; 2] {
-    // Nobody sleeps here: who asks is answered in his own turn.
+    // No thread sleeps here: each request is answered in its own turn.
     let bell = || Bell { readiness: Readiness::new(()), ring: Box::new(|| {}), hush: Box::new(|| {}) };
     pair(speed, "desk/bridge", [bell(), bell()]).map(|end| RemoteDevice::open(LocalPort::new(end), speed).unwrap())
 }

@@ -54,8 +54,8 @@ fn commands_without_data_are_one_round_trip() {
     assert_eq!((port.submitted_at_first(), port.turns), (vec![(0x01, 31), (0x81, 13)], 1));
 }
 
-/// What every recovery must come to, whatever order completions arrive in and whether a halt fails
-/// or keeps what is queued behind it: the right bytes, a transport in step, nothing left behind.
+/// Checks the result of every recovery, whatever the order of completions, and whether a halt fails or keeps the
+/// requests behind it: the right bytes, a transport in step, no request left over.
 fn recovers(wrong: Wrong, resets: usize) {
     for seed in 0..20 {
         for keeps_behind_halt in [false, true] {
@@ -104,7 +104,7 @@ fn faults_end_in_reset_recovery_and_the_command_is_repeated() {
 }
 
 #[test]
-fn what_is_no_fault_costs_no_reset() {
+fn harmless_irregularity_costs_no_reset() {
     recovers(Wrong::StallStatus(1), 0);
     recovers(Wrong::BlankStatus, 0);
 }
@@ -126,7 +126,7 @@ fn a_halt_in_the_data_is_cleared_and_the_status_read() {
                 port.device.keeps_behind_halt = keeps_behind_halt;
                 port.shuffle = (seed > 0).then_some(Rng(seed));
                 port.device.wrong(Wrong::StallData { after, status: 1 });
-                // The sense that goes with it is none: repeated.
+                // Its sense data gives no reason: the command is repeated.
                 assert_eq!(read(&mut disk, &mut port, 0, 4096).unwrap().len(), 4096);
                 assert_eq!(port.device.commands.iter().rev().take(3).collect::<Vec<_>>(), [&READ, &SENSE, &READ]);
                 assert_eq!(port.device.resets, 0);
@@ -141,7 +141,7 @@ fn a_halt_in_the_data_is_cleared_and_the_status_read() {
 }
 
 #[test]
-fn what_is_queued_behind_a_halt_is_withdrawn_before_the_halt_is_cleared() {
+fn requests_behind_a_halt_are_cancelled_before_it_is_cleared() {
     let (mut disk, mut port) = ready(Fake::small());
     port.device.keeps_behind_halt = true;
     port.device.wrong(Wrong::StallData { after: 0, status: 1 });
@@ -208,7 +208,7 @@ fn a_device_that_loses_a_status_behind_its_data_is_asked_phase_by_phase_from_the
     write(&mut disk, &mut port, 0, &stamp(4096)).unwrap();
     assert_eq!((port.submitted_at_first(), port.turns), (vec![(0x01, 31)], 3));
     assert_eq!(port.device.read_store(0, 4096), stamp(4096));
-    // A device that is silent for another reason is believed to be able.
+    // A device that is silent for another reason is still treated normally.
     let (mut disk, mut port) = ready(Fake::small());
     port.device.wrong(Wrong::Silence(Silent::Data));
     read(&mut disk, &mut port, 0, 4096).unwrap();

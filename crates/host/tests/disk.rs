@@ -36,7 +36,7 @@ fn a_disk_is_known_once_it_is_up() {
 fn bulk_only_is_selected_where_it_is_not_the_first_setting() {
     let (mut disk, mut port) = ready(Fake::small().second_setting());
     assert_eq!(port.device.settings, [1]);
-    // And again when only configuring the device anew helps.
+    // And again when only a new configuration of the device helps.
     port.device.refuses.push((0xff, Status::Stall));
     port.device.wrong(Wrong::OtherTag);
     assert!(read(&mut disk, &mut port, 0, 512).is_ok());
@@ -54,7 +54,7 @@ fn an_old_disk_is_not_asked_what_it_would_choke_on() {
 }
 
 #[test]
-fn what_a_disk_does_not_know_it_need_not_have() {
+fn commands_unknown_to_a_disk_are_optional() {
     let mut fake = Fake::small();
     (fake.max_lun, fake.mode, fake.pages) = (None, None, BTreeMap::new());
     fake.unknown = vec![0x9e];
@@ -63,7 +63,7 @@ fn what_a_disk_does_not_know_it_need_not_have() {
 }
 
 #[test]
-fn what_cannot_be_a_disk_is_refused_with_the_reason() {
+fn non_disk_is_refused_with_the_reason() {
     let with = |change: fn(&mut Fake)| {
         let mut fake = Fake::small();
         change(&mut fake);
@@ -124,7 +124,7 @@ fn a_disk_that_waits_to_be_started_is_started() {
 }
 
 #[test]
-fn no_medium_is_no_medium() {
+fn missing_medium_is_reported_as_no_medium() {
     let mut fake = Fake::small();
     fake.wrong_at(0x00, Wrong::Fail(2, 0x3a, 0));
     assert_eq!(refusal(fake), DiskError::NoMedium);
@@ -205,7 +205,7 @@ fn a_protected_medium_is_not_even_asked_to_be_written() {
 }
 
 #[test]
-fn what_does_not_lie_on_the_medium_is_out_of_range() {
+fn range_outside_the_medium_is_refused() {
     let (mut disk, mut port) = ready(Fake::small());
     for (offset, len) in [(1 << 20, 1), ((1 << 20) - 511, 512), (u64::MAX, 1), (u64::MAX - 3, 512)] {
         assert_eq!(read(&mut disk, &mut port, offset, len), Err(DiskError::OutOfRange));
@@ -249,7 +249,7 @@ fn a_disk_beyond_two_to_the_32_sectors_is_reached_with_sixteen_bytes() {
 }
 
 #[test]
-fn what_one_command_brought_is_not_copied() {
+fn data_of_a_single_command_is_not_copied() {
     let (mut disk, mut port) = ready(Fake::small());
     disk.read(port.now, 512, 1024);
     let Answer::Data(data) = finish(&mut disk, &mut port).unwrap() else { panic!("it was a read") };
@@ -340,7 +340,7 @@ fn a_flush_goes_out_only_where_there_may_be_a_cache() {
 }
 
 #[test]
-fn what_failed_late_fails_the_flush_and_nothing_else() {
+fn deferred_error_fails_the_flush_and_nothing_else() {
     for at in [0x28, 0x2a, 0x35] {
         let (mut disk, mut port) = ready(Fake::small());
         port.device.wrong_at(at, Wrong::Deferred(3, 0x0c, 0));
@@ -366,8 +366,7 @@ fn an_eject_makes_everything_durable_first() {
     assert_eq!(port.device.commands, [0x35, 0x1e, 0x03, 0x1b]);
 }
 
-/// The model is a vector of bytes; the disk does whatever may go wrong without being allowed to
-/// show it.
+/// The model is a vector of bytes; the disk has every fault that must not show.
 #[test]
 fn bytes_are_bytes_whatever_the_offsets_sectors_and_mishaps() {
     for seed in 0..60 {
@@ -385,7 +384,7 @@ fn bytes_are_bytes_whatever_the_offsets_sectors_and_mishaps() {
         let size = 32 * block_bytes;
         let mut model = vec![0; size];
         for _ in 0..40 {
-            // One mishap at a time: three in a row would rightly be reported.
+            // One fault at a time: three in a row would rightly be reported.
             if rng.one_in(2) && port.device.script.is_empty() {
                 let wrong = mishap(&mut rng);
                 port.device.wrong(wrong);

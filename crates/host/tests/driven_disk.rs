@@ -30,7 +30,7 @@ impl<D: Device> User<D> {
         user
     }
 
-    /// Time goes on until nothing is to happen any more.
+    /// Lets time pass until nothing is due any more.
     fn let_pass(&mut self) {
         self.disk.handle_ready(self.now, &mut self.done);
         while let Some(due) = self.disk.poll_timeout() {
@@ -73,7 +73,7 @@ impl<D: Device> User<D> {
     }
 }
 
-/// What came of a disk that never became one.
+/// Why a disk did not become ready.
 fn refusal(fake: Fake) -> String {
     let user = User::new(fake);
     assert!(user.disk.is_gone() && !user.disk.is_ready());
@@ -93,7 +93,7 @@ fn many_requests_wait_while_the_disk_takes_one_command_at_a_time() {
         for round in 0..200 {
             let length = (1 + rng.below(64)) as usize * 4096;
             let at = rng.below(((4 << 20) - length) as u64 / 4096 + 1) as usize * 4096;
-            // Each is asked before the one before it can have been answered; the disk keeps their order.
+            // Each request is made before the one before it can be answered; the disk keeps their order.
             match rng.below(4) {
                 0 => {
                     let bytes = rng.bytes(length);
@@ -127,7 +127,7 @@ fn many_requests_wait_while_the_disk_takes_one_command_at_a_time() {
 }
 
 #[test]
-fn what_nobody_needs_is_given_back_or_stays_and_no_zeros_are_written() {
+fn trim_gives_space_back_or_does_nothing_and_writes_no_zeros() {
     let mut user = User::new(Fake::small());
     assert!(user.disk.info().trims);
     user.write(0, &[7; 64 << 10]).unwrap();
@@ -145,7 +145,7 @@ fn what_nobody_needs_is_given_back_or_stays_and_no_zeros_are_written() {
 }
 
 #[test]
-fn durable_is_what_was_flushed() {
+fn flushed_writes_are_durable() {
     let mut user = User::new(Fake::small());
     let commands = |user: &mut User<Fake>| std::mem::take(&mut user.device().commands);
     commands(&mut user);
@@ -155,7 +155,7 @@ fn durable_is_what_was_flushed() {
     user.ask(durable).unwrap();
     user.ask(BlockRequest::flush).unwrap();
     assert_eq!(commands(&mut user), [0x2a, 0x35, 0x35], "WRITE and SYNCHRONIZE CACHE; SYNCHRONIZE CACHE");
-    // What the disk called done and was not is told to whoever flushes.
+    // A flush reports data that the disk called written and was not.
     user.device().wrong_at(0x28, Wrong::Deferred(3, 0x0c, 0));
     assert_eq!(user.read(0, 512), Ok(vec![2; 512]));
     assert_eq!(user.ask(BlockRequest::flush), Err(StoreError::Medium));
@@ -163,7 +163,7 @@ fn durable_is_what_was_flushed() {
 }
 
 #[test]
-fn trouble_with_one_request_is_no_others() {
+fn failed_request_fails_no_other() {
     let mut user = User::new(Fake::small());
     user.write(0, &[7; 4096]).unwrap();
     user.device().wrong_at(0x28, Wrong::Fail(3, 0x11, 0));
@@ -182,7 +182,7 @@ fn trouble_with_one_request_is_no_others() {
 }
 
 #[test]
-fn what_a_disk_is_is_known_before_it_is_used() {
+fn disk_properties_are_known_before_its_use() {
     let mut protected = Fake::small();
     protected.mode = Some(vec![3, 0, 0x80, 0]);
     let mut user = User::new(protected);
@@ -211,7 +211,7 @@ fn what_a_disk_is_is_known_before_it_is_used() {
 }
 
 #[test]
-fn nothing_reaches_another_medium() {
+fn no_request_reaches_an_exchanged_medium() {
     let mut user = User::new(Fake::small().removable());
     user.write(0, &[1; 512]).unwrap();
     user.device().wrong_at(0x2a, Wrong::Fail(6, 0x28, 0));

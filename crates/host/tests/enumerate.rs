@@ -1,4 +1,4 @@
-//! Reading descriptors: of honest devices, of odd ones, of hostile ones.
+//! Reading descriptors of correct, unusual and malicious devices.
 
 mod common;
 
@@ -133,7 +133,7 @@ fn device(speed: Speed) -> Answers {
 }
 
 #[test]
-fn what_a_device_says_is_what_it_was_declared_with() {
+fn enumerated_descriptors_are_those_declared() {
     for speed in [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus] {
         assert_eq!(device(speed).enumerate().unwrap(), sample(speed));
     }

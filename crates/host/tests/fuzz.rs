@@ -1,9 +1,8 @@
-//! Any device at all: the host neither panics nor works for ever.
+//! With any device at all, the host neither panics nor works for ever.
 //!
-//! Three kinds of strangers, from a seed each: one that answers everything at random; one that
-//! takes a healthy disk's completions and changes them; one that is a healthy disk with a script
-//! of mishaps. `FARBUS_FUZZ_SECONDS` says how long; a failure names its seed, and
-//! `FARBUS_FUZZ_SEED` begins with it.
+//! Three kinds of devices, each from a seed: one that answers at random; one that changes the completions of a healthy
+//! disk; one that is a healthy disk with a script of faults. `FARBUS_FUZZ_SECONDS` says how long; a failure names its
+//! seed, and `FARBUS_FUZZ_SEED` begins with it.
 
 mod common;
 
@@ -17,8 +16,8 @@ use farbus_host::storage::{Answer, Target};
 use farbus_host::{Configure, Disk, DiskError, Driver, Enumerate, IdSource, Options, Port, PortError, limits};
 use farbus_model::{Done, Instant, Payload, Speed, Status, Urb, UrbId};
 
-/// Turns of the pump that one operation may take: far above what any honest one does (a read of
-/// 64 commands, each repeated a few times with resets, each look at a slow medium), far below for ever.
+/// The most turns of the pump for one operation: far above what a correct device needs (a read of 64 commands, each
+/// repeated a few times with resets, each check of a slow medium).
 const TURNS_MAX: usize = 50_000;
 
 #[test]
@@ -41,7 +40,7 @@ fn fuzz_host_survives_any_device() {
     assert!(first.is_some() || tally.up > 0 && tally.read > 0, "some of the strangers are sane enough: {tally:?}");
 }
 
-/// Names the seed when something panics.
+/// Prints the seed when something panics.
 struct Named(u64);
 
 impl Drop for Named {
@@ -70,7 +69,7 @@ fn enumerate_noise(seed: u64) {
     let _: Vec<_> = found.configurations.iter().map(|c| Target::find(c, Speed::Super)).collect();
 }
 
-/// Brings up a disk and asks this and that of it, as long as the port works.
+/// Brings up a disk and makes requests, as long as the port works.
 fn drive(mut port: impl Port, seed: u64, tally: &mut Tally) {
     let mut rng = Rng(!seed);
     let fake = Fake::small();
@@ -115,7 +114,7 @@ fn operate(disk: &mut Disk, now: Instant, rng: &mut Rng) {
     }
 }
 
-/// What `run` does, with an end. `None` when the port failed.
+/// Like `run`, with a limit of turns. `None` when the port failed.
 fn pump<D: Driver>(driver: &mut D, port: &mut impl Port, turns_max: usize) -> Option<D::Outcome> {
     for _ in 0..turns_max {
         while let Some(id) = driver.poll_cancel() {
@@ -161,13 +160,13 @@ fn any_status(rng: &mut Rng) -> Status {
     STATUSES[rng.below(STATUSES.len() as u64) as usize]
 }
 
-/// Answers everything at random, in any order, some never.
+/// Answers at random, in any order, some requests never.
 struct Noise {
     rng: Rng,
     now: Instant,
     flying: Vec<Urb>,
     submitted: usize,
-    /// How its answers begin, when they are long enough: it gets further with some sense.
+    /// The beginnings of its answers, where they are long enough: with some plausible bytes the host gets further.
     starts: Vec<u8>,
 }
 
@@ -248,7 +247,7 @@ impl Port for Noise {
 struct Meddler {
     port: TestPort<Fake>,
     rng: Rng,
-    /// Once in so many completions.
+    /// It changes one completion of this many.
     rarely: u64,
 }
 
@@ -299,7 +298,7 @@ impl Port for Meddler {
     }
 }
 
-/// A disk with a script of mishaps, completions in any order.
+/// A disk with a script of faults, and completions in any order.
 fn mishaps(seed: u64) -> TestPort<Fake> {
     let mut rng = Rng(seed ^ 0x5eed);
     let mut fake = Fake::small().removable();

@@ -1,4 +1,4 @@
-//! The disk driver over the storage gadget, in memory: two readings of one specification meet.
+//! The disk driver over the storage gadget, in memory: two implementations of one specification.
 
 mod common;
 
@@ -224,7 +224,7 @@ fn an_eject_is_durable_and_what_comes_in_is_another_medium() {
     let mut bytes = [0; 512];
     disk.read_at(0, &mut bytes).unwrap();
     assert_eq!(bytes, [7; 512]);
-    // Now the owner takes it and puts it back while it is in use.
+    // Now the owner ejects and inserts the medium while it is in use.
     owner(&mut disk, Command::Eject);
     owner(&mut disk, Command::Insert);
     assert_eq!(disk.write_at(0, &[8; 512]), Err(StoreError::Gone));
@@ -304,8 +304,8 @@ impl Port for ResetAt {
     }
 }
 
-/// The device loses its configuration in the middle of a command, at whichever request: the driver
-/// finds its way back and the caller sees bytes.
+/// The device loses its configuration during a command, at any of its requests: the driver recovers and the caller sees
+/// the right bytes.
 #[test]
 fn a_reset_in_the_middle_of_anything_is_survived() {
     for at in 0..30 {

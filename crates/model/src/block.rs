@@ -1,4 +1,4 @@
-//! The contract of a thing that holds blocks: a file, a block device, memory.
+//! The contract of a block store: a file, a block device, memory.
 
 use std::fmt;
 
@@ -47,8 +47,8 @@ pub trait BlockStore: Send {
         true
     }
 
-    /// Nobody needs what is in the range: its space is given back where that costs no writing, and what it reads as
-    /// until it is written again is the store's affair.
+    /// Declares the content of the range unneeded. The store gives the space back where that costs no writing; until
+    /// the range is written again, its content is undefined.
     ///
     /// # Errors
     /// [`StoreError`] when the medium fails.
@@ -95,41 +95,41 @@ impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
     }
 }
 
-/// A store that several have open at once, each by a handle of its own: what one wrote, the others read. Who may write
-/// is for whoever hands them out to say.
+/// A store that several users open at once, each with a handle of its own: each reads what the others wrote. Whoever
+/// hands out the handles decides who may write.
 pub trait Medium: Send + Sync {
-    /// One more handle.
+    /// Opens one more handle.
     ///
     /// # Errors
     /// A sentence for a person: the system has no more descriptors.
     fn open(&self) -> Result<Box<dyn BlockStore>, String>;
 
-    /// The size of the pieces in which it is served best, bytes: a power of two.
+    /// The preferred request size, bytes: a power of two.
     fn preferred_bytes(&self) -> u32;
 }
 
 /// What went wrong with a medium, in the words a storage command can report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// The medium could not be read or written there.
+    /// The medium failed to read or write at that place.
     Medium,
     /// No space left behind a thinly provisioned store.
     NoSpace,
-    /// The store refuses writing.
+    /// The store is read-only.
     ReadOnly,
-    /// The store is not there any more.
+    /// The store no longer exists.
     Gone,
-    /// The way to the store was lost: the network's fault, not the medium's (requirement N10).
+    /// The link to the store was lost: the network's fault, not the medium's (requirement N10).
     Lost,
-    /// The request itself makes no sense for this store.
+    /// The request is invalid for this store.
     Invalid,
 }
 
 impl StoreError {
-    /// By the numbers that they are saved as, from 1.
+    /// Ordered by [`StoreError::code`], from 1.
     const BY_CODE: [Self; 6] = [Self::Medium, Self::NoSpace, Self::ReadOnly, Self::Gone, Self::Lost, Self::Invalid];
 
-    /// The number that it is saved as, from 1.
+    /// The number that stands for this error in a snapshot, from 1.
     pub fn code(self) -> u8 {
         1 + Self::BY_CODE.iter().position(|known| *known == self).expect("all of them are there") as u8
     }
@@ -168,14 +168,14 @@ impl MemoryStore {
         Self { bytes, read_only: false }
     }
 
-    /// The same, refusing writes.
+    /// Makes the store refuse writes.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.read_only = true;
         self
     }
 
-    /// What it holds.
+    /// The store's content.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

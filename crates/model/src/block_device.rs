@@ -1,8 +1,8 @@
-//! The contract of a block device that is asked without waiting for it: many requests at a time, each answered exactly
-//! once.
+//! The contract of an asynchronous block device: many requests at a time, each answered exactly once.
 //!
-//! [`BlockStore`](crate::BlockStore) is the other one, for a medium that answers before its call returns. A request has the same three
-//! shapes here as a URB has ([`crate::urb`]): [`BlockRequest`], [`BlockInFlight`], [`BlockDone`].
+//! [`BlockStore`](crate::BlockStore) is the synchronous one, for a medium that answers before its call returns. A
+//! request has the same three shapes here as a URB has ([`crate::urb`]): [`BlockRequest`], [`BlockInFlight`],
+//! [`BlockDone`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,12 +14,12 @@ use crate::time::Instant;
 
 /// A block device: one over a store, one on another machine (requirement N4).
 ///
-/// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`]. Every request given
-/// to [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any order. Requests
-/// that are in flight together may be carried out in any order too: whoever needs one done before another waits for its
-/// answer.
+/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`Completions`]. Every request
+/// given to [`BlockDevice::submit`] comes back there exactly once, during that call or any later one, in any order.
+/// Requests in flight together may also be carried out in any order: a user that needs one done before another waits
+/// for its answer.
 pub trait BlockDevice: Send {
-    /// What it is; constant while it is attached.
+    /// Size, block size and limits; constant while the device is attached.
     fn info(&self) -> &BlockInfo;
 
     /// Starts a request. May finish it at once. A device that keeps a write beyond the call first calls
@@ -31,34 +31,34 @@ pub trait BlockDevice: Send {
         None
     }
 
-    /// The moment of [`BlockDevice::poll_timeout`] has come.
+    /// Called when the moment of [`BlockDevice::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         let _ = (now, done);
     }
 
-    /// Everything that was to be submitted for now has been: a device behind a link sends it together.
+    /// Called after the last submission of a turn: a device behind a link then sends them together.
     fn end_turn(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         let _ = (now, done);
     }
 
-    /// What its engine waits on besides its users, if the device lives outside: [`BlockDevice::handle_ready`] is called
-    /// when it is ready.
+    /// What the engine has to wait on for this device, if the device is outside the process. The engine then calls
+    /// [`BlockDevice::handle_ready`].
     fn readiness(&self) -> Option<&Readiness> {
         None
     }
 
-    /// Something happened to what [`BlockDevice::readiness`] stands for.
+    /// Called when [`BlockDevice::readiness`] became ready.
     fn handle_ready(&mut self, now: Instant, done: &mut Completions<BlockDone>) {
         let _ = (now, done);
     }
 
-    /// Whether the device itself is gone: every request it held was answered with [`StoreError::Gone`] or
-    /// [`StoreError::Lost`], and it is of no use to anybody any more.
+    /// Whether the device itself is gone: it has answered every request it held with [`StoreError::Gone`] or
+    /// [`StoreError::Lost`], and takes no more.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// Something its owner, not its user, asks of it; as [`Device::command`](crate::Device::command).
+    /// Carries out a command of the owner's, as [`Device::command`](crate::Device::command) does.
     ///
     /// # Errors
     /// [`CommandError`] when this device does not know the command or refuses it.
@@ -72,70 +72,71 @@ pub trait BlockDevice: Send {
         Err(CommandError::unknown(command))
     }
 
-    /// How long what is read of it stays true unless whoever asks changes it: as long as this is the same. None: not at
-    /// all, for others may change it, as they may unless a device knows better.
+    /// Identifies the time in which only this user changes the content: data that was read stays valid until this user
+    /// writes, as long as the epoch is the same. `None` (the default): others may change the content at any time.
     fn epoch(&self) -> Option<u64> {
         None
     }
 
-    /// Whether it is known what it is. One that is got to know first becomes ready, or [is gone](BlockDevice::is_gone).
+    /// Whether [`BlockDevice::info`] is known. A device that must be examined first becomes ready later, or [is
+    /// gone](BlockDevice::is_gone).
     fn is_ready(&self) -> bool {
         true
     }
 
-    /// Why it is gone, if more is known than that; a sentence for a person.
+    /// Why the device is gone, if that is known; a sentence for a person.
     fn why_gone(&self) -> Option<String> {
         None
     }
 
-    /// What another process needs to go on with what is behind it, while it holds no request; as
-    /// [`Device::save`](crate::Device::save). None: no other process can. Empty: the other process only opens it again.
+    /// What a replacement process needs to continue with the medium, while the device holds no request; as
+    /// [`Device::save`](crate::Device::save). `None`: no other process can. Empty: the other process only opens the
+    /// medium again.
     fn state(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// A device that is new here is the one whose [`BlockDevice::state`] this was in another process. Says whether it
-    /// can be.
+    /// Makes this new device continue from a [`BlockDevice::state`] of another process. Returns whether it can.
     fn go_on_from(&mut self, state: &[u8]) -> bool {
         let _ = state;
         false
     }
 
-    /// What another process needs to go on with it, the requests that it holds among that: nobody asks anything of it
-    /// meanwhile, and it may go on here all the same. None: no other process can.
+    /// What a replacement process needs to continue, including the pending requests. The caller submits nothing
+    /// meanwhile, and the device may still continue here. `None`: no other process can.
     fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         let _ = now;
         None
     }
 
-    /// Another process goes on with what [`BlockDevice::save`] said: the requests that it holds are answered there, and
-    /// what is behind it is left as it is, in the end too.
+    /// Tells the device that a replacement continues from [`BlockDevice::save`]: the replacement answers the pending
+    /// requests, and this device leaves its medium untouched from now on, also when it is dropped.
     fn leave(&mut self) {}
 }
 
-/// What a block device is.
+/// The properties of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockInfo {
     /// Size, bytes.
     pub size_bytes: u64,
-    /// Offsets and lengths of requests are multiples of it, bytes; a power of two from 1.
+    /// Offsets and lengths of requests are multiples of this, bytes; a power of two from 1.
     pub block_bytes: u32,
-    /// The size and alignment that it serves best, bytes; a power of two from [`BlockInfo::block_bytes`].
+    /// The preferred size and alignment of requests, bytes; a power of two from [`BlockInfo::block_bytes`].
     pub preferred_bytes: u32,
     /// The most bytes of one read or write.
     pub request_bytes_max: u32,
-    /// Whether whatever changes it is refused.
+    /// Whether the device refuses every operation that changes it.
     pub is_read_only: bool,
-    /// Whether it can make use of [`BlockOp::Trim`]: one that cannot ignores it.
+    /// Whether the device makes use of [`BlockOp::Trim`]; a device that does not ignores it.
     pub trims: bool,
 }
 
 impl BlockInfo {
-    /// Whether a request is one that this device may be given: its range lies inside, on block boundaries, its data
-    /// matches its length, and it changes nothing that is read-only.
+    /// Checks that the device may be given this request: its range lies inside, on block boundaries, its data matches
+    /// its length, and it changes nothing on a read-only device.
     ///
     /// # Errors
-    /// [`StoreError::Invalid`] or [`StoreError::ReadOnly`]: what to answer it with.
+    /// [`StoreError::Invalid`] or [`StoreError::ReadOnly`]: the error to answer it with.
     pub fn check(&self, request: &BlockRequest) -> Result<(), StoreError> {
         let block = u64::from(self.block_bytes);
         let length = u64::from(request.length);
@@ -151,33 +152,33 @@ impl BlockInfo {
     }
 }
 
-/// Names a request among those in flight on one device. Chosen by the asker.
+/// Names a request among those in flight on one device. Chosen by the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u64);
 
-/// What a device was asked and has not answered: by its name what, from where, and how many bytes.
+/// The unanswered requests of a device, by id: operation, offset, and length in bytes.
 pub type Pending = BTreeMap<BlockId, (BlockOp, u64, u32)>;
 
-/// What is asked.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockOp {
-    /// Bytes from there.
+    /// Reads bytes at the offset.
     Read,
-    /// These bytes to there.
+    /// Writes the payload at the offset.
     Write,
-    /// Everything durable that was answered before this was asked. Without a range.
+    /// Makes every write durable that was answered before this flush was submitted. Has no range.
     Flush,
-    /// The range reads as zeros from now on; its space may be given back.
+    /// Makes the range read as zeros; the device may give its space back.
     Discard,
-    /// The range reads as zeros from now on; its space is kept.
+    /// Makes the range read as zeros; the device keeps its space.
     WriteZeroes,
-    /// Nobody needs what is in the range. What it reads as until it is written again is the device's affair; one that
+    /// Declares the content of the range unneeded. Until it is written again, its content is undefined. A device that
     /// cannot make use of that does nothing, and writes no zeros.
     Trim,
 }
 
 impl BlockOp {
-    /// Whether what the range reads as may be another thing afterwards.
+    /// Whether the operation may change what the range reads as.
     pub const fn is_change(self) -> bool {
         match self {
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => true,
@@ -189,17 +190,17 @@ impl BlockOp {
 /// One request to a block device.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
-    /// The asker's name for it.
+    /// The requester's name for it.
     pub id: BlockId,
-    /// What is asked.
+    /// The operation.
     pub op: BlockOp,
-    /// Where it begins, bytes; 0 for a flush.
+    /// The start of the range, bytes; 0 for a flush.
     pub offset: u64,
-    /// How many bytes; 0 for a flush.
+    /// The length of the range, bytes; 0 for a flush.
     pub length: u32,
     /// The bytes to write; empty for all others.
     pub payload: Payload,
-    /// What it changes is durable before it is answered (FUA).
+    /// The change must be durable before it is answered (FUA).
     pub is_durable: bool,
 }
 
@@ -218,7 +219,7 @@ impl BlockRequest {
         Self { offset, length, payload, ..Self::flush(id).with(BlockOp::Write) }
     }
 
-    /// Makes a range read as zeros, or says that nobody needs it; `op` says what becomes of its space.
+    /// Makes a range read as zeros, or declares it unneeded; `op` says what happens to its space.
     pub fn zero(id: BlockId, op: BlockOp, offset: u64, length: u32) -> Self {
         debug_assert!(matches!(op, BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim));
         Self { offset, length, ..Self::flush(id).with(op) }
@@ -256,7 +257,7 @@ impl std::ops::Deref for BlockInFlight {
 }
 
 impl BlockInFlight {
-    /// Takes the bytes to write out, leaving none; the length stays.
+    /// Takes the bytes to write, leaving none; the length stays.
     pub fn take_payload(&mut self) -> Payload {
         std::mem::take(&mut self.request.as_mut().expect("an unanswered request is there").payload)
     }
@@ -271,7 +272,7 @@ impl BlockInFlight {
         self.request.as_mut().expect("an unanswered request is there").payload.share();
     }
 
-    /// It succeeded; a read brings these bytes.
+    /// Answers with success; a read passes its bytes.
     ///
     /// # Panics
     /// If they are not as many as were asked for: a device's bug.
@@ -281,12 +282,12 @@ impl BlockInFlight {
         self.end(Ok(()), payload)
     }
 
-    /// It failed.
+    /// Answers with an error.
     pub fn fail(self, error: StoreError) -> BlockDone {
         self.end(Err(error), Payload::Empty)
     }
 
-    /// Takes the request back from a device that never began it (a queue's privilege).
+    /// Takes the request back from a device that never began it; only queues may do so.
     pub fn recall(mut self) -> BlockRequest {
         self.request.take().expect("an unanswered request is there")
     }
@@ -328,11 +329,11 @@ pub fn take_lost() -> Vec<BlockId> {
 /// An answered request.
 #[derive(Debug)]
 pub struct BlockDone {
-    /// The asker's name for it.
+    /// The requester's name for it.
     pub id: BlockId,
-    /// What was asked.
+    /// The operation.
     pub op: BlockOp,
-    /// Where, bytes.
+    /// The start of the range, bytes.
     pub offset: u64,
     /// How many bytes were asked for.
     pub length: u32,
@@ -340,7 +341,7 @@ pub struct BlockDone {
     pub result: Result<(), StoreError>,
     /// What was read.
     pub payload: Payload,
-    /// What was to be written, if the device left it: its buffer may be used again.
+    /// The bytes that were to be written, if the device left them: their buffer may be reused.
     pub spent: Payload,
 }
 
@@ -358,7 +359,7 @@ mod tests {
     };
 
     #[test]
-    fn what_leaves_the_device_or_its_grid_is_refused() {
+    fn request_outside_the_device_or_its_blocks_is_refused() {
         let read = |offset, length| INFO.check(&BlockRequest::read(BlockId(1), offset, length));
         assert_eq!(read(0, 512), Ok(()));
         assert_eq!(read((1 << 20) - 512, 512), Ok(()));
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_only_device_is_read_and_flushed() {
+    fn read_only_device_permits_reads_and_flushes_only() {
         let info = BlockInfo { is_read_only: true, ..INFO };
         assert_eq!(info.check(&BlockRequest::read(BlockId(1), 0, 512)), Ok(()));
         assert_eq!(info.check(&BlockRequest::flush(BlockId(1))), Ok(()));

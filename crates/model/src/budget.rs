@@ -1,10 +1,10 @@
-//! How much memory a peer may make this process hold, added up in one place.
+//! How much memory a peer may make this process hold, accounted in one place.
 //!
-//! A peer is a paired host, by its key, or whoever comes from one address. All its connections, links and sessions draw
-//! on one [`Account`]; all accounts draw on the process's. Memory is taken in large pieces when a connection begins,
-//! when a device is opened, or when a connection has outgrown what it took ([`Allowance`]), and comes back when the
-//! connection or the device is let go of. Between these moments a connection compares numbers of its own, and touches
-//! no memory that others touch.
+//! A peer is a paired host, identified by its key, or all clients at one address. All its connections, links and
+//! sessions draw on one [`Account`]; all accounts draw on the process's. A connection takes memory in large pieces:
+//! when it begins, when a device is opened, or when it has outgrown what it took ([`Allowance`]). It gives the memory
+//! back when the connection or the device is closed. Between these moments a connection compares numbers of its own,
+//! and touches no shared memory.
 //!
 //! | who | may hold | of which each part is in |
 //! |---|---|---|
@@ -21,20 +21,20 @@ use crate::limits::{CREDIT_BYTES_MAX, CREDIT_BYTES_MIN};
 /// What peers may make a process hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// A peer that uses no device, bytes.
+    /// Limit of a peer that uses no device, bytes.
     pub stranger_bytes: usize,
-    /// A peer that uses at least one, bytes.
+    /// Limit of a peer that uses at least one device, bytes.
     pub peer_bytes: usize,
-    /// All peers together, bytes.
+    /// Limit of all peers together, bytes.
     pub process_bytes: usize,
 }
 
 impl Budget {
-    /// The default: four peers may use all that they may; what is left is for those that use little.
+    /// The default: four peers may use their full limit; the rest is for peers that use little.
     pub const DEFAULT: Budget = Budget { stranger_bytes: 64 << 20, peer_bytes: 256 << 20, process_bytes: 1 << 30 };
 
-    /// The same with so much for a peer that uses devices; all peers together have four times that, if it is more than
-    /// the default.
+    /// Sets the limit of a peer that uses devices. All peers together get four times that, if it is more than the
+    /// default.
     #[must_use]
     pub const fn with_peer_bytes(self, bytes: usize) -> Self {
         let process_bytes =
@@ -53,29 +53,28 @@ impl Default for Budget {
     }
 }
 
-/// Answers to requests that open, reserve and inherit, as far as the link has not taken them; beyond, such requests
-/// wait.
+/// Answers to open, reserve and inherit requests that the link has not taken yet; beyond, such requests wait.
 pub const ANSWERS_BYTES_MAX: usize = 64 << 10;
-/// What a session holds of such requests that wait; beyond, the peer is cut off. An importer of ours has two such
-/// requests on their way.
+/// Open, reserve and inherit requests of a session that wait; beyond, the peer is cut off. farbus's importer has two
+/// such requests under way.
 pub const WAITING_REQUESTS_BYTES_MAX: usize = 64 << 10;
-/// Answers that never wait (to a withdrawal, to a close), as far as the link has not taken them; beyond, the peer is
-/// cut off. An importer withdraws each of 4096 requests once.
+/// Answers that never wait (to a cancellation, to a close) and that the link has not taken yet; beyond, the peer is cut
+/// off. An importer cancels each of 4096 requests once.
 pub const PROMPT_ANSWERS_BYTES_MAX: usize = 2 << 20;
-/// What was sent and not acknowledged, of a session that uses no device: an importer acknowledges after 512 KiB.
+/// Bytes sent and not acknowledged in a session that uses no device: an importer acknowledges after 512 KiB.
 pub const UNACKNOWLEDGED_BYTES_MIN: usize = 1 << 20;
-/// Modules that were asked for, of all devices of a session.
+/// Module offers of all devices of a session.
 pub const OFFERS_BYTES_MAX: usize = 64 << 10;
-/// Devices of a session that were asked for and are waited for: each takes two texts of a line or two.
+/// Devices of a session that are being opened: each takes two texts of a line or two.
 pub const ASKED_MAX: usize = 64;
-/// What a session takes when it begins; more when it holds more.
+/// What a session takes when it begins; it takes more as it holds more.
 pub const SESSION_BYTES: usize = 384 << 10;
-/// What a connection takes when it begins, whatever it speaks: its thread, and what an encrypted link usually keeps.
+/// What a connection takes when it begins, whatever its protocol: its thread, and what an encrypted link usually keeps.
 pub const CONNECTION_BYTES: usize = 128 << 10;
-/// What an allowance grows by.
+/// The step by which an allowance grows.
 pub const STEP_BYTES: usize = 256 << 10;
 
-/// The most that a session holds that uses no device, part by part.
+/// The most that a session without a device holds, part by part.
 pub const SESSION_PARTS: [(&str, usize); 8] = [
     ("received and not understood", 256 << 10),
     ("answers that wait for the link", ANSWERS_BYTES_MAX + 2 * PROMPT_ANSWERS_BYTES_MAX),
@@ -87,7 +86,7 @@ pub const SESSION_PARTS: [(&str, usize); 8] = [
     ("a thread", 128 << 10),
 ];
 
-/// The most that a USB/IP connection holds that uses no device, part by part.
+/// The most that a USB/IP connection without a device holds, part by part.
 pub const CONNECTION_PARTS: [(&str, usize); 3] =
     [("received and not understood", 256 << 10), ("the encrypted link", 512 << 10), ("a thread", 128 << 10)];
 
@@ -101,24 +100,25 @@ pub const fn sum(parts: &[(&str, usize)]) -> usize {
     all
 }
 
-/// What a peer may have in flight on one device more, bytes: a fair part of what it may hold where it could use
-/// `devices`, more as long as it uses little of it. `left` is what the peer may still take.
+/// The credit of one more device, bytes: a fair part of the peer's limit if it used `devices` devices, or more while
+/// the peer uses little of its limit. `left` is what the peer may still take.
 pub fn credit_bytes(budget: &Budget, left: usize, devices: usize) -> usize {
     let session_bytes = CONNECTION_BYTES + SESSION_BYTES + 2 * STEP_BYTES;
     let fair = (budget.peer_bytes / devices.max(1)).saturating_sub(session_bytes) / 2;
     fair.max(left / 256).clamp(CREDIT_BYTES_MIN, CREDIT_BYTES_MAX)
 }
 
-/// What a device with this credit takes of its user's account: as much on its way as is asked for, and unacknowledged.
+/// What a device with this credit takes of its user's account: the credit twice, once for data under way and once for
+/// unacknowledged data.
 pub const fn attachment_bytes(credit_bytes: usize) -> usize {
     credit_bytes + if credit_bytes < 16 << 20 { credit_bytes } else { 16 << 20 }
 }
 
-/// What somebody holds, and may hold.
+/// What a peer or the process holds, and may hold.
 #[derive(Debug)]
 pub struct Account {
     used: AtomicUsize,
-    /// Devices that it uses.
+    /// Devices in use by the peer.
     devices: AtomicUsize,
     budget: Budget,
     process: Option<Arc<Account>>,
@@ -130,18 +130,18 @@ impl Account {
         Arc::new(Self { used: AtomicUsize::new(0), devices: AtomicUsize::new(0), budget, process: None })
     }
 
-    /// A peer's, in the process that this is the account of.
+    /// Makes the account of one peer, which draws on the process's account.
     pub fn of_peer(process: &Arc<Account>) -> Arc<Self> {
         let (used, devices, budget) = (AtomicUsize::new(0), AtomicUsize::new(0), process.budget);
         Arc::new(Self { used, devices, budget, process: Some(Arc::clone(process)) })
     }
 
-    /// What it holds, bytes.
+    /// Bytes held.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// What it may hold now, bytes.
+    /// Bytes that may be held now.
     pub fn max(&self) -> usize {
         match (&self.process, self.devices.load(Ordering::Relaxed)) {
             (None, _) => self.budget.process_bytes,
@@ -150,18 +150,18 @@ impl Account {
         }
     }
 
-    /// What it may still take.
+    /// Bytes that may still be taken.
     pub fn left(&self) -> usize {
         let own = self.max().saturating_sub(self.used());
         self.process.as_ref().map_or(own, |process| own.min(process.left()))
     }
 
-    /// The budget that it is a part of.
+    /// The budget that sets the limits.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Takes so much, until the answer is dropped.
+    /// Takes `bytes` until the returned value is dropped.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -170,8 +170,8 @@ impl Account {
         Ok(Taken { account: Arc::clone(self), bytes, is_device: false })
     }
 
-    /// The same for a device: the peer is one that uses devices until the answer is dropped. Says how much may be in
-    /// flight on it, where the peer could use `devices` in all.
+    /// Takes memory for a device: the peer counts as a user of devices until the returned value is dropped. Also
+    /// returns the device's credit, where the peer could use `devices` in all.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -193,7 +193,7 @@ impl Account {
         }
     }
 
-    /// The same for a device for which so much is needed whatever is left.
+    /// Takes a fixed number of bytes for a device, instead of a part of what is left.
     ///
     /// # Errors
     /// [`Exhausted`].
@@ -210,7 +210,7 @@ impl Account {
         let max = self.max();
         self.charge_up_to(bytes, max).map_err(|()| Exhausted::Peer(max))?;
         let Some(process) = &self.process else { return Ok(()) };
-        // Those who use nothing leave half to those who do.
+        // Peers without a device leave half of the process's budget to those with one.
         let is_stranger = self.devices.load(Ordering::Relaxed) == 0;
         let max = process.max() / if is_stranger { 2 } else { 1 };
         process.charge_up_to(bytes, max).map_err(|()| {
@@ -234,12 +234,12 @@ impl Account {
     }
 }
 
-/// Why no more may be taken.
+/// Why no more memory may be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exhausted {
-    /// The peer holds as much as it may: so many bytes.
+    /// The peer holds its maximum, this many bytes.
     Peer(usize),
-    /// All peers together do.
+    /// All peers together hold their maximum, this many bytes.
     Process(usize),
 }
 
@@ -258,7 +258,7 @@ impl fmt::Display for Exhausted {
 
 impl std::error::Error for Exhausted {}
 
-/// Memory that was taken from an account; it goes back when this is dropped.
+/// Memory taken from an account; dropping this gives it back.
 #[derive(Debug)]
 pub struct Taken {
     account: Arc<Account>,
@@ -267,7 +267,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// Returns how many bytes are taken.
+    /// How many bytes are taken.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -282,21 +282,21 @@ impl Drop for Taken {
     }
 }
 
-/// What one connection may hold: it compares with what it took, and takes more in steps.
+/// What one connection may hold: it compares its use with what it took, and takes more in steps.
 #[derive(Debug, Default)]
 pub struct Allowance {
-    /// None: as much as it likes, which its own limits bound.
+    /// `None`: not accounted; the connection's own limits bound it.
     account: Option<Arc<Account>>,
     taken: usize,
 }
 
 impl Allowance {
-    /// Of this account, from which nothing is taken yet.
+    /// Draws on `account`, and takes nothing yet.
     pub fn of(account: Arc<Account>) -> Self {
         Self { account: Some(account), taken: 0 }
     }
 
-    /// Whether it may hold so many bytes in all, now that it is about to.
+    /// Whether the connection may now hold `bytes` in all; takes more if needed.
     #[inline]
     pub fn covers(&mut self, bytes: usize) -> bool {
         bytes <= self.taken || self.grow(bytes)
@@ -311,7 +311,7 @@ impl Allowance {
         is_taken
     }
 
-    /// It holds so many bytes now: what is far beyond goes back.
+    /// The connection now holds `bytes`: gives back what is far beyond that.
     #[inline]
     pub fn settle(&mut self, bytes: usize) {
         if self.taken > bytes + 4 * STEP_BYTES {
@@ -328,7 +328,7 @@ impl Allowance {
         }
     }
 
-    /// What it took.
+    /// Bytes taken so far.
     pub fn taken(&self) -> usize {
         self.taken
     }
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn who_lets_go_of_its_last_device_is_a_stranger_again() {
+    fn peer_without_its_last_device_has_the_smaller_limit_again() {
         let process = Account::of_process(Budget::DEFAULT);
         let peer = Account::of_peer(&process);
         assert_eq!(peer.max(), 64 * MIB);

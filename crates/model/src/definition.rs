@@ -1,4 +1,4 @@
-//! A device, declared: what a gadget's author writes, and the descriptors that follow from it.
+//! A declarative description of a gadget, from which its descriptors are built.
 
 use core::time::Duration;
 
@@ -18,13 +18,13 @@ pub struct Definition {
     interfaces: Vec<InterfaceDefinition>,
 }
 
-/// A declared interface, one alternate setting of it.
+/// A declared interface: one alternate setting of it.
 #[derive(Clone, Debug, Default)]
 pub struct InterfaceDefinition {
     class: [u8; 3],
     /// Set by [`InterfaceDefinition::alternate_of_previous`].
     alternate: bool,
-    /// How many interfaces from this one on are one function.
+    /// How many interfaces, from this one on, form one function.
     associated: u8,
     class_descriptors: Vec<u8>,
     endpoints: Vec<EndpointDefinition>,
@@ -37,22 +37,22 @@ struct EndpointDefinition {
     packet_bytes_max: u16,
     interval: Duration,
     synchronization: Synchronization,
-    /// What its class adds to the seven bytes of its descriptor.
+    /// The class's bytes after the seven standard ones of the endpoint descriptor.
     tail: Vec<u8>,
     class_descriptors: Vec<u8>,
 }
 
-/// Whose clock an isochronous endpoint keeps (USB 2.0 §5.12.4.1); the value is bits 3..2 of `bmAttributes` (table
+/// Which clock an isochronous endpoint follows (USB 2.0 §5.12.4.1); the value is bits 3..2 of `bmAttributes` (table
 /// 9-13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Synchronization {
-    /// Its own.
+    /// The endpoint's own clock.
     #[default]
     Asynchronous = 1,
-    /// A sink follows what it is sent, a source what it is told.
+    /// A sink follows the data rate, a source follows feedback.
     Adaptive = 2,
-    /// The bus's.
+    /// The bus's clock.
     Synchronous = 3,
 }
 
@@ -85,14 +85,14 @@ impl Definition {
         self
     }
 
-    /// One more string, for class descriptors to name: the first is the one after those of [`Definition::names`].
+    /// Adds a string for class descriptors to name: the first has the index after those of [`Definition::names`].
     #[must_use]
     pub fn text(mut self, text: &str) -> Self {
         self.texts.push(text.to_owned());
         self
     }
 
-    /// Class, subclass, protocol of the device as a whole; 0 leaves it to the interfaces.
+    /// Sets class, subclass and protocol of the whole device; 0 leaves them to the interfaces.
     #[must_use]
     pub fn class(mut self, class: u8, subclass: u8, protocol: u8) -> Self {
         self.class = [class, subclass, protocol];
@@ -111,11 +111,11 @@ impl Definition {
         self.speed
     }
 
-    /// The descriptors that follow.
+    /// Builds the descriptors.
     ///
     /// # Panics
-    /// If they do not fit a configuration descriptor's 16-bit length, or the first interface is
-    /// declared as an alternate: an author's mistake.
+    /// If they do not fit a configuration descriptor's 16-bit length, or the first interface is declared as an
+    /// alternate: an author's mistake.
     pub fn build(&self) -> Descriptors {
         let mut strings = std::collections::BTreeMap::new();
         let mut index_of = |text: &str| {
@@ -155,7 +155,7 @@ impl Definition {
         Descriptors { device, configurations: vec![configuration], strings, bos, other_speed }
     }
 
-    /// What a high-speed device would be at full speed; hosts ask though it never runs there.
+    /// The device's full-speed configuration; hosts ask for it though the device never runs at full speed.
     fn other_speed_bytes(&self) -> Vec<u8> {
         let mut bytes = self.configuration_bytes(Speed::Full);
         bytes[1] = kind::OTHER_SPEED;
@@ -200,8 +200,8 @@ impl InterfaceDefinition {
         self
     }
 
-    /// Says that this interface and those after it, `count` in all, are one function of its class (interface
-    /// association, USB 2.0 ECN): what a host needs to be told of a device that has another function besides.
+    /// Declares this interface and those after it, `count` in all, as one function of its class (interface association,
+    /// USB 2.0 ECN). A device with another function besides needs this.
     #[must_use]
     pub fn associated(mut self, count: u8) -> Self {
         self.associated = count;
@@ -254,8 +254,8 @@ impl InterfaceDefinition {
         self
     }
 
-    /// Says more of the endpoint that was declared last: whose clock it keeps, if it is isochronous; the bytes that its
-    /// class adds to the standard descriptor (audio 1.0 adds two); class-specific descriptors that follow it.
+    /// Details of the endpoint declared last: the clock it follows, if it is isochronous; the bytes that its class adds
+    /// to the standard descriptor (audio 1.0 adds two); class-specific descriptors after it.
     ///
     /// # Panics
     /// If there is no endpoint yet: an author's mistake.
@@ -310,7 +310,8 @@ impl EndpointDefinition {
         bytes.extend(&self.class_descriptors);
     }
 
-    /// `bInterval`, rounded down to what the speed can say: polled at least as often as declared.
+    /// `bInterval`, rounded down to a value that the speed can express: the endpoint is polled at least as often as
+    /// declared.
     fn interval_field(&self, speed: Speed) -> u8 {
         if self.interval.is_zero() {
             return 0;
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_is_what_a_host_reads() {
+    fn host_reads_the_descriptors_that_were_declared() {
         let all = sample(Speed::High);
         assert_eq!(DeviceDescriptor::parse(&all.device.to_bytes()).unwrap(), all.device);
         assert_eq!(all.title(), "farbus sample");

@@ -1,7 +1,7 @@
 //! Descriptors as hosts read them (USB 2.0 §9.6, USB 3.2 §9.6), and which endpoints are active.
 //!
-//! Parsing is what an importer does with a stranger's bytes: every length is checked, what is not
-//! understood is skipped, what cannot be is refused with its place.
+//! An importer parses untrusted bytes: it checks every length, skips descriptors it does not know, and refuses invalid
+//! ones with their offset.
 
 use core::fmt;
 use core::time::Duration;
@@ -24,13 +24,13 @@ pub mod kind {
     pub const SS_ENDPOINT_COMPANION: u8 = 48;
 }
 
-/// US English, the one language our strings are in.
+/// US English, the only language of farbus's own strings.
 pub const LANGUAGE_EN_US: u16 = 0x0409;
 
-/// Bytes of a configuration descriptor with all that belongs to it. The field is 16 bits wide.
+/// Bytes of a configuration descriptor with all its parts. The field is 16 bits wide.
 pub const CONFIGURATION_BYTES_MAX: usize = u16::MAX as usize;
 
-/// Everything a device says of itself.
+/// All descriptors of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptors {
     /// The device descriptor.
@@ -41,8 +41,8 @@ pub struct Descriptors {
     pub strings: BTreeMap<u8, String>,
     /// The binary object store, or empty.
     pub bos: Vec<u8>,
-    /// The other speed's configuration (USB 2.0 §9.6.4), as the bus carries it, or empty: what a
-    /// high-speed device would be at full speed. With it goes a qualifier.
+    /// The other speed's configuration (USB 2.0 §9.6.4), as the bus carries it, or empty: the full-speed configuration
+    /// of a high-speed device. A device that has it also has a qualifier.
     pub other_speed: Vec<u8>,
 }
 
@@ -102,10 +102,10 @@ pub struct DeviceDescriptor {
 }
 
 impl DeviceDescriptor {
-    /// Its length on the bus.
+    /// Its length on the bus, bytes.
     pub const BYTES: usize = 18;
 
-    /// Reads one.
+    /// Parses a device descriptor.
     ///
     /// # Errors
     /// If it is too short or not a device descriptor.
@@ -149,10 +149,10 @@ impl DeviceDescriptor {
     }
 }
 
-/// One configuration: its bytes, and what a host understands of them.
+/// One configuration: its bytes and their parsed form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// The configuration descriptor and all that belongs to it, `wTotalLength` bytes.
+    /// The configuration descriptor and all its parts, `wTotalLength` bytes.
     pub bytes: Vec<u8>,
     /// `bConfigurationValue`.
     pub value: u8,
@@ -169,7 +169,7 @@ pub struct AltSetting {
     pub alternate: u8,
     /// Class, subclass, protocol.
     pub class: [u8; 3],
-    /// Its endpoints, the control pipe not among them.
+    /// Its endpoints, without the control pipe.
     pub endpoints: Vec<Endpoint>,
 }
 
@@ -182,8 +182,8 @@ pub struct Endpoint {
     pub kind: TransferType,
     /// Largest packet, bytes.
     pub packet_bytes_max: u16,
-    /// Packets a service interval: high-bandwidth transactions at high speed (1 to 3), burst times
-    /// mult at SuperSpeed.
+    /// Packets per service interval: high-bandwidth transactions at high speed (1 to 3), burst times mult at
+    /// SuperSpeed.
     pub packets_per_interval: u16,
     /// `bInterval`, as the speed counts it.
     pub interval: u8,
@@ -214,9 +214,9 @@ impl Endpoint {
 /// Why descriptor bytes were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DescriptorError {
-    /// Where, bytes from the start.
+    /// Where, in bytes from the start.
     pub offset: usize,
-    /// The rule that does not hold.
+    /// The rule that was broken.
     pub rule: &'static str,
 }
 
@@ -232,10 +232,10 @@ impl Configuration {
     /// Length of the configuration descriptor proper.
     pub const HEADER_BYTES: usize = 9;
 
-    /// `wTotalLength` of a configuration descriptor whose first nine bytes these are.
+    /// `wTotalLength` of a configuration descriptor that starts with these nine bytes.
     ///
     /// # Errors
-    /// If they are not.
+    /// If they are not a configuration descriptor.
     pub fn total_length(bytes: &[u8]) -> Result<usize, DescriptorError> {
         match *bytes {
             [length, kind::CONFIGURATION, low, high, ..] if length as usize >= Self::HEADER_BYTES => {
@@ -249,7 +249,7 @@ impl Configuration {
         }
     }
 
-    /// Reads a whole configuration. What belongs to classes is kept in `bytes` and skipped.
+    /// Parses a whole configuration. Class descriptors are kept in `bytes` and skipped.
     ///
     /// # Errors
     /// If a length runs past the end or is zero, or an endpoint precedes every interface.
@@ -260,7 +260,8 @@ impl Configuration {
         }
         let bytes = &bytes[..total];
         let mut settings: Vec<AltSetting> = Vec::new();
-        // Longer is a later specification's, and Linux takes it so; shorter would read its own fields as descriptors.
+        // A longer descriptor is of a later specification, and Linux accepts it; a shorter one would have its own
+        // fields parsed as descriptors.
         let mut at = usize::from(bytes[0]);
         if !(Self::HEADER_BYTES..=total).contains(&at) {
             return Err(DescriptorError {
@@ -311,7 +312,7 @@ impl Configuration {
         Ok(())
     }
 
-    /// Interfaces in setting 0, in order: what a device list shows.
+    /// The interfaces' setting 0, in order, as a device list shows them.
     pub fn interfaces(&self) -> impl Iterator<Item = &AltSetting> {
         self.settings.iter().filter(|setting| setting.alternate == 0)
     }
@@ -330,7 +331,7 @@ pub fn string_to_bytes(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// The text of a string descriptor; what is not Unicode is replaced, what is missing is left out.
+/// The text of a string descriptor; invalid Unicode is replaced, missing bytes are left out.
 pub fn string_from_bytes(bytes: &[u8]) -> String {
     let length = bytes.first().map_or(0, |&length| usize::from(length).min(bytes.len()));
     let units = bytes.get(2..length).unwrap_or(&[]).chunks_exact(2).map(|u| u16::from_le_bytes([u[0], u[1]]));
@@ -372,7 +373,7 @@ impl Selection {
         self.endpoints.iter().flatten()
     }
 
-    /// SET_CONFIGURATION; 0 unconfigures. `false` and no change if there is no such configuration.
+    /// Carries out SET_CONFIGURATION; 0 unconfigures. `false` and no change if there is no such configuration.
     pub fn select_configuration(&mut self, all: &Descriptors, value: u8) -> bool {
         if value != 0 && all.configuration(value).is_none() {
             return false;
@@ -383,7 +384,7 @@ impl Selection {
         true
     }
 
-    /// SET_INTERFACE. `false` and no change if there is no such setting.
+    /// Carries out SET_INTERFACE. `false` and no change if there is no such setting.
     pub fn select_interface(&mut self, all: &Descriptors, interface: u8, alternate: u8) -> bool {
         let known = all.configuration(self.configuration).and_then(|c| c.setting(interface, alternate));
         if known.is_none() {
@@ -397,7 +398,7 @@ impl Selection {
         true
     }
 
-    /// A bus reset: nothing is active.
+    /// Carries out a bus reset: no endpoint but the control pipe is active.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
@@ -415,7 +416,7 @@ impl Selection {
     }
 }
 
-/// Whether an address byte in a control request names a direction: helper for `wIndex` of endpoint requests.
+/// The endpoint address in `wIndex` of a control request to an endpoint.
 pub fn endpoint_of_index(index: u16) -> EpAddr {
     EpAddr::from_byte(index as u8)
 }

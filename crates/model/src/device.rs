@@ -1,4 +1,4 @@
-//! The one contract that every device keeps, whatever it is made of.
+//! The contract of every USB device, real or a gadget.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -13,12 +13,11 @@ use crate::time::Instant;
 use crate::urb::{Done, InFlight, UrbId};
 use crate::usb::Speed;
 
-/// A USB device: one made of code, one behind usbfs, one on another machine.
+/// A USB device: a gadget, a device behind usbfs, or a device on another machine.
 ///
-/// Sans-IO: it is told what happened and when; it leaves what it has finished in [`Completions`].
-/// Every request given to [`Device::submit`] comes back there exactly once, during that call or any
-/// later one. One endpoint's requests (one stream's, where it has streams) complete in the order in which they were
-/// submitted.
+/// Sans-IO: its caller tells it what happened and when; it leaves finished requests in [`Completions`]. Every request
+/// given to [`Device::submit`] comes back there exactly once, during that call or any later one. Requests of one
+/// endpoint (of one stream, where it has streams) complete in the order in which they were submitted.
 ///
 /// | the race | what comes back |
 /// |---|---|
@@ -27,26 +26,25 @@ use crate::usb::Speed;
 /// | cancelled, unknown id | nothing |
 /// | reset or dropped configuration | every request with [`Status::Shutdown`](crate::Status::Shutdown) |
 pub trait Device: Send {
-    /// What the device says of itself; constant while it is attached.
+    /// The device's descriptors; constant while it is attached.
     fn descriptors(&self) -> &Descriptors;
 
     /// The speed it runs at.
     fn speed(&self) -> Speed;
 
-    /// What SET_CONFIGURATION and SET_INTERFACE have made active.
+    /// What SET_CONFIGURATION and SET_INTERFACE have selected.
     fn selection(&self) -> &Selection;
 
     /// Starts a request. May finish it at once. A device that keeps an OUT request beyond the call
     /// first calls [`InFlight::own_payload`], because its bytes may lie in a link's receive buffer.
     fn submit(&mut self, now: Instant, urb: InFlight, done: &mut Completions);
 
-    /// Withdraws a request. May finish it at once or later.
+    /// Cancels a request. May finish it at once or later.
     fn cancel(&mut self, now: Instant, id: UrbId, done: &mut Completions);
 
-    /// Port reset (USB 2.0 §7.1.7.5): withdraws every request and forgets configuration,
-    /// alternate settings and halts. Every request is finished before this returns: whoever gives a
-    /// device back after it counts on that. A device that lives outside may itself still be on its way back: what is
-    /// submitted meanwhile waits for it.
+    /// Port reset (USB 2.0 §7.1.7.5): cancels every request and clears configuration, alternate settings and halts.
+    /// Every request is finished before this returns: an engine that gives the device back afterwards relies on that. A
+    /// device outside the process may itself still be resetting: requests submitted meanwhile wait for it.
     fn reset(&mut self, now: Instant, done: &mut Completions);
 
     /// When [`Device::handle_timeout`] wants to be called, if at all.
@@ -54,40 +52,40 @@ pub trait Device: Send {
         None
     }
 
-    /// The moment of [`Device::poll_timeout`] has come.
+    /// Called when the moment of [`Device::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
         let _ = (now, done);
     }
 
-    /// Everything that was to be submitted for now has been: a device behind a link sends it together.
+    /// Called after the last submission of a turn: a device behind a link then sends them together.
     fn end_turn(&mut self, now: Instant, done: &mut Completions) {
         let _ = (now, done);
     }
 
-    /// What its engine waits on besides the link, if the device lives outside: [`Device::handle_ready`] is
-    /// called when it is ready. A device made of code has none.
+    /// What the engine has to wait on besides the link, if the device is outside the process. The engine then calls
+    /// [`Device::handle_ready`]. A gadget has none.
     fn readiness(&self) -> Option<&Readiness> {
         None
     }
 
-    /// Something happened to what [`Device::readiness`] stands for.
+    /// Called when [`Device::readiness`] became ready.
     fn handle_ready(&mut self, now: Instant, done: &mut Completions) {
         let _ = (now, done);
     }
 
-    /// Whether the device itself is gone, unplugged: every request it held was answered with
-    /// [`Status::Gone`](crate::Status::Gone), and it is of no use to anybody any more.
+    /// Whether the device itself is gone (unplugged): it has answered every request it held with
+    /// [`Status::Gone`](crate::Status::Gone), and takes no more.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// The commands that [`Device::command`] knows, by the word its owner types. A device without any
-    /// needs no door beside its link, and its engine blocks on the link alone.
+    /// The commands that [`Device::command`] knows, by the words its owner types. A device without commands needs no
+    /// way in besides its link: its engine blocks on the link alone.
     fn verbs(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Something its owner, not its user, asks of it: type this, eject that.
+    /// Carries out a command of the owner's, such as typing a text or ejecting a medium.
     ///
     /// # Errors
     /// [`CommandError`] when this device does not know the command or refuses it.
@@ -96,45 +94,46 @@ pub trait Device: Send {
         Err(CommandError::unknown(command))
     }
 
-    /// What it counts of itself, to be read while somebody uses it; none if it counts nothing.
+    /// The device's own counters, readable while it is in use; `None` if it has none.
     fn tally(&self) -> Option<Tally> {
         None
     }
 
-    /// What another process needs besides [`Device::selection`] to go on with what is behind this; asked while it has
-    /// no request. None: no other process can.
+    /// What a replacement process needs, besides [`Device::selection`], to continue with what is behind this device;
+    /// called while it has no request. `None`: no other process can.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// A device that is new here is the one that another process saved, with this active. Says whether it can be; one
-    /// that cannot is what it was.
+    /// Makes this new device continue as the device that another process saved, with this selection. Returns whether it
+    /// can; if not, the device is unchanged.
     fn restore(&mut self, selection: &Selection, state: &[u8]) -> bool {
         let _ = (selection, state);
         false
     }
 
-    /// Another process goes on with what is behind it: from now on nothing is done to that, not in the end either.
+    /// Tells the device that a replacement process continues: from now on this device leaves what is behind it
+    /// untouched, also when it is dropped.
     fn leave(&mut self) {}
 }
 
-/// What an engine waits on for a device that lives outside. Opaque here, because this room knows no
-/// descriptors: only the shell that made it can look inside, and a simulator puts in something of its own.
+/// What an engine waits on for a device outside the process. Opaque here, because this crate knows no descriptors: only
+/// the code that made it can look inside. A simulator puts in something of its own.
 #[derive(Clone)]
 pub struct Readiness(Arc<dyn Any + Send + Sync>);
 
 impl Readiness {
-    /// Whether both are one: a device may be waited for on something else while it is busy with itself.
+    /// Whether both are the same object: a busy device may be waited for by another one.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Wraps what the shell will look for.
+    /// Wraps an object that the engine will look for.
     pub fn new(inside: impl Any + Send + Sync) -> Self {
         Self(Arc::new(inside))
     }
 
-    /// What is inside, if it is a `T`.
+    /// The wrapped object, if it is a `T`.
     pub fn inside<T: Any>(&self) -> Option<&T> {
         self.0.downcast_ref()
     }
@@ -146,19 +145,19 @@ impl fmt::Debug for Readiness {
     }
 }
 
-/// What an owner may ask of a device.
+/// A command of a device's owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// A keyboard: type this text.
     Type(String),
-    /// Removable storage: take the medium out, or put it back.
+    /// Removable storage: take the medium out.
     Eject,
-    /// Put the medium back.
+    /// Removable storage: put the medium back.
     Insert,
-    /// Make everything durable that was acknowledged; sent before a device is withdrawn.
+    /// Make every acknowledged write durable; sent before a device is withdrawn.
     Sync,
-    /// Let another device like this one take its place. Accepted, it goes on by itself: [`Twin::tell`] says what became
-    /// of it.
+    /// Replace the device by another one like it. If accepted, the exchange runs by itself, and [`Twin::tell`] reports
+    /// its outcome.
     Swap(Twin),
 }
 
@@ -188,8 +187,8 @@ impl fmt::Display for CommandError {
 
 impl std::error::Error for CommandError {}
 
-/// A device that is to take another's place while that one is in use (requirement N12), and who is told what becomes of
-/// it.
+/// A device that is to take another's place while that one is in use (requirement N12), and the function to tell the
+/// outcome to.
 #[derive(Clone)]
 pub struct Twin(Arc<Inside>);
 
@@ -198,49 +197,49 @@ struct Inside {
     tell: Box<dyn Fn(Exchange) + Send + Sync>,
 }
 
-/// What became of an exchange.
+/// The outcome of an exchange.
 pub enum Exchange {
-    /// The twin is the device.
+    /// The twin is now the device.
     Done {
-        /// The device that it was: its owner's again.
+        /// The former device, which is the owner's again.
         left: Box<dyn Device>,
-        /// What was done.
+        /// What the exchange took.
         report: ExchangeReport,
     },
-    /// The device is what it was.
+    /// The device is unchanged.
     Failed {
-        /// The twin, if it was taken already: its owner's again.
+        /// The twin, if it was taken already; it is the owner's again.
         twin: Option<Box<dyn Device>>,
         /// A sentence for a person.
         why: String,
     },
 }
 
-/// What an exchange took.
+/// What an exchange of devices took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExchangeReport {
-    /// Requests that told the twin what its forerunner had been told.
+    /// Requests that were replayed to the twin to bring it to the former device's state.
     pub replayed: usize,
-    /// Requests that waited for data, taken back from the one and asked of the other.
+    /// Requests that waited for data, withdrawn from the former device and submitted to the twin.
     pub asked_again: usize,
-    /// Requests that came meanwhile and waited.
+    /// Requests that came during the exchange and waited.
     pub held: usize,
-    /// For how long requests were held: the quiet time.
+    /// How long requests were held: the quiet time.
     pub quiet: Duration,
 }
 
 impl Twin {
-    /// `device` is to take a place; `tell` is called once, by the thread that has the device.
+    /// `device` is to take another's place; `tell` is called once, on the thread that has the device.
     pub fn new(device: Box<dyn Device>, tell: impl Fn(Exchange) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Inside { device: Mutex::new(Some(device)), tell: Box::new(tell) }))
     }
 
-    /// The device, for whoever puts it in its place: once.
+    /// Takes the device, which the caller puts into its place; `None` if it was taken before.
     pub fn take(&self) -> Option<Box<dyn Device>> {
         self.0.device.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// This became of it.
+    /// Reports the outcome.
     pub fn tell(&self, exchange: Exchange) {
         (self.0.tell)(exchange);
     }
@@ -273,22 +272,22 @@ impl fmt::Debug for Exchange {
 #[derive(Debug)]
 pub struct Completions<D = Done> {
     queue: VecDeque<D>,
-    /// Buffers for what is read; whoever consumes what was finished recycles its payload here.
+    /// Buffers for read data; the reader of a finished request recycles its payload here.
     pub pool: BufferPool,
 }
 
 impl<D> Completions<D> {
-    /// An empty one over `pool`.
+    /// Makes an empty one over `pool`.
     pub fn new(pool: BufferPool) -> Self {
         Self { queue: VecDeque::new(), pool }
     }
 
-    /// A device's side: this request is finished.
+    /// For the device: this request is finished.
     pub fn push(&mut self, done: D) {
         self.queue.push_back(done);
     }
 
-    /// The asker's side: the next finished request, oldest first.
+    /// For the requester: the next finished request, oldest first.
     pub fn pop(&mut self) -> Option<D> {
         self.queue.pop_front()
     }
@@ -303,8 +302,8 @@ impl<D> Completions<D> {
         self.queue.len()
     }
 
-    /// Those that wait to be read, oldest first, but for so many: what a layer over a device looks at, and leaves for
-    /// the asker.
+    /// The waiting requests, oldest first, without the first `count`: a layer over a device looks at them, and leaves
+    /// them for the requester.
     pub fn after(&self, count: usize) -> impl Iterator<Item = &D> {
         self.queue.range(count.min(self.queue.len())..)
     }
@@ -315,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_waited_for_on_is_itself_and_its_copies() {
+    fn readiness_equals_itself_and_its_clones_only() {
         let (one, other) = (Readiness::new(1), Readiness::new(1));
         assert!(one.is(&one.clone()));
         assert!(!one.is(&other), "what is inside may be alike");

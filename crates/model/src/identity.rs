@@ -1,4 +1,4 @@
-//! Which device this is: its identity, whatever it is called and wherever it is plugged in.
+//! Device identity, which is independent of names and ports.
 
 use std::fmt;
 
@@ -14,28 +14,28 @@ pub const IDENTITY_BYTES: usize = 24;
 pub struct Identity {
     /// The device's id. It is random; all zeros is not a valid id.
     pub id: u128,
-    /// Counts the media that the device has had: the lower 32 bits the swaps, which copy the content; the upper 32 bits
-    /// how often its owner said that another medium is this device, whatever that holds. Begins at 0.
+    /// Counts the media that the device has had. The lower 32 bits count swaps, which copy the content; the upper 32
+    /// bits count adoptions: the owner declared that another medium is this device, whatever its content. Begins at 0.
     pub generation: u64,
 }
 
-/// What an adoption adds to a generation; the swaps are counted from 0 again.
+/// What an adoption adds to a generation; swaps are counted from 0 again afterwards.
 const ADOPTION: u64 = 1 << 32;
 
 impl Identity {
-    /// The same device on another medium, whose content nobody copied.
+    /// The identity after an adoption: the same device on another medium, whose content was not copied.
     pub fn adopted(self) -> Self {
         Self { generation: (self.generation / ADOPTION + 1) * ADOPTION, ..self }
     }
 
-    /// Whether this medium goes on with the content of the device `before`, as far as the two identities tell: it is
-    /// the same medium, or swaps have copied it.
+    /// Whether this medium holds the content of the device `before`, as far as the identities tell: it is the same
+    /// medium, or swaps have copied it.
     pub fn continues(self, before: Self) -> bool {
         let is_copied = self.generation / ADOPTION == before.generation / ADOPTION;
         self.id == before.id && is_copied && self.generation >= before.generation
     }
 
-    /// As bytes: the id, then the generation, both little-endian.
+    /// Encodes the id, then the generation, both little-endian.
     pub fn to_bytes(self) -> [u8; IDENTITY_BYTES] {
         let mut bytes = [0; IDENTITY_BYTES];
         bytes[..16].copy_from_slice(&self.id.to_le_bytes());
@@ -53,14 +53,13 @@ impl Identity {
 }
 
 impl fmt::Display for Identity {
-    /// As people see it and type it: 32 hexadecimal digits, `.` and the [`MediumNumber`].
+    /// The form that people read and type: 32 hexadecimal digits, `.` and the [`MediumNumber`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}.{}", self.id, MediumNumber(self.generation))
     }
 }
 
-/// A generation as people see it: the number of swaps, and in front of it, with a dot, the number of adoptions if there
-/// was any.
+/// A generation for people: the number of swaps, preceded by the number of adoptions and a dot if there were any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediumNumber(pub u64);
 

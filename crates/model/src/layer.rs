@@ -1,12 +1,12 @@
-//! Layers over a device: what a layer does not answer itself, the device below answers.
+//! Layers over a device: the inner device answers whatever a layer does not.
 //!
-//! A layer implements [`BlockLayer`] or [`DeviceLayer`] and becomes a [`BlockDevice`] or a [`Device`] by that. Every
-//! method of these traits passes the call on to the inner device, so a layer overrides only what it changes, and can
-//! lose nothing by leaving something out. A layer that has state of its own overrides what is asked about state
+//! A layer implements [`BlockLayer`] or [`DeviceLayer`], and thereby becomes a [`BlockDevice`] or a [`Device`]. Every
+//! method of these traits passes the call on to the inner device by default, so a layer overrides only what it changes
+//! and cannot lose a method by omission. A layer with state of its own overrides the methods about state
 //! ([`BlockDevice::state`], [`BlockDevice::save`], [`Device::save`] …).
 //!
-//! A layer has each method twice, by its own trait and by the device's. A file that calls methods of a layer, or of a
-//! boxed device, imports one of the two alone, and names the other by its path.
+//! A layer has each method twice, from its own trait and from the device's. A file that calls methods of a layer, or of
+//! a boxed device, imports only one of the two traits, and names the other by its path.
 //!
 //! `crates/session/tests/layers.rs` runs one contract against all layers: each method reaches the inner device, unless
 //! the test's table says that the layer answers it.
@@ -31,8 +31,8 @@ pub trait BlockLayer: Send {
     /// The device below.
     fn inner_mut(&mut self) -> &mut Self::Inner;
 
-    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer
-    /// that wants to see the answers overrides it.
+    /// Calls into the inner device. Every call that may bring answers goes through this method: a layer that wants to
+    /// see the answers overrides it.
     fn with_inner<R>(
         &mut self,
         now: Instant,
@@ -132,7 +132,7 @@ pub trait BlockLayer: Send {
     }
 }
 
-// What is added to the trait is forwarded here, too: clippy refuses this without it.
+// A method added to the trait has to be forwarded here, too: clippy refuses the impl without it.
 #[deny(clippy::missing_trait_methods)]
 impl<L: BlockLayer> BlockDevice for L {
     fn info(&self) -> &BlockInfo {
@@ -228,8 +228,8 @@ pub trait DeviceLayer: Send {
     /// The device below.
     fn inner_mut(&mut self) -> &mut Self::Inner;
 
-    /// Lets the device below do something. Every call that passes through and may bring answers goes this way: a layer
-    /// that wants to see the answers overrides it.
+    /// Calls into the inner device. Every call that may bring answers goes through this method: a layer that wants to
+    /// see the answers overrides it.
     fn with_inner<R>(
         &mut self,
         now: Instant,
@@ -334,7 +334,7 @@ pub trait DeviceLayer: Send {
     }
 }
 
-// What is added to the trait is forwarded here, too: clippy refuses this without it.
+// A method added to the trait has to be forwarded here, too: clippy refuses the impl without it.
 #[deny(clippy::missing_trait_methods)]
 impl<L: DeviceLayer> Device for L {
     fn descriptors(&self) -> &Descriptors {

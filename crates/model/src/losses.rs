@@ -1,16 +1,17 @@
-//! Who is told that written data was lost: Linux's errseq rule (`lib/errseq.c`) for the users of one block device.
+//! Which users are told that written data was lost: Linux's errseq rule (`lib/errseq.c`) for the users of one block
+//! device.
 //!
-//! A *loss* is written data that was answered and will not become durable: a flush failed. A device reports it once, to
-//! whoever flushes first. Several may rely on that data: programs that have a file open, clients that have connections.
-//! So whoever owns the device keeps one [`Losses`] and a [`LossCursor`] for each of them:
+//! A *loss* is written data that was acknowledged and will not become durable: a flush failed. A device reports it
+//! once, to the first flush. Several users may rely on that data: programs with an open file, clients with a
+//! connection. So the owner of the device keeps one [`Losses`], and a [`LossCursor`] for each user:
 //!
 //! | what happens | what follows |
 //! |---|---|
 //! | any flush fails, whoever asked for it | the loss is [recorded](Losses::record) |
 //! | a user flushes (`fsync`, NBD flush) | it [is told](Losses::tell) of every loss since its last flush, once |
-//! | nobody waits for the result (a background flush, FUSE's RELEASE) | nobody counts as told |
-//! | a user may hear it, but may as well not look (FUSE's FLUSH: `close`) | it hears it ([`Losses::untold`]) and does not count as told |
-//! | a user comes while nobody was told of the last loss | it is told of that, too: the one who wrote may have left |
+//! | no user waits for the result (a background flush, FUSE's RELEASE) | no user counts as told |
+//! | a user may look at the result, but need not (FUSE's FLUSH: `close`) | it gets it ([`Losses::untold`]) and does not count as told |
+//! | a user comes while no user was told of the last loss | it is told of that, too: the user that wrote may have left |
 
 use crate::block::StoreError;
 
@@ -18,9 +19,9 @@ use crate::block::StoreError;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
     count: u64,
-    /// Why the last one happened.
+    /// The reason of the last loss.
     last: Option<StoreError>,
-    /// Whether somebody was told of the last one.
+    /// Whether any user was told of the last loss.
     is_told: bool,
 }
 
@@ -29,31 +30,31 @@ pub struct Losses {
 pub struct LossCursor(u64);
 
 impl Losses {
-    /// As another process saw them: so many losses, the last one for this reason, and whether somebody was told of it.
+    /// Restores a snapshot: the number of losses, the reason of the last one, and whether any user was told of it.
     pub fn restore(count: u64, last: Option<StoreError>, is_told: bool) -> Self {
         Self { count, last, is_told }
     }
 
-    /// A flush failed for this reason.
+    /// Records that a flush failed for this reason.
     pub fn record(&mut self, error: StoreError) {
         self.count += 1;
         (self.last, self.is_told) = (Some(error), false);
     }
 
-    /// The cursor of a user that comes now.
+    /// The cursor of a new user.
     pub fn cursor(&self) -> LossCursor {
         LossCursor(if self.is_told { self.count } else { self.count.saturating_sub(1) })
     }
 
-    /// What the user with this cursor was not told yet. It does not count as told.
+    /// The loss that the user with this cursor was not told of yet. The user does not count as told.
     pub fn untold(&self, cursor: LossCursor) -> Option<StoreError> {
         self.last.filter(|_| cursor.0 < self.count)
     }
 
-    /// Tells the user with this cursor: each loss is told to it once.
+    /// Tells the user with this cursor of its losses, each once.
     ///
     /// # Errors
-    /// Why data was lost since it was told last.
+    /// The reason of the last loss since the user was told last.
     pub fn tell(&mut self, cursor: &mut LossCursor) -> Result<(), StoreError> {
         let untold = self.untold(*cursor);
         self.is_told |= untold.is_some();
@@ -61,29 +62,29 @@ impl Losses {
         untold.map_or(Ok(()), Err)
     }
 
-    /// The last loss, if nobody was told of it.
+    /// The last loss, if no user was told of it.
     pub fn told_to_nobody(&self) -> Option<StoreError> {
         self.last.filter(|_| !self.is_told)
     }
 
-    /// How many there were.
+    /// The number of losses.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Why the last one happened.
+    /// The reason of the last loss.
     pub fn last(&self) -> Option<StoreError> {
         self.last
     }
 }
 
 impl LossCursor {
-    /// As another process saw it.
+    /// Restores a cursor from a snapshot.
     pub const fn restore(told: u64) -> Self {
         Self(told)
     }
 
-    /// Of how many losses its user was told.
+    /// The number of losses that its user was told of.
     pub const fn told(self) -> u64 {
         self.0
     }
@@ -93,12 +94,12 @@ impl LossCursor {
 mod tests {
     use super::*;
 
-    /// What happens to two users of a device; the third comes late.
+    /// What happens to two users of a device; a third user comes late.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Event {
         Loss,
         Flush(usize),
-        /// A flush of nobody's, which finds the loss first.
+        /// A flush that no user asked for, and that finds the loss first.
         Background,
         Close(usize),
         Comes,
@@ -114,15 +115,15 @@ mod tests {
         Event::Comes,
     ];
 
-    /// A device that reports a loss to the first flush after it, and its users, beside what each has to hear.
+    /// A device that reports a loss to the first flush after it, its users, and what each has to be told.
     #[derive(Default)]
     struct World {
         device_lost: bool,
         losses: Losses,
         cursors: [Option<LossCursor>; 3],
-        /// Losses that each user relies on and has not heard of.
+        /// Whether each user relies on lost data and was not told.
         owed: [bool; 3],
-        /// A loss that nobody heard of yet.
+        /// A loss that was reported to no user yet.
         unheard: bool,
     }
 
@@ -133,7 +134,7 @@ mod tests {
             world
         }
 
-        /// Asks the device for a flush, and records what it says.
+        /// Flushes the device, and records the result.
         fn flush_device(&mut self) {
             if std::mem::take(&mut self.device_lost) {
                 self.losses.record(StoreError::Lost);
@@ -150,8 +151,8 @@ mod tests {
                 Event::Background => self.flush_device(),
                 Event::Comes => {
                     if self.cursors[2].is_none() {
-                        // Whoever comes is shown what nobody heard of; of a loss that no flush has found yet this
-                        // holds, too.
+                        // A new user is shown a loss that no user was told of, including one that no flush has found
+                        // yet.
                         self.cursors[2] = Some(self.losses.cursor());
                         self.owed[2] = self.unheard;
                     }

@@ -1,8 +1,8 @@
-//! What travels between an importer and an exporter, seen from between them: a transformation module is one half of a
-//! pair that changes it on one side and changes it back on the other (requirements I1, I2).
+//! The contract of a module: one half of a pair that transforms what travels between importer and exporter, and whose
+//! other half transforms it back (requirements I1, I2).
 //!
-//! The same contract above and below: what one half gives to the link the other half is given by it, so pairs lie
-//! within pairs.
+//! The contract is the same above and below: a message that one half gives to the link reaches the other half
+//! unchanged, so pairs can be nested.
 //!
 //! ```text
 //!    importer ── half ── half ══════ half ── half ── exporter
@@ -12,9 +12,9 @@
 //! | the rule | why |
 //! |---|---|
 //! | messages of one kind and way leave in the order in which they came | devices count on the order of their requests |
-//! | a request that a half keeps, it completes itself, once | a request cannot vanish |
-//! | a withdrawal never passes its own request | it would find nothing |
-//! | a half that cannot go on says so ([`Turn::fail`]) | its attachment ends, and says why |
+//! | a half that keeps a request completes it itself, once | a request cannot vanish |
+//! | a cancellation never overtakes its own request | it would find no request to cancel |
+//! | a half that cannot continue says so ([`Turn::fail`]) | its attachment ends with the reason |
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,33 +22,33 @@ use std::fmt;
 use crate::payload::Payload;
 use crate::time::Instant;
 
-/// Modules that an attachment goes through at most. The 2013 paper measures eight.
+/// The most modules of one attachment. The 2013 paper measures eight.
 pub const PAIRS_MAX: usize = 8;
 /// Bytes of one message between the halves of a pair.
 pub const ASIDE_BYTES_MAX: usize = 16 << 10;
-/// Bytes by which all modules together may make a message longer: 8 seals of some 40 bytes, and compression that did
-/// not help.
+/// Bytes by which all modules together may lengthen a message: 8 seals of some 40 bytes, and compression that did not
+/// help.
 pub const GROWTH_BYTES_MAX: usize = 4 << 10;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// The importer asks for something; completed once.
+    /// A request from the importer; completed once.
     Request,
-    /// How it ended. An empty head: as it should.
+    /// The end of a request. An empty head: it succeeded.
     Completion,
-    /// The importer withdraws the request of this id.
+    /// The importer cancels the request with this id.
     Cancel,
-    /// The exporter has seen the withdrawal, whatever it met.
+    /// The exporter has processed the cancellation, whatever it found.
     Cancelled,
-    /// Something that nobody asked for.
+    /// Data without a request.
     Event,
-    /// One half's word to the other of its pair; the number says which pair.
+    /// A message from one half of a pair to the other; the number says which pair.
     Aside(u8),
 }
 
 impl Kind {
-    /// Its number, where it is written down (`docs/modules.md`).
+    /// Its number, as in `docs/modules.md`.
     pub const fn code(self) -> u8 {
         match self {
             Kind::Request => 0,
@@ -61,26 +61,26 @@ impl Kind {
     }
 }
 
-/// A message. Its payload is moved, not copied.
+/// A message between importer and exporter. Its payload is moved, not copied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     /// What it is.
     pub kind: Kind,
-    /// Which request it is about, among those in flight; 0 of what is about none.
+    /// The request in flight that it belongs to; 0 if it belongs to none.
     pub id: u64,
-    /// The device class's own words (`docs/protocol.md`), or what a half above made of them.
+    /// The header of the device class (`docs/protocol.md`), or what a half above made of it.
     pub head: Payload,
     /// Data.
     pub payload: Payload,
 }
 
 impl Message {
-    /// Bytes of it.
+    /// Bytes of head and payload.
     pub fn len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
 
-    /// Whether there are none.
+    /// Whether head and payload are empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -97,12 +97,12 @@ pub enum Side {
     Peer,
 }
 
-/// Which half of a pair.
+/// Which half of a pair a module is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// The one where the device is used.
+    /// The half where the device is used.
     Importer,
-    /// The one where the device is.
+    /// The half where the device is.
     Exporter,
 }
 
@@ -115,7 +115,7 @@ pub enum Class {
     Block,
     /// Streams.
     Stream,
-    /// Something that only its users know.
+    /// A class that only its users know.
     Private,
 }
 
@@ -123,7 +123,7 @@ impl Class {
     /// All of them.
     pub const ALL: &[Class] = &[Class::Usb, Class::Block, Class::Stream, Class::Private];
 
-    /// What people call it.
+    /// The name for people and configurations.
     pub const fn as_str(self) -> &'static str {
         match self {
             Class::Usb => "usb",
@@ -134,9 +134,9 @@ impl Class {
     }
 }
 
-/// One half of a pair. Sans-IO: it is told what came and when, and says what goes.
+/// One half of a pair. Sans-IO: its caller passes messages and the time, and it says which messages go on.
 pub trait Module: Send {
-    /// A message came from `from`. What goes on goes to `out`, now or at any later call.
+    /// Handles a message from `from`. What goes on is put into `out`, now or in any later call.
     fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn);
 
     /// When [`Module::handle_timeout`] wants to be called, if at all.
@@ -144,50 +144,51 @@ pub trait Module: Send {
         None
     }
 
-    /// The moment of [`Module::poll_timeout`] has come.
+    /// Called when the moment of [`Module::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
         let _ = (now, out);
     }
 
-    /// Its owner wants nothing to pass, or all again. Most do not mind.
+    /// The owner pauses all messages, or resumes them. Most modules ignore this.
     fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
         let _ = (now, is_paused, out);
     }
 
-    /// Whether it holds no message back.
+    /// Whether the module holds no message back.
     fn is_at_rest(&self) -> bool {
         true
     }
 
-    /// At rest: what another process needs to be this half. `None`: no other can be.
+    /// The state with which a replacement process can continue, while the module is at rest. `None`: no other process
+    /// can.
     fn save(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// A new half, made like the one that was saved, is that one. Says whether it can be.
+    /// Makes this new half continue from a saved state. Returns whether it can.
     fn restore(&mut self, state: &[u8]) -> bool {
         let _ = state;
         false
     }
 }
 
-/// Why a pair cannot go on.
+/// Why a pair cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// Whose trouble it is.
+    /// What is at fault.
     pub trouble: Trouble,
     /// A sentence for a person.
     pub why: String,
 }
 
-/// Whose trouble a failure is.
+/// What is at fault for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trouble {
-    /// The other end said what no half of this kind says: another key, bytes that are no compressed ones.
+    /// The other end sent what no such half sends: a wrong key, bytes that do not decompress.
     Peer,
-    /// The way between the halves is gone.
+    /// The link between the halves is gone.
     Network,
-    /// The module itself: it crashed, hung, lied or flooded.
+    /// The module itself: it crashed, hung, broke its contract or sent too much.
     Module,
 }
 
@@ -199,7 +200,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What a half says during one call.
+/// What a half puts out during one call.
 #[derive(Debug, Default)]
 pub struct Turn {
     said: VecDeque<(Side, Message)>,
@@ -208,23 +209,23 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// To the importer's user, or to the exporter's device.
+    /// Sends to the importer's user, or to the exporter's device.
     pub fn above(&mut self, message: Message) {
         self.said.push_back((Side::Above, message));
     }
 
-    /// To the link.
+    /// Sends to the link.
     pub fn below(&mut self, message: Message) {
         self.said.push_back((Side::Below, message));
     }
 
-    /// To the other half of the pair.
+    /// Sends to the other half of the pair.
     pub fn aside(&mut self, bytes: Payload) {
         let (kind, id, head) = (Kind::Aside(0), 0, Payload::Empty);
         self.said.push_back((Side::Peer, Message { kind, id, head, payload: bytes }));
     }
 
-    /// On its way: what came from above goes below, and the other way round. A word from the peer goes nowhere.
+    /// Passes a message on: from above to below, or from below to above. A message from the peer is dropped.
     pub fn pass(&mut self, from: Side, message: Message) {
         match from {
             Side::Above => self.below(message),
@@ -233,91 +234,91 @@ impl Turn {
         }
     }
 
-    /// An event that came goes nowhere: what was granted for it is granted anew.
+    /// Drops an event: the host grants its place again.
     pub fn lose(&mut self) {
         self.lost += 1;
     }
 
-    /// How many events went nowhere since this was asked last.
+    /// How many events were dropped since the last call.
     pub fn take_lost(&mut self) -> u32 {
         std::mem::take(&mut self.lost)
     }
 
-    /// It cannot go on: the attachment ends.
+    /// Reports that the half cannot continue: the attachment ends.
     pub fn fail(&mut self, trouble: Trouble, why: impl Into<String>) {
         self.failure.get_or_insert(Failure { trouble, why: why.into() });
     }
 
-    /// What was said next, and where it goes.
+    /// The next message, and where it goes.
     pub fn pop(&mut self) -> Option<(Side, Message)> {
         self.said.pop_front()
     }
 
-    /// Why it cannot go on, if it cannot.
+    /// Why the half cannot continue, if it cannot.
     pub fn failure(&mut self) -> Option<Failure> {
         self.failure.take()
     }
 }
 
-/// What a module is: what is negotiated, listed and explained.
+/// A module's description, for negotiation, lists and help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// Its name: a word.
+    /// Its name, one word.
     pub name: &'static str,
-    /// The version of what its halves say to each other: both have the same one.
+    /// The version of the messages between its halves; both halves have the same one.
     pub version: u16,
     /// A line for a list.
     pub summary: &'static str,
     /// The classes it serves.
     pub classes: &'static [Class],
-    /// What it may be told.
+    /// Its parameters.
     pub parameters: &'static [Parameter],
-    /// What it does to what passes.
+    /// What it does to the data.
     pub effects: Effects,
-    /// What it costs, for people: latency, memory, processor.
+    /// Its cost, for people: latency, memory, processor.
     pub cost: &'static str,
     /// Its manual.
     pub manual: &'static str,
 }
 
-/// What a module does to what passes.
+/// What a module does to the data that passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Data may arrive that was not sent, or none: a fault, for tests.
+    /// It alters or drops data: a fault, for tests.
     pub is_fault: bool,
-    /// It can go on in another process (restart, migration).
+    /// It can continue in another process (restart, migration).
     pub is_movable: bool,
 }
 
-/// Something that a module may be told.
+/// A parameter of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// Its name.
     pub name: &'static str,
-    /// What is understood.
+    /// Which values are valid.
     pub form: Form,
-    /// What holds if nothing is said; none: it has to be said.
+    /// Its default; `None` if it must be given.
     pub default: Option<&'static str>,
     /// What it means.
     pub what: &'static str,
-    /// Each half is told it by its own host, and it does not travel.
+    /// Each host gives it to its own half, and it does not travel.
     pub is_own: bool,
 }
 
-/// What a parameter's value looks like.
+/// The form of a parameter's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A number in a range, both ends included.
     Number(u64, u64),
-    /// A span with its unit, `250us`, `20ms`, `1s`; the longest.
+    /// A duration with its unit, `250us`, `20ms`, `1s`, up to this maximum.
     SpanUpTo(std::time::Duration),
-    /// Any text of so many bytes at most, without a comma.
+    /// Any text of at most this many bytes, without a comma.
     Text(usize),
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// The path of a file of so many bytes at most, which its host reads before it gives its rights away.
+    /// The path of a file of at most this many bytes; the host reads the file before it drops its rights.
     File(usize),
-    /// The path of a file, which its host makes before it gives its rights away.
+    /// The path of a file that the host creates before it drops its rights.
     NewFile,
 }
 
@@ -334,16 +335,16 @@ impl fmt::Display for Form {
     }
 }
 
-/// What an importer says of one half of its own: the other half is to fit it.
+/// An importer's description of its own half, which the exporter's half has to match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Which module.
+    /// The module's name.
     pub name: String,
-    /// In which version.
+    /// Its version.
     pub version: u16,
-    /// What both halves are told: `name=value`, with commas between.
+    /// The parameters of both halves: `name=value`, separated by commas.
     pub parameters: String,
-    /// The half's own first word to the other.
+    /// The half's first message to the other half.
     pub opening: Vec<u8>,
 }
 
@@ -352,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_passed_goes_to_the_other_side_and_only_the_first_failure_counts() {
+    fn passed_message_goes_to_the_other_side_and_only_the_first_failure_counts() {
         let message = Message { kind: Kind::Request, id: 1, head: vec![1].into(), payload: vec![2, 3].into() };
         assert_eq!((message.len(), message.is_empty()), (3, false));
         let mut turn = Turn::default();

@@ -1,5 +1,5 @@
-//! What a module that is not code of its host hears and says: frames, one after the other (requirement I3).
-//! `docs/modules.md` says the same to whoever writes one.
+//! The frames between a host and a module that is a program of its own (requirement I3). `docs/modules.md` describes
+//! them for authors of modules.
 //!
 //! ```text
 //!   every frame   0 what 1   1 …        little-endian
@@ -11,18 +11,18 @@
 //!   passed  6     a message without a payload: that of the message which this answers goes on with it, unsaid (since version 2)
 //! ```
 //!
-//! On pipes each has its length before it, 4 bytes that do not count themselves; elsewhere whatever points at it says
-//! how long it is.
+//! On pipes each frame has its length before it, 4 bytes that do not count themselves; elsewhere the pointer to a frame
+//! comes with its length.
 //!
-//! The host says *start* once and again for every new use, then *message* and *time*; the module answers each with any
-//! number of *messages*, and *done* (or *fail*) in the end. *Passed* stands for one message, once: a module that
-//! changes no data says none.
+//! The host sends *start* at the beginning of every use, then *message* and *time*. The module answers each with any
+//! number of *messages*, and ends the answer with *done* (or *fail*). *Passed* stands for one message, once: a module
+//! that changes no data sends it instead of the data.
 
 use crate::module::{Class, Kind, Message, Role, Side};
 use crate::payload::Payload;
 use crate::time::Instant;
 
-/// The version that is spoken.
+/// The version of these frames.
 pub const VERSION: u8 = 2;
 /// Bytes of a frame's length, where one travels.
 pub const LENGTH_BYTES: usize = 4;
@@ -36,7 +36,7 @@ const DONE: u8 = 4;
 const FAIL: u8 = 5;
 const PASSED: u8 = 6;
 
-/// What the host says at the beginning of a use, its length before it.
+/// The *start* frame that begins a use, with its length in front.
 pub fn start(role: Role, class: Class, failed: &[u8], options: &str) -> Vec<u8> {
     let class = match class {
         Class::Usb => 1,
@@ -51,12 +51,12 @@ pub fn start(role: Role, class: Class, failed: &[u8], options: &str) -> Vec<u8> 
     measured(bytes, 0)
 }
 
-/// Whether this is what [`start`] made: all that was before it is over.
+/// Whether this frame was made by [`start`]: all earlier exchanges are over.
 pub fn is_start(frame: &[u8]) -> bool {
     frame.get(LENGTH_BYTES) == Some(&START)
 }
 
-/// What the host says before a message's payload, the length of both before it.
+/// The *message* frame up to the payload, with the length of both in front.
 pub fn message(now: Instant, from: Side, message: &Message) -> Vec<u8> {
     let pair = if let Kind::Aside(pair) = message.kind { pair } else { 0 };
     let from = match from {
@@ -72,7 +72,7 @@ pub fn message(now: Instant, from: Side, message: &Message) -> Vec<u8> {
     measured(bytes, message.payload.len())
 }
 
-/// What the host says when a moment has come, its length before it.
+/// The *time* frame, with its length in front.
 pub fn time(now: Instant) -> Vec<u8> {
     let mut bytes = vec![0, 0, 0, 0, TIME];
     bytes.extend(now.as_nanos().to_le_bytes());
@@ -85,27 +85,27 @@ fn measured(mut bytes: Vec<u8>, behind: usize) -> Vec<u8> {
     bytes
 }
 
-/// What a module says.
+/// A frame from a module.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Said {
-    /// This goes there.
+    /// A message, and where it goes.
     Message(Side, Message),
-    /// This goes there, with the payload of the message that the turn is about.
+    /// A message, and where it goes; its payload is that of the message being answered.
     Passed(Side, Message),
-    /// That was all, and when it wants to be called.
+    /// The end of the answer, and when the module wants to be called.
     Done(Option<Instant>),
-    /// It cannot go on.
+    /// The module cannot continue, for this reason.
     Fail(String),
 }
 
-/// Why a module's bytes are none.
+/// Why a module's bytes are not a valid frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong(pub &'static str);
 
 /// Bytes of the frame at the front, once its length has arrived.
 ///
 /// # Errors
-/// [`Wrong`]: it is longer than a frame may be.
+/// [`Wrong`] if it is longer than `bytes_max`.
 pub fn frame_bytes(bytes: &[u8], bytes_max: usize) -> Result<Option<usize>, Wrong> {
     let Some(length) = bytes.first_chunk().map(|length| u32::from_le_bytes(*length) as usize) else { return Ok(None) };
     match length {
@@ -115,10 +115,10 @@ pub fn frame_bytes(bytes: &[u8], bytes_max: usize) -> Result<Option<usize>, Wron
     }
 }
 
-/// What a whole frame of a module says: without its length.
+/// Decodes a whole frame of a module, without its length.
 ///
 /// # Errors
-/// [`Wrong`]: no module says that.
+/// [`Wrong`] if it is not a valid frame.
 pub fn decode(frame: &[u8]) -> Result<Said, Wrong> {
     let (what, words) = frame.split_first().ok_or(Wrong("a frame of no bytes"))?;
     match *what {
@@ -140,7 +140,7 @@ pub fn decode(frame: &[u8]) -> Result<Said, Wrong> {
     }
 }
 
-/// Where the payload of a message begins, by the first [`MESSAGE_BYTES`] of a frame; `None`: it is no message.
+/// Where the payload of a message begins, from the first [`MESSAGE_BYTES`] of a frame; `None` if it is no message.
 pub fn payload_at(frame: &[u8]) -> Option<usize> {
     frame.get(..MESSAGE_BYTES).filter(|words| words[0] == MESSAGE).map(behind_head)
 }
@@ -149,7 +149,7 @@ fn behind_head(words: &[u8]) -> usize {
     MESSAGE_BYTES + usize::from(u16::from_le_bytes([words[20], words[21]]))
 }
 
-/// A message without its payload, where it goes, and where its payload begins: within the frame.
+/// A message without its payload, where it goes, and where in the frame its payload begins.
 fn decode_message(frame: &[u8]) -> Result<(Side, Message, usize), Wrong> {
     let short = Wrong("a message without all its fields");
     let words = frame.get(..MESSAGE_BYTES).ok_or(short)?;
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_on_as_it_was_has_no_payload_and_goes_up_or_down() {
+    fn passed_frame_has_no_payload_and_goes_above_or_below() {
         let bare = Message { payload: Payload::Empty, ..sample(Kind::Event) };
         let said = |to: Side, behind: &[u8]| {
             let mut frame = message(Instant::ZERO, to, &bare).split_off(LENGTH_BYTES);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_module_says_is_refused() {
+    fn invalid_module_frame_is_refused() {
         assert_eq!(frame_bytes(&[1, 0, 0], 10), Ok(None));
         assert!(frame_bytes(&[0; 4], 10).is_err() && frame_bytes(&[11, 0, 0, 0], 10).is_err());
         let done = |due: u64| [&[DONE][..], &due.to_le_bytes()].concat();

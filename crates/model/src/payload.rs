@@ -1,21 +1,21 @@
-//! The bytes of a transfer, and where they live, so that they are copied once and not twice.
+//! The bytes of a transfer, stored so that they are copied once and not twice.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The data of one URB. Cheap to move; says nothing about direction.
+/// The data of one URB. Cheap to move; has no direction.
 #[derive(Clone, Debug, Default)]
 pub enum Payload {
     /// No data.
     #[default]
     Empty,
-    /// Bytes of its own, usually from a [`BufferPool`].
+    /// Owned bytes, usually from a [`BufferPool`].
     Bytes(Vec<u8>),
-    /// A window on a buffer that others look at too: what a link received, not copied out.
+    /// A window on a shared buffer, for example a link's receive buffer.
     Shared(Shared),
-    /// Memory of somebody else's who lent it until nobody looks at it any more: what a kernel or a device has filled.
+    /// Memory lent by a kernel or a device until the last clone is dropped.
     Borrowed(Borrowed),
     /// A fixed pattern, repeated: costs no memory whatever its length.
     Pattern(Pattern),
@@ -31,8 +31,8 @@ pub struct Shared {
     len: usize,
 }
 
-/// The beginning of memory that somebody lent. Opaque here: whoever lent it knows what it is made of, and that nobody
-/// writes to it while this is held.
+/// The beginning of lent memory. Opaque here: the lender knows what it is made of, and that nothing writes to it while
+/// this is held.
 #[derive(Clone)]
 pub struct Borrowed {
     memory: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -95,14 +95,14 @@ impl Payload {
         if len == 0 { Payload::Empty } else { Payload::Pattern(Pattern { unit, len }) }
     }
 
-    /// Payloads one behind the other. Windows are not copied.
+    /// Joins payloads. Windows are not copied.
     pub fn joined(payloads: impl IntoIterator<Item = Payload>) -> Self {
         let mut all = Payload::Empty;
         payloads.into_iter().for_each(|payload| all.append(payload));
         all
     }
 
-    /// Puts another behind it. Windows are not copied.
+    /// Appends a payload. Windows are not copied.
     pub fn append(&mut self, payload: Payload) {
         match (&mut *self, payload) {
             (_, Payload::Empty) => {}
@@ -169,7 +169,7 @@ impl Payload {
         (0..).map_while(|index| self.run(index)).filter(|run| !run.is_empty())
     }
 
-    /// The same for a part of the bytes.
+    /// Like [`Payload::runs`], for a part of the bytes.
     pub fn runs_within(&self, range: Range<usize>) -> impl Iterator<Item = &[u8]> {
         let (mut skip, mut left) = (range.start, range.len());
         self.runs().filter_map(move |run| {
@@ -209,7 +209,7 @@ impl Payload {
         }
     }
 
-    /// Copies the bytes to the start of `to` and says how many; stops where either ends.
+    /// Copies the bytes to the start of `to` and returns how many; stops where either ends.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut at = 0;
         for run in self.runs() {
@@ -220,7 +220,7 @@ impl Payload {
         at
     }
 
-    /// The bytes as a vector of their own, without a copy where they already are one.
+    /// The bytes as an owned vector, without a copy where they already are one.
     pub fn into_vec(self) -> Vec<u8> {
         match self {
             Payload::Bytes(bytes) => bytes,
@@ -228,15 +228,14 @@ impl Payload {
         }
     }
 
-    /// Copies a window's bytes, or lent ones, into a buffer of their own; other kinds stay as they are.
+    /// Copies a window's bytes, or lent ones, into an owned buffer; other kinds stay as they are.
     pub fn own(&mut self) {
         if let Payload::Shared(_) | Payload::Borrowed(_) | Payload::Parts(_) = self {
             *self = Payload::Bytes(self.contiguous().into_owned());
         }
     }
 
-    /// Makes a clone cheap: bytes of its own become memory that clones share. Not copied; what is shared goes back to
-    /// no pool.
+    /// Makes clones cheap: owned bytes become shared memory, without a copy. A shared buffer does not return to a pool.
     pub fn share(&mut self) {
         if let Payload::Bytes(bytes) = self {
             let bytes = std::mem::take(bytes);
@@ -290,12 +289,12 @@ impl Payload {
     }
 }
 
-/// A payload that arrives piece by piece. Large pieces stay where they are; small ones are copied behind each other, so
-/// that whoever cuts a message into ever so many pieces takes no more memory with it than its bytes.
+/// A payload that arrives piece by piece. Large pieces stay where they are; small ones are copied together, so that a
+/// peer that cuts a message into tiny pieces makes it take no more memory than its bytes.
 #[derive(Debug, Default)]
 pub struct Pieces {
     whole: Payload,
-    /// Small ones behind the others.
+    /// Small pieces, after all others.
     tail: Vec<u8>,
 }
 
@@ -303,11 +302,11 @@ pub struct Pieces {
 const SMALL_PIECE_BYTES: usize = 4 << 10;
 
 impl Pieces {
-    /// Puts one behind the others.
+    /// Appends a piece.
     pub fn push(&mut self, piece: Payload) {
         match piece.len() {
             0 => {}
-            // One that is alone stays where it is.
+            // A single piece stays where it is.
             _ if self.is_empty() => self.whole = piece,
             len if len < SMALL_PIECE_BYTES => {
                 if matches!(self.whole, Payload::Shared(_)) && self.whole.len() < SMALL_PIECE_BYTES {
@@ -328,12 +327,12 @@ impl Pieces {
         }
     }
 
-    /// Bytes that are there.
+    /// Bytes held so far.
     pub fn len(&self) -> usize {
         self.whole.len() + self.tail.len()
     }
 
-    /// Whether none are.
+    /// Whether no bytes are held.
     pub fn is_empty(&self) -> bool {
         matches!(self.whole, Payload::Empty) && self.tail.is_empty()
     }
@@ -343,7 +342,7 @@ impl Pieces {
         self.whole.runs().chain(Some(&self.tail[..]).filter(|tail| !tail.is_empty()))
     }
 
-    /// All of them.
+    /// All pieces as one payload.
     pub fn into_payload(mut self) -> Payload {
         self.take_tail();
         self.whole
@@ -374,9 +373,9 @@ impl PartialEq for Payload {
     }
 }
 
-/// Buffers that come back: the data path allocates while it warms up and then no more.
+/// A pool of reusable buffers: the data path allocates while it warms up and then no more.
 ///
-/// Bounded by bytes kept, so that one burst of large transfers is not paid for for ever.
+/// Bounded by bytes kept, so that one burst of large transfers does not occupy memory for ever.
 #[derive(Debug)]
 pub struct BufferPool {
     free: Vec<Vec<u8>>,
@@ -384,7 +383,8 @@ pub struct BufferPool {
     kept_bytes_max: usize,
 }
 
-/// A larger buffer may not be to be had; a smaller one is, or nothing else works either.
+/// The allocation of a larger buffer may fail and is then refused; that of a smaller one must succeed, as everything
+/// else needs it too.
 const LARGE_BUFFER_BYTES: usize = 1 << 20;
 
 impl BufferPool {
@@ -411,7 +411,7 @@ impl BufferPool {
         buffer
     }
 
-    /// The same for what somebody else asks for: none where a large buffer is not to be had.
+    /// Like [`BufferPool::take`] for a length that a peer chose: `None` if a large buffer cannot be allocated.
     pub fn try_take(&mut self, len: usize) -> Option<Vec<u8>> {
         if len <= LARGE_BUFFER_BYTES || self.free.iter().any(|buffer| buffer.capacity() >= len) {
             return Some(self.take(len));
@@ -422,7 +422,7 @@ impl BufferPool {
         Some(buffer)
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer to the pool.
     pub fn put(&mut self, buffer: Vec<u8>) {
         let bytes = buffer.capacity();
         if bytes > 0 && self.kept_bytes + bytes <= self.kept_bytes_max {
@@ -431,7 +431,7 @@ impl BufferPool {
         }
     }
 
-    /// Gives a payload's buffer back, if it has one of its own.
+    /// Returns a payload's buffer to the pool, if the payload owns one.
     pub fn recycle(&mut self, payload: Payload) {
         if let Payload::Bytes(buffer) = payload {
             self.put(buffer);
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn lent_memory_is_held_until_nobody_looks() {
+    fn lent_memory_is_held_until_the_last_clone_is_dropped() {
         let memory: Arc<Vec<u8>> = Arc::new(vec![1, 2, 3]);
         let payload = Payload::lent(Arc::<Vec<u8>>::clone(&memory), 2);
         let mut other = payload.clone();

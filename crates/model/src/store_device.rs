@@ -1,4 +1,4 @@
-//! A store as a device.
+//! A block device over a store.
 
 use crate::block::{BlockStore, StoreError};
 use crate::block_device::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp};
@@ -7,7 +7,7 @@ use crate::limits::BLOCK_REQUEST_BYTES_MAX;
 use crate::payload::Payload;
 use crate::time::Instant;
 
-/// The size that files and most media serve best, bytes: a page.
+/// The request size that suits files and most media, bytes: a page.
 const PREFERRED_BYTES: u32 = 4096;
 
 /// A block device over a store: every request is answered before [`BlockDevice::submit`] returns.
@@ -21,7 +21,7 @@ pub struct StoreDevice<S> {
 }
 
 impl<S: BlockStore> StoreDevice<S> {
-    /// A device of the store's size that is asked for any byte.
+    /// Makes a device of the store's size with blocks of one byte.
     pub fn new(store: S) -> Self {
         let info = BlockInfo {
             size_bytes: store.size_bytes(),
@@ -34,7 +34,7 @@ impl<S: BlockStore> StoreDevice<S> {
         Self { store, info, is_gone: false }
     }
 
-    /// The same, asked for whole blocks only.
+    /// Sets the block size.
     ///
     /// # Panics
     /// If `block_bytes` is no power of two.
@@ -48,7 +48,7 @@ impl<S: BlockStore> StoreDevice<S> {
         self
     }
 
-    /// The same, of a medium that is best served in pieces of so many bytes.
+    /// Sets the preferred request size.
     #[must_use]
     pub fn preferring(mut self, bytes: u32) -> Self {
         if bytes.is_power_of_two() {
@@ -114,7 +114,7 @@ impl<S: BlockStore> BlockDevice for StoreDevice<S> {
         self.is_gone
     }
 
-    /// Empty: all of it is in the store, which another process opens again.
+    /// Empty: all state is in the store, which another process opens again.
     fn state(&self) -> Option<Vec<u8>> {
         Some(Vec::new())
     }

@@ -1,9 +1,9 @@
-//! What a device counts of itself: written where it is served, read by its owner meanwhile.
+//! A device's counters: incremented where it is served, and read by its owner meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Named counts that only grow. Its copies are one.
+/// Named counters that only grow. Clones share their counts.
 #[derive(Clone, Debug)]
 pub struct Tally {
     names: &'static [&'static str],
@@ -11,17 +11,17 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// All at zero.
+    /// All counters at zero.
     pub fn new(names: &'static [&'static str]) -> Self {
         Self { names, counts: names.iter().map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Counts `more` of the one that stands at this place among the names.
+    /// Adds `more` to the counter with this index among the names.
     ///
     /// # Panics
     /// If there is none: an author's mistake.
     pub fn count(&self, at: usize, more: u64) {
-        // Counts are read by people; nothing is ordered by them.
+        // People read the counters; no memory order depends on them.
         self.counts[at].fetch_add(more, Ordering::Relaxed);
     }
 

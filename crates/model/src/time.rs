@@ -1,4 +1,4 @@
-//! Our own point in time, so that any room can be handed any moment (a test's, the simulator's).
+//! A point in time that code can construct, so that a test or the simulator can pass any moment.
 
 use core::ops::{Add, Sub};
 use core::time::Duration;

@@ -1,20 +1,20 @@
-//! The corridor's taps: who passed where, when. A fixed ring, written without allocation.
+//! The taps of the request path: which request passed which stage when. A fixed ring, written without allocation.
 
 use crate::time::Instant;
 
-/// Where on the corridor a request was seen. The order is the order of the journey.
+/// A stage of the request path, in the order in which a request passes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// Its bytes came off the link.
+    /// The request's bytes came off the link.
     Received,
-    /// It was given to the device.
+    /// The request was submitted to the device.
     Submitted,
-    /// The device finished it.
+    /// The device finished the request.
     Completed,
-    /// Its reply was handed to the link.
+    /// The reply was handed to the link.
     Replied,
-    /// It was withdrawn.
+    /// The request was cancelled.
     Unlinked,
 }
 
@@ -31,20 +31,20 @@ impl Stage {
     }
 }
 
-/// One tap: the same key at every stage.
+/// One tap; a request has the same key at every stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tap {
     /// The request, by the wire's sequence number.
     pub key: u64,
     /// The endpoint's address byte.
     pub endpoint: u8,
-    /// Where.
+    /// The stage.
     pub stage: Stage,
-    /// When.
+    /// When the request passed it.
     pub at: Instant,
 }
 
-/// The last taps of one engine; older ones are overwritten.
+/// The latest taps of one engine; older ones are overwritten.
 #[derive(Debug)]
 pub struct Ring {
     taps: Vec<Tap>,
@@ -60,7 +60,7 @@ impl Ring {
         Self { taps: Vec::with_capacity(capacity), capacity, next: 0, written: 0 }
     }
 
-    /// Notes one tap.
+    /// Records one tap.
     pub fn tap(&mut self, key: u64, endpoint: u8, stage: Stage, at: Instant) {
         let tap = Tap { key, endpoint, stage, at };
         if self.taps.len() < self.capacity {
@@ -72,7 +72,7 @@ impl Ring {
         self.written += 1;
     }
 
-    /// What it still holds, oldest first.
+    /// The taps it still holds, oldest first.
     pub fn taps(&self) -> impl Iterator<Item = &Tap> {
         let start = if self.taps.len() < self.capacity { 0 } else { self.next };
         self.taps[start..].iter().chain(&self.taps[..start])

@@ -1,16 +1,15 @@
-//! The request that travels: submitted once, answered exactly once.
+//! A USB request block: submitted once, answered exactly once.
 //!
 //! A request has three shapes and each step consumes the one before it:
 //!
 //! | shape | who holds it | next |
 //! |---|---|---|
-//! | [`Urb`] | the asker, or a queue in front of the device | [`Urb::launch`] |
+//! | [`Urb`] | the requester, or a queue in front of the device | [`Urb::launch`] |
 //! | [`InFlight`] | the device | [`InFlight::done`] and its shorthands |
-//! | [`Done`] | the asker again | read it |
+//! | [`Done`] | the requester again | read it |
 //!
-//! An [`InFlight`] that is dropped unanswered is our own bug: it panics where debug assertions are
-//! on, and elsewhere it is left with [`take_lost`], which the engine turns into a cancelled
-//! completion, counted and logged.
+//! Dropping an unanswered [`InFlight`] is a bug of farbus: it panics where debug assertions are on, and elsewhere it is
+//! left with [`take_lost`], which the engine turns into a cancelled completion, counted and logged.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -18,11 +17,11 @@ use std::time::Duration;
 use crate::payload::Payload;
 use crate::usb::{Direction, EpAddr, Setup};
 
-/// Names a request among those in flight on one device. Chosen by the asker.
+/// Names a request among those in flight on one device. Chosen by the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UrbId(pub u64);
 
-/// What the asker wants done differently (the stable USBIP_URB_* bits that carry meaning for a device).
+/// Options of a request (the stable USBIP_URB_* bits that carry meaning for a device).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UrbFlags {
     /// A short IN transfer is an error.
@@ -36,9 +35,9 @@ pub struct UrbFlags {
 /// One packet of an isochronous URB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IsoPacket {
-    /// Where the packet lies in the asker's buffer, bytes.
+    /// Where the packet lies in the requester's buffer, bytes.
     pub offset: u32,
-    /// Room (IN) or size (OUT), bytes.
+    /// Space (IN) or size (OUT), bytes.
     pub length: u32,
     /// Bytes moved.
     pub actual: u32,
@@ -46,16 +45,16 @@ pub struct IsoPacket {
     pub status: Status,
 }
 
-/// A request block: one transfer asked of one endpoint.
+/// A request: one transfer on one endpoint.
 #[derive(Clone, Debug)]
 pub struct Urb {
-    /// The asker's name for it.
+    /// The requester's name for it.
     pub id: UrbId,
-    /// Where it goes.
+    /// The endpoint it goes to.
     pub endpoint: EpAddr,
     /// Direction of the data, the setup packet's for control.
     pub direction: Direction,
-    /// Bytes the asker sends, or has room for.
+    /// Bytes to send, or space for IN.
     pub length: u32,
     /// The bytes to send; empty for IN. Isochronous OUT: the whole buffer, packets at their offsets.
     pub payload: Payload,
@@ -65,12 +64,12 @@ pub struct Urb {
     pub iso: Vec<IsoPacket>,
     /// Isochronous without [`UrbFlags::iso_asap`]: the frame to start in.
     pub start_frame: u32,
-    /// The polling interval that the asker states, in (micro)frames; 0 for control and bulk.
+    /// The polling interval that the requester states, in (micro)frames; 0 for control and bulk.
     pub interval: u32,
-    /// Bulk at an endpoint that was given streams (USB 3.2 §4.4.6.4): which, from 1; 0 elsewhere. USB/IP has no word
+    /// The stream number, from 1, on a bulk endpoint with streams (USB 3.2 §4.4.6.4); 0 elsewhere. USB/IP has no field
     /// for it.
     pub stream: u16,
-    /// Wishes.
+    /// Options.
     pub flags: UrbFlags,
 }
 
@@ -130,7 +129,7 @@ impl std::ops::Deref for InFlight {
 }
 
 impl InFlight {
-    /// Takes the OUT data out, leaving none; the length stays.
+    /// Takes the OUT data, leaving none; the length stays.
     pub fn take_payload(&mut self) -> Payload {
         std::mem::take(&mut self.urb.as_mut().expect("an unanswered request holds its URB").payload)
     }
@@ -168,19 +167,19 @@ impl InFlight {
         }
     }
 
-    /// IN succeeded with these bytes.
+    /// Answers IN with these bytes.
     pub fn answer(self, payload: Payload) -> Done {
         let actual = u32::try_from(payload.len()).expect("a URB's length fits 32 bits");
         self.done(Status::Ok, actual, payload)
     }
 
-    /// OUT succeeded: all of it was taken.
+    /// Answers OUT: the device took all of it.
     pub fn accept(self) -> Done {
         let actual = self.length;
         self.done(Status::Ok, actual, Payload::Empty)
     }
 
-    /// It failed and nothing moved.
+    /// Answers that the request failed and no bytes moved.
     pub fn fail(self, status: Status) -> Done {
         self.done(status, 0, Payload::Empty)
     }
@@ -200,7 +199,7 @@ impl InFlight {
         done
     }
 
-    /// Takes the request back from a device that never began it (a queue's privilege).
+    /// Takes the request back from a device that never began it; only queues may do so.
     pub fn recall(mut self) -> Urb {
         self.urb.take().expect("an unanswered request holds its URB")
     }
@@ -214,7 +213,7 @@ thread_local! {
 impl Drop for InFlight {
     fn drop(&mut self) {
         if let Some(mut urb) = self.urb.take() {
-            // Its packets are wanted for the answer, its data is not.
+            // The answer needs its packets, not its data.
             urb.payload = Payload::Empty;
             let (id, endpoint) = (urb.id, urb.endpoint);
             LOST.with_borrow_mut(|lost| lost.push(urb));
@@ -232,9 +231,9 @@ pub fn take_lost() -> Vec<Urb> {
 /// An answered request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Done {
-    /// The asker's name for it.
+    /// The requester's name for it.
     pub id: UrbId,
-    /// Where it went.
+    /// The endpoint it went to.
     pub endpoint: EpAddr,
     /// Direction of the data.
     pub direction: Direction,
@@ -254,22 +253,21 @@ pub struct Done {
     pub start_frame: u32,
     /// Isochronous: packets that failed.
     pub error_count: u32,
-    /// How long the device had it, if it is elsewhere and that was measured there: from when it had all of it to its
-    /// end.
+    /// How long a device elsewhere had the request, if that was measured there: from its arrival in full to its end.
     pub residence: Option<Duration>,
 }
 
-/// How a transfer ended. These are values and not errors: a stall is something a device says.
+/// How a transfer ended. These are values and not errors: a device may well answer with a stall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// All is well; fewer bytes than asked for may have moved.
+    /// It succeeded; fewer bytes than asked for may have moved.
     #[default]
     Ok,
     /// The endpoint is halted, or a control request was refused (STALL handshake).
     Stall,
-    /// IN ended early and the asker had said that this is an error.
+    /// IN ended early and the requester had declared that an error.
     Short,
-    /// The device sent more than there was room for (babble).
+    /// The device sent more than there was space for (babble).
     Overflow,
     /// The transaction failed on the bus: bit stuffing, no answer, wrong PID.
     Protocol,
@@ -279,19 +277,19 @@ pub enum Status {
     DataRate,
     /// The device did not answer in time.
     TimedOut,
-    /// Withdrawn by the asker.
+    /// Cancelled by the requester.
     Cancelled,
-    /// Withdrawn because the device was reset, shut down or its endpoint disabled.
+    /// Cancelled because the device was reset, shut down or its endpoint disabled.
     Shutdown,
     /// The device is no longer there.
     Gone,
-    /// The request itself makes no sense for this endpoint.
+    /// The request is invalid for this endpoint.
     Invalid,
     /// No credit: the limits of the session do not allow one more request now.
     NoCredit,
     /// Isochronous: the packet was not transferred in its interval.
     IsoMissed,
-    /// A failure that has none of these names.
+    /// Any other failure.
     Other,
 }
 

@@ -1,4 +1,4 @@
-//! USB's small words: speed, endpoint address, transfer type, setup packet.
+//! Basic USB types: speed, endpoint address, transfer type, setup packet.
 
 use core::fmt;
 
@@ -34,7 +34,7 @@ impl Speed {
         matches!(self, Speed::High | Speed::Super | Speed::SuperPlus)
     }
 
-    /// Largest bulk packet the speed allows, the one a gadget of ours uses (USB 2.0 §5.8.3, USB 3.2 §8.12.1).
+    /// Largest bulk packet that the speed allows, which farbus's gadgets use (USB 2.0 §5.8.3, USB 3.2 §8.12.1).
     pub const fn bulk_packet_bytes_max(self) -> u16 {
         match self {
             Speed::Low => 8,
@@ -95,7 +95,7 @@ impl EpAddr {
         self.0 & 0x0f
     }
 
-    /// The direction; for the control pipe this says nothing, ask the setup packet.
+    /// The direction; meaningless for the control pipe, whose direction is in the setup packet.
     pub const fn direction(self) -> Direction {
         if self.0 & 0x80 == 0 { Direction::Out } else { Direction::In }
     }
@@ -130,7 +130,7 @@ pub enum TransferType {
     Control,
     /// Streaming at a fixed rate, no retries.
     Isochronous,
-    /// Large, reliable, no promise of time.
+    /// Large and reliable, without guaranteed timing.
     Bulk,
     /// Small, reliable, polled at an interval.
     Interrupt,
@@ -171,7 +171,7 @@ pub enum RequestKind {
     Reserved,
 }
 
-/// Whom a control request addresses (USB 2.0 table 9-2, bits 4..0).
+/// What a control request addresses (USB 2.0 table 9-2, bits 4..0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recipient {
     /// The whole device.
@@ -254,7 +254,7 @@ impl Setup {
         }
     }
 
-    /// Whom it addresses.
+    /// What it addresses.
     pub const fn recipient(self) -> Recipient {
         match self.request_type & 0x1f {
             0 => Recipient::Device,

@@ -1,4 +1,4 @@
-//! The modules that there are.
+//! The catalogue of modules.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
-    /// Those that ship with farbus.
+    /// The modules that ship with farbus.
     pub fn builtin() -> Self {
         let makers: Vec<Arc<dyn Maker>> = vec![
             Arc::new(lz4::LZ4),
@@ -42,26 +42,26 @@ impl Catalogue {
         Self { makers }
     }
 
-    /// One more. A name that is known already means the new one.
+    /// Adds a module. If the name is known already, the new module replaces the old one.
     pub fn add(&mut self, maker: Arc<dyn Maker>) {
         self.makers.retain(|known| known.manifest().name != maker.manifest().name);
         self.makers.push(maker);
     }
 
-    /// What each of them is.
+    /// The manifests of all modules.
     pub fn manifests(&self) -> impl Iterator<Item = &'static Manifest> {
         self.makers.iter().map(|maker| maker.manifest())
     }
 
-    /// All of them.
+    /// All modules.
     pub fn makers(&self) -> &[Arc<dyn Maker>] {
         &self.makers
     }
 
-    /// The one of this name.
+    /// The module of this name.
     ///
     /// # Errors
-    /// [`Refusal`]: there is none, and which there are.
+    /// [`Refusal`]: there is none; it names those that there are.
     pub fn find(&self, name: &str) -> Result<&Arc<dyn Maker>, Refusal> {
         let known = || self.manifests().map(|manifest| manifest.name.to_owned()).collect();
         let found = self.makers.iter().find(|maker| maker.manifest().name == name);

@@ -1,4 +1,5 @@
-//! What every compression has in common: what does not shrink stays as it is, and is soon not tried any more.
+//! What all compressions share: a payload that does not shrink is sent unchanged, and after a few of those further
+//! payloads are not tried.
 //!
 //! ```text
 //!   head   nothing, of a message without head and data; else
@@ -11,17 +12,16 @@ use farbus_model::{Instant, Payload};
 
 /// A compression of whole payloads.
 pub trait Codec: Send {
-    /// The bytes, compressed, if that is possible.
+    /// The compressed bytes, or `None` if they could not be compressed.
     fn compress(&mut self, bytes: &[u8]) -> Option<Vec<u8>>;
 
-    /// What was compressed to these bytes, which has exactly this length; none if it has another, or they are no
-    /// compressed ones.
+    /// The original bytes, which have exactly this length; `None` if they have another, or the input is not valid.
     fn expand(&mut self, bytes: &[u8], length: usize) -> Option<Vec<u8>>;
 }
 
-/// Messages that are not tried after so many failures in a row: twice as many each time, up to these.
+/// Messages that are skipped after several failures in a row: twice as many each time, up to this number.
 const SKIPS_MAX: u32 = 64;
-/// The longest payload: the largest transfer, and what other halves add.
+/// The longest payload: the largest transfer, plus what other modules add.
 const LENGTH_MAX: usize = URB_BYTES_MAX as usize + GROWTH_BYTES_MAX;
 
 const AS_IT_IS: u8 = 0;
@@ -30,16 +30,16 @@ const COMPRESSED: u8 = 1;
 /// One half of a compression.
 pub struct Compress<C> {
     codec: C,
-    /// Shorter payloads are left alone.
+    /// Shorter payloads are not compressed.
     bytes_min: usize,
-    /// Messages that are left alone, because those before did not shrink.
+    /// Messages still to be skipped, because those before did not shrink.
     skip: u32,
-    /// How many are next time.
+    /// How many messages to skip next time.
     skip_next: u32,
 }
 
 impl<C: Codec> Compress<C> {
-    /// One that leaves payloads alone that are shorter.
+    /// Makes a half that does not compress payloads shorter than `bytes_min`.
     pub fn new(codec: C, bytes_min: usize) -> Self {
         Self { codec, bytes_min, skip: 0, skip_next: 1 }
     }
@@ -53,7 +53,7 @@ impl<C: Codec> Compress<C> {
             return None;
         }
         let shrunk = self.codec.compress(&payload.contiguous());
-        // A sixteenth less is worth the other end's work.
+        // The other end's work pays off if a sixteenth is saved.
         let worth = shrunk.filter(|shrunk| shrunk.len() + payload.len() / 16 < payload.len());
         if worth.is_some() {
             self.skip_next = 1;
@@ -118,7 +118,7 @@ impl<C: Codec> Module for Compress<C> {
         }
     }
 
-    /// What it has learned of the data it learns again.
+    /// Empty: the half learns about the data again.
     fn save(&self) -> Option<Vec<u8>> {
         Some(Vec::new())
     }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_is_short_on_the_link_and_whole_behind_it() {
+    fn compressible_payload_is_short_on_the_link_and_restored_behind_it() {
         for (name, [mut here, mut there]) in halves() {
             let original = message(vec![7; 100_000]);
             let travelling = sent(&mut *here, Side::Above, original.clone()).unwrap();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_shrink_is_left_alone_and_soon_not_tried() {
+    fn incompressible_payloads_are_sent_unchanged_and_soon_not_tried() {
         for (name, [mut here, mut there]) in halves() {
             for _ in 0..3 {
                 let original = message(noise(5000));
@@ -179,7 +179,7 @@ mod tests {
                 assert_eq!((travelling.head.len(), travelling.payload.len()), (15, 5000), "{name}");
                 assert_eq!(sent(&mut *there, Side::Below, travelling), Ok(original), "{name}");
             }
-            // One failed, one was skipped, one failed: the next two are skipped, too.
+            // One failed, one was skipped, one failed: the next two are skipped as well.
             let lengths: Vec<usize> =
                 (0..3).map(|_| sent(&mut *here, Side::Above, message(vec![7; 5000])).unwrap().payload.len()).collect();
             assert_eq!((lengths[0], lengths[1], lengths[2] < 500), (5000, 5000, true), "{name}: {lengths:?}");

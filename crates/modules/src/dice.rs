@@ -1,8 +1,8 @@
-//! Dice that fall the same way for the same seed.
+//! Pseudorandom numbers, the same for the same seed.
 
 use farbus_model::module::{Form, Parameter};
 
-/// What says how they fall.
+/// The `seed` parameter.
 pub const SEED: Parameter = Parameter {
     name: "seed",
     form: Form::Number(0, u64::MAX),
@@ -28,7 +28,7 @@ impl Dice {
         z ^ z >> 31
     }
 
-    /// 0 to `count` - 1; 0 of none.
+    /// A number from 0 to `count` - 1; 0 if `count` is 0.
     pub fn below(&mut self, count: u64) -> u64 {
         self.next() % count.max(1)
     }

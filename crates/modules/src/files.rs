@@ -1,16 +1,16 @@
-//! Files that modules are told of: the shell reads and makes them, before it gives its rights away.
+//! Files for modules: the process reads and creates them before it drops its rights.
 
 use std::sync::Arc;
 
-/// Reads and makes files for modules. A function that reads makes none.
+/// Reads and creates files for modules. A function that reads creates none.
 pub trait Files {
-    /// What is in a file of `bytes_max` bytes at most.
+    /// The content of a file of at most `bytes_max` bytes.
     ///
     /// # Errors
     /// A sentence.
     fn read(&mut self, path: &str, bytes_max: usize) -> Result<Vec<u8>, String>;
 
-    /// A file that is made anew.
+    /// Creates a file.
     ///
     /// # Errors
     /// A sentence.
@@ -27,9 +27,9 @@ impl<F: FnMut(&str) -> Result<Vec<u8>, String>> Files for F {
     }
 }
 
-/// What is written. Nobody waits for it.
+/// A file to write to. Writing does not block.
 pub trait Sink: Send + Sync {
-    /// Writes all of this behind what is there already, or nothing of it: then it says false.
+    /// Appends all of `bytes` and returns true, or none of them and returns false.
     fn put(&self, bytes: Vec<u8>) -> bool;
 
     /// The time of day, in nanoseconds since 1970.

@@ -1,9 +1,9 @@
-//! What modules that know a class read in its heads (`docs/protocol.md`). What cannot be read is no mistake: a half
-//! above may have changed it.
+//! The heads of device classes (`docs/protocol.md`), for modules that read or change them. An unreadable head is no
+//! error: a half above may have changed it.
 
 use farbus_model::Payload;
 
-/// A USB request's transfer type, as in `bmAttributes`.
+/// Transfer types of USB requests, as in `bmAttributes`.
 pub const CONTROL: u8 = 0;
 /// See [`CONTROL`].
 pub const ISOCHRONOUS: u8 = 1;
@@ -13,11 +13,11 @@ pub const INTERRUPT: u8 = 3;
 const RESET: u8 = 1 << 5;
 const KINDS: u8 = 0b11;
 
-/// A status of the protocol's: ok.
+/// The protocol's number of the status "ok".
 pub const OK: u8 = 0;
-/// Stall.
+/// The protocol's number of the status "stall".
 pub const STALL: u8 = 1;
-/// Cancelled.
+/// The protocol's number of the status "cancelled".
 pub const CANCELLED: u8 = 8;
 
 /// The head of a USB reply without packets and data.
@@ -56,35 +56,35 @@ impl Words<'_> {
     }
 }
 
-/// A packet of an isochronous transfer.
+/// One packet of an isochronous transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packet {
-    /// Where in the transfer's data.
+    /// Its place in the transfer's data.
     pub offset: u32,
-    /// Bytes asked for or sent; in a reply those that moved.
+    /// Bytes asked for or sent; in a reply, bytes moved.
     pub length: u32,
-    /// In a reply.
+    /// Its status, in a reply.
     pub status: u8,
 }
 
-/// What a USB device is asked.
+/// A request to a USB device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsbRequest {
     /// 0x00 and 0x80 are control transfers.
     pub endpoint: u8,
     /// As in `bmAttributes`.
     pub kind: u8,
-    /// All bits, as they travel.
+    /// The option bits, as they are transmitted.
     pub bits: u8,
     /// Interrupt and isochronous: polling interval; bulk: stream.
     pub qualifier: u16,
-    /// Bytes to send, or room.
+    /// Bytes to send, or space.
     pub length: u32,
-    /// Of a control transfer.
+    /// The setup packet of a control transfer.
     pub setup: [u8; 8],
-    /// Isochronous.
+    /// Isochronous: the frame to start in.
     pub start_frame: u32,
-    /// Isochronous.
+    /// Isochronous: its packets.
     pub packets: Vec<Packet>,
 }
 
@@ -94,12 +94,12 @@ impl UsbRequest {
         self.endpoint & 0x80 != 0
     }
 
-    /// Whether the device is to be reset, and no more.
+    /// Whether this is a device reset.
     pub fn is_reset(&self) -> bool {
         self.bits & RESET != 0
     }
 
-    /// From a request's head.
+    /// Parses a request's head.
     pub fn read(head: &Payload) -> Option<Self> {
         let head = head.contiguous();
         let mut words = Words(&head);
@@ -133,21 +133,21 @@ impl UsbRequest {
     }
 }
 
-/// How a USB request ended.
+/// The end of a USB request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsbReply {
-    /// The protocol's number.
+    /// The protocol's number of its status.
     pub status: u8,
     /// Bytes moved.
     pub actual: u32,
-    /// Isochronous.
+    /// Isochronous: the frame it started in.
     pub start_frame: u32,
-    /// Isochronous: what came in lies one behind the other.
+    /// Isochronous: its packets; received data has no gaps.
     pub packets: Vec<Packet>,
 }
 
 impl UsbReply {
-    /// From a reply's head, and how many bytes of data came with it.
+    /// Parses a reply's head; `data_bytes` of data came with it.
     pub fn read(request: &UsbRequest, head: &Payload, data_bytes: usize) -> Option<Self> {
         if head.is_empty() {
             let actual = if request.is_in() { data_bytes as u32 } else { request.length };
@@ -169,7 +169,7 @@ impl UsbReply {
         words.end().map(|()| Self { status, actual, start_frame, packets })
     }
 
-    /// As it travels, to whoever asked this.
+    /// The head of this reply to `asked`.
     pub fn head(&self, asked: &UsbRequest) -> Payload {
         let is_full = |(packet, asked): (&Packet, &Packet)| packet.length == asked.length && packet.status == OK;
         let shape = match self.packets.is_empty() {
@@ -190,7 +190,7 @@ impl UsbReply {
     }
 }
 
-/// What a block device is asked.
+/// A request to a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockAsk {
     /// 0 read, 1 write, 2 flush, 3 discard, 4 write zeroes, 5 trim.
@@ -199,12 +199,12 @@ pub struct BlockAsk {
     pub flags: u8,
     /// Bytes.
     pub length: u32,
-    /// Where.
+    /// The start of the range, bytes.
     pub offset: u64,
 }
 
 impl BlockAsk {
-    /// From a request's head.
+    /// Parses a request's head.
     pub fn read(head: &Payload) -> Option<Self> {
         let head = head.contiguous();
         let mut words = Words(&head);
@@ -214,7 +214,7 @@ impl BlockAsk {
         Some(Self { op, flags, length, offset })
     }
 
-    /// As it travels.
+    /// The request's head.
     pub fn head(&self) -> Payload {
         let mut head = vec![self.op, self.flags];
         head.extend(self.length.to_le_bytes());
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_protocol_writes_is_read() {
+    fn heads_of_the_protocol_are_read() {
         let control = Urb::control(UrbId(1), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
         let ask = read(&control, TransferType::Control);
         assert_eq!((ask.endpoint, ask.kind, ask.length, ask.setup), (0x80, CONTROL, 18, [0x80, 6, 0, 1, 0, 0, 18, 0]));

@@ -1,31 +1,31 @@
-//! Halves that let what goes to the link leave later: what [`crate::delay`], [`crate::jitter`] and [`crate::rate`] have
-//! in common.
+//! Common parts of the modules that delay messages to the link: [`crate::delay`], [`crate::jitter`] and
+//! [`crate::rate`].
 
 use std::collections::VecDeque;
 
 use farbus_model::Instant;
 use farbus_model::module::{Message, Module, Side, Turn};
 
-/// When a message leaves.
+/// Decides when a message leaves.
 pub trait Pace: Send {
-    /// The moment at which one leaves that came now. None leaves before those that came before it.
+    /// When a message that came now leaves. Messages leave in the order of their arrival.
     fn due(&mut self, now: Instant, message: &Message) -> Instant;
 
-    /// What another process needs to go on as this one.
+    /// The state with which another process can continue.
     fn state(&self) -> Vec<u8>;
 
-    /// Goes on as the one that was saved. Says whether it can.
+    /// Continues from a saved state. Returns whether it can.
     fn restore(&mut self, state: &[u8]) -> bool;
 }
 
-/// A half that holds what comes from above until its moment.
+/// A half that holds messages from above until they are due.
 pub struct Later<P> {
     pace: P,
     waiting: VecDeque<(Instant, Message)>,
 }
 
 impl<P: Pace> Later<P> {
-    /// At this pace.
+    /// Makes a half with this pace.
     pub fn new(pace: P) -> Self {
         Self { pace, waiting: VecDeque::new() }
     }

@@ -43,7 +43,7 @@ pub mod stale;
 pub mod zstd;
 
 pub use catalogue::Catalogue;
-/// The contract that they keep.
+/// The contract of a module.
 pub use farbus_model::module;
 pub use files::{Files, Sink};
 pub use maker::{Begun, Fill, Maker, Place};

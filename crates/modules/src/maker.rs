@@ -1,4 +1,4 @@
-//! How a module's two halves come into being: one asks, the other answers.
+//! How a module's two halves are made: one makes an offer, the other answers.
 
 use farbus_model::Payload;
 use farbus_model::module::{Class, Manifest, Module, Role};
@@ -6,35 +6,35 @@ use farbus_model::module::{Class, Manifest, Module, Role};
 use crate::refusal::Refusal;
 use crate::settings::Settings;
 
-/// Fills bytes with randomness.
+/// A source of random bytes.
 pub type Fill<'a> = &'a mut dyn FnMut(&mut [u8]);
 
-/// Where a half stands.
+/// The circumstances of a half.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// At which end.
+    /// The end at which it runs.
     pub role: Role,
-    /// Of a device of which class.
+    /// The class of its device.
     pub class: Class,
-    /// The head of a completion that says: it failed.
+    /// The head of a completion that reports a failure.
     pub failed: Payload,
 }
 
 /// A kind of module.
 pub trait Maker: Send + Sync {
-    /// What it is.
+    /// The module's description.
     fn manifest(&self) -> &'static Manifest;
 
-    /// The importer's half, before the other has answered.
+    /// Begins the importer's half, before the other end has answered.
     ///
     /// # Errors
-    /// [`Refusal`]: it cannot be with these settings.
+    /// [`Refusal`]: the settings do not permit it.
     fn begin(&self, settings: &Settings, place: &Place, random: Fill<'_>) -> Result<Box<dyn Begun>, Refusal>;
 
-    /// The exporter's half, and its answer to the importer's first word.
+    /// Makes the exporter's half and its answer to the importer's opening.
     ///
     /// # Errors
-    /// [`Refusal`]: the two do not fit.
+    /// [`Refusal`]: the two halves do not match.
     fn answer(
         &self,
         settings: &Settings,
@@ -44,23 +44,23 @@ pub trait Maker: Send + Sync {
     ) -> Result<(Box<dyn Module>, Vec<u8>), Refusal>;
 }
 
-/// An importer's half that waits for its answer.
+/// An importer's half that waits for the answer.
 pub trait Begun: Send {
-    /// Its first word.
+    /// Its opening, the first message to the other half.
     fn opening(&self) -> &[u8];
 
-    /// The half, once the other has answered; again if the device is opened again.
+    /// Makes the half, once the other end has answered; called again if the device is opened again.
     ///
     /// # Errors
-    /// [`Refusal`]: the two do not fit.
+    /// [`Refusal`]: the two halves do not match.
     fn finish(&self, answer: &[u8]) -> Result<Box<dyn Module>, Refusal>;
 }
 
-/// A kind of module whose halves have nothing to say to each other first.
+/// A kind of module whose halves need no opening and no answer.
 pub struct Simple {
-    /// What it is.
+    /// The module's description.
     pub manifest: &'static Manifest,
-    /// A half of it.
+    /// Makes a half.
     pub make: fn(&Settings, &Place) -> Box<dyn Module>,
 }
 

@@ -1,21 +1,21 @@
-//! Several halves, one behind the other.
+//! Several halves in sequence.
 
 use std::collections::VecDeque;
 
 use farbus_model::Instant;
 use farbus_model::module::{ASIDE_BYTES_MAX, Failure, GROWTH_BYTES_MAX, Kind, Message, Module, Side, Trouble, Turn};
 
-/// Halves of one end, from the device's or user's side to the link. The other end has their other halves in the same
-/// places, so what the last one here did the last one there undoes first.
+/// The halves of one end, from the device or the user to the link. The other end has their other halves in the same
+/// order, so that it first undoes what was done last here.
 pub struct Pipeline {
     halves: Vec<(String, Box<dyn Module>)>,
-    /// What is on its way between them: to which place, from where.
+    /// Messages between the halves: the place each goes to, and from where.
     moving: VecDeque<(usize, Side, Message)>,
     turn: Turn,
 }
 
 impl Pipeline {
-    /// These, with their names, the link's neighbour last.
+    /// Makes a pipeline of these named halves; the last is next to the link.
     pub fn new(halves: Vec<(String, Box<dyn Module>)>) -> Self {
         Self { halves, moving: VecDeque::new(), turn: Turn::default() }
     }
@@ -25,7 +25,7 @@ impl Pipeline {
         self.halves.iter().map(|(name, _)| name.as_str())
     }
 
-    /// A message comes from above or below, and goes through all of them. Messages of one kind and way keep their
+    /// Handles a message from above or below, which passes all halves. Messages of one kind and direction keep their
     /// order.
     pub fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
         let Some(last) = self.halves.len().checked_sub(1) else { return out.pass(from, message) };
@@ -44,7 +44,7 @@ impl Pipeline {
         self.halves.iter().filter_map(|(_, half)| half.poll_timeout()).min()
     }
 
-    /// The moment of one of them may have come.
+    /// Called when the moment of one of the halves may have come.
     pub fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
         for at in 0..self.halves.len() {
             let (_, half) = &mut self.halves[at];
@@ -56,7 +56,7 @@ impl Pipeline {
         }
     }
 
-    /// Its owner wants nothing to pass, or all again.
+    /// The owner pauses all messages, or resumes them.
     pub fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
         for at in 0..self.halves.len() {
             self.halves[at].1.pause(now, is_paused, &mut self.turn);
@@ -65,17 +65,17 @@ impl Pipeline {
         }
     }
 
-    /// Whether none of them holds a message back.
+    /// Whether no half holds a message back.
     pub fn is_at_rest(&self) -> bool {
         self.halves.iter().all(|(_, half)| half.is_at_rest())
     }
 
-    /// At rest: what another process needs to be this pipeline, half by half; `None` if it cannot.
+    /// The states with which another process can continue, half by half, while at rest; `None` if it cannot.
     pub fn save(&self) -> Option<Vec<Vec<u8>>> {
         self.halves.iter().map(|(_, half)| half.save()).collect()
     }
 
-    /// A new pipeline, made like the one that was saved, is that one. Says whether it can be.
+    /// Makes this new pipeline continue from saved states. Returns whether it can.
     pub fn restore(&mut self, state: &[Vec<u8>]) -> bool {
         state.len() == self.halves.len()
             && self.halves.iter_mut().zip(state).all(|((_, half), state)| half.restore(state))
@@ -88,7 +88,7 @@ impl Pipeline {
         }
     }
 
-    /// What the half at this place said goes to its neighbours.
+    /// Passes on what the half at this place put out.
     fn collect(&mut self, at: usize, out: &mut Turn) {
         if let Some(Failure { trouble, why }) = self.turn.failure() {
             out.fail(trouble, format!("module '{}': {why}", self.halves[at].0));
@@ -120,10 +120,10 @@ impl Pipeline {
     }
 }
 
-/// Bytes of a head at most: an isochronous schedule's, and what the halves add.
+/// Bytes of a head at most: an isochronous schedule's, plus what the halves add.
 const HEAD_BYTES_MAX: usize = (16 << 10) + GROWTH_BYTES_MAX;
 
-/// From where a half at this place sees a message that comes up from the link.
+/// From which side a half at this place sees a message that comes up from the link.
 fn arrives(at: usize, message: &Message) -> Side {
     if message.kind == Kind::Aside(at as u8) { Side::Peer } else { Side::Below }
 }
@@ -132,7 +132,7 @@ fn arrives(at: usize, message: &Message) -> Side {
 mod tests {
     use super::*;
 
-    /// Says the number of each message to its peer, and notes what it hears.
+    /// Sends the number of each message to its peer, and records what it receives.
     #[derive(Default)]
     struct Gossip {
         heard: std::sync::Arc<std::sync::Mutex<Vec<u8>>>,
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_it_may_be_ends_the_attachment_and_goes_nowhere() {
+    fn message_beyond_the_limit_ends_the_attachment() {
         for id in [0, 1] {
             let mut pipeline = Pipeline::new(vec![("liar".to_owned(), Box::new(Liar))]);
             let mut out = Turn::default();

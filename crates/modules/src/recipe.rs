@@ -1,5 +1,5 @@
-//! How two ends agree on a pipeline: the importer offers its halves, the exporter answers with the others, or says
-//! which does not fit.
+//! How two ends agree on a pipeline: the importer offers its halves, and the exporter answers with the other halves, or
+//! says which one does not match.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::pipeline::Pipeline;
 use crate::refusal::{Mismatch, Refusal};
 use crate::settings::{Asked, Settings};
 
-/// What an importer's device is to go through, the device's user first.
+/// The modules of an importer's attachment, beginning at the device's user.
 #[derive(Clone, Default)]
 pub struct Recipe {
     steps: Vec<(Arc<dyn Maker>, Settings)>,
@@ -26,10 +26,10 @@ impl fmt::Debug for Recipe {
 }
 
 impl Recipe {
-    /// These modules, with what files they name read.
+    /// Makes a recipe of these modules, and reads the files they name.
     ///
     /// # Errors
-    /// [`Refusal`]: which of them cannot be, and why.
+    /// [`Refusal`]: which module is impossible, and why.
     pub fn new(catalogue: &Catalogue, asked: &[Asked], files: &mut dyn Files) -> Result<Self, Refusal> {
         if let Some(one) = asked.get(PAIRS_MAX) {
             return Err(Refusal::new(&one.name, Mismatch::TooMany { max: PAIRS_MAX }));
@@ -43,26 +43,26 @@ impl Recipe {
         Ok(Self { steps })
     }
 
-    /// Their names.
+    /// The modules' names.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.steps.iter().map(|(maker, _)| maker.manifest().name)
     }
 
-    /// Whether there are none.
+    /// Whether there are no modules.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// Whether all of them can go on in another process.
+    /// Whether all modules can continue in another process.
     pub fn is_movable(&self) -> bool {
         self.steps.iter().all(|(maker, _)| maker.manifest().effects.is_movable)
     }
 
-    /// The importer's halves as another process saved them ([`Pipeline::save`]); `None` if they cannot be.
+    /// Restores the importer's halves from saved states ([`Pipeline::save`]); `None` if that is impossible.
     pub fn restore(&self, place: &Place, states: &[Vec<u8>], random: Fill<'_>) -> Option<Pipeline> {
         let mut halves = Vec::new();
         for (maker, settings) in &self.steps {
-            // Made as if the other half had answered anew; what the two agreed on once is in the state.
+            // Made as if the other half answered again; what the two had agreed on is in the state.
             let begun = maker.begin(settings, place, random).ok()?;
             let there = Place { role: Role::Exporter, ..place.clone() };
             let (_, answer) = maker.answer(settings, &there, begun.opening(), random).ok()?;
@@ -72,10 +72,10 @@ impl Recipe {
         pipeline.restore(states).then_some(pipeline)
     }
 
-    /// Halves that wait for their answers, for a device of this place.
+    /// Begins the importer's halves for a device.
     ///
     /// # Errors
-    /// [`Refusal`]: one of them does not serve such a device.
+    /// [`Refusal`]: a module does not serve such a device.
     pub fn begin(&self, place: &Place, random: Fill<'_>) -> Result<Beginning, Refusal> {
         let mut halves = Vec::new();
         for (maker, settings) in &self.steps {
@@ -110,15 +110,15 @@ pub struct Beginning {
 }
 
 impl Beginning {
-    /// What the exporter is told.
+    /// The offers to the exporter.
     pub fn offers(&self) -> impl Iterator<Item = &Offer> {
         self.halves.iter().map(|(offer, _)| offer)
     }
 
-    /// The pipeline, once the exporter has answered; again if the device is opened again.
+    /// Makes the pipeline, once the exporter has answered; called again if the device is opened again.
     ///
     /// # Errors
-    /// [`Refusal`]: the answers do not fit.
+    /// [`Refusal`]: the answers do not match.
     pub fn finish(&self, answers: &[Vec<u8>]) -> Result<Pipeline, Refusal> {
         let mut halves = Vec::new();
         for (index, (Offer { name, .. }, begun)) in self.halves.iter().enumerate() {
@@ -130,7 +130,7 @@ impl Beginning {
     }
 }
 
-/// What importers may ask for at an exporter.
+/// The modules that an exporter lets importers use.
 #[derive(Clone, Default)]
 pub struct Allowance {
     entries: Vec<(Arc<dyn Maker>, Settings)>,
@@ -138,8 +138,8 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// All that need nothing of their own host: they run inside the process, see nothing but what passes, and cost only
-    /// who asked.
+    /// The modules that need nothing of the exporter's host: they run inside the process, see only what passes, and
+    /// cost only the importer that asked for them.
     pub fn usual(catalogue: &Catalogue) -> Self {
         let entries = catalogue.makers().iter().filter_map(|maker| {
             let untold = Asked { name: maker.manifest().name.to_owned(), parameters: Vec::new() };
@@ -151,10 +151,10 @@ impl Allowance {
         Self { entries: entries.collect(), known }
     }
 
-    /// The same and this one, with what its host tells it.
+    /// Also allows this module, with its settings.
     ///
     /// # Errors
-    /// [`Refusal`]: there is none, or it needs to be told something else.
+    /// [`Refusal`]: there is no such module, or its settings are invalid.
     pub fn allow(&mut self, catalogue: &Catalogue, asked: &Asked, files: &mut dyn Files) -> Result<(), Refusal> {
         let maker = catalogue.find(&asked.name)?;
         let settings = Settings::own(maker.manifest(), asked, files)?;
@@ -163,10 +163,10 @@ impl Allowance {
         Ok(())
     }
 
-    /// The other halves of what an importer offers, and their answers.
+    /// Makes the other halves of an importer's offers, and their answers.
     ///
     /// # Errors
-    /// [`Refusal`]: which does not fit, and why.
+    /// [`Refusal`]: which one does not match, and why.
     pub fn answer(
         &self,
         offers: &[Offer],

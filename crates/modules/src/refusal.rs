@@ -1,49 +1,49 @@
-//! Why two ends do not agree on a pipeline.
+//! Why two ends do not agree on a pipeline, or why a setting is invalid.
 
 use std::fmt;
 
-/// A module that an attachment does not get.
+/// The refusal of a module for an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Which.
+    /// The module.
     pub module: String,
-    /// Why.
+    /// The reason.
     pub mismatch: Mismatch,
 }
 
 impl Refusal {
-    /// This module, for this reason.
+    /// Makes a refusal.
     pub fn new(module: impl Into<String>, mismatch: Mismatch) -> Self {
         Self { module: module.into(), mismatch }
     }
 }
 
-/// What does not fit.
+/// The reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
-    /// There is no module of that name here.
+    /// There is no module of that name.
     Unknown {
-        /// Those that there are.
+        /// The names of the modules that there are.
         known: Vec<String>,
     },
-    /// The other end has another version.
+    /// The other end has another version of the module.
     Version {
-        /// Here.
+        /// The version here.
         here: u16,
-        /// There.
+        /// The other end's version.
         there: u16,
     },
-    /// What it is told makes no sense: a sentence.
+    /// A setting is invalid: a sentence.
     Parameter(String),
-    /// The exporter's owner does not let it be asked for.
+    /// The exporter's owner does not allow the module.
     NotAllowed,
-    /// It does not serve devices of this class.
+    /// The module does not serve devices of this class.
     Class(&'static str),
-    /// The two halves do not fit: a sentence.
+    /// The two halves do not match: a sentence.
     Halves(String),
-    /// A pipeline has no room for it.
+    /// There are too many modules.
     TooMany {
-        /// How many there may be.
+        /// The maximum.
         max: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! What a module is told: `name:key=value,key=value`.
+//! A module's settings: `name:key=value,key=value`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,12 +11,12 @@ use farbus_model::module::{Form, Manifest, Parameter};
 use crate::files::{Files, Sink};
 use crate::refusal::{Mismatch, Refusal};
 
-/// A module as a person asks for it. What it is told is not looked at yet.
+/// A module as a person writes it. Its settings are not checked yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Which.
+    /// The module's name.
     pub name: String,
-    /// What it is told, in the order in which it was written.
+    /// The settings, in the order in which they were written.
     pub parameters: Vec<(String, String)>,
 }
 
@@ -60,7 +60,7 @@ enum Value {
     NewFile(Option<Arc<dyn Sink>>),
 }
 
-/// What a module was told, understood.
+/// A module's checked settings.
 #[derive(Clone, Default)]
 pub struct Settings {
     values: BTreeMap<&'static str, Value>,
@@ -68,16 +68,16 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What `asked` says to the module of this manifest, its files read.
+    /// Checks `asked` against the module's manifest, and reads its files.
     ///
     /// # Errors
-    /// [`Refusal`]: it knows no such parameter, needs another, or the value is none.
+    /// [`Refusal`]: an unknown or missing parameter, or an invalid value.
     pub fn of(manifest: &Manifest, asked: &Asked, files: &mut dyn Files) -> Result<Self, Refusal> {
         Self::understand(manifest, &asked.parameters, files, |_| true)
     }
 
-    /// What the other end says to it (`name=value`, with commas between), and what its own host says: [`Settings::of`]
-    /// that was only given what does not travel.
+    /// Joins the other end's settings (`name=value`, separated by commas) with those of this host, which
+    /// [`Settings::own`] made.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -90,7 +90,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What its own host says to it, and nothing else.
+    /// Checks the settings that each host gives to its own half, and no others.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -134,7 +134,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What the other half is told as well.
+    /// The settings that the other half gets as well.
     pub fn travelling(&self) -> &str {
         &self.travelling
     }
@@ -142,7 +142,7 @@ impl Settings {
     /// A number.
     ///
     /// # Panics
-    /// Here and below: if the manifest has no such parameter; our own bug.
+    /// Here and below: if the manifest has no such parameter, a bug of farbus.
     pub fn number(&self, name: &str) -> u64 {
         match self.values.get(name) {
             Some(Value::Number(number)) => *number,
@@ -150,7 +150,7 @@ impl Settings {
         }
     }
 
-    /// A span.
+    /// A duration.
     pub fn span(&self, name: &str) -> Duration {
         match self.values.get(name) {
             Some(Value::Span(span)) => *span,
@@ -166,12 +166,12 @@ impl Settings {
         }
     }
 
-    /// A text that is one of the manifest's words.
+    /// Whether a setting has this value, one of the manifest's words.
     pub fn is(&self, name: &str, word: &str) -> bool {
         self.text(name) == word
     }
 
-    /// Where it is to write, if it is told.
+    /// The file to write to, if the setting is given.
     pub fn sink(&self, name: &str) -> Option<Arc<dyn Sink>> {
         match self.values.get(name) {
             Some(Value::NewFile(sink)) => sink.clone(),
@@ -179,7 +179,7 @@ impl Settings {
         }
     }
 
-    /// What a file holds; nothing if it names none.
+    /// The content of a file; empty if the setting names none.
     pub fn file(&self, name: &str) -> &[u8] {
         match self.values.get(name) {
             Some(Value::File(bytes)) => bytes,
@@ -190,7 +190,7 @@ impl Settings {
 
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // What files hold is secret.
+        // The content of files is secret.
         f.debug_struct("Settings").field("travelling", &self.travelling).finish_non_exhaustive()
     }
 }
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_says_which_and_what_would_be_right() {
+    fn invalid_setting_is_refused_with_what_would_be_valid() {
         let refused = |text: &str| {
             let asked: Asked = text.parse().unwrap();
             let maker: &dyn Maker = if asked.name == "delay" { &DELAY } else { &SEAL };

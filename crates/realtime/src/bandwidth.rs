@@ -1,10 +1,10 @@
-//! What the bus carries: a table for each transfer type at each speed, in the manner of the USB 2.0 specification's
+//! Bandwidth of the bus: a table for each transfer type at each speed, in the manner of the USB 2.0 specification's
 //! chapter 5, and the same for mass storage.
 //!
-//! A table answers one question: if a (micro)frame held nothing but transfers of this kind and size, how many would
-//! fit, and what would they carry? From low to high speed the specification prints the answers (Tables 5-1 to 5-10) and
-//! this module arrives at them from the overheads in `usb2`; at SuperSpeed it prints none, and `usb3` says what is
-//! assumed.
+//! A table answers one question: if a (micro)frame held only transfers of this kind and size, how many would fit, and
+//! how much data would they carry? From low to high speed the specification prints the answers (Tables 5-1 to 5-10),
+//! and this module computes them from the overheads in `usb2`. At SuperSpeed it prints none, and `usb3` states the
+//! assumptions.
 
 mod bulk_only;
 mod table;
@@ -18,7 +18,7 @@ pub use bulk_only::{
 };
 pub use table::{Absence, Overhead, OverheadPart, Row, Table};
 
-/// What all tables take for granted.
+/// The assumptions of all tables.
 pub const ASSUMPTIONS: &[&str] = &[
     "the interval carries nothing but transfers of that one kind and size, none is retried, and no device is slow to answer",
     "stuffed bits, start-of-frame packets and the time of hubs are left out, as in the USB 2.0 specification's tables",

@@ -1,4 +1,4 @@
-//! The bus itself: its speeds, its transfer types, and the interval in which it deals out its time.
+//! The bus: its speeds, its transfer types, and its intervals.
 
 /// A signalling rate of USB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,7 +13,7 @@ pub enum Speed {
     Super,
 }
 
-/// One of the four ways in which an endpoint moves data (USB 2.0 5.4).
+/// A transfer type (USB 2.0 5.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TransferKind {
     /// Setup, data and status: bidirectional messages.
@@ -22,11 +22,11 @@ pub enum TransferKind {
     Isochronous,
     /// Guaranteed latency, with retry.
     Interrupt,
-    /// Whatever the bus has left, with retry.
+    /// The bus time that is left over, with retry.
     Bulk,
 }
 
-/// What a host controller calls the slot of time that it fills with transfers.
+/// The name of the interval that a host controller fills with transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IntervalKind {
     /// One millisecond of a low or full-speed bus.
@@ -37,17 +37,17 @@ pub enum IntervalKind {
     BusInterval,
 }
 
-/// The slot of time that a host controller fills, counted in the bytes it could carry.
+/// The interval that a host controller fills, measured in the bytes it could carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Interval {
     /// Its name at this speed.
     pub kind: IntervalKind,
     /// How long it lasts.
     pub duration_us: u32,
-    /// Byte-times in it, rounded down as the specification does: a low-speed frame has 187.5 and counts 187.
+    /// Byte-times in it, rounded down as in the specification: a low-speed frame has 187.5 and counts 187.
     pub raw_bytes: u32,
     /// Byte-times of it that transfers may use. Up to high speed that is all of it (the tables of the specification
-    /// leave the start-of-frame packet out); at SuperSpeed the link's own housekeeping is taken off.
+    /// ignore the start-of-frame packet); at SuperSpeed the link's own overhead is subtracted.
     pub usable_bytes: u32,
 }
 
@@ -79,7 +79,7 @@ impl Speed {
         self.signalling_bits_per_s() / self.bits_per_byte()
     }
 
-    /// The slot of time in which this bus is shared out.
+    /// The interval of this bus.
     pub const fn interval(self) -> Interval {
         let (kind, duration_us) = match self {
             // USB 2.0 4.8.2 and 8.4.3: a frame each millisecond, eight microframes in it.
@@ -104,7 +104,7 @@ impl TransferKind {
 }
 
 impl Interval {
-    /// How many of them there are in a second.
+    /// How many such intervals a second has.
     pub const fn per_s(self) -> u64 {
         MICROSECONDS_PER_S / self.duration_us as u64
     }

@@ -1,60 +1,60 @@
-//! Tuned pipes as numbers: budget and period from a quality of service by Little's law (R5), and the end-to-end bound
-//! of a path (Equations 9 and 10 of West, Golchin and Njavro, 2023), over one host or several (R6).
+//! The arithmetic of tuned pipes: budget and period from a quality of service by Little's law (R5), and the end-to-end
+//! bound of a path (Equations 9 and 10 of West, Golchin and Njavro, 2023), over one host or several (R6).
 
 use std::fmt;
 
 use crate::vcpu::Reserve;
 
-/// What an endpoint's driver says it can do.
+/// The attributes of an endpoint, as its driver states them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Pipes that it may have.
+    /// The most pipes that it can have.
     pub channels_max: u32,
-    /// Bits that it moves each `latency_min_ns` at the most.
+    /// The most bits that it moves each `latency_min_ns`.
     pub throughput_bits_max: u64,
     /// The shortest time between two data items.
     pub latency_min_ns: u64,
-    /// The smallest buffer a pipe of it may have.
+    /// The smallest buffer of a pipe, bytes.
     pub buffer_bytes_min: u64,
-    /// The largest.
+    /// The largest buffer of a pipe, bytes.
     pub buffer_bytes_max: u64,
 }
 
-/// What a pipe is to have.
+/// The requested quality of a pipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quality {
     /// The time to which `throughput_bits` refers.
     pub latency_ns: u64,
     /// Bits each `latency_ns`.
     pub throughput_bits: u64,
-    /// The pipe's buffer.
+    /// The pipe's buffer, bytes.
     pub buffer_bytes: u64,
-    /// What its function takes to process one buffer.
+    /// How long its function takes to process one buffer.
     pub execution_ns: u64,
 }
 
-/// Why a pipe cannot be.
+/// Why a pipe is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// A quality or an attribute of nothing.
+    /// A quality or an attribute is zero.
     Zero,
     /// All channels of the endpoint have a pipe.
     Channels {
-        /// So many there are.
+        /// How many channels there are.
         max: u32,
     },
-    /// The endpoint does not move as much.
+    /// The endpoint's throughput is too low.
     Throughput {
-        /// Asked for, other pipes included, in bits a second.
+        /// Asked for, with the other pipes, in bits a second.
         asked_bits_per_s: u64,
-        /// The most, in bits a second.
+        /// The maximum, in bits a second.
         max_bits_per_s: u64,
     },
-    /// The endpoint is not as quick.
+    /// The endpoint's latency is too high.
     Latency {
         /// Asked for.
         asked_ns: u64,
-        /// The shortest.
+        /// The shortest latency.
         min_ns: u64,
     },
     /// The buffer is too small or too large.
@@ -66,11 +66,11 @@ pub enum Refusal {
         /// The largest.
         max_bytes: u64,
     },
-    /// The function takes longer than its buffer to fill.
+    /// The function takes longer than its buffer takes to fill.
     Execution {
         /// The function's time.
         execution_ns: u64,
-        /// Until the buffer is full.
+        /// The time until the buffer is full.
         period_ns: u64,
     },
 }
@@ -78,7 +78,7 @@ pub enum Refusal {
 /// Budget and period of a pipe's Main VCPU: the buffer is full after `W = L / lambda` (Little's law) and must have been
 /// processed by then. `open` are the pipes that the endpoint has already.
 ///
-/// The paper rounds down to milliseconds (2.048 to 2, 46.5 to 46); here it is nanoseconds.
+/// The paper rounds down to milliseconds (2.048 to 2, 46.5 to 46); here the values are in nanoseconds.
 pub fn derive(attributes: &Attributes, open: &[Quality], quality: &Quality) -> Result<Reserve, Refusal> {
     let Quality { latency_ns, throughput_bits, buffer_bytes, execution_ns } = *quality;
     if [latency_ns, throughput_bits, buffer_bytes, execution_ns, attributes.latency_min_ns].contains(&0) {
@@ -118,7 +118,7 @@ fn bits_per_s(bits: u64, window_ns: u64) -> u64 {
     u64::try_from(rate).unwrap_or(u64::MAX)
 }
 
-/// Something on the way that delays data.
+/// A stage of a path that delays data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// A task, or a bottom half with an inherited period: it may finish at the very end of its period.
@@ -128,11 +128,11 @@ pub enum Stage {
     },
     /// A transfer over USB.
     Transfer {
-        /// Until the budget is through: `c` of Equation 6 or the period of a periodic endpoint, in intervals.
+        /// Intervals until the budget is transferred: `c` of Equation 6 or the period of a periodic endpoint.
         intervals: u64,
         /// An interval of that bus, in nanoseconds.
         interval_ns: u64,
-        /// The controller interrupts at multiples of this only; 0 is at once.
+        /// The controller interrupts only at multiples of this; 0 is at once.
         interrupt_every_ns: u64,
     },
     /// A network that has a bound of its own.
@@ -143,7 +143,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The longest it takes.
+    /// The longest delay of the stage.
     pub fn worst_ns(&self) -> u64 {
         match *self {
             Self::Server { period_ns } => period_ns,
@@ -159,13 +159,13 @@ impl Stage {
     }
 }
 
-/// The longest that data take over all of `stages`, one host or many: the sum (Equations 9 and 10), as each of them
-/// keeps its own promise whatever the others do.
+/// The longest that data take over all of `stages`, on one host or many: the sum (Equations 9 and 10), because each
+/// stage keeps its bound whatever the others do.
 pub fn worst_ns(stages: &[Stage]) -> u64 {
     stages.iter().map(Stage::worst_ns).fold(0, u64::saturating_add)
 }
 
-/// Equation 9: the way of a message through a bottom half (which inherits the receiver's period), the receiving thread
+/// Equation 9: the path of a message through a bottom half (which inherits the receiver's period), the receiving thread
 /// and the user's thread.
 pub fn input_stages(transfer: Stage, receiver_period_ns: u64, user_period_ns: u64) -> [Stage; 4] {
     let server = |period_ns| Stage::Server { period_ns };
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_endpoint_cannot_carry_is_refused_with_what_is_missing() {
+    fn pipe_beyond_the_endpoint_is_refused_with_what_is_missing() {
         let half = quality(500_000, 128, 1_000_000);
         assert_eq!(derive(&CAN, &[half; 5], &half), Err(Refusal::Channels { max: 5 }));
         let refusal = derive(&CAN, &[half; 4], &half).unwrap_err();

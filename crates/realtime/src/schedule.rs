@@ -24,7 +24,7 @@ pub use request::{
 use bins::{Bins, Slot};
 use search::Item;
 
-/// A schedule: who has which intervals, and what is left.
+/// A schedule: the intervals of each endpoint, and what is left of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     options: Options,
@@ -39,16 +39,16 @@ pub struct Plan {
     is_searched: bool,
 }
 
-/// What changed from one plan to the next.
+/// The difference between a plan and the previous one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Periodic endpoints whose place is what it was.
+    /// Periodic endpoints whose place is unchanged.
     pub kept: Vec<u32>,
-    /// Those that have a place and had none.
+    /// Periodic endpoints that now have a place and had none.
     pub placed: Vec<u32>,
-    /// Those that had another place, or ask for something else now.
+    /// Periodic endpoints that had another place, or have another request now.
     pub moved: Vec<u32>,
-    /// Those of low criticality that lost their place to high criticality.
+    /// Endpoints of low criticality that lost their place to high criticality.
     pub suspended: Vec<u32>,
 }
 
@@ -60,8 +60,8 @@ pub fn plan(requests: &[Request], options: Options) -> Result<Plan, Refusal> {
     Ok(draft.into_plan())
 }
 
-/// A schedule for `requests` in the place of `previous`: who asks for the same as before keeps its place. Low
-/// criticality gives way to high; only where high criticality has no place otherwise are places moved.
+/// Makes a schedule for `requests` that replaces `previous`: an endpoint with the same request keeps its place. Low
+/// criticality gives way to high; places are moved only where high criticality has no place otherwise.
 pub fn replan(previous: &Plan, requests: &[Request], options: Options) -> Result<(Plan, Change), Refusal> {
     let mut draft = Draft::of(requests, options)?;
     let kept = |request: &Request| {
@@ -81,7 +81,7 @@ pub fn replan(previous: &Plan, requests: &[Request], options: Options) -> Result
     Ok((plan, change))
 }
 
-/// A plan in the making.
+/// A plan under construction.
 struct Draft {
     options: Options,
     requests: Vec<Request>,
@@ -93,7 +93,7 @@ struct Draft {
     slots: Vec<(u32, Slot)>,
     rejected: Vec<Rejected>,
     is_searched: bool,
-    /// What has a place is in use: it is not moved for low criticality.
+    /// Placed endpoints are in use and are not moved for low criticality.
     is_running: bool,
 }
 
@@ -130,7 +130,7 @@ impl Draft {
         self.slots.iter().any(|(placed, _)| *placed == id)
     }
 
-    /// Gives those of `criticality` the place they had, as far as it is free.
+    /// Gives those of `criticality` their previous place, as far as it is free.
     fn keep(&mut self, had: impl Fn(&Request) -> Option<Placement>, criticality: Criticality) {
         for request in self.requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == criticality) {
             let Some(place) = had(request) else { continue };
@@ -141,7 +141,7 @@ impl Draft {
         }
     }
 
-    /// Algorithm 3 for those of `H` that have no place yet.
+    /// Algorithm 3 for the endpoints of `H` that have no place yet.
     fn first_fit_high(&mut self) -> Result<(), Refusal> {
         for item in &self.high {
             if self.slots.iter().any(|(placed, _)| *placed == item.id) {
@@ -222,7 +222,7 @@ impl Draft {
 }
 
 impl Plan {
-    /// What was asked for.
+    /// The requests of the plan.
     pub fn requests(&self) -> &[Request] {
         &self.requests
     }
@@ -237,22 +237,22 @@ impl Plan {
         self.reservation_ps
     }
 
-    /// What it could have been at most, Equation 7, in picoseconds.
+    /// The largest possible reservation, Equation 7, in picoseconds.
     pub fn reservation_max_ps(&self) -> u64 {
         self.reservation_max_ps
     }
 
-    /// Places of the periodic endpoints, by id.
+    /// The places of the periodic endpoints, by id.
     pub fn placements(&self) -> &[Placement] {
         &self.placements
     }
 
-    /// The place of one of them.
+    /// The place of a periodic endpoint.
     pub fn placement(&self, id: u32) -> Option<Placement> {
         self.placements.iter().find(|place| place.id == id).copied()
     }
 
-    /// What the asynchronous endpoints are promised.
+    /// The bounds of the asynchronous endpoints.
     pub fn asynchronous(&self) -> &[AsynchronousBound] {
         &self.asynchronous
     }
@@ -262,12 +262,12 @@ impl Plan {
         &self.rejected
     }
 
-    /// Whether first-fit found nothing and the search did.
+    /// Whether first-fit found no place and the search did.
     pub fn is_searched(&self) -> bool {
         self.is_searched
     }
 
-    /// After so many intervals everything repeats.
+    /// The number of intervals after which the schedule repeats.
     pub fn cycle(&self) -> u32 {
         self.bins.count()
     }
@@ -277,7 +277,7 @@ impl Plan {
         self.bins.free_ps(interval % self.bins.count())
     }
 
-    /// Intervals in which a budget of periodic endpoint `id` is through, from a start of its period: the period.
+    /// The time until a budget of periodic endpoint `id` is transferred, from the start of its period: the period.
     pub fn periodic_latency_ns(&self, id: u32) -> Option<u64> {
         self.placement(id)?;
         let request = self.requests.iter().find(|request| request.id == id)?;
@@ -299,7 +299,7 @@ impl Plan {
     }
 }
 
-/// Behind this gate nobody asks again. Answers with the speed of the bus.
+/// Checks the requests, and returns the speed of the bus.
 fn check(requests: &[Request]) -> Result<Speed, Refusal> {
     let Some(first) = requests.first().filter(|_| requests.len() <= ENDPOINTS_MAX) else {
         return Err(Refusal::Count { asked: requests.len() });

@@ -1,6 +1,6 @@
-//! When a periodic task runs next, which of its periods it missed, and what it makes of a clock that jumps.
+//! When a periodic task runs next, which periods it missed, and how it handles a clock that jumps.
 
-/// The moments of a periodic task on somebody's clock, in nanoseconds.
+/// The release times of a periodic task on a given clock, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timetable {
     period_ns: u64,
@@ -8,19 +8,19 @@ pub struct Timetable {
     seen_ns: u64,
 }
 
-/// What a look at the clock said.
+/// The result of a look at the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tick {
-    /// It is not time yet.
+    /// No job is due yet.
     Early,
-    /// A job begins, whose period began at `release_ns`; so many periods before it went by without one.
+    /// A job begins.
     Due {
         /// When its period began.
         release_ns: u64,
-        /// Periods without a job.
+        /// Periods before it that passed without a job.
         missed: u64,
     },
-    /// The clock is not what it was: the task begins anew from here, and nothing is said about the time between.
+    /// The clock jumped: the task begins again from here, and the time in between is not counted.
     Jumped(Jump),
 }
 
@@ -29,20 +29,20 @@ pub enum Tick {
 pub enum Jump {
     /// It went back.
     Back {
-        /// By so much.
+        /// By how much.
         by_ns: u64,
     },
     /// It went ahead, by more than any scheduler is late.
     Ahead {
-        /// By so much.
+        /// By how much.
         by_ns: u64,
     },
 }
 
-/// Who is later than this, and than [`LATE_PERIODS_MAX`] of its periods, was not kept from running: its machine slept,
-/// or its clock was set.
+/// A task that is later than this, and than [`LATE_PERIODS_MAX`] of its periods, was not merely delayed: the machine
+/// slept, or its clock was set.
 pub const LATE_NS_MAX: u64 = 2_000_000_000;
-/// The same in periods.
+/// The limit in periods; see [`LATE_NS_MAX`].
 pub const LATE_PERIODS_MAX: u64 = 16;
 
 impl Timetable {
@@ -61,13 +61,13 @@ impl Timetable {
         self.period_ns
     }
 
-    /// It has another period from when the clock was looked at last: a shorter one brings the next job forward.
+    /// Sets the period, from the last look at the clock on: a shorter one brings the next job forward.
     pub fn set_period(&mut self, period_ns: u64) {
         self.period_ns = period_ns.max(1);
         self.next_ns = self.next_ns.min(self.seen_ns.saturating_add(self.period_ns));
     }
 
-    /// The clock says so.
+    /// Evaluates the clock's time.
     pub fn look(&mut self, now_ns: u64) -> Tick {
         let seen_ns = std::mem::replace(&mut self.seen_ns, now_ns);
         if now_ns < seen_ns {
@@ -121,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn no_moment_of_any_clock_breaks_it() {
-        // A small generator: the moments are as wild as 64 bits are.
+    fn timetable_survives_any_clock() {
+        // A small generator that covers the whole range of 64 bits.
         let (mut state, mut table) = (1u64, Timetable::new(0, 0));
         for _ in 0..100_000 {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

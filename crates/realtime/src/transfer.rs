@@ -1,14 +1,14 @@
 //! How long a transfer occupies the bus: packets, quanta and passes. Equations 2 to 4 of West, Golchin and Njavro,
-//! "Real-Time USB Networking and Device I/O" (2023), with the constants of USB 2.0 5.11.3 for the speeds the paper
+//! "Real-Time USB Networking and Device I/O" (2023), with the constants of USB 2.0 5.11.3 for the speeds that the paper
 //! leaves out.
 //!
-//! Times are whole picoseconds: every constant of both sources is one exactly, so nothing here is rounded.
+//! Times are whole picoseconds: every constant of both sources is a whole number of them, so nothing is rounded.
 
 use std::fmt;
 
 use crate::bus::{Speed, TransferKind};
 
-/// Which way the data of an endpoint go.
+/// The direction of an endpoint's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// To the host.
@@ -17,7 +17,7 @@ pub enum Direction {
     Out,
 }
 
-/// What an endpoint's descriptors say of its packets, checked against what the bus can carry.
+/// The packets of an endpoint by its descriptors, checked against what the bus can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     speed: Speed,
@@ -28,14 +28,14 @@ pub struct Shape {
     mult: u32,
 }
 
-/// Why a [`Shape`] cannot be: no such endpoint exists at that speed.
+/// Why a [`Shape`] is impossible: no such endpoint exists at that speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShapeError {
     /// Low speed has neither bulk nor isochronous endpoints (USB 2.0 5.6.3, 5.8.3).
     NoSuchKind {
         /// The speed.
         speed: Speed,
-        /// The transfer type that it has not.
+        /// The transfer type that does not exist at this speed.
         kind: TransferKind,
     },
     /// The packet is empty or longer than the speed allows (USB 2.0 5.5.3 to 5.8.3, USB 3.2 9.6.6).
@@ -45,18 +45,18 @@ pub enum ShapeError {
         /// The longest there is.
         max: u32,
     },
-    /// More packets a burst than there are (`n` of Equation 2, counted from zero).
+    /// Too many packets per burst (`n` of Equation 2, counted from zero).
     Burst {
         /// What was asked for.
         asked: u32,
-        /// The most there is.
+        /// The maximum.
         max: u32,
     },
-    /// More bursts an interval than there are (`m` of Equation 2, counted from zero).
+    /// Too many bursts per interval (`m` of Equation 2, counted from zero).
     Mult {
         /// What was asked for.
         asked: u32,
-        /// The most there is.
+        /// The maximum.
         max: u32,
     },
 }
@@ -158,7 +158,7 @@ pub const fn interval_ps(speed: Speed) -> u64 {
     speed.interval().duration_us as u64 * PS_PER_US
 }
 
-/// What of each interval periodic transfers may not take, in picoseconds: 10 % of a frame, 20 % of a high-speed
+/// The part of each interval that periodic transfers may not use, in picoseconds: 10 % of a frame, 20 % of a high-speed
 /// microframe (USB 2.0 5.5.4), 10 % of a SuperSpeed bus interval (USB 3.2 8.12.4).
 pub const fn asynchronous_share_ps(speed: Speed) -> u64 {
     match speed {
@@ -169,16 +169,16 @@ pub const fn asynchronous_share_ps(speed: Speed) -> u64 {
 
 const PS_PER_US: u64 = 1_000_000;
 
-/// What the host controller takes for itself around a packet, `h`: what Linux and the paper assume.
+/// The host controller's time around a packet, `h`, as Linux and the paper assume it.
 const HOST_DELAY_PS: u64 = 5_000;
 
-/// What a hub takes to pass a low-speed transaction on (`Hub_LS_Setup` of USB 2.0 5.11.3): what Linux assumes.
+/// A hub's time for a low-speed transaction (`Hub_LS_Setup` of USB 2.0 5.11.3), as Linux assumes it.
 const HUB_LOW_SPEED_SETUP_PS: u64 = 333_000;
 
 struct Overhead {
-    /// `h + p`: what a packet takes whatever is in it.
+    /// `h + p`: the time of a packet apart from its bits.
     fixed_ps: u64,
-    /// `alpha`: what each bit takes.
+    /// `alpha`: the time of each bit.
     bit_ps: u64,
 }
 

@@ -86,7 +86,7 @@ fn table_5_has_the_shares_and_rates_of_the_paper() {
     assert_eq!(bulks.map(|b| 4 * b.throughput_bits_per_s()), [131_072_000, 786_432_000, 2_097_152_000]);
 }
 
-/// Which cameras run beside four bulk endpoints.
+/// The cameras that run beside four bulk endpoints.
 fn running(budget_bytes: u32, period: u32, mode: Mode) -> Vec<u32> {
     let requests: Vec<_> = cameras().into_iter().chain(four_bulks(budget_bytes, period)).collect();
     planned(&requests, mode).unwrap().placements().iter().map(|place| place.id).collect()
@@ -96,7 +96,8 @@ fn running(budget_bytes: u32, period: u32, mode: Mode) -> Vec<u32> {
 fn table_5_runs_the_cameras_that_the_paper_runs_but_for_one_that_cannot_be() {
     for mode in [Mode::Spread, Mode::Sound] {
         assert_eq!(running(4096, 8, mode), [1, 2, 3, 4], "scenario 1, {mode:?}");
-        // Scenario 2 of the paper has all four. They take 85.18 % and the bulk endpoints 17.07 %: more than there is.
+        // Scenario 2 of the paper has all four cameras. They take 85.18 % and the bulk endpoints 17.07 %: more than
+        // there is.
         assert_eq!(running(6144, 2, mode), [1, 2, 3], "scenario 2, {mode:?}");
         assert_eq!(running(8192, 1, mode), [1, 4], "scenario 3, {mode:?}");
     }
@@ -107,7 +108,7 @@ fn table_5_runs_the_cameras_that_the_paper_runs_but_for_one_that_cannot_be() {
 }
 
 #[test]
-fn what_a_low_camera_lacks_is_said() {
+fn missing_time_of_a_low_camera_is_reported() {
     let requests: Vec<_> = cameras().into_iter().chain(four_bulks(8192, 1)).collect();
     let plan = planned(&requests, Mode::Sound).unwrap();
     // 32 bulk packets and 33 of the first camera leave 6 packets' time; the second camera needs 17.
@@ -118,19 +119,19 @@ fn what_a_low_camera_lacks_is_said() {
 
 #[test]
 fn when_the_car_reverses_the_other_cameras_keep_their_places() {
-    // Section 6.1: which cameras matter changes at run time.
+    // Section 6.1: which cameras are critical changes at run time.
     let forward: Vec<_> = cameras().into_iter().chain(four_bulks(4096, 8)).collect();
     let before = planned(&forward, Mode::Sound).unwrap();
     let mut reverse = forward.clone();
     reverse[1] = camera(2, Criticality::High, 2);
     let (_, change) = replan(&before, &reverse, Options::default()).unwrap();
     assert_eq!((change.kept.as_slice(), change.suspended.as_slice()), ([1, 2, 3, 4].as_slice(), [].as_slice()));
-    // More bulk traffic: the lowest of the low gives way and is told, nobody else moves.
+    // More bulk traffic: the least critical camera gives way and is told, and no other moves.
     let mut busy: Vec<_> = cameras().into_iter().chain(four_bulks(6144, 2)).collect();
     let (after, change) = replan(&before, &busy, Options::default()).unwrap();
     assert_eq!((change.kept.as_slice(), change.suspended.as_slice()), ([1, 2, 3].as_slice(), [4].as_slice()));
     assert!(change.moved.is_empty() && change.placed.is_empty());
-    // And has its place back afterwards.
+    // It gets its place back afterwards.
     busy.truncate(4);
     let (_, change) = replan(&after, &busy, Options::default()).unwrap();
     assert_eq!((change.kept.as_slice(), change.placed.as_slice()), ([1, 2, 3].as_slice(), [4].as_slice()));

@@ -1,4 +1,4 @@
-//! Schedules against brute force and against a bus that counts whole packets, over thousands of random sets. R2.
+//! Schedules compared with brute force and with a bus that counts whole packets, over thousands of random sets. R2.
 
 use farbus_realtime::schedule::{
     Criticality, Invalid, Mode, Options, PERIOD_MAX, Plan, Refusal, Request, WORK_MAX, plan, replan,
@@ -6,7 +6,7 @@ use farbus_realtime::schedule::{
 use farbus_realtime::transfer::{Direction, Shape, interval_ps};
 use farbus_realtime::{Speed, TransferKind};
 
-/// SplitMix64: a seed is a world.
+/// SplitMix64: a seed reproduces a set.
 struct Random(u64);
 
 impl Random {
@@ -37,7 +37,7 @@ fn options(mode: Mode, work_max: u64) -> Options {
     Options { mode, work_max }
 }
 
-/// Whether any arrangement at all fits: every start of every endpoint.
+/// Whether any arrangement fits: tries every start of every endpoint.
 fn brute_force(items: &[(u32, u64)], free: &mut [u64]) -> bool {
     let Some((&(period, time_ps), rest)) = items.split_first() else { return true };
     (0..period as usize).any(|start| {
@@ -86,7 +86,7 @@ fn the_search_is_right_where_first_fit_is_wrong() {
     assert!(feasible > 1000 && missed > 0 && missed * 20 < feasible, "{missed} of {feasible}");
 }
 
-/// Every place is within the interval, and what is free is what is not taken.
+/// Checks that every place is within the interval, and that free and taken time add up.
 fn assert_adds_up(plan: &Plan) {
     for interval in 0..plan.cycle() {
         let here = plan.placements().iter().filter(|p| interval % p.every == p.start);
@@ -121,8 +121,8 @@ fn random_set(random: &mut Random) -> Vec<Request> {
 }
 
 /// The worst run of a bus for asynchronous endpoint `victim`: all others always have something to send, the periodic
-/// endpoints take all they have, no packet crosses the end of an interval, and the victim comes last. Answers with the
-/// intervals until its budget is through.
+/// endpoints use all their time, no packet crosses the end of an interval, and the victim comes last. Returns the
+/// intervals until its budget is transferred.
 fn worst_intervals(plan: &Plan, victim: usize, phase: u32) -> u64 {
     let pool: Vec<_> = plan.requests().iter().filter(|r| !r.shape.is_periodic()).collect();
     let mut order: Vec<_> = (0..pool.len()).filter(|&i| i != victim).collect();
@@ -154,7 +154,7 @@ fn worst_intervals(plan: &Plan, victim: usize, phase: u32) -> u64 {
 }
 
 #[test]
-fn what_sound_admits_never_misses() {
+fn set_admitted_as_sound_never_misses() {
     let (mut random, mut admitted) = (Random(2), 0);
     for case in 0..10_000 {
         let requests = random_set(&mut random);
@@ -195,7 +195,7 @@ fn as_printed_admits_a_set_that_misses() {
 }
 
 #[test]
-fn a_new_plan_moves_nobody_without_need() {
+fn new_plan_moves_no_endpoint_without_need() {
     let mut random = Random(3);
     let mut moved = 0;
     for _ in 0..2000 {
@@ -211,7 +211,7 @@ fn a_new_plan_moves_nobody_without_need() {
         let all = [&change.kept, &change.moved, &change.suspended].map(Vec::len).iter().sum::<usize>();
         assert_eq!(all, before.placements().len(), "nobody is forgotten");
         moved += change.moved.len();
-        // Nothing new, nothing moves.
+        // The same requests: no place changes.
         let (same, change) = replan(&after, &requests, Options::default()).unwrap();
         assert_eq!(same.placements(), after.placements());
         assert!(change.moved.is_empty() && change.suspended.is_empty() && change.placed.is_empty());

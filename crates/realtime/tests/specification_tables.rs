@@ -1,7 +1,8 @@
-//! The tables of the USB 2.0 specification, as it prints them, against ours.
+//! The tables of the USB 2.0 specification, as printed, compared with the computed ones.
 //!
 //! Each line is: payload, bandwidth a second, share of the (micro)frame in percent, transfers, bytes remaining, useful
-//! bytes a (micro)frame. Where the print is wrong by its own arithmetic the line holds the right number and says so.
+//! bytes a (micro)frame. Where the print contradicts its own arithmetic, the line has the right number and a comment
+//! says so.
 
 use farbus_realtime::bandwidth::{Table, table};
 use farbus_realtime::{IntervalKind, Speed, TransferKind};
@@ -189,7 +190,7 @@ fn table_5_10_high_speed_bulk() {
     assert_prints(Speed::High, TransferKind::Bulk, "Table 5-10", 55, HIGH_SPEED_ACKNOWLEDGED);
 }
 
-/// The clauses state ceilings in words, "fewer than" so many of one size in a (micro)frame.
+/// The clauses also state ceilings in words: "fewer than" so many of one size in a (micro)frame.
 #[test]
 fn the_ceilings_in_the_text_hold() {
     let most = |speed, kind, payload_bytes| {

@@ -1,7 +1,7 @@
-//! A host controller and one of its bus instances: which packets each interval carries. R2.
+//! A simulated host controller with one bus instance: which packets each interval carries. R2.
 //!
-//! It serves what [`schedule::plan`](farbus_realtime::schedule::plan) admitted, as the plan says, and counts what
-//! misses.
+//! It serves what [`schedule::plan`](farbus_realtime::schedule::plan) admitted, as the plan says, and counts missed
+//! budgets.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ pub const WAITING_MAX: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct Controller {
     interval_ps: u64,
-    /// What periodic endpoints may take of an interval.
+    /// The most time of an interval that periodic endpoints may use.
     periodic_ps_max: u64,
     now: u64,
     periodic: Vec<Periodic>,
@@ -25,32 +25,32 @@ pub struct Controller {
     turn: usize,
     in_burst: u32,
     completed: Vec<Completion>,
-    /// By so many thousandths packets may be shorter than the worst.
+    /// How many thousandths shorter than the worst case packets may be.
     variation_permille: u32,
     random: Random,
 }
 
-/// An asynchronous request that is through.
+/// A completed asynchronous request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The endpoint.
     pub id: u32,
-    /// What [`Controller::submit`] was given.
+    /// The tag that [`Controller::submit`] was given.
     pub tag: u64,
-    /// When its last packet was, in picoseconds from the start of the world.
+    /// When its last packet was sent, in picoseconds from the start of the simulation.
     pub at_ps: u64,
-    /// Intervals that it took, from the first that could have carried it, both included.
+    /// Intervals that it took, from the first that could have carried it to the last.
     pub intervals: u64,
 }
 
-/// What a periodic endpoint had.
+/// The periods of a periodic endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Periods {
     /// The endpoint.
     pub id: u32,
-    /// Periods that are over.
+    /// Completed periods.
     pub kept: u64,
-    /// Of those, how many ended before the budget was through.
+    /// Completed periods in which the budget was not transferred in full.
     pub missed: u64,
 }
 
@@ -93,8 +93,8 @@ struct Waiting {
 }
 
 impl Controller {
-    /// A bus that serves what `plan` admitted. Its packets are up to `variation_permille` thousandths shorter than the
-    /// worst, as `random` wants.
+    /// Makes a bus that serves what `plan` admitted. Its packets are up to `variation_permille` thousandths shorter
+    /// than the worst case, at random.
     pub fn new(plan: &Plan, variation_permille: u32, random: Random) -> Self {
         let interval_ps = interval_ps(plan.speed());
         let periodic_ps_max = interval_ps - asynchronous_share_ps(plan.speed());
@@ -114,8 +114,8 @@ impl Controller {
         controller
     }
 
-    /// Serves `plan` from now on. Endpoints that it has already keep what they have to send; whoever has no place is
-    /// not served. Periods begin at multiples of themselves, so a plan is exchanged at a multiple of its cycle.
+    /// Serves `plan` from now on. Endpoints that it has already keep their pending packets; an endpoint without a place
+    /// is not served. Periods begin at multiples of their length, so a plan is exchanged at a multiple of its cycle.
     pub fn adopt(&mut self, plan: &Plan) {
         let (old_periodic, mut old_rings) = (std::mem::take(&mut self.periodic), std::mem::take(&mut self.rings));
         for request in plan.requests() {
@@ -128,12 +128,12 @@ impl Controller {
                 self.rings.push(Ring::new(request));
             }
         }
-        // Rate-monotonic among those that meet in an interval; with room for all of them it is all the same.
+        // Rate-monotonic among those that meet in an interval; the order does not matter if all fit.
         self.periodic.sort_by_key(|endpoint| endpoint.period);
         (self.turn, self.in_burst) = (0, 0);
     }
 
-    /// Intervals that are over.
+    /// Completed intervals.
     pub fn now(&self) -> u64 {
         self.now
     }
@@ -143,8 +143,8 @@ impl Controller {
         self.interval_ps / 1000
     }
 
-    /// Hands over a request of asynchronous endpoint `id`. Answers no when there is no such endpoint, or too much waits
-    /// there.
+    /// Submits a request of asynchronous endpoint `id`. Returns false if there is no such endpoint, or too many
+    /// requests wait there.
     pub fn submit(&mut self, id: u32, bytes: u32, tag: u64) -> bool {
         let since = self.now;
         let Some(ring) = self.rings.iter_mut().find(|ring| ring.id == id) else { return false };
@@ -156,14 +156,14 @@ impl Controller {
         true
     }
 
-    /// From now on asynchronous endpoint `id` always has something to send, or nothing but what is submitted.
+    /// Sets whether asynchronous endpoint `id` always has something to send, or only its submitted requests.
     pub fn set_greedy(&mut self, id: u32, is_greedy: bool) {
         for ring in self.rings.iter_mut().filter(|ring| ring.id == id) {
             ring.is_greedy = is_greedy;
         }
     }
 
-    /// Makes asynchronous endpoint `id` the last of the round: the worst place there is.
+    /// Makes asynchronous endpoint `id` the last of the round: the worst place.
     pub fn put_last(&mut self, id: u32) {
         if let Some(at) = self.rings.iter().position(|ring| ring.id == id) {
             (self.turn, self.in_burst) = ((at + 1) % self.rings.len(), 0);
@@ -175,7 +175,7 @@ impl Controller {
         self.rings.iter().all(|ring| !ring.has_packets())
     }
 
-    /// What every periodic endpoint had until now.
+    /// The periods of every periodic endpoint so far.
     pub fn periods(&self) -> impl Iterator<Item = Periods> {
         self.periodic.iter().map(|endpoint| endpoint.periods)
     }
@@ -185,13 +185,13 @@ impl Controller {
         self.rings.iter().find(|ring| ring.id == id).map_or(0, |ring| ring.moved_packets)
     }
 
-    /// Lets an interval pass in which nothing asynchronous waits and of whose periodic traffic nobody asks.
+    /// Skips an interval without asynchronous requests, whose periodic traffic does not matter.
     pub fn skip(&mut self) {
         debug_assert!(self.is_idle(), "it has something to do");
         self.now += 1;
     }
 
-    /// One interval. Answers with the requests that it ended.
+    /// Simulates one interval. Returns the requests that it completed.
     pub fn step(&mut self) -> &[Completion] {
         self.completed.clear();
         let used_ps = self.serve_periodic();
@@ -225,7 +225,7 @@ impl Controller {
                 self.pass_on();
                 continue;
             }
-            // It does not know beforehand how long the packet will be.
+            // The controller does not know in advance how long the packet will be.
             if used_ps + ring.packet_ps > self.interval_ps {
                 return;
             }
@@ -283,10 +283,10 @@ impl Periodic {
         }
     }
 
-    /// Who has no place asks for nothing.
+    /// An endpoint without a place has no period.
     fn begin_period(&mut self, now: u64) {
         if now.is_multiple_of(self.period) && self.place.is_some() {
-            // The first period of a place has nothing before it to be held against.
+            // The first period of a place has no earlier one to be checked.
             if now > 0 {
                 self.periods.kept += 1;
                 self.periods.missed += u64::from(self.left_packets > 0);

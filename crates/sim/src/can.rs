@@ -1,4 +1,4 @@
-//! CAN channels behind a USB device with a small buffer. R7.
+//! Simulated CAN channels behind a USB device with a small buffer. R7.
 
 use std::collections::VecDeque;
 
@@ -7,13 +7,13 @@ use crate::random::Random;
 /// Channels of the paper's device.
 pub const CHANNELS: usize = 5;
 
-/// What the device makes of a frame on USB (section 6.2.2).
+/// Bytes of a frame on USB in the paper's device (section 6.2.2).
 pub const MESSAGE_BYTES: usize = 64;
 
-/// What its buffer holds (section 6.2).
+/// Bytes of its buffer (section 6.2).
 pub const BUFFER_BYTES: usize = 4096;
 
-/// How a frame is addressed, and so how long it is, with eight bytes of data (section 6.2.2).
+/// The identifier format, which determines the length of a frame with eight bytes of data (section 6.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// An identifier of 11 bits: 108 bits in all.
@@ -22,17 +22,17 @@ pub enum Format {
     Extended,
 }
 
-/// What goes on on a channel.
+/// The traffic on a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
-    /// A unit sends frames, each so long after the one before.
+    /// A unit sends frames at random intervals.
     In {
         /// The shortest time between two frames.
         least_ns: u64,
         /// The longest.
         most_ns: u64,
     },
-    /// A unit takes frames, and is as long about each.
+    /// A unit receives frames, and takes a random time for each.
     Out {
         /// The shortest time for one frame.
         least_ns: u64,
@@ -52,7 +52,7 @@ impl Format {
 
 impl Traffic {
     /// Frames that take `percent` of a channel of `bits_per_s`. With a stuffed bit after every six, 69 % of 500 kb/s
-    /// are the 2,738 standard frames a second that the paper's oscilloscope saw.
+    /// are the 2,738 standard frames a second that the paper measured with an oscilloscope.
     pub const fn share(bits_per_s: u64, percent: u64, format: Format) -> Self {
         let period_ns = format.bits() * 7 * 100 * 1_000_000_000 / (6 * bits_per_s * percent);
         Self::In { least_ns: period_ns, most_ns: period_ns }
@@ -69,15 +69,15 @@ impl Traffic {
         matches!(self, Self::In { .. })
     }
 
-    /// Frames a second, at the most.
+    /// The highest rate, frames a second.
     pub fn frames_per_s(&self) -> u64 {
         let (Self::In { least_ns, .. } | Self::Out { least_ns, .. }) = *self;
         1_000_000_000 / least_ns.max(1)
     }
 }
 
-/// The device. What comes in shares its buffer; when that is full the oldest message is overwritten. What goes out has
-/// as much of a buffer of its own, in equal parts.
+/// The device. Received frames share its buffer; when it is full the oldest message is overwritten. Frames to be sent
+/// have a buffer of the same size, in equal parts.
 #[derive(Clone, Debug)]
 pub struct Device {
     received: VecDeque<usize>,
@@ -87,7 +87,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device with `outlets` channels that go out.
+    /// A device with `outlets` channels that send.
     pub fn new(outlets: usize) -> Self {
         Self {
             received: VecDeque::with_capacity(MESSAGES),
@@ -107,33 +107,33 @@ impl Device {
         self.received.push_back(channel);
     }
 
-    /// Whether there is something to read.
+    /// Whether there is a message to read.
     pub fn has_received(&self) -> bool {
         !self.received.is_empty()
     }
 
-    /// All that was received, a count a channel.
+    /// Reads all received messages; returns a count per channel.
     pub fn read(&mut self) -> [u64; CHANNELS] {
         let mut counts = [0; CHANNELS];
         self.received.drain(..).for_each(|channel| counts[channel] += 1);
         counts
     }
 
-    /// Takes up to `messages` to be sent on `channel`; answers with how many.
+    /// Takes up to `messages` to be sent on `channel`; returns how many.
     pub fn write(&mut self, channel: usize, messages: usize) -> usize {
         let taken = messages.min(self.sending_max - self.sending[channel]);
         self.sending[channel] += taken;
         taken
     }
 
-    /// A frame went out on `channel`, if there was one.
+    /// A frame was sent on `channel`; returns whether there was one.
     pub fn send(&mut self, channel: usize) -> bool {
         let has_one = self.sending[channel] > 0;
         self.sending[channel] -= usize::from(has_one);
         has_one
     }
 
-    /// Messages that were overwritten, a count a channel.
+    /// Overwritten messages, a count per channel.
     pub fn overruns(&self) -> [u64; CHANNELS] {
         self.overruns
     }
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_out_waits_for_room() {
+    fn outgoing_message_waits_for_space() {
         let mut device = Device::new(2);
         assert_eq!((device.write(3, 20), device.write(3, 20), device.write(4, 40)), (20, 12, 32));
         assert!(device.send(3));

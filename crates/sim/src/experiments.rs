@@ -1,6 +1,6 @@
-//! The experiments of section 6 of West, Golchin and Njavro (2023), run again in bus time. R8.
+//! The experiments of section 6 of West, Golchin and Njavro (2023), repeated in simulated bus time. R8.
 //!
-//! [`paper`] has the figures that they published; each other module is one experiment and answers with its own.
+//! [`paper`] has the published figures; each other module is one experiment and returns its own.
 
 pub mod paper;
 pub mod round_trips;

@@ -1,4 +1,4 @@
-//! What was seen, by the microsecond: an hour of round trips does not fit a list.
+//! A histogram in microseconds: an hour of round trips does not fit a list.
 
 /// Counts of times, in bins of a microsecond, with exact extremes and moments.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,12 +12,12 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty one. What is longer than `us_max` is counted in the last bin; extremes and moments stay exact.
+    /// An empty one. Values above `us_max` are counted in the last bin; extremes and moments stay exact.
     pub fn new(us_max: usize) -> Self {
         Self { counts: vec![0; us_max + 1], count: 0, min_ns: u64::MAX, max_ns: 0, sum_us: 0.0, squares_us: 0.0 }
     }
 
-    /// `ns` was seen `times` times.
+    /// Adds the value `ns`, `times` times.
     pub fn add(&mut self, ns: u64, times: u64) {
         let last = self.counts.len() - 1;
         self.counts[last.min((ns / 1000) as usize)] += times;
@@ -29,17 +29,17 @@ impl Histogram {
         self.squares_us += us * us * times as f64;
     }
 
-    /// How many were seen.
+    /// The number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The shortest; 0 if there was none.
+    /// The smallest value; 0 if there is none.
     pub fn min_ns(&self) -> u64 {
         if self.count == 0 { 0 } else { self.min_ns }
     }
 
-    /// The longest; 0 if there was none.
+    /// The largest value; 0 if there is none.
     pub fn max_ns(&self) -> u64 {
         self.max_ns
     }
@@ -55,7 +55,7 @@ impl Histogram {
         (self.squares_us / self.count.max(1) as f64 - mean * mean).max(0.0).sqrt()
     }
 
-    /// The distribution: microseconds, and which share was not longer. Only where it grows.
+    /// The distribution: microseconds, and the share of values that are not larger. Only where it grows.
     pub fn distribution(&self) -> Vec<(f64, f64)> {
         let mut seen = 0;
         let grows = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);

@@ -20,10 +20,10 @@
 //!
 //! - A controller serves the periodic endpoints of an interval first, up to the share that the specification gives
 //!   them, then the asynchronous ones in turns, a burst each; a packet that might not end within the interval waits for
-//!   the next one, and the burst goes on there.
-//! - A request that is handed over during an interval is seen at the start of the next.
-//! - A packet takes its worst time, or less as the seed wants.
-//! - Switching between threads costs nothing; what an interrupt's top half costs is taken from whoever runs.
+//!   the next one, where the burst continues.
+//! - A request that is submitted during an interval is seen at the start of the next.
+//! - A packet takes its worst time, or less at random.
+//! - Switching between threads costs nothing; the time of an interrupt's top half is taken from the running thread.
 
 #![forbid(unsafe_code)]
 

@@ -1,21 +1,21 @@
-//! Hosts that are joined by debug ports come up, each when and as fast as the seed wants. R3.
+//! Hosts that are joined by debug ports come up, with random starts and delays. R3.
 //!
-//! To enable and to enumerate takes time, and so does noticing a port. An enumeration takes every port that is there,
-//! wired to the host and nobody's when it ends, wanted or not.
+//! Enabling and enumerating take time, and so does noticing a port. An enumeration takes every port that is wired to
+//! the host and free when it ends, wanted or not.
 
 use farbus_realtime::topology::Topology;
 use farbus_realtime::topology::bring_up::{Act, BringUp};
 
 use crate::random::Random;
 
-/// How it ended.
+/// The final state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// Who has each host's port.
+    /// Which host has enumerated each host's port.
     pub owners: Vec<Option<u32>>,
-    /// Hosts that are not through with their part.
+    /// Hosts whose part is not complete.
     pub waiting: Vec<u32>,
-    /// When the last thing happened.
+    /// The time of the last event.
     pub at_ns: u64,
 }
 
@@ -41,13 +41,13 @@ struct World<'a> {
     is_at_work: Vec<bool>,
     is_enabled: Vec<bool>,
     owners: Vec<Option<u32>>,
-    /// Not in order; there are few.
+    /// Unordered; there are few.
     events: Vec<(u64, Event)>,
     slowest_ns: u64,
     random: Random,
 }
 
-/// Brings `topology` up; whatever takes time takes up to `slowest_ns`.
+/// Brings `topology` up; every action takes up to `slowest_ns`.
 pub fn bring_up(topology: &Topology, slowest_ns: u64, seed: u64) -> Ending {
     let hosts = topology.hosts();
     let mut world = World {

@@ -1,8 +1,8 @@
-//! One processor, and who runs on it when: as Quest has it ([`Processor::quest`]) and as Linux has it
+//! One simulated processor, and which task runs on it when: as on Quest ([`Processor::quest`]) and as on Linux
 //! ([`Processor::linux`]). R4.
 //!
-//! The world gives tasks work, and lets time pass up to the next thing that it knows of; the processor answers with
-//! what was finished before.
+//! The simulation gives tasks work, and lets time pass up to the next event that it knows of; the processor returns the
+//! jobs that ended before.
 
 mod linux;
 mod quest;
@@ -27,7 +27,7 @@ pub struct Processor {
 
 #[derive(Clone, Debug)]
 struct Task {
-    /// What is left of each job; the first is at work.
+    /// What is left of each job; the first is running.
     jobs: VecDeque<u64>,
     ran_ns: u64,
 }
@@ -40,12 +40,12 @@ enum Policy {
 
 impl Processor {
     /// Main VCPUs are sporadic servers, bottom halves run on I/O VCPUs that inherit the period of the task they work
-    /// for; priorities are rate-monotonic. Whoever has no reserve runs when nobody else does.
+    /// for; priorities are rate-monotonic. A task without a reserve runs when no other does.
     pub fn quest(roles: &[Role]) -> Self {
         Self::new(roles, Policy::Quest(Quest::new(roles)))
     }
 
-    /// Tasks with a reserve are of `SCHED_DEADLINE`, bottom halves are soft interrupts.
+    /// Tasks with a reserve use `SCHED_DEADLINE`, bottom halves are soft interrupts.
     pub fn linux(roles: &[Role], settings: Settings) -> Self {
         Self::new(roles, Policy::Linux(Linux::new(roles, settings)))
     }
@@ -55,7 +55,7 @@ impl Processor {
         Self { now_ns: 0, tasks: vec![task; roles.len()], policy }
     }
 
-    /// What time it is.
+    /// The current time.
     pub fn now_ns(&self) -> u64 {
         self.now_ns
     }
@@ -70,12 +70,12 @@ impl Processor {
         self.tasks[task].jobs.len()
     }
 
-    /// Gives `task` one more job, of `work_ns`, now.
+    /// Gives `task` a job of `work_ns` now.
     pub fn give(&mut self, task: TaskId, work_ns: u64) {
         self.give_for(task, work_ns, None);
     }
 
-    /// The same; should it be a bottom half, it works for a task of `period_ns` this time.
+    /// Like [`Processor::give`]; a bottom half then works for a task of `period_ns` this time.
     pub fn give_for(&mut self, task: TaskId, work_ns: u64, period_ns: Option<u64>) {
         let jobs = &mut self.tasks[task].jobs;
         jobs.push_back(work_ns.max(1));
@@ -86,7 +86,7 @@ impl Processor {
         }
     }
 
-    /// Lets time pass until a job is finished, and answers with its task; `None` at `until_ns`.
+    /// Lets time pass until a job is finished, and returns its task; `None` at `until_ns`.
     pub fn run(&mut self, until_ns: u64) -> Option<TaskId> {
         while self.now_ns < until_ns {
             let choice = self.choose();
@@ -118,7 +118,7 @@ impl Processor {
         None
     }
 
-    /// The top half of an interrupt: it runs at once, at the cost of whoever it comes upon.
+    /// The top half of an interrupt: it runs at once, at the cost of the task it interrupts.
     pub fn interrupt(&mut self, top_half_ns: u64) {
         let choice = self.choose();
         self.now_ns += top_half_ns;

@@ -1,11 +1,11 @@
-//! Chance that comes back when its seed does.
+//! Reproducible random numbers.
 
-/// SplitMix64 (Steele, Lea and Flood 2014): a seed is a world.
+/// SplitMix64 (Steele, Lea and Flood 2014): the same seed gives the same numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Random(u64);
 
 impl Random {
-    /// The world of `seed`.
+    /// A generator with this seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -29,17 +29,17 @@ impl Random {
         least + self.below((most - least).saturating_add(1))
     }
 
-    /// Whether something happens that happens once in `times`.
+    /// True once in `times`, on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of `choices`, which are not none.
+    /// One of `choices`, which must not be empty.
     pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
     }
 
-    /// Time until something that happens once in `mean_ns` on average and knows nothing of its past, at least 1 ns.
+    /// Time until the next event of a memoryless process with a mean of `mean_ns`, at least 1 ns.
     pub fn wait_ns(&mut self, mean_ns: u64) -> u64 {
         // Above 0 and at most 1.
         let share = ((self.bits() >> 11) + 1) as f64 / (1u64 << 53) as f64;
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_a_world() {
+    fn same_seed_gives_the_same_numbers() {
         let play = |seed| (0..5).map(|_| Random::new(seed).below(1000)).collect::<Vec<_>>();
         assert_eq!(play(7), play(7));
         let mut random = Random::new(1);

@@ -1,5 +1,5 @@
 //! Hosts, each a thread that knows its plan, its own debug port and its cables, bring a network up over real sockets,
-//! each step when it pleases. R3. `FARBUS_BRING_UPS` says how often each network is (default 25).
+//! with random delays. R3. `FARBUS_BRING_UPS` says how often each network is brought up (default 25).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -19,12 +19,12 @@ use farbus_realtime::topology::{Network, Topology, plan};
 use farbus_sim::Random;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest that anything takes: to start, to say something, to enable, to enumerate.
+/// The longest delay of any action: to start, to send, to enable, to enumerate.
 const SLOWEST_US: u64 = 3000;
 
 type Heard = (u32, [u8; MESSAGE_BYTES]);
 
-/// All that one host has.
+/// The state of one host.
 struct Host {
     number: u32,
     party: Party,
@@ -45,7 +45,7 @@ impl Host {
         thread::sleep(Duration::from_micros(self.random.between(0, SLOWEST_US)));
     }
 
-    /// Does its part, and stays until all are done.
+    /// Takes part, and stays until all hosts are done.
     fn run(mut self, done: &AtomicU32, hosts: u32) -> Self {
         let end = Instant::now() + PATIENCE;
         self.dawdle();
@@ -55,14 +55,14 @@ impl Host {
         while done.load(Ordering::SeqCst) < hosts && Instant::now() < end {
             while let Some((to, message)) = self.party.poll_transmit() {
                 self.dawdle();
-                // Who is done may have gone.
+                // A host that is done may have gone.
                 let _ = (&self.links[&to]).write_all(&message);
             }
             if let Some(act) = self.party.poll() {
                 self.dawdle();
                 let found = self.act(act);
                 self.party.handle_done(act, found);
-                // Whoever repeats himself does no harm.
+                // A repeated message does no harm.
                 if self.random.once_in(4) {
                     neighbours.iter().for_each(|&other| self.party.handle_linked(other));
                 }
@@ -80,7 +80,7 @@ impl Host {
         self
     }
 
-    /// An enumeration takes whatever is attached, wanted or not.
+    /// An enumeration takes every attached port, wanted or not.
     fn act(&mut self, act: Act) -> Vec<u32> {
         match act {
             Act::Enable => {
@@ -134,7 +134,7 @@ fn hosts(topology: &Topology, seed: u64) -> Vec<Host> {
     all
 }
 
-/// Brings it up, and sends something over each link, both ways.
+/// Brings the network up, and sends bytes over each link, both ways.
 fn bring_up(topology: &Topology, seed: u64) {
     let done = Arc::new(AtomicU32::new(0));
     let started: Vec<_> = hosts(topology, seed)

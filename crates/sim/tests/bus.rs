@@ -1,6 +1,5 @@
-//! What the planner admits is held against a bus that moves packets: sets of endpoints, requests at the worst moments,
-//! packets shorter than the worst. R2. `FARBUS_SEEDS` says how many sets (default 10,000), `FARBUS_SEED` plays one
-//! again.
+//! Plans compared with a bus that moves packets: random endpoints, requests at the worst moments, packets shorter than
+//! the worst case. R2. `FARBUS_SEEDS` says how many sets (default 10,000), `FARBUS_SEED` repeats one.
 
 use farbus_realtime::schedule::{Criticality, Mode, Options, Plan, Request, plan, replan};
 use farbus_realtime::transfer::{Direction, Shape};
@@ -31,7 +30,7 @@ fn bulk(id: u32, speed: Speed, packet_bytes: u32, n: u32, budget_bytes: u32, per
     Request { id, shape, budget_bytes, period, criticality: Criticality::High }
 }
 
-/// A random set that *sound* admits, of high or super speed: tries until there is one.
+/// A random set that mode `Sound` admits, of high or super speed: tries until there is one.
 fn admitted_set(random: &mut Random) -> Plan {
     loop {
         let speed = random.one_of(&[Speed::High, Speed::Super, Speed::Super]);
@@ -49,7 +48,7 @@ fn admitted_set(random: &mut Random) -> Plan {
         for id in 0..1 + random.below(4) as u32 {
             let packet_bytes = if speed == Speed::Super && random.once_in(3) { bulk_bytes } else { usual_bytes };
             let period = 1 + random.below(40) as u32;
-            // Sets near the edge are the ones worth a look.
+            // Sets near the limit are the interesting ones.
             let budget_bytes = 1 + random.below(u64::from(period) * u64::from(bulk_bytes) * 10) as u32;
             let n = if speed == Speed::High { 0 } else { random.below(4) as u32 };
             let packet_bytes = if speed == Speed::High { bulk_bytes } else { packet_bytes };
@@ -61,9 +60,8 @@ fn admitted_set(random: &mut Random) -> Plan {
     }
 }
 
-/// Runs `plan` with one asynchronous endpoint asking for its budget, in the worst place of the round, while the others
-/// always have something to send. Answers with the longest that it took and the periods of periodic endpoints that were
-/// missed.
+/// Runs `plan` with one asynchronous endpoint that asks for its budget, in the worst place of the round, while the
+/// others always have something to send. Returns its longest time and the missed periods of periodic endpoints.
 fn run(plan: &Plan, victim: &Request, variation_permille: u32, random: &mut Random) -> (u64, u64) {
     let mut bus = Controller::new(plan, variation_permille, Random::new(random.bits()));
     for other in plan.asynchronous().iter().filter(|bound| bound.id != victim.id) {
@@ -95,7 +93,7 @@ fn run(plan: &Plan, victim: &Request, variation_permille: u32, random: &mut Rand
 }
 
 #[test]
-fn what_sound_admits_never_misses() {
+fn set_admitted_as_sound_never_misses() {
     let (mut runs, mut nearest) = (0, 0);
     for seed in seeds(SETS) {
         let mut random = Random::new(seed);
@@ -135,7 +133,7 @@ fn as_printed_admits_a_set_that_misses() {
 }
 
 #[test]
-fn what_as_printed_admits_misses_now_and_then() {
+fn set_admitted_as_printed_sometimes_misses() {
     let (mut admitted, mut missed) = (0, 0);
     for seed in 1..=300 {
         let mut random = Random::new(seed);
@@ -160,7 +158,7 @@ fn what_as_printed_admits_misses_now_and_then() {
     assert!(admitted > 50 && missed > 0, "{missed} of {admitted}");
 }
 
-/// Devices come and go at random while the bus runs; each new plan is taken up when its cycle begins.
+/// Devices come and go at random while the bus runs; each new plan takes effect when its cycle begins.
 #[test]
 fn high_criticality_is_never_displaced() {
     let (mut plans, mut suspended) = (0, 0);

@@ -1,4 +1,4 @@
-//! The paper's experiments in bus time: what it promises holds here, and what it saw of Linux is seen. R8.
+//! The paper's experiments in bus time: its bounds hold here, and its observations of Linux are reproduced. R8.
 
 use farbus_sim::experiments::paper::{INPUT_FRAMES_PER_S, OUTPUT_FRAMES_PER_S, OVERRUNS, ROUND_TRIPS, THROUGHPUT};
 use farbus_sim::experiments::throughput::Load;

@@ -1,4 +1,4 @@
-//! Hosts joined by USB come up as planned, whoever is slow. R3.
+//! Hosts joined by USB come up as planned, whichever host is slow. R3.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Equation 1 is held against a processor: what it admits keeps its promises, whatever bottom halves there are. R4.
-//! `FARBUS_SEEDS` says how many sets (default 500), `FARBUS_SEED` plays one again.
+//! Equation 1 compared with a processor: admitted tasks keep their budgets, whatever the bottom halves do. R4.
+//! `FARBUS_SEEDS` says how many sets (default 500), `FARBUS_SEED` repeats one.
 
 use farbus_realtime::vcpu::{Reserve, admit};
 use farbus_sim::Random;
@@ -18,7 +18,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-/// Tasks and the shares of bottom halves that Equation 1 admits, and would not with a thousandth more of each budget.
+/// Tasks and shares of bottom halves that Equation 1 admits, and would refuse with a thousandth more of each budget.
 fn set_at_the_edge(random: &mut Random) -> (Vec<Reserve>, Vec<u32>) {
     let periods: Vec<_> = (0..1 + random.below(6)).map(|_| random.between(100, 2000) * 1000).collect();
     let weights: Vec<_> = periods.iter().map(|_| random.between(1, 100)).collect();
@@ -34,9 +34,8 @@ fn set_at_the_edge(random: &mut Random) -> (Vec<Reserve>, Vec<u32>) {
     (mains(most.unwrap_or(1)), io_ppm)
 }
 
-/// Every task has a job of its whole budget each period, from a start of its own; the bottom halves have more to do
-/// than they may, or now and then a burst, each for any of the tasks. Answers with how many jobs were done, and how
-/// many of them late.
+/// Every task has a job of its whole budget each period, from a random start; the bottom halves have more work than
+/// their share, or a burst now and then, for any of the tasks. Returns how many jobs ended, and how many of them late.
 fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
     let mut roles: Vec<_> = mains.iter().map(|&reserve| Role::Reserved(reserve)).collect();
     for &utilization_ppm in io_ppm {
@@ -54,7 +53,7 @@ fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
         let now_ns = processor.now_ns();
         for (task, reserve) in mains.iter().enumerate() {
             if releases[task] <= now_ns {
-                // What was released a period ago is done by now, or late.
+                // A job released a period ago has ended by now, or is late.
                 late += u64::from(processor.jobs(task) > 0);
                 processor.give(task, reserve.budget_ns);
                 releases[task] += reserve.period_ns;
@@ -74,7 +73,7 @@ fn run(mains: &[Reserve], io_ppm: &[u32], random: &mut Random) -> (u64, u64) {
 }
 
 #[test]
-fn what_equation_1_admits_keeps_its_promises() {
+fn set_admitted_by_equation_1_keeps_its_budgets() {
     let mut all = 0;
     for seed in seeds() {
         let mut random = Random::new(seed);
@@ -87,7 +86,7 @@ fn what_equation_1_admits_keeps_its_promises() {
 }
 
 #[test]
-fn one_task_may_have_the_whole_processor_and_two_may_not_have_more_than_it() {
+fn single_task_may_fill_the_processor_and_two_may_not_exceed_it() {
     let whole = Reserve { budget_ns: MS, period_ns: MS };
     assert!(admit(&[whole], &[]).is_ok());
     assert_eq!(run(&[whole], &[], &mut Random::new(1)).1, 0);
@@ -102,7 +101,7 @@ fn one_task_may_have_the_whole_processor_and_two_may_not_have_more_than_it() {
     assert!(late(&others) > 0);
 }
 
-/// A bottom half of Quest has its share and no more; one of Linux has all there is, until it is too much, and then
+/// A bottom half of Quest has its share and no more; one of Linux takes the whole processor until its limit, and then
 /// nothing.
 #[test]
 fn a_storm_of_interrupts_stops_tasks_on_linux_and_bottom_halves_on_quest() {
@@ -127,7 +126,7 @@ fn a_storm_of_interrupts_stops_tasks_on_linux_and_bottom_halves_on_quest() {
     assert_eq!(task + bottom_half + ordinary, 70_000);
 }
 
-/// What a blocked task leaves is shared, as the paper believes to have seen.
+/// Budget that a blocked task leaves is shared, as the paper assumes.
 #[test]
 fn reclaimed_budget_is_that_of_blocked_tasks() {
     let reserved = Role::Reserved(Reserve { budget_ns: MS, period_ns: 10 * MS });

@@ -1,4 +1,4 @@
-//! Bytes on their way in and out: received into one place and not moved, sent from where they lie.
+//! Receive and send buffers: received bytes are not moved, and payloads are sent from where they lie.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -11,8 +11,8 @@ use farbus_model::{BufferPool, Payload};
 
 use crate::snapshot::Writer;
 
-/// Received bytes that are not yet understood, in one shared chunk, so that a payload can be
-/// handed on as a window instead of a copy.
+/// Received bytes that are not parsed yet, in one shared chunk, so that a payload can be passed on as a window instead
+/// of a copy.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     chunk: Arc<[u8]>,
@@ -21,41 +21,41 @@ pub(crate) struct Incoming {
     /// Bytes the frame at `start` needs, as far as is known.
     wanted: usize,
     capacity: usize,
-    /// How long a frame can be, if the successors of large ones are received with them.
+    /// The length limit of a frame, if following frames are received together with the first.
     ahead: Option<usize>,
-    /// Chunks that windows still pointed at when they were left; reused once nobody looks.
+    /// Chunks left behind while windows pointed at them; reused once the windows are gone.
     left: Vec<Arc<[u8]>>,
-    /// Bytes of these.
+    /// Bytes of `left`.
     left_bytes: usize,
-    /// How many of them are kept that nobody looks at.
+    /// How many unused chunks are kept.
     left_max: usize,
-    /// Windows hold [`BORROWED_BYTES_MAX`] of chunks: the next payloads are copied.
+    /// Windows hold [`BORROWED_BYTES_MAX`] of chunks: further payloads are copied.
     is_crowded: bool,
     /// Payloads up to this size are copied rather than lent.
     copied_max: usize,
-    /// Payloads are copied while the chunk has no more than this.
+    /// Payloads are copied while the chunk holds no more than this.
     lone_max: usize,
 }
 
-/// A frame at least this large is received up to its end and no further (and the next header), so
-/// that no part of its successor has to be moved.
+/// A frame at least this large is received up to its end, plus the next header, and no further, so that no part of the
+/// next frame has to be moved.
 const LARGE_FRAME_BYTES: usize = 32 << 10;
-/// A rest this small is cheaper to move than to work around.
+/// A remainder this small is cheaper to move than to work around.
 const SMALL_REST_BYTES: usize = 4 << 10;
-/// A chunk that grew to this many times the capacity is kept: 4 MiB by default, so that transfers of
-/// 1 MiB, which FUSE and large disks ask for, find theirs again. One that grew further is let go.
+/// A chunk that grew to this many times the capacity is kept: 4 MiB by default, so that transfers of 1 MiB, which FUSE
+/// and large disks make, find their chunk again. A larger chunk is freed.
 const KEPT_GROWTH_MAX: usize = 16;
-/// Up to here the memory for a chunk may be had twice while it is made.
+/// Up to this size, making a chunk may take its memory twice for a moment.
 const COPIED_BYTES_MAX: usize = 1 << 20;
 /// Chunks kept for reuse.
 const CHUNKS_LEFT_MAX: usize = 4;
-/// Bytes of chunks that windows hold, however little of each they show: the largest credit. Whoever sends a little data
-/// and much that nobody keeps would otherwise have a chunk held with each.
+/// Bytes of chunks that windows may hold, however little of each they show: the largest credit. Otherwise a peer that
+/// sends a little data among much that is dropped would have a chunk held with each.
 const BORROWED_BYTES_MAX: usize = CREDIT_BYTES_MAX;
 
 impl Incoming {
-    /// A buffer of `capacity` bytes that grows only as far as bytes have really arrived. It takes memory when something
-    /// is to be received.
+    /// Makes a buffer of `capacity` bytes that grows only as bytes arrive. It takes memory when bytes are to be
+    /// received.
     pub fn new(capacity: usize) -> Self {
         let (chunk, left_max) = (Arc::default(), CHUNKS_LEFT_MAX);
         Self {
@@ -74,36 +74,36 @@ impl Incoming {
         }
     }
 
-    /// Receives many frames at once, whatever the one at the front needs: for frames that are always small against the
+    /// Receives many frames at once, whatever the first one needs: for frames that are always small compared with the
     /// buffer.
     pub fn ahead(mut self, frame_bytes_max: usize) -> Self {
         self.ahead = Some(frame_bytes_max);
         self.keeping_many()
     }
 
-    /// Keeps many chunks: whoever is handed their windows keeps those for a while, as one who passes them on does.
+    /// Keeps many chunks: for a user that keeps windows for a while, as a relay does.
     pub fn keeping_many(mut self) -> Self {
         self.left_max = RECEIVE_BUFFERS_KEPT_MAX;
         self
     }
 
-    /// Forgets what is there, and gives its memory back until something is to be received again.
+    /// Drops what is there, and frees its memory until bytes are to be received again.
     pub fn release(&mut self) {
         (self.chunk, self.start, self.end, self.wanted) = (Arc::default(), 0, 0, 0);
         (self.left, self.left_bytes, self.is_crowded) = (Vec::new(), 0, false);
     }
 
-    /// Bytes of all chunks, those included that windows show or that are kept for reuse.
+    /// Bytes of all chunks, including those that windows show and those kept for reuse.
     pub fn chunk_bytes(&self) -> usize {
         self.chunk.len() + self.left_bytes
     }
 
-    /// By how much they grow until a frame of `count` bytes is there.
+    /// How many bytes the chunks grow by until a frame of `count` bytes is complete.
     pub fn growth_to(&self, count: usize) -> usize {
         if count <= self.chunk.len() { 0 } else { count.next_power_of_two() }
     }
 
-    /// Gives back the memory that nobody looks at.
+    /// Frees the unused chunks.
     pub fn trim(&mut self) {
         self.left.retain_mut(|chunk| Arc::get_mut(chunk).is_none());
         self.left_bytes = self.left.iter().map(|chunk| chunk.len()).sum();
@@ -112,7 +112,7 @@ impl Incoming {
         }
     }
 
-    /// Where the next bytes go. Never empty. `header_bytes` is the size of the protocol's header.
+    /// The space for the next bytes. Never empty. `header_bytes` is the size of the protocol's header.
     pub fn space(&mut self, header_bytes: usize) -> &mut [u8] {
         if self.chunk.is_empty() {
             self.chunk = new_chunk(self.capacity);
@@ -131,7 +131,7 @@ impl Incoming {
             self.leave_chunk(self.chunk.len());
         }
         let (end, all) = (self.end, self.chunk.len());
-        // A frame that begins before this ends in the chunk, and is not moved to another one.
+        // A frame that begins before this offset ends within the chunk, and is not moved to another one.
         let last_begin = self.ahead.map_or(0, |frame_bytes_max| all - frame_bytes_max.min(all / 2));
         let limit = if end < last_begin {
             last_begin
@@ -144,13 +144,13 @@ impl Incoming {
         &mut chunk[end..limit]
     }
 
-    /// `count` bytes were put into [`Incoming::space`].
+    /// Reports that `count` bytes were put into [`Incoming::space`].
     pub fn received(&mut self, count: usize) {
         self.end += count;
         debug_assert!(self.end <= self.chunk.len());
     }
 
-    /// As another process had received it.
+    /// Restores bytes that another process had received.
     pub fn refill(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             self.want(self.bytes().len() + bytes.len());
@@ -162,7 +162,7 @@ impl Incoming {
         }
     }
 
-    /// What is there.
+    /// The unparsed bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.chunk[self.start..self.end]
     }
@@ -172,19 +172,20 @@ impl Incoming {
         self.wanted = count;
     }
 
-    /// Copies payloads up to this size: whoever keeps them for long would keep a chunk with each.
+    /// Copies payloads up to this size: for a user that keeps payloads for long, and would keep a chunk with each.
     pub fn copying(mut self, copied_max: usize) -> Self {
         self.copied_max = copied_max;
         self
     }
 
-    /// The same of payloads that came nearly alone: of many that were received together, one chunk is kept for all.
+    /// Copies payloads up to this size if they arrived nearly alone: of many that arrived together, one chunk is kept
+    /// for all.
     pub fn copying_lone(mut self, copied_max: usize) -> Self {
         self.lone_max = copied_max;
         self
     }
 
-    /// A window on bytes at the front, relative to it, or what is there.
+    /// A window on bytes at the front, relative to it, as far as they are there.
     pub fn window(&self, range: Range<usize>) -> Payload {
         if range.len() <= self.copied_max || self.end <= self.lone_max || self.is_crowded {
             return self.bytes()[range].into();
@@ -192,7 +193,7 @@ impl Incoming {
         Payload::shared(&self.chunk, self.start + range.start..self.start + range.end)
     }
 
-    /// The first `count` bytes are understood.
+    /// Drops the first `count` bytes, which were parsed.
     pub fn consume(&mut self, count: usize) {
         self.start += count;
         self.wanted = 0;
@@ -204,7 +205,7 @@ impl Incoming {
         if wanted <= self.chunk.len() {
             self.move_rest_to(0);
         } else if have == self.chunk.len() {
-            // Doubling what has arrived: a stranger's length alone reserves nothing.
+            // Doubles what has arrived: a peer's announced length alone reserves nothing.
             self.leave_chunk((self.chunk.len() * 2).min(wanted.next_power_of_two()));
         } else {
             self.move_rest_to(0);
@@ -218,7 +219,7 @@ impl Incoming {
         let (start, end) = (self.start, self.end);
         if start == end {
             if self.chunk.len() > self.capacity * KEPT_GROWTH_MAX {
-                // One huge frame is not paid for for ever.
+                // One huge frame does not occupy memory for ever.
                 self.chunk = new_chunk(self.capacity);
             }
             (self.start, self.end) = (at, at);
@@ -230,7 +231,7 @@ impl Incoming {
         }
     }
 
-    /// Goes on in another chunk of `bytes`, taking the rest along.
+    /// Continues in another chunk of `bytes`, and moves the unparsed rest there.
     fn leave_chunk(&mut self, bytes: usize) {
         let reusable = self.left.iter_mut().position(|chunk| chunk.len() >= bytes && Arc::get_mut(chunk).is_some());
         let mut next = match reusable {
@@ -246,7 +247,7 @@ impl Incoming {
         self.see_who_looks();
     }
 
-    /// Lets go of idle chunks that are too many or too large, and looks whether windows hold too much.
+    /// Frees unused chunks that are too many or too large, and checks whether windows hold too much.
     fn see_who_looks(&mut self) {
         let (mut idle, mut lent_bytes, mut left_bytes) = (0, 0, 0);
         let (left_max, bytes_max) = (self.left_max, self.capacity * KEPT_GROWTH_MAX);
@@ -265,10 +266,10 @@ impl Incoming {
 
 fn new_chunk(bytes: usize) -> Arc<[u8]> {
     if bytes > COPIED_BYTES_MAX || !cfg!(debug_assertions) {
-        // One allocation, of a known length: a huge frame takes its size and not three times as much.
+        // One allocation of a known length: a huge frame takes its size and not three times as much.
         return std::iter::repeat_n(0, bytes).collect();
     }
-    // Zeroed pages and a copy: the iterator takes ages without optimization.
+    // Zeroed pages and a copy: without optimization the iterator is very slow.
     vec![0; bytes].into()
 }
 
@@ -279,21 +280,21 @@ pub(crate) struct Outgoing {
     /// Arena bytes already sent.
     arena_sent: usize,
     pieces: VecDeque<Piece>,
-    /// Bytes of the first piece already sent.
+    /// Bytes of the first piece that were sent already.
     piece_sent: usize,
     bytes: usize,
 }
 
 #[derive(Debug)]
 enum Piece {
-    /// So many bytes of the arena, behind those of the pieces before.
+    /// This many bytes of the arena, after those of the pieces before.
     Arena(usize),
     Payload(Payload),
 }
 
-/// A payload up to this size is copied behind its header: one run of memory less for the kernel to walk.
+/// A payload up to this size is copied behind its header, which saves the kernel one run of memory.
 const INLINE_PAYLOAD_BYTES: usize = 512;
-/// Runs of memory in one send. Linux takes 1024; 128 hold 32 replies of 128 KiB patterns.
+/// Runs of memory in one send. Linux accepts 1024; 128 hold 32 replies of 128 KiB patterns.
 pub const RUNS_MAX: usize = 128;
 
 /// Runs of memory to send in one call, in order; a list on the stack.
@@ -323,7 +324,7 @@ impl Outgoing {
         }
     }
 
-    /// Writes down all that waits.
+    /// Saves all waiting bytes.
     pub fn save(&self, to: &mut Writer) {
         to.count(self.bytes);
         let (mut arena_at, mut skip) = (self.arena_sent, self.piece_sent);
@@ -344,7 +345,7 @@ impl Outgoing {
         self.bytes
     }
 
-    /// Header bytes waiting, small payloads among them: what grows when a peer never reads.
+    /// Header bytes waiting, including small payloads: these grow when a peer never reads.
     pub fn header_bytes(&self) -> usize {
         self.arena.len() - self.arena_sent
     }
@@ -382,7 +383,7 @@ impl Outgoing {
         runs
     }
 
-    /// `count` bytes were sent; buffers go back to `pool`.
+    /// Reports that `count` bytes were sent; buffers go back to `pool`.
     pub fn sent(&mut self, mut count: usize, pool: &mut BufferPool) {
         assert!(count <= self.bytes, "no more was sent than was there");
         self.bytes -= count;
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_leaves_the_chunk_to_whoever_comes_next() {
+    fn copied_payload_frees_the_chunk_for_the_next_bytes() {
         for (copied_max, is_reused) in [(0, false), (9, false), (10, true)] {
             let mut incoming = Incoming::new(64).copying(copied_max);
             incoming.space(1);
@@ -461,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_alone_leaves_the_chunk_and_what_comes_in_a_crowd_shares_it() {
+    fn lone_payload_is_copied_and_many_together_share_a_chunk() {
         let mut incoming = Incoming::new(64).copying_lone(20);
         incoming.space(1);
         let mut kept = Vec::new();
@@ -521,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_sent_at_a_time_the_bytes_come_out_in_order() {
+    fn sent_bytes_are_in_order_whatever_is_taken_at_a_time() {
         let mut pool = BufferPool::new(1 << 20);
         for step in [1, 7, 48, 600, 5000] {
             let mut outgoing = Outgoing::default();

@@ -1,10 +1,11 @@
-//! Requests in flight, by their number. Both ends of a connection keep one.
+//! Requests in flight, by number. Both ends of a connection keep such a list.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Requests in flight, ascending by number. Numbers are given out ascending and mostly answered in order, so that both
-/// ends of the queue are where things happen; nothing is allocated for a request once the queue is as long as it gets.
+/// Requests in flight, in ascending order of their numbers. Numbers are assigned in ascending order and mostly answered
+/// in order, so that work happens at the ends of the queue. A request needs no allocation once the queue has reached
+/// its length.
 pub(crate) struct Flights<T> {
     queue: VecDeque<(u32, T)>,
 }
@@ -18,7 +19,7 @@ impl<T> Flights<T> {
         self.queue.len()
     }
 
-    /// Adds a request; gives it back if its number is in flight already.
+    /// Adds a request; returns it as the error if its number is in flight already.
     pub fn insert(&mut self, number: u32, flight: T) -> Result<(), T> {
         match self.queue.back() {
             Some(&(last, _)) if last >= number => match self.find(number) {
@@ -53,7 +54,7 @@ impl<T> Flights<T> {
         self.queue.iter().map(|(number, flight)| (*number, flight))
     }
 
-    /// Takes all out.
+    /// Removes all requests.
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.queue.drain(..).map(|(_, flight)| flight)
     }
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_whatever_order_numbers_come_each_is_found_once() {
+    fn each_number_is_found_once_in_any_order() {
         let mut flights = Flights::new();
         for number in [5, 6, 9, u32::MAX, 0, 7, 1] {
             flights.insert(number, u64::from(number) + 1).unwrap();

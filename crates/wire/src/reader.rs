@@ -1,8 +1,8 @@
-//! Fields out of a stranger's bytes, one after the other.
+//! Reads fields from untrusted bytes, one after the other.
 
 use crate::reject::Reject;
 
-/// What is left of a message.
+/// A message that is being read.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
@@ -11,12 +11,12 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Over a message, whole.
+    /// Begins to read a whole message.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, len: bytes.len(), version: 0 }
     }
 
-    /// The same, whose bytes belong to a snapshot of this version.
+    /// Sets the version of the snapshot that the bytes belong to.
     pub(crate) fn of_version(self, version: u16) -> Self {
         Self { version, ..self }
     }
@@ -26,12 +26,12 @@ impl<'a> Reader<'a> {
         self.version
     }
 
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub fn read(&self) -> usize {
         self.len - self.bytes.len()
     }
 
-    /// Bytes that were not read.
+    /// Bytes not read yet.
     pub fn left(&self) -> usize {
         self.bytes.len()
     }
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
     /// The next `count` bytes.
     ///
     /// # Errors
-    /// [`Reject`], here and below: the message ends before them, or they are not what they should be.
+    /// [`Reject`], here and below: the message ends too early, or the field is invalid.
     pub fn take(&mut self, count: usize, field: &'static str) -> Result<&'a [u8], Reject> {
         let short = Reject::new(field, self.bytes.len() as u64, "all of it is in the message");
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or(short)?;
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
         self.take(N, field).map(|bytes| bytes.try_into().expect("as many as were asked for"))
     }
 
-    /// A number.
+    /// Reads a number.
     ///
     /// # Errors
     /// [`Reject`].
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         self.array::<1>(field).map(|[byte]| byte)
     }
 
-    /// A number.
+    /// Reads a little-endian number.
     ///
     /// # Errors
     /// [`Reject`].
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u16::from_le_bytes)
     }
 
-    /// A number.
+    /// Reads a little-endian number.
     ///
     /// # Errors
     /// [`Reject`].
@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u32::from_le_bytes)
     }
 
-    /// A number.
+    /// Reads a little-endian number.
     ///
     /// # Errors
     /// [`Reject`].
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         self.array(field).map(u64::from_le_bytes)
     }
 
-    /// A length of 16 bits and as many bytes of UTF-8.
+    /// Reads a length of 16 bits and as many bytes of UTF-8.
     ///
     /// # Errors
     /// [`Reject`].
@@ -94,12 +94,12 @@ impl<'a> Reader<'a> {
         Ok(text.to_owned())
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub fn rest(self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Nothing may be left.
+    /// Checks that no bytes remain.
     ///
     /// # Errors
     /// [`Reject`].
@@ -111,7 +111,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A text as [`Reader::text`] reads it; what does not fit is cut off at a character's end.
+/// Writes a text as [`Reader::text`] reads it; cuts what does not fit at the end of a character.
 pub(crate) fn put_text(to: &mut Vec<u8>, text: &str, bytes_max: usize) {
     let text = &text[..text.floor_char_boundary(bytes_max)];
     to.extend((text.len() as u16).to_le_bytes());

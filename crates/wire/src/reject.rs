@@ -1,20 +1,20 @@
-//! Why a peer's bytes were refused, in every tongue.
+//! Why a peer's bytes were refused, in every protocol.
 
 use core::fmt;
 
-/// Why a peer's bytes were refused. The connection ends: behind a broken frame nothing can be found.
+/// Why a peer's bytes were refused. The connection ends: after a broken frame the next one cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reject {
-    /// Which field.
+    /// The field.
     pub field: &'static str,
-    /// What it held.
+    /// The field's value.
     pub value: u64,
-    /// The rule that does not hold.
+    /// The rule that was broken.
     pub rule: &'static str,
 }
 
 impl Reject {
-    /// A refusal.
+    /// Makes a refusal.
     pub const fn new(field: &'static str, value: u64, rule: &'static str) -> Self {
         Self { field, value, rule }
     }

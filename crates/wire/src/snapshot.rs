@@ -1,16 +1,16 @@
-//! What a process tells the one that goes on in its place: the state of its connections, as bytes.
+//! Snapshots: the state of a process's connections, as bytes for its replacement.
 //!
 //! ```text
 //!   0 "farbus\r\0"   8 version   10 kind   12 …
 //! ```
 //!
-//! Little-endian. A length stands before whatever has one, and nothing is reserved that the bytes do not hold: a
-//! snapshot is as large as what it brings back. Whoever wrote it heard strangers, so it is read as suspiciously as a
-//! stranger's bytes: each part is held against the others, and what cannot have been is a [`Reject`].
+//! Little-endian. A length stands before everything of variable size, and reading reserves memory only for bytes that
+//! are there. The process that wrote a snapshot read untrusted bytes, so its snapshot is untrusted as well: each part
+//! is checked against the others, and an impossible state is a [`Reject`].
 //!
 //! **Versions.** A process writes version [`VERSION`] and reads that and [`VERSION_MIN`], the version of the release
 //! before: a daemon that was just upgraded reads what its predecessor wrote. Any other version is a [`Reject`]:
-//! sessions and attachments then begin anew. A field of version N is read only if [`Reader::version`] says N or more,
+//! sessions and attachments then begin again. A field of version N is read only if [`Reader::version`] says N or more,
 //! and has a stated value otherwise:
 //!
 //! ```text
@@ -28,28 +28,28 @@ use farbus_model::{
 pub use crate::reader::Reader;
 use crate::reject::Reject;
 
-/// The version written.
+/// The version that is written.
 pub const VERSION: u16 = 13;
-/// The oldest version read: what the previous release wrote.
+/// The oldest version that is read: the one of the previous release.
 pub const VERSION_MIN: u16 = 12;
-/// Bytes of a snapshot at most: all that a session and its user here may hold (`Limits::bytes_max`, a lane's
-/// unacknowledged bytes), four times.
+/// Bytes of a snapshot at most: four times what a session and its user may hold (`Limits::bytes_max`, a lane's
+/// unacknowledged bytes).
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
 
-/// What may be asked of a block device, by its number here.
+/// The operations of a block device, by their numbers in snapshots.
 const BLOCK_OPS: [BlockOp; 6] =
     [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes, BlockOp::Trim];
 
 const MAGIC: [u8; 8] = *b"farbus\r\0";
 
-/// Puts a snapshot together.
+/// Writes a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Writer {
     bytes: Vec<u8>,
 }
 
 impl Writer {
-    /// One of `kind`, which says who reads it.
+    /// Begins a snapshot of `kind`, which says what reads it.
     pub fn new(kind: u16) -> Self {
         let mut writer = Self { bytes: MAGIC.to_vec() };
         writer.u16(VERSION);
@@ -57,58 +57,58 @@ impl Writer {
         writer
     }
 
-    /// What is to lie inside another one, as [`Writer::bytes`]; read it with [`Reader::part`].
+    /// Begins a part to be put into a snapshot by [`Writer::bytes`] and read by [`Reader::part`].
     pub fn part() -> Self {
         Self { bytes: Vec::new() }
     }
 
-    /// All of it.
+    /// The whole snapshot.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// A yes or a no.
+    /// Writes a truth value.
     pub fn flag(&mut self, is_so: bool) {
         self.bytes.push(is_so.into());
     }
 
-    /// A number.
+    /// Writes a number.
     pub fn u8(&mut self, number: u8) {
         self.bytes.push(number);
     }
 
-    /// A number.
+    /// Writes a number.
     pub fn u16(&mut self, number: u16) {
         self.bytes.extend(number.to_le_bytes());
     }
 
-    /// A number.
+    /// Writes a number.
     pub fn u32(&mut self, number: u32) {
         self.bytes.extend(number.to_le_bytes());
     }
 
-    /// A number.
+    /// Writes a number.
     pub fn u64(&mut self, number: u64) {
         self.bytes.extend(number.to_le_bytes());
     }
 
-    /// How many follow.
+    /// Writes how many items follow.
     pub fn count(&mut self, count: usize) {
         self.u32(u32::try_from(count).expect("whatever there is several of has a limit far below"));
     }
 
-    /// Bytes of a fixed number.
+    /// Writes bytes of a known number, without it.
     pub fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Bytes, with their number.
+    /// Writes the number of bytes, and the bytes.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.count(bytes.len());
         self.raw(bytes);
     }
 
-    /// The same of several runs.
+    /// Like [`Writer::bytes`], for several runs of memory with `len` bytes in all.
     pub fn runs<'a>(&mut self, len: usize, runs: impl IntoIterator<Item = &'a [u8]>) {
         self.count(len);
         let before = self.bytes.len();
@@ -116,12 +116,12 @@ impl Writer {
         debug_assert_eq!(self.bytes.len() - before, len);
     }
 
-    /// Data.
+    /// Writes data.
     pub fn payload(&mut self, payload: &Payload) {
         self.runs(payload.len(), payload.runs());
     }
 
-    /// A request, and of its data what it still holds.
+    /// Writes a request and what is left of its data.
     pub fn urb(&mut self, urb: &Urb) {
         self.u64(urb.id.0);
         self.u8(urb.endpoint.as_byte());
@@ -142,7 +142,7 @@ impl Writer {
         }
     }
 
-    /// A request to a block device, with what it writes.
+    /// Writes a request to a block device with the data it writes.
     pub fn block_request(&mut self, request: &BlockRequest) {
         self.u64(request.id.0);
         self.u8(BLOCK_OPS.iter().position(|op| *op == request.op).expect("all of them are there") as u8);
@@ -152,7 +152,7 @@ impl Writer {
         self.payload(&request.payload);
     }
 
-    /// What is active on a device.
+    /// Writes what is selected on a device.
     pub fn selection(&mut self, selection: &Selection) {
         self.u8(selection.configuration());
         self.count(selection.alternates().len());
@@ -162,7 +162,7 @@ impl Writer {
     }
 }
 
-/// A snapshot's body, if it is one of `kind` and of a version that is spoken here.
+/// Opens a snapshot, if it is of `kind` and of a version that is read.
 ///
 /// # Errors
 /// [`Reject`].
@@ -183,7 +183,7 @@ pub fn open(bytes: &[u8], kind: u16) -> Result<Reader<'_>, Reject> {
     Ok(reader)
 }
 
-/// Bytes that a [`Writer::part`] wrote, with the version of the snapshot that they were inside.
+/// The bytes of a [`Writer::part`], with the version of the snapshot around them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedPart {
     version: u16,
@@ -191,7 +191,7 @@ pub struct SavedPart {
 }
 
 impl SavedPart {
-    /// Reads it from its beginning.
+    /// Reads it from the beginning.
     pub fn reader(&self) -> Reader<'_> {
         Reader::new(&self.bytes).of_version(self.version)
     }
@@ -203,7 +203,7 @@ impl SavedPart {
 }
 
 impl<'a> Reader<'a> {
-    /// What a [`Writer::part`] wrote and [`Writer::bytes`] put here, to be read now or later.
+    /// Reads a part that [`Writer::bytes`] put here, to be parsed now or later.
     ///
     /// # Errors
     /// [`Reject`].
@@ -211,7 +211,7 @@ impl<'a> Reader<'a> {
         Ok(SavedPart { version: self.version(), bytes: self.bytes(field)?.to_vec() })
     }
 
-    /// As [`Writer::flag`] wrote it.
+    /// Reads what [`Writer::flag`] wrote.
     ///
     /// # Errors
     /// [`Reject`].
@@ -223,8 +223,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// As [`Writer::count`] wrote it: of things that have `bytes_min` bytes each, so that no more are read than there
-    /// are.
+    /// Reads what [`Writer::count`] wrote. An item has at least `bytes_min` bytes, so that a false count is refused.
     ///
     /// # Errors
     /// [`Reject`].
@@ -236,7 +235,7 @@ impl<'a> Reader<'a> {
         Ok(count as usize)
     }
 
-    /// As [`Writer::bytes`] wrote them.
+    /// Reads what [`Writer::bytes`] wrote.
     ///
     /// # Errors
     /// [`Reject`].
@@ -245,7 +244,7 @@ impl<'a> Reader<'a> {
         self.take(count as usize, field)
     }
 
-    /// As [`Writer::payload`] wrote it.
+    /// Reads what [`Writer::payload`] wrote.
     ///
     /// # Errors
     /// [`Reject`].
@@ -254,7 +253,7 @@ impl<'a> Reader<'a> {
         Ok(if bytes.is_empty() { Payload::Empty } else { bytes.to_vec().into() })
     }
 
-    /// As [`Writer::urb`] wrote it.
+    /// Reads what [`Writer::urb`] wrote.
     ///
     /// # Errors
     /// [`Reject`].
@@ -301,7 +300,7 @@ impl<'a> Reader<'a> {
         Ok(urb)
     }
 
-    /// As [`Writer::block_request`] wrote it. Whether its device can have it is asked elsewhere.
+    /// Reads what [`Writer::block_request`] wrote. The caller checks whether the device permits the request.
     ///
     /// # Errors
     /// [`Reject`].
@@ -315,7 +314,7 @@ impl<'a> Reader<'a> {
         Ok(BlockRequest { id, op, offset, length, payload: self.payload("data")?, is_durable })
     }
 
-    /// As [`Writer::selection`] wrote it, of a device with these descriptors.
+    /// Reads what [`Writer::selection`] wrote for a device with these descriptors.
     ///
     /// # Errors
     /// [`Reject`].
@@ -387,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_have_been_is_refused_by_its_name() {
+    fn impossible_snapshot_is_refused_with_its_field() {
         let field = |spoil: fn(&mut Urb)| {
             let mut urb = isochronous();
             spoil(&mut urb);

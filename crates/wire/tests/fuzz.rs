@@ -1,7 +1,7 @@
-//! Every decoder and both connections under bytes that nobody meant.
+//! Every decoder and both connections with random and damaged bytes.
 //!
-//! Beside not panicking: what is understood does not depend on how the bytes were cut, requests come back exactly once,
-//! and nothing is reserved that has not arrived.
+//! Besides not panicking: the messages read do not depend on how the bytes were cut, requests come back exactly once,
+//! and no memory is reserved for bytes that have not arrived.
 
 mod fuzzing;
 mod peer;
@@ -32,7 +32,7 @@ fn kind_of(endpoint: EpAddr) -> Option<TransferType> {
     }
 }
 
-/// A number that means something to somebody, or any.
+/// A number with a meaning in the protocol, or any number.
 fn number(input: &mut Input<'_>) -> u32 {
     match input.below(4) {
         0 => input.below(16),
@@ -42,7 +42,7 @@ fn number(input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// Breaks something in one message of sixteen.
+/// Damages one message of sixteen.
 fn damage(input: &mut Input<'_>, bytes: &mut Vec<u8>) {
     if input.once_in(16) && !bytes.is_empty() {
         let at = input.below(bytes.len() as u32) as usize;
@@ -54,7 +54,7 @@ fn damage(input: &mut Input<'_>, bytes: &mut Vec<u8>) {
     }
 }
 
-/// A message that a client could send, mostly.
+/// Mostly a message that a client could send.
 fn client_frame(input: &mut Input<'_>) -> Vec<u8> {
     let (seqnum, ep) = (input.below(8), input.below(5));
     let size = input.below(700) as usize;
@@ -84,14 +84,14 @@ fn client_frame(input: &mut Input<'_>) -> Vec<u8> {
     submit.bytes()
 }
 
-/// What a server understood: its requests as text, and the field that stopped it.
+/// What a server read: its requests as text, and the field that stopped it.
 #[derive(Debug, PartialEq)]
 struct Understood {
     requests: Vec<String>,
     end: Result<(), &'static str>,
 }
 
-/// Feeds a server and answers at once what it is asked; every other URB waits until the end.
+/// Feeds a server and answers its requests at once; every other URB waits until the end.
 fn serve(mut conn: ServerConn, pieces: &[&[u8]]) -> Understood {
     let record = DeviceRecord::decode(peer::device_record(BUS_ID, 1).first_chunk().unwrap()).unwrap();
     let mut pool = BufferPool::new(4096);
@@ -154,7 +154,7 @@ fn serve(mut conn: ServerConn, pieces: &[&[u8]]) -> Understood {
     Understood { requests, end }
 }
 
-/// What the gate has let through needs no second look.
+/// A URB that the decoder let through needs no second check.
 fn assert_urb(urb: &Urb) {
     assert!(urb.length <= 16 << 20 && urb.iso.len() <= 1024 && urb.endpoint.number() <= 15);
     let expected = if urb.direction == Direction::Out { urb.length as usize } else { 0 };
@@ -219,7 +219,7 @@ fn fuzz_server_handshake() {
     });
 }
 
-/// What a client was answered, and the field that stopped it.
+/// The answers that a client read, and the field that stopped it.
 #[derive(Debug, PartialEq)]
 struct Answered {
     answers: Vec<String>,
@@ -324,7 +324,7 @@ fn requests(input: &mut Input<'_>) -> Vec<Urb> {
     (0..input.below(6) + 1).map(|id| request(id, input)).collect()
 }
 
-/// A message that an exporter could send to these requests (sequence numbers from 1), mostly.
+/// Mostly a message that an exporter could send to these requests (sequence numbers from 1).
 fn server_frame(input: &mut Input<'_>, asked: &[Urb]) -> Vec<u8> {
     let at = input.below(asked.len() as u32) as usize;
     let (urb, seqnum) = (&asked[at], at as u32 + 1);
@@ -468,7 +468,7 @@ fn fuzz_messages() {
     });
 }
 
-/// Descriptors that are well formed, mostly.
+/// Mostly well-formed descriptors.
 fn configuration_bytes(input: &mut Input<'_>) -> Vec<u8> {
     let mut bytes = vec![9, 2, 0, 0, 1, input.below(3) as u8, 0, 0xc0, 1];
     while !input.is_empty() && bytes.len() < 400 && !input.once_in(12) {
@@ -505,7 +505,7 @@ fn fuzz_descriptors() {
     });
 }
 
-/// Whatever a stranger's descriptors say, only endpoints of active settings are active.
+/// Whatever the descriptors contain, only endpoints of active settings are active.
 fn assert_selection(configuration: Configuration, input: &mut Input<'_>) {
     let value = configuration.value;
     let all = Descriptors { configurations: vec![configuration], ..Descriptors::default() };
@@ -514,7 +514,7 @@ fn assert_selection(configuration: Configuration, input: &mut Input<'_>) {
     for _ in 0..4 {
         let (interface, alternate) = (input.byte() & 3, input.byte() & 3);
         let is_known = all.configuration(value).unwrap().setting(interface, alternate).is_some();
-        // Configuration 0 is none (USB 2.0 §9.4.7), whatever a stranger calls its own.
+        // Configuration 0 is none (USB 2.0 §9.4.7), even if a descriptor has this number.
         let is_selected = selection.select_interface(&all, interface, alternate);
         assert!(is_selected == is_known || value == 0);
         for endpoint in selection.endpoints() {

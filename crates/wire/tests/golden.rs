@@ -1,8 +1,8 @@
 //! Golden vectors: what every message looks like on the wire, field by field, in `golden/*.hex`.
 //!
-//! The files come first and the code follows: they are written from the kernel's document (some are its own captures),
-//! hold no matter what the encoder says, and outlive it. In them `#` begins a comment, `"text"/32` is a text in a field
-//! of 32 bytes, closed with zeros, and the rest is hexadecimal.
+//! The files are written from the kernel's document (some are its own captures) and not by the encoder, so that they
+//! check it. In them `#` begins a comment, `"text"/32` is a text in a field of 32 bytes, padded with zeros, and the
+//! rest is hexadecimal.
 
 mod peer;
 
@@ -59,8 +59,8 @@ impl Message {
         }
     }
 
-    /// Reads `bytes`. What the wire does not say (whether an answer belongs to an IN or an isochronous request) is
-    /// `like`'s.
+    /// Decodes `bytes`. What the wire does not say (whether an answer belongs to an IN or an isochronous request) is
+    /// taken from `like`.
     fn decode(bytes: &[u8], like: &Message) -> Message {
         match like {
             Message::List | Message::Devices(_) | Message::Import(_) | Message::Imported(_) => {
@@ -225,7 +225,7 @@ fn packet(offset: u32, length: u32, actual: u32, status: Status) -> IsoPacket {
     IsoPacket { offset, length, actual, status }
 }
 
-/// Every golden file and what it says.
+/// Every golden file and its message.
 fn vectors() -> Vec<(&'static str, Message)> {
     [operations(), submits(), replies(), unlinks()].concat()
 }

@@ -1,6 +1,6 @@
-//! Two ends of a lane under cuts, delays and bytes that nobody meant.
+//! Two ends of a lane with cuts, delays and random bytes.
 //!
-//! Whatever is cut where: each message arrives once, whole, in its flow's order, and neither end keeps what is
+//! Wherever the link is cut, each message arrives once, whole, in its flow's order, and neither end keeps what is
 //! acknowledged.
 
 mod fuzzing;
@@ -32,13 +32,13 @@ impl Concat for Runs<'_> {
     }
 }
 
-/// One end: its lane, what it said and has not seen arrive, and what arrived.
+/// One end: its lane, the messages it sent that have not arrived, and those that arrived.
 struct End {
     lane: Lane,
     pool: BufferPool,
-    /// By flow, in order: what the other end is to get.
+    /// By flow, in order: what the other end has to receive.
     said: HashMap<u32, VecDeque<(u16, Vec<u8>)>>,
-    /// Messages that have begun to arrive, by tag.
+    /// Partly received messages, by tag.
     partial: HashMap<u16, Payload>,
     next_tag: u16,
 }
@@ -69,7 +69,7 @@ impl End {
         self.said.entry(flow).or_default().push_back((tag, data));
     }
 
-    /// Takes in bytes; what arrived whole is held against what `other` said.
+    /// Receives bytes; compares each complete message with what `other` sent.
     fn take_in(&mut self, mut bytes: &[u8], other: &mut End) {
         while !bytes.is_empty() {
             let space = self.lane.receive_space();
@@ -105,7 +105,7 @@ impl End {
 /// Two ends and the bytes between them.
 struct World {
     ends: [End; 2],
-    /// On their way to that end.
+    /// Bytes under way to each end.
     wires: [Vec<u8>; 2],
 }
 
@@ -142,7 +142,7 @@ impl World {
         if to == 0 { a.take_in(&bytes, b) } else { b.take_in(&bytes, a) }
     }
 
-    /// Everything arrives.
+    /// Delivers everything.
     fn settle(&mut self) {
         while self.ends.iter().any(|end| end.lane.has_transmit()) || self.wires.iter().any(|wire| !wire.is_empty()) {
             for end in [0, 1] {
@@ -188,7 +188,7 @@ fn fuzz_lane_under_cuts() {
 
 /// A cut after every single byte of a conversation.
 #[test]
-fn wherever_a_link_is_cut_nothing_is_lost_or_doubled() {
+fn cut_link_loses_and_repeats_no_message() {
     let talk = |world: &mut World| {
         world.ends[0].say(0, 8);
         world.ends[0].say(1, 3000);
@@ -326,7 +326,7 @@ fn fuzz_native_parts() {
 }
 
 #[test]
-fn who_acknowledges_what_was_not_sent_is_refused() {
+fn acknowledgement_of_unsent_frames_is_refused() {
     let mut pool = BufferPool::new(0);
     let mut lane = Lane::new(LIMITS);
     assert_eq!(lane.handle_linked(1, &mut pool).unwrap_err().field, "received");
@@ -384,9 +384,9 @@ fn a_later_kind_is_counted_and_passed_over() {
     assert_eq!((arrived.head.kind, lane.received()), (Kind::Goodbye, 2));
 }
 
-/// A slow reader bounds what is kept: beyond it nothing is cut, and an acknowledgement sets it going again.
+/// A slow reader bounds what is kept: beyond it no frame is cut, and an acknowledgement lets the sender continue.
 #[test]
-fn what_is_unacknowledged_is_bounded() {
+fn unacknowledged_bytes_are_bounded() {
     let mut world = World::new();
     for _ in 0..64 {
         world.ends[0].say(1, 100_000);

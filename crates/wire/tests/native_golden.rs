@@ -1,8 +1,8 @@
-//! Golden vectors of our own protocol: what every message looks like, in `golden_native/*.hex`, and in
-//! `docs/protocol.md`, which shows these files as they are.
+//! Golden vectors of farbus's own protocol: what every message looks like, in `golden_native/*.hex`, and in
+//! `docs/protocol.md`, which shows these files unchanged.
 //!
-//! The files are written by hand from the tables of that document and hold whatever the encoder says. In them `#`
-//! begins a comment, `"text"` is the bytes of a text, `55*4096` a byte repeated, and the rest is hexadecimal.
+//! The files are written by hand from the tables of that document and not by the encoder. In them `#` begins a comment,
+//! `"text"` is the bytes of a text, `55*4096` a byte repeated, and the rest is hexadecimal.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,10 +29,10 @@ use farbus_wire::native::{
 
 const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
 const SECTION: &str = "## Golden vectors\n";
-/// Set to write the section anew: `FARBUS_WRITE=1 cargo test -p farbus-wire --test native_golden`.
+/// If set, the section is written again: `FARBUS_WRITE=1 cargo test -p farbus-wire --test native_golden`.
 const WRITE: &str = "FARBUS_WRITE";
 
-/// A virtual machine's stream: an interrupt stream runs, and nothing else had been asked.
+/// The state of a virtual machine's stream: an interrupt stream runs, and no other request is pending.
 const FROZEN: &[u8] = &[
     b'r', b'e', b'd', b'i', b'r', 0, 0, 1, // what it is, version 1
     0xfe, 0, 0, 0, // what the machine can do
@@ -45,9 +45,9 @@ const FROZEN: &[u8] = &[
 const DISK: u16 = 7;
 const STICK: u16 = 1;
 const CAMERA: u16 = 3;
-/// When the lanes here cut what they send.
+/// When the lanes here cut their frames.
 const CUT_AT: Instant = Instant::from_nanos(5_002_000);
-/// When the device had done what is answered.
+/// When the device had finished the answered request.
 const DONE_AT: Instant = Instant::from_nanos(5_000_000);
 
 /// Any message, typed.
@@ -56,18 +56,18 @@ enum Said {
     Welcome(Welcome),
     /// Ping, pong, acknowledgement.
     Number(Kind, u64),
-    /// Of a kind that has no body.
+    /// A message of a kind without a body.
     Bare(Kind, u16, u16),
     Open(Open),
     Inherit(Inherit),
     Close(Close),
     Offers(Vec<Offer>),
     Answers(Vec<Vec<u8>>),
-    /// What went through modules: head and payload.
+    /// A message that passed modules: head and payload.
     Piped(Kind, u16, &'static [u8], &'static [u8]),
     Reserve(Word),
     Identity(Statement),
-    /// What nobody on the way looks at.
+    /// Bytes that no host on the way reads.
     MigrationState(&'static [u8]),
     Opened(u16, Opened, Description),
     End(Kind, End),
@@ -76,13 +76,13 @@ enum Said {
     Frame(u16, Frame),
     UsbRequest(Urb, TransferType),
     UsbReset(u16),
-    /// The transfer, and how it ended.
+    /// The transfer, and its outcome.
     UsbReply(Urb, Box<Done>),
     BlockRequest(BlockRequest, bool),
     BlockReply(u16, Result<&'static [u8], StoreError>, Option<Residence>),
 }
 
-/// What a device is.
+/// The description of a device.
 enum Description {
     Usb(usb::Description),
     Block(block::Description),
@@ -175,7 +175,7 @@ impl Said {
         }
     }
 
-    /// Holds what these bytes say against this.
+    /// Checks that these bytes decode to this message.
     fn check(&self, bytes: &[u8]) {
         match self {
             Said::Hello(hello) => assert_eq!(Hello::decode(bytes), Ok(Some((*hello, bytes.len())))),
@@ -336,7 +336,7 @@ fn transmitted(lane: &mut Lane) -> Vec<u8> {
     bytes
 }
 
-/// The frames in these bytes, all of which an honest peer sent.
+/// Receives the frames in these bytes, all of them valid.
 fn hear(lane: &mut Lane, mut bytes: &[u8]) -> Vec<Arrived> {
     let mut frames = Vec::new();
     while !bytes.is_empty() {
@@ -388,7 +388,7 @@ fn digits(text: &str) -> Option<Vec<u8>> {
 
 const DEVICE: [u8; 18] = [0x12, 1, 0, 2, 0, 0, 0, 0x40, 0x09, 0x12, 1, 0, 0, 1, 0, 0, 0, 1];
 
-/// Every golden file and what it says, in the order of the document.
+/// Every golden file and its message, in the order of the document.
 fn vectors() -> Vec<(&'static str, Said)> {
     [greetings(), controls(), transfers(), blocks(), frames()].into_iter().flatten().collect()
 }
@@ -607,7 +607,7 @@ fn every_message_is_these_bytes_and_these_bytes_are_that_message() {
 fn no_part_of_a_message_passes_for_the_whole() {
     for (name, said) in vectors() {
         let bytes = bytes_of(name);
-        // Every end near a frame's edge, and a sample of those in its data.
+        // Every end near a frame's edge, and a sample of those within its data.
         for end in (0..bytes.len()).filter(|end| end % 997 < 64 || bytes.len() - end < 64) {
             let short = &bytes[..end];
             match &said {
@@ -624,7 +624,7 @@ fn no_part_of_a_message_passes_for_the_whole() {
 }
 
 #[test]
-fn every_file_is_looked_at() {
+fn every_golden_file_is_checked() {
     let mut listed: Vec<String> = vectors().iter().map(|(name, _)| format!("{name}.hex")).collect();
     let files = std::fs::read_dir(folder()).unwrap();
     let mut files: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Pairing: the order of its messages, and what becomes of bytes that nobody meant.
+//! Pairing: the order of its messages, and random bytes.
 
 mod fuzzing;
 
@@ -13,7 +13,7 @@ fn pair() -> (Pairing, Pairing) {
     (Pairing::new(Role::Joiner, "desk", &SHARE), Pairing::new(Role::Waiter, "lab3", &SHARE))
 }
 
-/// Carries what one side says to the other.
+/// Carries one side's bytes to the other.
 fn carry(from: &mut Pairing, to: &mut Pairing) -> Option<Event> {
     let bytes = from.poll_transmit().to_vec();
     from.handle_transmitted(bytes.len());
@@ -25,7 +25,7 @@ fn greeted(name: &str) -> Option<Event> {
     Some(Event::Greeted { name: name.into(), share: SHARE })
 }
 
-/// Up to the joiner's proof, which the waiter has seen.
+/// Runs a pairing up to the joiner's proof, which the waiter has checked.
 fn until_proof(joiners: [u8; 32]) -> (Pairing, Pairing, Option<Event>) {
     let (mut joiner, mut waiter) = pair();
     assert!(waiter.poll_transmit().is_empty(), "a waiter says nothing to whoever says nothing");
@@ -104,8 +104,7 @@ fn messages_out_of_turn_or_out_of_shape_are_refused() {
     assert_eq!(waiter.handle_received(&[1; 2 * MESSAGE_BYTES_MAX + 1]).unwrap_err().field, "bytes");
 }
 
-/// A host that says anything in any pieces: nothing breaks, little is kept, and without the right proof there is no
-/// `Proved`.
+/// A host that sends random bytes in any pieces: no panic, little memory, and no `Proved` without the right proof.
 #[test]
 fn fuzz_pairing() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "pairing", |input: &mut Input<'_>| {

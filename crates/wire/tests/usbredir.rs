@@ -1,4 +1,4 @@
-//! usbredir: golden vectors, what the gate refuses, and that nothing depends on how bytes are cut.
+//! usbredir: golden vectors, refusals, and independence of how bytes are cut.
 //!
 //! The files in `golden_usbredir/` are written from the protocol's document, as those of `golden.rs` are.
 
@@ -64,7 +64,7 @@ fn connect(speed: Speed, class: [u8; 3], device_bcd: u16) -> Message {
     Message::DeviceConnect(DeviceConnect { speed: Some(speed), class, vendor: 0x0525, product: 0xa5a4, device_bcd })
 }
 
-/// Every golden file, to whom it goes, what both ends can do, and what it says.
+/// Every golden file, its receiver, the common capabilities, and its message.
 fn vectors() -> Vec<(&'static str, Side, Caps, Packet)> {
     let from_host = from_host().into_iter().map(|(name, caps, id, message)| (name, Side::Guest, caps, id, message));
     let from_guest = from_guest().into_iter().map(|(name, caps, id, message)| (name, Side::Host, caps, id, message));
@@ -193,7 +193,7 @@ fn encoded(to: Side, caps: Caps, packet: &Packet) -> Vec<u8> {
     sent(&mut conn)
 }
 
-/// Feeds a connection in pieces; what it understood, and the field that stopped it.
+/// Feeds a connection in pieces; returns the packets read, and the field that stopped it.
 fn understood(conn: &mut Conn, pieces: &[&[u8]]) -> (Vec<Packet>, Result<(), &'static str>) {
     let (mut packets, mut fed) = (Vec::new(), 0);
     let mut feed = |mut rest: &[u8]| -> Result<(), Reject> {
@@ -260,7 +260,7 @@ fn a_hello_decides_how_headers_look_behind_it() {
 }
 
 #[test]
-fn what_no_guest_may_send_is_refused_with_its_field() {
+fn invalid_guest_packet_is_refused_with_its_field() {
     let header = |kind: u32, length: u32| [&kind.to_le_bytes()[..], &length.to_le_bytes(), &[0; 8]].concat();
     let with = |kind: u32, body: &[u8]| [header(kind, body.len() as u32), body.to_vec()].concat();
     let cases: [(&str, Vec<u8>); 18] = [
@@ -415,7 +415,7 @@ fn any_from_guest(input: &mut Input<'_>) -> Message {
     }
 }
 
-/// Whatever may be said comes out as it went in, however the bytes are cut.
+/// Every valid packet is decoded as it was encoded, however the bytes are cut.
 #[test]
 fn fuzz_usbredir_packets() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_usbredir_packets", |input| {
@@ -429,8 +429,7 @@ fn fuzz_usbredir_packets() {
     });
 }
 
-/// Bytes that nobody meant are refused or understood, the same however they are cut, and what is understood can be said
-/// again.
+/// Random bytes are refused or decoded, the same however they are cut, and what was decoded can be encoded again.
 #[test]
 fn fuzz_usbredir_bytes() {
     fuzz(env!("CARGO_MANIFEST_DIR"), "fuzz_usbredir_bytes", |input| {
@@ -464,8 +463,8 @@ fn fuzz_usbredir_bytes() {
     });
 }
 
-/// The usbredir project's own parser, compiled here. `None` without a compiler or the library, loudly, and not where
-/// everything must be tried.
+/// The usbredir project's own parser, compiled here. `None` without a compiler or the library, with a message; a
+/// failure where every test is required.
 fn oracle() -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/oracle/usbredir.c");
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("usbredir-oracle");
@@ -488,7 +487,7 @@ fn oracle() -> Option<PathBuf> {
 }
 
 #[test]
-fn the_usbredir_projects_parser_says_every_packet_again_as_we_did() {
+fn usbredir_projects_parser_reproduces_every_packet() {
     let Some(program) = oracle() else { return };
     for (to, name) in [(Side::Host, "host"), (Side::Guest, "guest")] {
         let mut conn = Conn::new(to.other(), "writer", ALL, &LIMITS);

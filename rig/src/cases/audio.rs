@@ -1,4 +1,4 @@
-//! A sound card made of code plays and records for an unmodified kernel, sample by sample.
+//! An unmodified kernel plays and records on farbus's sound-card gadget, and every sample is checked.
 
 use super::case::{Case, expect};
 use crate::Result;
@@ -44,7 +44,7 @@ fn both_ways(lab: &Lab, client: Client) -> Result<String> {
     Ok(said.join("; "))
 }
 
-/// All that was recorded was played, and the speaker heard all of it.
+/// Checks that all recorded frames were played, and that the speaker received all of them.
 fn judge(frames: u64, count: impl Fn(&str) -> Result<u64>) -> Result<String> {
     let [tone, breaks, malformed] =
         ["speaker_tone_frames", "speaker_tone_breaks", "speaker_malformed_packets"].map(&count);
@@ -52,7 +52,7 @@ fn judge(frames: u64, count: impl Fn(&str) -> Result<u64>) -> Result<String> {
     expect((tone, breaks, malformed) == (frames, 0, 0), || {
         format!("of {frames} frames {tone} arrived, {breaks} out of order; {malformed} malformed packets")
     })?;
-    // How late an emulated machine is says nothing of farbus; the figure is printed.
+    // How late an emulated machine is says nothing about farbus; the figure is printed.
     let late = count("speaker_late")? + count("microphone_late")?;
     Ok(format!("{frames} frames each way, none missing, late {late} times"))
 }

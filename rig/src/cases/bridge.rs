@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// What two machines do with the two ends of a bridge.
+/// A case in which two machines use the two ends of a bridge.
 macro_rules! joined {
     ($script:literal) => {
         concat!(include_str!("../../guest/bridge-common.sh"), include_str!(concat!("../../guest/", $script)))
@@ -32,7 +32,7 @@ macro_rules! joined {
 
 const MODULES: &[&str] = &["virtio_mmio", "virtio_net", "vhci_hcd", "cdc_ncm"];
 
-/// One by the stock client, the other by ours.
+/// One end is attached by the stock client, the other by farbus.
 fn two_hosts(lab: &Lab, what: &str) -> Result<String> {
     let share = lab.share(&[what.into()])?;
     let boot = |role, client, device: &str, own: &str, other: &str| {
@@ -54,7 +54,7 @@ fn two_hosts(lab: &Lab, what: &str) -> Result<String> {
     ours.await_word("attached")?;
     let address_of_stock = word_after(&stock.take_heard(), "address ");
     let address_of_ours = word_after(&ours.take_heard(), "address ");
-    // Its owner's to give (bit 1 of the first byte), and not the same at both ends.
+    // Locally administered (bit 1 of the first byte), and different at both ends.
     let is_own =
         |address: &str| u8::from_str_radix(address.get(..2).unwrap_or_default(), 16).is_ok_and(|byte| byte & 3 == 2);
     expect(is_own(&address_of_stock) && is_own(&address_of_ours) && address_of_stock != address_of_ours, || {
@@ -75,7 +75,7 @@ fn two_hosts(lab: &Lab, what: &str) -> Result<String> {
     Ok(figures.join("; "))
 }
 
-/// Their adapters and raw pairs, both ways; figures.
+/// Uses the adapters and raw pairs in both directions; returns figures.
 fn carries(one: &mut Guest, other: &mut Guest) -> Result<Vec<String>> {
     let ping = step(other, "ping")?;
     expect(ping.contains("5 packets received"), || format!("pings were lost: {ping}"))?;
@@ -126,7 +126,7 @@ fn brought_up(lab: &Lab) -> Result<String> {
     let shown = step(&mut right, "shown")?;
     expect(shown.contains("debug target") && shown.contains("vhci port"), || format!("it is shown so: {shown}"))?;
     let figures = carries(&mut left, &mut right)?;
-    // Another process in the place of each; to the kernels nothing happened.
+    // Replaces each daemon by another process; the kernels notice nothing.
     for guest in [&mut left, &mut right] {
         step(guest, "restart")?;
     }
@@ -144,14 +144,14 @@ fn brought_up(lab: &Lab) -> Result<String> {
     Ok(figures.join("; "))
 }
 
-/// The guest does this and says that it did; what it printed.
+/// Has the guest carry out a step and confirm it; returns what it printed.
 fn step(guest: &mut Guest, word: &str) -> Result<String> {
     guest.begin(word)?;
     guest.await_word(word)?;
     Ok(guest.take_heard())
 }
 
-/// What one gives the other takes, at the same time.
+/// One machine gives raw bytes, and the other takes them at the same time.
 fn raw(giver: &mut Guest, taker: &mut Guest) -> Result<String> {
     taker.begin("take")?;
     step(giver, "give")?;
@@ -162,7 +162,7 @@ fn raw(giver: &mut Guest, taker: &mut Guest) -> Result<String> {
     Ok(line.to_owned())
 }
 
-/// The word that follows on a line that begins so; the last such line.
+/// The word that follows `start` at the beginning of a line; of the last such line.
 fn word_after(text: &str, start: &str) -> String {
     let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(start.trim()));
     lines.next_back().and_then(|rest| rest.split_whitespace().next()).unwrap_or_default().to_owned()

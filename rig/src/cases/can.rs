@@ -1,4 +1,4 @@
-//! A USB-CAN adapter made of code, for the kernel's `gs_usb` and the can-utils.
+//! A USB-CAN adapter gadget, used by the kernel's `gs_usb` and the can-utils.
 
 use super::case::{Case, expect};
 use crate::Result;
@@ -38,7 +38,7 @@ fn both_ways(lab: &Lab, client: Client) -> Result<String> {
     let output = guest.finish()?.output;
     let (heard, sent) = (frames(&output, "heard "), frames(&output, "sent "));
     let breaks = heard.windows(2).filter(|pair| pair[1].1 != pair[0].1 + 1).count() as u64;
-    // An emulated guest may come late; then frames are lost, and counted.
+    // An emulated guest may be late; then frames are lost, and counted.
     expect(heard.len() as u64 == FRAMES && breaks <= overruns, || {
         format!("{} frames heard, {breaks} times not the next; {overruns} overruns", heard.len())
     })?;
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_candump_prints_is_read() {
+    fn candump_output_is_parsed() {
         let output = "heard (1.5) can0 100#0201000000000000\nnote: x\nsent (2.0) can1 123#0000000000000000\nheard (3) can0 100#zz\n";
         assert_eq!(frames(output, "heard "), [(0x100, 0x102)]);
         assert_eq!(frames(output, "sent "), [(0x123, 0)]);

@@ -1,4 +1,4 @@
-//! A third party reads along: the packet analyser's own USB/IP dissector.
+//! The packet analyser's own USB/IP dissector reads the traffic.
 
 use super::case::{Case, expect};
 use crate::lab::{Boot, Client, Lab};
@@ -44,7 +44,7 @@ fn session(lab: &Lab) -> Result<String> {
     Ok(format!("{} packets", messages.len()))
 }
 
-/// One line for each packet that the filter lets through.
+/// One line for each packet that passes the filter.
 fn matching(file: &Path, port: u16, filter: &str) -> Result<Vec<String>> {
     let text = tool::text(Command::new("tshark").arg("-r").arg(file).args([
         "-d",

@@ -1,11 +1,11 @@
-//! What a case is.
+//! The description of a case.
 
 use crate::lab::Lab;
 use crate::{Error, Result};
 
-/// One proof. It returns a short note for the reader (a measured time, a count) when it holds.
+/// One proof. If it succeeds, it returns a short note for the reader (a measured time, a count).
 pub struct Case {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
     /// What it proves, in one line.
     pub purpose: &'static str,
@@ -13,7 +13,7 @@ pub struct Case {
     pub run: fn(&Lab) -> Result<String>,
 }
 
-/// Turns a condition that does not hold into the case's failure.
+/// Fails the case if a condition does not hold.
 pub(super) fn expect(holds: bool, otherwise: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Expectation(otherwise())) }
 }

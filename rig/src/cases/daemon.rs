@@ -1,4 +1,4 @@
-//! Two daemons: one shares by rules what is plugged in, the other keeps it attached, over an encrypted link.
+//! Two daemons: one shares plugged-in devices by rules, the other keeps them attached, over an encrypted link.
 
 use super::case::Case;
 use super::{storage, usbfs};
@@ -41,28 +41,28 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Two daemons of paired hosts.
+/// A case with two daemons of paired hosts.
 macro_rules! before {
     () => {
         concat!(include_str!("../../guest/daemon-hosts.sh"), include_str!("../../guest/daemon-before.sh"))
     };
 }
 
-/// A daemon that has what the rig's host shares.
+/// A case with a daemon that attaches what the rig's host shares.
 macro_rules! desk {
     () => {
         concat!(include_str!("../../guest/daemon-hosts.sh"), include_str!("../../guest/daemon-desk.sh"))
     };
 }
 
-/// Two daemons of paired hosts, and words for what happens to them.
+/// A case with two daemons of paired hosts, and variables for its script.
 macro_rules! paired {
     () => {
         concat!(before!(), include_str!("../../guest/daemon-load.sh"))
     };
 }
 
-/// The same of hosts that do not know each other.
+/// A case with two daemons of hosts that are not paired.
 macro_rules! plain {
     () => {
         concat!(
@@ -85,7 +85,7 @@ fn paired(lab: &Lab) -> Result<String> {
         modules: &modules,
         client: Client::Farbus,
         hardware,
-        // Its importer waits as long for an exporter that was killed.
+        // Its importer waits that long for an exporter that was killed.
         variables: &[("KEEPS_MEDIUM", "yes".into()), ("GRACE", "5".into())],
         ..Boot::default()
     };
@@ -154,7 +154,7 @@ fn sleep(lab: &Lab) -> Result<String> {
     Ok(storage::note(&report.output))
 }
 
-/// How long what happens so many times may take.
+/// The limit for a case that repeats its step.
 fn patience(lab: &Lab) -> Duration {
     Duration::from_secs(90 + 60 * u64::from(lab.times()))
 }
@@ -163,14 +163,14 @@ fn exporter_upgrade(lab: &Lab) -> Result<String> {
     checked(lab, concat!(plain!(), include_str!("../../guest/daemon-exporter-upgrade.sh")))
 }
 
-/// The same, and its file system is in order in the end.
+/// Like [`play_times`], and checks the file system at the end.
 fn checked(lab: &Lab, script: &str) -> Result<String> {
     let (note, image) = play_times(lab, script)?;
     disk::fsck(&image)?;
     Ok(note)
 }
 
-/// Two daemons, a stick between them, and a script that does something to them as often as is asked for.
+/// Runs two daemons with a stick between them, and a script that repeats its step as often as asked.
 fn play_times(lab: &Lab, script: &str) -> Result<(String, PathBuf)> {
     lab.farbus()?;
     let image = storage::image_with_tree(lab)?;

@@ -1,7 +1,7 @@
-//! Other people's exporters: what the kernel's own `usbip-host` and `usbip-vudc` offer is used by farbus.
+//! Other exporters: farbus uses devices of the kernel's own `usbip-host` and `usbip-vudc`.
 //!
-//! Exporter and importer are one guest, over its loopback. The kernel's exporter is not unlinked at: it does not
-//! survive that (tests 11 and 12 of `testusb` oops it). Now and then it does not survive a read of several pieces
+//! Exporter and importer are one guest, over its loopback. These cases send the kernel's exporter no unlinks, because
+//! it does not survive them (tests 11 and 12 of `testusb` oops it). Rarely it does not survive a read of several pieces
 //! either: `stub_rx` looks at a request that `stub_tx` has answered and freed meanwhile. A guest that dies of that, and
 //! of nothing else, is booted again.
 
@@ -49,15 +49,15 @@ fn as_file(lab: &Lab) -> Result<String> {
     stick(lab, script, 5)
 }
 
-/// Boots of one case, should `usbip_host` oops: it did so once in about ten, on a busy machine.
+/// The most boots of one case if `usbip_host` oopses: it did so once in about ten, on a busy machine.
 const BOOTS_MAX: u32 = 4;
 
 fn stick(lab: &Lab, script: &str, files_min: usize) -> Result<String> {
     past_own_oopses(|| stick_once(lab, script, files_min))
 }
 
-/// Runs a case of the kernel's own exporter, again if that exporter took its kernel with it: its receiver races with
-/// the end of a request that it splits (`stub_rx_loop`), which says nothing of farbus nor of the rig. The note says how
+/// Runs a case of the kernel's own exporter, again if that exporter crashed its kernel: its receiver races with the end
+/// of a request that it splits (`stub_rx_loop`), which is a fault of neither farbus nor the rig. The note says how
 /// often that happened.
 pub(super) fn past_own_oopses(once: impl Fn() -> Result<String>) -> Result<String> {
     let mut oopses = 0;
@@ -70,7 +70,7 @@ pub(super) fn past_own_oopses(once: impl Fn() -> Result<String>) -> Result<Strin
     }
 }
 
-/// Whether the kernel's exporter took its kernel with it.
+/// Whether the kernel's exporter crashed its kernel.
 fn is_own_oops(console: &str) -> bool {
     console.lines().any(|line| line.contains("RIP:") && line.contains("stub_rx") && line.contains("[usbip_host]"))
 }

@@ -1,4 +1,4 @@
-//! The rig proves itself: the machine boots, and the kernel's own USB/IP works in it without farbus.
+//! Checks of the rig itself: the machine boots, and the kernel's own USB/IP works in it without farbus.
 
 use super::case::{Case, expect};
 use super::exporters::past_own_oopses;
@@ -35,7 +35,7 @@ pub(super) const CASES: &[Case] = &[
 fn smoke(lab: &Lab) -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::io("listen on the loopback"))?;
     let port = listener.local_addr().map_err(Error::io("listen on the loopback"))?.port();
-    // One greeting and out; should the guest never call, the thread ends with the rig.
+    // Sends one greeting; if the guest never connects, the thread ends with the rig.
     std::thread::spawn(move || listener.accept().and_then(|(mut caller, _)| caller.write_all(b"the host")));
     let report = lab
         .boot(&Boot {
@@ -52,7 +52,7 @@ fn smoke(lab: &Lab) -> Result<String> {
     Ok(format!("script started {:.2} s after power-on", report.booted_in_s))
 }
 
-/// A prover that cannot fail proves nothing.
+/// Checks that a failing case fails: a test that cannot fail proves nothing.
 fn verdicts(lab: &Lab) -> Result<String> {
     let outcome = |script: &str, patience_s| {
         lab.boot(&Boot { script, patience: Duration::from_secs(patience_s), ..Boot::default() })?.finish()
@@ -73,7 +73,7 @@ fn verdicts(lab: &Lab) -> Result<String> {
 }
 
 fn kernel_self(lab: &Lab) -> Result<String> {
-    // The very script that judges farbus's disks: if it fails here, the fault is the rig's.
+    // The script that judges farbus's disks: if it fails here, the fault is in the rig.
     let script = concat!(
         include_str!("../../guest/disk-gadget.sh"),
         include_str!("../../guest/kernel-self.sh"),

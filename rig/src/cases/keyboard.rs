@@ -1,4 +1,4 @@
-//! A keyboard made of code types into an unmodified kernel.
+//! A keyboard gadget types into an unmodified kernel.
 
 use super::case::{Case, expect};
 use crate::Result;
@@ -32,7 +32,7 @@ fn typing(lab: &Lab, client: Client) -> Result<String> {
         ..Boot::default()
     })?;
     guest.await_word("ready")?;
-    // The bus id names the device to anyone; the name that it was shared by has to work as well.
+    // Any client can name the device by its bus id; the name it was shared by has to work as well.
     let (first, second) = TEXT.split_at(TEXT.len() / 2);
     share.type_text("keyboard", first)?;
     share.type_text("1-1", second)?;
@@ -40,7 +40,7 @@ fn typing(lab: &Lab, client: Client) -> Result<String> {
     judge(&guest.finish()?.output)
 }
 
-/// What was typed has arrived.
+/// Checks that the typed text has arrived.
 pub(super) fn judge(output: &str) -> Result<String> {
     let events: Vec<Event> = output.lines().filter_map(Event::parse).collect();
     let (typed, still_down) = read_back(&events);
@@ -70,7 +70,7 @@ impl Event {
     }
 }
 
-/// What a person at the screen would have read, and the keys that nobody let go.
+/// The text that the events type, and the keys that were not released.
 pub(super) fn read_back(events: &[Event]) -> (String, BTreeSet<u16>) {
     const EV_KEY: u16 = 1;
     const SHIFTS: [u16; 2] = [42, 54];
@@ -84,14 +84,14 @@ pub(super) fn read_back(events: &[Event]) -> (String, BTreeSet<u16>) {
                 let shifted = SHIFTS.iter().any(|shift| down.contains(shift));
                 text.extend(character(event.code, shifted));
             }
-            // 2 is the kernel repeating a key that is held: the guest is slower than a typist.
+            // 2: the kernel repeats a key that is held, as the guest is slower than a typist.
             _ => {}
         }
     }
     (text, down)
 }
 
-/// The US layout by Linux key codes, row by row from where each row begins.
+/// The US layout by Linux key codes, row by row from the first code of each row.
 fn character(code: u16, shifted: bool) -> Option<char> {
     const ROWS: [(u16, &str, &str); 5] = [
         (2, "1234567890-=", "!@#$%^&*()_+"),

@@ -1,4 +1,4 @@
-//! A link that is lost in mid-transfer: each side notices, says so, and is ready for the next.
+//! A link that is lost during a transfer: each side notices, says so, and is ready for the next.
 
 use super::case::{Case, expect};
 use super::storage;
@@ -31,7 +31,7 @@ pub(super) const CASES: &[Case] = &[
 
 const DISK_BYTES: usize = 32 << 20;
 
-/// The exporter's promise after a lost client.
+/// The limit within which the exporter offers a lost client's device again.
 const OFFERED_AGAIN_WITHIN: Duration = Duration::from_secs(1);
 
 fn server(lab: &Lab, client: Client) -> Result<String> {
@@ -91,7 +91,7 @@ fn client(lab: &Lab, client: Client) -> Result<String> {
     }
     let offered_again = cut.elapsed();
 
-    // Granted is not enough: the device must be as good as new, not in the middle of the old command.
+    // A granted import is not enough: the device must be reset, not in the middle of the old command.
     boot(include_str!("../../guest/lost-client-after.sh"))?.finish()?;
     share.still_runs()?;
     Ok(format!("offered again after {} ms", offered_again.as_millis()))

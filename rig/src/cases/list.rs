@@ -1,4 +1,4 @@
-//! What is on offer, as strangers see it.
+//! The list of devices, as other clients see it.
 
 use super::case::{Case, expect};
 use crate::Result;

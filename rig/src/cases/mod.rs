@@ -1,7 +1,7 @@
-//! What the rig proves, one named case each.
+//! The cases, each a named proof.
 //!
-//! Nearly every proof exists twice, once for each client: the distribution's `usbip attach` shows that farbus
-//! is a good exporter to anybody, `farbus attach --via kernel` that it is a good importer too.
+//! Nearly every proof exists twice, once for each client: with the distribution's `usbip attach` it tests farbus as an
+//! exporter, with `farbus attach --via kernel` as an importer too.
 
 mod audio;
 mod bridge;
@@ -59,12 +59,12 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
     .chain(pair::all())
 }
 
-/// How the names begin of cases that have all processors to themselves: they boot two machines, or are held to a clock;
-/// or (usbfs) a guest was seen to stand still beside another one.
+/// Beginnings of the names of cases that run without others beside them: they boot two machines, or measure time; or
+/// (usbfs) a guest was seen to stall beside another one.
 pub const ALONE: [&str; 8] =
     ["pair-", "bridge-", "topology-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
 
-/// Whether the case wants the processors to itself.
+/// Whether the case has to run alone.
 pub fn runs_alone(case: &Case) -> bool {
     ALONE.iter().any(|start| case.name.starts_with(start))
 }

@@ -71,7 +71,7 @@ fn boot(lab: &Lab) -> Result<String> {
     Ok(format!("its programs took {seconds} s"))
 }
 
-/// The file system is whole, and `guest/noise` in it what the guest says it is.
+/// Checks that the file system is whole, and that `guest/noise` in it has the guest's checksum.
 pub(super) fn judge_noise(lab: &Lab, image: &Path) -> Result<()> {
     disk::fsck(image)?;
     let out = lab.scratch("noise");

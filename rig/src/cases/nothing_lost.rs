@@ -1,5 +1,5 @@
-//! What was synced is there, whatever is cut or killed: the kernel's own front end. FUSE and NBD have the same in the
-//! tests of the command (`crates/farbus/tests/command/cuts_and_kills.rs`).
+//! Synced writes survive every cut and kill, with the kernel's own front end. The tests of the command do the same with
+//! FUSE and NBD (`crates/farbus/tests/command/cuts_and_kills.rs`).
 
 use super::case::Case;
 use super::storage;

@@ -1,4 +1,4 @@
-//! A virtual machine's own controller has the device: QEMU's `usb-redir`, fed by `farbus attach --via redir` on the
+//! A device on a virtual machine's own controller: QEMU's `usb-redir`, connected to `farbus attach --via redir` on the
 //! host.
 
 use super::case::{Case, expect};
@@ -44,17 +44,17 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// What a guest loads to use a disk on its own controller.
+/// The modules for a disk on the guest's own controller.
 const DISK_MODULES: &[&str] = &["usb_storage", "sd_mod", "crc32c_generic", "ext4"];
 
-/// A machine with a controller, and on it whatever `farbus attach` gives its socket.
+/// A machine with a controller, with the device that `farbus attach` offers at its socket.
 fn plugged_in(lab: &Lab, share: &Share, device: &str, boot: &Boot) -> Result<(Attached, Guest)> {
     let socket = lab.scratch("guest.sock");
     let attached = share.lend(device, &socket, &lab.log("attach.log"))?;
     Ok((attached, plug_into(lab, &socket, boot)?))
 }
 
-/// A machine with a controller, and on it whatever is at the socket.
+/// A machine with a controller, with the device at the socket.
 fn plug_into(lab: &Lab, socket: &Path, boot: &Boot) -> Result<Guest> {
     let chardev = ["-chardev".to_owned(), format!("socket,id=far,path={}", socket.display())];
     let hardware = [chardev.to_vec(), xhci(&["usb-redir,chardev=far,bus=hc.0"]), boot.hardware.clone()].concat();
@@ -148,7 +148,7 @@ fn migrate(lab: &Lab) -> Result<String> {
     let mut held_ms = Vec::new();
     for place in 1..=moves {
         std::thread::sleep(Duration::from_secs(2));
-        // It connects at once, and waits to be the one that has the device.
+        // It connects at once, and waits until it gets the device.
         let next = boot(&place.to_string(), Some(&incoming))?;
         std::thread::sleep(Duration::from_secs(1));
         let start = Instant::now();
@@ -206,7 +206,7 @@ fn source_and_sink(lab: &Lab) -> Result<String> {
     attached.detach()?;
     let passed = testusb::passed(&guest.finish()?.output);
     share.still_runs()?;
-    // Not 24: it waits for ever for transfers that QEMU's controller has forgotten, whatever the device.
+    // Not 24: it waits for ever for transfers that QEMU's controller has lost, with any device.
     expect((0..30).all(|test| test == 24 || passed.contains(&test)), || format!("only {passed:?} passed"))?;
     Ok(format!("{} tests in {seconds} s", passed.len()))
 }

@@ -1,4 +1,5 @@
-//! A virtual machine goes live from one host to another, each with a farbus of its own, and keeps its remote devices.
+//! A live migration of a virtual machine between hosts, each with a farbus of its own; the machine keeps its remote
+//! devices.
 
 use super::case::{Case, expect};
 use super::usbfs::xhci;
@@ -24,15 +25,15 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// What the machine has: its name at the exporter, and by what it has it.
+/// The machine's devices: name on the exporter, and front end.
 const DEVICES: [(&str, Way); 4] =
     [("disk", Way::Redir), ("keyboard", Way::Redir), ("audio", Way::Redir), ("disk2", Way::Nbd)];
-/// The paper's figure, for all that a migration takes (Kwon et al. 2007, section 7.5).
+/// The paper's figure for a whole migration (Kwon et al. 2007, section 7.5).
 const PAPER_MS: u64 = 7;
 /// The block disk's size.
 const BLOCK_BYTES: u64 = 64 << 20;
 
-/// How the machine has a device.
+/// The front end of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Redir,
@@ -59,13 +60,13 @@ struct Cluster<'l> {
     moves: u32,
 }
 
-/// A machine, and what its host's farbus lends it.
+/// A machine, and the devices that its host's farbus attaches for it.
 struct Placed {
     guest: Guest,
     lent: Vec<Lent>,
 }
 
-/// A device of it.
+/// A device of the machine.
 struct Lent {
     name: &'static str,
     way: Way,
@@ -73,13 +74,13 @@ struct Lent {
     heard: Heard,
 }
 
-/// What a device's move took.
+/// The times of a device's migration.
 struct Quiet {
-    /// When it was to be held still.
+    /// When the hold was ordered.
     asked: Instant,
-    /// What that took, by farbus's own clock.
+    /// How long the hold took, by farbus's own clock.
     held: Duration,
-    /// What holding the same load took, with nothing to follow.
+    /// How long a hold under the same load takes without a migration.
     drained: Duration,
 }
 
@@ -103,7 +104,7 @@ impl<'l> Cluster<'l> {
         format!("unix:{}", self.lab.scratch("incoming").display())
     }
 
-    /// The machine's next place: what is lent there waits to be inherited, unless it is the first.
+    /// The machine's next place: its devices wait to be inherited, unless it is the first place.
     fn place(&self, number: u32) -> Result<Placed> {
         let host = &self.hosts[number as usize % 2];
         let (mut lent, mut hardware, mut plugged) = (Vec::new(), Vec::new(), Vec::new());
@@ -156,12 +157,12 @@ impl<'l> Cluster<'l> {
         Ok(Placed { guest, lent })
     }
 
-    /// The hosts of the machine's place of that number and of the next one.
+    /// The hosts of the machine's place with that number and of the next one.
     fn hosts_of(&self, number: u32) -> (&Host, &Host) {
         (&self.hosts[number as usize % 2], &self.hosts[(number as usize + 1) % 2])
     }
 
-    /// What it takes to hold a device still under its load, and let it go on.
+    /// Measures how long a hold under the device's load takes, and resumes.
     fn drain(&self, from: u32, lent: &Lent) -> Result<Duration> {
         let (here, _) = self.hosts_of(from);
         here.run(&["hold", lent.name])?;
@@ -169,7 +170,7 @@ impl<'l> Cluster<'l> {
         held_in(&lent.heard)
     }
 
-    /// Has a device held still for the host of that number.
+    /// Holds a device for its migration to the host with that number.
     fn hold(&self, from: u32, lent: &Lent, drained: Duration) -> Result<Quiet> {
         let (here, there) = self.hosts_of(from);
         let asked = Instant::now();
@@ -177,13 +178,13 @@ impl<'l> Cluster<'l> {
         Ok(Quiet { asked, held: held_in(&lent.heard)?, drained })
     }
 
-    /// What a session's way there and back takes, as its importer sees it.
+    /// The round trip of a session, as its importer measures it.
     fn round_trip(&self, from: u32) -> Result<Duration> {
         let latency = &self.hosts_of(from).0.status("attach", "disk")?["latency"]["network_us"]["p50"];
         Ok(Duration::from_secs_f64(latency.as_f64().unwrap_or_default() / 1e6))
     }
 
-    /// Waits until the sound card has been sent more of the tone than it had.
+    /// Waits until the sound card has received more of the tone.
     fn await_sound(&self) -> Result<()> {
         let heard = || -> Result<u64> {
             let counts = self.exporter.status("share", "audio")?["counts"].clone();
@@ -198,7 +199,7 @@ impl<'l> Cluster<'l> {
         Err(Error::Expectation(format!("the sound card is sent nothing more: {before} frames")))
     }
 
-    /// The load ends well, and so does all else.
+    /// Checks that the load ended well, and everything else.
     fn judge(mut self, mut placed: Placed) -> Result<String> {
         placed.guest.tell_wherever("enough")?;
         let passes = placed.guest.await_word("done")?;
@@ -207,7 +208,7 @@ impl<'l> Cluster<'l> {
             let (usb, block): (Vec<_>, Vec<_>) = placed.lent.into_iter().partition(|lent| lent.way == Way::Redir);
             usb.into_iter().try_for_each(|lent| lent.attached.detach())?;
             let typed = keyboard::judge(&placed.guest.finish()?.output)?;
-            // Its machine has it until that ends.
+            // Its machine has it until the machine ends.
             block.into_iter().try_for_each(|lent| lent.attached.detach())?;
             typed
         };
@@ -228,7 +229,7 @@ impl<'l> Cluster<'l> {
         }
     }
 
-    /// The machine goes to its place of that number.
+    /// Migrates the machine to its place with that number.
     fn go(&self, number: u32, here: &mut Placed) -> Result<String> {
         let there = self.place(number)?;
         std::thread::sleep(Duration::from_secs(1));
@@ -236,15 +237,15 @@ impl<'l> Cluster<'l> {
         let drained = here.lent.iter().map(|lent| self.drain(from, lent)).collect::<Result<Vec<_>>>()?;
         let round_trip = self.round_trip(from)?;
         let mut quiets: Vec<Option<Quiet>> = here.lent.iter().map(|_| None).collect();
-        // A machine that stands does not read what its USB devices send: they are held while it runs.
+        // A stopped machine does not read its USB devices, so they are held while it runs.
         for (at, lent) in here.lent.iter().enumerate().filter(|(_, lent)| lent.way == Way::Redir) {
             quiets[at] = Some(self.hold(from, lent, drained[at])?);
         }
-        // Keys are pressed while it is nowhere.
+        // Keys are pressed while the machine runs on neither host.
         self.type_part(number)?;
         let start = Instant::now();
         let downtime = here.guest.migrate_pausing(&self.incoming(), Duration::from_secs(60), || {
-            // And one that runs waits for its disks before it stands.
+            // A running machine waits for its disks before it stops.
             for (at, lent) in here.lent.iter().enumerate().filter(|(_, lent)| lent.way == Way::Nbd) {
                 quiets[at] = Some(self.hold(from, lent, drained[at])?);
             }
@@ -270,7 +271,7 @@ impl<'l> Cluster<'l> {
     }
 }
 
-/// What holding it still took, as farbus said last.
+/// The duration of the hold, as farbus reported it last.
 fn held_in(heard: &Heard) -> Result<Duration> {
     span_in(&heard.await_line("held_us=")?.1, "held_us=")
 }
@@ -281,8 +282,8 @@ fn span_in(line: &str, name: &str) -> Result<Duration> {
 }
 
 impl Quiet {
-    /// What the move took: in all, and of that farbus's own part: holding it still, and what its machine, when it had
-    /// left here, waited for it there.
+    /// The duration of the migration: in all, and farbus's part of it: the hold, and the wait at the destination after
+    /// the machine had left the source.
     fn tell(&self, name: &str, handed: Duration, answered: Instant, round_trip: Duration) -> String {
         let own = self.held + handed;
         let target = self.drained.mul_f64(1.5) + round_trip;
@@ -329,8 +330,8 @@ fn stays(lab: &Lab) -> Result<String> {
     cluster.type_part(1)?;
     there.guest.cut_power();
     drop(there.lent);
-    // Before it has stopped: a QEMU that has saved its usb-redir devices once does not send again what has an id of
-    // then.
+    // Before it has stopped: a QEMU that has saved its usb-redir devices once does not send packets with earlier ids
+    // again.
     let failed = here.guest.migrate(&cluster.incoming(), Duration::from_secs(20));
     expect(failed.is_err(), || "it has migrated to nobody".into())?;
     for lent in &here.lent {
@@ -344,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_holding_took_is_read_from_farbus_s_own_words() {
+    fn duration_of_a_hold_is_parsed_from_the_log() {
         let line = " INFO held_us=1234 result=Ok(ToUser) the disk was held still";
         assert_eq!(span_in(line, "held_us=").unwrap(), Duration::from_micros(1234));
         assert_eq!(span_in(" INFO is told after_us=7", "after_us=").unwrap(), Duration::from_micros(7));

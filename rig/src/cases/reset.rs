@@ -1,4 +1,4 @@
-//! A device that is reset while it works goes on working.
+//! A device that is reset during a transfer continues to work.
 
 use super::case::{Case, expect};
 use super::storage;
@@ -71,7 +71,7 @@ fn midway(lab: &Lab, client: Client) -> Result<String> {
     })?;
     for _ in 0..3 {
         guest.await_word("reading")?;
-        // Somewhere in the middle of a transfer, for longer than the kernel's patience with a command (1 s).
+        // During a transfer, for longer than the kernel's timeout of a command (1 s).
         std::thread::sleep(Duration::from_millis(70));
         share.freeze()?;
         std::thread::sleep(Duration::from_millis(2500));

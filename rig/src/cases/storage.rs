@@ -69,18 +69,18 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// What a guest loads to use a remote disk.
+/// The modules for a remote disk.
 pub(super) const MODULES: &[&str] =
     &["virtio_mmio", "virtio_net", "vhci_hcd", "usb_storage", "sd_mod", "crc32c_generic", "ext4"];
 
-/// Big enough for the host's tree, the guest's, and a journal.
+/// Large enough for the host's tree, the guest's, and a journal.
 const IMAGE_BYTES: u64 = 64 << 20;
 
-/// What a guest's script is told that has its disk by `--via uas`.
+/// Script variables for a disk attached by `--via uas`.
 const UAS: &[(&str, &str)] = &[("ATTACH_OPTIONS", "--via uas --grace 20"), ("DRIVER", "uas"), ("KEEPS_MEDIUM", "yes")];
-/// Nobody says how; the rest is as it is by uas.
+/// No front end is chosen; the rest is as with uas.
 const AUTO: &[(&str, &str)] = &[("ATTACH_OPTIONS", "--grace 20"), UAS[1], UAS[2]];
-/// What it loads besides.
+/// The additional module.
 pub(super) const UAS_MODULE: &str = "uas";
 
 fn tree(lab: &Lab, client: Client) -> Result<String> {
@@ -100,7 +100,7 @@ fn tree_by(lab: &Lab, client: Client, told: &[(&'static str, &str)]) -> Result<S
             ..Boot::default()
         })?
         .finish()?;
-    // The exporter still runs: what eject promised to be durable must be there without its farewell.
+    // The exporter still runs: what eject made durable must be in the image before it ends.
     share.still_runs()?;
     judge_guests_tree(lab, &image)?;
     Ok(note(&report.output))
@@ -189,12 +189,12 @@ pub(super) fn image_with_tree(lab: &Lab) -> Result<std::path::PathBuf> {
     Ok(image)
 }
 
-/// The file system is whole and the tree that the guest wrote into it is what the guest says it is.
+/// Checks that the file system is whole and that the guest's tree in it matches its manifest.
 pub(super) fn judge_guests_tree(lab: &Lab, image: &Path) -> Result<()> {
     judge_guests_files(lab, image, 40)
 }
 
-/// The same, of so many files at least.
+/// Like [`judge_guests_tree`], for at least this many files.
 pub(super) fn judge_guests_files(lab: &Lab, image: &Path, files_min: usize) -> Result<()> {
     disk::fsck(image)?;
     let out = lab.scratch("extracted");

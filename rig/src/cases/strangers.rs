@@ -1,4 +1,4 @@
-//! Implementations that share nothing with farbus or Linux: a client and a server in Python, a server in Rust.
+//! Implementations that share no code with farbus or Linux: a client and a server in Python, a server in Rust.
 
 use super::case::{Case, expect};
 use super::keyboard::{Event, read_back};
@@ -59,17 +59,17 @@ fn python(lab: &Lab) -> Result<Python> {
     Ok(python)
 }
 
-/// What the client in Python says at its end.
+/// The last line of the client in Python.
 fn answer(said: &str) -> Result<Value> {
     let last = said.lines().last().unwrap_or_default();
     serde_json::from_str(last).map_err(|error| Error::Expectation(format!("no JSON at its end ({error}): {said}")))
 }
 
-/// What it read of the device has to be this.
+/// Checks what the client read of the device.
 fn expect_answer(answer: &Value, expected: &Value) -> Result<()> {
     let fits = expected.as_object().is_some_and(|expected| expected.iter().all(|(key, value)| answer[key] == *value));
     expect(fits, || format!("expected {expected}, the client says {answer}"))?;
-    // Two reads of one descriptor that has to be of one mind about its length.
+    // Two reads of one descriptor, which have to agree about its length.
     expect(answer["configuration_bytes"] == answer["declared_bytes"], || format!("descriptors are cut: {answer}"))
 }
 
@@ -105,12 +105,12 @@ fn client_zero(lab: &Lab) -> Result<String> {
 }
 
 fn client_keyboard(lab: &Lab) -> Result<String> {
-    // Usage ids of these keys (HID Usage Tables, page 7); Enter is the client's sign to end.
+    // Usage ids of these keys (HID Usage Tables, page 7); Enter tells the client to end.
     const TYPED: [(char, u8); 5] = [('f', 0x09), ('a', 0x04), ('r', 0x15), ('9', 0x26), (' ', 0x2c)];
     let python = python(lab)?;
     let share = lab.share(&["keyboard".into()])?;
     let text: String = TYPED.iter().map(|(character, _)| *character).chain(['\n']).collect();
-    // Typed before anybody listens: the keyboard keeps it.
+    // Typed before a client is connected: the keyboard keeps it.
     share.type_text("keyboard", &text)?;
     let said = tool::text(&mut python.command(CLIENT, &[&share.port().to_string(), "keyboard"]))?;
     let pressed: Vec<u8> = TYPED.iter().map(|(_, code)| *code).collect();
@@ -134,7 +134,7 @@ fn server_as_file(lab: &Lab) -> Result<String> {
     let listed = farbus.list(&address)?;
     let bus_ids: Vec<&Value> = listed.as_array().into_iter().flatten().map(|device| &device["bus_id"]).collect();
     expect(bus_ids == [&json!("1-1"), &json!("1-2")], || format!("farbus list shows {listed}"))?;
-    // No such device, and a device that is no disk.
+    // A device that does not exist, and one that is no disk.
     for (device, status, word) in [("1-7", 4, "gone"), ("1-2", 6, "device")] {
         let (ended, said) = farbus.attach_refused(&format!("{address}/{device}"))?;
         let fits =
@@ -171,7 +171,7 @@ fn server_through_kernel(lab: &Lab) -> Result<String> {
             modules: storage::MODULES,
             client: Client::Farbus,
             port: Some(server.port()),
-            // Its disk says yes to an eject and keeps the medium.
+            // Its disk accepts an eject and keeps the medium.
             variables: &[("KEEPS_MEDIUM", "yes".into())],
             ..Boot::default()
         })?

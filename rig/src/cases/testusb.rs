@@ -54,7 +54,7 @@ fn run(lab: &Lab, client: Client, port: Option<u16>) -> Result<String> {
         seconds.push(said);
     }
     guest.finish()?;
-    // Megabytes a pass, and only of interest after a failure. In one guest there was none.
+    // Megabytes per pass, and only useful after a failure. One guest may have made none.
     let _ = std::fs::remove_file(capture);
     Ok(format!("{TESTS} tests, passes of {} s", seconds.join(", ")))
 }
@@ -64,7 +64,7 @@ fn judge(output: &str) -> Result<()> {
     let passed = passed(output);
     let silent: Vec<u32> = (0..TESTS).filter(|test| !passed.contains(test)).collect();
     expect(silent.is_empty(), || {
-        // What passed is in the log; what follows a lost device only says so again.
+        // The log has the tests that passed; lines after a lost device only repeat that.
         let of_interest = |line: &&str| !["secs", "may see only", "can't open"].iter().any(|dull| line.contains(dull));
         let lines: Vec<&str> = output.lines().filter(of_interest).collect();
         format!("tests {silent:?} did not pass:\n{}", lines.join("\n"))

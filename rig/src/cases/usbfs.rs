@@ -1,4 +1,4 @@
-//! Real devices: what QEMU plugs into the guest is taken by farbus through usbfs and used by way of it.
+//! Real devices: farbus exports what QEMU plugs into the guest, through usbfs.
 //!
 //! Exporter and importer are one guest, over its loopback: the device's own driver sees it twice, once before farbus
 //! took it and once behind vhci.
@@ -88,7 +88,7 @@ pub(super) fn xhci(devices: &[&str]) -> Vec<String> {
     all.flat_map(|device| ["-device".to_owned(), (*device).to_owned()]).collect()
 }
 
-/// The image as something that a stick may be pulled from and given to again.
+/// The image as a removable stick's medium.
 pub(super) fn medium(image: &Path) -> [String; 2] {
     ["-blockdev".into(), format!("driver=raw,node-name=medium,file.driver=file,file.filename={}", image.display())]
 }
@@ -182,7 +182,7 @@ fn serial(lab: &Lab, client: Client) -> Result<String> {
     lab.farbus()?;
     let socket = lab.scratch("tty");
     let listener = UnixListener::bind(&socket).map_err(Error::io("listen for the serial line"))?;
-    // What is at the line's other end answers in capitals, until the machine is gone.
+    // Answers in capitals at the other end of the line, until the machine is gone.
     std::thread::spawn(move || -> std::io::Result<()> {
         let (mut line, _) = listener.accept()?;
         for said in BufReader::new(line.try_clone()?).lines() {
@@ -216,7 +216,7 @@ fn audio(lab: &Lab) -> Result<String> {
         })?
         .finish()?;
     let bytes = std::fs::read(&heard).map_err(Error::io("read what the sound card played"))?;
-    // Behind a header of 44 bytes 16-bit samples, whatever their rate and channels: how much of it is not silence?
+    // After a header of 44 bytes come 16-bit samples of any rate and channels: how much of it is not silence?
     let samples = bytes.get(44..).unwrap_or_default().chunks_exact(4).map(|s| i16::from_le_bytes([s[0], s[1]]));
     let loud = samples.filter(|sample| sample.unsigned_abs() > 256).count();
     let share = loud as f64 / f64::from(3 * 44_100);

@@ -1,4 +1,4 @@
-//! What a guest is made of: the kernel, its modules, and a root file system in memory.
+//! The parts of a guest: the kernel, its modules, and a root file system in memory.
 
 pub mod cpio;
 pub mod kernel;

@@ -43,7 +43,7 @@ impl Modules {
         Self { folder: folder.into(), known, builtin: builtin.lines().map(name_of).collect() }
     }
 
-    /// The modules that `wanted` amounts to, each after everything it needs; what is built in is left out.
+    /// The modules of `wanted` with their dependencies, in loading order, without those built into the kernel.
     pub fn in_order(&self, wanted: &[&str]) -> Result<Vec<Module>> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
@@ -74,8 +74,8 @@ fn name_of(file: &str) -> String {
     stem.split(".ko").next().unwrap_or(stem).replace('-', "_")
 }
 
-/// Drops the signature from a module's file. Stock kernels take unsigned modules (and note a taint); checking
-/// three dozen RSA signatures under emulation would cost more than the rest of the boot.
+/// Drops the signature from a module's file. Stock kernels accept unsigned modules (and note a taint); checking three
+/// dozen RSA signatures under emulation would take longer than the rest of the boot.
 pub fn without_signature(file: &[u8]) -> &[u8] {
     const MAGIC: &[u8] = b"~Module signature appended~\n";
     /// `struct module_signature`, whose last four bytes are the signature's length, big endian.

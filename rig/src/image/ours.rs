@@ -1,12 +1,12 @@
-//! Our own small programs for guests, compiled at test time.
+//! The rig's own small programs for guests, compiled at test time.
 //!
-//! In C, because they must not be farbus: what judges it speaks to the kernel by the kernel's own headers.
+//! In C, because they must share no code with farbus: they use the kernel's own headers.
 
 use crate::{Error, Result, tool};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A user of isochronous endpoints, one of a pair of bulk endpoints, and one who measures what is far away.
+/// A user of isochronous endpoints, one of a pair of bulk endpoints, and one that measures remote devices.
 const PROGRAMS: [(&str, &str); 3] = [
     ("isostream", include_str!("../../guest/isostream.c")),
     ("bulkpair", include_str!("../../guest/bulkpair.c")),

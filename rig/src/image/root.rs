@@ -1,4 +1,4 @@
-//! The guest's root file system: a base that all cases share, and what one case adds.
+//! The guest's root file system: a base that all cases share, plus the additions of one case.
 
 use crate::image::cpio::Archive;
 use crate::image::modules::{Modules, without_signature};
@@ -8,7 +8,7 @@ use crate::{Error, Result};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Every module that some case loads; a case names the few of them that it wants loaded.
+/// Every module that some case loads; a case names the few that it needs.
 const MODULES: &[&str] = &[
     // the machine
     "virtio_mmio",
@@ -58,7 +58,7 @@ const MODULES: &[&str] = &[
     "can_raw",
 ];
 
-/// Host programs that go along, with their libraries.
+/// Host programs to include, with their libraries.
 const TOOLS: &[&str] = &["usbip", "usbipd", "usbreset", "eject", "e2fsck", "mkfs.ext4", "lsusb", "aplay", "amixer"];
 
 /// The base of every root file system, built once in a run of the rig.
@@ -67,7 +67,7 @@ pub struct Base {
     modules: Modules,
 }
 
-/// What has been put into a file system so far.
+/// The contents of a file system so far.
 #[derive(Clone)]
 struct Contents {
     archive: Archive,
@@ -75,7 +75,7 @@ struct Contents {
 }
 
 impl Base {
-    /// Collects busybox, the tools, the modules, our own `programs`, and `farbus` if there is one.
+    /// Collects busybox, the tools, the modules, the rig's own `programs`, and `farbus` if there is one.
     pub fn build(kernel: &Kernel, programs: &[&Path], farbus: Option<&Path>) -> Result<Self> {
         let mut contents = Contents { archive: Archive::new(), libraries: BTreeSet::new() };
         let modules = Modules::read(&kernel.modules)?;
@@ -122,7 +122,7 @@ impl Contents {
         self.archive.character_device("/dev/console", 5, 1);
         self.archive.character_device("/dev/null", 1, 3);
         self.archive.file("/etc/mtab", 0o644, b"");
-        // The stock tool wants a list of names; an empty one is enough for it.
+        // The stock tool needs a list of names; an empty one is enough for it.
         self.archive.file("/usr/share/misc/usb.ids", 0o644, b"# none\n");
         self.archive.file("/usr/share/hwdata/usb.ids", 0o644, b"# none\n");
         self.archive.file("/init", 0o755, include_bytes!("../../guest/init.sh"));
@@ -130,13 +130,13 @@ impl Contents {
         let busybox = which("busybox").ok_or_else(|| Error::Expectation("no busybox on this machine".into()))?;
         self.program(&busybox, "/bin/busybox")?;
         self.archive.symlink("/bin/sh", "busybox");
-        // Without its first file of settings the sound library opens nothing, not even what is named by its number.
+        // Without its main configuration file the sound library opens no device, not even one named by its number.
         let sound = "/usr/share/alsa/alsa.conf";
         self.archive.file(sound, 0o644, &read(Path::new(sound))?);
         Ok(())
     }
 
-    /// A program by its name, or a file that is to lie where it lies on the host.
+    /// Adds a program by its name, or a file at the same path as on the host.
     fn tool(&mut self, name: &str) -> Result<()> {
         if name.starts_with('/') {
             return self.program(Path::new(name), name);

@@ -20,7 +20,7 @@ pub fn build(cache: &Path) -> Result<PathBuf> {
     let placed = built.and_then(|program| {
         std::fs::rename(&program, &target).map_err(Error::io(format!("put {} in place", target.display())))
     });
-    // Leftovers of a scratch folder harm nobody; the outcome above is what counts.
+    // A leftover scratch folder does no harm; the result above is what counts.
     let _ = std::fs::remove_dir_all(&folder);
     placed.map(|()| target)
 }

@@ -10,7 +10,7 @@ use usbip::cdc::{CDC_ACM_SUBCLASS, UsbCdcAcmHandler};
 use usbip::hid::{UsbHidKeyboardHandler, UsbHidKeyboardReport};
 use usbip::{ClassCode, SetupPacket, UsbDevice, UsbEndpoint, UsbInterface, UsbInterfaceHandler, UsbIpServer};
 
-/// What it is called in the table.
+/// Its name in the table.
 pub const NAME: &str = "`usbip` crate of Rust";
 
 /// What the crate calls its first device.
@@ -30,7 +30,7 @@ pub fn version() -> Option<&'static str> {
 
 /// Serves a `keyboard` or a `serial` port on the loopback until this process is killed.
 ///
-/// The keyboard presses what comes as lines on standard input; the serial port answers in capitals.
+/// The keyboard types the lines of standard input; the serial port answers in capitals.
 ///
 /// # Errors
 /// No such device, or no port to listen on.
@@ -66,7 +66,7 @@ pub fn serve(what: &str) -> io::Result<()> {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         loop {
             let (mut stream, _) = listener.accept().await?;
-            // As the crate's own loop, and without Nagle's algorithm, which that leaves on.
+            // Like the crate's own loop, but without Nagle's algorithm, which that one leaves on.
             stream.set_nodelay(true)?;
             let server = server.clone();
             tokio::spawn(async move { usbip::handler(&mut stream, server).await });
@@ -81,11 +81,11 @@ fn press(keys: &Handler, line: &str) {
     }
 }
 
-/// The crate's keyboard, with two lines that its users have to mend.
+/// The crate's keyboard with two corrections that its users need.
 ///
-/// It answers an idle poll with nothing, at once, and the host's next poll is under way before the host has done
-/// anything else: here it takes its polling interval. And what it says when a key is let go is 6 bytes of 8, which
-/// recent Linux (6.1.192 seen) drops: the key then stays down.
+/// It answers an idle poll at once with nothing, and the host's next poll is under way before the host has done
+/// anything else: here it waits for its polling interval. And its report when a key is released has 6 bytes instead of
+/// 8, which recent Linux (6.1.192 seen) drops: the key then stays down.
 #[derive(Debug)]
 struct Mended(UsbHidKeyboardHandler);
 
@@ -117,7 +117,7 @@ impl UsbInterfaceHandler for Mended {
     }
 }
 
-/// The crate's serial port, with somebody at its other end.
+/// The crate's serial port, with capitals as its answer.
 #[derive(Debug)]
 struct Shouting(UsbCdcAcmHandler);
 

@@ -1,4 +1,4 @@
-//! Other people's programs that run on this machine: started, watched, and ended with the case.
+//! Third-party programs that run on this machine: started, watched, and ended with the case.
 
 pub mod crate_server;
 pub mod python;
@@ -9,7 +9,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A server that said where it listens. Dropping it kills it.
+/// A server that has announced its address. Dropping it kills it.
 pub struct Server {
     child: Child,
     port: u16,
@@ -44,7 +44,7 @@ impl Server {
         self.port
     }
 
-    /// Gives it a line on its standard input.
+    /// Sends it a line on its standard input.
     pub fn tell(&mut self, line: &str) -> Result<()> {
         let stdin = self.child.stdin.as_mut().expect("piped");
         writeln!(stdin, "{line}").map_err(Error::io("write to a server's standard input"))

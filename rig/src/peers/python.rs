@@ -1,7 +1,7 @@
-//! A USB/IP client and server that shares nothing with farbus or Linux: the `usbip` package of Python.
+//! A USB/IP client and server that share no code with farbus or Linux: Python's `usbip` package.
 //!
 //! Its version and checksum are pinned in `peers/requirements.txt`; the first run fetches it into the cargo target
-//! folder with the machine's own `pip`, and nothing is installed.
+//! folder with the machine's own `pip`, and installs nothing.
 
 use crate::image::kernel::write_whole;
 use crate::{Error, Result, disk, tool};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// What it is called in the table.
+/// Its name in the table.
 pub const NAME: &str = "`usbip` package of Python";
 
 const REQUIREMENTS: &str = include_str!("../../peers/requirements.txt");

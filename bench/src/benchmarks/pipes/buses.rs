@@ -24,21 +24,21 @@ use crate::{
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Frames of a pipe's buffer, and the time in which its function is through with them (section 6.2.2).
+/// Frames of a pipe's buffer, and the time within which its function processes them (section 6.2.2).
 const BUFFER: u64 = 128;
 const EXECUTION_NS: u64 = 2_000_000;
-/// The last two channels are the ones that the paper plots.
+/// The last two channels, which the paper plots.
 const PLOTTED: [usize; 2] = [3, 4];
-/// So many times as long as wanted is waited for valid seconds.
+/// How many times the wanted duration to wait for valid seconds.
 const PATIENCE: usize = 3;
 
-/// Buses, and what goes over them.
+/// Buses and their traffic.
 struct Scenario {
     name: &'static str,
     plot: &'static str,
     adapter: &'static str,
     rates: [u32; 5],
-    /// Of each channel, which way, and frames a second.
+    /// For each channel, its direction and frames a second.
     channels: [(Direction, f64); 5],
 }
 
@@ -96,7 +96,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What a function saw when.
+/// What a function saw, and when.
 #[derive(Clone, Copy, Debug, Default)]
 struct Look {
     at_ns: u64,
@@ -104,7 +104,7 @@ struct Look {
     lost: u64,
 }
 
-/// A pipe's argument: what it saw, in memory that is there before it runs.
+/// A pipe's argument: what it saw, in memory allocated before it runs.
 struct Seen {
     looks: Vec<Look>,
     now: Look,
@@ -115,7 +115,7 @@ fn count(turn: &mut Turn<'_>, seen: &mut Seen) -> Flow {
     for message in turn.messages() {
         let Some(frame) = can::Frame::of_message(message) else { continue };
         let number = u64::from_le_bytes(frame.data);
-        // The unit counts its frames: what is missing was overwritten in the adapter.
+        // The unit numbers its frames: missing ones were overwritten in the adapter.
         seen.now.lost += seen.next.map_or(0, |next| number.saturating_sub(next));
         (seen.next, seen.now.frames) = (Some(number + 1), seen.now.frames + 1);
     }
@@ -176,7 +176,7 @@ impl Scenario {
         thread::sleep(Duration::from_secs(1));
         let from_ns = now_ns();
         let seconds = |gaps: &[Gap]| {
-            // Whoever looks may be late himself.
+            // The observing thread may be late itself.
             let count = ((now_ns() - from_ns) / SECOND_NS).min((wanted * PATIENCE) as u64);
             let ends = (0..count).map(|at| (from_ns + at * SECOND_NS, from_ns + (at + 1) * SECOND_NS));
             ends.map(|(a, b)| is_void(gaps, a, b)).collect::<Vec<_>>()
@@ -219,7 +219,7 @@ impl Scenario {
                 second.lost += last.lost - first.lost;
                 let rate = (last.frames - first.frames) as f64 * 1e9 / span_ns as f64;
                 let (least, most) = self.bounds(channel, receiver_ns, span_ns);
-                // A second without a job says nothing good.
+                // A second without a job does not count as kept.
                 second.is_within &= span_ns > SECOND_NS / 2 && (least..=most).contains(&rate);
                 second.rates[channel] = rate;
             }
@@ -245,8 +245,8 @@ impl Scenario {
         Ok(tpipe(endpoint, End { channel, direction }, quality, function, seen)?)
     }
 
-    /// What a channel carries, and what may be fetched a little earlier or later: two looks of the receiving thread,
-    /// and a frame at each end.
+    /// The limits of a channel's rate, including frames that are fetched a little earlier or later: two looks of the
+    /// receiving thread, and a frame at each end.
     fn bounds(&self, channel: usize, receiver_ns: u64, span_ns: u64) -> (f64, f64) {
         let (_, per_s) = self.channels[channel];
         let slack = per_s * 2.0 * receiver_ns as f64 / span_ns as f64 + 2e9 / span_ns as f64;

@@ -1,4 +1,4 @@
-//! Load, and who watches whether the machine itself stood still.
+//! Load, and threads that check whether the machine itself stood still.
 
 use std::{
     hint::black_box,
@@ -17,21 +17,21 @@ use farbus::tuned::{
 };
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Threads that spin, on each processor. With four the kernel's own fairness kept an ordinary thread in time, too,
-/// where nothing else ran.
+/// Spinning threads on each processor. With four, the kernel's fairness kept an ordinary thread in time, too, where
+/// nothing else ran.
 pub const SPINNERS: usize = 12;
 const INTERVAL_NS: u64 = 1_000_000;
-/// What a gap left behind is through after this: the longest period of a pipe here, twice.
+/// The effects of a gap are over after this time: twice the longest period of a pipe here.
 const AFTERMATH_NS: u64 = 700_000_000;
 
-/// When a processor was not there, and for how long.
+/// When a processor was not available, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct Gap {
     pub end_ns: u64,
     pub long_ns: u64,
 }
 
-/// A machine that is busy and watched until this is dropped.
+/// Keeps the machine busy and watched until this is dropped.
 pub struct Busy {
     is_over: Arc<AtomicBool>,
     gaps: Arc<Mutex<Vec<Gap>>>,
@@ -70,7 +70,7 @@ impl Busy {
     }
 }
 
-/// Whether nothing is to be said of what happened from `from_ns` to `to_ns`.
+/// Whether the time from `from_ns` to `to_ns` is void because of a gap.
 pub fn is_void(gaps: &[Gap], from_ns: u64, to_ns: u64) -> bool {
     gaps.iter().any(|gap| gap.end_ns + AFTERMATH_NS > from_ns && gap.end_ns.saturating_sub(gap.long_ns) < to_ns)
 }
@@ -78,7 +78,7 @@ pub fn is_void(gaps: &[Gap], from_ns: u64, to_ns: u64) -> bool {
 fn watch(cpu: usize, is_over: &AtomicBool, gaps: &Mutex<Vec<Gap>>, tell: &mpsc::Sender<Policy>) {
     let mut own = CpuSet::new();
     own.set(cpu);
-    // One that may run elsewhere would see less.
+    // An unpinned thread would see less.
     let pinned = sched_setaffinity(None, &own);
     let reservation = Reservation::take(&[Policy::Fifo { priority: 99 }]);
     let _ = tell.send(if pinned.is_ok() { reservation.policy() } else { Policy::Ordinary });

@@ -1,9 +1,9 @@
-//! Tuned pipes on this machine, with all of its processors busy: what the real-time paper's Figures 13 to 16 and Table
-//! 4 show, measured.
+//! Tuned pipes on this machine, with all of its processors busy: measurements for the real-time paper's Figures 13 to
+//! 16 and Table 4.
 //!
-//! Beside the pipes run threads that only spin, and on each processor a canary: of the highest fixed priority, it
-//! sleeps a millisecond and looks how late it woke. Where it was late by more than 5 ms the processor was taken from
-//! the whole machine, and nothing said of that second would be about pipes: it is void, counted and shown.
+//! Beside the pipes run threads that only spin, and on each processor a canary: a thread of the highest fixed priority
+//! that sleeps a millisecond and checks how late it woke. Where it was late by more than 5 ms, the processor was taken
+//! from the whole machine, and that second says nothing about pipes: it is void, counted and shown.
 
 mod buses;
 mod canary;

@@ -51,27 +51,27 @@ use crate::{
     svg::{Chart, Line, Panel},
 };
 
-/// The paper's times are so many times as long.
+/// The factor by which all times are longer than the paper's.
 const SCALE: u64 = 16;
 const INTERVAL_NS: u64 = 125_000 * SCALE;
 const PERIOD_NS: u64 = 250_000 * SCALE;
 const BYTES: usize = 1024;
 /// Jobs of a board between two messages.
 const JOBS_BETWEEN: u64 = 5;
-/// What runs for each interval and period, of which a fifth and a twentieth are its.
+/// The reserve of a board's thread, a twentieth of each period.
 const BOARD: Reserve = Reserve { budget_ns: PERIOD_NS / 20, period_ns: PERIOD_NS };
 const ENGINE: Reserve = Reserve { budget_ns: INTERVAL_NS / 10, period_ns: INTERVAL_NS };
 const RECEIVER_PPM: u32 = 80_000;
 /// Messages of the router's pipes: four each period.
 const BUFFER: u64 = 4;
-/// Of a line.
+/// Points of a line in the plot.
 const POINTS: usize = 150;
 /// Table 2: `c`, and the worst round trip in microseconds.
 const SCENARIOS: [(u64, u64); 5] = [(1, 4_000), (2, 4_500), (4, 5_500), (8, 7_500), (16, 11_500)];
 
 type Message = [u8; BYTES];
 
-/// What lies between a board and its device, each way with when it is through.
+/// The messages between a board and its device, in each direction, with the time at which each is through.
 type Mail = Arc<PiLock<[VecDeque<(u64, Message)>; 2]>>;
 const UP: usize = 0;
 const DOWN: usize = 1;
@@ -123,7 +123,7 @@ impl Function for Post {
     }
 
     fn handle_timeout(&mut self, cx: &mut Context<'_>) {
-        // The next interval of the bus; one that was slept through is over.
+        // The bus's next interval; one that was slept through is over.
         let interval = Duration::from_nanos(INTERVAL_NS);
         self.next = self.next + interval;
         if self.next <= cx.now {
@@ -141,7 +141,7 @@ impl Services for Shelf {
     }
 }
 
-/// A host whose device is on offer until the router goes.
+/// A host whose device is shared until the router ends.
 struct Board {
     mail: Mail,
     address: String,
@@ -168,7 +168,7 @@ impl Board {
         Ok(Self { mail, address, thread })
     }
 
-    /// What its device is to the router.
+    /// The device as the router attaches it.
     fn taken(&self, processors: &Processors) -> Result<Arc<Endpoint>> {
         let mut done = Completions::new(BufferPool::new(0));
         let open =
@@ -179,8 +179,8 @@ impl Board {
         let way = Patient::new(Box::new(InSession::new(linked)));
         let device = RemoteDevice::enumerated(way, speed, descriptors)?;
         let shape = Shape::bulk(&device, speed, BYTES).ok_or_else(|| anyhow!("a post has a bulk pair"))?;
-        // On loopback what is sent has arrived when the sender's call returns: the engines' own time is reckoned beside
-        // it.
+        // On loopback, sent data has arrived when the sender's call returns: the engines' own time is accounted for
+        // separately.
         let terms = Terms { share_ppm: RECEIVER_PPM, ..Terms::there(0) };
         Ok(Endpoint::open(device.into_port().into_way(), shape, processors, terms).map(Arc::new)?)
     }
@@ -196,7 +196,7 @@ fn quality() -> Quality {
     }
 }
 
-/// From one board to the other.
+/// The pipes from one board to the other.
 struct Road {
     pipe: Pipe<Inlet>,
     bound_ns: u64,
@@ -206,13 +206,12 @@ fn road(from: &Arc<Endpoint>, to: &Arc<Endpoint>, transfer_ns: u64) -> Result<Ro
     let inlet = Inlet::open(to, 0, &quality())?;
     let after = inlet.stages();
     let forward = |turn: &mut Turn<'_>, inlet: &mut Inlet| {
-        // What has no room is lost, and its round trip is never seen: that is counted.
+        // A message without space is lost, and its round trip never ends: that is counted.
         turn.messages().for_each(|message| _ = inlet.put(message));
         Flow::On
     };
     let pipe = tpipe(from, End { channel: 0, direction: Direction::In }, quality(), forward, inlet)?;
-    // A thread that looks once a period is late by two of them at the worst, one that is woken by what it may have run
-    // already.
+    // A thread that looks once a period is late by at most two periods, and one that is woken by its budget.
     let [engine, board] = [ENGINE, BOARD].map(|reserve| Stage::Server { period_ns: reserve.period_ns });
     let transfer = Stage::Network { delay_ns: transfer_ns };
     let device = [transfer, engine, engine];
@@ -220,10 +219,10 @@ fn road(from: &Arc<Endpoint>, to: &Arc<Endpoint>, transfer_ns: u64) -> Result<Ro
     Ok(Road { pipe, bound_ns: worst_ns(&stages) })
 }
 
-/// What one scenario was.
+/// The result of one scenario.
 struct Outcome {
     bound_ns: u64,
-    /// Each round trip: when it ended, how long it was.
+    /// Each round trip: when it ended, and how long it took.
     trips: Vec<(u64, u64)>,
     sent: u64,
     void: usize,
@@ -253,7 +252,7 @@ pub fn run(lab: &Lab) -> Result<Vec<Finding>> {
         let what = format!("Table 2, scenario {}: longest round trip over two boards and a router", at + 1);
         findings.push(Finding::ratio(NAME, what, once(most, "ms"), bound, Target::AtMost(1.0)).with_detail(detail));
         let share = |(at, time): (usize, &u64)| (*time as f64 / 1e6, (at + 1) as f64 / times.len() as f64);
-        // The longest is among those that are shown.
+        // The longest one is always shown.
         let step = times.len().div_ceil(POINTS).max(1);
         let shown = times.iter().enumerate().skip((times.len() + step - 1) % step).step_by(step).map(share);
         lines.push(Line { name: format!("scenario {}", at + 1), points: shown.collect() });
@@ -306,7 +305,7 @@ fn play(intervals: u64, seconds: u64) -> Result<Outcome> {
     Ok(Outcome { bound_ns, trips, sent, void, policy })
 }
 
-/// The first board: sends, and takes the time when what it sent is back.
+/// The first board: sends messages, and measures the time until each is back.
 fn ask(
     mail: &Mail,
     transfer_ns: u64,
@@ -315,8 +314,8 @@ fn ask(
     ready: &Barrier,
     seconds: u64,
 ) -> (Vec<(u64, u64)>, u64) {
-    let _reservation = share.reserve(BOARD);
-    // Until it has its promise a thread starts when the machine lets it.
+    let _reservation = seat.sit(BOARD);
+    // Until it has its reserve, a thread starts when the machine lets it.
     ready.wait();
     let mut trips = Vec::with_capacity((seconds * 1_000_000_000 / PERIOD_NS) as usize);
     let (mut roster, mut jobs, mut sent) = (Roster::new(BOARD), 0, 0);
@@ -342,14 +341,8 @@ fn ask(
     (trips, sent)
 }
 
-/// The second board: sends back what came.
-fn echo(
-    mail: Mail,
-    transfer_ns: u64,
-    share: ProcessorShare,
-    is_over: Arc<AtomicBool>,
-    ready: Arc<Barrier>,
-) -> JoinHandle<()> {
+/// The second board: sends back what it receives.
+fn echo(mail: Mail, transfer_ns: u64, seat: Seat, is_over: Arc<AtomicBool>, ready: Arc<Barrier>) -> JoinHandle<()> {
     thread::spawn(move || {
         let _reservation = share.reserve(BOARD);
         ready.wait();

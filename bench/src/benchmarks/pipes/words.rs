@@ -1,4 +1,4 @@
-//! What both experiments are called, and how they say a figure.
+//! The names of both experiments, and the format of their figures.
 
 use crate::{report::Quantity, stats::Spread};
 

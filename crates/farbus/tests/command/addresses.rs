@@ -1,4 +1,4 @@
-//! Where a paired host is looked for: what is remembered, and what that moves.
+//! Which address farbus uses for a paired host, and what changes the remembered one.
 
 use serde_json::Value;
 
@@ -6,19 +6,19 @@ use super::cuts::{Cutter, share_through_a_cutter};
 use super::harness::{Harness, PATIENCE, wait_until};
 use super::trust::{Host, hosts, pair};
 
-/// Where `host` remembers the only host that it is paired with.
+/// The address that `host` remembers for the only host it is paired with.
 fn remembered(host: &Host<'_>) -> Value {
     host.json(&["peers", "--json"])[0]["address"].clone()
 }
 
 #[test]
-fn an_address_is_remembered_once_the_host_proved_its_key_there_and_not_before() {
+fn address_is_remembered_only_after_the_host_proved_its_key_there() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
     let (_share, address) = lab3.share(&["zero"]);
     let at_first = remembered(&desk);
-    // Nobody is there; somebody else is; and what the command line says counts for that command.
+    // First no host is at the address, then another host; an address on the command line counts for that command only.
     assert_eq!(desk.run(&["list", "lab3", "--address", "127.0.0.1:1"]).code, Some(5));
     assert_eq!(remembered(&desk), at_first);
     let mallory = Host { harness: &harness, name: "mallory" };
@@ -33,7 +33,7 @@ fn an_address_is_remembered_once_the_host_proved_its_key_there_and_not_before() 
 }
 
 #[test]
-fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_written_down() {
+fn session_continues_where_its_host_proved_its_key_not_at_the_address_in_the_file() {
     let harness = Harness::new();
     let image = harness.image("image", 4 << 20);
     let ([_lab3, desk], share, cutter) = share_through_a_cutter(&harness, &format!("disk:{}", image.display()));
@@ -42,10 +42,10 @@ fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_wri
     let at = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--grace", "30"];
     let attach = desk.start(&[&["attach", "lab3/disk", "--address", &through][..], &at].concat());
     attach.wait_for_line("attached as ");
-    // The session wrote it down, by the half that may.
+    // The session's broker wrote the address down.
     wait_until(PATIENCE, "it is remembered", || remembered(&desk) == through.as_str());
 
-    // A wrong address that a person tries moves nothing; a right one neither.
+    // Neither a wrong address nor a right one on the command line moves the running session.
     assert_eq!(desk.run(&["list", "lab3", "--address", "127.0.0.1:1"]).code, Some(5));
     let direct = Cutter::before(cutter.home());
     let elsewhere = direct.address().to_string();
@@ -56,7 +56,7 @@ fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_wri
     attach.assert_logged("linked again");
     assert!(cutter.links() > before && direct.links() == others, "it goes on where it was");
 
-    // It is not there any more: the session goes where the host was seen since.
+    // The host has left that address: the session goes to where the host was seen since.
     cutter.let_through(false);
     cutter.cut();
     let linked = || attach.log().matches("linked again").count();
@@ -66,7 +66,7 @@ fn a_session_goes_on_where_its_host_proved_its_key_to_it_whatever_address_is_wri
 }
 
 #[test]
-fn a_session_does_not_end_because_another_host_has_its_exporters_old_address() {
+fn session_survives_another_host_at_its_exporters_old_address() {
     let harness = Harness::new();
     let image = harness.image("image", 4 << 20);
     let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &format!("disk:{}", image.display()));
@@ -75,7 +75,7 @@ fn a_session_does_not_end_because_another_host_has_its_exporters_old_address() {
     let at = ["--via", "nbd", "--socket", socket.to_str().unwrap(), "--grace", "60"];
     let attach = desk.start(&[&["attach", "lab3/disk", "--address", &through][..], &at].concat());
     attach.wait_for_line("attached as ");
-    // For a while whoever connects there meets another farbus.
+    // For a while, connections to the old address reach another farbus.
     let mallory = Host { harness: &harness, name: "mallory" };
     let (_other, elsewhere) = mallory.share(&["zero"]);
     cutter.lead_to(elsewhere.parse().unwrap());

@@ -1,4 +1,4 @@
-//! An exporter that was started anew, where a name stands for another device than before.
+//! An exporter that was started again, where a name now stands for another device.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ fn share_at(harness: &Harness, address: &str, disks: [&Path; 2]) -> Share {
     Share::follow(Running::start(harness.command(&["share", &disks[0], &disks[1], "--listen", address])))
 }
 
-/// The first disk of a share as a file, whose session outlives the exporter's death.
+/// Attaches the first disk of a share as a file, in a session that survives the exporter's death.
 fn attach(harness: &Harness, share: &Share) -> (Running, PathBuf) {
     let at = harness.path("mnt");
     let arguments = ["attach", &share.target("disk"), "--via", "fuse", "--at", at.to_str().unwrap(), "--grace", "60"];
@@ -23,7 +23,7 @@ fn attach(harness: &Harness, share: &Share) -> (Running, PathBuf) {
     (attach, at.join("disk.img"))
 }
 
-/// Writes a block, through to the medium.
+/// Writes a block through to the medium.
 fn write(file: &Path, at: u64, byte: u8) -> std::io::Result<()> {
     let file = OpenOptions::new().write(true).open(file)?;
     file.write_all_at(&[byte; 4096], at)?;
@@ -35,7 +35,7 @@ fn is_untouched(image: &Path) -> bool {
 }
 
 #[test]
-fn a_session_never_goes_on_with_another_disk() {
+fn session_never_continues_with_another_disk() {
     if !has_fuse() {
         return;
     }
@@ -46,7 +46,7 @@ fn a_session_never_goes_on_with_another_disk() {
     write(&disk, 0, 1).unwrap();
     first.process.kill();
     let _second = share_at(&harness, &first.address, [&b, &a]);
-    // It is meant for the first disk, and lands nowhere.
+    // The write is meant for the first disk, and reaches no disk.
     let written = write(&disk, 8192, 2);
     assert!(is_untouched(&b), "a write meant for one disk landed in the other");
     assert!(written.is_err(), "nobody has it");
@@ -57,7 +57,7 @@ fn a_session_never_goes_on_with_another_disk() {
 }
 
 #[test]
-fn a_session_goes_on_with_its_disk_after_its_exporter_was_killed() {
+fn session_continues_with_its_disk_after_its_exporter_is_killed() {
     if !has_fuse() {
         return;
     }
@@ -75,7 +75,7 @@ fn a_session_goes_on_with_its_disk_after_its_exporter_was_killed() {
 }
 
 #[test]
-fn a_session_never_goes_on_with_a_medium_that_was_adopted() {
+fn session_never_continues_with_an_adopted_medium() {
     if !has_fuse() {
         return;
     }
@@ -87,7 +87,8 @@ fn a_session_never_goes_on_with_a_medium_that_was_adopted() {
     let (mut attach, disk) = attach(&harness, &first);
     write(&disk, 0, 1).unwrap();
     first.process.kill();
-    // As from a backup of before the write: the same path, older content, and the owner says that it is this device.
+    // As if restored from a backup made before the write: same path, older content; the owner says that it is this
+    // device.
     fs::rename(&a, harness.path("damaged.img")).unwrap();
     harness.image("a.img", SIZE);
     let adopted = harness.run(&["identity", "adopt", &format!("disk:{}", a.display()), &id]);

@@ -1,4 +1,4 @@
-//! A sound card made of code: what its microphone hears is played on its speaker, far away.
+//! A sound-card gadget: the importer plays on its speaker what it recorded from its microphone.
 
 use farbus::model::{EpAddr, IsoPacket, Setup, Status, Urb, UrbId};
 
@@ -18,7 +18,7 @@ fn cut(mut urb: Urb) -> Urb {
 }
 
 #[test]
-fn what_a_sound_card_is_sent_is_counted_where_it_is() {
+fn sound_card_exporter_counts_the_samples_that_its_speaker_played() {
     const URBS: u64 = 25;
     let harness = Harness::new();
     let share = harness.share(&["audio"]);
@@ -60,7 +60,7 @@ fn what_a_sound_card_is_sent_is_counted_where_it_is() {
 }
 
 #[test]
-fn what_a_sound_card_cannot_be_is_said() {
+fn sound_card_at_super_speed_is_refused_with_the_speeds_it_has() {
     let refused = Harness::new().run(&["share", "audio,speed=super"]);
     assert!(refused.code == Some(2) && refused.stderr.contains("speed=full and speed=high"), "{refused:?}");
 }

@@ -5,13 +5,13 @@ use std::path::Path;
 
 use super::harness::{Harness, copy_program, write_script};
 
-/// A `farbus-bench` that says what it is told.
+/// Writes a `farbus-bench` that prints its arguments.
 fn tells_what_it_is_told(folder: &Path) {
     write_script(&folder.join("farbus-bench"), "#!/bin/sh\necho \"told: $*\"\nexit 7\n");
 }
 
 #[test]
-fn it_is_found_beside_or_in_path_and_is_told_all_and_answers_for_itself() {
+fn bench_program_beside_farbus_or_in_path_gets_all_arguments_and_sets_exit_code() {
     let harness = Harness::new();
     let [here, elsewhere] = ["here", "elsewhere"].map(|name| {
         let folder = harness.path(name);
@@ -39,7 +39,7 @@ fn it_is_found_beside_or_in_path_and_is_told_all_and_answers_for_itself() {
 
     let (code, help, _) = run(&["bench", "--help"]);
     assert!(code == Some(0) && help.contains("farbus bench list") && help.contains("realtime"), "{help}");
-    // What clap writes for fish completes no words but options.
+    // clap's fish script completes options only.
     for shell in ["bash", "zsh"] {
         let (_, script, _) = run(&["completions", shell]);
         assert!(["round-trip", "block-proxy", "survey"].iter().all(|name| script.contains(name)), "{shell}");

@@ -1,5 +1,4 @@
-//! A disk of a paired host as a block device: by whom it is used and how, what becomes of it as a file, and what is
-//! refused.
+//! A disk of a paired host as a block device: its access modes, the disk as a file, and what is refused.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,7 +11,7 @@ use super::trust::{Host, hosts, pair};
 
 const MIB: u64 = 1 << 20;
 
-/// Shares it on one host, which lets the other use everything.
+/// Shares `what` on one host, which allows the other to use everything.
 fn share<'h>(harness: &'h Harness, what: &[&str]) -> ([Host<'h>; 2], Running) {
     let [lab3, desk] = hosts(harness);
     pair(&lab3, &desk);
@@ -20,7 +19,7 @@ fn share<'h>(harness: &'h Harness, what: &[&str]) -> ([Host<'h>; 2], Running) {
     let share = lab3.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
     let line = share.wait_for_line("for paired hosts");
     let address = line.split_whitespace().nth(2).unwrap().to_owned();
-    // Asking for something remembers where it is.
+    // A list with an address makes the host remember the address.
     desk.ok(&["list", "lab3", "--address", &address]);
     ([lab3, desk], share)
 }
@@ -38,7 +37,7 @@ fn end(mut attach: Running) {
 }
 
 #[test]
-fn many_read_or_one_writes() {
+fn block_device_has_many_readers_or_one_writer() {
     let harness = Harness::new();
     let image = harness.image("shared.img", MIB);
     File::options().write(true).open(&image).unwrap().write_all_at(b"read by many", 4096).unwrap();
@@ -59,7 +58,7 @@ fn many_read_or_one_writes() {
     let modes = desk.json(&["status", "--json"]);
     assert!(modes.as_array().unwrap().iter().all(|process| process["devices"][0]["mode"] == "read"), "{modes}");
 
-    // Who would write is told who is there.
+    // A writer is refused and told who reads.
     let writer = desk.run(&["attach", "lab3/block", "--via", "nbd", "--socket", &socket("four.sock")]);
     assert_eq!(writer.code, Some(3), "{writer:?}");
     assert!(writer.stderr.contains("in use"), "{writer:?}");
@@ -101,7 +100,7 @@ fn a_reader_s_file_cannot_be_written() {
 }
 
 #[test]
-fn what_is_no_block_device_is_not_read_beside_others() {
+fn usb_only_device_cannot_be_attached_for_shared_reading() {
     let harness = Harness::new();
     let ([_lab3, desk], _share) = share(&harness, &["zero"]);
     let socket = harness.path("far.sock").to_str().unwrap().to_owned();
@@ -110,7 +109,7 @@ fn what_is_no_block_device_is_not_read_beside_others() {
     let refused = by_nbd(&["--mode", "read"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("USB disk alone, which has one user"), "{refused:?}");
-    // To be used alone it is taken as USB without a word, and found to be no disk.
+    // Without a mode it is attached as a USB device, and only then found to be no disk.
     let refused = by_nbd(&[]);
     assert_eq!(refused.code, Some(6), "{refused:?}");
     assert!(!refused.stderr.contains("block"), "{refused:?}");
@@ -132,7 +131,7 @@ fn plain_usb_ip_has_one_user() {
         harness.run(&["attach", &share.target("disk"), "--via", "nbd", "--socket", &socket, "--mode", "read"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("--grace SECONDS"), "{refused:?}");
-    // With a session it is a block device here, too.
+    // With a session, it is a block device here too.
     let read = ["--via", "nbd", "--socket", &socket, "--mode", "read", "--grace", "5"];
     let target = share.target("disk");
     let attach = Running::start(harness.command(&[&["attach", &*target], &read[..]].concat()));
@@ -140,7 +139,7 @@ fn plain_usb_ip_has_one_user() {
     end(attach);
 }
 
-/// Scratch views have blocks of 512 bytes; a file is written at any byte.
+/// Scratch views have blocks of 512 bytes; their file can still be written at any byte.
 #[test]
 fn a_view_of_larger_blocks_is_a_file_of_any_byte() {
     if !has_fuse() {
@@ -159,7 +158,7 @@ fn a_view_of_larger_blocks_is_a_file_of_any_byte() {
         expected[offset as usize..][..length as usize].copy_from_slice(&bytes);
     }
     file.sync_all().unwrap();
-    // Past the kernel's cache.
+    // Bypasses the kernel's cache.
     drop(file);
     let copy = harness.path("copy");
     run(
@@ -214,7 +213,7 @@ fn ext4_lives_on_a_remote_block_device() {
     run("fsck.ext4", &["-f", "-n", image.to_str().unwrap()]);
 }
 
-/// Runs a program to its end, at most a minute; what it printed.
+/// Runs a program for a minute at most; returns what it printed.
 fn run(program: &str, arguments: &[&str]) -> String {
     let output =
         std::process::Command::new("timeout").args(["-k", "5", "60", program]).args(arguments).output().unwrap();

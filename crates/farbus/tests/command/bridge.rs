@@ -1,4 +1,4 @@
-//! A bridge as two hosts have it, each in a session of its own.
+//! The two ends of a bridge, each used by a host in a session of its own.
 
 use farbus::model::{Direction, EpAddr, Payload, Setup, Status, Urb, UrbId};
 
@@ -18,7 +18,7 @@ fn network_on(host: &mut Driver) {
     assert_eq!(set.status, Status::Ok);
 }
 
-/// A block of NCM with one frame, as the specification lays it out.
+/// An NCM block with one frame, as the specification lays it out.
 fn block(frame: &[u8]) -> Vec<u8> {
     let length = (28 + frame.len()) as u16;
     let head = [b"NCMH".as_slice(), &[12, 0, 0, 0], &length.to_le_bytes(), &[12, 0]];
@@ -27,7 +27,7 @@ fn block(frame: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_one_host_sends_into_a_bridge_the_other_receives() {
+fn bridge_delivers_frames_and_raw_bytes_to_the_other_host() {
     let harness = Harness::new();
     let share = harness.share(&["bridge"]);
     let listed = harness.json(&["list", &share.address, "--json"]);
@@ -38,7 +38,7 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
     network_on(&mut a);
     network_on(&mut b);
     let frame = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 6, 1, 2, 3];
-    // One waits before the other sends: it is woken.
+    // The receiver waits before the other end sends, and is woken.
     b.submit(|id: UrbId| Urb::data_in(id, FRAMES_IN, 16_384));
     let sent = a.ask(|id| Urb::data_out(id, FRAMES_OUT, block(&frame).into()));
     assert_eq!((sent.status, sent.direction), (Status::Ok, Direction::Out));
@@ -56,7 +56,7 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
         assert_eq!(a.wait().payload.into_vec(), bytes);
     }
 
-    // What is no block is counted and harms nobody.
+    // Bytes that are no NCM block are counted and do no harm.
     let refused = a.ask(|id| Urb::data_out(id, FRAMES_OUT, vec![0xff; 64].into()));
     assert_eq!(refused.status, Status::Ok);
     let status = harness.json(&["status", "--json"]);
@@ -66,14 +66,14 @@ fn what_one_host_sends_into_a_bridge_the_other_receives() {
 }
 
 #[test]
-fn a_bridge_goes_on_in_another_process_with_what_waited_for_an_end() {
+fn bridge_keeps_its_queued_bytes_when_the_daemon_restarts() {
     let harness = Harness::new();
     let [lab3, _] = hosts(&harness);
     let (daemon, plain, _) = exporter(&harness, &lab3, "{what='bridge',name='lab'}");
     let [mut a, mut b] = ["lab-a", "lab-b"].map(|end| Driver::new(&plain, end));
     let mut later = Vec::new();
     for round in 1..=3u8 {
-        // Sent and not fetched; and asked for and not sent.
+        // One transfer was sent and not fetched; another was requested and not yet answered.
         let given = a.ask(|id| Urb::data_out(id, RAW_OUT, vec![round; 3000].into()));
         assert_eq!(given.status, Status::Ok);
         a.submit(|id| Urb::data_in(id, RAW_IN, 512));

@@ -1,4 +1,4 @@
-//! One user a device: who is told what, who waits, who comes next, and how an owner takes a device back.
+//! One user per device: what the second importer is told, how importers wait, and how an owner takes a device back.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::harness::{Harness, PATIENCE, Running, has_fuse, wait_until};
 
 #[test]
-fn who_comes_second_is_told_by_whom_and_since_when() {
+fn second_importer_is_refused_and_told_who_uses_the_device_since_when() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let first = client::open(&share.library_target("zero")).unwrap();
@@ -31,7 +31,7 @@ fn who_comes_second_is_told_by_whom_and_since_when() {
 }
 
 #[test]
-fn who_waits_gets_the_device_when_it_is_free_or_gives_up_in_time() {
+fn attach_with_wait_gets_the_device_when_it_is_free_or_gives_up_in_time() {
     if !has_fuse() {
         return;
     }

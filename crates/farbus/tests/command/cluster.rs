@@ -1,4 +1,4 @@
-//! Three hosts that know each other: one has devices, two may use them.
+//! Three paired hosts: one has devices, two may use them.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ impl<'h> Cluster<'h> {
         Self { exporter, hosts: [desk, rack], address, share }
     }
 
-    /// `farbus attach lab3/DEVICE --via VIA` on a host, and the socket where it is found there.
+    /// Runs `farbus attach lab3/DEVICE --via VIA` on a host; returns the process and its socket.
     pub fn lend(&self, at: usize, device: &str, via: &str, arguments: &[&str]) -> (Running, PathBuf) {
         let host = &self.hosts[at];
         let socket = host.harness.path(&format!("{}-{device}.sock", host.name));

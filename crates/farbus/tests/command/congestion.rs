@@ -1,6 +1,7 @@
-//! A link that others fill (Netbus, Figure 8, in short): nothing fails, and what is small and urgent goes on.
+//! A link that other traffic fills (Netbus, Figure 8, in short): no transfer fails, and small urgent transfers
+//! continue.
 //!
-//! How late it is then is measured: `farbus bench congestion`.
+//! `farbus bench congestion` measures how late they are.
 
 use std::fs::File;
 use std::net::UdpSocket;
@@ -19,13 +20,13 @@ use super::harness::{Harness, Running, Share, has};
 use super::network::{FAR, Network, command_in, ip};
 
 const LINK_MBIT: u64 = 20;
-/// What a stranger's flow takes of it, %.
+/// The part of the link that the other host's traffic takes, in percent.
 const TAKEN: u64 = 95;
 const SPAN: Duration = Duration::from_secs(3);
-/// Transfers of each kind that have to come through meanwhile.
+/// Transfers of each kind that have to complete meanwhile.
 const PULSES_MIN: usize = 20;
 
-/// Does something on a thread that is in a network namespace.
+/// Runs `act` on a thread in a network namespace.
 pub fn on_host<T: Send>(namespace: &str, act: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         let namespace = File::open(format!("/run/netns/{namespace}")).unwrap();
@@ -44,7 +45,7 @@ impl Drop for Stranger {
     }
 }
 
-/// `None` where this machine has no such host or no way to shape a link.
+/// `None` where this machine cannot have such a host or cannot shape a link.
 fn stranger(network: &Network) -> Option<Stranger> {
     let (stranger, router) = (Stranger(format!("{}-stranger", network.near)), &network.router);
     let name = &stranger.0;
@@ -62,7 +63,7 @@ fn stranger(network: &Network) -> Option<Stranger> {
     is_there.then_some(stranger)
 }
 
-/// How long each of one kind of small transfer took.
+/// How long each small transfer of one kind took.
 fn pulses(target: &Target, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
     let config = ClientConfig { grace: Some(Duration::from_secs(20)), ..ClientConfig::default() };
     let client = Client::new(config);
@@ -84,7 +85,7 @@ fn pulses(target: &Target, urb: impl Fn(UrbId) -> Urb) -> Vec<Duration> {
 }
 
 #[test]
-fn a_link_that_is_taken_starves_neither_interrupts_nor_control_and_fails_nobody() {
+fn congested_link_starves_neither_interrupt_nor_control_transfers() {
     let network = Network::lay("taken");
     if !has("network namespaces", network.is_some()) {
         return;
@@ -108,7 +109,7 @@ fn a_link_that_is_taken_starves_neither_interrupts_nor_control_and_fails_nobody(
                 while !is_over.load(Ordering::Acquire) {
                     let due = began.elapsed().as_micros() as u64 * LINK_MBIT / 8 * TAKEN / 100;
                     while sent < due {
-                        // What is lost on its way is what congestion is.
+                        // Packets may be lost: that is what congestion does.
                         let _ = socket.send_to(&[0; 1200], "10.111.2.2:9");
                         sent += 1242;
                     }

@@ -32,7 +32,7 @@ fn ask(harness: &Harness, question: &[u8]) -> Value {
 }
 
 #[test]
-fn the_door_is_its_owners_alone_and_says_which_protocol_it_speaks() {
+fn control_socket_admits_its_owner_only_and_names_its_protocol() {
     let harness = Harness::new();
     let _share = harness.share(&["zero"]);
     let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
@@ -45,7 +45,7 @@ fn the_door_is_its_owners_alone_and_says_which_protocol_it_speaks() {
 }
 
 #[test]
-fn garbage_and_too_much_of_it_are_refused_and_the_next_one_is_answered() {
+fn control_socket_refuses_garbage_and_answers_the_next_client() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     for garbage in
@@ -57,7 +57,7 @@ fn garbage_and_too_much_of_it_are_refused_and_the_next_one_is_answered() {
     let deep = [vec![b'['; 60_000], vec![b'\n']].concat();
     assert!(ask(&harness, &deep)["refused"].is_string());
 
-    // More than it listens to: it says so and hangs up, whatever still comes.
+    // More bytes than the socket accepts: it answers with an error and closes, whatever follows.
     let mut stream = connect(&harness);
     let mut sent = 0;
     let end = loop {
@@ -81,7 +81,7 @@ fn a_client_that_asks_slowly_keeps_others_waiting_only_until_it_is_cut_off() {
         let mut slow = connect(&harness);
         let started = Instant::now();
         let dribble = std::thread::spawn(move || {
-            // Each byte comes in time, the question never does.
+            // Each byte comes in time, but the request never ends.
             while slow.write_all(b" ").is_ok() {
                 std::thread::sleep(Duration::from_millis(100));
             }

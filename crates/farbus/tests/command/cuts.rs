@@ -1,4 +1,5 @@
-//! A disk of a paired host while the link is cut: mid-header, mid-payload, half-open, for a while and at once.
+//! A disk of a paired host while its link is cut: within a header, within a payload, half-open, for a while and at
+//! once.
 //!
 //! `FARBUS_CUTS` says how many cuts (default 12); `cargo xtask soak` makes 300.
 
@@ -20,31 +21,31 @@ use farbus::internals::disk::OpenedDisk;
 use super::harness::{Harness, PATIENCE, Running, has, has_fuse, has_program, wait_until};
 use super::trust::{Host, hosts, pair};
 
-/// Stands between two hosts, and cuts.
+/// A proxy between two hosts that cuts their connections.
 pub struct Cutter {
     address: SocketAddr,
     inside: Arc<Inside>,
 }
 
 struct Inside {
-    /// Where connections lead, and where they did at first.
+    /// Where connections lead now, and where they led first.
     to: Mutex<SocketAddr>,
     home: SocketAddr,
     /// Both ends of every connection that is open.
     open: Mutex<Vec<TcpStream>>,
-    /// Nobody gets through.
+    /// No new connection gets through.
     is_down: AtomicBool,
-    /// What is on its way gets nowhere, and nobody is told.
+    /// Bytes under way get nowhere, and neither end is told.
     is_frozen: AtomicBool,
-    /// Bytes that may yet pass before the next cut; u64::MAX is all.
+    /// Bytes that may still pass before the next cut; `u64::MAX` is no limit.
     allowed: AtomicU64,
     connections: AtomicU64,
     /// Bytes that passed over the latest connection.
     passed: AtomicU64,
 }
 
-/// A link is in use when so much has passed: a greeting is far less. One that is cut in its greeting is a handshake
-/// that failed, and an exporter turns an address away that has many of them.
+/// A link counts as in use once this many bytes passed, which is far more than a greeting. A link cut in its greeting
+/// is a failed handshake, and an exporter turns away an address that has many of them.
 const IN_USE_BYTES: u64 = 32 << 10;
 
 impl Cutter {
@@ -78,22 +79,22 @@ impl Cutter {
         Self { address, inside }
     }
 
-    /// Where it listens.
+    /// The address at which the proxy listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Cuts everything that is open, with a word to both ends.
+    /// Closes every open connection, at both ends.
     pub fn cut(&self) {
         for stream in self.inside.open.lock().unwrap().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Cuts one of the connections that are open, the others stay; which, by a number of any size.
+    /// Cuts one open connection, chosen by `at` modulo their number; the others stay.
     fn cut_one(&self, at: u64) {
         let mut open = self.inside.open.lock().unwrap();
-        // Of one whose ends are gone nothing can be cut.
+        // Skips connections whose ends have already closed.
         let is_open = |both: &[TcpStream]| both.iter().all(|stream| stream.peer_addr().is_ok());
         let there: Vec<usize> = (0..open.len()).step_by(2).filter(|&both| is_open(&open[both..both + 2])).collect();
         if let Some(at) = at.checked_rem(there.len() as u64) {
@@ -102,7 +103,7 @@ impl Cutter {
         }
     }
 
-    /// So many bytes pass yet, then everything that is open is cut.
+    /// Lets this many bytes pass, then cuts every open connection.
     fn cut_after(&self, bytes: u64) {
         self.inside.allowed.store(bytes, Ordering::Release);
     }
@@ -151,13 +152,13 @@ fn cuts() -> u64 {
     std::env::var("FARBUS_CUTS").map_or(12, |text| text.parse().expect("a number"))
 }
 
-/// What the test holds against the disk: numbers that say where and when they were written.
+/// The expected content of a block: numbers that say where and when it was written.
 fn block(at: u64, round: u64) -> Vec<u8> {
     let word = (at << 32 | round).to_le_bytes();
     word.iter().copied().cycle().take(64 << 10).collect()
 }
 
-/// Shares `what` on one host, and lets the other reach it through what cuts.
+/// Shares `what` on one host and lets the other reach it through a `Cutter`.
 pub fn share_through_a_cutter<'h>(harness: &'h Harness, what: &str) -> ([Host<'h>; 2], Running, Cutter) {
     let [lab3, desk] = hosts(harness);
     pair(&lab3, &desk);
@@ -168,7 +169,7 @@ pub fn share_through_a_cutter<'h>(harness: &'h Harness, what: &str) -> ([Host<'h
     ([lab3, desk], share, cutter)
 }
 
-/// Attaches it there, to outlive a link for so many seconds.
+/// Attaches the device through the cutter, with a grace period of `grace` seconds.
 pub fn attach_through(desk: &Host<'_>, device: &str, cutter: &Cutter, arguments: &[&str], grace: &str) -> Running {
     let (target, through) = (format!("lab3/{device}"), cutter.address.to_string());
     let all = [&["attach", &*target, "--address", &*through, "--grace", grace], arguments].concat();
@@ -182,7 +183,7 @@ impl Cutter {
         self.inside.connections.load(Ordering::Acquire)
     }
 
-    /// New connections lead there from now on.
+    /// New connections lead to `to` from now on.
     pub fn lead_to(&self, to: SocketAddr) {
         *self.inside.to.lock().unwrap() = to;
     }
@@ -192,17 +193,17 @@ impl Cutter {
         self.inside.home
     }
 
-    /// They lead where they did at first.
+    /// New connections lead where they did at first.
     pub fn lead_home(&self) {
         self.lead_to(self.inside.home);
     }
 
-    /// Nobody gets through from now on, or everybody does.
+    /// Lets new connections through, or refuses all of them.
     pub fn let_through(&self, does: bool) {
         self.inside.is_down.store(!does, Ordering::Release);
     }
 
-    /// Cuts one link of several again and again, and sometimes all of them, while the rest carries on.
+    /// Cuts one link of several again and again, and sometimes all of them, while the other links continue.
     fn cut_singly(&self, cuts: u64, is_over: impl Fn() -> bool) {
         for cut in (0..cuts).take_while(|_| !is_over()) {
             thread::sleep(Duration::from_millis(50 + cut * 37 % 200));
@@ -221,7 +222,7 @@ impl Cutter {
         wait_until(PATIENCE, "a link in use", || is_in_use() || is_over());
     }
 
-    /// Cuts the link in every way in turn, and waits for another each time; as long as somebody uses it.
+    /// Cuts the link in each way in turn, and waits for the next link each time, until `is_over`.
     fn cut_many(&self, cuts: u64, is_over: impl Fn() -> bool) {
         for cut in (0..cuts).take_while(|_| !is_over()) {
             // The device is in use over this link for a moment before it is cut.
@@ -231,14 +232,14 @@ impl Cutter {
         }
     }
 
-    /// Cuts what is open in one of four ways, and waits until each of so many sessions has another link: at once,
-    /// within the next bytes (one link alone), with nobody let through for a while, and after a silence. `cut` varies
-    /// where.
+    /// Cuts the open links in one of four ways, and waits until each of `sessions` sessions has another link. The ways:
+    /// at once; within the next bytes (one link alone); with no new connection for a while; after a silence. `cut`
+    /// varies where.
     pub fn cut_in_way(&self, way: u64, cut: u64, sessions: u64, is_over: impl Fn() -> bool) {
         let before = self.links();
         match way {
             0 => self.cut(),
-            // Within the next head, or the next data.
+            // Within the next header or the next payload.
             1 => self.cut_after(1 + cut * 7919 % 70_000),
             2 => {
                 self.inside.is_down.store(true, Ordering::Release);
@@ -259,7 +260,7 @@ impl Cutter {
 }
 
 #[test]
-fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
+fn disk_as_a_file_loses_no_byte_when_links_are_cut() {
     if !has_fuse() {
         return;
     }
@@ -280,7 +281,7 @@ fn a_disk_as_a_file_outlives_cut_links_and_not_a_byte_is_wrong() {
 }
 
 #[test]
-fn so_does_one_of_a_host_that_is_not_paired_if_somebody_says_how_long() {
+fn disk_of_an_unpaired_host_survives_cut_links_with_a_grace_period() {
     if !has_fuse() {
         return;
     }
@@ -310,7 +311,7 @@ fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running
             while !is_done.load(Ordering::Acquire) || round < 4 {
                 round += 1;
                 for at in 0..blocks {
-                    // A walk that comes to every place, and not in order.
+                    // A walk that visits every block, out of order.
                     let at = at * 101 % blocks;
                     let offset = at * (64 << 10);
                     let mut found = vec![0; 64 << 10];
@@ -332,7 +333,7 @@ fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running
     drop(file);
     println!("{} cuts, {} links, {rounds} rounds of 4 MiB", cuts(), links());
 
-    // The link is cut while nobody asks anything: it is made again all the same.
+    // An idle link that is cut is replaced as well.
     let before = links();
     cutter.cut();
     wait_until(PATIENCE, "a link for an idle disk", || links() > before);
@@ -350,7 +351,7 @@ fn cut_under_load(cutter: &Cutter, [lab3, desk]: [&Host; 2], mut attach: Running
     }
 }
 
-/// Lets fio write at random with many requests under way, and read it all again, over and over while the link is cut.
+/// fio writes at random with many requests under way and reads everything again, over and over, while the link is cut.
 fn fio_while_links_are_cut(harness: &Harness, cutter: &Cutter, engine: &[&str]) {
     fio_meanwhile(harness, cutter, engine, |is_over| cutter.cut_many(cuts(), is_over));
 }
@@ -436,7 +437,7 @@ fn fio_on_a_block_device_over_three_links_outlives_the_loss_of_any() {
 }
 
 #[test]
-fn several_links_go_with_a_session_and_not_with_modules() {
+fn several_links_need_a_grace_period_and_are_refused_with_modules() {
     let harness = Harness::new();
     let what = format!("block:{}", harness.image("cut.img", 1 << 20).display());
     let ([_lab3, desk], _share, cutter) = share_through_a_cutter(&harness, &what);
@@ -452,7 +453,7 @@ fn several_links_go_with_a_session_and_not_with_modules() {
     }
 }
 
-/// A disk that is USB and nothing else, real ones among them: here its other face is left alone.
+/// A disk that is used only as a USB device, as a real one would be; its block device is not used here.
 #[test]
 fn a_usb_disk_as_a_file_outlives_cut_links() {
     if !has_fuse() {
@@ -525,7 +526,7 @@ fn a_status_says_that_the_link_is_lost_and_since_when() {
     wait_until(PATIENCE, "another link", || device()["state"] == "attached");
     assert!(device()["link_lost_s"].is_null());
 
-    // Nobody asks anything of it, and every link is replaced all the same, even one that is cut in its greeting.
+    // No request is made, yet every link is replaced, even one that is cut in its greeting.
     for cut in 0..8 {
         let before = cutter.links();
         cutter.cut_after(cut * 300);

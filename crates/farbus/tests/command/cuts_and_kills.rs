@@ -1,13 +1,13 @@
 //! Two disks of a paired host at once, one as a file and one by NBD, while links are cut and exporters and importers
 //! are killed (`kill -9`).
 //!
-//! `FARBUS_FAULTS` says how many cuts and kills (default 6, one of each kind); `cargo xtask soak` makes 300. The
-//! kernel's own front end has the same in virtual machines: the rig's case `nothing-lost-uas`.
+//! `FARBUS_FAULTS` says how many cuts and kills (default 6, one of each kind); `cargo xtask soak` makes 300. The rig's
+//! case `nothing-lost-uas` does the same with the kernel's own front end in virtual machines.
 //!
 //! Each disk has two halves. In each round fio writes one half at random, syncs it and reads it again, and then reads
-//! the other half, which an earlier round wrote. The bytes say the round and the place, so what is stale is found, and
-//! not only what is damaged. A cut and a killed exporter fail no call of fio's. A killed importer ends its front end
-//! and fio with it; the half that was being written is written anew, and the other half has to be there.
+//! the other half, which an earlier round wrote. The bytes name the round and the place, so stale data is found as well
+//! as damaged data. A cut link or a killed exporter fails no call of fio. A killed importer ends its front end and fio
+//! with it; the half that was being written is then written again, and the other half has to be intact.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use super::trust::{Host, hosts, pair};
 const MIB: u64 = 1 << 20;
 /// Bytes of half a disk.
 const HALF_BYTES: u64 = 4 * MIB;
-/// How long a session waits for its next link, in seconds.
+/// The sessions' grace period, in seconds.
 const GRACE_S: &str = "120";
 /// Sessions at a time: one for each front end.
 const SESSIONS: u64 = 2;
@@ -32,22 +32,22 @@ fn faults() -> u64 {
     std::env::var("FARBUS_FAULTS").map_or(6, |text| text.parse().expect("a number"))
 }
 
-/// Where programs find a disk.
+/// The front end by which programs use a disk.
 #[derive(Clone, Copy)]
 enum Via {
     Fuse,
     Nbd,
 }
 
-/// What fio is given to find a disk.
+/// The arguments that tell fio where the disk is.
 #[derive(Clone)]
 struct Target(Vec<String>);
 
-/// A disk that is attached, and attached again when its importer was killed.
+/// A disk that is attached, and attached again after its importer was killed.
 struct FrontEnd<'h> {
     via: Via,
     harness: &'h Harness,
-    /// The device's name at its exporter.
+    /// The device's name on its exporter.
     device: &'static str,
     state: Mutex<State>,
     is_attached: Condvar,
@@ -92,7 +92,7 @@ impl<'h> FrontEnd<'h> {
         self.is_attached.notify_all();
     }
 
-    /// Kills the importer, at any moment of what it does.
+    /// Kills the importer, whatever it is doing.
     fn kill(&self) {
         let mut importer = {
             let mut state = self.state.lock().unwrap();
@@ -102,7 +102,7 @@ impl<'h> FrontEnd<'h> {
         importer.kill();
     }
 
-    /// Waits until it is attached; how often its importer was killed before.
+    /// Waits until the disk is attached; returns how often its importer was killed before.
     fn wait_until_attached(&self) -> u32 {
         let state = self.state.lock().unwrap();
         let (state, waited) =
@@ -115,7 +115,7 @@ impl<'h> FrontEnd<'h> {
         self.state.lock().unwrap().kills
     }
 
-    /// Writes and verifies in rounds until `is_done`. Returns what each half has then, and how many rounds there were.
+    /// Writes and verifies in rounds until `is_done`. Returns the round that each half holds, and the number of rounds.
     fn work(&self, is_done: &AtomicBool) -> ([Option<u32>; 2], u32) {
         let mut stored = [None; 2];
         let mut round = 0;
@@ -140,7 +140,7 @@ impl<'h> FrontEnd<'h> {
     }
 }
 
-/// Says that it is over when it is dropped, also by whoever panics: nobody works on then.
+/// Sets its flag when it is dropped, also by a panic, so that the other threads stop.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -153,18 +153,18 @@ fn image_target(image: &Path) -> Target {
     Target(vec!["--ioengine=libaio".into(), "--direct=1".into(), format!("--filename={}", image.display())])
 }
 
-/// Lets fio write and read half a disk, or only read it.
+/// Runs fio, which writes and reads half a disk, or only reads it.
 fn fio(harness: &Harness, target: &Target, half: usize, seed: u32, is_verify_only: bool) -> Outcome {
     let work = "--name=nothing-lost --rw=randwrite --bsrange=512-128k --blockalign=512 --iodepth=16 --fsync=50 \
                 --end_fsync=1 --verify=pattern --verify_interval=512 --verify_fatal=1 --verify_state_save=0 --minimal";
     let mut arguments: Vec<String> = work.split_whitespace().map(str::to_owned).collect();
-    // Where the disk has just gone it is not to make a file of its own.
+    // If the disk has just gone, fio must not create a file in its place.
     arguments.push("--allow_file_create=0".to_owned());
     arguments.extend(target.0.iter().cloned());
     arguments.push(format!("--size={HALF_BYTES}"));
     arguments.push(format!("--offset={}", half as u64 * HALF_BYTES));
     arguments.push(format!("--randseed={seed}"));
-    // The round, and where the block is.
+    // The pattern: the round, and the place of the block.
     arguments.push(format!("--verify_pattern=0x{seed:08x}%o"));
     arguments.extend(is_verify_only.then(|| "--verify_only=1".to_owned()));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -178,7 +178,7 @@ fn share(lab3: &Host<'_>, whats: &[String; 2], at: &str) -> (Running, SocketAddr
 }
 
 #[test]
-fn disks_at_two_front_ends_at_once_lose_nothing_that_was_synced_to_cuts_and_kills() {
+fn cuts_and_kills_lose_no_synced_write_of_two_disks_at_two_front_ends() {
     if !has_fuse() || !has("fio", has_program("fio")) {
         return;
     }

@@ -1,4 +1,4 @@
-//! `farbus daemon`: what its file says is what runs, and what stays in it is not disturbed.
+//! `farbus daemon`: it runs what its file says, and a reload disturbs no unchanged share.
 
 use std::fs;
 use std::net::TcpListener;
@@ -42,7 +42,7 @@ fn names(share: &Share) -> Vec<String> {
 }
 
 #[test]
-fn a_file_is_checked_and_what_is_wrong_is_said_with_its_place() {
+fn configuration_error_names_its_place_in_the_file() {
     let harness = Harness::new();
     let check = |text: &str| harness.run(&["daemon", "--check", "--config", write(&harness, text).to_str().unwrap()]);
     let fine = check("share = [{what='zero'}]\nusb = [{class='storage'}]");
@@ -59,7 +59,7 @@ fn a_file_is_checked_and_what_is_wrong_is_said_with_its_place() {
 }
 
 #[test]
-fn a_reload_disturbs_nothing_that_stays() {
+fn reload_leaves_unchanged_shares_alone() {
     let harness = Harness::new();
     let daemon =
         start(&harness, "share = [{what='zero', name='stays'}, {what='zero', name='goes'}, {what='keyboard'}]");
@@ -79,7 +79,7 @@ fn a_reload_disturbs_nothing_that_stays() {
     assert_eq!(stays.data_in(SOURCE, 1000).unwrap().len(), 1000, "the session goes on");
     goes.data_in(SOURCE, 1000).unwrap_err();
 
-    // A file that is wrong changes nothing.
+    // A file with an error changes nothing.
     write(&harness, "share = [{what='tape'}]");
     let wrong = harness.run(&["daemon", "reload"]);
     assert!(wrong.code == Some(1) && wrong.stderr.contains("farbus.toml:1:16"), "{wrong:?}");
@@ -90,7 +90,7 @@ fn a_reload_disturbs_nothing_that_stays() {
 }
 
 #[test]
-fn it_listens_where_it_is_told_now_and_after_a_reload() {
+fn daemon_listens_at_the_configured_address_also_after_a_reload() {
     let harness = Harness::new();
     let daemon = start(&harness, "share = [{what='zero'}]");
     let mut zero = client::open(&daemon.library_target("zero")).unwrap();
@@ -104,7 +104,7 @@ fn it_listens_where_it_is_told_now_and_after_a_reload() {
 }
 
 #[test]
-fn a_device_that_is_not_there_yet_is_shown_and_comes_later() {
+fn device_that_is_absent_at_the_start_is_shown_and_shared_later() {
     let harness = Harness::new();
     let image = harness.path("late");
     let daemon = start(&harness, &format!("share = [{{what='disk:{}'}}, {{what='zero'}}]", image.display()));
@@ -117,7 +117,7 @@ fn a_device_that_is_not_there_yet_is_shown_and_comes_later() {
 }
 
 #[test]
-fn an_owner_commands_a_daemon_as_a_share() {
+fn daemon_takes_the_same_owner_commands_as_a_share() {
     let harness = Harness::new();
     let daemon = start(&harness, "share = [{what='keyboard', name='k'}]");
     assert_eq!(harness.run(&["type", "k", "a"]).code, Some(0));
@@ -129,7 +129,7 @@ fn an_owner_commands_a_daemon_as_a_share() {
 }
 
 #[test]
-fn what_is_attached_stays_attached_whatever_becomes_of_its_exporter() {
+fn daemon_attaches_a_disk_again_after_its_exporter_restarts() {
     if !has_fuse() {
         return;
     }
@@ -169,7 +169,7 @@ fn what_is_attached_stays_attached_whatever_becomes_of_its_exporter() {
 }
 
 #[test]
-fn a_service_manager_is_told_and_its_socket_is_used() {
+fn daemon_notifies_its_service_manager_and_uses_its_socket() {
     let harness = Harness::new();
     let at_manager = harness.path("notify");
     let manager = UnixDatagram::bind(&at_manager).unwrap();
@@ -194,7 +194,7 @@ fn a_service_manager_is_told_and_its_socket_is_used() {
         Share::follow(Running::start(command))
     };
     let mut daemon = start();
-    // Bound by somebody else already: it could not have bound it itself.
+    // The socket is already bound by the service manager: the daemon could not have bound it itself.
     assert_eq!(daemon.address, address.to_string());
     assert_eq!(names(&daemon), ["zero"]);
     assert!(hear("READY=1").contains("STATUS=1 shared"));

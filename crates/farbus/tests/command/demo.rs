@@ -1,4 +1,4 @@
-//! `farbus demo`: it works as root and as nobody, and whatever happens it leaves nothing behind.
+//! `farbus demo`: it works as root and as `nobody`, and leaves nothing behind, whatever happens.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -38,13 +38,13 @@ fn the_demo_works_and_leaves_nothing() {
 }
 
 #[test]
-fn the_demo_works_for_nobody_too() {
+fn the_demo_works_without_any_rights() {
     if !rustix::process::geteuid().is_root() {
-        // Then the test above was this one.
+        // The test above has already covered this user.
         return;
     }
     let harness = Harness::new();
-    // The program may lie where nobody may look.
+    // The build folder may be one that this user cannot read.
     let program = harness.path("farbus");
     copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &program);
     std::os::unix::fs::chown(harness.path("tmp"), Some(NOBODY), Some(NOBODY)).unwrap();
@@ -62,12 +62,12 @@ fn ctrl_c_in_the_demo_leaves_nothing_at_any_step() {
         let harness = Harness::new();
         let mut demo = Running::start(harness.command(&["demo"]));
         if !demo.has_line_before_its_end(step) {
-            // A step that this machine does not have.
+            // This machine does not have that step.
             assert_eq!(demo.wait_for_end(PATIENCE), Some(0), "{}", demo.log());
             continue;
         }
         demo.signal(Signal::INT);
-        // Behind the last step's line it may be too late to stop.
+        // After the last step's line it may be too late to stop.
         let code = demo.wait_for_end(PATIENCE);
         println!("{step}: {code:?} {}", demo.log());
         assert!(code == Some(1) || (code == Some(0) && step == "read "), "{step}: {code:?} {}", demo.log());

@@ -1,4 +1,4 @@
-//! A shared disk image: attached as a file, made durable, and what becomes of it when its exporter is killed.
+//! A shared disk image: attached as a file, made durable, and what happens to it when its exporter is killed.
 
 use std::fs::{self, File};
 use std::io;
@@ -33,7 +33,7 @@ fn noise(seed: u32, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
+fn bytes_written_to_the_file_are_in_the_image_and_read_back() {
     if !has_fuse() {
         return;
     }
@@ -73,7 +73,7 @@ fn what_is_written_to_the_file_is_in_the_image_and_back_again() {
 }
 
 #[test]
-fn an_exporter_killed_in_mid_transfer_ends_the_attachment_without_waiting_for_a_silent_peer() {
+fn exporter_killed_during_a_transfer_ends_the_attachment_without_a_timeout() {
     if !has_fuse() {
         return;
     }
@@ -99,7 +99,7 @@ fn an_exporter_killed_in_mid_transfer_ends_the_attachment_without_waiting_for_a_
     assert_quickest_is_noticed(&times);
 }
 
-/// Reads past the kernel's cache, so that every read is a transfer, and counts; what it was told at last.
+/// Reads past the kernel's cache, so that every read is a transfer, and counts the reads. Returns the last error.
 fn read_for_ever(path: &Path, turns: &AtomicU64) -> io::Error {
     let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();
     let mut block = vec![0; MIB as usize];
@@ -133,10 +133,10 @@ fn an_attachment_that_is_killed_leaves_the_disk_to_the_next() {
     assert!(found == noise(1, 4096), "what was written before is there");
     drop(disk);
 
-    // The half that kept its rights has cleared the dead mount away, and the folder that was made for it.
+    // The broker has removed the dead mount and the folder that was made for it.
     wait_until(PATIENCE, "nothing is left", || !is_mounted(&at) && !at.exists());
 
-    // Of one that has no other half something stays, and the next is told how to clear it away.
+    // An attachment without a broker leaves its mount behind; the next one says how to remove it.
     let arguments = ["--via", "fuse", "--at", at.to_str().unwrap()];
     let command = harness.command(&[&["attach", &share.target("disk"), "--no-sandbox"], &arguments[..]].concat());
     let mut alone = Running::start(command);
@@ -177,7 +177,7 @@ fn a_share_that_is_told_to_end_makes_its_disk_durable() {
     remote.read_at(0, &mut [0; 512]).unwrap_err();
 }
 
-/// That the bytes are in the file says nothing of the medium under it; the system call does.
+/// Bytes in the image file need not be on the medium below it, so the test looks for the system call.
 #[test]
 fn a_share_that_is_told_to_end_syncs_what_was_written_and_not_flushed() {
     if !has("strace", has_program("strace")) {

@@ -9,9 +9,8 @@ use farbus_io::link::Link;
 use farbus_session::native::RemoteUsb;
 use farbus_session::native::control::{Class, Mode, Open};
 
-/// A USB device of a session, driven by hand.
+/// Drives a USB device over a session, request by request.
 pub struct Driver {
-    /// The session.
     pub linked: Linked<RemoteUsb>,
     done: Completions,
     next: u64,
@@ -22,7 +21,7 @@ impl Driver {
         Self::asking(address, device, RemoteUsb::new)
     }
 
-    /// One for which this is reserved.
+    /// A driver of a device for which `reservation` is asked.
     pub fn reserving(address: &str, device: &str, reservation: &str) -> Self {
         let ReservationRequest(reservation) = reservation.parse().unwrap();
         Self::asking(address, device, |number, open| RemoteUsb::reserving(number, open, reservation))

@@ -1,5 +1,5 @@
-//! What is durable when a disk is let go of, and who hears that something was lost: real file systems on loop devices
-//! over FUSE, raw NBD clients, exporters that are killed and whose machine was started anew.
+//! What is durable when a disk is detached, and which clients learn of lost writes: real file systems on loop devices
+//! over FUSE, raw NBD clients, exporters that are killed and whose machine was started again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// An ext4 file system on a loop device over a disk's file, mounted; whatever is left of it goes away with its test.
+/// An ext4 file system on a loop device over a disk's file, mounted. Dropping it removes what is left of it.
 struct Tree {
     device: String,
     at: PathBuf,
@@ -44,7 +44,7 @@ impl Tree {
         Self { device, at }
     }
 
-    /// Writes a file that nobody has synced.
+    /// Writes a file without syncing it.
     fn write(&self) -> Vec<u8> {
         let bytes: Vec<u8> = (0..MIB as u32).map(|at| (at / 7) as u8).collect();
         fs::write(self.at.join("file"), &bytes).unwrap();
@@ -59,7 +59,7 @@ impl Drop for Tree {
     }
 }
 
-/// What a file system in an image has as this file.
+/// Reads this file from the file system in an image.
 fn read_from(harness: &Harness, image: &Path, name: &str) -> Vec<u8> {
     let device = run("losetup", &["--find", "--show", "--read-only", image.to_str().unwrap()]);
     let at = harness.path("look");
@@ -101,7 +101,7 @@ fn a_disk_with_a_mounted_file_system_stays_until_it_is_unmounted_and_then_nothin
     let refused = lab3.run(&["release", "block"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("--force"), "{refused:?}");
 
-    // Somebody works in it: then it stays as well.
+    // An open file keeps the mount busy: then the disk stays attached as well.
     let busy = File::open(tree.at.join("file")).unwrap();
     let refused = desk.run(&["migrate", "lab3/block", "--to", "rack", "--unmount"]);
     assert!(refused.code == Some(3) && refused.stderr.contains("fuser"), "{refused:?}");
@@ -165,7 +165,7 @@ fn sigterm_of_a_disk_that_nobody_has_open_loses_nothing_and_exits_with_0() {
     assert_eq!(fs::read(image).unwrap()[..4096], [7; 4096]);
 }
 
-/// An NBD client of the plainest kind.
+/// A minimal NBD client.
 struct Nbd(UnixStream, u64);
 
 impl Nbd {
@@ -180,7 +180,7 @@ impl Nbd {
         Self(stream, 0)
     }
 
-    /// Asks for something; the error that is answered, or 0. 1 writes, 3 flushes.
+    /// Sends a request and returns the error of its answer, or 0. Command 1 writes, 3 flushes.
     fn ask(&mut self, command: u16, offset: u64, payload: &[u8]) -> u32 {
         self.1 += 1;
         let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
@@ -205,8 +205,8 @@ impl Nbd {
     }
 }
 
-/// Shares as a process of a machine that was started for the `boot`th time, once [`may_start`] says so. It is begun
-/// before: a program that is begun later closes its copies of the files that are open here, and each `close` flushes.
+/// Runs a share as if the machine had been started for the `boot`th time, once [`may_start`] allows it. The program is
+/// started earlier: a program started later closes its copies of the files open here, and each `close` flushes.
 fn share_after_boot(host: &Host<'_>, boot: u32, arguments: &[&str]) -> Running {
     let told = host.harness.path(&format!("boot_id_{boot}"));
     fs::write(&told, format!("{boot:08}-0000-4000-8000-000000000000\n")).unwrap();
@@ -231,9 +231,9 @@ fn may_start(host: &Host<'_>, boot: u32, share: &Running) -> String {
 }
 
 #[test]
-fn what_a_killed_exporter_lost_is_written_again_or_told_once_to_each_file_and_client() {
+fn writes_lost_by_a_killed_exporter_are_repeated_or_each_client_gets_one_error() {
     if has_fuse() && have(&["unshare", "mount"]) {
-        let name = "durable::what_a_killed_exporter_lost_is_written_again_or_told_once_to_each_file_and_client";
+        let name = "durable::writes_lost_by_a_killed_exporter_are_repeated_or_each_client_gets_one_error";
         in_own_process(name, kill_exporters_and_flush);
     }
 }
@@ -281,7 +281,7 @@ fn kill_exporters_and_flush() {
     let files = [open(), open()];
     let mut clients = [Nbd::connect(&socket), Nbd::connect(&socket)];
 
-    // Boot 2: little is lost, and all of that is here. Boot 3: more than is kept.
+    // Boot 2: little was lost, and the importer still has all of it. Boot 3: more was lost than the importer keeps.
     for (boot, bytes) in [(2u32, MIB), (3, 12 * MIB)] {
         let block = vec![boot as u8; 256 << 10];
         for offset in (0..bytes).step_by(block.len()) {
@@ -318,7 +318,7 @@ fn kill_exporters_and_flush() {
 }
 
 #[test]
-fn migrating_a_disk_says_at_once_that_an_nbd_client_keeps_it_and_how_that_ends() {
+fn migrate_says_at_once_that_an_nbd_client_still_has_the_disk() {
     let harness = Harness::new();
     let [lab3, desk, _rack] = three(&harness);
     let what = format!("block:{}", harness.image("image", MIB).display());
@@ -335,7 +335,7 @@ fn migrating_a_disk_says_at_once_that_an_nbd_client_keeps_it_and_how_that_ends()
     {
         assert!(told.contains(part), "{part}: {told}");
     }
-    // What it does meanwhile waits, until its owner thinks better of it.
+    // Requests made meanwhile wait until the owner resumes the disk.
     let waiting = thread::spawn(move || {
         client.write(512, &[8; 512]);
         client
@@ -366,7 +366,7 @@ fn a_disk_is_released_from_its_writer_with_force_alone() {
     lab3.ok(&["release", "block", "--force"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
 
-    // One that only reads loses nothing.
+    // A reader has nothing to lose.
     let mut reader = desk.start(&[&words[..], &["--mode", "read"]].concat());
     reader.wait_for_line("attached");
     let is_used = || lab3.json(&["status", "--json"])[0]["devices"][0]["mode"] == "read";

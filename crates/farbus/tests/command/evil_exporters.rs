@@ -1,9 +1,8 @@
-//! A real importer of an exporter that is well-formed and unwilling: it reads nothing any more, answers what nobody
-//! asked, announces much, and says everything that there is to say, again and again. The importer's memory is bounded,
-//! and it ends with a reason.
+//! A real importer of an exporter that keeps to the wire format and to nothing else: it stops reading, answers requests
+//! that were never made, announces much, and repeats every kind of message. The importer's memory stays bounded, and it
+//! ends with a reason.
 //!
-//! The exporter is a real one up to the moment when the device is attached; then whoever stands in between speaks for
-//! it.
+//! The exporter is a real one until the device is attached; then a proxy speaks in its name.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,16 +15,16 @@ use super::harness::{Harness, PATIENCE, Running, wait_until};
 use super::kills::{connect, load_over};
 use super::kinds::{Says, all_kinds, of_exporter};
 
-/// What an importer may be made to hold, beyond what it has: its credit, and what its programs have under way.
+/// What an importer may be made to hold beyond what it has: its credit, and the requests of its programs.
 const LIMIT_KIB: u64 = 96 << 10;
-/// How long the exporter speaks.
+/// How long the exporter keeps sending.
 const SPEAKS_FOR: Duration = Duration::from_millis(500);
-/// How long nothing passes before a link is taken to be at the end of a message.
+/// After this long without bytes, a link is taken to be at the end of a message.
 const QUIET: Duration = Duration::from_millis(150);
 /// Importers at a time.
 const BESIDE: usize = 3;
 
-/// Stands between an importer and a real exporter, and speaks for that one in the end.
+/// A proxy between an importer and a real exporter, which later speaks in the exporter's name.
 struct Evil {
     address: SocketAddr,
     inside: Arc<Inside>,
@@ -38,12 +37,12 @@ struct Inside {
     passed: AtomicU64,
     /// The importer's connections.
     links: Mutex<Vec<TcpStream>>,
-    /// Those to the real exporter.
+    /// The connections to the real exporter.
     onward: Mutex<Vec<TcpStream>>,
 }
 
 impl Inside {
-    /// Passes on what `from` says until it is evil: then nothing is read any more.
+    /// Passes on what `from` sends until the proxy turns evil; then it stops reading.
     fn copy(&self, mut from: TcpStream, mut to: TcpStream) {
         let mut bytes = [0; 16 << 10];
         while !self.is_evil.load(Ordering::Acquire) {
@@ -85,7 +84,7 @@ impl Evil {
         Self { address, inside }
     }
 
-    /// Waits until all that is under way has arrived; from then on nothing passes.
+    /// Waits until all bytes under way have arrived; from then on nothing passes.
     fn turn_evil(&self) {
         let (mut passed, mut since) = (0, Instant::now());
         while since.elapsed() < QUIET {
@@ -98,7 +97,7 @@ impl Evil {
         self.inside.is_evil.store(true, Ordering::Release);
     }
 
-    /// Says so much as the importer takes, in the exporter's name.
+    /// Sends as much as the importer takes, in the exporter's name.
     fn speak(&self, says: &mut Says) {
         let links = self.inside.links.lock().unwrap();
         let began = Instant::now();
@@ -109,7 +108,7 @@ impl Evil {
             }
             for mut link in links.iter() {
                 link.set_write_timeout(Some(SPEAKS_FOR)).unwrap();
-                // A connection of before is closed, and so is the last one if the importer has had enough.
+                // An earlier connection is closed, and so is the last one if the importer has had enough.
                 let _ = link.write_all(&said);
             }
         }
@@ -123,8 +122,8 @@ impl Evil {
     }
 }
 
-/// Attaches a device, lets its exporter turn evil while programs use it, and holds the importer to its limits and to a
-/// reason.
+/// Attaches a device, turns its exporter evil while programs use it, and checks that the importer keeps its limits and
+/// gives a reason.
 fn meet(harness: &Harness, exporter: &str, device: &str, grace: &[&str], name: &str, mut says: Says) {
     let evil = Evil::before(exporter);
     let target = format!("{}/{device}", evil.address);
@@ -178,7 +177,7 @@ fn meet_all(grace: &[&str], all: Vec<(String, Box<dyn Fn() -> Says + Send>)>) {
 }
 
 #[test]
-fn an_importer_of_a_session_bounds_what_an_evil_exporter_takes_and_ends_with_a_reason() {
+fn session_importer_bounds_its_memory_against_an_evil_exporter_and_ends() {
     let mut all: Vec<(String, Box<dyn Fn() -> Says + Send>)> = Vec::new();
     for kind in all_kinds() {
         for (at, (name, _)) in of_exporter(kind).into_iter().enumerate() {
@@ -197,8 +196,8 @@ fn answer(command: u32, sequence: u32, length: u32) -> Vec<u8> {
 }
 
 #[test]
-fn so_does_an_importer_by_usbip() {
-    /// Far beyond what an importer has asked.
+fn usbip_importer_bounds_its_memory_against_an_evil_exporter_and_ends() {
+    /// A sequence number far beyond any that the importer used.
     const NOBODY_ASKED: u32 = 1 << 30;
     type Answers = fn(u32) -> Vec<u8>;
     let all: [(&str, Answers); 6] = [

@@ -1,7 +1,6 @@
-//! Exporters that refuse, lie, stop in mid-sentence or fall silent: what `farbus list` and `farbus attach` make of
-//! them.
+//! Exporters that refuse, lie, stop within a message or fall silent, and what `farbus list` and `farbus attach` report.
 //!
-//! Their bytes are written out here by hand, from the protocol's document (Linux, `usbip_protocol.rst`).
+//! The bytes are written by hand from the protocol's document (Linux, `usbip_protocol.rst`).
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +11,7 @@ use super::harness::Harness;
 
 const OK: u32 = 0;
 
-/// An exporter that answers its n-th connection with the n-th of these, then every further one with the last.
+/// An exporter that answers its n-th connection with the n-th of these, and every later one with the last.
 struct Liar {
     address: String,
 }
@@ -20,11 +19,11 @@ struct Liar {
 /// What it does with one connection.
 #[derive(Clone)]
 enum Answer {
-    /// Says this to the first thing it hears, and hangs up.
+    /// Sends these bytes after the first message it receives, and closes.
     Say(Vec<u8>),
-    /// Says the first to the handshake and the second to the first request after it, and hangs up.
+    /// Sends the first bytes after the handshake, the second after the next request, and closes.
     Then(Vec<u8>, Vec<u8>),
-    /// Listens for ever.
+    /// Accepts and never answers.
     Silence,
 }
 
@@ -36,7 +35,7 @@ impl Liar {
         thread::spawn(move || {
             for (n, stream) in listener.incoming().map_while(Result::ok).enumerate() {
                 let answer = answers[n.min(answers.len() - 1)].clone();
-                // A peer that hangs up first is none of ours.
+                // A peer that closes first is not this test's concern.
                 thread::spawn(move || give(stream, answer).is_ok());
             }
         });
@@ -59,7 +58,7 @@ fn give(mut stream: TcpStream, answer: Answer) -> std::io::Result<()> {
     }
 }
 
-/// Something; the end is an error.
+/// Reads something; the end of the stream is an error.
 fn hear(stream: &mut TcpStream) -> std::io::Result<()> {
     match stream.read(&mut [0; 1 << 12])? {
         0 => Err(ErrorKind::UnexpectedEof.into()),
@@ -67,7 +66,7 @@ fn hear(stream: &mut TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Version, code, status.
+/// An operation header: version, code, status.
 fn op(version: u16, code: u16, status: u32) -> Vec<u8> {
     [&version.to_be_bytes()[..], &code.to_be_bytes(), &status.to_be_bytes()].concat()
 }
@@ -106,7 +105,7 @@ fn say(bytes: impl Into<Vec<u8>>) -> Answer {
     Answer::Say(bytes.into())
 }
 
-/// `farbus attach` of `1-1` there has to end with this code, and this word before its message.
+/// `farbus attach` of `1-1` there has to end with this code, and with this attribute before its message.
 fn assert_refused(what: &str, answers: &[Answer], code: i32, word: &str) -> String {
     let harness = Harness::new();
     let liar = Liar::new(answers);
@@ -117,7 +116,7 @@ fn assert_refused(what: &str, answers: &[Answer], code: i32, word: &str) -> Stri
 }
 
 #[test]
-fn what_an_exporter_refuses_is_told_apart() {
+fn each_usbip_refusal_status_has_its_own_failure_attribute() {
     let refusal = |status| [say(list(&["1-1"])), say(op(0x0111, 3, status))];
     assert_refused("not available", &refusal(1), 3, "refused");
     let busy = assert_refused("busy", &refusal(2), 3, "refused");
@@ -128,9 +127,9 @@ fn what_an_exporter_refuses_is_told_apart() {
     assert_refused("a word of the future", &refusal(77), 3, "refused");
 }
 
-/// Linux's usbipd does not list what is in use, and says so when asked for it.
+/// Linux's usbipd does not list a device in use, and reports it only when it is asked for.
 #[test]
-fn what_is_not_listed_may_be_in_use() {
+fn device_that_an_exporter_does_not_list_is_reported_as_in_use_or_gone() {
     let unlisted = |status| [say(list(&["1-2"])), say(op(0x0111, 3, status))];
     let busy = assert_refused("busy and not listed", &unlisted(2), 3, "refused");
     assert!(busy.contains("in use"), "{busy}");
@@ -143,7 +142,7 @@ fn what_is_not_listed_may_be_in_use() {
 }
 
 #[test]
-fn replies_that_are_not_the_protocol_are_the_device_s_side_s_trouble() {
+fn replies_that_break_the_protocol_are_device_failures() {
     let listed = || say(list(&["1-1"]));
     let other_device = [listed(), say(imported("1-2"))];
     let too_much = [listed(), Answer::Then(imported("1-1"), answered(1, 0, 4096))];
@@ -162,7 +161,7 @@ fn replies_that_are_not_the_protocol_are_the_device_s_side_s_trouble() {
 }
 
 #[test]
-fn an_exporter_that_stops_in_mid_sentence_is_the_network_s_trouble() {
+fn exporter_that_stops_within_a_message_is_a_network_failure() {
     let listed = || say(list(&["1-1"]));
     let half_a_list = [say(&list(&["1-1"])[..100])];
     let half_a_device = [listed(), say(&imported("1-1")[..200])];
@@ -180,7 +179,7 @@ fn an_exporter_that_stops_in_mid_sentence_is_the_network_s_trouble() {
 }
 
 #[test]
-fn an_exporter_that_says_nothing_is_not_waited_for_for_ever() {
+fn attach_to_a_silent_exporter_times_out() {
     let harness = Harness::new();
     let liar = Liar::new(&[Answer::Silence]);
     let began = Instant::now();
@@ -190,10 +189,10 @@ fn an_exporter_that_says_nothing_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn a_failed_attach_lets_go_of_what_it_was_given() {
+fn failed_attach_gives_its_device_back() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
-    // No disk: taken, looked at, and given back before the error is told.
+    // The device is no disk: it is attached, looked at and given back before the error is reported.
     for _ in 0..2 {
         let outcome = harness.run(&["attach", &share.target("zero"), "--via", "fuse"]);
         assert_eq!(outcome.code, Some(6), "{outcome:?}");

@@ -1,8 +1,8 @@
 //! Isochronous streams over a link of 100 ms round trip, with jitter, in real time: a sound card plays and records, a
 //! source sends.
 //!
-//! These tests hold on a machine that stalls: whatever a stall takes from a stream is counted, and nothing else is
-//! missing. That nothing is missing at all, and how even the pace is, is held where time is made up:
+//! These tests hold on a machine that stalls: what a stall takes from a stream is counted, and nothing else is missing.
+//! Tests with simulated time check that nothing is missing at all and that the pace is even:
 //! `session/tests/isochronous.rs`, and the rig's `far-audio`.
 //!
 //! `FARBUS_SECONDS` says for how long (default 5).
@@ -89,7 +89,7 @@ impl Driver {
         }
     }
 
-    /// Withdraws what was asked, and hears the end of it.
+    /// Unlinks these requests and waits for their completions.
     fn withdraw(&mut self, asked: std::ops::RangeInclusive<u64>) {
         let count = asked.clone().count();
         for id in asked {
@@ -99,7 +99,7 @@ impl Driver {
         (0..count).for_each(|_| drop(self.wait()));
     }
 
-    /// The next answer is of this request, the oldest that was not answered.
+    /// Waits for an answer; it has to be for this request, the oldest unanswered one.
     fn wait_for(&mut self, id: u64) -> Done {
         let done = self.wait();
         assert_eq!((done.id, done.status), (UrbId(id), Status::Ok), "{:?}", self.device.counts());
@@ -128,7 +128,7 @@ const BYTES: u32 = 192;
 const DEPTH: u64 = 4;
 
 #[test]
-fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
+fn far_sound_card_plays_every_sample_that_is_not_counted_as_dropped() {
     let harness = Harness::new();
     let share = share(&harness, "audio");
     let mut card = Driver::new(&share, "audio");
@@ -153,9 +153,9 @@ fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
     let count = |what: &str| harness.json(&["status", "--json"])[0]["devices"][0]["counts"][what].as_u64().unwrap();
     assert_eq!(counts.packets, urbs * u64::from(PACKETS));
     let frames = (counts.packets - counts.dropped) * u64::from(BYTES) / FRAME_BYTES as u64;
-    // Closing the interface waits for one second at most, which a stall may take.
+    // Closing the interface waits for one second at most; a stall may use that up.
     wait_until(PATIENCE, "all that was sent is played", || {
-        // The session goes on while something is asked of it.
+        // The session only runs while it has requests to carry.
         card.control(Setup::get_descriptor(1, 0, 0, 18));
         count("speaker_tone_frames") >= frames
     });
@@ -168,7 +168,7 @@ fn a_far_sound_card_plays_every_sample_but_those_that_are_counted_as_dropped() {
 }
 
 #[test]
-fn every_sample_of_a_far_microphone_is_heard_or_counted_as_missing() {
+fn every_sample_of_a_far_microphone_arrives_or_is_counted_as_missing() {
     let harness = Harness::new();
     let share = share(&harness, "audio");
     let mut card = Driver::new(&share, "audio");
@@ -223,7 +223,7 @@ fn a_far_source_answers_every_request_once_and_in_order() {
     }
     let span = device.now() - began;
     println!("a source: {answers} answers in {span:?}, {:?}", device.device.counts());
-    // The device has one packet a millisecond: a stream may be late, and is never early.
+    // The device has one packet a millisecond: a stream may be late, but never early.
     assert!(span > Duration::from_millis(answers * 99 / 100), "{span:?}");
     let last = device.next;
     device.withdraw(last - 7..=last);

@@ -1,5 +1,5 @@
-//! A disk that is full for logs and for what a host remembers: sessions go on, changes are refused, and all is well
-//! again when there is room.
+//! A full disk for logs and for a host's state: sessions continue, changes are refused, and everything works again when
+//! there is space.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,11 +13,11 @@ use super::trust::{hosts, pair};
 
 const PAGE_BYTES: usize = 4096;
 
-/// A small file system in memory. Dropping it takes it away.
+/// A small file system in memory. Dropping it unmounts it.
 pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// `None` where this machine does not let us.
+    /// `None` where this machine does not permit the mount.
     pub fn mount(at: PathBuf) -> Option<Self> {
         fs::create_dir_all(&at).unwrap();
         let mut command = Command::new("mount");
@@ -25,7 +25,7 @@ impl SmallDisk {
         command.output().is_ok_and(|output| output.status.success()).then_some(Self(at))
     }
 
-    /// Room for so much.
+    /// Sets the size of the file system.
     pub fn grow(&self, size: &str) {
         let mut command = Command::new("mount");
         command.args(["-o", &format!("remount,size={size}")]).arg(&self.0);
@@ -50,7 +50,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Appends a line, so long that 60 bytes are left to the end of a page.
+/// Appends a line so long that 60 bytes are left to the end of a page.
 fn pad(file: &Path, line: &str) {
     let end = fs::metadata(file).unwrap().len() as usize + line.len() + 1;
     let blanks = " ".repeat((2 * PAGE_BYTES - 60 - end % PAGE_BYTES) % PAGE_BYTES);
@@ -58,7 +58,7 @@ fn pad(file: &Path, line: &str) {
     assert_eq!(fs::metadata(file).unwrap().len() as usize % PAGE_BYTES, PAGE_BYTES - 60);
 }
 
-/// Its lines, and how many are none.
+/// The audit log's lines, and how many are malformed.
 fn audit(folder: &Path) -> (Vec<Value>, usize) {
     let text = fs::read_to_string(folder.join("audit.log")).unwrap_or_default();
     let (whole, torn): (Vec<_>, Vec<_>) = text.lines().map(serde_json::from_str).partition(Result::is_ok);
@@ -80,7 +80,7 @@ fn a_full_disk_for_logs_stops_no_session_and_is_over_when_there_is_room() {
     lab3.ok(&["allow", "desk", "disk"]);
     let image = harness.path("image");
     fs::write(&image, vec![7; 1 << 20]).unwrap();
-    // Its own log lies on the disk that becomes full, too.
+    // The share's own log is on the disk that fills up, too.
     let log = disk.0.join("stderr.log");
     let what = format!("disk:{}", image.display());
     let script = format!("exec \"$0\" \"$@\" 2>>{}", log.display());
@@ -100,7 +100,7 @@ fn a_full_disk_for_logs_stops_no_session_and_is_over_when_there_is_room() {
     let is_free = || desk.json(&["list", "lab3", "--address", address, "--json"])[0]["state"] == "available";
     drop(attach("before"));
     wait_until(PATIENCE, "it is free", is_free);
-    // What is left of their last pages takes part of a line.
+    // 60 bytes are left of each file's last page: they take only part of the next line.
     pad(&disk.0.join("audit.log"), &serde_json::json!({ "event": "test" }).to_string());
     pad(&log, "");
     let lines_before = audit(&disk.0).0.len();
@@ -110,7 +110,7 @@ fn a_full_disk_for_logs_stops_no_session_and_is_over_when_there_is_room() {
         wait_until(PATIENCE, "it is free", is_free);
     }
     assert_eq!(audit(&disk.0).0.len(), lines_before);
-    // A change that cannot be kept is refused, and says why; what was is still so.
+    // A change that cannot be stored is refused with a reason; the earlier permissions still apply.
     let refused = lab3.run(&["allow", "desk", "zero"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("No space left"), "{refused:?}");
     assert_eq!(lab3.json(&["peers", "--json"])[0]["allow"], serde_json::json!(["disk"]));

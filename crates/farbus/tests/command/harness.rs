@@ -1,5 +1,5 @@
-//! Runs `farbus`. Each test has a folder and a network namespace of its own, and its processes do not outlive it; tests
-//! run beside each other and hold on a machine that stalls: what is to happen is waited for, with patience.
+//! Runs `farbus`. Each test has a folder and a network namespace of its own, and its processes do not outlive it. Tests
+//! run beside each other and hold on a machine that stalls: they wait with a generous limit.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -21,19 +21,19 @@ use serde_json::Value;
 
 use super::own_network;
 
-/// How long anything may take that should take no time, on a machine that is busy compiling.
+/// The limit for anything that should take no time, on a machine that is busy compiling.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What ends when another process does is seen within this at the latest, and no sooner than a stall ends. Whoever
-/// finds out only by waiting for a silent peer takes five seconds and more (`SILENCE_MAX` of the product).
+/// A process notices the end of another within this time, unless the machine stalls. A process that has to wait for a
+/// silent peer takes five seconds and more (`SILENCE_MAX` of the product).
 pub const NOTICED_WITHIN: Duration = Duration::from_secs(4);
 
-/// A folder and a network for one test: what its processes meet in, and what it makes. Removed when dropped.
+/// A folder and a network namespace for one test's processes and files. Removed when dropped.
 pub struct Harness {
     folder: PathBuf,
 }
 
-/// What a command that ended said.
+/// The exit code and the output of a command that ended.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: Option<i32>,
@@ -41,11 +41,11 @@ pub struct Outcome {
     pub stderr: String,
 }
 
-/// How long the last words of a process that has ended may be under way; a child of its own may keep
-/// the pipe open for ever.
+/// How long to wait for the last output of a process that has ended; a child of its own may keep the pipe open for
+/// ever.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// A process that runs until it is told otherwise. Dropping it kills it.
+/// A process that runs until it is ended. Dropping it kills it.
 pub struct Running {
     child: Child,
     lines: Receiver<String>,
@@ -60,13 +60,13 @@ pub struct Share {
 }
 
 impl Harness {
-    /// A test has one at a time; this thread, and what is started from it, is in its network from here on.
+    /// A test has one harness at a time. From here on this thread, and what it starts, is in the harness's network.
     pub fn new() -> Self {
         own_network::enter();
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("farbus-command-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let folder = std::env::temp_dir().join(name);
-        // An earlier process of this number may have left it.
+        // An earlier process with this number may have left the folder.
         let _ = fs::remove_dir_all(&folder);
         for part in ["run", "tmp", "home"] {
             fs::create_dir_all(folder.join(part)).unwrap();
@@ -75,7 +75,7 @@ impl Harness {
         Self { folder }
     }
 
-    /// A place in its folder.
+    /// A path in the test's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
@@ -87,12 +87,12 @@ impl Harness {
         path
     }
 
-    /// `farbus` with these arguments, in this house.
+    /// `farbus` with these arguments, in this harness.
     pub fn command(&self, arguments: &[&str]) -> Command {
         self.command_of(Path::new(env!("CARGO_BIN_EXE_farbus")), arguments)
     }
 
-    /// Another program with these arguments, in this house.
+    /// Another program with these arguments, in this harness.
     pub fn command_of(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).env("XDG_RUNTIME_DIR", self.path("run")).env("TMPDIR", self.path("tmp"));
@@ -107,7 +107,7 @@ impl Harness {
         finish(self.command(arguments), PATIENCE)
     }
 
-    /// What a `farbus … --json` that succeeded printed.
+    /// Runs a `farbus … --json` that has to succeed; returns what it printed.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let outcome = self.run(arguments);
         assert_eq!(outcome.code, Some(0), "{outcome:?}");
@@ -120,7 +120,7 @@ impl Harness {
         Share::follow(Running::start(self.command(&arguments)))
     }
 
-    /// Starts `farbus attach TARGET --via fuse` and waits until the disk's file is there; says which.
+    /// Starts `farbus attach TARGET --via fuse` and waits until the disk's file is there; returns its path.
     pub fn attach(&self, target: &str, at: &Path) -> (Running, PathBuf) {
         let arguments = ["attach", target, "--via", "fuse", "--at", at.to_str().unwrap()];
         let process = Running::start(self.command(&arguments));
@@ -132,12 +132,12 @@ impl Harness {
 impl Drop for Harness {
     fn drop(&mut self) {
         own_network::leave();
-        // A test that failed may have left a mount; its folder then stays for whoever looks.
+        // A failed test may have left a mount; its folder then stays for inspection.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Runs a command to its end, which has to come.
+/// Runs a command, which has to end within this time.
 pub fn finish(command: Command, within: Duration) -> Outcome {
     let mut process = Running::start(command);
     let code = process.wait_for_end(within);
@@ -187,12 +187,12 @@ impl Running {
         }
     }
 
-    /// What it has said on standard error.
+    /// What the process has written to standard error so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
-    /// Its log says this, now or soon: a thread of ours reads it.
+    /// Waits until the log contains `part`: another thread reads it.
     pub fn assert_logged(&self, part: &str) {
         let until = Instant::now() + PATIENCE;
         while !self.log().contains(part) {
@@ -205,13 +205,13 @@ impl Running {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Ends it as the kernel would, without a farewell.
+    /// Kills the process: it ends without a detach.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Waits until its last words are in the log.
+    /// Waits until the process's last output is in the log.
     fn hear_out(&mut self, until: Instant) {
         if let Some(reader) = self.reader.take() {
             while !reader.is_finished() && Instant::now() < until {
@@ -233,19 +233,19 @@ impl Running {
         }
     }
 
-    /// The most memory it ever had in use.
+    /// The most memory that the process has used.
     pub fn peak_kib(&self) -> u64 {
         self.peak_kib_if_running().expect("Linux says so")
     }
 
-    /// The same, or none once it has ended.
+    /// Like [`Self::peak_kib`]; `None` once the process has ended.
     pub fn peak_kib_if_running(&self) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
         line.trim().trim_end_matches("kB").trim().parse().ok()
     }
 
-    /// By how much that has grown. Linux counts pages for each processor and reports their sum roughly: it may fall a
+    /// How much the peak has grown. Linux counts pages for each processor and reports the sum roughly: it may fall a
     /// little.
     pub fn peak_grown_kib(&self, since_kib: u64) -> u64 {
         self.peak_kib().saturating_sub(since_kib)
@@ -281,14 +281,14 @@ impl Share {
     }
 }
 
-/// Copies a program. A process of its own does: whatever is open here for writing, a process that another test starts
-/// has open as well for a moment, and nobody can run a program that is open for writing.
+/// Copies a program in a process of its own. A file that is open for writing here is open for a moment in any process
+/// that another test starts, and a program that is open for writing cannot be run.
 pub fn copy_program(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--preserve=mode").args([from, to]).status().unwrap();
     assert!(status.success(), "{} is not copied to {}", from.display(), to.display());
 }
 
-/// Writes a script that everybody may run. See [`copy_program`].
+/// Writes a script that every user may run. See [`copy_program`].
 pub fn write_script(path: &Path, text: &str) {
     let draft = path.with_extension("draft");
     fs::write(&draft, text).unwrap();
@@ -297,9 +297,9 @@ pub fn write_script(path: &Path, text: &str) {
     fs::remove_file(draft).unwrap();
 }
 
-/// Runs the test of this name in a process of its own, by this program. Whoever starts a process has copies of all open
-/// files for a moment, and closing them flushes: a test that counts flushes, or who has a file open, runs where no
-/// other test starts processes.
+/// Runs the test of this name in a process of its own, by this program. Starting a process copies all open files for a
+/// moment, and closing the copies flushes: a test that counts flushes, or that unmounts what has open files, runs where
+/// no other test starts processes.
 pub fn in_own_process(name: &str, test: impl FnOnce()) {
     const IS_IN_IT: &str = "FARBUS_TEST_IN_OWN_PROCESS";
     if std::env::var_os(IS_IN_IT).is_some() {
@@ -322,18 +322,18 @@ pub fn wait_until(within: Duration, what: &str, mut is_so: impl FnMut() -> bool)
     }
 }
 
-/// How long it took to notice an end, in each of a few rounds; a stall may have disturbed all but the quickest.
+/// Checks how long it took to notice an end, in each of a few rounds; a stall may have disturbed all but the quickest.
 pub fn assert_quickest_is_noticed(times: &[Duration]) {
     println!("{times:?}");
     let quickest = times.iter().min().expect("there was a round");
     assert!(*quickest < NOTICED_WITHIN, "{times:?}");
 }
 
-/// Whether this machine has what a test needs; says so loudly if not, and fails if it was to have it.
+/// Whether this machine has what a test needs. If not, prints so, and fails if the machine was required to have it.
 pub fn has(what: &str, is_there: bool) -> bool {
     if !is_there {
         assert!(std::env::var("FARBUS_REQUIRE_RIG").as_deref() != Ok("1"), "this machine has no {what}");
-        // Not by a macro: what those print is kept back where a test passes.
+        // Not by a macro: the test harness hides what macros print in a test that passes.
         let _ = writeln!(std::io::stderr(), "SKIPPED, this machine has no {what}: {}", test_name());
     }
     is_there
@@ -343,7 +343,8 @@ fn test_name() -> String {
     thread::current().name().unwrap_or("a test").to_owned()
 }
 
-/// Whether disks can be shown as files here: tried, because a container may have all of it and not be allowed.
+/// Whether disks can be shown as files here. Tried, because a container may have all of it and not be permitted to use
+/// it.
 pub fn has_fuse() -> bool {
     static IS_USABLE: OnceLock<bool> = OnceLock::new();
     let try_it = || {

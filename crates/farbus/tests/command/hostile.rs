@@ -1,7 +1,7 @@
-//! Peers that lie, stall, flood and vanish: what they cost, and that nobody else notices.
+//! Peers that lie, stall, flood and vanish: what they cost, and that no other session notices.
 //!
-//! Their bytes are written out here by hand, from the protocol's document (Linux, `usbip_protocol.rst`), so that a
-//! mistake shared by both ends of ours would be seen.
+//! Their bytes are written by hand from the protocol's document (Linux, `usbip_protocol.rst`), so that a mistake shared
+//! by both ends of farbus would be found.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -19,7 +19,7 @@ const MIB: u64 = 1 << 20;
 const DIRECTION_OUT: u32 = 0;
 const DIRECTION_IN: u32 = 1;
 
-/// A session that works while others misbehave: every answer is checked and counted.
+/// A session that works while others misbehave: it checks and counts every answer.
 pub struct Witness {
     is_over: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
@@ -27,7 +27,7 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// On the device called `zero`, which fills by `mod63` and verifies.
+    /// A session on the device called `zero`, which fills by `mod63` and verifies.
     pub fn on(share: &Share) -> Self {
         let (is_over, answers) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let mut device = client::open(&share.library_target("zero")).unwrap();
@@ -44,12 +44,12 @@ impl Witness {
         Self { is_over, answers, thread }
     }
 
-    /// Answers that it has checked so far.
+    /// Answers checked so far.
     pub fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// It still gets answers.
+    /// Asserts that the session still gets answers.
     pub fn assert_unharmed(&self) {
         let before = self.answers.load(Ordering::Relaxed);
         wait_until(PATIENCE, "the other session goes on", || self.answers.load(Ordering::Relaxed) > before + 10);
@@ -68,12 +68,12 @@ fn connect(share: &Share) -> TcpStream {
     stream
 }
 
-/// A connection that holds the device 1-2, configured.
+/// Imports the device 1-2 and configures it.
 fn import(share: &Share) -> TcpStream {
     let mut request = vec![0x01, 0x11, 0x80, 0x03, 0, 0, 0, 0];
     request.extend(b"1-2".iter().copied().chain(std::iter::repeat(0)).take(32));
     let mut stream = connect(share);
-    // Whoever held it last may have gone this moment.
+    // The previous user may have gone only this moment.
     wait_until(PATIENCE, "the device is ours", || {
         stream = connect(share);
         stream.write_all(&request).unwrap();
@@ -95,14 +95,14 @@ fn submit(sequence: u32, direction: u32, endpoint: u32, length: u32, setup: [u8;
     words.iter().flat_map(|word: &u32| word.to_be_bytes()).chain(setup).collect()
 }
 
-/// The connection is closed by the other end, whatever it says before.
+/// The other end closes the connection, whatever it sends before.
 fn assert_is_closed(mut stream: TcpStream, what: &str) {
     let mut rest = vec![0; 1 << 16];
     loop {
         match stream.read(&mut rest) {
             Ok(0) => return,
             Ok(_) => {}
-            // With a timeout the kernel does not go on by itself when the machine was stopped meanwhile.
+            // With a timeout, the kernel does not resume the call by itself after the machine was stopped.
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return,
             Err(error) => panic!("{what}: still open: {error}"),
@@ -110,7 +110,7 @@ fn assert_is_closed(mut stream: TcpStream, what: &str) {
     }
 }
 
-/// A share with a device to attack, `1-2`, and one to watch meanwhile.
+/// A share with a device to attack, `1-2`, and another device that a witness watches.
 fn besieged() -> (Harness, Share, Witness) {
     let harness = Harness::new();
     let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
@@ -126,7 +126,7 @@ fn assert_is_offered(share: &Share) {
 }
 
 #[test]
-fn what_is_not_the_protocol_is_cut_off_and_logged() {
+fn peer_that_breaks_the_protocol_is_cut_off_and_logged() {
     let (_harness, share, witness) = besieged();
     let noise: Vec<u8> = (0..100_000u32).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
     let mut old_version = vec![0x01, 0x06, 0x80, 0x05, 0, 0, 0, 0];
@@ -139,7 +139,7 @@ fn what_is_not_the_protocol_is_cut_off_and_logged() {
         ("a web browser", web),
     ] {
         let mut stream = connect(&share);
-        // It may be cut off before it has said everything.
+        // The peer may be cut off before it has sent everything.
         let _ = stream.write_all(&bytes);
         assert_is_closed(stream, what);
     }
@@ -190,19 +190,19 @@ fn a_length_alone_takes_no_memory_until_its_bytes_arrive() {
     let grown_kib = share.process.peak_grown_kib(before_kib);
     println!("{grown_kib} KiB");
     assert!(grown_kib < 5 << 10, "{grown_kib} KiB for 1 MiB");
-    // And it vanishes in the middle of it.
+    // Then the peer vanishes within the message.
     stream.shutdown(Shutdown::Both).unwrap();
     assert_is_offered(&share);
     witness.end();
 }
 
 #[test]
-fn peers_that_stop_in_mid_sentence_are_sent_away_and_disturb_nobody() {
+fn peers_that_stop_within_a_message_are_cut_off_and_disturb_no_session() {
     let (_harness, share, witness) = besieged();
     let began = Instant::now();
     let mut half_open: Vec<_> = (0..50).map(|_| connect(&share)).collect();
     for (n, stream) in half_open.iter_mut().enumerate() {
-        // From nothing at all up to one byte less than an import.
+        // From no byte at all up to one byte less than an import request.
         let request = [&[0x01, 0x11, 0x80, 0x03, 0, 0, 0, 0][..], &[b'1'; 31]].concat();
         stream.write_all(&request[..n.min(39)]).unwrap();
     }
@@ -218,18 +218,19 @@ fn peers_that_stop_in_mid_sentence_are_sent_away_and_disturb_nobody() {
 }
 
 #[test]
-fn a_peer_that_never_reads_is_bounded_and_at_last_cut_off() {
+fn peer_that_never_reads_is_bounded_and_finally_cut_off() {
     let (_harness, share, witness) = besieged();
     let mut stream = import(&share);
     let before_kib = share.process.peak_kib();
-    // For too many refusals that nobody reads, or, where the machine is too slow to make them, by the kernel's timeout.
+    // The peer is cut off for too many refusals that it does not read or, where the machine is too slow to make them,
+    // by the kernel's timeout.
     let is_cut_off = || {
         let log = share.process.log();
         log.contains("does not read its answers") || log.contains("Connection timed out")
     };
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let mut sequence = 2;
-    // Each asks for a megabyte; after some thousand they are refused.
+    // Each asks for a megabyte; after some thousand requests they are refused.
     while !is_cut_off() && sequence < 1_000_000 {
         let requests: Vec<u8> =
             (sequence..sequence + 1000).flat_map(|n| submit(n, DIRECTION_IN, 1, MIB as u32, [0; 8])).collect();
@@ -247,12 +248,12 @@ fn a_peer_that_never_reads_is_bounded_and_at_last_cut_off() {
 }
 
 #[test]
-fn strangers_that_come_and_go_leave_no_memory_behind() {
+fn connections_that_come_and_go_leave_no_memory_behind() {
     let (_harness, share, witness) = besieged();
     let visit = |count: u8| {
         for n in 0..count {
             let mut stream = connect(&share);
-            // From an immediate end up to a long tirade.
+            // From an immediate end up to many bytes.
             let _ = stream.write_all(&[n; 8].repeat(n.into()));
             let _ = stream.shutdown(Shutdown::Write);
             assert_is_closed(stream, "a stranger");
@@ -269,7 +270,7 @@ fn strangers_that_come_and_go_leave_no_memory_behind() {
 }
 
 #[test]
-fn a_crowd_at_once_costs_little_each() {
+fn many_connections_at_once_cost_little_memory_each() {
     const CROWD: u64 = 100;
     let (_harness, share, witness) = besieged();
     let before_kib = share.process.peak_kib();

@@ -1,4 +1,4 @@
-//! Which device is which: names, orders and paths change, and a device stays what it is; another one in its place is
+//! Device identity: names, orders and paths change and a device keeps its identity; another device in its place gets
 //! another one.
 
 use std::fs;
@@ -12,17 +12,17 @@ use super::restart::Later;
 use super::trust::{Host, hosts, pair};
 
 const MIB: u64 = 1 << 20;
-/// The generation of a device whose owner said once that another medium is this device.
+/// The generation of a device whose owner adopted another medium for it once.
 const ADOPTED_ONCE: u64 = 1 << 32;
 
-/// The devices that a host's processes share, by name.
+/// The device of this name among those that a host's processes share.
 fn device(status: &Value, name: &str) -> Value {
     let processes = status.as_array().unwrap().iter();
     let mut devices = processes.flat_map(|process| process["devices"].as_array().unwrap());
     devices.find(|device| device["name"] == name).unwrap_or_else(|| panic!("no {name} in {status}")).clone()
 }
 
-/// Id and generation of a device that is shared in this house.
+/// Id and generation of a device that this harness shares.
 fn identity(harness: &Harness, name: &str) -> (String, u64) {
     let identity = device(&harness.json(&["status", "--json"]), name)["identity"].clone();
     (identity["id"].as_str().unwrap().to_owned(), identity["generation"].as_u64().unwrap())
@@ -36,7 +36,7 @@ fn is_lasting(harness: &Harness, name: &str) -> bool {
     device(&harness.json(&["status", "--json"]), name)["identity"]["is_lasting"] == true
 }
 
-/// Whether a file here can be known again: not on every file system.
+/// Whether a file here can be recognised again: not on every file system.
 fn has_lasting_files(harness: &Harness) -> bool {
     let image = disk(harness, "probe.img");
     let _share = harness.share(&[&image]);
@@ -51,7 +51,7 @@ fn path(disk: &str) -> &Path {
     Path::new(disk.strip_prefix("disk:").unwrap())
 }
 
-/// Ends a share in good order.
+/// Ends a share with SIGTERM, which has to succeed.
 fn end(mut share: Share) {
     share.process.signal(rustix::process::Signal::TERM);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0));
@@ -128,7 +128,7 @@ fn a_loop_device_is_its_backing_file() {
     let before = id(&harness, "disk");
     end(share);
     detach(&first);
-    // Another image has that number now.
+    // Another image now has that loop device's number.
     let other = attach(&harness.image("other.img", MIB)).unwrap();
     let second = attach(&image).unwrap();
     let share = harness.share(&[&format!("disk:{second}"), &format!("disk:{other}")]);
@@ -159,7 +159,7 @@ fn memory_scratch_views_and_devices_of_code_are_others_in_another_process() {
 }
 
 #[test]
-fn a_daemons_successor_knows_the_same_devices_and_new_memory_is_another_one() {
+fn restarted_daemon_knows_the_same_devices_and_new_memory_is_another_device() {
     let harness = Harness::new();
     let image = disk(&harness, "a.img");
     let text = format!(
@@ -197,7 +197,7 @@ fn a_daemon_that_reads_another_order_shares_the_same_devices() {
     write(&format!("{{what='{b}'}}, {{what='{a}'}}"));
     assert_eq!(harness.run(&["daemon", "reload"]).code, Some(0));
     assert_eq!((id(&harness, "disk2"), id(&harness, "disk")), before);
-    // A name that was given stays with its device, and giving the same name disturbs nobody.
+    // A given name stays with its device, and giving the same name again changes nothing.
     write(&format!("{{what='{b}', name='disk'}}, {{what='{a}', name='disk2'}}"));
     let reloaded = harness.run(&["daemon", "reload"]);
     assert!(reloaded.stdout.contains("nothing changed"), "{reloaded:?}");
@@ -253,7 +253,7 @@ fn a_name_is_given_to_one_device_and_refused_if_it_is_taken_or_no_name() {
 }
 
 #[test]
-fn a_restored_disk_is_the_one_of_before_once_its_owner_says_so() {
+fn restored_disk_keeps_its_identity_only_after_its_owner_adopts_it() {
     let harness = Harness::new();
     if !has_lasting_files(&harness) {
         return;
@@ -275,7 +275,7 @@ fn a_restored_disk_is_the_one_of_before_once_its_owner_says_so() {
     refused(&adopt("disk", &before[..5]), "at least 6 digits");
     refused(&adopt("keyboard", &before), "known again");
     refused(&adopt("disk:/nowhere", &before), "nothing at /nowhere");
-    // Somebody uses it as what it is.
+    // The disk is in use under its new identity.
     let user = farbus::client::open(&share.library_target("disk")).unwrap();
     refused(&adopt("disk", &before[..12]), "farbus release disk");
     drop(user);
@@ -290,7 +290,7 @@ fn a_restored_disk_is_the_one_of_before_once_its_owner_says_so() {
     assert!(id(&harness, "disk2") != before && id(&harness, "disk2") != restored, "the old file is another device now");
     refused(&adopt("disk2", &before), "is shared now, as 'disk'");
     end(share);
-    // By what it was called, unless several were.
+    // By its former name, unless several devices had it.
     let kept = format!("disk:{}", harness.path("kept").display());
     refused(&adopt(&kept, "disk"), "is several devices");
     let by_path = adopt(&kept, &restored);
@@ -319,7 +319,7 @@ fn a_swap_raises_the_generation_and_the_old_medium_is_another_device() {
     assert_ne!(id(&harness, "disk"), before);
 }
 
-/// What a host may use of another, as that lists it.
+/// The devices that `importer` may use of `exporter`, as `farbus list` shows them.
 fn usable(importer: &Host<'_>, exporter: &str, address: &str) -> Vec<String> {
     let listed = importer.json(&["list", exporter, "--address", address, "--json"]);
     listed.as_array().unwrap().iter().map(|device| device["name"].as_str().unwrap().to_owned()).collect()
@@ -346,11 +346,11 @@ fn a_permission_for_an_automatic_name_follows_the_device_and_not_the_order() {
     let permissions = lab3.json(&["allow", "--json"]);
     assert_eq!(permissions[0]["by"], "identity");
     assert_eq!((&permissions[0]["now"], &permissions[0]["is_automatic"]), (&json!(["disk2"]), &json!(true)));
-    // It is taken back by the name that it has.
+    // The permission is withdrawn under the device's current name.
     lab3.ok(&["forbid", "desk", "disk2"]);
     assert_eq!(usable(&desk, "lab3", &address), [""; 0]);
     share.kill();
-    // A name that was given is what is allowed, whichever device has it.
+    // A permission for a given name applies to whichever device has that name.
     let (mut share, _) = lab3.share(&[&format!("{a},name=music")]);
     lab3.ok(&["allow", "desk", "music"]);
     share.kill();
@@ -363,7 +363,7 @@ fn permissions_of_before_stay_as_they_were_and_automatic_names_among_them_are_to
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
-    // Nothing is shared: as in files of before, there is nothing that a name could be bound to.
+    // Nothing is shared: as in files of earlier versions, there is no device to bind the name to.
     lab3.ok(&["allow", "desk", "disk", "backup"]);
     let peers = fs::read_to_string(harness.path("lab3").join("peers.json")).unwrap();
     assert!(!peers.contains("bound"), "{peers}");

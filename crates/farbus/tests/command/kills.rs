@@ -1,4 +1,4 @@
-//! Importers that are killed (`kill -9`) while they read and write as much as they can: how soon their device is free.
+//! Importers that are killed (`kill -9`) while they read and write as fast as they can: how soon their device is free.
 //!
 //! `FARBUS_KILLS` says how many are killed (default 4).
 
@@ -15,14 +15,13 @@ const MIB: u64 = 1 << 20;
 /// Bytes of one request.
 const REQUEST_BYTES: u32 = 128 << 10;
 
-/// Connects to an NBD server and asks for its only export, as the protocol's document has it (fixed newstyle, no
-/// zeroes).
+/// Connects to an NBD server and selects its default export, by the protocol's document (fixed newstyle, no zeroes).
 pub fn connect(socket: &Path) -> UnixStream {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.read_exact(&mut [0; 18]).unwrap();
     let mut greeting = 3u32.to_be_bytes().to_vec();
     greeting.extend(b"IHAVEOPT");
-    // NBD_OPT_EXPORT_NAME, of no name.
+    // NBD_OPT_EXPORT_NAME with an empty name.
     greeting.extend([0, 0, 0, 1, 0, 0, 0, 0]);
     stream.write_all(&greeting).unwrap();
     stream.read_exact(&mut [0; 10]).unwrap();
@@ -41,12 +40,12 @@ fn request(command: u16, number: u64) -> Vec<u8> {
     bytes
 }
 
-/// Reads and writes through `socket` until that ends.
+/// Reads and writes through `socket` until the connection ends.
 fn load(socket: &Path) -> thread::JoinHandle<()> {
     load_over(connect(socket))
 }
 
-/// The same of a client that is connected.
+/// Like [`load`], over a connected client.
 pub fn load_over(mut stream: UnixStream) -> thread::JoinHandle<()> {
     let mut answers = stream.try_clone().unwrap();
     thread::spawn(move || {
@@ -82,7 +81,7 @@ fn an_importer_killed_under_load_frees_its_device_long_before_its_grace_ends() {
     let state = || lab3.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
     let mut times = Vec::new();
     for number in 0..kills {
-        // By turns over a bare link, an encrypted one, and two encrypted ones.
+        // In turn over a plain link, an encrypted one, and two encrypted ones.
         let (target, links) = match number % 3 {
             0 => (format!("{plain}/disk"), "1"),
             1 => (format!("lab3:{port}/disk"), "1"),
@@ -94,7 +93,7 @@ fn an_importer_killed_under_load_frees_its_device_long_before_its_grace_ends() {
         let mut attach = desk.start(&arguments);
         attach.wait_for_line("attached as ");
         let clients: Vec<_> = (0..2).map(|_| load(&socket)).collect();
-        // A moment of it, never the same.
+        // Kills it after a moment that is never the same.
         thread::sleep(Duration::from_millis(400 + u64::from(number) * 37 % 100));
         attach.kill();
         let killed = Instant::now();
@@ -103,6 +102,6 @@ fn an_importer_killed_under_load_frees_its_device_long_before_its_grace_ends() {
         times.push(killed.elapsed());
     }
     println!("{times:?}");
-    // Whoever is dead asks for no grace, which is twice as long.
+    // A dead importer gets no grace period, which would be twice as long.
     assert!(times.iter().all(|time| *time < Duration::from_secs(60)), "{times:?}\n{}", share.log());
 }

@@ -67,7 +67,7 @@ fn a_bus_is_planned_from_a_file_or_refused_with_what_is_missing() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_a_usage_error() {
+fn arguments_without_a_meaning_are_usage_errors() {
     let harness = Harness::new();
     for arguments in [
         &["share"][..],

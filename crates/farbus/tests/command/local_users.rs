@@ -1,5 +1,5 @@
-//! Who of this machine's users gets at what is shared on it: the owner by a socket that nobody has to name, others if
-//! somebody says so.
+//! Which users of this machine may use what is shared on it: the owner, by a socket found without an address; others,
+//! if the owner allows them.
 
 use std::fs;
 use std::net::TcpStream;
@@ -14,10 +14,10 @@ use rustix::process::Signal;
 
 use super::harness::{Harness, Outcome, PATIENCE, Running, Share, finish, has, wait_until};
 
-/// A user with no rights to anything here.
+/// A user without rights to anything here.
 const STRANGER: u32 = 65534;
 
-/// `farbus` as that user, with a place of its own to meet in.
+/// Runs `farbus` as that user, with a runtime folder of its own.
 fn as_stranger(harness: &Harness, arguments: &[&str]) -> Outcome {
     let run = harness.path("of-stranger");
     fs::create_dir_all(&run).unwrap();
@@ -71,7 +71,7 @@ fn a_share_is_found_on_its_machine_without_an_address() {
 }
 
 #[test]
-fn two_shares_with_a_device_of_one_name_are_told_apart() {
+fn device_name_that_two_shares_offer_is_ambiguous_until_the_share_is_named() {
     let harness = Harness::new();
     let first = share_with(&harness, &["zero", "keyboard"]);
     let second = share_with(&harness, &["zero"]);
@@ -86,7 +86,7 @@ fn two_shares_with_a_device_of_one_name_are_told_apart() {
     }
     let named = harness.run(&["list", "localhost"]);
     assert!(named.stdout.contains(&second.target("zero")) && named.stdout.contains("keyboard"), "{named:?}");
-    // What only one of them has needs no more than its name.
+    // A device that only one share has is found by its name alone.
     let attached = Running::start(harness.command(&["attach", "keyboard", "--via", "redir"]));
     attached.wait_for_line("redir-keyboard.sock");
 }
@@ -109,12 +109,12 @@ fn another_user_is_not_shown_what_is_shared_here() {
 }
 
 #[test]
-fn localhost_is_nobody_else_s_share() {
+fn bare_device_name_never_means_another_users_share() {
     if !has_second_user() {
         return;
     }
     let harness = Harness::new();
-    // It is nobody else's in this test's own network.
+    // In this test's own network namespace no other program has the port.
     let listener = std::net::TcpListener::bind("127.0.0.1:3240").unwrap();
     let share = share_with(&harness, &["zero"]);
     assert!(
@@ -122,7 +122,7 @@ fn localhost_is_nobody_else_s_share() {
         "the port is not asked where there is a share"
     );
     drop((listener, share));
-    // A stranger's share at the port that is looked at last.
+    // Another user's share at the port that is tried last.
     let run = harness.path("of-stranger");
     assert_eq!(as_stranger(&harness, &["status"]).code, Some(0));
     let mut command = harness.command(&["share", "zero", "--listen", "127.0.0.1:3240", "--local-users", "all"]);
@@ -137,7 +137,7 @@ fn localhost_is_nobody_else_s_share() {
 }
 
 #[test]
-fn a_port_of_the_loopback_serves_its_owner_and_root_and_whom_they_name() {
+fn loopback_port_serves_its_owner_root_and_the_users_they_name() {
     if !has_second_user() {
         return;
     }
@@ -170,7 +170,7 @@ fn a_port_of_the_loopback_serves_its_owner_and_root_and_whom_they_name() {
 }
 
 #[test]
-fn the_rule_holds_at_every_address_of_this_machine_and_without_a_sandbox() {
+fn other_users_are_refused_at_every_local_address_and_without_a_sandbox() {
     if !has_second_user() {
         return;
     }
@@ -190,7 +190,7 @@ fn the_rule_holds_at_every_address_of_this_machine_and_without_a_sandbox() {
 }
 
 #[test]
-fn who_has_hung_up_before_he_is_known_is_not_taken_for_root() {
+fn client_that_hung_up_before_it_was_identified_is_not_taken_for_root() {
     if !has_second_user() {
         return;
     }
@@ -201,7 +201,7 @@ fn who_has_hung_up_before_he_is_known_is_not_taken_for_root() {
     let port = share.address.rsplit_once(':').unwrap().1.to_owned();
     let pid = harness.json(&["status", "--json"])[0]["pid"].as_i64().unwrap() as i32;
     let tell = |signal| rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal).unwrap();
-    // It imports, and is gone before anybody can look.
+    // The client imports, and is gone before the share can look it up.
     tell(Signal::STOP);
     let script = format!(
         "exec 3<>/dev/tcp/127.0.0.1/{port}; printf '\\x01\\x11\\x80\\x03\\0\\0\\0\\0%s' 1-1 >&3; head -c 29 /dev/zero >&3"
@@ -217,7 +217,7 @@ fn who_has_hung_up_before_he_is_known_is_not_taken_for_root() {
 }
 
 #[test]
-fn a_socket_that_is_open_to_others_gives_them_no_more_than_its_devices() {
+fn socket_that_is_open_to_others_gives_them_only_its_devices() {
     if !has_second_user() {
         return;
     }
@@ -236,14 +236,14 @@ fn a_socket_that_is_open_to_others_gives_them_no_more_than_its_devices() {
 }
 
 #[test]
-fn a_daemon_that_says_nothing_else_is_at_a_socket_of_its_owner() {
+fn daemon_without_an_address_listens_at_a_socket_of_its_owner() {
     let harness = Harness::new();
     let config = harness.path("farbus.toml");
     fs::write(&config, "share = [{what='zero'}]\n").unwrap();
     let daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", config.to_str().unwrap()])));
     assert_eq!(daemon.address, format!("unix:{}", harness.path("run/farbus/share-daemon.sock").display()));
     assert!(harness.run(&["list", "localhost"]).stdout.contains("zero"));
-    // Also where an earlier version's socket unit is enabled: who connected to that is served still.
+    // The same where an earlier version's socket unit is enabled: connections to that socket are still served.
     drop(daemon);
     wait_until(PATIENCE, "it is gone", || harness.json(&["status", "--json"]) == serde_json::json!([]));
     let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -267,7 +267,7 @@ fn a_daemon_that_says_nothing_else_is_at_a_socket_of_its_owner() {
         assert!(unknown.code != Some(0) && unknown.stderr.contains("no-such-user"), "{unknown:?}");
     }
     fs::write(&config, "share = [{what='zero'}]\n").unwrap();
-    // The process that goes on has the same places.
+    // The replacement has the same sockets.
     harness.json(&["daemon", "restart", "--json"]);
     wait_until(PATIENCE, "it is served there", || harness.run(&["list", &address]).stdout.contains("zero"));
     wait_until(PATIENCE, "and at its own", || harness.run(&["list", "localhost"]).stdout.contains("zero"));

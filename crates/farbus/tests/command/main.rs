@@ -1,8 +1,8 @@
-//! The `farbus` command as its users meet it: the real program, its output, its exit codes, and what becomes of both
-//! ends when one of them is killed or lied to.
+//! The `farbus` command as its users see it: the real program, its output, its exit codes, and what happens to both
+//! ends when one of them is killed or receives false data.
 //!
-//! Nothing here needs privilege but what shows a disk as a file or watches system calls. Where FUSE or strace is
-//! missing such a test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
+//! Only tests that show a disk as a file or trace system calls need privileges. Where FUSE or strace is missing, such a
+//! test says so and passes; with `FARBUS_REQUIRE_RIG=1` it fails instead.
 
 mod addresses;
 mod another_disk;

@@ -1,4 +1,4 @@
-//! `farbus migrate`: a disk goes from one importer to the other, and to nobody in between.
+//! `farbus migrate`: a disk goes from one importer to the other, and to no other host in between.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -31,7 +31,7 @@ fn a_disk_goes_to_another_host_with_all_that_was_written_and_back() {
         let mut found = vec![9; 64 << 10];
         file.read_exact_at(&mut found, 0).unwrap();
         assert!(found == block(round - 1), "what the other host wrote last, in round {round}");
-        // Without a flush: handing over is one.
+        // No flush is made: the migration flushes.
         file.write_all_at(&block(round), 0).unwrap();
         drop(file);
 

@@ -1,8 +1,8 @@
-//! Mixed criticality, end to end (R2): streams of one bus over one link, of which one matters. The link is narrowed,
-//! and widened again.
+//! Mixed criticality, end to end (R2): streams of one bus over one link, of which one is critical. The link is
+//! narrowed, and widened again.
 //!
-//! What is held here holds on a machine that stalls, too: who is admitted, who gives way and who is told what. That the
-//! stream that matters misses no packet meanwhile is measured: `farbus bench mixed`.
+//! These checks hold on a machine that stalls, too: which streams are admitted, which give way, and what their readers
+//! are told. `farbus bench mixed` measures that the critical stream misses no packet meanwhile.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,20 +21,20 @@ use super::congestion::on_host;
 use super::harness::{Harness, PATIENCE, Running, Share, has, wait_until};
 use super::network::{FAR, Network, command_in, ip};
 
-/// Of full speed: a packet of this many bytes each millisecond, 2 Mb/s.
+/// A full-speed stream: a packet of this many bytes each millisecond, 2 Mb/s.
 const PACKET_BYTES: u32 = 256;
 const ISO_IN: u8 = 0x83;
-/// Packets a request, and requests at a time: two seconds' worth, so that what waits in a queue meanwhile is not
-/// missed.
+/// Packets per request, and requests in flight: together two seconds of the stream, so that a wait in a queue costs no
+/// packet.
 const PACKETS: u32 = 8;
 const DEPTH: u64 = 256;
 
-/// What a stream has brought.
+/// What a stream has delivered.
 #[derive(Default)]
 struct Brought {
     packets: AtomicU64,
     is_suspended: AtomicBool,
-    /// What its reader was told, in order.
+    /// What its reader was told about its reservation, in order.
     told: Mutex<Vec<String>>,
 }
 
@@ -51,7 +51,7 @@ fn client(criticality: &str) -> Client {
     })
 }
 
-/// Reads a stream until it is told to end.
+/// Reads a stream until `is_over`.
 fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicBool, is_on: impl FnOnce()) {
     let linked = client(criticality).session(target, Duration::ZERO).unwrap().expect("a session was asked for");
     let status = linked.status();
@@ -94,15 +94,15 @@ fn read(target: &Target, criticality: &str, brought: &Brought, is_over: &AtomicB
     }
 }
 
-/// What `farbus status` says of the reservations, in the order of the devices.
+/// The reservations that `farbus status` reports, in the order of the devices.
 fn reservations(harness: &Harness) -> Vec<Value> {
     let status = harness.json(&["status", "--json"]);
     let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share").unwrap();
     share["devices"].as_array().unwrap().iter().map(|device| device["reservation"].clone()).collect()
 }
 
-/// What the exporter says of the three of low criticality at one moment: whoever came first gives way last, and has its
-/// figure back first.
+/// What the exporter reports of the three streams of low criticality at one moment: the first admitted is suspended
+/// last, and restored first.
 fn assert_in_order(said: &[Value]) {
     let suspended: Vec<bool> = said[..3].iter().map(|said| said["state"] == "suspended").collect();
     assert!(suspended.is_sorted(), "{said:?}");
@@ -146,7 +146,7 @@ fn streams_of_low_criticality_give_way_in_order_and_the_one_that_matters_stays_a
     let count = |at: usize| brought[at].packets.load(Ordering::Acquire);
     let is_suspended = |at: usize| brought[at].is_suspended.load(Ordering::Acquire);
     thread::scope(|scope| {
-        // Three of low criticality one after the other, then the one that matters; all on one bus.
+        // Three streams of low criticality one after the other, then the critical one; all on one bus.
         for at in [0, 1, 2, 3] {
             let criticality = if at == 3 { "high" } else { "low" };
             let (on, is_on) = std::sync::mpsc::channel();
@@ -161,7 +161,8 @@ fn streams_of_low_criticality_give_way_in_order_and_the_one_that_matters_stays_a
         }
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             wait_until(PATIENCE, "all of them run", || (0..4).all(|at| count(at) > 500));
-            // The bus has 900 us of each millisecond, and a fifth does not fit: what is missing is said.
+            // The bus has 900 us of each millisecond, and a fifth stream does not fit: the refusal says how much is
+            // missing.
             let fifth = share.library_target("zero5");
             let fifth = on_host(&network.near, || client("low").session(&fifth, Duration::ZERO));
             let refusal = fifth.err().expect("five of them are more than the bus has").to_string();

@@ -1,4 +1,4 @@
-//! What becomes of a module's processes when farbus is killed.
+//! What happens to a module's processes when farbus is killed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::harness::{Harness, PATIENCE, has, has_program, wait_until, write_script};
 use super::rights::of_process;
 
-/// Does all it can to outlive who started it.
+/// A module program that does all it can to outlive the process that started it.
 const CLINGING: &str = r#"#!/usr/bin/env python3
 import ctypes, os, signal, time
 for number in range(1, 65):
@@ -31,7 +31,7 @@ except OSError:
 time.sleep(600)
 "#;
 
-/// The processes that were started with this path among their words.
+/// The processes that have this path among their arguments.
 fn of(path: &Path) -> Vec<(u32, String)> {
     let name = path.to_str().unwrap();
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -52,7 +52,7 @@ fn module_that_forks_and_ignores_signals_is_dead_after_farbus_is_killed() {
         write_script(&module, CLINGING);
         let mut share = harness.share(&["memory:1M", "--allow-module", module.to_str().unwrap()]);
         let is_program = |words: &str| words.contains("python3");
-        // The program and its grandchild; who may make no namespace has no grandchild.
+        // The program and its grandchild; without the right to make a namespace there is no grandchild.
         let expected = if is_root { 2 } else { 1 };
         wait_until(PATIENCE, "it has forked", || {
             let programs = of(&module).into_iter().filter(|(_, words)| is_program(words));
@@ -66,7 +66,7 @@ fn module_that_forks_and_ignores_signals_is_dead_after_farbus_is_killed() {
             assert_eq!(of_process(&(*pid).into(), "CapEff"), "0000000000000000");
         }
         if all_at_once {
-            // Whoever would kill it, first: its supervisor, and then farbus.
+            // The processes that would kill the program go first: its module host, and then farbus.
             let hosts = all.iter().filter(|(_, words)| words.contains("module-host"));
             for (pid, _) in hosts {
                 kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL).unwrap();

@@ -1,4 +1,4 @@
-//! Devices that are used through modules: what travels, what arrives, who is refused.
+//! Devices that are used through modules: what travels, what arrives, which attachments are refused.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ use super::restart::Later;
 
 const MIB: u64 = 1 << 20;
 
-/// A way to a share on which bytes are counted, both ways together.
+/// A proxy before a share that counts the bytes of both directions together.
 struct Counted {
     address: String,
     bytes: Arc<AtomicU64>,
@@ -72,7 +72,7 @@ fn key(harness: &Harness, name: &str, byte: u8) -> String {
     format!("seal:key-file={}", path.display())
 }
 
-/// Text, which shrinks.
+/// Text, which compresses well.
 fn text() -> Vec<u8> {
     "a device lives on one machine, its user on another; between them a request\n".repeat(4000).into_bytes()
 }
@@ -98,7 +98,7 @@ fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
     let what: Vec<&str> = disks.iter().map(String::as_str).chain(["keyboard"]).collect();
     let share = share(&harness, &what, &["--allow-module", &seal]);
     let way = Counted::to(&share);
-    // Each has a disk of its own: what was let go of without a word is waited for.
+    // Each attachment has a disk of its own: a disk whose importer just vanished is free only later.
     let mut fresh = ["disk", "disk2", "disk3", "disk4", "disk5"].iter().zip(&images);
     let mut bytes = |modules: &[&str]| {
         let (name, image) = fresh.next().unwrap();
@@ -128,7 +128,7 @@ fn a_usb_disk_and_a_keyboard_are_compressed_and_sealed() {
 }
 
 #[test]
-fn a_block_device_s_file_goes_through_them_both_ways() {
+fn block_device_as_a_file_is_read_and_written_through_modules() {
     if !has_fuse() {
         return;
     }
@@ -156,7 +156,7 @@ fn a_block_device_s_file_goes_through_them_both_ways() {
 }
 
 #[test]
-fn what_was_recorded_answers_in_the_device_s_place() {
+fn replayed_recording_answers_instead_of_the_device() {
     let harness = Harness::new();
     let file = harness.path("disk.pcapng");
     let [full, empty] = ["full", "empty"].map(|name| harness.path(name));
@@ -173,7 +173,7 @@ fn what_was_recorded_answers_in_the_device_s_place() {
     read("disk", format!("record:file={}", file.display()));
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     wait_until_written(&file);
-    // The other disk has nothing of it, and is not asked.
+    // The other disk has none of the recorded bytes, and is not read.
     read("disk2", format!("replay:file={},pace=none", file.display()));
     let refused = harness.run(&["attach", &share.target("disk"), "--via", "nbd", "--module", "replay"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
@@ -181,7 +181,7 @@ fn what_was_recorded_answers_in_the_device_s_place() {
 }
 
 #[test]
-fn frames_of_a_stream_go_through_them_and_what_the_link_is_too_slow_for_is_dropped() {
+fn stream_frames_pass_modules_and_frames_beyond_the_link_rate_are_dropped() {
     let harness = Harness::new();
     let share = share(&harness, &["stream:pattern,size=64x48,format=grey,rate=200"], &[]);
     let (way, file) = (Counted::to(&share), harness.path("frames.pcapng"));
@@ -204,7 +204,8 @@ fn frames_of_a_stream_go_through_them_and_what_the_link_is_too_slow_for_is_dropp
     assert!(fewer < bytes / 4, "{fewer} of {bytes}");
     wait_until_written(&file);
     assert!(fs::metadata(&file).unwrap().len() > 100 * 64 * 48, "frames are recorded");
-    // Twenty frames a second fit, of two hundred: the newest are seen, and far more than may be granted at once.
+    // Twenty frames a second fit, of two hundred: the reader sees the newest, and far more of them than one grant
+    // allows.
     let slow = ["stale:ahead=1", "rate:bytes-per-s=62000"];
     let (newest, _) = read("40", &slow);
     assert_eq!(newest["frames"], 40);
@@ -212,7 +213,7 @@ fn frames_of_a_stream_go_through_them_and_what_the_link_is_too_slow_for_is_dropp
 }
 
 #[test]
-fn what_is_paused_waits_and_goes_on() {
+fn request_waits_at_a_paused_module_until_it_is_resumed() {
     if !has_fuse() {
         return;
     }
@@ -241,7 +242,7 @@ fn what_is_paused_waits_and_goes_on() {
     assert_eq!(none.code, Some(4), "{none:?}");
 }
 
-/// A recording is written behind: until nothing more comes.
+/// A recording is written with a delay: waits until the file no longer grows.
 fn wait_until_written(file: &Path) {
     let length = || fs::metadata(file).unwrap().len();
     let mut last = 0;
@@ -252,7 +253,7 @@ fn wait_until_written(file: &Path) {
 }
 
 #[test]
-fn who_does_not_fit_is_told_which_module_and_why() {
+fn module_mismatch_is_refused_with_the_module_and_the_reason() {
     let harness = Harness::new();
     let (ours, theirs) = (key(&harness, "ours", 1), key(&harness, "theirs", 2));
     let sealing = share(&harness, &["memory:1M"], &["--allow-module", &theirs]);
@@ -299,14 +300,14 @@ fn modules_are_listed_and_explained() {
     assert!(unknown.stderr.contains("there are lz4, zstd, seal"), "{unknown:?}");
 }
 
-/// A program in `docs/modules`, in a place of the house's own.
+/// A program from `docs/modules`, in a folder of the harness.
 fn example(harness: &Harness, name: &str, source: &str) -> PathBuf {
     let path = harness.path(name);
     copy_program(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/modules").join(source), &path);
     path
 }
 
-/// The same of one in C, built.
+/// Like [`example`] for a program in C, which it compiles.
 fn compiled(harness: &Harness, name: &str, source: &str) -> PathBuf {
     let (built, source) = (harness.path(name), example(harness, source, source));
     let compile = Command::new("cc").args(["-O1", "-o"]).args([&built, &source]).status().unwrap();
@@ -340,7 +341,7 @@ fn a_program_in_any_language_is_a_module() {
     let sandboxed = harness.path("xor.wasm");
     let text_of_it = fs::read_to_string(example(&harness, "xor.wat", "xor.wat")).unwrap();
     fs::write(&sandboxed, wat::parse_str(text_of_it).unwrap()).unwrap();
-    // Either end may have it in its own language, and in its own way.
+    // Each end may have the module in its own language, with its own settings.
     let ends = [
         (&python, &python),
         (&built, &python),
@@ -354,11 +355,11 @@ fn a_program_in_any_language_is_a_module() {
         let (found, _) = read_through(&harness, &share, &format!("{}:options=77", here.display()));
         assert!(text().starts_with(&found), "{there:?}, {here:?}");
     }
-    // What is no module says so before anything is asked for.
+    // A program that is no module is reported before a device is asked for.
     fs::write(&sandboxed, text()).unwrap();
     let refused = harness.run(&["share", &disk, "--allow-module", sandboxed.to_str().unwrap()]);
     assert!(refused.code == Some(1) && refused.stderr.contains("it is no WebAssembly"), "{refused:?}");
-    // Whoever has no such program has no such module.
+    // An exporter without the program does not offer the module.
     let share = share(&harness, &[&disk], &[]);
     let refused =
         harness.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);
@@ -367,7 +368,7 @@ fn a_program_in_any_language_is_a_module() {
 }
 
 #[test]
-fn a_daemon_goes_through_programs_that_it_began_with() {
+fn daemon_keeps_its_module_programs_after_a_failed_reload() {
     if !has_fuse() || !has("python3", has_program("python3")) || !has("cc", has_program("cc")) {
         return;
     }
@@ -401,7 +402,7 @@ fn a_daemon_goes_through_programs_that_it_began_with() {
     let mut daemon = Running::start(began(&here, &through(&one)));
     wait_until(PATIENCE, "it is attached through the program", is_read);
 
-    // What a reload names first cannot be started any more: nothing changes.
+    // The program that the reload names first does not start: nothing changes.
     let two = format!("['zstd', '{}:options=78']", ring.display());
     drop(began(&here, &through(&two)));
     let refused = here.run(&["daemon", "reload"]);
@@ -416,7 +417,7 @@ fn a_daemon_goes_through_programs_that_it_began_with() {
     next.end();
 }
 
-/// Looks around, and says what it could do.
+/// A module program that looks around and reports what it could do.
 const NOSY: &str = r#"#!/usr/bin/env python3
 import mmap, os, socket, struct, sys
 def tried(what, act):

@@ -1,4 +1,4 @@
-//! Block devices for programs that speak NBD: libnbd's tools, QEMU's and fio, against what lies in the image.
+//! Block devices for programs that speak NBD: libnbd's tools, QEMU's and fio, compared with the contents of the image.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -35,7 +35,7 @@ fn have(programs: &[&str]) -> bool {
     programs.iter().all(|program| has(program, has_program(program)))
 }
 
-/// A running NBD server of ours, and where it is.
+/// A running NBD server of farbus, and its socket.
 struct Served {
     process: Running,
     socket: PathBuf,
@@ -43,7 +43,7 @@ struct Served {
 }
 
 impl Served {
-    /// Starts `farbus` with these arguments and a socket of the house.
+    /// Starts `farbus` with these arguments and a socket in the harness's folder.
     fn start(harness: &Harness, name: &str, arguments: &[&str]) -> Self {
         let socket = harness.path(name);
         let arguments = [arguments, &["--socket", socket.to_str().unwrap(), "--json"]].concat();
@@ -69,7 +69,7 @@ fn json_of(process: &Running) -> String {
     text
 }
 
-/// Runs a program to its end, which has to be a good one.
+/// Runs a program, which has to succeed.
 fn run(harness: &Harness, program: &str, arguments: &[&str]) -> Outcome {
     let outcome = finish(harness.command_of(Path::new(program), arguments), PATIENCE);
     assert_eq!(outcome.code, Some(0), "{program} {arguments:?}: {outcome:?}");
@@ -128,7 +128,7 @@ fn an_exporter_that_is_killed_ends_the_attachment_and_its_clients() {
     let killed = Instant::now();
     assert_eq!(served.process.wait_for_end(PATIENCE), Some(5), "{}", served.process.log());
     served.process.assert_logged("the link was lost");
-    // With 1, or by an assertion of libnbd's own that fails where it is hung up on with reads under way.
+    // Either with 1, or by an assertion of libnbd's that fails when the server closes with reads under way.
     assert_ne!(copy.wait_for_end(PATIENCE), Some(0), "a copy that was cut short says so");
     println!("ended after {:?}", killed.elapsed());
     wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
@@ -202,7 +202,7 @@ fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
             "--fsync=64",
             "--verify=crc32c",
             "--verify_fatal=1",
-            // Otherwise it leaves files where it runs.
+            // Otherwise fio leaves files in its working folder.
             "--verify_state_save=0",
             "--group_reporting",
             "--output-format=json",
@@ -216,7 +216,7 @@ fn fio_writes_at_random_over_several_connections_and_finds_it_all_again() {
 }
 
 #[test]
-fn several_exports_views_and_refusals() {
+fn nbd_server_lists_its_exports_keeps_scratch_views_apart_and_refuses_bad_options() {
     if !have(&["nbdinfo", "nbdcopy", "qemu-io"]) {
         return;
     }
@@ -245,7 +245,7 @@ fn several_exports_views_and_refusals() {
     let sizes = [("image", 8 * MIB), ("image-2", 8 * MIB), ("image-3", 2 * MIB), ("memory", 16 << 40)];
     assert_eq!(exports, sizes);
 
-    // Changes of one's own, which the others do not see.
+    // A client's own changes to a scratch view, which other clients do not see.
     run(&harness, "qemu-io", &["-f", "raw", "-c", "write -P 7 512 1M", "-c", "discard 4M 1M", &uri("image")]);
     let (copy, part) = (harness.path("copy"), harness.path("part"));
     let mut changed = original.clone();
@@ -277,7 +277,7 @@ fn several_exports_views_and_refusals() {
 }
 
 #[test]
-fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
+fn nbd_client_that_sends_garbage_loses_only_its_own_connection() {
     let harness = Harness::new();
     let served = Served::start(&harness, "memory.sock", &["nbd", "memory:1M"]);
     let mut good = UnixStream::connect(&served.socket).unwrap();
@@ -291,7 +291,7 @@ fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
         bad.set_read_timeout(Some(PATIENCE)).unwrap();
         bad.write_all(nonsense).unwrap();
         let mut heard = Vec::new();
-        // Cut off, by an end or a reset.
+        // The server ends or resets the connection.
         let _ = bad.read_to_end(&mut heard);
         assert!(heard.len() <= 18, "{heard:?}");
     }
@@ -312,7 +312,7 @@ fn what_makes_no_sense_ends_its_own_connection_and_no_other() {
 }
 
 #[test]
-fn what_cannot_be_served_is_refused_with_what_to_type() {
+fn nbd_arguments_that_cannot_work_are_refused_with_what_to_type() {
     let harness = Harness::new();
     for (arguments, code, told) in [
         (&["nbd", "block:/nowhere/disk"][..], 1, "truncate -s 1G /nowhere/disk"),
@@ -363,7 +363,7 @@ fn a_daemon_keeps_a_disk_served_whatever_becomes_of_its_exporter() {
 }
 
 #[test]
-fn at_an_address_it_is_reached_by_tcp() {
+fn nbd_server_at_an_address_is_reached_by_tcp() {
     if !have(&["nbdinfo"]) {
         return;
     }

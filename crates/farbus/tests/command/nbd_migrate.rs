@@ -1,5 +1,5 @@
-//! A virtual machine's block disk goes with it to another host: the one who waits for it there reads at once what it
-//! will be, writes once it is his, and who had it before is fenced off.
+//! A virtual machine's block disk migrates with it to another host: a client that waits there reads the disk at once,
+//! and writes once the disk has arrived; the client of the first host can write no more.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -19,16 +19,16 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 const EIO: u32 = 5;
-/// How long something is watched that is not to happen.
+/// How long to watch for something that must not happen.
 const A_WHILE: Duration = Duration::from_millis(300);
 
-/// What QEMU's block driver is: it reads the disk's size when it connects.
+/// Behaves like QEMU's block driver: it reads the disk's size when it connects.
 pub struct Client {
     stream: UnixStream,
     cookie: u64,
 }
 
-/// Connects to a socket that is there or will be: its file appears before it listens.
+/// Connects to a socket that is there or will be; the file appears before the server listens.
 fn connect(socket: &Path) -> UnixStream {
     let mut stream = None;
     wait_until(PATIENCE, "the socket listens", || {
@@ -67,7 +67,7 @@ impl Client {
         self.cookie
     }
 
-    /// The next answer: to what, its error, and so many bytes if there is none.
+    /// The next answer: its request, its error, and `length` bytes if there is no error.
     fn hear(&mut self, length: usize) -> io::Result<(u64, u32, Vec<u8>)> {
         let mut head = [0; 16];
         self.stream.read_exact(&mut head)?;
@@ -93,7 +93,7 @@ impl Client {
         assert!(self.hear(BLOCK).unwrap() == (asked, 0, vec![byte; BLOCK]), "{byte} at {offset}");
     }
 
-    /// Nothing is answered for a while.
+    /// Asserts that no answer comes for a while.
     fn assert_silence(&mut self) {
         self.stream.set_read_timeout(Some(A_WHILE)).unwrap();
         let heard = self.hear(0).unwrap_err();
@@ -103,7 +103,7 @@ impl Client {
 }
 
 #[test]
-fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
+fn nbd_disk_migrates_and_back_and_the_successor_reads_it_beforehand() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
@@ -115,7 +115,7 @@ fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
         let (successor, socket) = cluster.lend(to, "disk", "nbd", &["--inherit"]);
         let mut there = Client::connect(&socket);
         there.assert_reads(0, 1);
-        // What is written here is read there, and what is written there waits, with whatever comes behind it but reads.
+        // A write here is read there; a write there waits, and so does every request behind it except reads.
         here.write(BLOCK, byte);
         there.assert_reads(BLOCK, byte);
         let written = there.ask(WRITE, 2 * BLOCK, BLOCK, &[byte + 1; BLOCK]);
@@ -159,26 +159,26 @@ fn a_disk_goes_to_another_host_and_back_and_is_read_there_before() {
 }
 
 #[test]
-fn whoever_stays_or_whose_successor_does_not_come_goes_on_where_he_was() {
+fn nbd_client_continues_when_its_disk_stays_or_its_successor_never_comes() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
     let (attach, socket) = cluster.lend(0, "disk", "nbd", &[]);
     let desk = &cluster.hosts[0];
     let mut client = Client::connect(&socket);
-    // The migration failed before it left; what was asked meanwhile is answered.
+    // The migration failed before the disk left; a request made meanwhile is answered.
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     let asked = client.ask(WRITE, 0, BLOCK, &[7; BLOCK]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
     assert_eq!(client.hear(0).unwrap(), (asked, 0, Vec::new()));
-    // Held and let go again, for nobody.
+    // Held and resumed, without a migration.
     desk.ok(&["hold", "disk"]);
     let asked = client.ask(READ, 0, BLOCK, &[]);
     client.assert_silence();
     desk.ok(&["resume", "disk"]);
     assert!(client.hear(BLOCK).unwrap() == (asked, 0, vec![7; BLOCK]));
-    // It left, and nobody comes there: whoever comes here in the meantime waits, and goes on.
+    // The disk left, and the successor never comes: a client that connects here meanwhile waits, and continues.
     desk.ok(&["migrate", "disk", "--to", "rack"]);
     drop(client);
     attach.assert_logged("goes to its successor");
@@ -186,7 +186,7 @@ fn whoever_stays_or_whose_successor_does_not_come_goes_on_where_he_was() {
     client.assert_reads(0, 7);
     attach.assert_logged("nobody came for the disk");
     client.write(0, 8);
-    // And may go all the same.
+    // The disk can still migrate afterwards.
     let (_successor, there) = cluster.lend(1, "disk", "nbd", &["--inherit"]);
     let mut there = Client::connect(&there);
     desk.ok(&["migrate", "disk", "--to", "rack"]);
@@ -196,7 +196,7 @@ fn whoever_stays_or_whose_successor_does_not_come_goes_on_where_he_was() {
 }
 
 #[test]
-fn who_waits_in_vain_is_told_so_and_his_writes_fail() {
+fn successor_that_waits_in_vain_ends_with_a_reason_and_its_writes_fail() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let mut cluster = Cluster::new(&harness, &[&format!("disk:{}", image.display())]);
@@ -207,13 +207,13 @@ fn who_waits_in_vain_is_told_so_and_his_writes_fail() {
     let mut there = Client::connect(&socket);
     let written = there.ask(WRITE, 0, BLOCK, &[2; BLOCK]);
     there.assert_reads(0, 1);
-    // Who may not use it any more sees no more of it.
+    // A host that loses its permission can no longer read the disk.
     cluster.exporter.ok(&["forbid", "rack", "all"]);
     assert_eq!(there.hear(0).unwrap(), (written, EIO, Vec::new()));
     assert_eq!(successor.wait_for_end(PATIENCE), Some(3), "{}", successor.log());
     successor.assert_logged("not shared with you any more");
     here.assert_reads(0, 1);
-    // Nor who waits for an exporter that ends.
+    // The same holds when the exporter ends while the successor waits.
     cluster.exporter.ok(&["allow", "rack", "all"]);
     let (mut successor, _socket) = cluster.lend(1, "disk", "nbd", &["--inherit", "--grace", "1"]);
     cluster.share.signal(Signal::TERM);
@@ -223,7 +223,7 @@ fn who_waits_in_vain_is_told_so_and_his_writes_fail() {
 }
 
 #[test]
-fn what_cannot_be_inherited_is_said() {
+fn nbd_attach_with_inherit_says_why_a_device_cannot_be_inherited() {
     let harness = Harness::new();
     let image = harness.image("image", SIZE);
     let scratch = format!("disk:{},scratch", image.display());

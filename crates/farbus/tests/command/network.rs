@@ -1,4 +1,4 @@
-//! A network that goes silent: no reset, no farewell, just no answer. Two hosts in network namespaces of their own.
+//! A network that goes silent: no reset, no detach, just no answer. Two hosts in network namespaces of their own.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -16,11 +16,11 @@ use super::own_network;
 use super::trust::{hosts, next_code};
 
 const MIB: u64 = 1 << 20;
-/// A silent peer is waited for five seconds (U11), and a machine that stalls adds its own; TCP alone would wait for a
-/// quarter of an hour.
+/// A silent peer is given up after five seconds (U11), and a machine that stalls adds its own; TCP alone would wait for
+/// a quarter of an hour.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Two hosts and the router between them, each a network namespace. Dropping it removes all.
+/// Two hosts and the router between them, each a network namespace. Dropping it removes all three.
 pub struct Network {
     pub near: String,
     pub router: String,
@@ -31,7 +31,7 @@ pub struct Network {
 pub const FAR: &str = "10.111.3.2";
 
 impl Network {
-    /// `None` where this machine does not let us.
+    /// `None` where this machine does not permit it.
     pub fn lay(name: &str) -> Option<Self> {
         own_network::enter();
         let named = |part: &str| format!("farbus-{}-{name}-{part}", std::process::id());
@@ -57,7 +57,7 @@ impl Network {
         Some(network)
     }
 
-    /// The router forwards, or swallows what comes without a word.
+    /// The router forwards packets, or drops them silently.
     fn forward(&self, forwards: bool) {
         let value = u8::from(forwards);
         assert!(ip(&format!("netns exec {} sysctl -qw net.ipv4.ip_forward={value}", self.router)));
@@ -76,7 +76,7 @@ pub fn ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split(' ')).output().is_ok_and(|output| output.status.success())
 }
 
-/// `farbus` inside a namespace of the network alone: mounts are seen by all.
+/// `farbus` inside a network namespace only: every process sees the mounts.
 pub fn command_in(harness: &Harness, namespace: &str, arguments: &[&str]) -> Command {
     let program = env!("CARGO_BIN_EXE_farbus");
     let namespace = format!("--net=/run/netns/{namespace}");
@@ -98,7 +98,7 @@ fn attach_over(harness: &Harness, network: &Network, share: &Share, at: &Path) -
     (process, at.join("disk.img"))
 }
 
-/// What the exporter says of its device.
+/// The device's state, as the exporter reports it.
 fn state(harness: &Harness) -> String {
     let status = harness.json(&["status", "--json"]);
     let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share");
@@ -169,7 +169,7 @@ fn a_pulled_cable_frees_what_an_encrypted_session_held() {
     for is_busy in [false, true] {
         let at = harness.path(&format!("mnt-{is_busy}"));
         let target = ["attach", "lab3/disk", "--address", address, "--via", "fuse", "--at", at.to_str().unwrap()];
-        // A session waits for another link as long as its importer asked for: not at all is what is looked at here.
+        // A session waits for another link for as long as its importer asked; this test asks for no wait.
         let target = [&target[..], &["--grace", "0"]].concat();
         let mut attach = Running::start(on_desk(&target));
         attach.wait_for_line("attached as ");
@@ -191,7 +191,7 @@ fn a_pulled_cable_frees_what_an_encrypted_session_held() {
         if let Some(reader) = reader {
             reader.join().unwrap();
         }
-        // The cable is plugged in again, and the device is had again.
+        // The cable is plugged in again, and the device is attached again.
         assert!(ip(&format!("-n {} link set cable up", network.near)));
         assert!(ip(&format!("-n {} route add default via 10.111.2.1", network.near)));
     }
@@ -206,11 +206,11 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     let network = network.expect("looked at just now");
     let harness = Harness::new();
     let config = harness.path("farbus.toml");
-    // The router is on the near host's own link; who is behind it is not.
+    // The router is on the near host's own network; the host behind it is not.
     let text = "plain = { listen = ['10.111.2.1:0'], allow = ['10.111.2.0/24'] }\nshare = [{what='zero'}]";
     std::fs::write(&config, text).unwrap();
     let arguments = ["daemon", "--config", config.to_str().unwrap()];
-    // It begins before its network is up, as at boot.
+    // The daemon starts before its network is up, as at boot.
     assert!(ip(&format!("-n {} link set cable down", network.near)));
     let mut daemon = Share::follow(Running::start(command_in(&harness, &network.router, &arguments)));
     std::thread::sleep(Duration::from_secs(1));
@@ -218,7 +218,7 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let name = own_name.split('.').next().unwrap();
 
-    // Another user's, who sees no process of ours.
+    // Another user's command, which finds none of this user's processes.
     let ask = |namespace: &str, arguments: &[&str]| {
         let mut command = command_in(&harness, namespace, arguments);
         command.env("XDG_RUNTIME_DIR", harness.path("elsewhere"));
@@ -235,7 +235,7 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     let by_name = ask(&network.near, &["list", &format!("{name}.local")]);
     assert!(by_name.code == Some(0) && by_name.stdout.contains("zero"), "{by_name:?}");
 
-    // Who is not on the list of those allowed learns nothing, not even that there is a farbus.
+    // A host that is not on the list of allowed networks learns nothing, not even that farbus runs here.
     let stranger = ask(&network.far, &["list", &daemon.address]);
     assert_eq!(stranger.code, Some(5), "{stranger:?}");
     daemon.process.assert_logged("not on the list of those allowed here");
@@ -246,7 +246,7 @@ fn a_daemon_announces_itself_and_is_listed_and_used_by_name() {
     assert_eq!(after.stdout, "[]", "it said farewell: {after:?}");
 }
 
-/// A paired host goes by its key: where it was seen last nobody is, and what it announces says where it is now.
+/// A paired host is identified by its key: no host is at its last address, and its announcement has the new one.
 #[test]
 fn a_paired_host_that_moved_is_found_by_its_key() {
     let network = Network::lay("moved");
@@ -264,7 +264,7 @@ fn a_paired_host_that_moved_is_found_by_its_key() {
     let mut waits = Running::start(waits);
     let line: serde_json::Value = serde_json::from_str(&waits.wait_for_line("\"code\"")).unwrap();
     let (address, code) = (line["address"].as_str().unwrap(), line["code"].as_str().unwrap());
-    // What is remembered is the port where paired hosts meet; nobody will be there.
+    // desk remembers the default port for paired hosts; no process will listen there.
     let joins = finish(as_host("desk", command_in(&harness, &network.near, &["pair", address, code])), PATIENCE);
     assert_eq!((joins.code, waits.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{joins:?}");
     let allow = finish(as_host("lab3", command_in(&harness, &network.router, &["allow", "desk", "zero"])), PATIENCE);
@@ -279,7 +279,7 @@ fn a_paired_host_that_moved_is_found_by_its_key() {
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"zero".into(), &"available".into()));
 }
 
-/// Reads past the kernel's cache until it is told that the disk is gone.
+/// Reads past the kernel's cache until the disk is gone.
 fn read_for_ever(path: &Path, turns: &AtomicU64) {
     let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();
     let mut block = vec![0; MIB as usize];

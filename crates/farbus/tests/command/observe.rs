@@ -1,4 +1,4 @@
-//! `farbus observe`: who looks on sees what the user gets, and only where its owner lets him.
+//! `farbus observe`: an observer sees what the user gets, and only if the device's owner permits it.
 
 use farbus::client;
 use farbus_model::EpAddr;
@@ -15,7 +15,7 @@ fn press(keyboard: &mut farbus_host::RemoteDevice<farbus::client::DevicePort>) -
 }
 
 #[test]
-fn what_somebody_types_is_seen_by_who_looks_on() {
+fn observer_sees_the_keys_that_the_user_gets() {
     let harness = Harness::new();
     let share = harness.share(&["keyboard"]);
     let refused = harness.run(&["observe", &share.target("keyboard")]);
@@ -43,7 +43,7 @@ fn what_somebody_types_is_seen_by_who_looks_on() {
 }
 
 #[test]
-fn a_paired_host_looks_on_as_long_as_it_may() {
+fn paired_host_observes_until_its_permission_is_taken_back() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);

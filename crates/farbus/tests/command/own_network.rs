@@ -1,5 +1,5 @@
-//! Gives a test's thread a network namespace of its own: ports, abstract sockets and multicast are nobody else's there,
-//! whatever runs on the machine. Threads and processes that the test starts are in it as well.
+//! Gives a test's thread a network namespace of its own: its ports, abstract sockets and multicast are isolated from
+//! other programs on the machine. Threads and processes that the test starts are in it as well.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -21,7 +21,7 @@ pub fn enter() {
     }
 }
 
-/// The next [`enter`] of this thread makes another namespace.
+/// The next [`enter`] of this thread makes a new namespace.
 pub fn leave() {
     IS_ENTERED.set(false);
 }

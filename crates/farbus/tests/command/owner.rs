@@ -1,4 +1,4 @@
-//! Offering, listing, asking, commanding; and the exit code of each way to fail.
+//! The owner's commands: share, list, status, type, eject; and the exit code of each kind of failure.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_shared_is_listed_for_people_and_for_programs() {
+fn list_shows_shared_devices_as_a_table_and_as_json() {
     let harness = Harness::new();
     let image = harness.image("a disk.img", 1 << 20);
     let share = harness.share(&[&format!("disk:{},ro", image.display()), "zero", "zero,speed=super", "keyboard"]);
@@ -59,7 +59,7 @@ fn status_shows_who_uses_what() {
 }
 
 #[test]
-fn what_is_typed_arrives_at_the_host() {
+fn typed_text_arrives_as_key_reports() {
     let harness = Harness::new();
     let share = harness.share(&["keyboard"]);
     assert_eq!(harness.run(&["type", "aB"]).code, Some(0), "nobody has to be there yet");
@@ -75,7 +75,7 @@ fn what_is_typed_arrives_at_the_host() {
 }
 
 #[test]
-fn what_one_process_has_typed_no_other_types_as_well() {
+fn typed_text_goes_to_one_share_only() {
     let harness = Harness::new();
     let mut shares = vec![harness.share(&["keyboard"]), harness.share(&["keyboard"])];
     let first = harness.json(&["status", "--json"])[0]["address"].clone();
@@ -95,7 +95,7 @@ fn what_one_process_has_typed_no_other_types_as_well() {
 }
 
 #[test]
-fn an_ejected_disk_comes_back_when_it_is_put_in() {
+fn ejected_disk_returns_when_it_is_inserted() {
     let harness = Harness::new();
     let image = harness.image("image", 1 << 20);
     let share = harness.share(&[&format!("disk:{}", image.display())]);

@@ -1,5 +1,5 @@
-//! Tuned pipes by the command: they share the processors with all that runs here, are seen by their owner, and say what
-//! became of them where programs look for it.
+//! `farbus pipe`: tuned pipes share the processors with all other pipes on this machine, the owner sees them, and they
+//! report their outcome where programs look for it.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::harness::{Harness, Outcome, PATIENCE, Running, wait_until};
 use super::rights::of_process;
 
-/// Half of a processor, and what its receiving thread has.
+/// A pipe that takes half of a processor, besides its receiving thread.
 const HALF: [&str; 12] = [
     "pipe",
     "--here",
@@ -44,7 +44,7 @@ fn object(text: &str) -> Value {
 }
 
 #[test]
-fn the_processors_are_promised_once_whoever_asks() {
+fn pipes_of_all_processes_share_the_processors_without_overcommitting() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let processors = std::thread::available_parallelism().unwrap().get();
@@ -55,8 +55,8 @@ fn the_processors_are_promised_once_whoever_asks() {
     assert_eq!(seen[0]["pipe"]["period_ns"], 40_000_000);
     assert!(harness.run(&["status"]).stdout.contains("can: 20.000 ms of a processor each 40.000 ms"));
     share.process.assert_logged("has parts of the processors");
-    // Each processor carries one such pipe, and the rest of some of them another's receiving thread: two a processor
-    // are too much for sure.
+    // Each processor carries one such pipe, and some carry another pipe's receiving thread besides: two per processor
+    // are certainly too many.
     let refused = loop {
         let mut another = Running::start(harness.command(&HALF));
         if another.has_line_before_its_end("pipe 0 in") {
@@ -70,13 +70,13 @@ fn the_processors_are_promised_once_whoever_asks() {
     assert!(refused.stderr.contains("the processors are others' as well"), "{refused:?}");
     assert!(refused.stderr.contains("are missing") && refused.stderr.contains("'farbus status'"), "{refused:?}");
     assert_eq!(pipes(&harness).len(), running.len());
-    // One that is killed has said nothing to anybody.
+    // A killed pipe has reported nothing.
     drop(running.pop());
     wait_until(PATIENCE, "its part is another's", || {
         let mut another = Running::start(harness.command(&[&HALF[..], &["--seconds", "1"]].concat()));
         another.wait_for_end(PATIENCE) != Some(3)
     });
-    // And one that is told to end does, with its outcome.
+    // A pipe that is told to end reports its outcome.
     harness.run(&["detach", "can"]);
     for mut process in running {
         assert!(process.wait_for_end(PATIENCE).is_some());
@@ -84,9 +84,9 @@ fn the_processors_are_promised_once_whoever_asks() {
     assert!(pipes(&harness).is_empty());
 }
 
-/// Deadlines are asked for by the threads that have them, and that is all that is left to them.
+/// A pipe's threads ask for deadlines themselves, and keep no right besides that one.
 #[test]
-fn a_pipe_keeps_no_right_but_that_to_deadlines() {
+fn pipe_keeps_only_the_right_to_deadlines() {
     let harness = Harness::new();
     let share = harness.share(&["can,traffic=10"]);
     let target = share.target("can");
@@ -100,7 +100,7 @@ fn a_pipe_keeps_no_right_but_that_to_deadlines() {
     if rustix::process::geteuid().is_root() {
         let users = of_process(pid, "Uid");
         assert!(users.split_whitespace().all(|uid| uid != "0"), "{users}");
-        // CAP_SYS_NICE and CAP_IPC_LOCK, where they are to be had.
+        // CAP_SYS_NICE and CAP_IPC_LOCK, if this process has them to give.
         let kept = u64::from_str_radix(&of_process(pid, "CapEff"), 16).unwrap();
         assert_eq!(kept & !(1 << 23 | 1 << 14), 0, "{kept:x}");
         assert_eq!(line.contains("deadline"), !pipe.log().contains("CAP_SYS_NICE"), "{line} {}", pipe.log());
@@ -121,7 +121,7 @@ fn a_pipe_keeps_no_right_but_that_to_deadlines() {
 }
 
 #[test]
-fn one_that_stood_still_begins_anew_and_says_so() {
+fn pipe_whose_process_was_stopped_starts_again_and_reports_the_jump() {
     let harness = Harness::new();
     let start = |more: &[&str]| Running::start(harness.command(&[&HALF[..10], &["1000"], &HALF[11..], more].concat()));
     let mut other = start(&["--seconds", "6", "--json"]);
@@ -137,13 +137,12 @@ fn one_that_stood_still_begins_anew_and_says_so() {
     stopped.signal(Signal::INT);
     assert!(!stopped.wait_for_line("jumps of the clock").contains(" 0 jumps"));
     assert!(stopped.wait_for_end(PATIENCE).is_some());
-    // Nobody else is stopped with it. (The clock of one that was not stopped jumps as well if the whole machine stands
-    // still.)
+    // The other pipe is not stopped. (Its clock may jump as well if the whole machine stands still.)
     assert!(other.wait_for_end(PATIENCE).is_some());
 }
 
 #[test]
-fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
+fn program_output_and_pipe_report_are_not_mixed() {
     let harness = Harness::new();
     let run = |more: &[&str]| {
         let usual = ["pipe", "--here", "can,traffic=10", "--can", "500000", "--rate", "400", "--buffer", "40"];
@@ -154,7 +153,7 @@ fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
     let outcome = object(&told.stdout);
     assert!(outcome["pipes"][0]["messages"].as_u64() > Some(0), "{told:?}");
     assert!(told.stderr.lines().any(|line| line == "hello"), "{told:?}");
-    // Whether it was in time is the machine's matter: it is one object in either case.
+    // Whether the pipe was in time depends on the machine; the output is one JSON object in either case.
     assert_eq!(outcome["is_kept"] == true, told.code == Some(0), "{told:?}");
     let report = harness.path("report.json");
     let printed = run(&["--report", report.to_str().unwrap(), "--program", HELLO]);
@@ -164,13 +163,13 @@ fn what_a_program_prints_and_what_became_of_its_pipe_are_kept_apart() {
     let ended = run(&["--json", "--program", "exit 3"]);
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(object(&ended.stdout)["failure"]["message"].as_str().unwrap().contains("the program ended"), "{ended:?}");
-    // What never began is a failure alone, as everywhere.
+    // A pipe that never began prints a failure only, as other commands do.
     let refused = run(&["--json", "--rate", "1000000000"]);
     assert!(refused.code == Some(2), "{refused:?}");
 }
 
 #[test]
-fn a_device_that_no_pipe_can_have_is_refused_with_what_to_type() {
+fn device_without_pipes_is_refused_with_what_to_type() {
     let harness = Harness::new();
     let run = |device: &[&str]| {
         let usual = ["--rate", "400", "--buffer", "16", "--execution-us", "500", "--policy", "none", "--seconds", "1"];

@@ -1,4 +1,4 @@
-//! Sessions over QUIC: with the same keys, through the same door, on networks that are worse.
+//! Sessions over QUIC: the same keys and permissions, on worse networks.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,7 +10,7 @@ use super::trust::{Host, hosts, next_code, pair};
 
 const BYTES: usize = 4 << 20;
 
-/// A file that is not the same in any two places.
+/// A file in which no two places have the same content.
 fn pattern(harness: &Harness) -> std::path::PathBuf {
     let path = harness.path("pattern");
     let words = (0..BYTES as u64 / 8).flat_map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
@@ -24,12 +24,12 @@ fn copy(command: Command) {
 }
 
 #[test]
-fn a_paired_host_s_disk_is_had_over_quic() {
+fn disk_of_a_paired_host_is_used_over_quic() {
     had_over_quic("1");
 }
 
 #[test]
-fn so_it_is_over_several_links() {
+fn disk_of_a_paired_host_is_used_over_several_quic_links() {
     had_over_quic("3");
 }
 
@@ -57,7 +57,7 @@ fn had_over_quic(links: &str) {
     let status = lab3.json(&["status", "--json"]);
     assert_eq!(status[0]["devices"][0]["state"], "in use", "{status}");
     assert!(status[0]["devices"][0]["user"].as_str().is_some_and(|user| user.starts_with("desk (")), "{status}");
-    // A door that is closed is closed for those who are in, too.
+    // A host that is unpaired loses its running session, too.
     lab3.ok(&["unpair", "desk"]);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
 
@@ -67,9 +67,9 @@ fn had_over_quic(links: &str) {
     assert!(plain.code == Some(1) && plain.stderr.contains("QUIC carries sessions"), "{plain:?}");
 }
 
-/// Half a network: 5 % of what is sent is lost each way, and the importer gets another address under way.
+/// A lossy network: 5 % of the packets are lost each way, and the importer's address changes during the session.
 #[test]
-fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_loses_much() {
+fn quic_session_survives_a_new_address_and_heavy_packet_loss() {
     let network = Network::lay("quic");
     if !has("network namespaces", network.is_some()) || !has("nbdcopy", has_program("nbdcopy")) {
         return;
@@ -104,7 +104,7 @@ fn a_session_over_quic_goes_on_from_another_address_and_over_a_network_that_lose
         write();
         println!("{over}, loss {is_lossy:?}: 4 MiB written in {:?}", began.elapsed());
         if over == "quic" {
-            // Another network: the old address is gone before the new one is there.
+            // Another network: the old address is removed before the new one is added.
             assert!(ip(&format!("-n {} addr del 10.111.2.2/24 dev cable", network.near)));
             assert!(ip(&format!("-n {} addr add 10.111.2.77/24 dev cable", network.near)));
             assert!(ip(&format!("-n {} route replace default via 10.111.2.1", network.near)));

@@ -1,5 +1,5 @@
-//! `farbus attach --via redir`: a virtual machine's emulator connects, uses the device, goes and comes back. What QEMU
-//! itself makes of it the rig shows; here a guest of ours looks at every packet.
+//! `farbus attach --via redir`: a virtual machine's emulator connects, uses the device, leaves and returns. The rig
+//! tests QEMU itself; here a guest made of code checks every packet.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -67,7 +67,7 @@ impl<S: Read + Write> Guest<S> {
         }
     }
 
-    /// Hears on until a packet of this type; what it hears before is dropped.
+    /// Reads on until a packet of this type; drops the packets before it.
     pub fn hear_kind(&mut self, is_meant: impl Fn(&Message) -> bool) -> Packet {
         loop {
             let packet = self.hear().expect("the connection goes on");
@@ -77,7 +77,7 @@ impl<S: Read + Write> Guest<S> {
         }
     }
 
-    /// Sees the device, and configures it.
+    /// Reads the device's announcement, and configures the device.
     pub fn configure(&mut self) {
         self.hear_kind(|message| matches!(message, Message::Hello { .. }));
         self.hear_kind(|message| matches!(message, Message::DeviceConnect(_)));
@@ -133,7 +133,7 @@ fn a_disk_that_a_virtual_machine_has_is_detached_with_force_alone() {
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
 
-/// `farbus attach … --via redir`, waiting at a socket in the house.
+/// Starts `farbus attach … --via redir` at a socket in the harness's folder.
 fn lend(harness: &Harness, share: &Share, device: &str) -> (Running, std::path::PathBuf) {
     let socket = harness.path("guest.sock");
     let target = share.target(device);
@@ -160,7 +160,7 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
         assert_eq!((read.outcome, read.payload.into_vec()), (Outcome::Success, vec![0; 100_000]));
         let written = guest.bulk(5, 0x01, 70_000, vec![0; 70_000].into());
         assert_eq!((written.outcome, written.length), (Outcome::Success, 70_000), "round {round}");
-        // It goes in mid-transfer.
+        // The guest disconnects during a transfer.
         guest.say(6, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
     }
     let status = harness.json(&["status", "--json"]);
@@ -178,7 +178,7 @@ fn a_guest_uses_a_device_goes_and_another_finds_it_reset() {
 }
 
 #[test]
-fn who_comes_while_another_has_it_waits() {
+fn second_guest_waits_until_the_first_disconnects() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let (_attach, socket) = lend(&harness, &share, "zero");
@@ -194,7 +194,7 @@ fn who_comes_while_another_has_it_waits() {
 }
 
 #[test]
-fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
+fn held_guest_continues_after_it_moved_or_at_its_source() {
     let harness = Harness::new();
     let share = harness.share(&["zero", "keyboard"]);
     let (_attach, socket) = lend(&harness, &share, "zero");
@@ -202,14 +202,14 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
     assert!(refused.code == Some(3) && refused.stderr.contains("no virtual machine has it"), "{refused:?}");
     let mut source = Guest::connect(&socket);
     source.configure();
-    // Waits for ever: nothing is ever said on this endpoint unless somebody asks for it; and it is answered where it
-    // goes.
+    // This request waits for ever: the endpoint has data only when a transfer asks for it. It is answered where the
+    // guest goes.
     source.say(7, Message::StartInterruptReceiving(EpAddr::from_byte(0x82)));
     source.hear_kind(|message| matches!(message, Message::Interrupt(_)));
     let is_held = Arc::<AtomicBool>::default();
     let for_reader = Arc::clone(&is_held);
     let reader = std::thread::spawn(move || {
-        // QEMU reads whatever comes until it is stopped, and then what is there already.
+        // QEMU reads until it is stopped, and then what has already arrived.
         source.stream.set_read_timeout(Some(std::time::Duration::from_millis(200))).unwrap();
         let mut bytes = [0; 4096];
         loop {
@@ -224,7 +224,7 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
     let twice = harness.run(&["hold", "zero"]);
     assert!(twice.code == Some(3) && twice.stderr.contains("held already"), "{twice:?}");
     let mut source = reader.join().unwrap();
-    // What it said last, before it was stopped.
+    // The guest's last packet before it was stopped.
     let outcome = Outcome::Success;
     let endpoint = EpAddr::from_byte(0x81);
     let payload = Payload::Empty;
@@ -244,7 +244,7 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
     assert_eq!(harness.run(&["resume", "zero"]).code, Some(0));
     assert_eq!(there.hear_kind(|message| matches!(message, Message::ConfigurationStatus { .. })).id, 10);
     assert_eq!(harness.run(&["hold", "nothing"]).code, Some(4));
-    // One that was to move and ended instead: whoever comes next is another.
+    // A guest that was to migrate and ended instead: the next guest to connect is a new one.
     assert_eq!(harness.run(&["hold", "zero"]).code, Some(0));
     drop(there);
     assert_eq!(harness.run(&["resume", "zero"]).code, Some(0));
@@ -252,7 +252,7 @@ fn a_guest_that_is_held_goes_on_where_it_has_moved_to_or_stays() {
 }
 
 #[test]
-fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
+fn exporter_that_dies_takes_the_device_from_a_held_guest_too() {
     let harness = Harness::new();
     let mut share = harness.share(&["zero"]);
     let (mut attach, socket) = lend(&harness, &share, "zero");
@@ -267,7 +267,7 @@ fn an_exporter_that_dies_while_a_guest_is_held_takes_the_device_all_the_same() {
 }
 
 #[test]
-fn what_is_typed_here_arrives_there() {
+fn guest_receives_the_keys_that_the_exporters_owner_types() {
     let harness = Harness::new();
     let share = harness.share(&["keyboard"]);
     let (_attach, socket) = lend(&harness, &share, "keyboard");
@@ -301,7 +301,7 @@ fn an_exporter_that_dies_takes_the_device_from_the_guest() {
 }
 
 #[test]
-fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anything() {
+fn guest_that_breaks_the_protocol_loses_only_its_own_connection() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let (attach, socket) = lend(&harness, &share, "zero");
@@ -316,7 +316,7 @@ fn a_guest_that_breaks_the_protocol_loses_its_connection_and_nobody_else_anythin
 }
 
 #[test]
-fn an_address_serves_as_well_and_says_what_it_exposes() {
+fn redir_at_a_tcp_address_works_and_warns_that_it_has_no_encryption() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let arguments = ["attach", &share.target("zero"), "--via", "redir", "--listen", "0.0.0.0:0"];
@@ -332,7 +332,7 @@ fn an_address_serves_as_well_and_says_what_it_exposes() {
 }
 
 #[test]
-fn what_goes_with_another_way_is_said() {
+fn option_of_another_front_end_is_refused_with_that_front_end() {
     let harness = Harness::new();
     for (arguments, said) in [
         (["--via", "fuse", "--socket", "x"], "--via redir"),
@@ -351,7 +351,7 @@ fn what_goes_with_another_way_is_said() {
 }
 
 #[test]
-fn a_daemon_lends_a_device_and_has_it_again_when_its_exporter_is_back() {
+fn daemon_offers_a_device_to_guests_again_when_its_exporter_returns() {
     let harness = Harness::new();
     let mut share = harness.share(&["zero"]);
     let socket = harness.path("guest.sock");

@@ -1,4 +1,4 @@
-//! A guest's device in a session: links come and go below it, and the guest notices nothing.
+//! A guest's device in a session: links are lost and replaced below it, and the guest notices nothing.
 
 use std::os::unix::net::UnixStream;
 
@@ -10,7 +10,7 @@ use super::cuts::{attach_through, share_through_a_cutter};
 use super::harness::{Harness, PATIENCE, wait_until};
 use super::redir::Guest;
 
-/// Reads what a source sends, `count` times.
+/// Reads from the source endpoint, once for each id.
 fn read_on(guest: &mut Guest<UnixStream>, ids: std::ops::Range<u64>) {
     for id in ids {
         let read = guest.bulk(id, 0x81, 60_000, Payload::Empty);
@@ -33,7 +33,7 @@ fn a_paired_hosts_device_stays_with_its_guest_while_links_are_cut() {
         read_on(&mut guest, 100 * round..100 * round + 10);
         let before = cutter.links();
         cutter.cut();
-        // Asked of a device that has no link now.
+        // A request to a device that has no link now.
         let (endpoint, outcome) = (EpAddr::from_byte(0x01), Outcome::Success);
         let payload: Payload = vec![0; 70_000].into();
         let packet = DataPacket { endpoint, outcome, length: 70_000, stream: 0, payload };
@@ -45,7 +45,7 @@ fn a_paired_hosts_device_stays_with_its_guest_while_links_are_cut() {
     }
     let status = desk.json(&["status", "--json"]);
     assert_eq!(status[0]["devices"][0]["state"], "attached", "{status}");
-    // Gone, and another finds it reset.
+    // The guest is gone, and another finds the device reset.
     drop(guest);
     let mut guest = Guest::connect(&socket);
     guest.configure();

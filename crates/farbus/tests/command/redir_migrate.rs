@@ -1,5 +1,5 @@
-//! A virtual machine's device goes with it to another host, each with a farbus of its own: what had been asked and not
-//! answered goes along, and who had it before is fenced off.
+//! A virtual machine's device migrates with it to another host, each with a farbus of its own: pending requests go
+//! along, and the first host can use the device no more.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::cluster::Cluster;
 use super::harness::{Harness, PATIENCE, wait_until};
 use super::redir::Guest;
 
-/// A guest that has come with its stream: no hello in either direction.
+/// A guest that has arrived with its migration stream: no hello in either direction.
 fn arrive(socket: &Path) -> Guest<UnixStream> {
     let stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -35,7 +35,7 @@ fn hear_read(guest: &mut Guest<UnixStream>, id: u64, length: u32) {
 }
 
 #[test]
-fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
+fn guest_migrates_and_back_with_its_pending_requests() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero,verify"]);
     let (mut attach, socket) = cluster.lend(0, "zero", "redir", &[]);
@@ -46,13 +46,13 @@ fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
     for (round, to) in [1, 0, 1].into_iter().enumerate() {
         let from = &cluster.hosts[1 - to];
         let (successor, socket) = cluster.lend(to, "zero", "redir", &["--inherit"]);
-        // The destination connects before anything else happens, and hears nothing.
+        // The destination connects first, and receives nothing yet.
         let mut there = arrive(&socket);
         let said = from.ok(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
         assert!(said.contains("migrate its virtual machine"), "{said}");
         let twice = from.run(&["migrate", "lab3/zero", "--to", cluster.hosts[to].name]);
         assert!(twice.code == Some(3) && twice.stderr.contains("handed over already"), "{twice:?}");
-        // What it says until it is stopped, half a packet at the end.
+        // The source sends until it is stopped, with half a packet at the end.
         let id = 10 * (round as u64 + 1);
         guest.say(id, read(60_000));
         guest.say(id + 1, Message::GetConfiguration);
@@ -86,7 +86,7 @@ fn a_guest_goes_to_another_host_and_back_with_what_it_has_asked() {
 }
 
 #[test]
-fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
+fn keys_pressed_while_a_guest_migrates_arrive_at_its_destination() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["keyboard"]);
     let (mut attach, socket) = cluster.lend(0, "keyboard", "redir", &[]);
@@ -110,10 +110,10 @@ fn keys_that_are_pressed_while_a_guest_moves_are_typed_where_it_goes() {
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }
 
-/// What is waited for there may be the only thing that is said for a long time: whoever measures a move hears of it at
-/// once.
+/// The answer to a pending request may be the only packet for a long time: a program that measures a migration learns
+/// of it at once.
 #[test]
-fn the_first_answer_where_a_guest_goes_is_told_when_it_is_given_and_not_with_the_next() {
+fn first_answer_after_a_migration_is_reported_at_once() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero"]);
     let (_attach, socket) = cluster.lend(0, "zero", "redir", &[]);
@@ -129,23 +129,23 @@ fn the_first_answer_where_a_guest_goes_is_told_when_it_is_given_and_not_with_the
 }
 
 #[test]
-fn a_guest_that_stays_or_whose_successor_does_not_come_goes_on_where_it_was() {
+fn guest_continues_when_it_stays_or_its_successor_never_comes() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero"]);
     let (attach, socket) = cluster.lend(0, "zero", "redir", &[]);
     let desk = &cluster.hosts[0];
     let mut guest = Guest::connect(&socket);
     guest.configure();
-    // The migration failed before it left.
+    // The migration failed before the guest left.
     desk.ok(&["migrate", "zero", "--to", "rack"]);
     guest.say(5, read(4096));
     desk.ok(&["resume", "zero"]);
     hear_read(&mut guest, 5, 4096);
-    // It left, and nobody came there: whoever comes back here goes on.
+    // The guest left, and no successor came: a guest that returns here continues.
     desk.ok(&["migrate", "zero", "--to", "rack"]);
     guest.say(6, read(5000));
     drop(guest);
-    // In the way of one who waits for it there: somebody who would know nothing of its stream.
+    // The destination's socket is taken by an attachment that knows nothing of the guest's stream.
     let taken = || cluster.hosts[1].run(&["attach", "lab3/zero", "--address", &cluster.address, "--via", "redir"]);
     wait_until(PATIENCE, "it is on its way", || {
         let outcome = taken();
@@ -156,7 +156,7 @@ fn a_guest_that_stays_or_whose_successor_does_not_come_goes_on_where_it_was() {
     hear_read(&mut guest, 6, 5000);
     attach.assert_logged("nobody came for the device");
     assert_eq!(guest.bulk(7, 0x81, 1024, Payload::Empty).length, 1024);
-    // And may go all the same.
+    // The guest can still migrate afterwards.
     let (_successor, socket) = cluster.lend(1, "zero", "redir", &["--inherit"]);
     desk.ok(&["migrate", "zero", "--to", "rack"]);
     guest.say(8, read(64));
@@ -165,7 +165,7 @@ fn a_guest_that_stays_or_whose_successor_does_not_come_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_cannot_be_inherited_or_handed_over_is_said() {
+fn redir_inherit_and_migrate_say_why_they_are_refused() {
     let harness = Harness::new();
     let cluster = Cluster::new(&harness, &["zero"]);
     let rack = &cluster.hosts[1];

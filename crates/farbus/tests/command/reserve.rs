@@ -1,4 +1,4 @@
-//! What is reserved: who is refused and why, what is shown, and that it goes along when a process is replaced.
+//! Reservations: which are refused and why, what the status shows, and that a daemon restart keeps them.
 
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::trust::{Host, hosts};
 
 const LOW: &str = "bytes=256,period=1,criticality=low,endpoint=0x83";
 
-/// What the status says of each device that has a reservation: its name, and how that stands.
+/// The name and reservation state of each device that has a reservation, from the status.
 fn reserved(host: &Host<'_>) -> Vec<(String, String)> {
     let status = host.json(&["status", "--json"]);
     let devices = status[0]["devices"].as_array().cloned().unwrap_or_default();
@@ -31,7 +31,7 @@ fn as_told(driver: &mut Driver) -> Option<String> {
 }
 
 #[test]
-fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
+fn impossible_reservation_is_refused_with_the_reason() {
     let harness = Harness::new();
     for (wish, why) in [
         ("zero:bytes=64,period=3", "a period of 3 intervals is no power of two; 2 serves it at least as often"),
@@ -48,7 +48,7 @@ fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
     assert!(keyboard.code == Some(3) && keyboard.stderr.contains("the wire carries 8"), "{keyboard:?}");
     let misread = harness.run(&["share", "zero", "--reserve", "bytes=64,period=1"]);
     assert!(misread.code == Some(2), "{misread:?}");
-    // The same by an importer.
+    // The same request from an importer.
     let share = harness.share(&["zero"]);
     let ReservationRequest(odd) = "bytes=64,period=3".parse().unwrap();
     let reserving =
@@ -65,7 +65,7 @@ fn what_cannot_be_reserved_is_refused_with_what_to_say_instead() {
 }
 
 #[test]
-fn what_is_reserved_goes_along_when_another_process_goes_on() {
+fn reservations_survive_a_daemon_restart() {
     let harness = Harness::new();
     let [lab3, _] = hosts(&harness);
     let stream = "{what='zero,speed=full'}";
@@ -78,7 +78,7 @@ fn what_is_reserved_goes_along_when_another_process_goes_on() {
     assert_eq!(reserved(&lab3), admitted(&["zero", "zero2", "zero3", "mine"]));
     let mut later = vec![restart(&lab3, 3)];
     wait_until(PATIENCE, "all is as it was", || reserved(&lab3) == admitted(&["zero", "zero2", "zero3", "mine"]));
-    // The bus carries four: another of high criticality costs the last that came.
+    // The bus carries four streams: another one of high criticality suspends the last that came.
     let mut high = Driver::reserving(&plain, "zero4", &LOW.replace("low", "high"));
     wait_until(PATIENCE, "who came last is told", || as_told(&mut low[2]).as_deref() == Some("Suspended"));
     assert_eq!(as_told(&mut low[1]).as_deref(), Some("Admitted"));

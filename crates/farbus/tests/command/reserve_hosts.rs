@@ -1,5 +1,5 @@
-//! What is reserved, between hosts: who may ask for high criticality, what becomes of it when a device moves, and disks
-//! and streams, which are on no bus.
+//! Reservations between hosts: who may ask for high criticality, what happens to a reservation when its device
+//! migrates, and reservations of disks and streams, which use no bus.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,20 +16,20 @@ use super::harness::{Harness, PATIENCE, Running, Share, has, has_fuse, wait_unti
 use super::network::{FAR, Network, command_in, ip};
 use super::trust::{Host, hosts, pair, three};
 
-/// Devices that want something before all others.
+/// Devices that get a reservation of high criticality.
 const HIGHS_MAX: usize = 10;
-/// 2 MiB/s, of no bus.
+/// 2 MiB/s, on no bus.
 const HIGH: &str = "bytes=2048,period=8";
 const LOW: &str = "bytes=2048,period=8,criticality=low";
 
-/// What a share's status says of the reservation of one of its devices.
+/// The reservation of one of a share's devices, from its status.
 fn reservation(status: &Value, name: &str) -> Value {
     let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share").unwrap();
     let devices = share["devices"].as_array().unwrap();
     devices.iter().find(|device| device["name"] == name).expect("it is shared")["reservation"].clone()
 }
 
-/// Shares for paired hosts; says where.
+/// Shares for paired hosts; returns the process and its address.
 fn share_secure(host: &Host<'_>, what: &[&str]) -> (Running, String) {
     let share = host.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
     let line = share.wait_for_line("for paired hosts");
@@ -49,14 +49,14 @@ impl Mount<'_> {
         [&["attach", "lab3/memory", "--via", "fuse", "--at", at, "--address", self.address], more].concat()
     }
 
-    /// Attached now.
+    /// Attaches, which has to succeed.
     fn has(&self, more: &[&str]) -> Running {
         let attach = self.host.start(&self.words(more));
         attach.wait_for_line("attached as");
         attach
     }
 
-    /// Why not.
+    /// Attaches, which has to be refused; returns the error.
     fn is_refused(&self, more: &[&str]) -> String {
         let refused = self.host.run(&self.words(more));
         assert_eq!(refused.code, Some(3), "{refused:?}");
@@ -77,7 +77,7 @@ impl Mount<'_> {
 }
 
 #[test]
-fn a_paired_host_reserves_low_and_high_where_the_owner_says_so() {
+fn paired_host_reserves_low_freely_and_high_only_with_permission() {
     if !has_fuse() {
         return;
     }
@@ -118,7 +118,7 @@ fn a_paired_host_reserves_low_and_high_where_the_owner_says_so() {
 }
 
 #[test]
-fn what_is_reserved_moves_with_its_device_or_both_stay() {
+fn reservation_migrates_with_its_device_or_both_stay() {
     if !has_fuse() {
         return;
     }
@@ -135,8 +135,8 @@ fn what_is_reserved_moves_with_its_device_or_both_stay() {
     let mut desks = at_desk.has(&["--reserve", HIGH]);
     at_desk.write(1);
     high();
-    // Who may not have it gets neither what is reserved nor the device, be it that he asks for something himself or
-    // not.
+    // A host that may not have the reservation gets neither it nor the device, whether it asks for a reservation of its
+    // own or not.
     desk.ok(&["migrate", "lab3/memory", "--to", "rack"]);
     let said = at_rack.is_refused(&["--wait=20"]);
     assert!(said.contains("what is reserved for it cannot go along"), "{said}");
@@ -155,7 +155,7 @@ fn what_is_reserved_moves_with_its_device_or_both_stay() {
     at_rack.write(3);
     high();
 
-    // And back, with another wish.
+    // And back, with a different reservation request.
     rack.ok(&["migrate", "lab3/memory", "--to", "desk"]);
     desks = at_desk.has(&["--wait=20", "--reserve", LOW]);
     assert_eq!(racks.wait_for_end(PATIENCE), Some(0), "{}", racks.log());
@@ -170,7 +170,7 @@ fn what_is_reserved_moves_with_its_device_or_both_stay() {
 }
 
 #[test]
-fn what_the_owner_reserves_for_a_disk_reaches_as_far_as_to_its_user() {
+fn reservation_by_the_owner_covers_the_path_to_the_importer() {
     if !has_fuse() {
         return;
     }
@@ -188,7 +188,7 @@ fn what_the_owner_reserves_for_a_disk_reaches_as_far_as_to_its_user() {
     attach.wait_for_line("attached as");
     let during = stands();
     assert!(during["path_bits_per_s"].as_u64() > Some(16_000_000), "{during}");
-    // Its user asked for nothing, and hears of it once he has the disk.
+    // The importer asked for nothing, and gets a report once it has the disk.
     wait_until(PATIENCE, "its user is told", || {
         let told = harness.json(&["status", "--json"]);
         let attached = told.as_array().unwrap().iter().find(|process| process["role"] == "attach");
@@ -199,7 +199,7 @@ fn what_the_owner_reserves_for_a_disk_reaches_as_far_as_to_its_user() {
     wait_until(PATIENCE, "it is reserved for whoever comes next", || stands()["state"] == "admitted");
 }
 
-/// How many frames of the stream were taken.
+/// How many frames of the stream the reader has taken.
 fn taken(harness: &Harness) -> u64 {
     let status = harness.json(&["status", "--json"]);
     let share = status.as_array().unwrap().iter().find(|process| process["role"] == "share").unwrap();
@@ -212,7 +212,7 @@ fn state_of(harness: &Harness, name: &str) -> String {
     reservation(&harness.json(&["status", "--json"]), name)["state"].as_str().unwrap_or("none").to_owned()
 }
 
-/// Reads what nobody has read before.
+/// Reads a block that was not read before, so that it is in no cache.
 fn read_at(path: &Path, at: u64) {
     let mut block = [0; 4096];
     File::open(path).unwrap().read_exact_at(&mut block, at).unwrap();
@@ -243,8 +243,8 @@ fn a_disk_and_a_stream_give_way_on_a_narrow_path_and_go_on() {
     let more = ["--listen", &listen, "--reserve-high", "10.111.2.0/24"];
     let arguments = [&what[..], &["zero"; HIGHS_MAX], &more].concat();
     let share = Share::follow(Running::start(command_in(&harness, &network.far, &arguments)));
-    // 6.3 Mb/s each; one of high criticality after the other wants 4.3 Mb/s beside them, until it is too much. How wide
-    // the path seems, and so how many that are, is the machine's to say.
+    // 6.3 Mb/s each. Reservations of high criticality ask for 4.3 Mb/s each, one after the other, until the path is
+    // full. How many fit depends on the machine, which estimates the path's rate.
     let wish = "bytes=760,period=8,criticality=low";
     let at = harness.path("at");
     let target = share.target("memory");

@@ -1,4 +1,4 @@
-//! `farbus daemon restart`: another process goes on in the daemon's place, and who uses it hardly notices.
+//! `farbus daemon restart`: a replacement takes the daemon's place, and its users notice a short pause at most.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use super::driver::Driver;
 use super::harness::{Harness, PATIENCE, Running, Share, copy_program, has_fuse, wait_until, write_script};
 use super::trust::{Host, hosts, pair};
 
-/// A process that another started, ended with the test.
+/// A process that another process started; it ends with the test.
 pub struct Later(Pid);
 
 impl Later {
@@ -26,7 +26,7 @@ impl Later {
     }
 
     fn runs(&self) -> bool {
-        // One that nobody waits for stays in the table.
+        // A process that has no waiting parent stays in the table as a zombie.
         let status = fs::read_to_string(format!("/proc/{}/stat", self.0.as_raw_nonzero())).unwrap_or_default();
         test_kill_process(self.0).is_ok() && !status.contains(") Z ")
     }
@@ -53,7 +53,7 @@ fn names(address: &str) -> Vec<String> {
     client::list(address).unwrap().iter().map(|record| client::name_of(record).to_owned()).collect()
 }
 
-/// A copy of the program, which a test may replace.
+/// A copy of the program, which a test may overwrite.
 fn program(harness: &Harness) -> PathBuf {
     let copy = harness.path("farbus");
     copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &copy);
@@ -61,21 +61,21 @@ fn program(harness: &Harness) -> PathBuf {
 }
 
 fn replace(program: &Path, text: &str) {
-    // As a package manager does: what runs keeps its file.
+    // Replaces the file as a package manager does: the running program keeps the old one.
     let new = program.with_extension("new");
     write_script(&new, text);
     fs::rename(new, program).unwrap();
 }
 
 #[test]
-fn another_process_serves_the_same_devices_at_the_same_address() {
+fn restarted_daemon_serves_the_same_devices_at_the_same_address() {
     let harness = Harness::new();
     let text = "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}, {what='keyboard'}]";
     let file = config(&harness.path("run"), text);
     let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));
     let first = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0), "the old one ends well");
-    // A port that was chosen by chance stays: nobody had to be told another.
+    // A randomly chosen port stays the same: clients need not be told another one.
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero", "keyboard"]);
     let second = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     assert_ne!(first.0, second.0);
@@ -84,7 +84,7 @@ fn another_process_serves_the_same_devices_at_the_same_address() {
     let status = harness.json(&["status", "--json"]);
     let [process] = &status.as_array().unwrap()[..] else { panic!("one process: {status}") };
     assert_eq!(process["pid"], second.0.as_raw_nonzero().get());
-    // As an old hand does it.
+    // Restarts by signal, as an operator may do by hand.
     kill_process(second.0, Signal::USR2).unwrap();
     wait_until(PATIENCE, "a third goes on", || !second.runs());
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero", "keyboard"]);
@@ -92,7 +92,7 @@ fn another_process_serves_the_same_devices_at_the_same_address() {
     let third = Later::of(&status[0]);
     third.end();
     assert!(client::list(&daemon.address).is_err(), "nobody is left");
-    // The half that kept its rights may still be putting in order what it left.
+    // The old broker may still be cleaning up.
     let is_nobody = || {
         let nobody = harness.run(&["daemon", "restart"]);
         nobody.code == Some(4) && nobody.stderr.contains("no daemon")
@@ -101,7 +101,7 @@ fn another_process_serves_the_same_devices_at_the_same_address() {
 }
 
 #[test]
-fn a_program_that_does_not_come_up_leaves_everything_as_it_was() {
+fn replacement_that_fails_to_start_leaves_everything_as_it_was() {
     let harness = Harness::new();
     let file = config(&harness.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='zero'}]");
     let program = program(&harness);
@@ -115,7 +115,7 @@ fn a_program_that_does_not_come_up_leaves_everything_as_it_was() {
     fs::remove_file(&program).unwrap();
     let refused = harness.run(&["daemon", "restart"]);
     assert!(refused.code == Some(1) && refused.stderr.contains("this process goes on"), "{refused:?}");
-    // The next one is whole.
+    // The next program file is complete.
     copy_program(Path::new(env!("CARGO_BIN_EXE_farbus")), &program);
     let next = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero"]);
@@ -124,7 +124,7 @@ fn a_program_that_does_not_come_up_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn what_cannot_go_on_is_not_torn_away_unless_that_is_meant() {
+fn restart_that_would_interrupt_an_attachment_needs_interrupt() {
     if !has_fuse() {
         return;
     }
@@ -148,7 +148,7 @@ fn what_cannot_go_on_is_not_torn_away_unless_that_is_meant() {
     next.end();
 }
 
-/// A daemon of `lab3` that shares this with paired hosts, and with anybody here; where, each.
+/// A daemon of `lab3` that shares `what` with paired hosts and with any host of this machine; returns both addresses.
 pub fn exporter<'h>(harness: &'h Harness, lab3: &Host<'h>, what: &str) -> (Running, String, String) {
     let text = format!("secure.listen = ['127.0.0.1:0']\nplain.listen = ['127.0.0.1:0']\nshare = [{what}]");
     let file = config(&harness.path("tmp"), &text);
@@ -175,17 +175,17 @@ fn block(at: u64, round: u64) -> Vec<u8> {
 }
 
 #[test]
-fn an_importer_hardly_notices_that_another_process_goes_on_as_its_exporter() {
+fn importer_notices_at_most_a_short_pause_when_its_exporter_restarts() {
     hardly_notices(&[]);
 }
 
 #[test]
-fn nor_does_one_with_several_links() {
+fn importer_with_several_links_notices_at_most_a_short_pause_at_a_restart() {
     hardly_notices(&["--links", "3"]);
 }
 
 #[test]
-fn neither_does_one_whose_disk_goes_through_modules() {
+fn importer_with_modules_notices_at_most_a_short_pause_at_a_restart() {
     hardly_notices(&["--module", "zstd", "--module", "bundle", "--module", "delay:time=500us"]);
 }
 
@@ -244,7 +244,7 @@ fn hardly_notices(through: &[&str]) {
     }
 }
 
-/// Lets a worker end when whoever waits for it fails.
+/// Sets the flag when it is dropped, so that a worker ends even if the waiting thread fails.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -254,7 +254,7 @@ impl Drop for SetOnDrop<'_> {
 }
 
 #[test]
-fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_process() {
+fn restart_keeps_a_usb_device_and_the_replacement_answers_pending_requests() {
     let harness = Harness::new();
     let [lab3, _] = hosts(&harness);
     let (daemon, plain, _) = exporter(&harness, &lab3, "{what='keyboard'}, {what='zero,fill=mod63'}");
@@ -275,7 +275,7 @@ fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_pro
             (count, links)
         });
         for text in ["a", "b", "c"] {
-            // It waits for a key, in one process after the other.
+            // The request waits for a key, in one process after the other.
             keyboard.submit(|id| Urb::data_in(id, EpAddr::from_byte(0x81), 8));
             later.push(restart(&lab3, 2));
             wait_until(PATIENCE, "its devices are there", || lab3.run(&["type", "keyboard", text]).code == Some(0));
@@ -291,13 +291,13 @@ fn a_usb_device_stays_as_it_is_and_what_waits_for_it_is_answered_by_the_next_pro
         assert!(count > 0 && links >= 3, "{count} transfers over {links} links");
     });
     assert!(keyboard.linked.relinks() >= 3);
-    // Nobody else has got it meanwhile.
+    // No other importer has got the keyboard meanwhile.
     let refused = lab3.run(&["attach", &format!("{plain}/keyboard"), "--via", "redir", "--grace", "5"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
 }
 
 #[test]
-fn what_is_in_memory_alone_is_not_lost_unless_that_is_meant() {
+fn restart_that_would_lose_a_memory_disk_needs_interrupt() {
     let harness = Harness::new();
     let file = config(&harness.path("run"), "plain.listen = ['127.0.0.1:0']\nshare = [{what='memory:1M'}]");
     let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));

@@ -1,4 +1,4 @@
-//! `farbus daemon restart` where something is attached without a kernel: whoever uses it does not notice.
+//! `farbus daemon restart` with attachments that need no kernel: their users do not notice.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use super::redir::Guest;
 use super::restart::{Later, SetOnDrop, config};
 use super::trust::{Host, hosts};
 
-/// A share of this with anybody here, and a daemon that keeps it attached so.
+/// A share of `what` for any host of this machine, and a daemon that keeps it attached as `how` says.
 fn attached<'h>(harness: &'h Harness, what: &str, how: &str) -> (Running, Running, Host<'h>) {
     let [lab3, desk] = hosts(harness);
     let share = lab3.start(&["share", what, "--listen", "127.0.0.1:0"]);
@@ -38,7 +38,7 @@ fn state_of(desk: &Host<'_>) -> String {
     status[0]["devices"][0]["state"].as_str().unwrap_or_default().to_owned()
 }
 
-/// One process goes on after the other, some while the exporter is silent: then requests are in flight.
+/// Restarts the daemon several times, sometimes while the exporter is silent, so that requests are in flight.
 fn restart_often(
     desk: &Host<'_>,
     [share, daemon]: [&Running; 2],
@@ -106,7 +106,7 @@ fn stay_connected(more: &str, restarts: u32) {
         let worker = scope.spawn(|| {
             let mut rounds = 0;
             while !is_done.load(Ordering::Acquire) || rounds == 0 {
-                // It does not connect again: a connection that ends fails it.
+                // fio does not connect again: a connection that ends fails it.
                 run_fio(&harness, &["--ioengine=nbd", &uri, "--blockalign=512", "--bsrange=512-128k"]);
                 rounds += 1;
             }
@@ -137,7 +137,8 @@ fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
     let is_done = AtomicBool::new(false);
     let last = thread::scope(|scope| {
         let _end = SetOnDrop(&is_done);
-        // No process but theirs has the file open: a child of one that has cannot begin while the exporter is silent.
+        // Only these processes have the file open: a child of a process with an open copy could not start while the
+        // exporter is silent.
         let work = |arguments: &'static [&'static str]| {
             let (harness, file, is_done) = (&harness, &file, &is_done);
             move || {
@@ -150,7 +151,7 @@ fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
             }
         };
         let whole = scope.spawn(work(&["--ioengine=libaio", "--direct=1", "--blockalign=512", "--bsrange=512-128k"]));
-        // What is not whole blocks is put together here.
+        // Requests that are not whole blocks are assembled by the importer.
         const ODD: [&str; 4] = ["--ioengine=psync", "--offset=16m", "--blockalign=1", "--bsrange=100-70000"];
         let odd = scope.spawn(work(&ODD));
         let is_at_work = || !whole.is_finished() && !odd.is_finished();
@@ -167,7 +168,7 @@ fn a_disk_as_a_file_stays_mounted_and_not_a_byte_is_wrong() {
 }
 
 #[test]
-fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
+fn restart_keeps_a_guests_device_and_its_pending_request_is_answered() {
     let harness = Harness::new();
     let socket = harness.path("redir.sock");
     let how = format!("via='redir'\nsocket='{}'", socket.display());
@@ -192,7 +193,7 @@ fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
     }
     assert_eq!(daemon.wait_for_end(PATIENCE), Some(0), "{}", daemon.log());
     drop(guest);
-    // Nobody uses it now: it waits for the next guest, in another process.
+    // The device has no user now: it waits for the next guest, in another process.
     later.append(&mut restart_often(&desk, [&share, &daemon], 1, || true));
     Guest::connect(&socket).configure();
     later.pop().unwrap().end();
@@ -200,7 +201,7 @@ fn a_virtual_machine_s_device_goes_on_and_what_its_guest_waits_for_arrives() {
 }
 
 #[test]
-fn whatever_the_next_process_does_not_go_on_with_all_of_it_stays_as_it_is() {
+fn restart_that_cannot_keep_every_attachment_changes_none() {
     if !has_fuse() || !has("nbdcopy", has_program("nbdcopy")) {
         return;
     }
@@ -240,7 +241,7 @@ fn whatever_the_next_process_does_not_go_on_with_all_of_it_stays_as_it_is() {
         assert_eq!(guest.control_in(7, Setup::get_descriptor(1, 0, 0, 18)).len(), 18);
     };
     check(1);
-    // To the next process one of them is another one now.
+    // The configuration that the next process reads changes one of the attachments.
     attachments("read");
     for round in [2, 3] {
         let refused = desk.run(&["daemon", "restart"]);

@@ -1,4 +1,4 @@
-//! `farbus daemon restart` where something was handed over and waits for its successor: it waits in the next process.
+//! `farbus daemon restart` while a migrating device waits for its successor: it keeps waiting in the replacement.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use super::nbd_migrate::{Client, SIZE};
 use super::restart::{exporter, restart};
 use super::trust::{Host, three};
 
-/// `farbus attach lab3/DEVICE --via VIA` on a host, and the socket where it is found there.
+/// Runs `farbus attach lab3/DEVICE --via VIA` on a host; returns the process and its socket.
 fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Running, PathBuf) {
     let socket = host.harness.path(&format!("{}-{device}.sock", host.name));
     let target = format!("lab3/{device}");
@@ -18,7 +18,7 @@ fn attach(host: &Host<'_>, address: &str, device: &str, via: &[&str]) -> (Runnin
 }
 
 #[test]
-fn what_waits_for_its_replacement_waits_in_the_next_process_and_for_nobody_else() {
+fn migrated_device_waits_for_its_successor_across_a_restart() {
     let harness = Harness::new();
     let [lab3, desk, rack] = three(&harness);
     let [image, other] =
@@ -52,7 +52,7 @@ fn what_waits_for_its_replacement_waits_in_the_next_process_and_for_nobody_else(
         assert_eq!(attached.wait_for_end(PATIENCE), Some(0), "{}", attached.log());
         attached.assert_logged("linked again");
     }
-    // Nobody comes for this one: it is whose it was, in the process that waited.
+    // No successor comes for this disk: it returns to its importer, in the process that waited.
     other.assert_logged("nobody came for the disk");
     Client::connect(&other_socket).write(0, 8);
 }

@@ -1,4 +1,4 @@
-//! What a share and an attachment may do while they hear strangers: nothing but that.
+//! A share and an attachment keep no rights beyond their task while they read untrusted bytes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ fn sockets(harness: &Harness) -> usize {
 }
 
 #[test]
-fn a_share_gives_its_rights_away_before_it_hears_anybody() {
+fn share_drops_its_rights_before_it_accepts_a_connection() {
     let harness = Harness::new();
     let _share = harness.share(&["zero"]);
     let pid = &harness.json(&["status", "--json"])[0]["pid"];
@@ -32,7 +32,7 @@ fn a_share_gives_its_rights_away_before_it_hears_anybody() {
     }
 }
 
-/// No capability, no way to new ones, and system calls only from a list.
+/// No capability, no way to gain one, and only listed system calls.
 pub fn assert_without_rights(pid: &Value) {
     assert_eq!((of_process(pid, "NoNewPrivs"), of_process(pid, "Seccomp")), ("1".into(), "2".into()));
     for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
@@ -46,7 +46,7 @@ pub fn assert_without_rights(pid: &Value) {
 }
 
 #[test]
-fn an_attachment_gives_its_rights_away_before_it_connects() {
+fn attach_drops_its_rights_before_it_connects() {
     if !has_fuse() {
         return;
     }
@@ -58,14 +58,14 @@ fn an_attachment_gives_its_rights_away_before_it_connects() {
     let status = harness.json(&["status", "--json"]);
     let attached = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").expect("it runs");
     assert_without_rights(&attached["pid"]);
-    // The other half mounted it, and takes it away.
+    // The broker mounted it, and unmounts it.
     assert_eq!(fs::metadata(file).unwrap().len(), 1 << 20);
     attach.signal(rustix::process::Signal::TERM);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
     assert!(!at.exists());
 }
 
-/// It reads whom it knows and writes its log, as whoever owns that folder; nothing else is left to it either.
+/// Such a share reads its peers and writes its log as the folder's owner, and keeps no capability either.
 #[test]
 fn a_share_for_paired_hosts_keeps_its_folder_and_no_capability() {
     let harness = Harness::new();
@@ -77,7 +77,7 @@ fn a_share_for_paired_hosts_keeps_its_folder_and_no_capability() {
         let users = of_process(pid, "Uid");
         assert!(users.split_whitespace().all(|user| user == owner.to_string()), "{users}: the folder is {owner}'s");
         assert!(owner != 0 || !rustix::process::geteuid().is_root(), "whoever hears strangers is not root");
-        // Whoever has the rights works in it as before.
+        // A process that has its rights works in the folder as before.
         assert_eq!(harness.run(&["peers", "--json"]).code, Some(0));
         let refused = harness.run(&["unpair", "nobody"]);
         assert!(refused.stderr.contains("nobody") && !refused.stderr.contains("denied"), "{refused:?}");
@@ -87,7 +87,7 @@ fn a_share_for_paired_hosts_keeps_its_folder_and_no_capability() {
     }
 }
 
-/// A folder that a release before this one made: root's.
+/// A state folder that an earlier release made as root.
 #[test]
 fn state_folder_of_roots_goes_on_working_with_the_same_key() {
     if !has("root", rustix::process::geteuid().is_root()) {
@@ -102,7 +102,7 @@ fn state_folder_of_roots_goes_on_working_with_the_same_key() {
     assert_eq!((after.code, after.stdout), (Some(0), id.stdout));
 }
 
-/// Processes that this one started, and those that they did.
+/// The descendants of a process.
 fn family(pid: u64) -> Vec<u64> {
     let parent = |pid: u64| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

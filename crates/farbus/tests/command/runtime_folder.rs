@@ -1,4 +1,4 @@
-//! Where an owner's processes meet, and that nobody else can be met there.
+//! Where an owner's processes find each other, and that no other user can pose as one of them.
 
 use std::fs;
 use std::io::Read;
@@ -11,11 +11,11 @@ use std::thread;
 
 use super::harness::{Harness, Outcome, PATIENCE, Running, finish, has};
 
-/// A user, and one who would like to hear what that one says.
+/// A user, and a second user who wants to overhear the first.
 const VICTIM: u32 = 1500;
 const STRANGER: u32 = 1600;
 
-/// `farbus` as this user, who has a folder to keep things in and, unless `runtime` says one, no place of a session.
+/// Runs `farbus` as this user, who has a state folder and, unless `runtime` names one, no runtime folder.
 fn command_as(harness: &Harness, user: u32, runtime: Option<&Path>, arguments: &[&str]) -> Command {
     let mut command = harness.command(arguments);
     command.env_remove("XDG_RUNTIME_DIR").env("TMPDIR", harness.path("tmp"));
@@ -43,7 +43,7 @@ fn has_users() -> bool {
     has("other users", rustix::process::geteuid().is_root())
 }
 
-/// Hears who connects, and what is said.
+/// Accepts one connection and returns what its client sends.
 fn overhear(at: &Path) -> thread::JoinHandle<String> {
     let listener = UnixListener::bind(at).unwrap();
     fs::set_permissions(at, fs::Permissions::from_mode(0o666)).unwrap();
@@ -58,7 +58,7 @@ fn overhear(at: &Path) -> thread::JoinHandle<String> {
 }
 
 #[test]
-fn a_folder_in_the_temporary_one_that_a_stranger_made_hears_nothing() {
+fn folder_that_another_user_made_in_tmp_is_not_used() {
     if !has_users() {
         return;
     }
@@ -71,7 +71,7 @@ fn a_folder_in_the_temporary_one_that_a_stranger_made_hears_nothing() {
     assert_eq!(typed.code, Some(4), "{typed:?}");
     assert!(typed.stderr.contains("belongs to user 1600"), "{typed:?}");
     assert!(!ears.is_finished(), "nobody connected");
-    // Nor does a share of the victim's go there.
+    // A share of the victim's does not go there either.
     let share = Running::start(command_as(&harness, VICTIM, None, &["share", "zero"]));
     let line = share.wait_for_line("listening on unix:");
     assert!(line.contains(&format!("state-{VICTIM}/run/share-")), "{line}");
@@ -82,7 +82,7 @@ fn a_folder_in_the_temporary_one_that_a_stranger_made_hears_nothing() {
 }
 
 #[test]
-fn a_folder_that_is_not_the_owner_s_alone_is_refused_on_both_sides() {
+fn runtime_folder_that_others_can_write_is_refused_on_both_sides() {
     if !has_users() {
         return;
     }
@@ -108,7 +108,7 @@ fn a_folder_that_is_not_the_owner_s_alone_is_refused_on_both_sides() {
     refused("is a symbolic link");
     fs::remove_file(&farbus).unwrap();
     assert_eq!(run_as(&harness, VICTIM, Some(&runtime), &["status"]).code, Some(0));
-    // Where the environment names a place of somebody else's, it is not used at all.
+    // If the environment names another user's folder, the folder is not used at all.
     let of_stranger = folder_of(&harness, "of-stranger", STRANGER);
     let share = Running::start(command_as(&harness, VICTIM, Some(&of_stranger), &["share", "zero"]));
     let line = share.wait_for_line("listening on unix:");
@@ -116,7 +116,7 @@ fn a_folder_that_is_not_the_owner_s_alone_is_refused_on_both_sides() {
 }
 
 #[test]
-fn a_stranger_s_process_in_a_folder_of_the_owner_s_is_told_nothing() {
+fn another_users_process_in_the_owners_folder_is_told_nothing() {
     if !has_users() {
         return;
     }
@@ -129,7 +129,7 @@ fn a_stranger_s_process_in_a_folder_of_the_owner_s_is_told_nothing() {
         &["share", "keyboard", "--listen", "none", "--secure", "127.0.0.1:0"],
     ));
     share.wait_for_line("listening on ");
-    // However it came there: only who listens counts.
+    // However the socket came there: what counts is which user listens.
     for name in ["session", "session/farbus"] {
         folder_of(&harness, name, VICTIM);
     }

@@ -1,4 +1,4 @@
-//! Sessions beside each other and after each other: one user a device, ten at once, and users that are killed.
+//! Simultaneous and successive sessions: one user per device, ten sessions at once, and clients that are killed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,7 +42,8 @@ fn ten_sessions_at_once_each_get_their_own_bytes() {
     thread::scope(|scope| {
         for (n, device) in devices.iter_mut().enumerate() {
             scope.spawn(move || {
-                // Not a whole number of packets, and different for each: nobody gets another's.
+                // Not a whole number of packets, and a different length for each session, so that mixed-up data is
+                // found.
                 let length = 50_000 + 7 * n as u32;
                 for _ in 0..100 {
                     let data = device.data_in(SOURCE, length).unwrap();
@@ -60,7 +61,7 @@ fn ten_sessions_at_once_each_get_their_own_bytes() {
     });
 }
 
-/// Not a test by itself: the process that the next one kills.
+/// Not a test by itself: the process that the next test kills.
 #[test]
 fn child_that_reads_for_ever() {
     let Ok(target) = std::env::var("FARBUS_TEST_CHILD_READS") else { return };
@@ -73,7 +74,7 @@ fn child_that_reads_for_ever() {
 }
 
 #[test]
-fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent_peer() {
+fn client_killed_during_a_transfer_frees_its_device_without_a_timeout() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let mut times = Vec::new();
@@ -92,7 +93,7 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent
         let killed = Instant::now();
         wait_until(PATIENCE, "the device is offered again", || client::open(&share.library_target("zero")).is_ok());
         times.push(killed.elapsed());
-        // The device that was just opened is let go of before the next child comes.
+        // The device that was just opened has to be free before the next child comes.
         let state = || harness.json(&["status", "--json"])[0]["devices"][0]["state"].clone();
         wait_until(PATIENCE, "it is free", || state() == "available");
     }
@@ -100,7 +101,7 @@ fn a_client_killed_in_mid_transfer_leaves_its_device_without_a_wait_for_a_silent
 }
 
 #[test]
-fn a_trace_tells_of_every_request_where_it_was_and_when() {
+fn trace_records_every_tap_of_every_request_with_its_time() {
     let harness = Harness::new();
     let file = harness.path("trace.jsonl");
     let share = harness.share(&["zero", "--trace", file.to_str().unwrap()]);
@@ -109,7 +110,7 @@ fn a_trace_tells_of_every_request_where_it_was_and_when() {
         device.data_in(SOURCE, 4096).unwrap();
     }
     drop(device);
-    // Written when the session ends, a line of JSON a tap.
+    // The trace is written when the session ends, one line of JSON per tap.
     let mut journeys = BTreeMap::<(String, u64), Vec<(String, u64)>>::new();
     wait_until(PATIENCE, "the trace is written", || {
         let text = fs::read_to_string(&file).unwrap_or_default();

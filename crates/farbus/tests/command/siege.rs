@@ -1,4 +1,4 @@
-//! Crowds and attacks from one address, and what those at another notice of them: nothing.
+//! Many connections and attacks from one address, and that clients at other addresses notice nothing.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -17,10 +17,10 @@ use super::hostile::Witness;
 use super::trust::{hosts, pair};
 
 const BLOCK_BYTES: usize = 64 << 10;
-/// Turns that each session goes on by, calm and under siege, and attacks at each port meanwhile.
+/// Turns that each session completes, calm and under attack, and attacks on each port meanwhile.
 const TURNS_MIN: u64 = 50;
 
-/// A connection from another address of the loopback than everybody else's.
+/// Connects from an address of the loopback that no other client uses.
 fn connect_as_attacker(to: &str) -> std::io::Result<TcpStream> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     bind(&socket, &"127.0.0.2:0".parse::<SocketAddr>().unwrap())?;
@@ -37,10 +37,10 @@ fn import_request(bus_id: &str) -> Vec<u8> {
 }
 
 #[test]
-fn one_address_takes_half_of_all_connections_and_is_refused_the_rest() {
+fn one_address_gets_at_most_half_of_all_connections() {
     let harness = Harness::new();
     let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
-    // Each would say something later. Those beyond the half that a first comer may have are heard eight at a time.
+    // The connections stay silent for now. Those beyond the half that one peer may have are read eight at a time.
     let crowd: Vec<_> = (0..256 + 7).map(|_| connect_as_attacker(&share.address).unwrap()).collect();
     let mut one_more = connect_as_attacker(&share.address).unwrap();
     one_more.write_all(&import_request("1-2")).unwrap();
@@ -49,13 +49,13 @@ fn one_address_takes_half_of_all_connections_and_is_refused_the_rest() {
     assert_eq!(answer, [0x01, 0x11, 0x00, 0x03, 0, 0, 0, 1], "not available: refused, and said so");
     share.process.assert_logged("this peer has as many connections as are left for all others");
 
-    // Others are not concerned: they list, and they attach.
+    // Other peers can still list and attach.
     let listed = harness.run(&["list", &share.address]);
     assert!(listed.code == Some(0) && listed.stdout.contains("1-2"), "{listed:?}");
     let witness = Witness::on(&share);
     witness.assert_unharmed();
 
-    // Whoever goes makes room for the same peer again.
+    // A connection that ends makes room for the same peer again.
     drop((crowd, one_more));
     wait_until(PATIENCE, "it is let in again", || {
         let Ok(mut stream) = connect_as_attacker(&share.address) else { return false };
@@ -65,7 +65,7 @@ fn one_address_takes_half_of_all_connections_and_is_refused_the_rest() {
     witness.end();
 }
 
-/// What strangers do to a port.
+/// What attackers do to a port.
 fn besiege(address: &str, is_over: &AtomicBool, attacks: &AtomicU64) {
     let noise: Vec<u8> = (0..1u32 << 20).map(|n| (n.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
     let mut half_open = Vec::new();
@@ -75,7 +75,7 @@ fn besiege(address: &str, is_over: &AtomicBool, attacks: &AtomicU64) {
         count += 1;
         attacks.fetch_add(1, Ordering::Relaxed);
         match count % 4 {
-            // It may be cut off before it has said everything.
+            // The connection may be cut off before all is sent.
             0 => drop(stream.write_all(&noise)),
             1 => drop(stream.write_all(&import_request("1-1")[..20])),
             2 => drop(stream.shutdown(Shutdown::Write)),
@@ -87,7 +87,7 @@ fn besiege(address: &str, is_over: &AtomicBool, attacks: &AtomicU64) {
     }
 }
 
-/// Reads past the kernel's cache, and finds what was written there.
+/// Reads past the kernel's cache, and checks what was written there.
 fn read_and_check(path: &Path, is_over: &AtomicBool, turns: &AtomicU64) {
     let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();
     let blocks = file.metadata().unwrap().len() / BLOCK_BYTES as u64;
@@ -100,7 +100,7 @@ fn read_and_check(path: &Path, is_over: &AtomicBool, turns: &AtomicU64) {
 }
 
 #[test]
-fn sessions_go_on_while_strangers_attack_both_ports() {
+fn sessions_continue_while_strangers_attack_both_ports() {
     if !has_fuse() {
         return;
     }
@@ -125,7 +125,7 @@ fn sessions_go_on_while_strangers_attack_both_ports() {
 
     let (is_over, turns) = (AtomicBool::new(false), AtomicU64::new(0));
     let attacks = [const { AtomicU64::new(0) }; 2];
-    // How fast they go on is the machine's: the attackers' own work is done on it, too.
+    // The pace depends on the machine: the attackers use it, too.
     let go_on = |what: &str| {
         let (plain, encrypted, began) = (witness.answers(), turns.load(Ordering::Relaxed), Instant::now());
         wait_until(PATIENCE, what, || {

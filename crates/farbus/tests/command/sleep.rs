@@ -1,11 +1,11 @@
-//! A machine that is about to sleep.
+//! `farbus daemon sleep` and `wake`, for a machine that suspends.
 
 use serde_json::json;
 
 use super::harness::{Harness, PATIENCE, Running, Share, has_fuse, wait_until};
 
 #[test]
-fn what_the_kernel_sleeps_with_stays_as_it_is() {
+fn fuse_disk_stays_attached_while_the_machine_sleeps() {
     if !has_fuse() {
         return;
     }
@@ -28,7 +28,7 @@ fn what_the_kernel_sleeps_with_stays_as_it_is() {
 }
 
 #[test]
-fn a_machine_without_a_daemon_sleeps_as_well() {
+fn sleep_hook_succeeds_without_a_daemon() {
     let harness = Harness::new();
     assert_eq!(harness.json(&["daemon", "sleep", "--json"])["asleep"], json!([]));
 }

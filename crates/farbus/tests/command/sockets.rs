@@ -1,4 +1,4 @@
-//! Sharing at a Unix socket: plain USB/IP and sessions, for whom its mode lets in.
+//! Sharing at a Unix socket: plain USB/IP and sessions, for the users that its mode admits.
 
 use std::fs;
 use std::io;
@@ -73,7 +73,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
     attach.signal(Signal::INT);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 
-    // Plain USB/IP, as any of its programs would speak it.
+    // Plain USB/IP, as other programs speak it.
     let config = ClientConfig { grace: Some(Duration::ZERO), ..ClientConfig::default() };
     let client = Client::new(config);
     let mut plain = client.open_disk(&share.library_target("disk")).unwrap();
@@ -84,7 +84,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
         status[0]["devices"][1]["state"] == "available"
     };
     wait_until(PATIENCE, "the claim", is_free);
-    // Sessions unless somebody says otherwise.
+    // A session, unless the client chooses otherwise.
     let mut disk = Client::default().open_disk(&share.library_target("disk")).unwrap();
     assert_eq!(read(&mut disk, 512, 512), [7; 512]);
     drop(disk);
@@ -98,7 +98,7 @@ fn a_socket_is_its_owner_s_and_serves_plain_and_sessions_alike() {
 }
 
 #[test]
-fn who_may_connect_a_mode_says() {
+fn socket_mode_decides_which_users_may_connect() {
     if !has("a second user", rustix::process::geteuid().is_root()) {
         return;
     }
@@ -128,7 +128,7 @@ fn who_may_connect_a_mode_says() {
     assert!(wrong.code == Some(2) && wrong.stderr.contains("660 its group too"), "{wrong:?}");
 }
 
-/// Stands before a socket, and cuts.
+/// A proxy before a socket that cuts its connections.
 struct Cutter(Arc<Mutex<Vec<UnixStream>>>);
 
 impl Cutter {
@@ -152,7 +152,7 @@ impl Cutter {
         Self(open)
     }
 
-    /// Says how many ends were cut.
+    /// Cuts every connection; returns how many ends were cut.
     fn cut(&self) -> usize {
         let ends = std::mem::take(&mut *self.0.lock().unwrap());
         ends.iter().for_each(|end| drop(end.shutdown(Shutdown::Both)));
@@ -161,7 +161,7 @@ impl Cutter {
 }
 
 #[test]
-fn a_session_at_a_socket_outlives_its_links() {
+fn session_at_a_socket_survives_cut_links() {
     let harness = Harness::new();
     let disk = format!("disk:{}", harness.image("cut.img", 1 << 20).display());
     let (_share, path) = share_at_socket(&harness, &[&disk]);
@@ -181,7 +181,7 @@ fn a_session_at_a_socket_outlives_its_links() {
 }
 
 #[test]
-fn a_daemon_shares_at_a_socket_and_lets_go_of_it() {
+fn daemon_shares_at_a_socket_and_removes_it_when_a_reload_drops_it() {
     let harness = Harness::new();
     let (config, path) = (harness.path("farbus.toml"), harness.path("daemon.sock"));
     let with =

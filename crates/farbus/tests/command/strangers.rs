@@ -1,4 +1,4 @@
-//! One machine with many addresses, whose connections say nothing: what those with a key, or a device, notice of them.
+//! One machine with many addresses, whose connections stay silent: what paired hosts and users of a device notice.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use super::cuts::Cutter;
 use super::harness::{Harness, PATIENCE, wait_until};
 use super::trust::{hosts, pair};
 
-/// A connection from this address of the loopback.
+/// Connects from this address of the loopback.
 fn connect_from(from: [u8; 4], to: &str) -> std::io::Result<TcpStream> {
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     bind(&socket, &SocketAddr::from((from, 0)))?;
@@ -20,8 +20,8 @@ fn connect_from(from: [u8; 4], to: &str) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Keeps a connection open from each of 60 addresses, half of them of the paired host's own network, that says nothing;
-/// and each that is closed opens another.
+/// Keeps a silent connection open from each of 60 addresses, half of them in the paired host's own network; replaces
+/// each one that is closed.
 fn idle_crowd(to: &str, is_over: &AtomicBool, opened: &AtomicU64) {
     let address = |n: u8| if n < 30 { [127, 0, 0, 100 + n] } else { [127, 7, n, 1] };
     let mut crowd: Vec<(u8, Option<TcpStream>)> = (0..60).map(|n| (n, None)).collect();
@@ -42,7 +42,7 @@ fn idle_crowd(to: &str, is_over: &AtomicBool, opened: &AtomicU64) {
 }
 
 #[test]
-fn sixty_idle_addresses_keep_a_paired_host_from_nothing() {
+fn sixty_idle_addresses_do_not_keep_a_paired_host_out() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -71,7 +71,7 @@ fn sixty_idle_addresses_keep_a_paired_host_from_nothing() {
         assert!(is_linked(), "{}", attach.log());
         println!("linked again after {:?}; {} connections", began.elapsed(), opened.load(Ordering::Relaxed));
     });
-    // What was refused is counted, here and in the log.
+    // Refused connections are counted, in the audit log and in the share's log.
     let lines = lab3.audit_lines("connect");
     assert!(lines < 250, "{lines} lines of {} connections", opened.load(Ordering::Relaxed));
     let log = share.log().lines().count();
@@ -79,7 +79,7 @@ fn sixty_idle_addresses_keep_a_paired_host_from_nothing() {
 }
 
 #[test]
-fn addresses_that_fill_the_plain_port_keep_neither_paired_hosts_nor_others_out() {
+fn full_plain_port_keeps_neither_paired_hosts_nor_others_out() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -88,20 +88,20 @@ fn addresses_that_fill_the_plain_port_keep_neither_paired_hosts_nor_others_out()
     let plain = share.wait_for_line("listening on ").split_whitespace().nth(2).unwrap().to_owned();
     let secure = share.wait_for_line("for paired hosts").split_whitespace().nth(2).unwrap().to_owned();
     desk.ok(&["list", "lab3", "--address", &secure]);
-    // More than there are places, ten of each address.
+    // More connections than there are places, ten from each address.
     let crowd: Vec<_> = (0..640u32).map(|n| connect_from([127, 9, (n / 10) as u8, 1], &plain).unwrap()).collect();
     for n in 0..3 {
         let listed = desk.run(&["list", "lab3"]);
         assert_eq!(listed.code, Some(0), "{n}: {listed:?}");
     }
-    // Who waited a second gives way.
+    // A connection that has waited a second gives way.
     thread::sleep(Duration::from_secs(1));
     let listed = desk.run(&["list", &plain]);
     assert_eq!(listed.code, Some(0), "{listed:?}");
     drop(crowd);
 }
 
-/// The list of devices, as plain USB/IP asks for one: an import of what is not there.
+/// A plain USB/IP import of a device that does not exist.
 fn import_of_nothing(to: &str) {
     let mut stream = TcpStream::connect(to).unwrap();
     let mut request = vec![0x01, 0x11, 0x80, 0x03, 0, 0, 0, 0];
@@ -117,7 +117,7 @@ fn uses_without_a_key_are_noted_and_a_flood_of_refusals_is_a_few_lines() {
     const FLOOD: usize = 2_000;
     let harness = Harness::new();
     let [lab3, _] = hosts(&harness);
-    // Its key is made: there is a folder for the log.
+    // This makes the host's key: the log needs its folder.
     lab3.ok(&["id"]);
     let share = lab3.start(&["share", "zero", "--listen", "127.0.0.1:0"]);
     let plain = share.wait_for_line("listening on ").split_whitespace().nth(2).unwrap().to_owned();

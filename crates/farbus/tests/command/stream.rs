@@ -1,4 +1,4 @@
-//! `farbus stream`: frames come whole, in order, all of them or the latest, whoever is slow and whatever is cut.
+//! `farbus stream`: frames arrive whole and in order, all of them or the latest, despite slow readers and cut links.
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ const SMALL: &str = "stream:pattern,size=64x48,rate=0";
 const SMALL_BYTES: usize = 64 * 48 * 3;
 
 #[test]
-fn a_test_picture_is_read_frame_by_frame_and_is_as_it_was_made() {
+fn test_picture_arrives_frame_by_frame_unchanged() {
     let harness = Harness::new();
     let share = harness.share(&[SMALL, "zero"]);
     let target = share.target("stream");
@@ -45,7 +45,7 @@ fn a_test_picture_is_read_frame_by_frame_and_is_as_it_was_made() {
 }
 
 #[test]
-fn one_reads_all_or_many_the_latest() {
+fn stream_has_one_reader_of_all_frames_or_many_of_the_latest() {
     let harness = Harness::new();
     let share = harness.share(&["stream:pattern,size=64x48,rate=200"]);
     let (client, target) = (Client::default(), share.library_target("stream"));
@@ -53,7 +53,7 @@ fn one_reads_all_or_many_the_latest() {
     let mut second = open_stream(&client, &target, Wanted::Latest).unwrap();
     let refused = harness.run(&["stream", "read", &share.target("stream")]);
     assert!(refused.code == Some(3) && refused.stderr.contains("one user at a time"), "{refused:?}");
-    // One looks away for a while: the source does not wait, and the other sees all that.
+    // One reader pauses: the source does not wait, and the other reader sees every frame.
     let before = first.next_frame().unwrap().unwrap().sequence;
     for _ in 0..300 {
         second.next_frame().unwrap().unwrap();
@@ -72,7 +72,7 @@ fn one_reads_all_or_many_the_latest() {
 }
 
 #[test]
-fn who_reads_all_is_waited_for_and_a_fifo_is_read_as_it_was_written() {
+fn source_waits_for_a_reader_of_all_frames_and_a_fifo_loses_none() {
     const FRAMES: u32 = 2000;
     const BYTES: usize = 16 << 10;
     let harness = Harness::new();
@@ -97,7 +97,7 @@ fn who_reads_all_is_waited_for_and_a_fifo_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_file_of_frames_ends_and_that_is_said() {
+fn end_of_a_file_of_frames_is_reported() {
     let harness = Harness::new();
     let file = harness.path("frames");
     fs::write(&file, [1, 2, 3].map(|byte| [byte; 1000]).concat()).unwrap();
@@ -129,7 +129,7 @@ fn a_daemon_reads_frames_that_it_may_not_open_itself() {
 }
 
 #[test]
-fn what_cannot_be_shared_is_said() {
+fn unusable_stream_is_refused_with_the_reason() {
     let harness = Harness::new();
     for (what, why) in [
         ("stream:pattern,format=mjpeg", "rgb24, grey and yuyv"),
@@ -142,7 +142,7 @@ fn what_cannot_be_shared_is_said() {
     }
 }
 
-/// A paired host's stream is read over links that are cut again and again: none is missing, none comes twice.
+/// A paired host's stream is read over links that are cut again and again: no frame is missing or repeated.
 #[test]
 fn a_stream_outlives_cut_links() {
     const FRAMES: u64 = 400;

@@ -1,5 +1,5 @@
-//! Disks that move to another file while they are used: by programs that check what they read, with owners that are
-//! killed.
+//! Disks that are swapped to another file while they are in use: by programs that check what they read, and with owners
+//! that are killed.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::harness::{Harness, Outcome, PATIENCE, Running, finish, has, has_fuse,
 
 const MIB: u64 = 1 << 20;
 
-/// An image with something in it and holes.
+/// An image with some data and holes.
 fn fill(path: &Path, megabytes: &[u64]) {
     use std::os::unix::fs::FileExt;
     let file = fs::File::options().write(true).open(path).unwrap();
@@ -30,7 +30,7 @@ fn said(outcome: &Outcome, code: i32, part: &str) {
 }
 
 #[test]
-fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
+fn swapped_disks_old_medium_is_refused_until_it_is_forgotten() {
     use std::os::unix::fs::MetadataExt;
     let harness = Harness::new();
     let old = harness.image("old.img", 64 * MIB);
@@ -38,7 +38,7 @@ fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
     let [old, new] = [old, harness.path("new.img")].map(|path| path.to_str().unwrap().to_owned());
     let mut share = harness.share(&[&format!("disk:{old}"), "zero"]);
     let to_new = format!("block:{new}");
-    // The file is made, and stays as sparse as the first.
+    // The swap makes the file, as sparse as the first one.
     let ended = harness.json(&["swap", "disk", "--to", &to_new, "--verify", "--json"]);
     assert_eq!(
         (&ended["state"], &ended["left_bytes"], &ended["total_bytes"]),
@@ -48,7 +48,7 @@ fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
     assert!(fs::metadata(&new).unwrap().blocks() * 512 < 4 * MIB);
     let status = harness.json(&["status", "--json"]);
     assert_eq!(status[0]["devices"][0]["medium"]["at"], to_new.as_str());
-    // What cannot be is refused, with what to type.
+    // An impossible swap is refused, with what to type.
     let swap = |device: &str, to: &str| harness.run(&["swap", device, "--to", to]);
     said(&swap("disk", &to_new), 3, "mounted or shared already");
     said(&swap("zero", &to_new), 3, "only a disk");
@@ -63,7 +63,7 @@ fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
     share.process.signal(Signal::INT);
     assert_eq!(share.process.wait_for_end(PATIENCE), Some(0));
     said(&harness.run(&["share", &format!("disk:{old}")]), 1, "farbus swap --forget");
-    // And back again: the first is the disk once more.
+    // And back again: the first file becomes the disk once more.
     let share = harness.share(&[&format!("disk:{new}")]);
     said(&swap("disk", &format!("block:{old}")), 0, "lies on");
     drop(share);
@@ -75,7 +75,7 @@ fn a_disk_moves_and_what_it_left_behind_is_refused_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_swap_is_watched_and_cancelled_and_one_that_was_killed_goes_on() {
+fn swap_is_watched_and_cancelled_and_continues_after_a_kill() {
     let harness = Harness::new();
     let old = harness.image("old.img", 48 * MIB);
     fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
@@ -96,12 +96,12 @@ fn a_swap_is_watched_and_cancelled_and_one_that_was_killed_goes_on() {
         "--cancel",
     );
     assert!(!harness.path("third.img").exists(), "what was made for nothing is gone");
-    // Ctrl-C cancels, and waits until it is cancelled.
+    // Ctrl-C cancels the swap, and waits until it is cancelled.
     first.signal(Signal::INT);
     assert_eq!(first.wait_for_end(PATIENCE), Some(3));
     first.assert_logged("was cancelled");
     assert!(!is_running());
-    // The owner is killed in the middle of it: the old one is complete, the new one is not.
+    // The owner is killed during a swap: the old file is complete, the new one is not.
     let mut second = Running::start(harness.command(&slowly));
     wait_until(PATIENCE, "it begins again", is_running);
     share.process.kill();
@@ -127,7 +127,7 @@ fn a_disk_that_has_become_shorter_stays_where_it_is() {
     assert!(failed.stderr.contains("byte 5242880"), "{failed:?}");
     let last: Value = serde_json::from_str(&failed.stdout[..=failed.stdout.find("\n}").unwrap() + 1]).unwrap();
     assert_eq!((&last["state"], &last["failure"]["attribute"]), (&"failed".into(), &"device".into()));
-    // It is as it was, and goes when it is whole again.
+    // The disk is unchanged, and can be swapped once the file is whole again.
     fs::File::options().write(true).open(&old).unwrap().set_len(8 * MIB).unwrap();
     fill(&old, &[7]);
     said(&harness.run(&["swap", "disk", "--to", &to]), 0, "lies on");
@@ -136,7 +136,7 @@ fn a_disk_that_has_become_shorter_stays_where_it_is() {
 }
 
 #[test]
-fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
+fn swap_without_disk_space_fails_and_continues_when_there_is_space() {
     let harness = Harness::new();
     let Some(small) = SmallDisk::mount(harness.path("small")) else {
         println!("skipped: this machine lets nobody mount");
@@ -159,10 +159,10 @@ fn a_copy_without_room_is_given_up_and_goes_on_when_there_is_some() {
     drop(share);
 }
 
-/// A database that is written as fast as it can be while its disk moves there and back: no transaction fails, none is
+/// A database is written as fast as possible while its disk is swapped back and forth: no transaction fails, none is
 /// lost.
 #[test]
-fn a_database_notices_nothing_of_its_disk_moving() {
+fn database_loses_no_transaction_while_its_disk_is_swapped() {
     if !has_fuse() || !has("python3", has_program("python3")) {
         return;
     }
@@ -215,7 +215,7 @@ print(f"done {count} {count / (time.monotonic() - began):.0f} {longest * 1000:.1
         "{} transactions, {} a second, the longest {} ms; held for at most {quiet:?} ms; none failed",
         words[1], words[2], words[3]
     );
-    // What the last medium holds is a whole database, with the last transaction in it.
+    // The last medium holds a complete database, with the last transaction in it.
     let count = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); \
                  print(db.execute('pragma integrity_check').fetchone()[0], db.execute('select max(n) from t').fetchone()[0])";
     let found = finish(python(count, &[harness.path("third.img").to_str().unwrap()]), PATIENCE);
@@ -223,7 +223,7 @@ print(f"done {count} {count / (time.monotonic() - began):.0f} {longest * 1000:.1
     assert_eq!((found.code, found.stdout.as_str()), (Some(0), format!("ok {last}").as_str()), "{found:?}");
 }
 
-/// fio writes and verifies while its disk moves.
+/// fio writes and verifies while its disk is swapped.
 #[test]
 fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
     if !has_fuse() || !has("fio", has_program("fio")) {
@@ -247,9 +247,9 @@ fn fio_verifies_what_it_wrote_to_a_disk_that_moves() {
     assert!(fio.log().is_empty(), "{}", fio.log());
 }
 
-/// What `farbus nbd` serves is a disk as any: its client writes and verifies while it moves.
+/// A disk that `farbus nbd` serves can be swapped like any other: its client writes and verifies meanwhile.
 #[test]
-fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
+fn disk_served_to_nbd_clients_is_swapped_cancelled_and_resumed() {
     let harness = Harness::new();
     let old = harness.image("old.img", 48 * MIB);
     fill(&old, &[0, 1, 2, 3, 20, 21, 22, 47]);
@@ -272,7 +272,7 @@ fn what_is_served_to_nbd_clients_moves_is_cancelled_and_goes_on() {
     assert_eq!(first.wait_for_end(PATIENCE), Some(3));
     first.assert_logged("was cancelled");
     assert_eq!(medium()["at"], what.as_str());
-    // Somebody writes all the time until it is elsewhere.
+    // fio writes all the time until the swap is complete.
     let fio = (has("fio", has_program("fio"))).then(|| {
         let uri = format!("--uri=nbd+unix:///old.img?socket={socket}");
         let options = ["--rw=randwrite", "--bsrange=4k-64k", "--size=48M", "--loops=2", "--iodepth=30", "--fsync=64"];

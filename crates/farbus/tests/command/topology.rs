@@ -1,4 +1,4 @@
-//! Links between hosts, brought up by their daemons: each host of these tests is a daemon with a key, addresses and a
+//! Links between hosts that their daemons bring up: each host of these tests is a daemon with a key, addresses and a
 //! configuration of its own. `FARBUS_TOPOLOGIES` says how often each network is brought up (default 2).
 
 use std::fs;
@@ -21,14 +21,14 @@ use super::trust::Host;
 const NAMES: [&str; 8] = ["h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8"];
 const RAW_OUT: u8 = 0x03;
 const RAW_IN: u8 = 0x83;
-/// The longest that a host dawdles before it starts, and before it is told to bring its links up.
+/// The longest delay before a host starts, and before it is told to bring its links up.
 const SLOWEST_MS: u64 = 1500;
 
-/// Hosts that could be joined.
+/// Hosts that a plan can join.
 struct Lab<'a> {
     harness: &'a Harness,
     hosts: Vec<Host<'a>>,
-    /// Their part of an address of the loopback.
+    /// The hosts' part of an address of the loopback.
     network: String,
     daemons: Vec<Option<Running>>,
 }
@@ -46,7 +46,7 @@ impl Dice {
 }
 
 impl<'a> Lab<'a> {
-    /// So many hosts, each of which knows all others, with this plan yet to be given to them.
+    /// `count` hosts, each paired with all others; the plan is given to them later.
     fn new(harness: &'a Harness, count: usize, plan: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = std::process::id() as usize * 16 + COUNT.fetch_add(1, Ordering::Relaxed) as usize;
@@ -116,7 +116,7 @@ impl<'a> Lab<'a> {
         self.status(host)["state"] == "up"
     }
 
-    /// All of them, at times of their own.
+    /// Starts all hosts and brings their links up, each after a delay of its own.
     fn bring_up(&mut self, seed: u64) {
         let mut dice = Dice(seed | 1 << 40);
         for host in 0..self.hosts.len() {
@@ -144,7 +144,7 @@ impl<'a> Lab<'a> {
         self.daemons[host].as_ref().map(Running::log).unwrap_or_default()
     }
 
-    /// Where a program of this host finds its end of the link to another.
+    /// The socket where programs of this host find their end of the link to another.
     fn socket(&self, host: usize, other: usize) -> PathBuf {
         let status = self.status(host);
         let links = status["links"].as_array().unwrap();
@@ -152,7 +152,7 @@ impl<'a> Lab<'a> {
         link.unwrap_or_else(|| panic!("no link: {status}"))["at"].as_str().unwrap().into()
     }
 
-    /// Every link of the plan, as it stands in the hosts' own words: who is joined with whom, as what.
+    /// Every link of the plan, as the hosts report it: which hosts are joined, and how.
     fn links(&self) -> Vec<(usize, usize, String)> {
         let mut all = Vec::new();
         for host in 0..self.hosts.len() {
@@ -164,7 +164,7 @@ impl<'a> Lab<'a> {
         all
     }
 
-    /// Sends something over a link both ways, and looks at every byte.
+    /// Sends bytes over a link both ways, and checks every byte.
     fn talk_over(&self, a: usize, b: usize, round: u8) {
         let [mut one, mut other] = [(a, b), (b, a)].map(|(host, other)| Guest::connect(&self.socket(host, other)));
         one.configure();
@@ -188,7 +188,7 @@ fn rounds() -> u64 {
     std::env::var("FARBUS_TOPOLOGIES").ok().and_then(|said| said.parse().ok()).unwrap_or(2)
 }
 
-/// Brings a network up, and sends something over each link, both ways.
+/// Brings a network up, and sends bytes over each link, both ways.
 fn comes_up(network: &str, hosts: usize, debug_links: usize, bridges: usize) {
     for seed in 0..rounds() {
         let harness = Harness::new();
@@ -198,7 +198,7 @@ fn comes_up(network: &str, hosts: usize, debug_links: usize, bridges: usize) {
         let of_role = |role: &str| links.iter().filter(|link| link.2 == role).count();
         let seen = (of_role("debug target"), of_role("debug host"), of_role("bridge"));
         assert_eq!(seen, (debug_links, debug_links, 2 * bridges), "{links:?}");
-        // A host has one debug port.
+        // A host has one debug port only.
         let lends = |host: usize| links.iter().filter(|link| link.0 == host && link.2 == "debug target").count();
         assert!((0..hosts).all(|host| lends(host) <= 1), "{links:?}");
         for (a, b, _) in links.iter().filter(|(a, b, _)| a < b) {
@@ -220,7 +220,7 @@ fn a_cube_of_eight_daemons_comes_up_with_its_four_bridges_and_every_link_carries
 const LINE: &str = "network = 'line'\nhosts = ['h1', 'h2', 'h3']";
 
 #[test]
-fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
+fn lost_host_is_reported_and_its_links_return_with_it() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 3, LINE);
     lab.bring_up(1);
@@ -232,7 +232,7 @@ fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
         text.contains("h2: ").then_some(text)
     };
     wait_until(PATIENCE, "it is said whom it misses", || told().is_some());
-    // Told again and in vain, it says so and does not hang.
+    // A second attempt that cannot succeed says so and does not hang.
     let vain = lab.hosts[0].run(&["topology", "up", "--wait", "1"]);
     assert!(vain.code == Some(3) && vain.stderr.contains("h2"), "{vain:?}");
     lab.start(1);
@@ -240,7 +240,7 @@ fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
     for (a, b) in [(0, 1), (1, 2)] {
         lab.talk_over(a, b, 2);
     }
-    // Twice is once.
+    // A repeated `up` changes nothing.
     let before = lab.status(0);
     assert_eq!(lab.up(0).code, Some(0));
     assert_eq!(lab.status(0)["links"][0]["at"], before["links"][0]["at"]);
@@ -248,7 +248,7 @@ fn a_host_that_is_lost_is_missed_and_its_links_are_there_again_when_it_is() {
 }
 
 #[test]
-fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were() {
+fn host_that_was_silent_is_reported_and_its_links_continue_unchanged() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 3, LINE);
     lab.bring_up(4);
@@ -262,7 +262,7 @@ fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were(
     wait_until(PATIENCE, "its neighbours miss it", || !lab.is_up(0) && !lab.is_up(2));
     daemon.signal(Signal::CONT);
     wait_until(PATIENCE, "all links again", || (0..3).all(|host| lab.is_up(host)));
-    // The same guests, and what was on its way.
+    // The same guests are connected, and the bytes under way arrive.
     let read = other.bulk(40, RAW_IN, 4096, Payload::Empty);
     assert_eq!(read.payload.into_vec(), vec![1; 700], "{}", lab.log(1));
     let back = other.bulk(41, RAW_OUT, 9, vec![2; 9].into());
@@ -270,7 +270,7 @@ fn a_host_that_is_silent_for_a_while_is_missed_and_its_links_go_on_as_they_were(
 }
 
 #[test]
-fn a_leader_that_dies_in_the_middle_is_waited_for_and_the_ring_is_whole_in_the_end() {
+fn ring_is_completed_after_its_leader_died_during_bring_up() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 4, "network = 'ring'\nhosts = ['h1', 'h2', 'h3', 'h4']");
     for host in [0, 1, 3] {
@@ -279,7 +279,7 @@ fn a_leader_that_dies_in_the_middle_is_waited_for_and_the_ring_is_whole_in_the_e
         assert_eq!((&begun["state"], &begun["is_leader"]), (&json!("coming"), &json!(host == 0)), "{begun}");
     }
     wait_until(PATIENCE, "the leader begins", || lab.status(0)["is_enabled"] == true);
-    // Nobody else has: whose turn it is not does nothing.
+    // No other host has continued: a host waits for its turn.
     assert!([1, 3].iter().all(|&host| lab.status(host)["waits_for"] != json!([])));
     lab.kill(0);
     let vain = lab.hosts[1].run(&["topology", "up", "--wait", "1"]);
@@ -305,7 +305,7 @@ fn links_stay_up_while_daemons_are_restarted_and_what_is_down_stays_down() {
     for round in 0..2u8 {
         for host in 0..2 {
             later.push(Later::of(&lab.hosts[host].json(&["daemon", "restart", "--json"])));
-            // The same guests, as if nothing had been.
+            // The same guests are still connected, as if there had been no restart.
             let given = one.bulk(u64::from(round) + 20, RAW_OUT, 3000, vec![round; 3000].into());
             assert_eq!(given.length, 3000, "{}", lab.log(host));
             let read = other.bulk(u64::from(round) + 40, RAW_IN, 4096, Payload::Empty);
@@ -325,10 +325,10 @@ fn links_stay_up_while_daemons_are_restarted_and_what_is_down_stays_down() {
 }
 
 #[test]
-fn an_end_is_its_host_s_alone_and_who_has_another_plan_gets_nothing() {
+fn link_end_belongs_to_its_host_and_a_host_with_another_plan_gets_none() {
     let harness = Harness::new();
     let mut lab = Lab::new(&harness, 3, LINE);
-    // What the first host shares for the second is not the third's, though it may use all that there is.
+    // A device that the first host shares for the second is not for the third, though that one may use everything else.
     let file = harness.path("h2").join("peers.json");
     let allowed = fs::read_to_string(&file).unwrap().replace("\"paired\"", "\"allow\":[\"*\"],\"paired\"");
     fs::write(&file, allowed).unwrap();
@@ -350,7 +350,7 @@ fn an_end_is_its_host_s_alone_and_who_has_another_plan_gets_nothing() {
     assert_eq!(lab.up(2).code, Some(0));
     wait_until(PATIENCE, "one plan again", || (0..3).all(|host| lab.is_up(host)));
 
-    // A plan without this host, and a daemon that has none.
+    // A plan without this host, and a daemon that has no plan.
     fs::write(&other, "network = 'line'\nhosts = ['x', 'y']").unwrap();
     let stranger = lab.hosts[0].run(&["topology", "up", other.to_str().unwrap()]);
     assert!(stranger.code == Some(1) && stranger.stderr.contains("no host is called 'h1'"), "{stranger:?}");

@@ -1,4 +1,4 @@
-//! Two hosts on one machine: keys, codes, permissions, and those who have none.
+//! Two hosts on one machine: keys, pairing codes, permissions, and hosts that have none of them.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::harness::{Harness, Outcome, PATIENCE, Running, finish, wait_until};
 
-/// One of several hosts in a house.
+/// One of several hosts in a harness.
 pub struct Host<'a> {
     pub harness: &'a Harness,
     pub name: &'static str,
@@ -23,10 +23,10 @@ impl<'a> Host<'a> {
         self.equip(self.harness.command(arguments))
     }
 
-    /// Makes it this host's.
+    /// Makes the command run as this host.
     pub fn equip(&self, mut command: Command) -> Command {
         command.env("FARBUS_STATE", self.harness.path(self.name)).env("FARBUS_NAME", self.name);
-        // Each is a host of its own: what runs on one is not found from the other.
+        // Each is a host of its own: processes of one host do not find those of another.
         command.env("XDG_RUNTIME_DIR", self.harness.path(&format!("run-{}", self.name)));
         command
     }
@@ -53,14 +53,14 @@ impl<'a> Host<'a> {
         self.json(&["id", "--json"])["fingerprint"].as_str().unwrap().to_owned()
     }
 
-    /// Waits for another; says where and with which code.
+    /// Starts to wait for a pairing; returns the process, its address and the code.
     fn wait_to_pair(&self) -> (Running, String, String) {
         let waiting = self.start(&["pair", "--listen", "127.0.0.1:0", "--json"]);
         let (address, code) = next_code(&waiting);
         (waiting, address, code)
     }
 
-    /// Shares for paired hosts alone; says where.
+    /// Shares for paired hosts alone; returns the process and its address.
     pub fn share(&self, what: &[&str]) -> (Running, String) {
         let share = self.start(&[&["share"], what, &["--listen", "none", "--secure", "127.0.0.1:0"]].concat());
         let line = share.wait_for_line("for paired hosts");
@@ -68,23 +68,23 @@ impl<'a> Host<'a> {
         (share, address)
     }
 
-    /// What it noted: what was done, and then what was refused.
+    /// The entries of both logs: first the actions, then the refusals.
     pub fn audit(&self) -> Vec<Value> {
         ["audit.log", "refused.log"].into_iter().flat_map(|file| self.noted(file)).collect()
     }
 
-    /// The lines of one of its files.
+    /// The entries of one log file.
     pub fn noted(&self, file: &str) -> Vec<Value> {
         let text = fs::read_to_string(self.harness.path(self.name).join(file)).unwrap_or_default();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// How often its audit log names this.
+    /// How many entries of the logs are of this event.
     pub fn audit_lines(&self, event: &str) -> usize {
         self.audit().iter().filter(|line| line["event"] == event).count()
     }
 
-    /// Whether its audit log has a line with these values.
+    /// Whether the logs have an entry with these values.
     pub fn has_noted(&self, values: &[(&str, &str)]) -> bool {
         self.audit().iter().any(|line| values.iter().all(|(key, value)| line[*key] == *value))
     }
@@ -99,7 +99,7 @@ pub fn hosts(harness: &Harness) -> [Host<'_>; 2] {
     ["lab3", "desk"].map(|name| Host { harness, name })
 }
 
-/// One that shares and two that may use all of it; everybody knows everybody.
+/// One host that shares and two that may use all of it, all paired with each other.
 pub fn three(harness: &Harness) -> [Host<'_>; 3] {
     let hosts = ["lab3", "desk", "rack"].map(|name| Host { harness, name });
     let [lab3, desk, rack] = &hosts;
@@ -118,7 +118,7 @@ pub fn pair(waits: &Host<'_>, joins: &Host<'_>) {
     assert_eq!(waiting.wait_for_end(PATIENCE), Some(0));
 }
 
-/// A code that is not this one.
+/// A pairing code that differs from this one.
 fn other_than(code: &str) -> String {
     let last = if code.ends_with('0') { '1' } else { '0' };
     format!("{}{last}", &code[..code.len() - 1])
@@ -134,7 +134,7 @@ fn a_key_is_made_once_and_kept_from_others() {
     let key = harness.path("lab3").join("key.pem");
     assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::metadata(harness.path("lab3")).unwrap().permissions().mode() & 0o777, 0o700);
-    // A key that others can read is no key.
+    // A key that other users can read is refused.
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
     let outcome = lab3.run(&["id"]);
     assert_eq!(outcome.code, Some(1));
@@ -145,7 +145,7 @@ fn a_key_is_made_once_and_kept_from_others() {
 }
 
 #[test]
-fn a_code_makes_two_hosts_know_each_other() {
+fn pairing_code_makes_two_hosts_know_each_other() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, code) = lab3.wait_to_pair();
@@ -157,13 +157,13 @@ fn a_code_makes_two_hosts_know_each_other() {
     let known = desk.json(&["peers", "--json"]);
     assert_eq!((&known[0]["name"], &known[0]["allow"]), (&"lab3".into(), &Value::Array(Vec::new())));
     assert!(lab3.has_noted(&[("event", "pair"), ("outcome", "ok"), ("peer", "desk")]));
-    // Once.
+    // A code works once.
     let outcome = desk.run(&["pair", &address, &code]);
     assert_eq!(outcome.code, Some(5), "{outcome:?}");
 }
 
 #[test]
-fn a_wrong_code_costs_a_try_and_three_a_code_and_nine_end_it() {
+fn three_wrong_codes_void_a_code_and_nine_end_the_pairing() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     let (mut waiting, address, mut code) = lab3.wait_to_pair();
@@ -173,7 +173,7 @@ fn a_wrong_code_costs_a_try_and_three_a_code_and_nine_end_it() {
         assert_eq!(outcome.code, Some(3), "{number}: {outcome:?}");
         assert!(outcome.stderr.contains("the code is wrong"), "{number}: {outcome:?}");
         if number == 3 {
-            // The first code is void, right as it is.
+            // The first code is void, even if typed correctly.
             code = next_code(&waiting).1;
             assert_ne!(code, first);
         }
@@ -211,7 +211,7 @@ fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
     pair(&lab3, &desk);
     let image = harness.image("a.img", 4 << 20);
     let (_share, address) = lab3.share(&[&format!("disk:{}", image.display()), "zero"]);
-    // Nothing, until its owner says so.
+    // A paired host may use nothing until the owner allows it.
     let listed = desk.run(&["list", "lab3", "--address", &address]);
     assert!(listed.stdout.contains("offers nothing to this host"), "{listed:?}");
     assert_eq!(desk.run(&["attach", "lab3/disk", "--via", "fuse"]).code, Some(4));
@@ -219,7 +219,7 @@ fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
     let listed = desk.json(&["list", "lab3", "--json"]);
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"disk".into(), &"available".into()));
-    // By bus id neither.
+    // Not by bus id either.
     assert_eq!(desk.run(&["attach", "lab3/1-2", "--via", "fuse"]).code, Some(4));
     lab3.ok(&["forbid", "desk", "all"]);
     assert_eq!(desk.json(&["list", "lab3", "--json"]), Value::Array(Vec::new()));
@@ -255,7 +255,7 @@ fn a_disk_is_read_and_written_over_an_encrypted_link() {
     assert_eq!(states[0]["state"], "in use");
     assert!(states[0]["user"].as_str().unwrap().starts_with("desk ("), "{states}");
     assert!(lab3.has_noted(&[("event", "attach"), ("outcome", "ok"), ("peer", "desk"), ("device", "disk")]));
-    // What was allowed is taken back: at once, from whoever uses it.
+    // Unpairing takes back every permission at once, also from a running session.
     lab3.ok(&["unpair", "desk"]);
     assert_eq!(attached.wait_for_end(PATIENCE), Some(3), "{}", attached.log());
     assert!(attached.log().contains("refused: lab3:3240/disk: not shared with you any more"), "{}", attached.log());
@@ -265,7 +265,7 @@ fn a_disk_is_read_and_written_over_an_encrypted_link() {
     assert!(outcome.stderr.contains("does not know this host's key"), "{outcome:?}");
 }
 
-/// Both daemons read strangers' bytes, and neither has a right left to do anything with them.
+/// Both daemons read untrusted bytes, and both run without privileges.
 #[test]
 fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
     if !super::harness::has_fuse() {
@@ -298,7 +298,7 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
     wait_until(PATIENCE, "it is attached", || file.exists());
     fs::File::options().write(true).open(&file).and_then(|mut file| file.write_all(&[7; 4096])).unwrap();
 
-    // Who uses it, and what for: told to its owner, and to everybody who may ask.
+    // Both the owner and any host that may use the disk see who uses it, and why.
     let disk = |host: &Host<'_>| host.json(&["status", "--json"])[0]["devices"][0].clone();
     wait_until(PATIENCE, "the reason is told", || disk(&lab3)["reason"] == "nightly backup");
     let listed = desk.json(&["list", "--json"]);
@@ -315,7 +315,7 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
         super::rights::assert_without_rights(pid);
     }
 
-    // Another configuration, read again by the half that may.
+    // The broker reads another configuration.
     fs::write(harness.path("desk.toml"), "plain.listen=[]").unwrap();
     assert!(desk.ok(&["daemon", "reload"]).contains("removed"));
     wait_until(PATIENCE, "it is let go of", || !at.exists() && disk(&lab3)["state"] == "available");
@@ -327,11 +327,11 @@ fn a_daemon_serves_paired_hosts_and_another_keeps_what_they_share_attached() {
 }
 
 #[test]
-fn a_paired_name_is_never_anything_else() {
+fn paired_name_never_reaches_another_host() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
-    // Where lab3 was there is now a plain exporter: not what was paired.
+    // lab3's address now has a plain exporter, not the paired host.
     let plain = harness.share(&["zero"]);
     let outcome = desk.run(&["list", "lab3", "--address", &plain.address]);
     assert_eq!(outcome.code, Some(3), "{outcome:?}");
@@ -343,14 +343,14 @@ fn a_paired_name_is_never_anything_else() {
     let outcome = desk.run(&["list", "lab3", "--address", &address]);
     assert_eq!(outcome.code, Some(3), "{outcome:?}");
     assert!(outcome.stderr.contains("not the host that was paired as 'lab3'"), "{outcome:?}");
-    // A list of peers that cannot be read makes nobody plain.
+    // An unreadable list of peers does not fall back to plain USB/IP.
     fs::write(harness.path("desk").join("peers.json"), "{").unwrap();
     let outcome = desk.run(&["list", &plain.address]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
 }
 
 #[test]
-fn strangers_are_refused_and_noted_and_harm_nobody() {
+fn unpaired_hosts_are_refused_and_logged_and_disturb_no_session() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -358,7 +358,7 @@ fn strangers_are_refused_and_noted_and_harm_nobody() {
     let (share, address) = lab3.share(&["zero"]);
     desk.ok(&["list", "lab3", "--address", &address]);
 
-    // A farbus that is not paired, though it has paired lab3 on its own side.
+    // A farbus that is not paired here, though it has paired lab3 on its own side.
     let stranger = Host { harness: &harness, name: "stranger" };
     let key = stranger.fingerprint();
     fs::copy(harness.path("desk").join("peers.json"), harness.path("stranger").join("peers.json")).unwrap();
@@ -369,16 +369,16 @@ fn strangers_are_refused_and_noted_and_harm_nobody() {
         lab3.has_noted(&[("event", "connect"), ("outcome", "refused"), ("fingerprint", &key)])
     });
 
-    // Some who say nothing, and hold the door.
+    // Connections that stay silent and keep their places.
     let silent: Vec<_> = (0..5).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    // One who speaks plain USB/IP.
+    // A client that speaks plain USB/IP.
     let mut plain = TcpStream::connect(&address).unwrap();
     plain.write_all(&[0x01, 0x11, 0x80, 0x05, 0, 0, 0, 0]).unwrap();
     let mut answer = Vec::new();
     plain.read_to_end(&mut answer).unwrap();
     assert!(answer.len() < 16 && !answer.starts_with(&[0x01, 0x11]), "an alert and nothing of ours: {answer:?}");
     desk.ok(&["list", "lab3"]);
-    // Those who say nothing are let go of.
+    // Silent connections are closed.
     let started = Instant::now();
     for mut stream in silent {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -386,7 +386,7 @@ fn strangers_are_refused_and_noted_and_harm_nobody() {
     }
     assert!(started.elapsed() < Duration::from_secs(30));
 
-    // And one who comes a thousand times.
+    // And a client that connects a thousand times.
     let mut refused_at_once = 0;
     for _ in 0..1000 {
         let Ok(mut stream) = TcpStream::connect(&address) else { continue };
@@ -399,7 +399,7 @@ fn strangers_are_refused_and_noted_and_harm_nobody() {
     let lines = lab3.audit_lines("connect");
     assert!(lines < 50, "{lines} lines: a flood does not fill the log");
     share.assert_logged("further ones are not mentioned");
-    // It is known by its address; a pause is forgiven.
+    // desk's address was refused along with the client's, which shares it; after a pause it is admitted again.
     thread::sleep(Duration::from_secs(7));
     desk.ok(&["list", "lab3"]);
 }

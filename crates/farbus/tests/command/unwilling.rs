@@ -1,7 +1,7 @@
-//! Peers that are well-formed and unwilling, at real sockets: they go on asking and read nothing. What the process
-//! holds because of all of them, one after the other and some at once, is below what one peer may hold.
+//! Peers at real sockets that keep to the wire format and never read: they send requests and take no answers. All such
+//! peers together, one after the other and some at once, may make the process hold no more than one peer is allowed.
 //!
-//! What they say is made from the list of all kinds of frames (`crates/session/tests/unwilling/kinds.rs`).
+//! Their messages come from the list of all kinds of frames (`crates/session/tests/unwilling/kinds.rs`).
 
 use std::convert::Infallible;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -19,18 +19,18 @@ use super::hostile::Witness;
 use super::kinds::{Says, all_kinds, frame, of_importer, open};
 use super::trust::{Host, hosts, pair};
 
-/// What a peer that may use nothing may have a process hold.
+/// The memory that a peer without permissions may make a process hold.
 const STRANGER_KIB: u64 = 64 << 10;
-/// How long each asks.
+/// How long each peer sends requests.
 const ASKS_FOR: Duration = Duration::from_millis(300);
-/// How long a socket takes nothing before that counts as full.
+/// A socket that takes no bytes for this long counts as full.
 const FULL_AFTER: Duration = Duration::from_millis(60);
 
-/// What a peer says on its way to a process, until the socket takes no more.
+/// Sends a peer's messages to a process until its socket takes no more.
 fn flood(mut send: impl FnMut(&[u8]) -> std::io::Result<Option<usize>>, mut says: impl FnMut(u32) -> Vec<u8>) {
     let (began, mut moved, mut turn) = (Instant::now(), Instant::now(), 0);
     while began.elapsed() < ASKS_FOR {
-        // Several at once, so that it is the other end that is busy.
+        // Several messages at once, so that the receiver is the busy end.
         let said: Vec<u8> = (turn..turn + 16).flat_map(&mut says).collect();
         turn += 16;
         let mut rest = &said[..];
@@ -43,7 +43,7 @@ fn flood(mut send: impl FnMut(&[u8]) -> std::io::Result<Option<usize>>, mut says
                 Ok(None) if moved.elapsed() < FULL_AFTER && began.elapsed() < ASKS_FOR => {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                // It is full, or the peer was cut off.
+                // The socket is full, or the peer was cut off.
                 Ok(None) | Err(_) => return,
             }
         }
@@ -64,7 +64,7 @@ fn flood_link(link: &Link, says: &mut Says) {
     flood(|bytes| link.try_send(&[IoSlice::new(bytes)]), says);
 }
 
-/// A link on which a session has begun, or gets a further lane.
+/// Begins a session on a link, or adds a lane to one.
 fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> Welcome {
     let exchange = |said: &[u8], heard: &mut [u8]| {
         exchange(said, heard);
@@ -73,7 +73,7 @@ fn begin(mut exchange: impl FnMut(&[u8], &mut [u8]), position: LanePosition) -> 
     begin_if_let(exchange, position).expect("an exchange that does not fail")
 }
 
-/// The same where the connection may be closed unread.
+/// Like [`begin`], where the connection may be closed unread.
 fn begin_if_let<E>(
     mut exchange: impl FnMut(&[u8], &mut [u8]) -> Result<(), E>,
     position: LanePosition,
@@ -135,7 +135,7 @@ fn assert_below(process: &Running, base_kib: u64, limit_kib: u64, what: &str) {
 }
 
 #[test]
-fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_more() {
+fn peer_of_a_plain_port_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
     let witness = Witness::on(&share);
@@ -147,7 +147,7 @@ fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_
             let (stream, _) = over_tcp(&share.address, new_session(7));
             flood_stream(&stream, says);
             assert_below(&share.process, base, STRANGER_KIB, &format!("{kind:?} {name}"));
-            // Each stays for a while: what all of them have together counts.
+            // Each peer stays for a while, so that their memory adds up.
             kept.push(stream);
             if kept.len() > 5 {
                 kept.remove(0);
@@ -159,7 +159,7 @@ fn whoever_asks_a_plain_port_and_reads_nothing_takes_its_share_of_memory_and_no_
 }
 
 #[test]
-fn so_does_whoever_uses_all_lanes_of_a_session() {
+fn peer_with_eight_lanes_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let base = share.process.peak_kib();
@@ -186,7 +186,7 @@ fn secure_share<'h>(lab3: &Host<'h>) -> (Running, SocketAddr) {
 }
 
 #[test]
-fn so_does_a_paired_host_that_may_use_nothing_over_tls_and_quic() {
+fn paired_host_without_permission_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let [lab3, desk] = hosts(&harness);
     pair(&lab3, &desk);
@@ -216,7 +216,7 @@ fn so_does_a_paired_host_that_may_use_nothing_over_tls_and_quic() {
 }
 
 #[test]
-fn a_user_of_a_disk_that_reads_nothing_takes_what_its_credit_allows() {
+fn disk_user_that_never_reads_is_bounded_by_its_credit() {
     let harness = Harness::new();
     let image = format!("disk:{}", harness.image("far.img", 64 << 20).display());
     let share = harness.share(&[&image, "zero"]);
@@ -232,7 +232,7 @@ fn a_user_of_a_disk_that_reads_nothing_takes_what_its_credit_allows() {
                 turn => says(turn - 1),
             };
             flood_stream(&stream, &mut says);
-            // 32 MiB of data in flight, as much unacknowledged as a link may have, and the rest.
+            // 32 MiB of data in flight, as much again unacknowledged, as a link may have, and some more.
             assert_below(&share.process, base, 64 << 10, &format!("{kind:?} {name}, a disk"));
         }
     }
@@ -240,7 +240,7 @@ fn a_user_of_a_disk_that_reads_nothing_takes_what_its_credit_allows() {
     assert_eq!(listed.code, Some(0), "{listed:?}");
 }
 
-/// Everything that a USB/IP client may say.
+/// Every message that a USB/IP client may send.
 fn of_usbip_client() -> Vec<(&'static str, Says)> {
     use farbus_session::Request;
     let submit = |direction: u32, endpoint: u32, length: u32| {
@@ -259,7 +259,7 @@ fn of_usbip_client() -> Vec<(&'static str, Says)> {
         words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect::<Vec<u8>>()
     };
     let mut all: Vec<(&'static str, Says)> = Vec::new();
-    // One more kind of request is one more case.
+    // A new kind of request does not compile until it has a case here.
     let listed = |request: &Request| match request {
         Request::DeviceList | Request::Import(_) | Request::Submit(_) | Request::Unlink(_) => (),
     };
@@ -273,7 +273,7 @@ fn of_usbip_client() -> Vec<(&'static str, Says)> {
 }
 
 #[test]
-fn whoever_speaks_usbip_and_reads_nothing_takes_its_share() {
+fn usbip_client_that_never_reads_has_bounded_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let base = share.process.peak_kib();
@@ -300,7 +300,7 @@ fn whoever_speaks_usbip_and_reads_nothing_takes_its_share() {
 }
 
 #[test]
-fn who_asks_at_the_control_socket_or_at_the_pairing_port_and_reads_nothing_takes_next_to_nothing() {
+fn control_and_pairing_clients_that_never_read_take_next_to_no_memory() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let run = harness.path("run").join("farbus");
@@ -341,7 +341,7 @@ fn next_frame(stream: &mut TcpStream) -> (u8, Vec<u8>) {
 }
 
 #[test]
-fn two_hundred_devices_are_two_hundred_connections_of_one_peer_and_one_too_many_is_told_so() {
+fn peer_may_use_150_devices_and_is_told_which_limit_it_reached() {
     let harness = Harness::new();
     let what = vec!["zero"; 240];
     let share = harness.share(&what);

@@ -1,6 +1,6 @@
-//! Programs of this machine that are well-formed and unwilling: NBD clients and usbredir guests that go on asking and
-//! read no answers, or announce much and send little. What they make a process hold is bounded, others are served, and
-//! they are cut off at last.
+//! Local programs that keep to the protocol and never read: NBD clients and usbredir guests that send requests and take
+//! no answers, or announce much and send little. The memory they make a process hold is bounded, other clients are
+//! served, and they are finally cut off.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,14 +16,14 @@ use farbus_session::redir::usbredir::{Message, Outcome, Packet};
 use super::harness::{Harness, PATIENCE, Running};
 use super::redir::Guest;
 
-/// How long a socket takes nothing before that counts as full.
+/// A socket that takes no bytes for this long counts as full.
 const FULL_AFTER: Duration = Duration::from_secs(1);
-/// How often each asks at most, and how many bytes it sends at most.
+/// How many requests each sends at most, and how many bytes.
 const ASKED_MAX: u64 = 400_000;
 const SAID_BYTES_MAX: usize = 64 << 20;
 
-/// Writes what it says until that is nothing or enough, or the socket takes no more for so long, or the other end has
-/// cut it off: then it returns true.
+/// Writes what `says` returns until it returns nothing or the limit is reached. Returns true if before that the socket
+/// took nothing for `full_after`, or the other end closed it.
 fn flood(stream: &UnixStream, full_after: Duration, mut says: impl FnMut(u64) -> Vec<u8>) -> bool {
     stream.set_write_timeout(Some(full_after)).unwrap();
     let mut said_bytes = 0;
@@ -48,7 +48,7 @@ fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// 0 reads, 1 writes.
+/// An NBD request. Command 0 reads, 1 writes.
 fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut bytes = 0x2560_9513u32.to_be_bytes().to_vec();
     bytes.extend([0, 0]);
@@ -59,7 +59,7 @@ fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     bytes
 }
 
-/// Whether a read of so many bytes is answered.
+/// Whether a read of `length` bytes is answered.
 fn is_served(client: &mut UnixStream, cookie: u64, length: u32) -> bool {
     let mut answer = vec![0; 16 + length as usize];
     client.write_all(&request(0, cookie, 0, length)).and_then(|()| client.read_exact(&mut answer)).is_ok()
@@ -67,7 +67,7 @@ fn is_served(client: &mut UnixStream, cookie: u64, length: u32) -> bool {
 
 type Says = Box<dyn Fn(u64) -> Vec<u8> + Sync>;
 
-/// Everything by which a client may have a server hold much, from its first request on.
+/// Every way in which a client may make a server hold memory, starting with its first request.
 fn of_nbd_client() -> Vec<(&'static str, Says)> {
     vec![
         ("reads of 32 MiB", Box::new(|turn| request(0, turn, 0, 32 << 20))),
@@ -89,7 +89,7 @@ fn of_nbd_client() -> Vec<(&'static str, Says)> {
 }
 
 #[test]
-fn nbd_clients_that_read_nothing_take_the_budget_of_all_and_no_more() {
+fn nbd_clients_that_read_nothing_stay_within_the_shared_budget() {
     let harness = Harness::new();
     let socket = harness.path("local.sock");
     let what = format!("block:{}", harness.image("image", 64 << 20).display());
@@ -97,7 +97,7 @@ fn nbd_clients_that_read_nothing_take_the_budget_of_all_and_no_more() {
     nbd.wait_for_line("serving as ");
     assert!(is_served(&mut connect(&socket), 1, 1 << 20));
     let base = nbd.peak_kib();
-    // What all may hold, what the server keeps for its next answers, and what the allocator does not give back.
+    // The budget of all clients, what the server keeps for its next answers, and what the allocator does not return.
     let limit_kib = (NBD_CLIENTS_BYTES_MAX >> 10) as u64 + (32 << 10);
     for (name, says) in of_nbd_client() {
         let unwilling: Vec<UnixStream> = (0..NBD_CONNECTIONS_MAX).map(|_| connect(&socket)).collect();
@@ -106,7 +106,7 @@ fn nbd_clients_that_read_nothing_take_the_budget_of_all_and_no_more() {
         println!("16 clients, {name}: {grown} KiB");
         assert!(grown < limit_kib, "{name}: grown by {grown} KiB");
         if name.contains("32 MiB") {
-            // All places are taken, by clients that take nothing or send nothing: one of them has to leave.
+            // All places are taken by clients that read nothing or send nothing: one of them has to leave.
             assert!(is_served(&mut connect(&socket), 1, 2 << 20), "{name}");
         }
     }
@@ -128,7 +128,7 @@ fn an_nbd_client_is_served_beside_those_that_read_nothing() {
     assert!((0..200).all(|cookie| is_served(&mut willing, cookie, 128 << 10)));
     let took = began.elapsed();
     assert!(took < PATIENCE, "{took:?}");
-    // More than is left for it: those who hold that take nothing, and are cut off.
+    // More than the budget has left: the stuck clients that hold it are cut off.
     assert!(is_served(&mut willing, 1, 32 << 20));
     println!("25 MiB in {took:?}, 32 MiB at once after {:?}", began.elapsed());
 }
@@ -136,8 +136,8 @@ fn an_nbd_client_is_served_beside_those_that_read_nothing() {
 /// Makes a guest's request, from the number of its turn.
 type MakeRequest = Box<dyn Fn(u64) -> Message>;
 
-/// Everything that a guest may ask for again and again, and whether it is cut off at last, however soon: what else it
-/// asks for may wait in its socket.
+/// Every request that a guest may repeat, and whether it is finally cut off. Otherwise its further requests wait in its
+/// socket.
 fn of_guest() -> Vec<(&'static str, bool, MakeRequest)> {
     let bulk = |endpoint: u8, length: u32, payload: Payload| {
         let (endpoint, outcome) = (EpAddr::from_byte(endpoint), Outcome::Success);
@@ -161,7 +161,7 @@ fn of_guest() -> Vec<(&'static str, bool, MakeRequest)> {
 }
 
 #[test]
-fn a_usbredir_guest_that_reads_nothing_takes_its_share_is_cut_off_and_the_next_is_served() {
+fn usbredir_guest_that_reads_nothing_is_bounded_and_cut_off_and_the_next_is_served() {
     let harness = Harness::new();
     let share = harness.share(&["zero"]);
     let socket = harness.path("guest.sock");

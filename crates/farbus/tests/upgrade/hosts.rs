@@ -29,7 +29,7 @@ pub const DIRECTIONS: [(Release, Release); 2] = [(Previous, This), (This, Previo
 pub fn has_previous() -> bool {
     let is_there = std::env::var_os("FARBUS_PREVIOUS").is_some();
     if !is_there {
-        // Not by a macro: what those print is kept back where a test passes.
+        // Not by a macro: the test harness hides what macros print in a test that passes.
         let _ = writeln!(
             std::io::stderr(),
             "SKIPPED, FARBUS_PREVIOUS names no program of the previous release (cargo xtask test --only upgrade): {}",
@@ -49,7 +49,7 @@ impl Release {
     }
 }
 
-/// One of several hosts in a house: a key, a state folder and a runtime folder of its own.
+/// One of several hosts in a harness: a key, a state folder and a runtime folder of its own.
 #[derive(Clone)]
 pub struct Host<'h> {
     pub harness: &'h Harness,
@@ -101,14 +101,14 @@ impl<'h> Host<'h> {
         Running::start(self.command(arguments))
     }
 
-    /// Starts `farbus share WHAT…` for anybody on this machine; says where.
+    /// Starts `farbus share WHAT…` for any host of this machine; returns the process and its address.
     pub fn share(&self, what: &[&str]) -> (Running, String) {
         let process = self.start(&[&["share"], what, &["--listen", "127.0.0.1:0"]].concat());
         let address = address_in(&process.wait_for_line("listening on "));
         (process, address)
     }
 
-    /// Starts `farbus share WHAT…` for paired hosts alone, there; says where.
+    /// Starts `farbus share WHAT…` for paired hosts alone, at `at`; returns the process and its address.
     pub fn share_secure(&self, what: &[&str], at: &str) -> (Running, String) {
         let process = self.start(&[&["share"], what, &["--listen", "none", "--secure", at]].concat());
         let address = address_in(&process.wait_for_line("for paired hosts"));
@@ -129,13 +129,13 @@ pub fn pair(waits: &Host<'_>, joins: &Host<'_>) {
     assert_eq!(waiting.wait_for_end(PATIENCE), Some(0), "{}", waiting.log());
 }
 
-/// Asks a process to end, which has to do so well.
+/// Asks a process to end, which has to succeed.
 pub fn end(mut process: Running) {
     process.signal(Signal::INT);
     assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
 }
 
-/// Bytes of which no block is like another of it or of another round.
+/// Bytes in which every block differs from the others and from those of other rounds.
 pub fn noise(round: u64, count: usize) -> Vec<u8> {
     let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -147,7 +147,7 @@ pub fn noise(round: u64, count: usize) -> Vec<u8> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Runs fio over an NBD server or a file, which has to find every byte as it wrote it.
+/// Runs fio on an NBD server or a file; fio has to read back every byte as it wrote it.
 pub fn run_fio(harness: &Harness, arguments: &[&str]) {
     let work = "--name=upgrade --rw=randwrite --size=2m --iodepth=8 --fsync=50 --blockalign=512 --bsrange=512-64k \
                 --verify=crc32c --verify_fatal=1 --verify_state_save=0 --minimal";

@@ -1,5 +1,5 @@
-//! What programs read: every key that the previous release printed is printed by this version, with a value of the same
-//! type.
+//! The JSON that programs read: every key that the previous release printed is printed by this version, with a value of
+//! the same type.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::hosts::{Host, Previous, Release, This, end, has_previous, pair};
 /// Keys and types of a JSON value, whatever its strings and numbers are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
-    /// Nothing is known of it: null, or an element of a list without any.
+    /// Unknown: null, or an element of an empty list.
     Any,
     Bool,
     Number,
@@ -36,7 +36,7 @@ impl Shape {
         }
     }
 
-    /// What is known of two values of one place.
+    /// Merges what two values of one place show.
     fn with(self, other: Self) -> Self {
         match (self, other) {
             (Shape::Any, known) | (known, Shape::Any) => known,
@@ -52,7 +52,7 @@ impl Shape {
         }
     }
 
-    /// The first place at which `newer` lacks what this has, or has another type.
+    /// The first place at which `newer` lacks a key of this shape, or has another type.
     fn missing_in(&self, newer: &Self, place: &str) -> Option<String> {
         match (self, newer) {
             (Shape::Any, _) => None,

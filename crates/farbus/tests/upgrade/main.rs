@@ -2,7 +2,7 @@
 //! upgraded in use, state and configuration of the other release, commands to a process of the other release, JSON.
 //!
 //! `cargo xtask test --only upgrade` builds the previous release and names its program in `FARBUS_PREVIOUS`; without
-//! that variable every test here says so and passes. `docs/upgrades.md` has the rules that these tests hold.
+//! that variable every test here says so and passes. The rules that these tests check are in `docs/upgrades.md`.
 
 #[allow(dead_code, reason = "the tests of the command use the rest")]
 #[path = "../command/harness.rs"]

@@ -1,4 +1,4 @@
-//! A daemon of the previous release whose program is replaced by this one's, and which is restarted while it is used.
+//! A daemon of the previous release whose program is replaced by this version's, and which is restarted in use.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::harness::{Harness, PATIENCE, has, has_fuse, has_program, is_mounted, wait_until};
 use super::hosts::{Host, Previous, Release, This, address_in, end, has_previous, noise, pair, run_fio};
 
-/// The process that goes on after a restart, ended with the test.
+/// The process that continues after a restart; it ends with the test.
 struct Later(Pid);
 
 impl Later {
@@ -34,7 +34,7 @@ impl Drop for Later {
     }
 }
 
-/// Lets a worker end when whoever waits for it fails.
+/// Sets the flag when it is dropped, so that a worker ends even if the waiting thread fails.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -43,11 +43,11 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// As a package manager does: what runs keeps its file.
+/// Replaces the file as a package manager does: the running program keeps the old one.
 fn install(release: Release, program: &Path) {
     let new = program.with_extension("new");
-    // Not by this process: what another test starts meanwhile would have the copy open for writing, and it could not be
-    // run.
+    // Not by this process: another test's child would have the copy open for writing for a moment, and the copy could
+    // not be run.
     assert!(Command::new("cp").arg(release.program()).arg(&new).status().unwrap().success());
     fs::rename(new, program).unwrap();
 }
@@ -100,7 +100,7 @@ fn importer_upgraded_in_use_keeps_its_mount_and_its_nbd_clients() {
             let _end = SetOnDrop(&is_done);
             let clients = scope.spawn(|| {
                 while !is_done.load(Ordering::Acquire) {
-                    // It does not connect again: a connection that ends fails it.
+                    // fio does not connect again: a connection that ends fails it.
                     run_fio(&harness, &["--ioengine=nbd", &uri]);
                 }
             });
@@ -221,7 +221,7 @@ fn daemon_of_this_version_that_is_replaced_by_the_previous_release_goes_on_servi
     let daemon = desk.start(&["daemon", "--config", &config(&harness, text)]);
     let address = address_in(&daemon.wait_for_line("listening on"));
     install(Previous, &program);
-    // Whichever process it is that goes on: what is shared stays shared, at the same address.
+    // Whichever process continues, the share stays at the same address.
     let answer = desk.run(&["daemon", "restart", "--json"]);
     let _later = serde_json::from_str::<Value>(&answer.stdout)
         .ok()

@@ -20,17 +20,17 @@ const MIB: usize = 1 << 20;
 /// How an importer reaches its exporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// USB/IP, as with any importer.
+    /// Plain USB/IP, as with any importer.
     Usbip,
     /// farbus's own protocol without keys.
     Native,
-    /// The same with a paired host, over TLS.
+    /// farbus's own protocol with a paired host, over TLS.
     Paired,
 }
 
 const WAYS: [Way; 3] = [Way::Usbip, Way::Native, Way::Paired];
 
-/// An exporter of one release that offers all of this to an importer of the other, and how that attaches.
+/// An exporter of one release that offers a set of devices to an importer of the other, by one way.
 struct Meeting<'h> {
     exporter: Host<'h>,
     importer: Host<'h>,
@@ -65,7 +65,7 @@ impl<'h> Meeting<'h> {
         }
     }
 
-    /// What `farbus attach` needs to reach it so.
+    /// The arguments with which `farbus attach` reaches the exporter.
     fn how(&self) -> Vec<&str> {
         match self.way {
             Way::Usbip => vec!["--grace", "0"],
@@ -74,7 +74,7 @@ impl<'h> Meeting<'h> {
         }
     }
 
-    /// Attaches a disk as a file and writes and reads all of it, then lets go of it.
+    /// Attaches a disk as a file, writes and reads all of it, and detaches.
     fn write_and_read(&self, device: &str, more: &[&str], written: &[u8]) {
         let at = self.importer.harness.path("at");
         let target = self.target(device);
@@ -258,7 +258,7 @@ fn disk_migrates_between_importers_of_both_releases_and_back() {
     }
 }
 
-/// Stands between two hosts, and cuts their links.
+/// A proxy between two hosts that cuts their links.
 struct Cutter {
     address: SocketAddr,
     open: Arc<Mutex<Vec<TcpStream>>>,
@@ -359,7 +359,7 @@ fn disk_whose_exporter_was_killed_and_started_again_shows_its_own_bytes_or_none(
             share.has_line_before_its_end("for paired hosts").then_some(share)
         });
         meeting._share = restarted.expect("the port is free again");
-        // Whether such a session goes on is for the two to say; what it must not show is anything else.
+        // The two ends decide whether such a session continues; it must never show other bytes.
         let mut found = vec![0; MIB];
         let read = file.read_exact_at(&mut found, 2 * MIB as u64).and_then(|()| file.read_exact_at(&mut found, 0));
         assert!(read.is_err() || found == written, "{direction:?}");

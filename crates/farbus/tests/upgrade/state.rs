@@ -30,7 +30,7 @@ fn keys_pairings_and_grants_are_those_of_the_previous_release_and_can_go_back_to
     old.ok(&["allow", "desk", "disk"]);
     let fingerprint = old.json(&["id", "--json"])["fingerprint"].clone();
     let before = allowed(&old, "desk");
-    // Upgraded.
+    // After the upgrade.
     let new = old.with(This);
     assert_eq!(new.json(&["id", "--json"])["fingerprint"], fingerprint);
     assert_eq!(allowed(&new, "desk"), before);
@@ -49,7 +49,7 @@ fn keys_pairings_and_grants_are_those_of_the_previous_release_and_can_go_back_to
     );
     end(share);
     assert!(audit(&new).len() >= 4, "both releases wrote into one log");
-    // And back: what was added is there.
+    // Back on the previous release: what was added is still there.
     assert_eq!(old.json(&["id", "--json"])["fingerprint"], fingerprint);
     let text = |value: Value| value.to_string();
     assert!(text(allowed(&old, "desk")).contains("disk") && text(allowed(&old, "desk")).contains("keyboard"));
@@ -69,7 +69,7 @@ fn configuration_of_the_previous_release_is_read_with_all_its_examples() {
     fs::write(&file, &packaged).unwrap();
     let new = Host::new(&harness, "lab3", This);
     new.ok(&["daemon", "--check", "--config", file.to_str().unwrap()]);
-    // A table is said once: the examples of tables that have one already are left out.
+    // TOML permits a table once: examples of tables that are already there are left out.
     let examples: String =
         packaged.lines().filter_map(|line| line.strip_prefix("#: ")).map(|line| format!("{line}\n")).collect();
     assert!(!examples.is_empty(), "the packaged file has examples");

@@ -1,9 +1,9 @@
-//! A sound card: a speaker that counts what it is sent, a microphone that hears a tone (USB Audio 1.0).
+//! A sound card: a speaker that counts the samples it gets, a microphone that records a tone (USB Audio 1.0).
 //!
-//! 48 kHz, two channels of 16 bits. The speaker is adaptive: it takes what comes, at the rate at which it comes. The
-//! microphone keeps the bus's clock: 48 frames a millisecond. Both keep the bus's pace, so a host that is late is late:
-//! each time an endpoint in use has nothing queued is counted, and so are the intervals that passed. What was played is
-//! never answered for by ear: the speaker knows the microphone's [`tone`], and counts where it breaks.
+//! 48 kHz, two channels of 16 bits. The speaker is adaptive: it plays at the rate of the incoming data. The microphone
+//! keeps the bus's clock: 48 frames a millisecond. Both keep the bus's pace, so a late host is noticed: the card counts
+//! each time an endpoint in use has nothing queued, and the intervals that pass meanwhile. To check what was played,
+//! the speaker knows the microphone's [`tone`], and counts where it breaks.
 
 use std::time::Duration;
 
@@ -42,11 +42,11 @@ const EP_GENERAL: u8 = 1;
 const USB_STREAMING: [u8; 2] = [0x01, 0x01];
 const TERMINAL_MICROPHONE: [u8; 2] = [0x01, 0x02];
 const TERMINAL_SPEAKER: [u8; 2] = [0x01, 0x03];
-/// Terminals' ids: what the host plays goes from 1 to 2, what it records from 3 to 4.
+/// Terminal ids: played sound goes from 1 to 2, recorded sound from 3 to 4.
 const PLAYED: u8 = 1;
 const RECORDED: u8 = 4;
 
-/// What it counts, in the order of [`Count`].
+/// The counters, in the order of [`Count`].
 const COUNTS: &[&str] = &[
     "speaker_frames",
     "speaker_tone_frames",
@@ -60,25 +60,25 @@ const COUNTS: &[&str] = &[
     "microphone_missed_intervals",
 ];
 
-/// A place among [`COUNTS`].
+/// An index into [`COUNTS`].
 #[derive(Clone, Copy, Debug)]
 enum Count {
-    /// Frames that came.
+    /// Frames received.
     SpeakerFrames,
-    /// Of these, frames of the tone.
+    /// Frames of the tone.
     ToneFrames,
-    /// Of these, frames that were not the next.
+    /// Frames of the tone that did not continue it.
     ToneBreaks,
-    /// Frames that were zero.
+    /// Frames of zeros.
     SilentFrames,
-    /// Packets that were not whole frames.
+    /// Packets that did not hold whole frames.
     Malformed,
-    /// Times that the speaker had nothing to play though the host plays, and for how long.
+    /// How often the speaker had nothing to play while the host was playing, and for how long.
     SpeakerLate,
     SpeakerMissed,
-    /// Frames that were recorded.
+    /// Frames recorded.
     MicrophoneFrames,
-    /// Times that nobody took what the microphone had though the host records, and for how long.
+    /// How often the host did not fetch the microphone's frames while it was recording, and for how long.
     MicrophoneLate,
     MicrophoneMissed,
 }
@@ -86,7 +86,7 @@ enum Count {
 /// A sound card.
 #[derive(Debug)]
 pub struct Audio {
-    /// What the microphone hears, and what it sends an interval.
+    /// The tone that the microphone records, and the frames per interval.
     tone: Tone,
     packet_frames: usize,
     listener: Listener,
@@ -132,7 +132,7 @@ fn definition(speed: Speed) -> Definition {
         let general = [7, CS_INTERFACE, AS_GENERAL, terminal, 1, 0x01, 0x00];
         // Type I, two channels of 2 bytes with 16 bits, one rate.
         let format = [11, CS_INTERFACE, AS_FORMAT_TYPE, 1, 2, 2, 16, 1, low, middle, high];
-        // No rate to set, no lock to wait for; refresh and synch address are none (§4.6.1.1).
+        // No rate control, no lock delay; no refresh and no synch address (§4.6.1.1).
         let of_endpoint = [7, CS_ENDPOINT, EP_GENERAL, 0, 0, 0, 0];
         streaming()
             .alternate_of_previous()
@@ -150,7 +150,7 @@ fn definition(speed: Speed) -> Definition {
         .interface(active(RECORDED, MICROPHONE, Synchronization::Synchronous))
 }
 
-/// Header and terminals of the control interface (Audio 1.0 §4.3.2): what is played, and what is recorded.
+/// Header and terminals of the control interface (Audio 1.0 §4.3.2), for playing and for recording.
 fn control_descriptors() -> Vec<u8> {
     let input = |id: u8, [low, high]: [u8; 2]| {
         // Left front and right front.
@@ -213,7 +213,7 @@ impl Function for Audio {
             Direction::Out => (self.is_playing, Count::SpeakerLate, Count::SpeakerMissed),
             Direction::In => (self.is_recording, Count::MicrophoneLate, Count::MicrophoneMissed),
         };
-        // Before the first packet the host is not late: it has not begun.
+        // Before the first packet the host has not begun, and so is not late.
         if is_used {
             self.count(late, 1);
             self.count(missed, intervals);
@@ -221,8 +221,8 @@ impl Function for Audio {
     }
 
     fn selected(&mut self, selection: &Selection, _cx: &mut Context<'_>) {
-        // Whoever stops goes to the setting without an endpoint; whoever begins again begins anew, and so does the tone
-        // for him.
+        // A host that stops selects the setting without an endpoint; when it begins again, the tone begins again as
+        // well.
         if selection.endpoint(SPEAKER).is_none() {
             (self.is_playing, self.listener) = (false, Listener::default());
         }
@@ -239,7 +239,7 @@ impl Function for Audio {
         Some(self.tally.clone())
     }
 
-    /// Where both tones are, and what was counted.
+    /// The positions of both tones, and the counters.
     fn save(&self) -> Option<Vec<u8>> {
         let mut state = Saver::default();
         state.flag(self.is_playing);

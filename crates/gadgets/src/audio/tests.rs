@@ -1,4 +1,4 @@
-//! The sound card as a host sees it: what it says of itself, its pace, what it counts.
+//! The sound card as a host sees it: its descriptors, its pace, its counters.
 
 use super::*;
 use farbus_model::descriptor::kind;
@@ -44,7 +44,7 @@ impl Host {
         self.submit(Urb::data_out(UrbId(self.urbs), SPEAKER, data.to_vec().into()), packet_bytes, packets);
     }
 
-    /// Waits for the next to end.
+    /// Waits for the next completion.
     fn next(&mut self) -> Done {
         loop {
             if let Some(done) = self.done.pop() {
@@ -65,10 +65,10 @@ fn set_interface(interface: u16, alternate: u16) -> Setup {
 }
 
 #[test]
-fn what_was_recorded_plays_without_a_break_at_both_speeds() {
+fn recorded_tone_plays_without_a_break_at_both_speeds() {
     for (speed, packet_bytes, packets, span_us) in [(Speed::Full, 192, 8, 8000), (Speed::High, 24, 8, 1000)] {
         let mut host = Host::new(speed);
-        // Offered a frame more than the microphone has, as drivers do.
+        // The requests have space for one frame more than the microphone sends, as drivers make them.
         (0..3).for_each(|_| host.record(packet_bytes + 4, packets));
         let recorded: Vec<Vec<u8>> = (0..3).map(|_| host.next().payload.into_vec()).collect();
         assert_eq!(host.now.as_nanos(), 3 * span_us * 1000, "{speed}: the bus's pace");
@@ -131,9 +131,9 @@ fn another_process_goes_on_in_the_middle_of_the_tone() {
     assert_eq!(host.counts()[..3], [96, 96, 0]);
 }
 
-/// As `lsusb -v` reads it: every descriptor by its length, every reference to something that is there.
+/// Reads the descriptors as `lsusb -v` does: each by its length, and each reference has to lead somewhere.
 #[test]
-fn its_descriptors_hold_together() {
+fn audio_descriptors_are_consistent() {
     for speed in [Speed::Full, Speed::High] {
         let all = definition(speed).build();
         let configuration = &all.configurations[0];

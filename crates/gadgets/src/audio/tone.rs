@@ -1,12 +1,12 @@
-//! The tone that shows what became of it: a sawtooth whose every frame follows from the one before.
+//! A tone that reveals lost samples: a sawtooth in which every frame follows from the one before.
 //!
-//! Left counts up in steps and wraps; right is its complement. Whoever hears it knows after two frames whether one is
-//! missing, repeated or changed. An odd step visits every value, so only a loss of a multiple of [`PERIOD_FRAMES`] is
-//! not heard.
+//! The left channel counts up in steps and wraps; the right one is its complement. After two frames a listener knows
+//! whether one is missing, repeated or changed. An odd step visits every value, so only the loss of a multiple of
+//! [`PERIOD_FRAMES`] is not noticed.
 
 /// Bytes of a frame: two channels of 16 bits, little-endian.
 pub const FRAME_BYTES: usize = 4;
-/// Distinct frames, 171 ms of them; an eighth of full scale, so that nobody's ears are hurt.
+/// Distinct frames, 171 ms of them; an eighth of full scale, so that it is not too loud.
 pub const PERIOD_FRAMES: i16 = 8192;
 /// 439.5 Hz at 48 kHz: an A.
 const STEP: i16 = 75;
@@ -18,7 +18,7 @@ pub type Frame = [i16; 2];
 /// Makes the tone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tone {
-    /// Left of the frame before.
+    /// The left channel of the frame before.
     last: i16,
 }
 
@@ -29,12 +29,12 @@ impl Tone {
         [self.last, !self.last]
     }
 
-    /// What it goes on after.
+    /// The left channel of the last frame, after which the tone continues.
     pub fn last(self) -> i16 {
         self.last
     }
 
-    /// The tone that goes on after `last`; `None` if that is none of its values.
+    /// The tone that continues after `last`; `None` if that is none of its values.
     pub fn after(last: i16) -> Option<Self> {
         (-TOP..TOP).contains(&last).then_some(Self { last })
     }
@@ -45,28 +45,28 @@ fn after(left: i16) -> i16 {
     if next >= TOP { next - PERIOD_FRAMES } else { next }
 }
 
-/// What a frame is to a listener.
+/// What a listener makes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// The tone, going on where it was; or for the first time.
+    /// The tone, continued or for the first time.
     Tone,
     /// The tone, but not its next frame.
     Break,
-    /// Nothing: both channels are zero, as no frame of the tone is.
+    /// Silence: both channels are zero, as in no frame of the tone.
     Silence,
-    /// Something else: music.
+    /// Any other sound.
     Other,
 }
 
 /// Listens for the tone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Listener {
-    /// Left of the tone's frame before.
+    /// The left channel of the tone's last frame.
     pub last: Option<i16>,
 }
 
 impl Listener {
-    /// What the next frame is.
+    /// Classifies the next frame.
     pub fn hear(&mut self, [left, right]: Frame) -> Heard {
         match (left, right) {
             (0, 0) => Heard::Silence,

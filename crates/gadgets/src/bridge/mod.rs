@@ -1,18 +1,18 @@
-//! A bridge between two hosts: a device with two ends, each a USB device of its own, each attached by another host. R3.
+//! A bridge between two hosts: a device with two ends, each a USB device of its own, attached by a different host. R3.
 //!
-//! An end is two functions. One is a network adapter: what one host sends, the other receives, and its cable is plugged
-//! in while the other has its adapter on. It is of the Network Control Model (NCM 1.0) and not of the older Ethernet
-//! one, which Linux drives as well: Windows has a driver for NCM alone, and many frames go in one transfer, which is
-//! what counts when each costs a round trip. The other function is a pair of bulk endpoints of no class, for tuned
-//! pipes and whoever wants no network stack: a transfer that one host sends is one that the other receives, in as many
-//! pieces as he asks for.
+//! An end has two functions. One is a network adapter: frames that one host sends reach the other, and its connection
+//! is up while the other host has its adapter on. It follows the Network Control Model (NCM 1.0) and not the older
+//! Ethernet one, which Linux supports as well: Windows has a driver for NCM only, and many frames travel in one
+//! transfer, which matters when each transfer costs a round trip. The other function is a pair of bulk endpoints
+//! without a class, for tuned pipes and programs that need no network stack: a transfer that one host sends is one that
+//! the other receives, in as many pieces as it asks for.
 //!
 //! | the other host | a frame | a raw transfer |
 //! |---|---|---|
-//! | takes what comes | goes over | goes over |
-//! | takes nothing, and the lane is full | waits | waits |
-//! | has no such function on | is lost and counted, as on a cable without an end | waits |
-//! | turns its function off, or leaves | what waited for it is lost | what waited for it is lost |
+//! | reads | passes | passes |
+//! | does not read, and the lane is full | waits | waits |
+//! | has the function off | is lost and counted, as on an unplugged cable | waits |
+//! | turns the function off, or leaves | waiting frames are lost | waiting transfers are lost |
 
 mod ntb;
 mod side;
@@ -32,9 +32,9 @@ use crate::saved::{Loader, Saver};
 pub use ntb::{FRAME_BYTES_MAX, FRAMES_MAX, NTB_BYTES_MAX, NTB_BYTES_MIN};
 use side::Side;
 
-/// Frames on their way to one end: 16 of the longest blocks. A host that takes 100 MB/s is 3 ms behind.
+/// Frames under way to one end: 16 of the longest blocks. A host that takes 100 MB/s is then 3 ms behind.
 const FRAMES_BYTES_MAX: usize = 16 * NTB_BYTES_MAX;
-/// Raw bytes on their way to one end beyond which no more are taken; a transfer that was begun is taken whole.
+/// Raw bytes under way to one end, beyond which no more are taken; a transfer that was begun is taken as a whole.
 const RAW_BYTES_MAX: usize = 256 << 10;
 
 /// Interfaces: the network's control and data, and the raw pair.
@@ -48,7 +48,7 @@ const FRAMES: u8 = 2;
 /// The raw pair: IN and OUT of this number.
 pub const RAW: u8 = 3;
 
-/// The string with the host's address, behind manufacturer, product and serial number.
+/// The index of the string with the host's MAC address, after manufacturer, product and serial number.
 const ADDRESS_STRING: u8 = 4;
 
 /// NCM 1.0 table 6-2, CDC 1.2 table 19.
@@ -60,7 +60,7 @@ const SET_NTB_INPUT_SIZE: u8 = 0x86;
 const NETWORK_CONNECTION: u8 = 0x00;
 const SPEED_CHANGE: u8 = 0x2a;
 
-/// What an end counts, of what its host sent.
+/// The counters of an end, for what its host sent.
 const COUNTED: [&str; 6] = ["frames", "frames_lost", "blocks_refused", "raw_transfers", "raw_bytes", "link_changes"];
 const SENT: usize = 0;
 const LOST: usize = 1;
@@ -69,12 +69,13 @@ const RAW_TRANSFERS: usize = 3;
 const RAW_BYTES: usize = 4;
 const LINK_CHANGES: usize = 5;
 
-/// What a bridge is told when it is made.
+/// The settings of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The speed of both ends.
     pub speed: Speed,
-    /// What addresses and serial numbers are derived from; without it, whoever shares the bridge says what it is.
+    /// The text from which addresses and serial numbers are derived; without it, the share that offers the bridge
+    /// chooses one.
     pub identity: Option<String>,
 }
 
@@ -107,20 +108,20 @@ impl FromStr for Settings {
     }
 }
 
-/// The address of the adapter that an end is, 0 or 1: its owner's to give (IEEE 802 §8.4: bit 1 of the first byte), one
-/// host's (bit 0 is not set), and the same whenever a bridge has this identity.
+/// The MAC address of the adapter at an end, 0 or 1: locally administered (IEEE 802 §8.4: bit 1 of the first byte),
+/// unicast (bit 0 is not set), and the same for the same identity.
 pub fn address_of(identity: &str, end: u8) -> [u8; 6] {
     let [_, first, rest @ .., last] = digest(identity).to_be_bytes();
     let [b, c, d, e, _] = [rest[0], rest[1], rest[2], rest[3], rest[4]];
     [first & !0b11 | 0b10, b, c, d, e, last & !1 | end & 1]
 }
 
-/// FNV-1a, 64 bits: who chooses identities chooses addresses anyhow.
+/// FNV-1a, 64 bits: not secure, which does not matter, as the identity's author chooses the address anyway.
 fn digest(identity: &str) -> u64 {
     identity.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Both ends of a bridge of this `identity`, each with the bell of whoever will serve it.
+/// Both ends of a bridge of this `identity`, each with the bell of the thread that will serve it.
 pub fn pair(speed: Speed, identity: &str, bells: [Bell; 2]) -> [Emulated<End>; 2] {
     let [a, b] = bells.map(|bell| Arc::new(Side::new(bell, NTB_BYTES_MAX as u32)));
     let (frames_to_b, frames_of_a) = lane(FRAMES_BYTES_MAX);
@@ -166,7 +167,7 @@ fn definition(speed: Speed, identity: &str, end: u8) -> Definition {
         .interface(InterfaceDefinition::vendor().bulk_pair(RAW))
 }
 
-/// The lanes from one end's point of view.
+/// The lanes, from one end's point of view.
 #[derive(Debug)]
 struct Ways {
     frames: Writer,
@@ -175,17 +176,17 @@ struct Ways {
     raw_in: Reader,
 }
 
-/// One end.
+/// One end of a bridge.
 #[derive(Debug)]
 pub struct End {
     speed: Speed,
     near: Arc<Side>,
     far: Arc<Side>,
     ways: Ways,
-    /// What is left of a block, or of a raw transfer, that its host asked for in pieces.
+    /// The rest of a block or a raw transfer that its host fetches in pieces.
     rest: Payload,
     raw_rest: Payload,
-    /// What the host was told of its cable, and what it is told next.
+    /// What the host was told about its network connection, and what it is told next.
     told: Told,
     /// The next block's number.
     sequence: u16,
@@ -193,7 +194,7 @@ pub struct End {
     tally: Tally,
 }
 
-/// How far the host is told of its cable.
+/// How much the host was told about its network connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     Unplugged,
@@ -220,7 +221,7 @@ impl End {
         }
     }
 
-    /// What its host is to be told next of its cable, if it does not know.
+    /// The next notification about the network connection, if the host does not know its state.
     fn news(&mut self) -> Option<[u8; NOTIFICATION_BYTES_MAX]> {
         let is_plugged = self.far.has_network();
         let head = |code, value, length| [0xa1, code, value, 0, CONTROL, 0, length, 0];
@@ -248,7 +249,7 @@ impl End {
         Some(notification)
     }
 
-    /// The frames of a block go over, in blocks that the other host takes.
+    /// Passes the frames of a block on, in blocks that the other host accepts.
     fn send_frames(&mut self, block: &[u8]) {
         if ntb::read(block, &mut self.places).is_err() {
             self.tally.count(REFUSED, 1);
@@ -290,7 +291,7 @@ impl End {
         self.ways.raw_in.clear(self.far.bell());
     }
 
-    /// Shows the other end what is on here.
+    /// Updates the state that the other end sees.
     fn show(&mut self, has_network: bool, is_configured: bool) {
         if self.near.set(has_network, is_configured) {
             (self.far.bell().ring)();
@@ -298,7 +299,7 @@ impl End {
     }
 }
 
-/// As many bytes of `rest`, or of what comes next, as there is room for.
+/// As many bytes of `rest`, or of the next data, as there is space for.
 fn piece(rest: &mut Payload, room: usize, next: impl FnOnce() -> Option<Vec<u8>>) -> Sent {
     if rest.is_empty() {
         match next() {
@@ -316,7 +317,7 @@ impl Function for End {
             FRAMES => piece(&mut self.rest, room, || ways.frames_in.take(far)),
             RAW => piece(&mut self.raw_rest, room, || ways.raw_in.take(far)),
             _ => match self.news() {
-                // Only a change of speed has a body; eight bytes of a head say how long theirs is.
+                // Only the notification of a speed change has a body; the eight bytes of the head give its length.
                 Some(news) => Sent::Data(news[..room.min(8 + usize::from(news[6]))].into()),
                 None => Sent::Nak,
             },
@@ -325,7 +326,7 @@ impl Function for End {
 
     fn receive(&mut self, endpoint: EpAddr, payload: &Payload, _cx: &mut Context<'_>) -> Received {
         if endpoint.number() == FRAMES {
-            // With nobody at the other end the lane does not empty, and frames are lost there anyhow.
+            // Without a host at the other end the lane does not empty, and frames are dropped there anyway.
             if self.far.has_network() && self.ways.frames.is_full() {
                 return Received::Nak;
             }
@@ -356,8 +357,8 @@ impl Function for End {
                 Control::Data(self.near.block_bytes_max().to_le_bytes().as_slice().into())
             }
             (SET_NTB_INPUT_SIZE, Direction::Out) => {
-                // A host that read our parameters says four bytes; eight are for those who may say how many frames, too
-                // (§6.2.7).
+                // A host that read these parameters sends four bytes; eight are for hosts that may limit the number of
+                // frames, too (§6.2.7).
                 let Some(bytes) = data.try_into().ok().map(u32::from_le_bytes) else { return Control::Stall };
                 if !(NTB_BYTES_MIN as u32..=NTB_BYTES_MAX as u32).contains(&bytes) {
                     return Control::Stall;
@@ -365,8 +366,7 @@ impl Function for End {
                 self.near.set_block_bytes_max(bytes);
                 Control::Ack
             }
-            // What a host does not want it sorts out itself: a cable brings it nothing that is not meant for somebody
-            // there.
+            // The host filters frames itself: the connection only carries frames for the host at this end.
             (SET_PACKET_FILTER, Direction::Out) => Control::Ack,
             _ => Control::Stall,
         }
@@ -375,7 +375,7 @@ impl Function for End {
     fn selected(&mut self, selection: &Selection, _cx: &mut Context<'_>) {
         let is_configured = selection.configuration() != 0;
         let has_network = is_configured && selection.alternate(DATA) == 1;
-        // A driver begins anew with its adapter's data off, and is told of the cable anew (NCM 1.0 §7.2).
+        // A driver starts with its adapter's data off, and is told about the connection again (NCM 1.0 §7.2).
         if has_network != self.near.has_network() || !has_network {
             self.told = Told::Unplugged;
             self.sequence = 0;
@@ -411,8 +411,8 @@ impl Function for End {
         Some(self.tally.clone())
     }
 
-    /// What waits for this end goes along; what the other end sends from now on waits there. So does how the other end
-    /// is: where this one goes on first its cable is not to be pulled for that moment.
+    /// Data that waits for this end is saved; what the other end sends from now on waits there. The state of the other
+    /// end is saved too: if this end continues first, its connection must not go down for that moment.
     fn save(&self) -> Option<Vec<u8>> {
         let mut to = Saver::default();
         to.u8(u8::from(self.far.has_network()) | u8::from(self.far.is_configured()) << 1);
@@ -438,7 +438,7 @@ impl Function for End {
         let is_allowed = allowed.contains(&block_bytes_max) && allowed.contains(&far_block_bytes_max) && far_is <= 3;
         let mut ways = [(); 2].map(|()| {
             let rest = from.bytes()?.to_vec();
-            // Each is at least its length's four bytes of what is here.
+            // Each takes at least the four bytes of its length.
             let held = (0..from.u32()?).map(|_| from.bytes().map(<[u8]>::to_vec)).collect::<Option<Vec<_>>>()?;
             Some((rest, held))
         });
@@ -469,18 +469,18 @@ fn parameters() -> Vec<u8> {
         // Its own length; blocks of 16 bits.
         words(&[28, 1]),
         longest.to_vec(),
-        // Of what comes in: what follows an Ethernet header of 14 bytes is 2 above a multiple of 4; tables are aligned
-        // to 4. Reserved.
+        // Received data: the payload after an Ethernet header of 14 bytes is at 2 above a multiple of 4; tables are
+        // aligned to 4. Reserved.
         words(&[align, 2, align, 0]),
         longest.to_vec(),
-        // Of what goes out the same is wished for, and no more frames in a block than these.
+        // The same alignment is asked for sent data, and at most this many frames in a block.
         words(&[align, 2, align, FRAMES_MAX as u16]),
     ]
     .concat()
 }
 
 /// What a bus of that speed carries in bulk packets (USB 2.0 tables 5-9 and 5-10; USB 3.2: 5 GT/s less its line code):
-/// no promise, but hosts like to show a number.
+/// not a guarantee, but hosts like to show a number.
 fn bits_per_s(speed: Speed) -> u32 {
     match speed {
         Speed::Low | Speed::Full => 19 * 64 * 8 * 1000,

@@ -1,14 +1,14 @@
-//! Network transfer blocks of 16 bits (NCM 1.0 §3): many Ethernet frames in one transfer. Bytes a host sent meet their
-//! limits here.
+//! Network transfer blocks of 16 bits (NCM 1.0 §3): many Ethernet frames in one transfer. Checks the untrusted bytes of
+//! a host.
 //!
-//! A block is a header that names a table that names frames, all by their places; tables may follow each other. Nothing
-//! is taken of a block in which one place is wrong.
+//! A block is a header that names a table that names frames, all by their offsets; tables may follow each other. A
+//! block with one wrong offset is refused as a whole.
 
 use std::fmt;
 
 /// The longest block, either way: what Linux asks for by itself.
 pub const NTB_BYTES_MAX: usize = 16 << 10;
-/// The shortest longest block that a host may ask for (NCM 1.0 §6.2.7).
+/// The smallest maximum block size that a host may set (NCM 1.0 §6.2.7).
 pub const NTB_BYTES_MIN: usize = 2048;
 /// Frames in one block: what Linux puts into one.
 pub const FRAMES_MAX: usize = 40;
@@ -16,27 +16,27 @@ pub const FRAMES_MAX: usize = 40;
 pub const FRAME_BYTES_MAX: usize = 1514;
 const FRAME_BYTES_MIN: usize = 14;
 
-/// §3.2.1: signature, its own length, sequence number, length of the block, place of the first table.
+/// §3.2.1: signature, its own length, sequence number, length of the block, offset of the first table.
 const HEADER_BYTES: usize = 12;
 const HEADER_SIGNATURE: [u8; 4] = *b"NCMH";
-/// §3.3.1: signature, its own length, place of the next table; then a place and a length for each frame, and two zeros.
-/// This is the shortest.
+/// §3.3.1: signature, its own length, offset of the next table; then an offset and a length for each frame, and two
+/// zeros. This is the shortest table.
 const TABLE_BYTES_MIN: usize = 16;
 const TABLE_HEAD_BYTES: usize = 8;
 const ENTRY_BYTES: usize = 4;
-/// Frames without a check sequence; with one they are `NCM1`, which nobody asked for.
+/// Frames without a check sequence; with one they are `NCM1`, which no host has selected.
 const TABLE_SIGNATURE: [u8; 4] = *b"NCM0";
-/// What tables and frames are aligned to, here and by a host that reads our parameters.
+/// The alignment of tables and frames, here and on hosts that follow the parameters of this device.
 pub const ALIGNMENT: usize = 4;
 
-/// Why a block is none.
+/// Why a block is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The field, by its name in the specification.
     pub field: &'static str,
-    /// Where in the block it stands.
+    /// The field's offset in the block.
     pub at: usize,
-    /// The rule that it breaks.
+    /// The rule that was broken.
     pub rule: &'static str,
 }
 
@@ -46,7 +46,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Where a frame lies in its block.
+/// The place of a frame in its block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     at: u16,
@@ -60,7 +60,7 @@ impl Place {
     }
 }
 
-/// Finds the frames of `block`, in their order, into `frames`, which are none if it is refused.
+/// Finds the frames of `block`, in order, and puts their places into `frames`, which is empty if the block is refused.
 ///
 /// # Errors
 /// [`Refusal`]: the first rule that is broken.
@@ -85,7 +85,7 @@ fn find(block: &[u8], frames: &mut Vec<Place>) -> Result<(), Refusal> {
     if word(4) != HEADER_BYTES {
         return refuse("wHeaderLength", 4, "it is 12");
     }
-    // Zero is as long as the transfer (§3.2.1); what follows a shorter one fills the last packet.
+    // Zero means as long as the transfer (§3.2.1); bytes after a shorter block fill the last packet.
     let end = match word(8) {
         0 => block.len(),
         length => length,
@@ -115,7 +115,7 @@ fn find(block: &[u8], frames: &mut Vec<Place>) -> Result<(), Refusal> {
                 return refuse("wDatagramIndex", entry, "a table ends with a zero");
             }
             let (at, length) = (word(entry), word(entry + 2));
-            // Either says that there are no more (§3.3.1).
+            // Either one ends the list (§3.3.1).
             if at == 0 || length == 0 {
                 break;
             }
@@ -148,7 +148,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// One of at most `bytes_max` bytes, of which there are [`NTB_BYTES_MIN`] at least.
+    /// Begins a block of at most `bytes_max` bytes, which is at least [`NTB_BYTES_MIN`].
     pub fn new(bytes_max: usize) -> Self {
         let bytes_max = bytes_max.clamp(NTB_BYTES_MIN, NTB_BYTES_MAX);
         let mut block = Vec::with_capacity(bytes_max);
@@ -156,7 +156,7 @@ impl Writer {
         Self { block, places: Vec::with_capacity(FRAMES_MAX), bytes_max }
     }
 
-    /// Puts a frame behind the others. Says whether there was room.
+    /// Appends a frame. Returns whether there was space.
     pub fn push(&mut self, frame: &[u8]) -> bool {
         let at = self.block.len().next_multiple_of(ALIGNMENT);
         let table = (at + frame.len()).next_multiple_of(ALIGNMENT);
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn no_more_frames_are_taken_than_were_announced() {
-        // All of them are one: the table has places, the block has room.
+        // All frames are the same one: the table has places, the block has space.
         let table = |count: usize| {
             let mut block = BLOCK[..12].to_vec();
             block.extend(*b"NCM0");
@@ -303,7 +303,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn what_is_written_is_read(frames in prop::collection::vec(prop::collection::vec(any::<u8>(), FRAME_BYTES_MIN..=FRAME_BYTES_MAX), 0..60)) {
+        fn written_block_is_read_back(frames in prop::collection::vec(prop::collection::vec(any::<u8>(), FRAME_BYTES_MIN..=FRAME_BYTES_MAX), 0..60)) {
             let mut left = frames.as_slice();
             let mut sequence = 0;
             while !left.is_empty() {

@@ -1,10 +1,10 @@
-//! What an end shows to the other.
+//! The state of an end that the other end sees.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::lane::Bell;
 
-/// One end's side.
+/// The state of one end.
 #[derive(Debug)]
 pub struct Side {
     bell: Bell,
@@ -38,7 +38,7 @@ impl Side {
         self.is_configured.load(Ordering::SeqCst)
     }
 
-    /// Says whether either changed.
+    /// Sets both; returns whether either changed.
     pub fn set(&self, has_network: bool, is_configured: bool) -> bool {
         let before = self.has_network.swap(has_network, Ordering::SeqCst);
         let was_configured = self.is_configured.swap(is_configured, Ordering::SeqCst);

@@ -34,7 +34,7 @@ fn hosts() -> [Host; 2] {
     })
 }
 
-/// Its host leaves: every request is answered.
+/// The host leaves: every request is answered.
 impl Drop for Host {
     fn drop(&mut self) {
         self.leave();
@@ -91,7 +91,7 @@ impl Host {
         self.submit(|id| Urb::data_in(id, EpAddr::from_byte(0x80 | number), room))
     }
 
-    /// What its thread does when its bell rings.
+    /// Does what the end's thread does when its bell rings.
     fn answers(&mut self) -> Vec<Done> {
         if self.rung.load(Ordering::SeqCst) > 0 {
             self.end.handle_ready(Instant::ZERO, &mut self.done);
@@ -113,7 +113,7 @@ impl Host {
     }
 }
 
-/// A frame of `length` bytes that says which it is.
+/// A frame of `length` bytes that contains its number.
 fn frame(number: u8, length: usize) -> Vec<u8> {
     let mut frame = vec![number; length];
     frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
@@ -132,7 +132,7 @@ fn frames_of(block: &[u8]) -> Vec<Vec<u8>> {
     places.iter().map(|place| place.of(block).to_vec()).collect()
 }
 
-/// Both on, and told of it.
+/// Two hosts that have their adapters on, and have been told about the connection.
 fn joined() -> [Host; 2] {
     let mut hosts = hosts();
     for host in &mut hosts {
@@ -213,7 +213,7 @@ fn frames_that_enter_one_end_leave_the_other() {
     a.give(FRAMES, block(&frames));
     assert_eq!(a.answers().len(), 1);
     assert_eq!(frames_of(&b.bytes()[0]), frames);
-    // In pieces, to a host that asks for little; and in several blocks to one that takes short ones.
+    // In pieces, to a host that asks for little; and in several blocks to one that accepts short ones.
     a.give(FRAMES, block(&frames));
     let mut whole = Vec::new();
     for _ in 0..4 {
@@ -235,7 +235,7 @@ fn frames_that_enter_one_end_leave_the_other() {
 }
 
 #[test]
-fn who_sends_faster_than_the_other_takes_waits_and_loses_nothing() {
+fn fast_sender_waits_and_loses_nothing() {
     let [mut a, mut b] = joined();
     let mut sent = 0u64;
     loop {
@@ -258,7 +258,7 @@ fn who_sends_faster_than_the_other_takes_waits_and_loses_nothing() {
 }
 
 #[test]
-fn frames_to_nobody_are_lost_and_what_waits_for_one_who_leaves_is_not_for_the_next() {
+fn frames_without_a_receiver_are_lost_and_never_reach_the_next_host() {
     let [mut a, mut b] = joined();
     a.give(FRAMES, block(&[frame(1, 60)]));
     b.network(false);
@@ -307,7 +307,7 @@ fn a_raw_transfer_goes_over_as_it_is_and_waits_for_its_reader() {
     }
     let lengths: Vec<_> = b.bytes().iter().map(Vec::len).collect();
     assert_eq!(lengths, [65_536, 4_464], "in as many pieces as he asks for");
-    // The lane is full with its bytes, or with empty ones.
+    // The lane is full with bytes, or with empty transfers.
     for length in [100_000, 0] {
         let taken = (0..3000).take_while(|_| {
             a.give(RAW, vec![0; length]);
@@ -354,7 +354,7 @@ fn another_process_goes_on_with_what_waited_and_nothing_comes_too_late() {
     assert_eq!(a2.answers().len(), 1);
     assert!((4..state.len()).all(|end| !hosts()[1].end.restore(&selection, &state[..end])));
 
-    // Or it goes on here after all.
+    // Or it continues here after all.
     b.ask(RAW, 600);
     assert_eq!(b.bytes()[0].len(), 400);
     b.ask(RAW, 600);
@@ -384,7 +384,7 @@ fn while_one_end_goes_on_before_the_other_its_cable_stays_plugged_in_and_nothing
     assert_eq!((frames_of(&came[0]), came[1].len()), (vec![frame(7, 60)], 10));
     let lost = a2.end.tally().unwrap().read().find(|(name, _)| *name == "frames_lost").unwrap().1;
     assert_eq!(lost, 0);
-    // Who does not come back, but anew, finds nothing.
+    // An end that starts again without its saved state finds nothing.
     let [mut a3, mut b3] = hosts();
     assert!(a3.end.restore(&of_a.0, &of_a.1));
     a3.give(RAW, vec![5; 10]);
@@ -395,7 +395,7 @@ fn while_one_end_goes_on_before_the_other_its_cable_stays_plugged_in_and_nothing
 }
 
 #[test]
-fn what_a_bridge_is_told_is_read() {
+fn bridge_settings_are_parsed() {
     let read = |text: &str| text.parse::<Settings>();
     assert_eq!(read(""), Ok(Settings::default()));
     let told = Settings { speed: Speed::Super, identity: Some("lab".into()) };
@@ -403,7 +403,7 @@ fn what_a_bridge_is_told_is_read() {
     assert!(read("speed=low").is_err() && read("id=").is_err() && read("mac=1").unwrap_err().contains("'mac=1'"));
 }
 
-/// What a hostile host does with an end.
+/// What a malicious host does with an end.
 #[derive(Clone, Debug)]
 enum Op {
     Block(Vec<u8>),

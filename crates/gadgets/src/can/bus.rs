@@ -1,4 +1,4 @@
-//! A CAN bus: one frame at a time, the most urgent of those that wait, each as long as its bits take. R7.
+//! A CAN bus: one frame at a time, the most urgent of the waiting ones, each as long as its bits take. R7.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use farbus_model::Instant;
 
 /// Bytes of data in a frame.
 pub const DATA_BYTES_MAX: usize = 8;
-/// In an identifier as SocketCAN writes it: it has 29 bits.
+/// Flag of an identifier, as SocketCAN has it: the identifier has 29 bits.
 pub const EXTENDED: u32 = 1 << 31;
-/// The same: the frame asks for data and has none.
+/// Flag of an identifier, as SocketCAN has it: the frame asks for data and has none.
 const REMOTE: u32 = 1 << 30;
 /// Bits of a base identifier.
 const BASE_BITS: u32 = 11;
-/// Bits that an extended identifier has more.
+/// Additional bits of an extended identifier.
 const EXTENSION_BITS: u32 = 18;
 
 /// A frame.
@@ -23,7 +23,7 @@ pub struct Frame {
     pub id: u32,
     /// Bytes of data, 8 at most.
     pub length: u8,
-    /// They, and zeros.
+    /// The data, padded with zeros.
     pub data: [u8; DATA_BYTES_MAX],
 }
 
@@ -39,7 +39,7 @@ impl Frame {
         Duration::from_nanos(self.bits() * 1_000_000_000 / u64::from(bits_per_s))
     }
 
-    /// Who has less wins the bus: the base identifier, then the short format, then the rest.
+    /// The lowest rank wins the bus: the base identifier, then the short format, then the rest.
     fn rank(&self) -> u32 {
         let base = |id: u32| (id & ((1 << BASE_BITS) - 1)) << (EXTENSION_BITS + 1);
         match self.id & EXTENDED {
@@ -49,10 +49,10 @@ impl Frame {
     }
 }
 
-/// A unit on the bus that sends by itself: frames of 8 bytes, which count, little-endian.
+/// A unit on the bus that sends by itself: frames of 8 bytes that hold a counter, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// How much of the bus it takes, 1 to 100.
+    /// The percentage of the bus that it takes, 1 to 100.
     pub percent: u8,
     /// Whether its identifier has 29 bits.
     pub is_extended: bool,
@@ -70,48 +70,48 @@ impl Unit {
     }
 }
 
-/// What happened on the bus.
+/// An event on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A frame of somebody else's.
+    /// A frame of another unit.
     Heard(Frame),
-    /// One of ours is out; by the number that it was given with.
+    /// A frame of the adapter was sent; with the number that it was given.
     Sent(u32, Frame),
 }
 
-/// A bus with a controller of ours on it, and a unit perhaps.
+/// A bus with the adapter's controller on it, and perhaps a unit.
 #[derive(Debug)]
 pub struct Bus {
     bits_per_s: u32,
-    /// From when on nobody sends.
+    /// When the bus becomes free.
     free_at: Instant,
     unit: Option<Unit>,
     /// Frames that the unit has sent.
     counted: u64,
-    /// When it wants to send the next.
+    /// When the unit wants to send its next frame.
     due: Instant,
     sending: VecDeque<(Instant, u32, Frame)>,
 }
 
-/// Whose turn it is.
+/// Which frame is next.
 enum Turn {
     Unit(Frame),
     Ours,
 }
 
 impl Bus {
-    /// From `now` on; the unit has sent so many frames.
+    /// A bus from `now` on; the unit has sent `counted` frames already.
     pub fn new(now: Instant, bits_per_s: u32, unit: Option<Unit>, counted: u64) -> Self {
         let due = unit.map_or(now, |unit| now + unit.period(bits_per_s));
         Self { bits_per_s, free_at: now, unit, counted, due, sending: VecDeque::new() }
     }
 
-    /// A frame of ours is to go out.
+    /// Queues a frame to be sent.
     pub fn send(&mut self, now: Instant, number: u32, frame: Frame) {
         self.sending.push_back((now, number, frame));
     }
 
-    /// Frames of ours that are not out.
+    /// The queued frames.
     pub fn sending(&self) -> impl ExactSizeIterator<Item = (u32, Frame)> {
         self.sending.iter().map(|(_, number, frame)| (*number, *frame))
     }
@@ -121,7 +121,8 @@ impl Bus {
         self.counted
     }
 
-    /// When the next frame is out, and whose it is. Whoever comes while a frame is on its way waits for its end.
+    /// When the next frame is complete, and which one it is. A frame that comes while another is being sent waits for
+    /// its end.
     fn next(&self) -> Option<(Instant, Turn)> {
         let theirs = self.unit.map(|unit| (self.due, unit.frame(self.counted)));
         let ours = self.sending.front().map(|(since, _, frame)| (*since, *frame));
@@ -137,12 +138,12 @@ impl Bus {
         Some((start + frame.span(self.bits_per_s), turn))
     }
 
-    /// When something happens next.
+    /// When the next event happens.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.next().map(|(end, _)| end)
     }
 
-    /// What has happened, one by one.
+    /// The events up to `now`, one by one.
     pub fn poll(&mut self, now: Instant) -> Option<Event> {
         let (end, turn) = self.next().filter(|(end, _)| *end <= now)?;
         self.free_at = end;

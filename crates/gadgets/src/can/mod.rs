@@ -1,11 +1,11 @@
-//! A USB-CAN adapter that the kernel's `gs_usb` driver has, with a bus behind each channel. R7.
+//! A USB-CAN adapter for the kernel's `gs_usb` driver, with a bus behind each channel. R7.
 //!
-//! All channels share one bulk endpoint each way. The device has room for what it received (4 KiB, of 64 bytes a frame,
-//! as the paper's): who fetches too slowly loses the oldest frames, and is told so by a flag on the next of that
-//! channel. What goes out has as much room, in equal parts; a full channel makes the endpoint wait. A frame that went
-//! out comes back, with the number that its sender gave it.
+//! All channels share one bulk endpoint each way. The device has space for received frames (4 KiB, at 64 bytes a frame,
+//! as the paper's): a host that fetches too slowly loses the oldest frames, and a flag on the channel's next frame says
+//! so. Frames to be sent have as much space, in equal parts; a full channel makes the endpoint wait. A frame that was
+//! sent comes back, with the number that its sender gave it.
 //!
-//! The driver asks for one frame at a time. Whoever has room for more is given as many as there are.
+//! The driver asks for one frame at a time. A host with space for more gets as many as there are.
 
 mod bus;
 
@@ -25,19 +25,19 @@ use bus::{Bus, DATA_BYTES_MAX, Event, Frame};
 pub const CHANNELS_MAX: usize = 8;
 /// Bytes of a frame on USB, without a time stamp.
 pub const MESSAGE_BYTES: usize = 20;
-/// Frames that the device has room for, each way.
+/// Frames that the device has space for, each way.
 const FRAMES_MAX: usize = 4096 / 64;
-/// What the number of a frame is that somebody else sent.
+/// The number of a frame that another unit sent.
 const NOT_OURS: u32 = u32::MAX;
-/// On a received frame: others before it were lost.
+/// Flag of a received frame: frames before it were lost.
 const OVERFLOW: u8 = 1;
-/// The order of bytes in which we speak, as the driver says it.
+/// The byte order of the device, as the driver sends it.
 const LITTLE_ENDIAN: u32 = 0xbeef;
 /// Its clock, Hz.
 const CLOCK_HZ: u32 = 48_000_000;
-/// A channel hears itself and nobody else.
+/// Loop-back: a channel receives its own frames only.
 const LOOP_BACK: u32 = 1 << 1;
-/// Before it was told a rate, bits a second.
+/// The bit rate of a channel that was not set, bits a second.
 const USUAL_RATE: u32 = 500_000;
 const DATA: u8 = 1;
 
@@ -47,7 +47,7 @@ const MODE: u8 = 2;
 const TIMING_LIMITS: u8 = 4;
 const DEVICE_CONFIG: u8 = 5;
 
-/// What [`Can`] counts, of each channel.
+/// The counters of [`Can`], for each channel.
 const COUNTED: [&str; 3 * CHANNELS_MAX] = [
     "can0_in",
     "can0_out",
@@ -78,10 +78,10 @@ const IN: usize = 0;
 const OUT: usize = 1;
 const OVERRUNS: usize = 2;
 
-/// Its channels, and what goes on on their buses without its host's doing.
+/// Its channels, and the units on their buses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Of each channel, who sends by himself.
+    /// For each channel, the unit that sends by itself.
     pub units: Vec<Option<Unit>>,
 }
 
@@ -93,7 +93,7 @@ impl Settings {
     }
 }
 
-/// `channels=5` and `traffic=10/20x/30/40x/69`: per cent of each bus, `x` with long identifiers, 0 for silence.
+/// `channels=5` and `traffic=10/20x/30/40x/69`: per cent of each bus, `x` for long identifiers, 0 for silence.
 impl FromStr for Settings {
     type Err = String;
 
@@ -132,7 +132,7 @@ fn unit_from(share: &str) -> Result<Option<Unit>, String> {
 #[derive(Debug)]
 pub struct Can {
     channels: Vec<Channel>,
-    /// What waits to be fetched: what went out, which nobody may lose, and what came in.
+    /// Frames to be fetched: those that were sent, which must not be lost, and those that were received.
     echoes: VecDeque<Message>,
     received: VecDeque<Message>,
     sending_max: usize,
@@ -144,9 +144,9 @@ struct Channel {
     unit: Option<Unit>,
     bits_per_s: u32,
     loops: bool,
-    /// There is one if the channel is on.
+    /// Present while the channel is on.
     bus: Option<Bus>,
-    /// What its unit has sent on buses before.
+    /// Frames that its unit has sent on earlier buses.
     counted: u64,
     has_lost: bool,
 }
@@ -226,7 +226,7 @@ impl Can {
         }
     }
 
-    /// What happened on the buses comes into the device's memory.
+    /// Moves the events of the buses into the device's memory.
     fn advance(&mut self, now: Instant) {
         for at in 0..self.channels.len() {
             while let Some(event) = self.channels[at].bus.as_mut().and_then(|bus| bus.poll(now)) {
@@ -267,14 +267,15 @@ impl Can {
         Some(message)
     }
 
-    /// What the driver asks of a channel; `None` if it cannot be.
+    /// Carries out the driver's request to a channel; `None` if it is invalid.
     fn channel_request(&mut self, setup: Setup, data: &[u8], now: Instant) -> Option<Control> {
         let channel = self.channels.get_mut(usize::from(setup.value))?;
         let words: Vec<u32> =
             data.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four"))).collect();
         match (setup.request, words.as_slice()) {
             (TIMING_LIMITS, _) => {
-                // Features, clock, both segments from and to, jump width, prescaler from, to and by.
+                // Features, clock, minimum and maximum of both segments, jump width, minimum, maximum and step of the
+                // prescaler.
                 let limits = [LOOP_BACK, CLOCK_HZ, 1, 16, 1, 8, 4, 1, 1024, 1];
                 Some(Control::Data(limits.map(u32::to_le_bytes).concat().into()))
             }
@@ -316,7 +317,7 @@ impl Function for Can {
         self.advance(cx.now);
         let Some(message) = Message::from_bytes(&payload.contiguous()) else { return Received::Stall };
         let Some(channel) = self.channels.get_mut(usize::from(message.channel)) else { return Received::Stall };
-        // What went out takes its room until it was fetched.
+        // A frame that was sent takes its space until it is fetched.
         let unfetched = self.echoes.iter().filter(|echo| echo.channel == message.channel).count();
         match &mut channel.bus {
             Some(bus) if bus.sending().len() + unfetched >= self.sending_max => Received::Nak,
@@ -324,7 +325,7 @@ impl Function for Can {
                 bus.send(cx.now, message.number, message.frame);
                 Received::Accepted
             }
-            // It was on its way when the channel went off.
+            // The frame was under way when the channel was switched off.
             None => Received::Accepted,
         }
     }
@@ -338,7 +339,7 @@ impl Function for Can {
             (HOST_FORMAT, Direction::Out) if *data == LITTLE_ENDIAN.to_le_bytes() => Control::Ack,
             (DEVICE_CONFIG, Direction::In) => {
                 let last = self.channels.len() as u8 - 1;
-                // Three reserved, the last channel, the versions of what runs it and of what it is.
+                // Three reserved, the index of the last channel, the versions of software and hardware.
                 Control::Data([0, 0, 0, last, 2, 0, 0, 0, 1, 0, 0, 0].as_slice().into())
             }
             (TIMING_LIMITS, Direction::In) | (BIT_TIMING | MODE, Direction::Out) => {
@@ -398,7 +399,7 @@ impl Function for Can {
             let is_on = from.flag()?;
             let sending = messages_from(from.bytes()?, again.sending_max)?;
             if is_on {
-                // From the first moment that this process looks at it.
+                // Begins with the first moment at which this process looks at it.
                 channel.begin(Instant::ZERO, channel.loops);
                 let bus = channel.bus.as_mut()?;
                 sending.iter().for_each(|message| bus.send(Instant::ZERO, message.number, message.frame));

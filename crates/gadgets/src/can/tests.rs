@@ -38,13 +38,13 @@ impl Host {
         self.control(Setup { request_type: 0xc1, request, value: channel, index: 0, length }, &[])
     }
 
-    /// 500 kb/s, on.
+    /// Sets 500 kb/s and switches the channel on.
     fn start(&mut self, channel: u16, flags: u32) {
         assert_eq!(self.tell(BIT_TIMING, channel, &[6, 7, 2, 1, 6]), Status::Ok);
         assert_eq!(self.tell(MODE, channel, &[1, flags]), Status::Ok);
     }
 
-    /// Hands a frame over; whether it was taken at once.
+    /// Sends a frame; returns its status if it was taken at once.
     fn send(&mut self, number: u32, channel: u8, id: u32) -> Option<Status> {
         let frame = Frame { id, length: 2, data: [1, 2, 0, 0, 0, 0, 0, 0] };
         self.give(Message { number, channel, flags: 0, frame }.to_bytes().to_vec())
@@ -57,7 +57,7 @@ impl Host {
         self.done.pop().map(|done| done.status)
     }
 
-    /// Time passes, moment by moment.
+    /// Lets time pass, event by event.
     fn pass(&mut self, span: Duration) {
         let end = self.now + span;
         while let Some(at) = self.can.poll_timeout().filter(|at| *at <= end) {
@@ -67,7 +67,7 @@ impl Host {
         self.now = end;
     }
 
-    /// What is there, `room` bytes a time.
+    /// Fetches the waiting frames, with `room` bytes per transfer.
     fn fetch(&mut self, room: u32) -> Vec<Message> {
         let mut all = Vec::new();
         loop {
@@ -111,7 +111,7 @@ fn the_drivers_questions_are_answered() {
 }
 
 #[test]
-fn what_goes_out_takes_its_time_and_comes_back() {
+fn sent_frame_takes_its_bus_time_and_is_echoed() {
     let mut host = Host::new("channels=2");
     host.start(1, 0);
     for number in 0..3 {
@@ -136,7 +136,7 @@ fn what_goes_out_takes_its_time_and_comes_back() {
 }
 
 #[test]
-fn who_never_fetches_what_went_out_has_to_wait() {
+fn host_that_never_fetches_echoes_has_to_wait() {
     let mut host = Host::new("channels=2");
     host.start(0, 0);
     let mut taken = 0;
@@ -151,7 +151,7 @@ fn who_never_fetches_what_went_out_has_to_wait() {
 }
 
 #[test]
-fn a_unit_counts_and_who_is_late_loses_the_oldest_and_is_told() {
+fn late_host_loses_the_oldest_frames_and_is_told() {
     let mut host = Host::new("traffic=69/0/40x");
     host.start(0, 0);
     host.start(2, 0);
@@ -177,7 +177,7 @@ fn a_unit_counts_and_who_is_late_loses_the_oldest_and_is_told() {
 }
 
 #[test]
-fn what_is_no_frame_is_refused() {
+fn invalid_can_message_is_refused() {
     for wrong in [vec![0; 19], vec![0; 24], Message::from_bytes(&[0; 20]).unwrap().to_bytes()[..12].to_vec()] {
         let mut host = Host::new("channels=1");
         host.start(0, 0);
@@ -214,7 +214,7 @@ fn another_process_goes_on_with_the_same_channels() {
 }
 
 #[test]
-fn its_words_are_read_as_the_help_says() {
+fn can_settings_are_parsed_as_documented() {
     let unit = |percent, is_extended| Some(Unit { percent, is_extended });
     assert_eq!("".parse(), Ok(Settings { units: vec![None] }));
     assert_eq!("channels=3,traffic=7/40x".parse(), Ok(Settings { units: vec![unit(7, false), unit(40, true), None] }));

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! The host may have everything queued before the device has seen the command: data and status
-//! leave in order, each when its turn has come, and what comes too early is not taken.
+//! leave in order, each in its turn, and data that comes too early is not taken.
 //!
 //! **Host and device disagree** (§6.7, the thirteen cases). Where the host expects more than the
-//! device does, the endpoint of the missing data halts, so that whatever the host queued for data
+//! device does, the endpoint of the missing data halts, so that every data request that the host queued
 //! ends, and the status follows once the halt is cleared. Where the device would move more, or the
 //! other way, nothing is done and the status is a phase error.
 
@@ -33,10 +33,10 @@ struct Cbw {
     length: u32,
     direction: Direction,
     lun: u8,
-    /// `bCBWCBLength` bytes of this; what lies behind them is to be ignored.
+    /// The first `bCBWCBLength` bytes are the command; the rest is ignored.
     cdb: [u8; CDB_BYTES_MAX],
     cdb_bytes: u8,
-    /// No reserved bit is set, and the block's length is possible (§6.2.2).
+    /// Whether no reserved bit is set and the block's length is possible (§6.2.2).
     is_meaningful: bool,
 }
 
@@ -96,13 +96,13 @@ impl From<Result<(), CheckCondition>> for CswStatus {
 enum Phase {
     /// Waits for a CBW.
     Command,
-    /// Sends so many bytes more.
+    /// Has this many bytes still to send.
     DataIn(u32),
-    /// Takes so many bytes more.
+    /// Has this many bytes still to receive.
     DataOut(u32),
     /// Waits for the host to collect the CSW.
     Status(CswStatus),
-    /// Got something that is no CBW: both endpoints stall until Reset Recovery (§6.6.1).
+    /// Received something that is no CBW: both endpoints stall until Reset Recovery (§6.6.1).
     Wedged,
 }
 
@@ -110,8 +110,8 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct BulkOnly {
     phase: Phase,
-    /// The current command's tag and direction, and the bytes that the host still expects to move:
-    /// in the end the residue.
+    /// The current command's tag and direction, and the bytes that the host still expects to move: at the end, the
+    /// residue.
     tag: u32,
     direction: Direction,
     expected: u32,
@@ -152,7 +152,7 @@ impl BulkOnly {
         Some(())
     }
 
-    /// What the command still moves.
+    /// The data that the command still has to move.
     pub fn plan(&self) -> Plan {
         match self.phase {
             Phase::DataIn(left) => Plan::Send(left.into()),
@@ -161,7 +161,7 @@ impl BulkOnly {
         }
     }
 
-    /// Waits for a CBW, whatever went before.
+    /// Waits for a CBW, whatever came before.
     pub fn restart(&mut self) {
         self.phase = Phase::Command;
     }
@@ -181,7 +181,7 @@ impl BulkOnly {
         }
     }
 
-    /// The host wants up to `room` bytes from the IN endpoint.
+    /// The host asks for up to `room` bytes from the IN endpoint.
     pub fn send(&mut self, room: usize, unit: &mut Unit, cx: &mut Context<'_>) -> Sent {
         match self.phase {
             Phase::Command | Phase::DataOut(_) => Sent::Nak,
@@ -205,7 +205,7 @@ impl BulkOnly {
             self.end(CswStatus::PhaseError, cx);
             return Received::Accepted;
         }
-        // The number says which of the thirteen cases it is; without data the direction means nothing.
+        // The number tells which of the thirteen cases it is; without data the direction has no meaning.
         let room = u64::from(cbw.length);
         match (unit.begin(cbw.lun, cbw.command()), cbw.direction) {
             // 1, 4, 9
@@ -223,7 +223,7 @@ impl BulkOnly {
 
     fn receive_data(&mut self, left: u32, payload: &Payload, unit: &mut Unit, cx: &mut Context<'_>) -> Received {
         if payload.len() > self.expected as usize {
-            // More than the host itself announced: none of it can be trusted.
+            // More than the host itself announced: none of it is credible.
             self.end(CswStatus::PhaseError, cx);
             return Received::Stall;
         }
@@ -239,7 +239,7 @@ impl BulkOnly {
             if left_bytes == 0 {
                 let status = unit.finish().into();
                 self.end(status, cx);
-                // What the host sent beyond is not taken: it expected case 12 and has case 11.
+                // The excess bytes are not taken: the host expected case 12 and has case 11.
                 return if payload.len() > left as usize { Received::Stall } else { Received::Accepted };
             }
         }
@@ -267,8 +267,8 @@ impl BulkOnly {
         Sent::Data(buffer.into())
     }
 
-    /// The data phase is over or will not be. Data that the host still expects will not move: its
-    /// endpoint halts, which ends every request that the host has queued for it (§6.7.2, §6.7.3).
+    /// Ends the data phase, or skips it. If the host still expects data, its endpoint halts, which ends every request
+    /// that the host has queued for it (§6.7.2, §6.7.3).
     fn end(&mut self, status: CswStatus, cx: &mut Context<'_>) {
         if self.expected > 0 {
             cx.halt(match self.direction {
@@ -279,8 +279,8 @@ impl BulkOnly {
         self.phase = Phase::Status(status);
     }
 
-    /// The CSW, in one packet. A host with less room than that would see babble on a bus; here it
-    /// sees a status wrapper that is not valid, and either way recovers by reset (§6.3).
+    /// Sends the CSW in one packet. A host with less space than that would see babble on a bus; here it sees an invalid
+    /// status wrapper, and in either case recovers by reset (§6.3).
     fn send_status(&mut self, status: CswStatus, room: usize, cx: &mut Context<'_>) -> Sent {
         let mut buffer = cx.pool.take(CSW_BYTES);
         buffer[..4].copy_from_slice(CSW_SIGNATURE);

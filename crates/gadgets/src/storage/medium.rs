@@ -1,24 +1,24 @@
-//! A store seen as sectors: ranges are checked here once, and a store's troubles become sense data.
+//! A store as sectors: checks ranges once, and turns errors of the store into sense data.
 
 use farbus_model::{BlockStore, StoreError};
 
 use super::sense::Sense;
 
-/// Logical blocks as a command names them: hostile until [`Medium::span`] has seen them.
+/// Logical blocks as a command names them: untrusted until [`Medium::span`] has checked them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     pub lba: u64,
     pub blocks: u64,
 }
 
-/// Bytes of the store, known to lie inside it.
+/// Bytes of the store, checked to lie inside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub offset: u64,
     pub len: u64,
 }
 
-/// The grid that commands name blocks in.
+/// The block geometry that commands refer to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     pub sector_bytes: u32,
@@ -29,17 +29,17 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// The whole sectors of so many bytes.
+    /// The whole sectors of `size_bytes` bytes.
     pub fn new(size_bytes: u64, sector_bytes: u32, is_read_only: bool) -> Self {
         Self { sector_bytes, sectors: size_bytes / u64::from(sector_bytes), is_read_only, is_thin: true }
     }
 
-    /// Its bytes.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         self.sectors * u64::from(self.sector_bytes)
     }
 
-    /// Where `extent` lies. An empty one may lie right behind the last block.
+    /// The place of `extent`. An empty one may lie right after the last block.
     pub fn span(&self, extent: Extent) -> Result<Span, Sense> {
         let end = extent.lba.checked_add(extent.blocks).filter(|end| *end <= self.sectors);
         end.ok_or(Sense::LBA_OUT_OF_RANGE)?;
@@ -48,7 +48,7 @@ impl Geometry {
         Ok(Span { offset: extent.lba * bytes, len: extent.blocks * bytes })
     }
 
-    /// What a store's trouble at `offset` is to a host.
+    /// The sense data for an error of the store at `offset`.
     pub fn sense(&self, error: StoreError, medium_error: Sense, offset: u64) -> Sense {
         sense_of(error, medium_error).at(offset / u64::from(self.sector_bytes))
     }
@@ -58,7 +58,7 @@ impl Geometry {
 pub(super) struct Medium {
     store: Box<dyn BlockStore>,
     pub geometry: Geometry,
-    /// Something was written since the last flush that succeeded.
+    /// Whether something was written since the last successful flush.
     dirty: bool,
 }
 
@@ -80,7 +80,7 @@ impl Medium {
         self.store.write_at(offset, from).map_err(|error| self.geometry.sense(error, Sense::WRITE_ERROR, offset))
     }
 
-    /// Another process may have written what was not made durable.
+    /// Another process may have written data that was not flushed.
     pub fn assume_written(&mut self) {
         self.dirty = true;
     }
@@ -91,7 +91,7 @@ impl Medium {
         result.map_err(|error| self.geometry.sense(error, Sense::WRITE_ERROR, span.offset))
     }
 
-    /// Nobody needs what is there.
+    /// Declares the content of the span unneeded.
     pub fn trim(&mut self, span: Span) -> Result<(), Sense> {
         self.dirty = true;
         let result = self.store.trim(span.offset, span.len);
@@ -107,7 +107,7 @@ impl Medium {
     /// Makes every earlier write durable. A failure leaves the medium dirty: the next try is a real one.
     pub fn flush(&mut self) -> Result<(), Sense> {
         if self.dirty {
-            // No block to name: it may be any of those written.
+            // No block can be named: it may be any of those written.
             self.store.flush().map_err(|error| sense_of(error, Sense::WRITE_ERROR))?;
             self.dirty = false;
         }
@@ -115,7 +115,7 @@ impl Medium {
     }
 }
 
-/// The same where no block can be named.
+/// The sense data for an error where no block can be named.
 pub(super) fn sense_of(error: StoreError, medium_error: Sense) -> Sense {
     match error {
         StoreError::Medium | StoreError::Lost | StoreError::Invalid => medium_error,

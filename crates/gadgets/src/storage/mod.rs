@@ -3,16 +3,16 @@
 //!
 //! | file | what it knows |
 //! |---|---|
-//! | `options.rs` | what an owner chooses |
+//! | `options.rs` | the owner's options |
 //! | `bulk_only.rs` | the transport: wrappers, phases, stalls, Reset Recovery |
 //! | `scsi/mod.rs` | the logical unit: commands begun, moved, finished; events; the cache |
-//! | `scsi/command.rs` | bytes to typed command, the gate |
+//! | `scsi/command.rs` | parses untrusted bytes to typed commands |
 //! | `sense.rs` | sense data |
 //! | `scsi/…` | INQUIRY, mode pages, capacities, UNMAP and WRITE SAME, one each |
 //! | `medium.rs` | the store as sectors |
 //! | `uas/…` | the other transport, its information units, and the unit over a device that answers later |
 //!
-//! **The store's size** is rounded down to whole sectors: what lies behind is out of reach.
+//! **The store's size** is rounded down to whole sectors: the rest cannot be reached.
 //!
 //! **Memory.** Data goes from the store into the buffer that the host's request is answered with,
 //! and from the host's request into the store, piece by piece: a command of any size holds 64 KiB.
@@ -151,7 +151,7 @@ impl Function for Storage {
         }
     }
 
-    /// In the middle of a command, too.
+    /// Possible during a command, too.
     fn save(&self) -> Option<Vec<u8>> {
         let mut state = Saver::default();
         self.transport.save(&mut state);
@@ -168,7 +168,7 @@ impl Function for Storage {
     }
 }
 
-/// Why an owner's wish was not granted, in words.
+/// An error message for a command of the owner's that failed.
 fn explain(what: &str, sense: Sense) -> CommandError {
     let why = match sense {
         Sense::REMOVAL_PREVENTED => "the host has locked it in",

@@ -1,4 +1,4 @@
-//! What a disk's owner chooses, and what is refused before a host sees it.
+//! The options that a disk's owner chooses, checked before a host sees the disk.
 
 use std::fmt;
 
@@ -11,13 +11,12 @@ const SERIAL_DIGITS_MIN: usize = 12;
 /// USB 2.0 §9.6.7: a string descriptor is at most 255 bytes, two of them its header.
 const STRING_UNITS_MAX: usize = 126;
 
-/// What a disk is to be.
+/// The options of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Refuses writing, even if the store would take it.
     pub read_only: bool,
-    /// Bytes of a sector: 512, 1024, 2048 or 4096. What is left of the store behind its last whole
-    /// sector is out of reach.
+    /// Bytes of a sector: 512, 1024, 2048 or 4096. Bytes of the store after its last whole sector cannot be reached.
     pub sector_bytes: u32,
     /// Whether the medium can be ejected, by the host or by the owner.
     pub removable: bool,
@@ -48,7 +47,7 @@ impl Options {
         format!("{:016X}", fnv1a(name.as_bytes()))
     }
 
-    /// These options if a disk of `size_bytes` can be made of them; the serial's digits as capitals.
+    /// These options, if a disk of `size_bytes` can have them; the serial's digits as capitals.
     pub(super) fn check(mut self, size_bytes: u64) -> Result<Self, OptionError> {
         if !SECTOR_BYTES.contains(&self.sector_bytes) {
             return Err(OptionError::SectorBytes(self.sector_bytes));
@@ -71,21 +70,21 @@ impl Options {
     }
 }
 
-/// FNV-1a, 64 bits: spreads names over serial numbers; guards against nothing.
+/// FNV-1a, 64 bits: spreads names over serial numbers; not secure.
 pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
     const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     bytes.iter().fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
 }
 
-/// Why [`Options`] do not make a disk.
+/// Why [`Options`] are invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionError {
     /// Sectors of that size do not exist.
     SectorBytes(u32),
     /// The store holds less than one sector.
     TooSmall {
-        /// What it holds.
+        /// What the store holds.
         size_bytes: u64,
         /// What a sector needs.
         sector_bytes: u32,
@@ -125,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_disk_is_refused_by_name() {
+    fn invalid_disk_options_are_refused_with_their_names() {
         let check = |change: fn(&mut Options), size| {
             let mut options = Options::default();
             change(&mut options);

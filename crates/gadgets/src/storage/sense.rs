@@ -1,8 +1,8 @@
-//! Why a command failed, in SCSI's words (SPC-4, sense data).
+//! Why a command failed, as SCSI sense data (SPC-4).
 
 use crate::saved::{Loader, Saver};
 
-/// Sense keys (SPC-4, sense key descriptions); those that a disk of ours has use for.
+/// Sense keys (SPC-4, sense key descriptions) that farbus's disks use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Key {
@@ -39,16 +39,16 @@ const FIXED_ADDITIONAL_BYTES: u8 = 10;
 const INFORMATION_TYPE: u8 = 0x00;
 const INFORMATION_BYTES: u8 = 0x0a;
 
-/// One report of trouble.
+/// One error report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sense {
     key: Key,
     /// Additional sense code and its qualifier.
     code: u8,
     qualifier: u8,
-    /// The block it is about.
+    /// The block that it concerns.
     lba: Option<u64>,
-    /// It is about an earlier command, whose status was good.
+    /// It concerns an earlier command, whose status was good.
     deferred: bool,
 }
 
@@ -96,12 +96,12 @@ impl Sense {
         Self { key, code, qualifier, lba: None, deferred: false }
     }
 
-    /// The same, about this block.
+    /// Adds the block.
     pub fn at(self, lba: u64) -> Self {
         Self { lba: Some(lba), ..self }
     }
 
-    /// The same, about a command that ended well before the trouble showed.
+    /// Marks it as an error of a command that had ended with good status.
     pub fn deferred(self) -> Self {
         Self { deferred: true, ..self }
     }

@@ -1,18 +1,18 @@
-//! Getting to know a disk: what it is, whether it is ready, how large, what it can do.
+//! Brings a disk up: identifies it, waits until it is ready, and reads its size and capabilities.
 //!
 //! | step | asked for | if the device refuses |
 //! |---|---|---|
 //! | alternate setting, if it is not 0 | SET_INTERFACE | error |
 //! | logical units | Get Max LUN | one (BOT §3.2) |
-//! | what it is | INQUIRY | error |
-//! | whether it is ready | TEST UNIT READY | error, after the patience of [`command`](super::command) |
-//! | how large it is | READ CAPACITY(10), (16) if that is too small a word | error |
+//! | identity | INQUIRY | error |
+//! | readiness | TEST UNIT READY | error, after the patience of [`command`](super::command) |
+//! | size | READ CAPACITY(10), (16) if its field is too small | error |
 //! | SPC-3 and later only: thin provisioning | READ CAPACITY(16) | it has none |
 //! | write protection, write cache | MODE SENSE(6) of all pages, else of the caching page | neither is known |
 //! | SPC-3 and later only: limits | VPD pages 00h, B0h, B2h | the usual ones |
 //!
-//! Vital product data is asked of devices that claim SPC-3 and only if page 00h names the page:
-//! older sticks lock up when asked (Linux skips them all for that reason).
+//! Vital product data is asked of devices that claim SPC-3 and only if page 00h names the page: older sticks lock up
+//! when asked (Linux skips them all for that reason).
 
 use farbus_model::{Payload, Setup, Speed};
 
@@ -36,7 +36,7 @@ const KIND_CD: u8 = 0x05;
 const KIND_OPTICAL: u8 = 0x07;
 const KIND_REDUCED: u8 = 0x0e;
 
-/// Where bringing up stands, and what it has learnt that [`DiskInfo`] has no place for.
+/// The state of bringing up, with what [`DiskInfo`] has no field for.
 #[derive(Debug)]
 pub(super) struct BringUp {
     at: At,
@@ -44,7 +44,7 @@ pub(super) struct BringUp {
     options: Options,
     is_modern: bool,
     capacity: Capacity,
-    /// Which vital product data pages there are of those that matter.
+    /// Which of the relevant vital product data pages exist.
     has_limits: bool,
     has_provisioning: bool,
     limits: BlockLimits,
@@ -83,7 +83,7 @@ impl BringUp {
         }
     }
 
-    /// Takes the answer to the last question in, and asks the next.
+    /// Processes the answer to the last question, and asks the next one.
     pub fn next(&mut self, info: &mut DiskInfo, reply: Option<Result<Reply, DiskError>>) -> Step {
         let reply = match reply {
             // A device that is gone answers nothing else either.
@@ -230,7 +230,7 @@ impl BringUp {
         }
     }
 
-    /// Everything was asked: what follows from it.
+    /// All answers are there: derives the disk's properties from them.
     fn settle(&self, info: &mut DiskInfo) {
         let Self { limits, provisioning, capacity, .. } = self;
         let speed: Speed = self.target.speed;
@@ -247,7 +247,7 @@ impl BringUp {
     }
 }
 
-/// What a page says, or what it says when it is not there.
+/// A page's content, or the default if the page is missing.
 fn body<T: Default>(reply: Option<impl std::borrow::Borrow<Reply>>, page: u8, read: impl Fn(&[u8]) -> T) -> T {
     let Some(reply) = reply else { return T::default() };
     let bytes = reply.borrow().payload.contiguous();

@@ -62,7 +62,7 @@ const RESET: u8 = 0xff;
 /// A command's data phase.
 #[derive(Clone, Debug)]
 pub(super) enum Data {
-    /// None.
+    /// No data.
     None,
     /// Room for this many bytes.
     In(u32),
@@ -70,12 +70,12 @@ pub(super) enum Data {
     Out(Payload),
 }
 
-/// What came of a command whose transport worked.
+/// The result of a command whose transport worked.
 #[derive(Debug, Default)]
 pub(super) struct Reply {
-    /// The device says that it succeeded.
+    /// The device reports success.
     pub passed: bool,
-    /// Bytes that mean something: moved, and not residue.
+    /// Valid bytes: moved, and not residue.
     pub moved: u32,
     /// IN data.
     pub payload: Payload,
@@ -87,19 +87,19 @@ pub(super) struct BulkOnly {
     target: Target,
     transfers: Transfers,
     tag: u32,
-    /// The bytes of the command wrapper; written anew for each command once the port let go of them.
+    /// The bytes of the command wrapper; reused for the next command once the port has dropped them.
     wrapper: Arc<[u8]>,
     phase: Phase,
     run: Run,
-    /// When the command that runs has had its time.
+    /// When the running command times out.
     deadline: Option<Instant>,
-    /// What the last command ended with, while the transport is being made fit again.
+    /// The last command's fault, while the transport is being reset.
     fault: Option<Fault>,
-    /// The transport is out of step: before anything else it must be reset.
+    /// The transport is out of step and has to be reset first.
     needs_reset: bool,
-    /// The device lost a status that was asked for early: it is asked phase by phase.
+    /// The device lost a status that was requested early: from now on the phases are requested one by one.
     loses_early_status: bool,
-    /// The device is gone or holds on to old requests: nothing is tried any more.
+    /// The device is gone or holds old requests: no further attempt is made.
     dead: Option<Fault>,
     result: Option<Result<Reply, Fault>>,
     spent: Payload,
@@ -110,11 +110,11 @@ enum Phase {
     Idle,
     /// A request to the control pipe is in flight.
     Asking,
-    /// A command is under way; [`Run`] knows how far.
+    /// A command is running; [`Run`] has its progress.
     Moving,
     /// After a fault: waiting for everything withdrawn.
     Draining,
-    /// Reset recovery, rung by rung.
+    /// Reset recovery, step by step.
     Climbing(Rung),
 }
 
@@ -124,13 +124,13 @@ enum Rung {
     Reset,
     ClearIn,
     ClearOut,
-    /// What an exporter takes for a port reset.
+    /// A request that an exporter takes for a port reset.
     Port,
     Configure,
     Setting,
 }
 
-/// One command under way.
+/// A running command.
 #[derive(Debug, Default)]
 struct Run {
     tag: u32,
@@ -161,7 +161,7 @@ struct Run {
 /// One of a command's transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Leg {
-    /// Not to be made, or not yet.
+    /// Not submitted, or not yet.
     #[default]
     Waiting,
     Flying(UrbId),
@@ -201,12 +201,12 @@ impl BulkOnly {
         &self.target
     }
 
-    /// The last command passed but cannot be believed: the next one begins with a reset.
+    /// The last command passed but is not credible: the next one begins with a reset.
     pub fn distrust(&mut self) {
         self.needs_reset = true;
     }
 
-    /// Asks the control pipe. A refusal is a reply that did not pass.
+    /// Makes a control request. A refusal is a reply that did not pass.
     pub fn ask(&mut self, now: Instant, setup: Setup) {
         assert_eq!(self.phase, Phase::Idle, "one thing at a time");
         if let Some(fault) = self.dead {
@@ -326,7 +326,7 @@ impl BulkOnly {
         self.transfers.control_in(now, Setup::clear_halt(endpoint), Some(CONTROL_TIMEOUT))
     }
 
-    /// Takes in everything that came back, then looks at the whole.
+    /// Processes every completion, then decides what comes next.
     fn advance(&mut self, now: Instant) {
         loop {
             while let Some(done) = self.transfers.poll_outcome() {
@@ -369,7 +369,7 @@ impl BulkOnly {
         self.finish(result);
     }
 
-    /// Notes one transfer of the command: the second table of the module, left column.
+    /// Records one transfer of the command: the second table of the module, left column.
     fn landed(&mut self, done: Done) -> Result<(), Fault> {
         let run = &mut self.run;
         if run.command.is(done.id) {
@@ -396,7 +396,7 @@ impl BulkOnly {
         }
     }
 
-    /// What the command that is under way needs next: the second table, right column.
+    /// Decides what the running command needs next: the second table, right column.
     fn proceed(&mut self, now: Instant) {
         // Serial OUT: the command has gone through.
         if self.run.command == Leg::Landed && self.run.data == Leg::Waiting {
@@ -415,8 +415,8 @@ impl BulkOnly {
         }
     }
 
-    /// Withdraws a status request that is stuck behind a halt or has its answer already, and OUT
-    /// data that the device does not want any more.
+    /// Cancels a status request that is stuck behind a halt or has its answer already, and OUT data that the device
+    /// does not want any more.
     fn withdraw_what_is_over(&mut self, now: Instant) {
         let run = &mut self.run;
         if let Leg::Flying(id) = run.status
@@ -468,7 +468,7 @@ impl BulkOnly {
         self.result = Some(result);
     }
 
-    /// A fault: everything is withdrawn, then recovery begins.
+    /// Handles a fault: cancels everything, then begins recovery.
     fn fail(&mut self, now: Instant, fault: Fault) {
         self.fault = Some(fault);
         self.needs_reset = true;
@@ -485,7 +485,7 @@ impl BulkOnly {
         }
     }
 
-    /// Whether there is no use in going on.
+    /// Checks whether any further attempt is useless.
     fn look_for_death(&mut self, status: Status) {
         if status == Status::Gone {
             self.dead = Some(Fault::Gone);
@@ -494,7 +494,7 @@ impl BulkOnly {
         }
     }
 
-    /// Reset recovery (BOT §5.3.4): reset, clear IN, clear OUT, in this order; below it the device.
+    /// Reset recovery (BOT §5.3.4): reset, clear IN, clear OUT, in this order; if that fails, the whole device.
     fn climb(&mut self, now: Instant, rung: Rung) {
         self.phase = Phase::Climbing(rung);
         let Target { configuration, interface, alternate, bulk_in, bulk_out, .. } = self.target;
@@ -518,7 +518,7 @@ impl BulkOnly {
             (Rung::Reset, true) => self.climb(now, Rung::ClearIn),
             (Rung::ClearIn, true) => self.climb(now, Rung::ClearOut),
             (Rung::Reset | Rung::ClearIn | Rung::ClearOut, false) => self.climb(now, Rung::Port),
-            // Whatever it says: to most devices it is only a question.
+            // Whatever the answer: to most devices it is only a request for a descriptor.
             (Rung::Port, _) => self.climb(now, Rung::Configure),
             (Rung::Configure, true) if self.target.alternate != 0 => self.climb(now, Rung::Setting),
             (Rung::ClearOut | Rung::Configure | Rung::Setting, true) => {
@@ -547,7 +547,7 @@ impl Run {
         }
     }
 
-    /// Whether all is done but for the status, which was asked for.
+    /// Whether only the status is missing, which was requested.
     fn misses_only_status(&self) -> bool {
         let all_moved = self.direction.is_some() && self.moved == self.length;
         self.command == Leg::Landed && self.data == Leg::Landed && all_moved && self.status.is_flying()
@@ -585,7 +585,7 @@ impl Run {
     fn status_landed(&mut self, done: &Done) -> Result<(), Fault> {
         let was_withdrawn = self.status_withdrawn;
         match done.status {
-            // A withdrawal that came too late has not lost the status.
+            // A cancellation that came too late has not lost the status.
             Status::Ok | Status::Short | Status::Cancelled if done.payload.len() == STATUS_BYTES => {
                 let verdict = CommandStatus::parse(&done.payload.contiguous(), self.tag, self.length);
                 self.verdict = Some(verdict.ok_or(Fault::BadStatus)?);
@@ -609,7 +609,7 @@ impl Run {
     }
 }
 
-/// A transfer that ended in a way for which there is nothing to do but to begin again.
+/// A transfer that failed in a way that only a new attempt can cure.
 fn bus_fault(status: Status) -> Fault {
     match status {
         Status::Gone => Fault::Gone,

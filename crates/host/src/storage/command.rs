@@ -29,39 +29,39 @@ use super::sense::Sense;
 use super::target::Target;
 use super::verdict::Verdict;
 
-/// A command as a job asks for it.
+/// A command as an operation makes it.
 #[derive(Clone, Debug)]
 pub(super) struct Command {
     cdb: Cdb,
     data: Data,
     /// Whether less than all data is a failure: blocks, rather than an answer of unknown length.
     exact: bool,
-    /// Timeouts it may take: what waits for the medium may take two.
+    /// How many timeouts it may take: a command that waits for the medium may take two.
     patience: u32,
 }
 
 impl Command {
-    /// Without data.
+    /// A command without data.
     pub fn plain(cdb: Cdb) -> Self {
         Self { cdb, data: Data::None, exact: true, patience: 1 }
     }
 
-    /// Whose answer has at most `length` bytes.
+    /// A command whose answer has at most `length` bytes.
     pub fn answer(cdb: Cdb, length: u32) -> Self {
         Self { cdb, data: Data::In(length), exact: false, patience: 1 }
     }
 
-    /// That reads `length` bytes of blocks.
+    /// A command that reads `length` bytes of blocks.
     pub fn blocks_in(cdb: Cdb, length: u32) -> Self {
         Self { cdb, data: Data::In(length), exact: true, patience: 1 }
     }
 
-    /// That sends these bytes. A repetition clones them: better a window than a vector.
+    /// A command that sends these bytes. A repetition clones them: a window is cheaper than a vector.
     pub fn out(cdb: Cdb, payload: Payload) -> Self {
         Self { cdb, data: Data::Out(payload), exact: true, patience: 1 }
     }
 
-    /// It waits for the medium.
+    /// Marks the command as one that waits for the medium.
     pub fn patient(self) -> Self {
         Self { patience: 2, ..self }
     }
@@ -81,7 +81,7 @@ pub(super) struct Executor {
     pub transport: BulkOnly,
     lun: u8,
     timeout: Duration,
-    /// A medium is in use: should it change, the command must not reach the new one.
+    /// A medium is in use: if it changes, the command must not reach the new one.
     pub guards_medium: bool,
     command: Option<Command>,
     asking: Asking,
@@ -89,7 +89,7 @@ pub(super) struct Executor {
     /// Until when the medium has time to become ready.
     ready_until: Instant,
     pause_until: Option<Instant>,
-    /// What a device reported late of something it had called done.
+    /// A late failure of an earlier command that had been reported as done.
     deferred: Option<DiskError>,
     result: Option<Result<Reply, DiskError>>,
 }
@@ -97,13 +97,13 @@ pub(super) struct Executor {
 /// What the transport is doing for the command.
 #[derive(Debug)]
 enum Asking {
-    /// A control request in its stead.
+    /// A control request instead of a command.
     Control,
     /// The command itself.
     Command,
-    /// Why it failed; how far it got.
+    /// Reading the reason of a failure; has the failed command's reply.
     Sense(Reply),
-    /// The medium to start.
+    /// Starting the medium.
     Start,
 }
 
@@ -132,7 +132,7 @@ impl Executor {
         }
     }
 
-    /// Asks the control pipe; a refusal is a reply that did not pass.
+    /// Makes a control request; a refusal is a reply that did not pass.
     pub fn ask(&mut self, now: Instant, setup: Setup) {
         self.asking = Asking::Control;
         self.transport.ask(now, setup);
@@ -153,7 +153,7 @@ impl Executor {
         self.result.take()
     }
 
-    /// An earlier command failed after it had been reported as done, once.
+    /// A late failure of an earlier command that had been reported as done, once.
     pub fn take_deferred(&mut self) -> Option<DiskError> {
         self.deferred.take()
     }
@@ -171,7 +171,7 @@ impl Executor {
         self.advance(now);
     }
 
-    /// The transport may have finished something.
+    /// Continues when the transport may have finished something.
     pub fn advance(&mut self, now: Instant) {
         while let Some(result) = self.transport.poll_result() {
             self.step(now, result);
@@ -212,7 +212,7 @@ impl Executor {
         self.finish(Ok(reply));
     }
 
-    /// The command failed for this reason.
+    /// Handles a command that failed for this reason.
     fn judge(&mut self, now: Instant, reply: Reply, sense: Sense) {
         match Verdict::of(sense) {
             Verdict::Passed => self.passed(now, reply),
@@ -228,7 +228,7 @@ impl Executor {
             Verdict::Failed(_) if sense.wants_start() && self.tries.starts == 0 => {
                 self.tries.starts += 1;
                 self.asking = Asking::Start;
-                // What the start says does not matter: the command itself will tell.
+                // The result of the start does not matter: the repeated command shows whether it helped.
                 self.transport.start(now, self.lun, Cdb::start(), Data::None, self.timeout * 2);
             }
             Verdict::Failed(error) => self.finish(Err(error)),
@@ -243,7 +243,7 @@ impl Executor {
         self.attempt(now);
     }
 
-    /// The transport failed, or the command cannot be believed.
+    /// Handles a failed transport, or a command that is not credible.
     fn failed(&mut self, now: Instant, fault: Fault) {
         let tries = &mut self.tries;
         let is_over = match fault {
@@ -261,7 +261,7 @@ impl Executor {
     }
 
     fn finish(&mut self, result: Result<Reply, DiskError>) {
-        // The payload is its owner's again before the owner hears of the end.
+        // Drops the payload before the owner learns of the end, so that the owner can reuse it.
         self.command = None;
         self.result = Some(result);
     }

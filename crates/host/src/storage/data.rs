@@ -1,20 +1,20 @@
-//! What a read brings.
+//! The data of a read.
 
 use farbus_model::Payload;
 
-/// The bytes of one read, where they arrived: nothing is copied until the reader wants it.
+/// The bytes of one read, in the buffers where they arrived: nothing is copied before the reader asks for it.
 #[derive(Clone, Debug, Default)]
 pub struct ReadData {
-    /// One payload a command; hardly ever more than one.
+    /// One payload per command; rarely more than one.
     first: Payload,
     rest: Vec<Payload>,
-    /// Bytes in front that belong to the first sector and not to what was asked for.
+    /// Bytes at the front that belong to the first sector and were not asked for.
     skip: usize,
     len: usize,
 }
 
 impl ReadData {
-    /// Room for `len` bytes behind `skip` others.
+    /// Makes space for `len` bytes after `skip` others.
     pub(super) fn new(skip: usize, len: usize) -> Self {
         Self { skip, len, ..Self::default() }
     }
@@ -47,7 +47,7 @@ impl ReadData {
         })
     }
 
-    /// Copies the bytes to the start of `to` and says how many; stops where either ends.
+    /// Copies the bytes to the start of `to` and returns how many; stops where either ends.
     pub fn copy_to(&self, to: &mut [u8]) -> usize {
         let mut at = 0;
         for run in self.runs() {
@@ -69,7 +69,7 @@ impl ReadData {
         all
     }
 
-    /// The payloads, for whoever owns the buffers.
+    /// The payloads, for the owner of the buffers.
     pub fn into_pieces(self) -> impl Iterator<Item = Payload> {
         std::iter::once(self.first).chain(self.rest)
     }

@@ -1,4 +1,4 @@
-//! A disk behind a Bulk-Only interface, as bytes at offsets.
+//! A disk behind a Bulk-Only interface, addressed in bytes.
 
 use farbus_model::{Done, Instant, Payload, Urb, UrbId};
 
@@ -22,7 +22,7 @@ pub struct Disk {
     info: DiskInfo,
     job: Option<Job>,
     outcome: Option<Result<Answer, DiskError>>,
-    /// Why no operation is let through: it could not be brought up, or the medium was exchanged.
+    /// Why no operation is possible: the disk could not be brought up, or the medium was exchanged.
     unfit: Option<DiskError>,
 }
 
@@ -52,7 +52,7 @@ impl Disk {
         this
     }
 
-    /// What the disk is; all empty until it was brought up.
+    /// The disk's properties; empty until it was brought up.
     pub fn info(&self) -> &DiskInfo {
         &self.info
     }
@@ -62,7 +62,7 @@ impl Disk {
         self.job.is_none() && self.outcome.is_none()
     }
 
-    /// Gets to know the medium again, after [`DiskError::MediumChanged`] or an eject.
+    /// Brings the disk up again, after [`DiskError::MediumChanged`] or an eject.
     pub fn bring_up(&mut self, now: Instant) {
         let target = *self.executor.transport.target();
         self.executor.guards_medium = false;
@@ -92,13 +92,12 @@ impl Disk {
         self.erase(now, if may_release { Clear::ZeroAndRelease } else { Clear::Zero }, offset, len);
     }
 
-    /// Tells the device that a range is not needed. What it reads as then is the device's affair;
-    /// without a command for it, nothing happens.
+    /// Declares a range unneeded. Its content is undefined afterwards; a device without a command for it does nothing.
     pub fn discard(&mut self, now: Instant, offset: u64, len: u64) {
         self.erase(now, Clear::Release, offset, len);
     }
 
-    /// Makes everything durable that was written.
+    /// Makes every write durable.
     pub fn flush(&mut self, now: Instant) {
         match self.check(0, 0) {
             Ok(()) => self.begin(now, Job::Flush(Flush::default())),
@@ -106,7 +105,7 @@ impl Disk {
         }
     }
 
-    /// Makes everything durable and asks the device to let go of the medium.
+    /// Flushes and ejects the medium.
     pub fn eject(&mut self, now: Instant) {
         match self.check(0, 0) {
             Ok(()) => self.begin(now, Job::Eject(Eject::Flushing(Flush::default()))),
@@ -146,7 +145,7 @@ impl Disk {
         self.advance(now);
     }
 
-    /// Commands that have finished lead to the next ones.
+    /// Continues with the next command when one has finished.
     fn advance(&mut self, now: Instant) {
         while let Some(result) = self.executor.poll_result() {
             self.step(now, Some(result));
@@ -173,14 +172,14 @@ impl Disk {
     fn finish(&mut self, mut result: Result<Answer, DiskError>) {
         let job = self.job.take();
         let was_bring_up = matches!(job, Some(Job::BringUp(_)));
-        // Who asks for durability is told of everything that did not become durable.
+        // A flush reports everything that did not become durable.
         if let (Some(Job::Flush(_) | Job::Eject(_)), Ok(_)) = (job, &result)
             && let Some(error) = self.executor.take_deferred()
         {
             result = Err(error);
         }
         match &result {
-            // A medium that cannot be taken out is the same one, whatever a reset makes the device say.
+            // A medium that cannot be taken out is the same one, whatever the device reports after a reset.
             Ok(_) if was_bring_up => self.executor.guards_medium = self.info.removable,
             Err(error) if was_bring_up => {
                 self.info = DiskInfo::default();

@@ -1,4 +1,4 @@
-//! What can go wrong with a disk, in words that a front end can act on.
+//! Errors of a disk, in terms that a front end can act on.
 
 use std::fmt;
 
@@ -11,15 +11,15 @@ use super::sense::Sense;
 /// Why an operation on a disk failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskError {
-    /// The interface is not a disk that can be driven here, and why.
+    /// The interface is not a disk that this driver supports, and why.
     Unsupported(&'static str),
     /// The medium is there but not usable, and did not become so in time.
     NotReady(Sense),
     /// There is no medium in the device.
     NoMedium,
-    /// The medium was exchanged, or its size changed: what was known of it no longer holds.
+    /// The medium was exchanged, or its size changed: earlier data about it is no longer valid.
     MediumChanged,
-    /// The medium could not be read or written there.
+    /// The medium could not be read or written at that place.
     MediumError(Sense),
     /// The device failed within itself.
     HardwareError(Sense),
@@ -27,11 +27,11 @@ pub enum DiskError {
     IllegalRequest(Sense),
     /// The range does not lie on the medium.
     OutOfRange,
-    /// The medium refuses writing.
+    /// The medium is write-protected.
     WriteProtected,
     /// A thinly provisioned medium has no space left.
     NoSpace,
-    /// Another complaint of the device.
+    /// Any other error of the device.
     Refused(Sense),
     /// Commands, data and status do not arrive as Bulk-Only transport wants, and resetting it did not help.
     Transport(Fault),
@@ -39,11 +39,11 @@ pub enum DiskError {
     TimedOut,
     /// The device is gone.
     Gone,
-    /// The way to the device is gone.
+    /// The connection to the device is gone.
     Port(PortError),
 }
 
-/// What went wrong with one command's transport.
+/// What went wrong in the transport of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The command itself was answered with STALL: the device found it invalid (BOT §6.6.1).
@@ -52,19 +52,19 @@ pub enum Fault {
     StatusRefused,
     /// The status is not valid or not meaningful (BOT §6.3).
     BadStatus,
-    /// The device says that it and the host disagree about the data (BOT §6.6.2).
+    /// The device reports that it and the host disagree about the data (BOT §6.6.2).
     PhaseError,
-    /// The status came before the data was taken.
+    /// The status came before all data was taken.
     EarlyStatus,
-    /// The command passed and yet not all data moved.
+    /// The command passed, but not all data moved.
     ShortData,
     /// More data came than was asked for.
     Babble,
-    /// A transfer failed on the bus or on the way.
+    /// A transfer failed on the bus or on the link.
     Bus(Status),
     /// The command's time passed.
     TimedOut,
-    /// Not even a withdrawal was answered: the endpoints may hold old requests for ever.
+    /// A cancellation was not answered: the endpoints may hold old requests for ever.
     Unanswered,
     /// The reset of the transport failed.
     ResetFailed,

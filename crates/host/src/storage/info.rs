@@ -1,4 +1,4 @@
-//! What is known of a disk.
+//! The properties of a disk.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use farbus_model::Speed;
 
 use crate::limits;
 
-/// How a disk is driven.
+/// Options of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which logical unit.
+    /// The logical unit.
     pub lun: u8,
-    /// A command's time.
+    /// The timeout of a command.
     pub timeout: Duration,
-    /// Bytes of one command at most; `None` leaves it to the device and the speed. More than the
-    /// usual pays on a link of long delay: each command costs one round trip.
+    /// Bytes of one command at most; `None` leaves it to the device and the speed. Larger commands pay off on a link of
+    /// long delay: each command costs one round trip.
     pub transfer_bytes_max: Option<u32>,
 }
 
@@ -24,14 +24,14 @@ impl Default for Options {
     }
 }
 
-/// What a disk says of itself, checked.
+/// The properties that a disk reports, checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskInfo {
-    /// Who made it.
+    /// The vendor.
     pub vendor: String,
-    /// What it is called.
+    /// The product.
     pub product: String,
-    /// Its firmware's revision.
+    /// The firmware's revision.
     pub revision: String,
     /// Logical units of the device.
     pub luns: u8,
@@ -41,9 +41,9 @@ pub struct DiskInfo {
     pub block_bytes: u32,
     /// Sectors.
     pub blocks: u64,
-    /// Writing is refused.
+    /// Whether writing is refused.
     pub read_only: bool,
-    /// Whether what was written may still be in a cache; `None` if the device does not say.
+    /// Whether written data may still be in a cache; `None` if the device does not say.
     pub write_cache: Option<bool>,
     /// Bytes of one command at most; whole sectors.
     pub transfer_bytes_max: u32,
@@ -51,9 +51,9 @@ pub struct DiskInfo {
     pub unmap_blocks_max: Option<u32>,
     /// Sectors that one WRITE SAME may name, if there is that command.
     pub write_same_blocks_max: Option<u32>,
-    /// WRITE SAME may give the space back, and it reads as zeros then.
+    /// WRITE SAME may give the space back, and the range then reads as zeros.
     pub write_same_unmaps: bool,
-    /// Caches need not be told to flush: there are none, or the device does not know how.
+    /// No flush is needed: there is no cache, or the device does not know the command.
     pub(super) needs_no_flush: bool,
 }
 
@@ -73,8 +73,8 @@ impl DiskInfo {
         offset.checked_add(len).is_some_and(|end| end <= self.size_bytes())
     }
 
-    /// Bytes of one command: the caller's wish, or the device's limit in blocks (0: not said), or
-    /// what the speed's hosts do.
+    /// Bytes of one command: the caller's option, or the device's limit in blocks (0: not reported), or the usual value
+    /// of the speed.
     pub(super) fn transfer_bytes(&self, options: &Options, speed: Speed, device_blocks_max: u32) -> u32 {
         let device = u64::from(device_blocks_max) * u64::from(self.block_bytes);
         let usual = match (device, speed >= Speed::Super) {

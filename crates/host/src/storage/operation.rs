@@ -1,7 +1,7 @@
-//! The operations on a disk: each a job that asks for one command after another.
+//! The operations on a disk: each issues one command after another.
 //!
-//! Callers see bytes. What does not fall on sectors is read whole and trimmed, or read, changed
-//! and written back, one sector at each end.
+//! Callers see bytes. A range that does not begin or end at a sector is read as whole sectors and trimmed, or read,
+//! changed and written back, one sector at each end.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::info::DiskInfo;
 use super::scsi::{self, Cdb};
 use super::step::{Answer, Step};
 
-/// Zeros to write where no command does it; shared by all that write them.
+/// Zeros to write where the device has no command for it; shared by all operations.
 static ZEROS: [u8; 32 << 10] = [0; 32 << 10];
 
 type Last = Option<Result<Reply, DiskError>>;
@@ -77,7 +77,7 @@ struct Patch {
 
 impl Write {
     pub fn new(offset: u64, payload: Payload) -> Self {
-        // A repetition needs the bytes again: a vector of its own becomes a window once, here.
+        // A repetition needs the bytes again: an owned vector becomes a window once, here.
         let payload = match payload {
             Payload::Bytes(bytes) => {
                 let all: Arc<[u8]> = bytes.into();
@@ -141,14 +141,14 @@ impl Source {
     }
 }
 
-/// What becomes of a range that is cleared.
+/// What happens to a cleared range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Clear {
     /// It reads as zeros and keeps its space.
     Zero,
     /// It reads as zeros and may lose its space.
     ZeroAndRelease,
-    /// It may lose its space; what it reads as is the device's affair.
+    /// It may lose its space; its content is undefined.
     Release,
 }
 
@@ -175,7 +175,7 @@ impl Erase {
     pub fn new(info: &DiskInfo, what: Clear, mut offset: u64, len: u64) -> Self {
         let mut end = offset + len;
         if what == Clear::Release {
-            // Half a sector cannot be given back.
+            // A part of a sector cannot be given back.
             let block_bytes = u64::from(info.block_bytes);
             offset = offset.next_multiple_of(block_bytes);
             end = (end - end % block_bytes).max(offset);
@@ -191,7 +191,7 @@ impl Erase {
             }
         } else if let Some((bytes, how)) = self.asked.take() {
             match (last, how) {
-                // The device announced it and does not know it: not asked again.
+                // The device announced the command but does not know it: it is not used again.
                 (Some(Err(DiskError::IllegalRequest(_))), How::Unmap) => info.unmap_blocks_max = None,
                 (Some(Err(DiskError::IllegalRequest(_))), How::WriteSame) => info.write_same_blocks_max = None,
                 (Some(Err(error)), _) => return Step::Finish(Err(error)),
@@ -227,7 +227,7 @@ impl Erase {
         })
     }
 
-    /// The command that does it for whole sectors.
+    /// The command that clears whole sectors, and its limit.
     fn command_for(&self, info: &DiskInfo) -> Option<(How, u32)> {
         let unmap = info.unmap_blocks_max.map(|max| (How::Unmap, max));
         let same = info.write_same_blocks_max.map(|max| (How::WriteSame, max));
@@ -249,7 +249,7 @@ impl Erase {
     }
 }
 
-/// Makes what was written durable.
+/// Makes every write durable.
 #[derive(Debug, Default)]
 pub(super) struct Flush {
     was_asked: bool,
@@ -262,7 +262,7 @@ impl Flush {
                 self.was_asked = true;
                 Step::Run(Command::plain(Cdb::synchronize_cache()).patient())
             }
-            // What does not know the command has nothing to flush, as far as anyone can tell.
+            // A device that does not know the command has, as far as anyone can tell, nothing to flush.
             Some(Err(DiskError::IllegalRequest(_))) if info.write_cache != Some(true) => {
                 info.needs_no_flush = true;
                 Step::Finish(Ok(Answer::Done))
@@ -273,7 +273,7 @@ impl Flush {
     }
 }
 
-/// Makes what was written durable and asks the device to let go of the medium.
+/// Flushes and ejects the medium.
 #[derive(Debug)]
 pub(super) enum Eject {
     Flushing(Flush),

@@ -1,7 +1,6 @@
-//! The SCSI commands that a disk is driven with, and what their answers say (SPC-4, SBC-3).
+//! The SCSI commands that drive a disk, and the parsing of their answers (SPC-4, SBC-3).
 //!
-//! Answers are a stranger's bytes: what is not there reads as zero, and nothing is believed that
-//! the caller does not check again.
+//! Answers are untrusted bytes: missing bytes read as zero, and the caller checks every value.
 
 /// A command descriptor block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,14 +193,14 @@ pub struct Inquiry {
     pub kind: u8,
     /// Whether the medium can be taken out.
     pub removable: bool,
-    /// Version of SPC that it claims: 5 is SPC-3, where vital product data pages became what they are.
+    /// The SPC version that it claims: 5 is SPC-3, which defined vital product data pages in their present form.
     pub version: u8,
     /// Vendor, product, revision.
     pub names: [String; 3],
 }
 
 impl Inquiry {
-    /// Reads it; `None` without even the first five bytes.
+    /// Parses it; `None` without even the first five bytes.
     pub fn parse(b: &[u8]) -> Option<Self> {
         if b.len() < 5 {
             return None;
@@ -221,21 +220,21 @@ impl Inquiry {
     }
 }
 
-/// What READ CAPACITY says.
+/// The answer of READ CAPACITY.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// Address of the last block.
     pub last_block: u64,
     /// Bytes of one block.
     pub block_bytes: u32,
-    /// LBPME: blocks may be without space behind them.
+    /// LBPME: blocks may have no space allocated.
     pub thin: bool,
     /// LBPRZ: such blocks read as zeros.
     pub thin_reads_zeros: bool,
 }
 
 impl Capacity {
-    /// Reads READ CAPACITY(10)'s answer. A last block of 2^32 - 1 means: ask with sixteen bytes.
+    /// Parses READ CAPACITY(10)'s answer. A last block of 2^32 - 1 means: use READ CAPACITY(16).
     pub fn parse_10(b: &[u8]) -> Option<Self> {
         let b: &[u8; 8] = b.first_chunk()?;
         Some(Self { last_block: u64::from(be32(b, 0)), block_bytes: be32(b, 4), ..Self::default() })
@@ -254,12 +253,12 @@ impl Capacity {
     }
 }
 
-/// What MODE SENSE(6) says.
+/// The answer of MODE SENSE(6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mode {
-    /// The medium refuses writing.
+    /// The medium is write-protected.
     pub write_protected: bool,
-    /// Whether a write cache holds what was written; `None` if the caching page is not there.
+    /// Whether there is a write cache; `None` if the caching page is missing.
     pub write_cache: Option<bool>,
 }
 
@@ -293,7 +292,7 @@ pub fn vpd_body(b: &[u8], page: u8) -> Option<&[u8]> {
     (header[1] == page).then(|| &b[4..(4 + length).min(b.len())])
 }
 
-/// What the block limits page says; 0 is "not said" throughout (SBC-3 §6.6.3).
+/// The block limits page; 0 is "not reported" throughout (SBC-3 §6.6.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockLimits {
     /// Blocks of one READ or WRITE.
@@ -307,7 +306,7 @@ pub struct BlockLimits {
 }
 
 impl BlockLimits {
-    /// Reads the page's body; what an older, shorter page lacks is "not said".
+    /// Parses the page's body; fields that an older, shorter page lacks are "not reported".
     pub fn parse(body: &[u8]) -> Self {
         let word = |at: usize| body.get(at..at + 4).map_or(0, |b| be32(b, 0));
         Self {
@@ -319,7 +318,7 @@ impl BlockLimits {
     }
 }
 
-/// What the logical block provisioning page says (SBC-3 §6.6.4).
+/// The logical block provisioning page (SBC-3 §6.6.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Provisioning {
     /// LBPU: UNMAP is there.

@@ -11,7 +11,7 @@ pub struct Sense {
     pub code: u8,
     /// Additional sense code qualifier.
     pub qualifier: u8,
-    /// It is about an earlier command, which had been reported as done; this one was not begun.
+    /// It belongs to an earlier command, which had been reported as done; this command was not begun.
     pub is_deferred: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What passes between a disk and the job that it has under way.
+//! The interface between a disk and its running operation.
 
 use farbus_model::Setup;
 
@@ -6,24 +6,24 @@ use super::command::Command;
 use super::data::ReadData;
 use super::error::DiskError;
 
-/// What a job wants next.
+/// The next step of an operation.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// This command.
+    /// Run this command.
     Run(Command),
-    /// This control request.
+    /// Make this control request.
     Ask(Setup),
-    /// Nothing more.
+    /// The operation has ended.
     Finish(Result<Answer, DiskError>),
 }
 
-/// What an operation brought.
+/// The result of an operation.
 #[derive(Debug)]
 pub enum Answer {
-    /// The disk is brought up; `Disk::info` says what it is.
+    /// The disk is brought up; `Disk::info` has its properties.
     Ready,
-    /// What was read.
+    /// The data read.
     Data(ReadData),
-    /// It is done.
+    /// The operation is complete.
     Done,
 }

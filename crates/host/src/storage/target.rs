@@ -1,4 +1,4 @@
-//! Where on a device a Bulk-Only interface is.
+//! The place of a Bulk-Only interface on a device.
 
 use farbus_model::descriptor::Configuration;
 use farbus_model::{Direction, EpAddr, Speed, TransferType};
@@ -31,7 +31,7 @@ impl Target {
         configuration.settings.iter().filter(|setting| setting.class == BULK_ONLY).find_map(|setting| {
             let bulk_in = setting.find(TransferType::Bulk, Direction::In)?;
             let bulk_out = setting.find(TransferType::Bulk, Direction::Out)?;
-            // Endpoint 0 is no bulk endpoint, whatever a descriptor says.
+            // Endpoint 0 is no bulk endpoint, even if a descriptor says so.
             let is_real = !bulk_in.address.is_control() && !bulk_out.address.is_control();
             is_real.then_some(Self {
                 configuration: configuration.value,

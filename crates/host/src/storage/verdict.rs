@@ -1,20 +1,20 @@
-//! What to do about a command that the device says has failed.
+//! What to do about a command that the device reports as failed.
 
 use super::error::DiskError;
 use super::sense::Sense;
 
-/// What to do with a command that ended so.
+/// What to do with a failed command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It succeeded all the same.
+    /// It succeeded nevertheless.
     Passed,
-    /// Again, at once.
+    /// Repeat it at once.
     Again,
-    /// Again, after a pause: the medium is becoming ready.
+    /// Repeat it after a pause: the medium is becoming ready.
     Later,
-    /// The medium may be another one now.
+    /// The medium may have been exchanged.
     MediumChanged,
-    /// Again; but an earlier command failed in this way after it had been reported as done.
+    /// Repeat it; an earlier command failed with this error after it had been reported as done.
     Deferred(DiskError),
     /// It failed.
     Failed(DiskError),
@@ -36,7 +36,7 @@ impl Verdict {
             (5, ..) => DiskError::IllegalRequest(sense),
             // Medium may have changed; capacity has changed.
             (6, 0x28, _) | (6, 0x2a, 0x09) => return Verdict::MediumChanged,
-            // Any other attention (power on, reset, parameters) has been said now.
+            // Any other attention (power on, reset, parameters) is cleared by this report.
             (6, ..) => return Verdict::Again,
             // Space allocation failed: thin provisioning ran out.
             (7, 0x27, 0x07) => DiskError::NoSpace,

@@ -26,18 +26,17 @@ pub fn write_command(to: &mut [u8], tag: u32, direction: Direction, length: u32,
     to[15..15 + cdb.bytes().len()].copy_from_slice(cdb.bytes());
 }
 
-/// What a command status wrapper says.
+/// The content of a command status wrapper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandStatus {
     /// `bCSWStatus`: 0 passed, 1 failed, 2 phase error.
     pub status: u8,
-    /// `dCSWDataResidue`: bytes of the data phase that carry nothing.
+    /// `dCSWDataResidue`: bytes of the data phase without content.
     pub residue: u32,
 }
 
 impl CommandStatus {
-    /// Reads one that is valid and meaningful as the answer to `tag` (BOT §6.3): anything else is
-    /// no status at all.
+    /// Parses a status that is valid and meaningful as the answer to `tag` (BOT §6.3); `None` for anything else.
     pub fn parse(bytes: &[u8], tag: u32, length: u32) -> Option<Self> {
         let bytes: &[u8; STATUS_BYTES] = bytes.try_into().ok()?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -62,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_valid_and_meaningful_status_is_one() {
+    fn invalid_or_meaningless_status_is_refused() {
         let status = |tag: u8, residue: u8, code: u8| [b'U', b'S', b'B', b'S', tag, 0, 0, 0, residue, 0, 0, 0, code];
         let parse = |bytes: &[u8]| CommandStatus::parse(bytes, 7, 8);
         assert_eq!(parse(&status(7, 8, 1)), Some(CommandStatus { status: 1, residue: 8 }));

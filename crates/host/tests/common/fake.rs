@@ -1,4 +1,4 @@
-//! A Bulk-Only disk that keeps the specification until its script says otherwise.
+//! A Bulk-Only disk that follows the specification except where its script says otherwise.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -20,7 +20,7 @@ pub enum Wrong {
     StallCommand,
     /// The command is lost on the bus.
     LoseCommand(Status),
-    /// STALL after so many bytes of the data phase; the status then says this.
+    /// STALL after `after` bytes of the data phase; the status then has this value.
     StallData { after: usize, status: u8 },
     /// The data phase ends in this way.
     BreakData(Status),
@@ -30,7 +30,7 @@ pub enum Wrong {
     Residue(u32),
     /// IN data is left out and the status comes in its place.
     SkipData,
-    /// OUT: the status comes while the data is still wanted.
+    /// OUT: the status comes before all data was taken.
     EarlyStatus,
     /// STALL instead of the status, so many times.
     StallStatus(u32),
@@ -42,17 +42,17 @@ pub enum Wrong {
     OtherSignature,
     /// A status that ends early.
     CutStatus,
-    /// A status that nobody has defined.
+    /// An undefined status.
     Status(u8),
     /// Silence from this phase on, until it is reset.
     Silence(Silent),
     /// A CHECK CONDITION with this sense: key, code, qualifier.
     Fail(u8, u8, u8),
-    /// The same, without the STALL: the data phase is empty or swallowed.
+    /// Like [`Wrong::Fail`], without the STALL: the data phase is empty or swallowed.
     FailSoftly(u8, u8, u8),
-    /// The same, about an earlier command.
+    /// Like [`Wrong::Fail`], about an earlier command.
     Deferred(u8, u8, u8),
-    /// Everything in flight and everything after it: gone.
+    /// The device is gone, with everything in flight.
     Gone,
 }
 
@@ -72,11 +72,11 @@ pub struct Fake {
     pub data: BTreeMap<u64, Vec<u8>>,
     /// What goes wrong next, and with which operation code (`None`: any).
     pub script: VecDeque<(Option<u8>, Wrong)>,
-    /// Control requests of this code are answered so.
+    /// Control requests of this code get this answer.
     pub refuses: Vec<(u8, Status)>,
     /// Operation codes it does not know.
     pub unknown: Vec<u8>,
-    /// Operation codes it was given, one a command.
+    /// Operation codes that it received, one per command.
     pub commands: Vec<u8>,
     /// Bulk-Only resets.
     pub resets: usize,
@@ -84,12 +84,11 @@ pub struct Fake {
     pub configurations: usize,
     /// Alternate settings that were selected.
     pub settings: Vec<u16>,
-    /// Requests behind a halt stay where they are, as on a real controller, rather than fail too.
+    /// Requests behind a halt stay in the queue, as on a real controller, instead of failing.
     pub keeps_behind_halt: bool,
-    /// Withdrawals are not answered.
+    /// Cancellations are not answered.
     pub ignores_cancel: bool,
-    /// A host that is told the truth announces what it sends: anything else fails the test. Told
-    /// lies, it is refused.
+    /// If set, a host that announces other data than it sends fails the test. If not, it is refused.
     pub is_strict: bool,
     pub max_lun: Option<u8>,
     pub inquiry: Vec<u8>,
@@ -101,7 +100,7 @@ pub struct Fake {
     state: State,
     queues: [VecDeque<InFlight>; 2],
     halts: [bool; 2],
-    /// A halt that clearing does not end: only a reset does.
+    /// A halt that only a reset clears.
     locked: bool,
     silent: bool,
     gone: bool,
@@ -166,12 +165,12 @@ impl Fake {
         Self::new(Speed::High, 512, 2048)
     }
 
-    /// With this going wrong next, whatever the command.
+    /// This goes wrong with the next command.
     pub fn wrong(&mut self, wrong: Wrong) {
         self.script.push_back((None, wrong));
     }
 
-    /// With this going wrong with the next command of this code.
+    /// This goes wrong with the next command of this code.
     pub fn wrong_at(&mut self, code: u8, wrong: Wrong) {
         self.script.push_back((Some(code), wrong));
     }
@@ -181,7 +180,7 @@ impl Fake {
         self
     }
 
-    /// With UAS in its first setting and Bulk-Only in its second.
+    /// Makes UAS the first setting and Bulk-Only the second.
     pub fn second_setting(mut self) -> Self {
         let uas = InterfaceDefinition::new(8, 6, 0x62).bulk_pair(2);
         let bulk_only = InterfaceDefinition::new(8, 6, 0x50).alternate_of_previous().bulk_pair(1);
@@ -189,7 +188,7 @@ impl Fake {
         self
     }
 
-    /// Claims SCSI-2: neither vital product data nor thin provisioning is asked for.
+    /// Claims SCSI-2: the host must not ask for vital product data or thin provisioning.
     pub fn old(mut self) -> Self {
         self.inquiry[2] = 2;
         self
@@ -252,7 +251,7 @@ impl Fake {
     }
 
     fn take_wrong(&mut self, code: u8) -> Option<Wrong> {
-        // Asking for the reason of a failure is not a command of its own.
+        // Reading the reason of a failure is not a command of its own.
         let (wanted, _) = self.script.front()?;
         let matches = wanted.map_or(code != 0x03, |wanted| wanted == code);
         matches.then(|| self.script.pop_front().unwrap().1)
@@ -379,7 +378,7 @@ impl Fake {
         while self.serve_out(done) || self.serve_in(done) {}
     }
 
-    /// Answers the first request of a pipe that cannot move: says whether it did.
+    /// Answers the first request of a blocked pipe; returns whether it did.
     fn serve_blocked(&mut self, pipe: usize, done: &mut Completions) -> Option<bool> {
         if self.gone {
             let urb = self.queues[pipe].pop_front();
@@ -514,7 +513,7 @@ impl Fake {
                     self.halt(urb, Payload::Empty, done);
                     self.state = State::Status { status };
                 } else if status.len() > urb.length as usize {
-                    // Room for less data than a status has.
+                    // Space for less data than a status has.
                     done.push(urb.fail(Status::Overflow));
                 } else {
                     done.push(urb.answer(status.into()));

@@ -1,4 +1,4 @@
-//! What the tests of this room share: a disk that misbehaves on demand, a port that counts.
+//! Shared by this crate's tests: a disk that misbehaves on demand, a port that counts.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 

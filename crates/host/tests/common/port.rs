@@ -1,5 +1,5 @@
-//! A port as a link is one: what is submitted travels when the host begins to wait, and what
-//! comes back on different endpoints comes in any order.
+//! A port that behaves like a link: submitted requests travel when the host begins to wait, and completions on
+//! different endpoints come in any order.
 
 use farbus_host::{Port, PortError};
 use farbus_model::{BufferPool, Completions, Device, Done, EpAddr, Instant, Urb, UrbId};
@@ -17,10 +17,10 @@ pub enum Event {
 pub struct TestPort<D> {
     pub device: D,
     pub now: Instant,
-    /// Times that the host waited with something newly sent: round trips.
+    /// How often the host waited after sending something: round trips.
     pub turns: usize,
     pub log: Vec<Event>,
-    /// Completions of different endpoints change places.
+    /// Reorders completions of different endpoints.
     pub shuffle: Option<Rng>,
     travelling: Vec<Sent>,
     done: Completions,
@@ -46,7 +46,7 @@ impl<D: Device> TestPort<D> {
         }
     }
 
-    /// Begins a new count.
+    /// Resets the counters.
     pub fn forget(&mut self) {
         (self.turns, self.log) = (0, Vec::new());
     }

@@ -1,4 +1,4 @@
-//! What a half gives to the link leaves in batches.
+//! The `buffer` module: collects messages and sends them in batches.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Para
 
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const BUFFER: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
@@ -61,7 +61,7 @@ struct Buffer {
     messages_max: usize,
     kept: Vec<Message>,
     kept_bytes: usize,
-    /// When what came first has been kept long enough.
+    /// When the first kept message has waited long enough.
     due: Option<Instant>,
 }
 
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_goes_together_when_it_is_enough_or_long_enough() {
+    fn buffered_messages_leave_together_when_full_or_due() {
         let (span, kept) = (Duration::from_millis(5), Vec::new());
         let mut buffer = Buffer { span, bytes_max: 100, messages_max: 4, kept, kept_bytes: 0, due: None };
         let mut now = Instant::ZERO + Duration::from_secs(1);

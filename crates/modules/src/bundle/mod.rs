@@ -1,7 +1,7 @@
-//! Several small messages travel as one.
+//! The `bundle` module: several small messages travel as one.
 //!
-//! A half numbers what it gives to the link, and the other delivers it by these numbers: bundles are words from half to
-//! half, and whatever travels by itself may overtake them.
+//! A half numbers the messages that it gives to the link, and the other half delivers them in the order of these
+//! numbers: bundles travel as asides, and messages that travel alone may overtake them.
 //!
 //! ```text
 //!   alone     number 4, then the head as it was
@@ -18,7 +18,7 @@ use farbus_model::{Instant, Payload};
 
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const BUNDLE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
@@ -72,7 +72,7 @@ const MANIFEST: Manifest = Manifest {
 
 const NUMBER_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 14;
-/// What arrives before its turn at most: as much as is under way.
+/// Messages that may arrive before their turn: as many as are under way at most.
 const EARLY_MAX: usize = 8192;
 const EARLY_BYTES_MAX: usize = 64 << 20;
 
@@ -82,11 +82,11 @@ struct Bundle {
     bytes_max: usize,
     kept: Vec<Message>,
     kept_bytes: usize,
-    /// When the first of a bundle has waited long enough.
+    /// When the first message of a bundle has waited long enough.
     due: Option<Instant>,
     next_out: u32,
     next_in: u32,
-    /// What arrived before its turn, by its number.
+    /// Messages that arrived before their turn, by number.
     early: BTreeMap<u32, Vec<Message>>,
     early_bytes: usize,
 }
@@ -123,7 +123,7 @@ impl Bundle {
         number.to_vec()
     }
 
-    /// What is kept goes: as a bundle, if that is worth it.
+    /// Sends the kept messages, as a bundle if that is worth it.
     fn let_go(&mut self, out: &mut Turn) {
         (self.due, self.kept_bytes) = (None, 0);
         if self.kept.len() == 1 {
@@ -144,7 +144,7 @@ impl Bundle {
         out.aside(bytes.into());
     }
 
-    /// Delivers what has this number, and what waited for it.
+    /// Delivers the messages with this number, and those that waited for them.
     fn up(&mut self, number: u32, messages: Vec<Message>, out: &mut Turn) {
         if number != self.next_in {
             let is_past = number.wrapping_sub(self.next_in) > u32::MAX / 2;
@@ -165,7 +165,7 @@ impl Bundle {
     }
 }
 
-/// What a bundle is made of: its number, and the messages.
+/// The number and the messages of a bundle.
 fn unbundled(mut bytes: Payload) -> Option<(u32, Vec<Message>)> {
     let number = u32::from_le_bytes(*bytes.split_front(NUMBER_BYTES).contiguous().first_chunk()?);
     let mut messages = Vec::new();
@@ -210,7 +210,7 @@ impl Module for Bundle {
         }
     }
 
-    /// What came before its turn may wait on a link that is not there: it is written down.
+    /// Messages that arrived before their turn may wait for a lost link: they are saved.
     fn is_at_rest(&self) -> bool {
         self.kept.is_empty()
     }
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn one_alone_is_no_bundle_and_much_goes_before_its_time() {
+    fn single_message_is_not_bundled_and_a_full_bundle_leaves_early() {
         let (mut here, mut out) = (half("bundle:time=1ms,bytes=200"), Turn::default());
         here.handle(Instant::ZERO, Side::Above, message(1, 10), &mut out);
         here.handle_timeout(Instant::ZERO + Duration::from_millis(1), &mut out);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_other_half_sends_ends_the_attachment_and_costs_no_more_than_it_may() {
+    fn invalid_bundle_ends_the_attachment_within_the_memory_limit() {
         let aside = |bytes: &[u8]| Message { kind: Kind::Aside(0), id: 0, head: Payload::Empty, payload: bytes.into() };
         let entry = |kind: u8, head: u16| [&[0, 0, 0, 0, kind, 0][..], &head.to_le_bytes(), &[0; 10]].concat();
         for bytes in [&[0, 0, 0][..], &[0, 0, 0, 0, 0, 0], &entry(6, 0), &entry(0, 1), &[0xff; 200]] {

@@ -22,14 +22,14 @@ pub const USB: u16 = 220;
 pub const IPV4: u16 = 228;
 /// LINKTYPE_USER0.
 pub const USER: u16 = 147;
-/// The interface of the class's own link type, and that of [`USER`] beside it.
+/// The interface of the class's own link type; the other interface has link type [`USER`].
 pub const OWN: u32 = 0;
 /// See [`OWN`].
 pub const BESIDE: u32 = 1;
 
-/// Bytes of data in one packet: Wireshark takes 256 KiB; the rest follows in packets of its own ([`REST`]).
+/// Bytes of data in one packet: Wireshark accepts 256 KiB; the rest follows in packets of its own ([`REST`]).
 pub const DATA_BYTES_MAX: usize = 192 << 10;
-/// What a packet of link type [`USER`] begins with that goes on with the data of the packet before it.
+/// The first byte of a [`USER`] packet that continues the data of the packet before it.
 pub const REST: u8 = 255;
 const PLAIN_BYTES: usize = 16;
 
@@ -69,7 +69,7 @@ pub fn section(class: Class) -> Vec<u8> {
     bytes
 }
 
-/// A packet that was seen at this moment, and how many before it could not be written.
+/// A packet seen at `unix_ns`; `lost` packets before it could not be written.
 pub fn packet(interface: u32, unix_ns: u64, lost: u64, parts: &[&[u8]]) -> Vec<u8> {
     let bytes: usize = parts.iter().map(|part| part.len()).sum();
     let mut head = Vec::with_capacity(20);
@@ -88,7 +88,7 @@ pub fn packet(interface: u32, unix_ns: u64, lost: u64, parts: &[&[u8]]) -> Vec<u
     block(ENHANCED_PACKET, &body)
 }
 
-/// A message as it passed, for what has no form of its own: kind 1 (`docs/modules.md`), way 1 (0 to the device), class
+/// A message without a form of its own, as it passed: kind 1 (`docs/modules.md`), direction 1 (0 to the device), class
 /// 1, zero, bytes of the head 4, id 8; then the head and the data.
 pub fn plain(class: Class, message: &Message) -> Vec<u8> {
     let is_up = matches!(message.kind, Kind::Completion | Kind::Cancelled | Kind::Event);
@@ -105,51 +105,51 @@ pub fn plain(class: Class, message: &Message) -> Vec<u8> {
     bytes
 }
 
-/// The rest of data of which a packet holds no more, in packets.
+/// The rest of data that one packet cannot hold, in packets.
 pub fn rest(unix_ns: u64, data: &[u8]) -> impl Iterator<Item = Vec<u8>> {
     let mut head = [0; PLAIN_BYTES];
     head[0] = REST;
     data.chunks(DATA_BYTES_MAX).map(move |part| packet(BESIDE, unix_ns, 0, &[&head, part]))
 }
 
-/// What somebody asked.
+/// A recorded request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Asked {
-    /// A USB device.
+    /// To a USB device.
     Usb(UsbRequest),
-    /// A block device.
+    /// To a block device.
     Block(BlockAsk),
 }
 
-/// What a recording tells of a request.
+/// A request and its answer in a recording.
 #[derive(Clone, Debug)]
 pub struct Told {
-    /// What was asked.
+    /// The request.
     pub asked: Asked,
-    /// What was sent with it.
+    /// The data that was sent with it.
     pub sent: Vec<u8>,
-    /// When, ns.
+    /// When it was made, ns.
     pub asked_ns: u64,
-    /// How it ended, if it did in the recording: the head, the data, and when.
+    /// Its answer, if the recording has one: head, data, and time.
     pub answer: Option<(Payload, Vec<u8>, u64)>,
 }
 
-/// What a recording tells, in the order in which it was asked.
+/// A parsed recording, in the order of its requests.
 #[derive(Debug, Default)]
 pub struct Tale {
     /// The requests.
     pub told: Vec<Told>,
-    /// Those without an answer yet, by their numbers in the recording.
+    /// Requests without an answer yet, by their numbers in the recording.
     open: BTreeMap<u64, usize>,
-    /// The request whose data, sent or answered, goes on in the next packet.
+    /// The request whose data continues in the next packet, and whether that is the answer's data.
     last: Option<(usize, bool)>,
 }
 
 impl Tale {
-    /// From the bytes of a file.
+    /// Parses the bytes of a file.
     ///
     /// # Errors
-    /// A sentence: it is no recording that can be read.
+    /// A sentence: why it is no readable recording.
     pub fn read(file: &[u8]) -> Result<Self, String> {
         let mut tale = Self::default();
         let mut interfaces: Vec<(u16, u64)> = Vec::new();
@@ -170,7 +170,7 @@ impl Tale {
                 (tale.open, tale.last, stream) = (BTreeMap::new(), None, nbd::Stream::default());
             }
             let length = word(rest, 4).ok_or_else(broken)? as usize;
-            // A file that is still being written may end in the midst of a block.
+            // A file that is still being written may end within a block.
             if length < 12 || !length.is_multiple_of(4) {
                 return Err(broken());
             }

@@ -1,5 +1,5 @@
-//! Requests for blocks as NBD (simple replies) over TCP over IPv4, as if an NBD client had asked an NBD server:
-//! Wireshark reads it.
+//! Block requests as NBD (simple replies) over TCP over IPv4, as an NBD client and server would exchange them, so that
+//! Wireshark reads them.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const PORT_CLIENT: u16 = 50_000;
 const SEGMENT_BYTES_MAX: usize = 60_000;
 const IP_BYTES: usize = 20;
 const HEADS_BYTES: usize = 40;
-/// Bytes of a message that a recording may have: a request's data and its head.
+/// Bytes of a message in a recording: a request's data and its head.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// A request's head; what is written follows.
@@ -35,7 +35,7 @@ pub fn request(id: u64, asked: &BlockAsk) -> Vec<u8> {
     bytes
 }
 
-/// A reply's head; what was read follows.
+/// A reply's head; the data read follows.
 pub fn reply(id: u64, head: &Payload) -> Vec<u8> {
     let error = head.contiguous().first().map_or(0, |error| ERRORS[usize::from(*error).min(5)]);
     let mut bytes = SIMPLE_REPLY.to_be_bytes().to_vec();
@@ -44,7 +44,7 @@ pub fn reply(id: u64, head: &Payload) -> Vec<u8> {
     bytes
 }
 
-/// What both ends have said, in bytes.
+/// The TCP sequence numbers of both ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts([u32; 2]);
 
@@ -72,45 +72,45 @@ impl Counts {
         packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
         packet.extend(ports.map(u16::to_be_bytes).concat());
         packet.extend([sent, heard].map(|count| count.wrapping_add(1)).map(u32::to_be_bytes).concat());
-        // Five words, PSH and ACK, a window, a checksum that nobody made (as a card does later), nothing urgent.
+        // Five words, PSH and ACK, a window, no checksum (a network card would fill it in later), no urgent data.
         packet.extend([5 << 4, 0x18, 0xff, 0xff, 0, 0, 0, 0]);
         packet.extend_from_slice(data);
         packet
     }
 }
 
-/// What a recording tells.
+/// An entry of a recording.
 pub enum Record {
-    /// Something was asked.
+    /// A request.
     Asked {
         /// Its number in the recording.
         id: u64,
-        /// What.
+        /// The request.
         asked: BlockAsk,
-        /// What is written.
+        /// The data to write.
         sent: Vec<u8>,
     },
-    /// It ended.
+    /// An answer.
     Answered {
         /// Its number.
         id: u64,
-        /// How, in the class's own words.
+        /// Its outcome, in the format of the class.
         head: Payload,
-        /// What was read.
+        /// The data read.
         data: Vec<u8>,
     },
 }
 
-/// Both ways of the connection, put together. Segments lie in the recording in their order.
+/// Both directions of the connection, reassembled. The recording has the segments in order.
 #[derive(Debug, Default)]
 pub struct Stream {
     ways: [Vec<u8>; 2],
-    /// Bytes that a read asks for, by its number.
+    /// Bytes that a read asks for, by the read's number.
     reads: BTreeMap<u64, usize>,
 }
 
 impl Stream {
-    /// A packet, and what is told once it is there.
+    /// Adds a packet, and passes on the entries that it completes.
     pub fn hear(&mut self, packet: &[u8], mut tell: impl FnMut(Record)) {
         let Some(data) = packet.get(HEADS_BYTES..) else { return };
         let is_reply = packet[IP_BYTES..IP_BYTES + 2] == PORT_SERVER.to_be_bytes();
@@ -138,7 +138,7 @@ impl Stream {
         let long = |at: usize| u64::from(u32_of(&head, at)) << 32 | u64::from(u32_of(&head, at + 4));
         let Some(op) = COMMANDS.iter().position(|known| *known == short(6)).filter(|_| u32_of(&head, 0) == REQUEST)
         else {
-            // Somebody else's: nothing of it is told.
+            // Another program's message, which is skipped.
             return Some(bytes.len()).filter(|bytes| *bytes > 0);
         };
         let length = u32_of(&head, 24);

@@ -17,12 +17,12 @@ const PACKET_BYTES: usize = 16;
 /// Packets of one transfer (`limits::ISO_PACKETS_MAX`).
 const PACKETS_MAX: usize = 1024;
 
-/// How Linux says the protocol's outcomes: an outcome's place is its number there (`wire::usbip::status` names them).
+/// Linux's errno values of the protocol's statuses, in the order of their numbers (`wire::usbip::status` names them).
 const ERRNOS: [i32; 15] = [0, -32, -121, -75, -71, -84, -63, -110, -104, -108, -19, -22, -12, -18, -5];
-/// A request that was taken, and an isochronous packet that is yet to come.
+/// A request that was submitted, and an isochronous packet that was not transferred yet.
 const IN_PROGRESS: i32 = -115;
 const NOT_YET: i32 = -18;
-/// A request that was withdrawn and waited for (ENOENT).
+/// A request that was cancelled and waited for (ENOENT).
 const KILLED: i32 = -2;
 const OTHER: u8 = 14;
 
@@ -37,8 +37,8 @@ fn status(errno: i32) -> u8 {
     }
 }
 
-/// usbmon numbers the transfer types as it pleases: isochronous, interrupt, control, bulk. `bmAttributes`: control,
-/// isochronous, bulk, interrupt.
+/// usbmon's numbers of the transfer types (isochronous, interrupt, control, bulk), in the order of `bmAttributes`:
+/// control, isochronous, bulk, interrupt.
 const TYPES: [u8; 4] = [2, 0, 3, 1];
 
 struct Fields<'a> {
@@ -84,7 +84,7 @@ fn written(fields: &Fields<'_>) -> Vec<u8> {
     bytes
 }
 
-/// What comes before the data of a request: as many of its bytes follow.
+/// The header of a request's packet, which `captured` bytes of data follow.
 pub fn asked(id: u64, asked: &UsbRequest, unix_ns: u64, captured: usize) -> Vec<u8> {
     let packets: Vec<_> = asked.packets.iter().map(|packet| (NOT_YET, *packet)).collect();
     let (what, status, length) = (b'S', IN_PROGRESS, asked.length);
@@ -92,7 +92,7 @@ pub fn asked(id: u64, asked: &UsbRequest, unix_ns: u64, captured: usize) -> Vec<
     written(&Fields { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
 }
 
-/// The same of how it ended.
+/// The header of an answer's packet, which `captured` bytes of data follow.
 pub fn answered(id: u64, asked: &UsbRequest, reply: &UsbReply, unix_ns: u64, captured: usize) -> Vec<u8> {
     let packets: Vec<_> = reply.packets.iter().map(|packet| (errno(packet.status), *packet)).collect();
     let (what, status, length) = (b'C', errno(reply.status), reply.actual);
@@ -100,29 +100,29 @@ pub fn answered(id: u64, asked: &UsbRequest, reply: &UsbReply, unix_ns: u64, cap
     written(&Fields { id, what, asked, unix_ns, status, length, captured, start_frame, packets: &packets })
 }
 
-/// What a packet tells.
+/// An entry of a recording.
 pub enum Record {
-    /// Something was asked.
+    /// A request.
     Asked {
         /// Its number in the recording.
         id: u64,
-        /// What.
+        /// The request.
         asked: UsbRequest,
-        /// The data that goes out.
+        /// The data that is sent.
         sent: Vec<u8>,
     },
-    /// It ended.
+    /// An answer.
     Answered {
         /// Its number.
         id: u64,
-        /// How, in the class's own words.
+        /// Its outcome, in the format of the class.
         head: Payload,
-        /// The data that came in.
+        /// The data received.
         data: Vec<u8>,
     },
 }
 
-/// What a packet of a recording says, ours or usbmon's own; `asked` knows what was asked by a number.
+/// Reads a packet of a recording, farbus's own or usbmon's; `asked` returns the request with a number.
 pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<Record> {
     let word = |at: usize| word(bytes, at);
     let id = u64::from(word(0)?) | u64::from(word(4)?) << 32;
@@ -155,7 +155,7 @@ pub fn read(bytes: &[u8], asked: impl Fn(u64) -> Option<UsbRequest>) -> Option<R
         b'C' => {
             let asked = asked(id)?;
             let reply = UsbReply { status: status(word(28)? as i32), actual: length, start_frame, packets };
-            // usbmon leaves the gaps between packets that were not filled.
+            // usbmon leaves gaps where packets were not filled.
             let data = match () {
                 () if !asked.is_in() => Vec::new(),
                 () if reply.packets.is_empty() => data,

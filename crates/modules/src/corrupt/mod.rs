@@ -1,4 +1,4 @@
-//! Data in which a bit has changed on the way.
+//! The `corrupt` module: changes a bit of the data.
 
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Side, Turn};
@@ -6,7 +6,7 @@ use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module
 use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const CORRUPT: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {

@@ -1,11 +1,11 @@
-//! A way that ends.
+//! The `cut` module: ends the link.
 
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn};
 
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const CUT: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| Box::new(Cut { left: settings.number("after"), cuts: place.role == Role::Importer }),

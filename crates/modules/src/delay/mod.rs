@@ -1,4 +1,4 @@
-//! A longer way: what a half gives to the link leaves later.
+//! The `delay` module: messages leave for the link later.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::dice::{Dice, SEED};
 use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const DELAY: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
@@ -51,7 +51,7 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
-/// When a message leaves: so much later.
+/// Each message leaves after a fixed delay.
 struct Delay {
     time: Duration,
     jitter: Duration,

@@ -1,4 +1,4 @@
-//! Requests that are lost, and whose asker hears that they failed: a request cannot vanish.
+//! The `drop` module: drops requests, and completes them as failed, since a request cannot vanish.
 
 use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Turn};
 use farbus_model::{Instant, Payload};
@@ -6,7 +6,7 @@ use farbus_model::{Instant, Payload};
 use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const DROP: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| {

@@ -1,4 +1,4 @@
-//! An uneven way: what a half gives to the link leaves later, by draws of a known shape.
+//! The `jitter` module: messages leave for the link after random delays of a given distribution.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::dice::{Dice, SEED};
 use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const JITTER: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
@@ -53,13 +53,13 @@ const MANIFEST: Manifest = Manifest {
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     Uniform,
-    /// The mean of twelve even draws (Irwin and Hall): around half of the spread, with a standard deviation of a
+    /// The mean of twelve uniform draws (Irwin and Hall): around half of the spread, with a standard deviation of a
     /// twelfth of it.
     Normal,
     Bursts,
 }
 
-/// Of so many messages one takes the whole spread, and stops those behind it.
+/// One message of this many takes the whole spread, and delays those behind it.
 const BURST_ONE_IN: u64 = 32;
 const DRAWS: u64 = 12;
 

@@ -1,11 +1,11 @@
-//! LZ4: compression that costs little time.
+//! The `lz4` module: compression that costs little time.
 
 use farbus_model::module::{Class, Effects, Form, Manifest, Parameter};
 
 use crate::compress::{Codec, Compress};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const LZ4: Simple =
     Simple { manifest: &MANIFEST, make: |settings, _| Box::new(Compress::new(Lz4, settings.number("min") as usize)) };
 
@@ -35,7 +35,7 @@ impl Codec for Lz4 {
     }
 
     fn expand(&mut self, bytes: &[u8], length: usize) -> Option<Vec<u8>> {
-        // A byte stands for 255 at most: nothing is reserved that cannot come.
+        // One byte expands to 255 at most: no memory is reserved for an impossible length.
         if length > 64 + bytes.len() * 255 {
             return None;
         }

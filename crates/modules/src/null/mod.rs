@@ -1,11 +1,11 @@
-//! A pair that does nothing: what a pair costs by itself.
+//! The `null` module: does nothing, to measure what a pair costs by itself.
 
 use farbus_model::Instant;
 use farbus_model::module::{Class, Effects, Manifest, Message, Module, Side, Turn};
 
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const NULL: Simple = Simple { manifest: &MANIFEST, make: |_, _| Box::new(Null) };
 
 const MANIFEST: Manifest = Manifest {

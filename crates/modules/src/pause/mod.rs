@@ -1,4 +1,4 @@
-//! Messages that wait while their owner says so.
+//! The `pause` module: messages wait until the owner resumes them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Para
 
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const PAUSE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| Box::new(Pause { span_max: settings.span("longest"), until: None, held: VecDeque::new() }),
@@ -36,9 +36,9 @@ const GO: u8 = 0;
 
 struct Pause {
     span_max: Duration,
-    /// Paused, until then at most.
+    /// When the pause ends by itself; `None` if not paused.
     until: Option<Instant>,
-    /// What waits, and where it came from.
+    /// The waiting messages, and where they came from.
     held: VecDeque<(Side, Message)>,
 }
 
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_by_itself() {
+    fn pause_ends_by_itself() {
         let mut half = Pause { span_max: Duration::from_secs(1), until: None, held: VecDeque::new() };
         let mut out = Turn::default();
         half.pause(Instant::ZERO, true, &mut out);

@@ -1,5 +1,5 @@
-//! A mouse that speaks less often: what it moved is added up (requirement I2). Not a pixel is lost, and a button is
-//! told at once.
+//! The `pointer` module: sums up the motions of a mouse, so that it reports less often (requirement I2). No motion is
+//! lost, and a button is reported at once.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::heads::{INTERRUPT, UsbRequest};
 use crate::maker::Simple;
 use crate::null::NULL;
 
-/// What it is, and how it is made.
+/// The module.
 pub const POINTER: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| match place.role {
@@ -79,7 +79,7 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
-/// Where in a report is what: its number if it has one, buttons 1, X, Y, wheels 1 each, the rest.
+/// The layout of a report: its number if it has one, buttons 1, X, Y, wheels 1 each, the rest.
 struct Layout {
     report_id: Option<u8>,
     motion_bytes: usize,
@@ -87,7 +87,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// The places of what is added up; none if it is no report of this layout.
+    /// The places of the summed values; `None` if the report does not have this layout.
     fn motions(&self, report: &[u8]) -> Option<Vec<(usize, usize)>> {
         let first = usize::from(self.report_id.is_some());
         if self.report_id.is_some_and(|id| report.first() != Some(&id)) {
@@ -103,7 +103,7 @@ impl Layout {
         Some(axes.into_iter().chain((0..wheels).map(|at| (wheel + at, 1))).collect())
     }
 
-    /// What a report says besides motion: as long as it is the same, motion can be added up.
+    /// The content of a report besides motion: while it is unchanged, motions can be summed.
     fn still(&self, report: &[u8]) -> Option<Vec<u8>> {
         let mut still = report.to_vec();
         for (at, bytes) in self.motions(report)? {
@@ -112,7 +112,7 @@ impl Layout {
         Some(still)
     }
 
-    /// Both motions in one report; none if that is more than one can say.
+    /// Both motions in one report; `None` if the sum does not fit.
     fn sum(&self, one: &[u8], other: &[u8]) -> Option<Vec<u8>> {
         let mut sum = other.to_vec();
         for (at, bytes) in self.motions(other)? {
@@ -135,12 +135,12 @@ struct Pointer {
     endpoint: u8,
     span: Duration,
     layout: Layout,
-    /// What the device was asked for at that endpoint, by id.
+    /// The open requests at that endpoint, by id.
     asked: BTreeMap<u64, Payload>,
-    /// The request that the next report answers, and what it says so far.
+    /// The request that the next report answers, and the sum so far.
     held: Option<(u64, Vec<u8>)>,
     quiet_until: Instant,
-    /// What the last report said besides motion.
+    /// The last report's content besides motion.
     still: Vec<u8>,
 }
 
@@ -148,7 +148,7 @@ impl Pointer {
     fn report(&mut self, now: Instant, message: Message, out: &mut Turn) {
         let report = message.payload.contiguous().into_owned();
         let still = self.layout.still(&report).filter(|_| message.head.is_empty());
-        // An error, or another report: behind what came before it.
+        // An error, or another kind of report: goes after what came before it.
         let Some(still) = still else {
             self.release(now, out);
             self.asked.remove(&message.id);
@@ -159,7 +159,7 @@ impl Pointer {
                 && let Some(sum) = self.layout.sum(before, &report)
             {
                 *before = sum;
-                // The device is asked again: this one was answered by the sum.
+                // Asks the device again: this request was answered by the sum.
                 let head = self.asked[&message.id].clone();
                 return out.above(Message { kind: Kind::Request, id: message.id, head, payload: Payload::Empty });
             }
@@ -193,7 +193,7 @@ impl Module for Pointer {
                 out.above(message);
             }
             (Side::Below, Kind::Cancel) => {
-                // Whoever withdraws what is held gets it: it cannot be given back to the mouse.
+                // A cancelled request still gets the sum that is held for it: it cannot be given back to the mouse.
                 if self.held.as_ref().is_some_and(|(id, _)| *id == message.id) {
                     self.release(now, out);
                 }
@@ -238,7 +238,7 @@ mod tests {
     struct World {
         half: Box<dyn Module>,
         now: Instant,
-        /// Requests at the mouse, and those that its user can make.
+        /// Requests at the mouse, and requests that the user can still make.
         at_mouse: Vec<u64>,
         free: Vec<u64>,
         heard: Vec<(Instant, Vec<u8>)>,
@@ -285,7 +285,7 @@ mod tests {
             self.ask();
         }
 
-        /// The mouse reports, if it is asked.
+        /// Lets the mouse report, if a request is open.
         fn report(&mut self, report: &[u8]) -> bool {
             let has_room = !self.at_mouse.is_empty();
             if has_room {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_report_of_its_layout_passes_and_what_is_withdrawn_is_given() {
+    fn other_reports_pass_and_a_cancelled_request_gets_the_held_sum() {
         let mut world = World::new("pointer:report=2,bits=16", 2);
         world.report(&[2, 0, 1, 0, 0, 0, 0]);
         world.report(&[2, 0, 5, 0, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! A narrower way: so many bytes a second, each way.
+//! The `rate` module: limits the bytes a second in each direction.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Message, Parameter};
 use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const RATE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
@@ -33,7 +33,7 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
-/// When a message leaves: when all that came before, and it, have passed.
+/// A message leaves once all messages before it, and it, have passed at the rate.
 struct Rate {
     bytes_per_s: u64,
     free_at: Instant,
@@ -46,7 +46,7 @@ impl Pace for Rate {
         self.free_at
     }
 
-    /// At rest the way is free.
+    /// At rest there is no backlog.
     fn state(&self) -> Vec<u8> {
         Vec::new()
     }

@@ -1,4 +1,4 @@
-//! What passes, in a file that Wireshark opens.
+//! The `record` module: writes what passes to a file that Wireshark opens.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::files::Sink;
 use crate::heads::{BlockAsk, UsbReply, UsbRequest};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const RECORD: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| match settings.sink("file") {
@@ -46,7 +46,7 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
-/// The half that is not told to write.
+/// The half that was not told to write.
 struct NoRecord;
 
 impl Module for NoRecord {
@@ -58,13 +58,13 @@ impl Module for NoRecord {
 struct Record {
     sink: Arc<dyn Sink>,
     class: Class,
-    /// Bytes that may yet be written; then no more is.
+    /// Bytes that may still be written.
     left: u64,
-    /// The moment of the first message, and what time of day it was.
+    /// The moment of the first message, and the time of day then.
     began: Option<(Instant, u64)>,
-    /// Packets that were not taken since the last that was.
+    /// Packets that could not be written since the last one that was.
     lost: u64,
-    /// Requests without an answer, by their ids: their numbers here, and what they ask.
+    /// Unanswered requests, by their ids: their numbers in the recording, and their content.
     open: BTreeMap<u64, (u64, Asked)>,
     next_number: u64,
     counts: nbd::Counts,
@@ -125,7 +125,7 @@ impl Record {
                 None => self.plain(unix_ns, message),
             },
             Kind::Event => self.plain(unix_ns, message),
-            // A withdrawal is seen by what becomes of its request, and asides are other modules' affair.
+            // A cancellation shows in its request's outcome, and asides belong to other modules.
             Kind::Cancel | Kind::Cancelled | Kind::Aside(_) => {}
         }
     }
@@ -134,7 +134,7 @@ impl Record {
         self.packets(BESIDE, unix_ns, &capture::plain(self.class, message), &message.payload);
     }
 
-    /// A packet, and those that go on with its data.
+    /// Writes a packet, and those that continue its data.
     fn packets(&mut self, interface: u32, unix_ns: u64, head: &[u8], payload: &Payload) {
         let data = payload.contiguous();
         let (first, more) = data.split_at(data.len().min(DATA_BYTES_MAX));
@@ -151,13 +151,13 @@ impl Record {
             .iter()
             .enumerate()
             .flat_map(|(at, packet)| capture::packet(OWN, unix_ns, if at == 0 { self.lost } else { 0 }, &[packet]));
-        // What was not written was not said: nothing is missing in between.
+        // A failed write consumes no TCP sequence numbers, so that the recording has no gap.
         if !self.put(blocks.collect()) {
             self.counts = before;
         }
     }
 
-    /// Writes all of it or nothing.
+    /// Writes all of the bytes or none.
     fn put(&mut self, blocks: Vec<u8>) -> bool {
         let bytes = blocks.len() as u64;
         if bytes > self.left {

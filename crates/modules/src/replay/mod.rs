@@ -1,4 +1,4 @@
-//! A recording answers instead of the device.
+//! The `replay` module: a recording answers instead of the device.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::maker::{Begun, Fill, Maker, Place};
 use crate::refusal::{Mismatch, Refusal};
 use crate::settings::Settings;
 
-/// What it is, and how it is made.
+/// The module.
 pub const REPLAY: Replay = Replay;
 
 const MANIFEST: Manifest = Manifest {
@@ -55,7 +55,7 @@ pub struct Replay;
 
 const TELLS: u8 = 1;
 
-/// A half, and its word to the other: whether it is the one that answers.
+/// Makes a half, and its opening or answer: whether it is the one that replays.
 fn half(settings: &Settings, place: &Place) -> Result<(Option<Half>, Vec<u8>), Refusal> {
     let file = settings.file("file");
     if file.is_empty() {
@@ -69,7 +69,7 @@ fn half(settings: &Settings, place: &Place) -> Result<(Option<Half>, Vec<u8>), R
     Ok((Some(Half::new(tale, settings, place)), vec![TELLS]))
 }
 
-/// One of the two answers.
+/// Checks that exactly one of the two halves replays.
 fn fit(half: Option<Half>, other: &[u8]) -> Result<Box<dyn Module>, Refusal> {
     let refused = |what: &str| Err(Refusal::new(MANIFEST.name, Mismatch::Halves(what.to_owned())));
     match (half, other) {
@@ -119,7 +119,7 @@ impl Begun for BegunReplay {
     }
 }
 
-/// The half that does not answer.
+/// The half that does not replay.
 struct Listener;
 
 impl Module for Listener {
@@ -128,7 +128,7 @@ impl Module for Listener {
     }
 }
 
-/// Requests of an endpoint are told in their order; those of endpoint 0 and of a disk are found by what they ask.
+/// Requests of a data endpoint are matched in order; those of endpoint 0 and of a disk by their content.
 type Endpoint = u8;
 
 struct Half {
@@ -143,11 +143,11 @@ struct Half {
     waiting: Vec<Waiting>,
 }
 
-/// A request that was not answered yet.
+/// An unanswered request.
 struct Waiting {
     id: u64,
     endpoint: Endpoint,
-    /// None: the recording does not tell how it ended, so it does not end until it is withdrawn.
+    /// `None`: the recording has no answer, so the request stays open until it is cancelled.
     answer: Option<(Instant, Payload, Vec<u8>)>,
 }
 
@@ -198,7 +198,7 @@ impl Half {
             Question::Words(words) => (
                 0,
                 self.by_question.get_mut(&words).and_then(|places| {
-                    // What is asked more often than it was is answered as it was the last time.
+                    // A request that comes more often than recorded gets the last answer again.
                     let place = places.pop_front()?;
                     if places.is_empty() {
                         places.push_back(place);
@@ -208,7 +208,7 @@ impl Half {
             ),
             Question::Endpoint(endpoint) => match self.in_order.get_mut(&endpoint).and_then(VecDeque::pop_front) {
                 None if endpoint & 0x80 != 0 => {
-                    // The recording is over: the device has no more to say.
+                    // The recording has ended: the device stays silent.
                     return self.waiting.push(Waiting { id, endpoint, answer: None });
                 }
                 place => (endpoint, place.filter(|&place| fits(&self.told[place], &asked, &sent))),
@@ -265,7 +265,7 @@ impl Half {
     }
 }
 
-/// Where the answer to a question stands.
+/// What identifies an answer.
 enum Question {
     Endpoint(Endpoint),
     Words(Vec<u8>),
@@ -281,7 +281,7 @@ fn question(asked: &Asked, sent: &[u8]) -> Question {
     Question::Words(words)
 }
 
-/// Whether what was told of a data endpoint can answer this.
+/// Whether a recorded request of a data endpoint matches this one.
 fn fits(told: &Told, asked: &Asked, sent: &[u8]) -> bool {
     let (Asked::Usb(then), Asked::Usb(now)) = (&told.asked, asked) else { return false };
     let (head, data) = told.answer.as_ref().map(|(head, data, _)| (head, &data[..])).unwrap_or((&Payload::Empty, &[]));
@@ -301,7 +301,7 @@ impl Module for Half {
             Kind::Aside(_) => out.pass(from, message),
             Kind::Request if from == self.asker => self.ask(now, message, out),
             Kind::Cancel if from == self.asker => self.cancel(message.id, out),
-            // What the device says by itself is not part of the tale.
+            // Events of the device are not part of a recording.
             Kind::Event => out.lose(),
             _ => out.fail(Trouble::Peer, "its other half passes on what nobody said"),
         }

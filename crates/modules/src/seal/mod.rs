@@ -19,7 +19,7 @@ use crate::maker::{Begun, Fill, Maker, Place};
 use crate::refusal::{Mismatch, Refusal};
 use crate::settings::Settings;
 
-/// What it is, and how it is made.
+/// The module.
 pub const SEAL: Seal = Seal;
 
 const MANIFEST: Manifest = Manifest {
@@ -59,7 +59,7 @@ fn key_of(settings: &Settings) -> Result<hmac::Key, Refusal> {
     Ok(hmac::Key::new(hmac::HMAC_SHA256, bytes))
 }
 
-/// What a word says of both salts, to whoever has the key.
+/// The proof over both salts, which only an owner of the key can make.
 fn word(key: &hmac::Key, word: &str, salts: &[&[u8]]) -> [u8; PROOF_BYTES] {
     let mut context = hmac::Context::with_key(key);
     context.update(b"farbus seal 1 ");
@@ -70,7 +70,7 @@ fn word(key: &hmac::Key, word: &str, salts: &[&[u8]]) -> [u8; PROOF_BYTES] {
     bytes
 }
 
-/// A salt, if what comes behind it proves that whoever sent it has the key.
+/// The salt in `bytes`, if the proof behind it shows that its sender has the key.
 fn proven<'a>(key: &hmac::Key, what: &str, before: &[u8], bytes: &'a [u8]) -> Result<&'a [u8], Refusal> {
     let parts = bytes.split_at_checked(SALT_BYTES).filter(|(_, proof)| proof.len() == PROOF_BYTES);
     let (salt, proof) = parts.ok_or_else(|| refused("its other half does not begin as one does"))?;
@@ -167,7 +167,7 @@ impl Half {
         let label = label(&message);
         let mut bytes = message.payload.into_vec();
         let opened = self.inward.open_in_place(nonce(number), label, &mut bytes).ok()?.len();
-        // Only now is the number known to be theirs.
+        // Recorded only now, when the number is known to come from the other half.
         if self.seen.note(number).is_break() {
             return None;
         }
@@ -193,7 +193,7 @@ fn nonce(number: u64) -> aead::Nonce {
     aead::Nonce::assume_unique_for_key(bytes)
 }
 
-/// What is not encrypted, and not to be changed either.
+/// The bytes that are authenticated and not encrypted.
 fn label(message: &Message) -> aead::Aad<[u8; 10]> {
     let mut bytes = [0; 10];
     bytes[0] = message.kind.code();
@@ -239,15 +239,15 @@ impl Module for Half {
     }
 }
 
-/// Numbers behind the latest that may still arrive: an interrupt passes bulk data, and no more messages than these are
-/// under way.
+/// Message numbers behind the latest that may still arrive: an interrupt overtakes bulk data, and at most this many
+/// messages are under way.
 const SEEN_MAX: u64 = 4096;
 const SEEN_WORDS: usize = SEEN_MAX as usize / 64;
 
-/// The numbers that arrived: each one once (RFC 6479's window).
+/// The numbers that arrived; each is accepted once (RFC 6479's window).
 #[derive(Debug)]
 struct Seen {
-    /// The number behind the latest.
+    /// The number after the latest.
     next: u64,
     bits: [u64; SEEN_WORDS],
 }
@@ -263,7 +263,7 @@ impl Seen {
         if number >= u64::MAX - SEEN_MAX || number + SEEN_MAX < self.next {
             return ControlFlow::Break(());
         }
-        // What lies between was not seen.
+        // The numbers in between have not arrived.
         if number >= self.next {
             if number - self.next >= SEEN_MAX {
                 self.bits = [0; SEEN_WORDS];
@@ -336,7 +336,7 @@ mod tests {
         let other = SEAL.answer(&settings(2), &place_of(Role::Exporter), begun.opening(), &mut fill(4));
         let why = other.err().unwrap().to_string();
         assert_eq!(why, "module 'seal': the two hosts have different keys in their key-file");
-        // One that only repeats what it heard has not got the key either.
+        // A host that only repeats what it received does not have the key either.
         assert!(begun.finish(begun.opening()).is_err());
         for length in 0..64 {
             assert!(begun.finish(&begun.opening()[..length]).is_err(), "{length} bytes");
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_message_is_seen_and_all_of_it_arrives() {
+    fn sealed_message_is_unreadable_on_the_link_and_arrives_whole() {
         let (mut importer, mut exporter) = pair();
         for id in 0..3 {
             let sealed = through(&mut *importer, Side::Above, message(id)).unwrap();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_repeated_turned_round_or_moved_is_found_out() {
+    fn changed_repeated_reflected_or_moved_messages_are_refused() {
         let (mut importer, mut exporter) = pair();
         let sealed = through(&mut *importer, Side::Above, message(5)).unwrap();
         let mut bytes = sealed.payload.contiguous().into_owned();

@@ -1,4 +1,4 @@
-//! Of frames that wait for the link only the newest goes on (requirement I2).
+//! The `stale` module: of frames that wait for the link, only the newest is sent (requirement I2).
 
 use farbus_model::module::{
     Class, Effects, Form, Kind, Manifest, Message, Module, Parameter, Role, Side, Trouble, Turn,
@@ -7,7 +7,7 @@ use farbus_model::{Instant, Payload};
 
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const STALE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| match place.role {
@@ -33,7 +33,7 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
-/// The importer's half: says what has arrived.
+/// The importer's half: reports which frames have arrived.
 struct Here;
 
 impl Module for Here {
@@ -53,10 +53,10 @@ impl Module for Here {
     }
 }
 
-/// The exporter's half: drops.
+/// The exporter's half: drops frames.
 struct There {
     ahead: u32,
-    /// Frames that have not arrived yet.
+    /// Frames that were sent and have not arrived yet.
     travelling: u32,
     waiting: Option<Message>,
 }
@@ -83,7 +83,7 @@ impl Module for There {
         }
     }
 
-    /// What travels is arriving or has arrived: it comes to rest by itself.
+    /// Frames under way need no state: they arrive by themselves.
     fn is_at_rest(&self) -> bool {
         self.waiting.is_none() && self.travelling == 0
     }
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn of_what_waits_the_newest_goes_on_and_the_rest_is_counted() {
+    fn newest_waiting_frame_is_sent_and_dropped_ones_are_counted() {
         let (mut there, mut out) = (There { ahead: 2, travelling: 0, waiting: None }, Turn::default());
         (0..6).for_each(|id| there.handle(Instant::ZERO, Side::Above, frame(id), &mut out));
         assert_eq!(

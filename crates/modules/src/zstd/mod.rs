@@ -1,11 +1,11 @@
-//! Zstandard: compression for thin lines.
+//! The `zstd` module: stronger compression, for slow links.
 
 use farbus_model::module::{Class, Effects, Form, Manifest, Parameter};
 
 use crate::compress::{Codec, Compress};
 use crate::maker::Simple;
 
-/// What it is, and how it is made.
+/// The module.
 pub const ZSTD: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {
@@ -40,7 +40,7 @@ const MANIFEST: Manifest = Manifest {
     manual: include_str!("manual.md"),
 };
 
-/// The codec. What one message takes is kept for the next.
+/// The codec. It reuses its memory for the next message.
 pub struct Zstd {
     level: i32,
     compressor: Option<zstd::bulk::Compressor<'static>>,
@@ -48,7 +48,7 @@ pub struct Zstd {
 }
 
 impl Zstd {
-    /// That tries so hard.
+    /// Makes a codec of this compression level.
     pub fn new(level: i32) -> Self {
         Self { level, compressor: None, expander: None }
     }

@@ -1,4 +1,4 @@
-//! Any nesting of up to eight pairs gives what no pair gives, in worlds from seeds, with withdrawals.
+//! Any nesting of up to eight pairs behaves like no pair at all, in random scenarios with cancellations.
 
 #[path = "../../../session/tests/native/random.rs"]
 mod random;
@@ -12,7 +12,7 @@ use farbus_modules::{Allowance, Asked, Catalogue, Pipeline, Place, Recipe};
 use random::Random;
 
 const ENDPOINTS: u64 = 3;
-/// Pairs that change nothing that can be seen above them.
+/// Pairs without an effect that is visible above them.
 const HARMLESS: [&str; 13] = [
     "null",
     "lz4",
@@ -33,7 +33,7 @@ fn place(role: Role) -> Place {
     Place { role, class: Class::Block, failed: vec![0xff].into() }
 }
 
-/// Two pipelines that belong together.
+/// Two pipelines whose halves belong together.
 fn agreed(asked: &[&str]) -> (Pipeline, Pipeline) {
     let catalogue = Catalogue::builtin();
     let asked: Vec<Asked> = asked.iter().map(|text| text.parse().unwrap()).collect();
@@ -52,15 +52,16 @@ struct World {
     now: Instant,
     importer: Pipeline,
     exporter: Pipeline,
-    /// Of each urgency what is on its way, to the exporter and to the importer.
+    /// For each urgency, the messages under way to the exporter and to the importer.
     link: [[VecDeque<Message>; 2]; 2],
     next_id: u64,
-    /// What was asked, by id: of which endpoint, and the data.
+    /// The requests by id: endpoint and data.
     asked: BTreeMap<u64, (u64, Vec<u8>)>,
     withdrawn: Vec<u64>,
-    /// By endpoint: what the device was asked and has not answered.
+    /// By endpoint: requests that the device has and has not answered.
     device: [VecDeque<u64>; ENDPOINTS as usize],
-    /// By endpoint, in order: what was asked, what the device saw, what it answered, what the user heard.
+    /// By endpoint, in order: requests made, requests seen by the device, its answers, and the answers that the user
+    /// got.
     sequences: [[Vec<u64>; 4]; ENDPOINTS as usize],
     cancels: [Vec<u64>; 3],
     events: [Vec<u64>; 2],
@@ -88,7 +89,7 @@ impl World {
         }
     }
 
-    /// Where messages lie that keep their order: those of one endpoint do.
+    /// The queue of a message: those of one endpoint keep their order.
     fn line_of(&self, message: &Message) -> usize {
         let endpoint = self.asked.get(&message.id).map(|(endpoint, _)| *endpoint);
         usize::from(message.kind == Kind::Event || endpoint == Some(0))
@@ -123,7 +124,7 @@ impl World {
             0 | 1 => self.ask(random),
             2 if !self.asked.is_empty() => {
                 let id = random.below(self.next_id);
-                // Whoever was answered has nothing to withdraw.
+                // An answered request cannot be cancelled.
                 let is_open = !self.sequences.iter().any(|sequence| sequence[HEARD].contains(&id));
                 if is_open && !self.withdrawn.contains(&id) {
                     self.withdrawn.push(id);
@@ -323,7 +324,7 @@ fn a_pipeline_at_rest_goes_on_in_another_process() {
     assert!(world.next_id > 50);
 }
 
-/// What becomes of ten requests of `bytes` zeros in order, and why it ended, if it did.
+/// What comes back for ten requests of `bytes` zeros in order, and why the pipeline ended, if it did.
 fn ten(asked: &[&str], bytes: usize) -> (Vec<Message>, Option<Trouble>) {
     let (mut importer, mut exporter) = agreed(asked);
     let (mut heard, mut down, mut up) = (Vec::new(), Turn::default(), Turn::default());

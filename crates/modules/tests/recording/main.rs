@@ -1,4 +1,4 @@
-//! What is recorded is read by Wireshark, and answers as the device did.
+//! Wireshark reads a recording, and a replayed recording answers as the device did.
 
 mod tshark;
 
@@ -111,7 +111,7 @@ fn ended(status: Status, actual: u32) -> usb::Reply {
 const DESCRIPTOR: [u8; 18] = [18, 1, 0, 2, 0, 0, 0, 64, 0x25, 5, 0xa0, 0xa4, 0, 1, 1, 2, 3, 1];
 const LONG: usize = 500 << 10;
 
-/// One transfer of each kind, and what becomes of them.
+/// One transfer of each kind, with its answer.
 fn usb_talk() -> Vec<Exchange> {
     let get_descriptor = Urb::control(UrbId(0), Setup::get_descriptor(1, 0, 0, 18), Payload::Empty);
     let configure = Urb::control(UrbId(0), Setup::set_configuration(1), Payload::Empty);
@@ -163,7 +163,7 @@ fn message(kind: Kind, id: u64, (head, payload): (Payload, Payload)) -> Message 
     Message { kind, id, head, payload }
 }
 
-/// What was written while this was said.
+/// The recording of these exchanges.
 fn recorded(class: Class, talk: &[Exchange]) -> Vec<u8> {
     let sink = Arc::new(Memory::default());
     record(class, talk, sink.clone(), "record:file=x");
@@ -225,7 +225,7 @@ fn answers_take_as_long_as_they_did_and_come_in_order() {
 }
 
 #[test]
-fn what_the_recording_does_not_tell_fails_as_it_was_asked_to() {
+fn request_missing_in_the_recording_fails_as_configured() {
     let talk = usb_talk();
     let recording = recorded(Class::Usb, &talk);
     let other = usb(&urb(0x02, 5), TransferType::Bulk, b"other", None, &[]);
@@ -242,7 +242,8 @@ fn what_the_recording_does_not_tell_fails_as_it_was_asked_to() {
         let stalled = ended(Status::Stall, 0).encode().to_vec();
         assert_eq!(out.pop(), Some((Side::Above, message(Kind::Completion, 1, (stalled.into(), Payload::Empty)))));
     }
-    // Told again is told as the last time; where data ends, the device is silent until it is asked no more.
+    // A repeated request gets the last answer again; where data ends, the device is silent until its requests are
+    // cancelled.
     let (mut importer, mut out) = (replay(QUICK, Class::Usb, &recording), Turn::default());
     for id in 0..3 {
         importer.handle(Instant::ZERO, Side::Above, message(Kind::Request, id, talk[0].asked.clone()), &mut out);
@@ -263,7 +264,7 @@ fn what_the_recording_does_not_tell_fails_as_it_was_asked_to() {
 }
 
 #[test]
-fn one_end_has_the_recording_and_what_is_none_is_refused() {
+fn exactly_one_end_has_a_recording_and_an_invalid_one_is_refused() {
     let recording = recorded(Class::Usb, &usb_talk());
     let refused = |asked: &str, class, recording: &[u8]| {
         let mut shelf = Shelf { sink: Arc::new(Memory::default()), recording: recording.to_vec() };
@@ -273,7 +274,7 @@ fn one_end_has_the_recording_and_what_is_none_is_refused() {
     assert!(refused(QUICK, Class::Usb, b"nonsense").contains("it is no pcapng file"));
     assert!(refused(QUICK, Class::Stream, &recording).contains("it does not serve devices of class stream"));
     assert!(refused("replay:file=x,pace=fast", Class::Usb, &recording).contains("pace=fast: it is recorded or none"));
-    // Whatever stands in it: it is refused or it answers something, and that is all.
+    // Whatever the bytes contain, they are refused or they answer something.
     let (mut taken, mut not) = (0, 0);
     for at in 0..recording.len().min(4000) {
         let mut changed = recording.clone();
@@ -366,7 +367,7 @@ fn wireshark_reads_requests_for_blocks_as_nbd() {
     let recording = written("block.pcapng", &recorded(Class::Block, &block_talk()));
     let fields = ["nbd.type", "nbd.handle", "nbd.from", "nbd.len", "nbd.error"];
     let Some(seen) = tshark::fields(&recording, "nbd", &fields) else { return };
-    // Wireshark's dissector knows reading and writing, and these without flags; of all else it sees the replies.
+    // Wireshark's dissector knows reads and writes without flags; of other commands it shows the replies.
     let expected = [
         "0 0x0000000000000001 0x0000000000001000 200000 ",
         "0 0x0000000000000001   0",

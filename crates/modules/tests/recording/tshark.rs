@@ -1,11 +1,11 @@
-//! What Wireshark sees.
+//! Reads recordings with Wireshark's `tshark`.
 
 use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// A row for each packet that a filter lets through: the values of these fields. None if there is no tshark, where that
-/// is allowed.
+/// The values of these fields, a row for each packet that passes the filter. `None` without tshark, where that is
+/// permitted.
 pub fn fields(recording: &Path, filter: &str, fields: &[&str]) -> Option<Vec<String>> {
     if !Command::new("tshark").arg("--version").output().is_ok_and(|output| output.status.success()) {
         let must = std::env::var_os("FARBUS_REQUIRE_RIG").is_some_and(|value| value == "1");

@@ -1,9 +1,9 @@
-//! Mass storage over Bulk-Only transport: what the command and the status around each block cost.
+//! Mass storage over Bulk-Only transport: the cost of the command and the status around each block.
 //!
 //! A command is a 31-byte wrapper out, the data, and a 13-byte wrapper back (Bulk-Only Transport 1.0, 5.1 and 5.2),
-//! each in bulk packets of its own. The overhead of a block is those 44 bytes against its size. The ceiling goes
-//! further: it lays the packets of command after command into (micro)frames, where a packet that no longer fits waits
-//! for the next one, until the pattern repeats, and reads the rate off one round of it.
+//! each in bulk packets of its own. The overhead of a block is those 44 bytes relative to its size. The ceiling is more
+//! exact: it places the packets of command after command into (micro)frames, where a packet that no longer fits waits
+//! for the next one, until the pattern repeats, and computes the rate of one repetition.
 
 use super::usb2;
 use crate::bus::{Speed, TransferKind};
@@ -24,25 +24,25 @@ pub const BULK_ONLY_BLOCKS_BYTES: [u32; 12] = {
     blocks
 };
 
-/// What Bulk-Only transport leaves of the bus for one block size.
+/// The overhead and the ceilings of Bulk-Only transport for one block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BulkOnlyRow {
     /// Data of one command.
     pub block_bytes: u32,
     /// Bytes of command and status around it.
     pub wrapper_bytes: u32,
-    /// Those in parts per million of the block, to the nearest: 5371 is the paper's 0.5 %.
+    /// The wrapper bytes in parts per million of the block, to the nearest: 5371 is the paper's 0.5 %.
     pub overhead_ppm: u32,
     /// Data each second on a full-speed bus that carries nothing else, if the device never makes the host wait.
     pub full_speed_bytes_per_s_max: u64,
-    /// The same at high speed.
+    /// Data each second on a high-speed bus that carries nothing else.
     pub high_speed_bytes_per_s_max: u64,
 }
 
 /// Overhead and ceilings of commands that move `block_bytes` each.
 ///
 /// # Panics
-/// If `block_bytes` is zero: a command without data has no share to speak of.
+/// If `block_bytes` is zero: without data there is no overhead ratio.
 pub fn bulk_only(block_bytes: u32) -> BulkOnlyRow {
     assert!(block_bytes > 0, "a block has at least one byte");
     let wrapper_bytes = COMMAND_WRAPPER_BYTES + STATUS_WRAPPER_BYTES;
@@ -78,8 +78,8 @@ fn ceiling(speed: Speed, block_bytes: u32) -> u64 {
     let interval = speed.interval();
     let mut bus = Filling { interval_bytes: interval.usable_bytes, used_bytes: 0, intervals: 0 };
 
-    // How far an interval was filled when a command began is all that the next one depends on, so the first fill that
-    // comes back closes a round.
+    // The next command depends only on how full the interval was when this one began, so the first repeated fill closes
+    // the pattern.
     let mut seen = vec![None; interval.usable_bytes as usize + 1];
     for commands in 0u64.. {
         if let Some((commands_before, intervals_before)) = seen[bus.used_bytes as usize] {
@@ -105,7 +105,7 @@ struct Filling {
 }
 
 impl Filling {
-    /// Lays down `count` transactions of one size; one that does not fit starts the next interval.
+    /// Places `count` transactions of one size; one that does not fit starts the next interval.
     fn place(&mut self, count: u32, transaction_bytes: u32) {
         let here = count.min((self.interval_bytes - self.used_bytes) / transaction_bytes);
         self.used_bytes += here * transaction_bytes;
@@ -144,8 +144,8 @@ mod tests {
     }
 
     /// A command of 512 bytes at full speed is 44 + 8 x 77 + 26 = 686 bytes: two fit into the first frame with 128
-    /// left, which take the third one's wrapper and one data packet, and so on. Slowly, packet by packet, for four
-    /// seconds:
+    /// left, which take the third one's wrapper and one data packet, and so on. This test places packet by packet, for
+    /// four seconds.
     #[test]
     fn the_ceiling_is_the_rate_of_a_long_run() {
         for (speed, overhead_bytes, packet_bytes) in [(Speed::Full, 13, 64), (Speed::High, 55, 512)] {

@@ -1,4 +1,4 @@
-//! What a bandwidth table is, and how a row of it is filled, whichever specification it comes from.
+//! The structure of a bandwidth table, and how a row is computed, for every specification.
 
 use crate::bus::{Interval, Speed, TransferKind};
 
@@ -9,15 +9,15 @@ pub struct Table {
     pub speed: Speed,
     /// The transfer type.
     pub kind: TransferKind,
-    /// Where the specification says so: revision, clause, and table if it prints one.
+    /// The clause of the specification: revision, clause, and table if it prints one.
     pub clause: &'static str,
-    /// The slot of time that is being filled.
+    /// The interval that is filled.
     pub interval: Interval,
-    /// What one transfer costs beyond its data.
+    /// The bytes of one transfer besides its data.
     pub overhead: Overhead,
-    /// One row a payload, smallest first.
+    /// One row per payload, smallest first.
     pub rows: Vec<Row>,
-    /// Where a published table differs from its own arithmetic, or a row needs a word: a sentence or two each.
+    /// Where a published table differs from its own arithmetic, or a row needs an explanation: a sentence or two each.
     pub notes: &'static [&'static str],
 }
 
@@ -26,9 +26,9 @@ pub struct Table {
 pub struct Absence {
     /// The speed of the bus.
     pub speed: Speed,
-    /// The transfer type that it lacks.
+    /// The transfer type that does not exist.
     pub kind: TransferKind,
-    /// Where the specification says so.
+    /// The clause of the specification.
     pub clause: &'static str,
     /// Why, in a sentence.
     pub reason: &'static str,
@@ -43,31 +43,31 @@ pub struct Row {
     pub bandwidth_bytes_per_s_max: u64,
     /// Byte-times of one transfer, overhead included.
     pub transfer_bytes: u32,
-    /// The share of an interval that one transfer takes, rounded to the nearest percent as the specification prints it.
+    /// The share of an interval that one transfer takes, rounded to the nearest percent as in the specification.
     pub interval_share_percent: u32,
     /// Whole transfers that fit into an interval.
     pub transfers_per_interval_max: u32,
-    /// Byte-times left over when they are in.
+    /// Byte-times left over after the whole transfers.
     pub remaining_bytes: u32,
     /// Data carried in an interval.
     pub useful_bytes_per_interval: u32,
 }
 
-/// What one transfer costs beyond its data.
+/// The bytes of one transfer besides its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overhead {
-    /// All of it.
+    /// The sum.
     pub total_bytes: u32,
-    /// What it is made of; the parts add up to the total.
+    /// The parts, which add up to the sum.
     pub parts: Vec<OverheadPart>,
 }
 
 /// One part of an overhead, in the words of the specification's captions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverheadPart {
-    /// What it is.
+    /// Its name.
     pub name: &'static str,
-    /// How much of it a transfer has.
+    /// Its bytes per transfer.
     pub bytes: u32,
 }
 
@@ -82,7 +82,7 @@ impl Overhead {
     }
 }
 
-/// All that differs between one table and the next.
+/// The parameters of a table.
 pub(super) struct Plan {
     pub clause: &'static str,
     pub overhead: Overhead,

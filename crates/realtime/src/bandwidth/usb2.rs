@@ -187,7 +187,7 @@ struct Transfer {
     setup_bytes: u32,
 }
 
-/// What lies around each packet on one kind of wire.
+/// The fields around each packet on one kind of bus.
 struct Settling {
     sync_bytes: u32,
     /// All of a transfer's waits for the bus to settle, EOP among them: below high speed an allowance that the
@@ -218,7 +218,7 @@ impl Transfer {
     }
 }
 
-/// One overhead a row, also where the payload takes two or three transactions: so do the specification's tables.
+/// One overhead per row, also where the payload takes two or three transactions, as in the specification's tables.
 fn once(overhead: &Overhead, payload_bytes: u32) -> u32 {
     overhead.total_bytes + payload_bytes
 }

@@ -1,4 +1,4 @@
-//! The intervals of a cycle and what is left of each.
+//! The intervals of a cycle and the free time of each.
 
 use super::request::Placement;
 
@@ -36,13 +36,13 @@ impl Bins {
         self.free[interval as usize]
     }
 
-    /// What is left in the fullest interval of a class.
+    /// The free time in the fullest interval of a class.
     pub(super) fn least_free_ps(&self, start: u32, every: u32) -> u64 {
         let class = self.free.iter().skip(start as usize).step_by(every as usize);
         class.copied().min().unwrap_or(0)
     }
 
-    /// Takes it, or changes nothing and says no.
+    /// Takes the slot, or changes nothing and returns false.
     pub(super) fn take(&mut self, slot: &Slot) -> bool {
         if slot.every > self.count() || self.least_free_ps(slot.start, slot.every) < slot.time_ps {
             return false;

@@ -1,4 +1,4 @@
-//! What is asked of a bus, and how it is refused.
+//! Requests to a bus, and their refusals.
 
 use std::fmt;
 
@@ -11,24 +11,24 @@ pub const ENDPOINTS_MAX: usize = 256;
 /// The longest period of a periodic endpoint, in intervals: bInterval 16 (USB 2.0 9.6.6).
 pub const PERIOD_MAX: u32 = 1 << 15;
 
-/// What looking for a better schedule may cost, in visits of bins: well under a second.
+/// The work limit of a search, in visits of bins: well under a second.
 pub const WORK_MAX: u64 = 20_000_000;
 
-/// What happens to an endpoint when there is not enough for all.
+/// What happens to an endpoint when bus time is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Criticality {
     /// It has its budget each period, or nothing is admitted.
     High,
-    /// It has its budget if high criticality leaves it, and is suspended when high criticality needs it.
+    /// It has its budget if high criticality leaves enough, and is suspended when high criticality needs it.
     Low,
 }
 
-/// What an endpoint asks for: `budget_bytes` each `period` intervals.
+/// An endpoint's request: `budget_bytes` each `period` intervals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Whose it is; the caller's own number, once a set.
+    /// The caller's number for the endpoint, unique in the set.
     pub id: u32,
-    /// Its packets.
+    /// The shape of its packets.
     pub shape: Shape,
     /// Bytes each period, `B`.
     pub budget_bytes: u32,
@@ -38,22 +38,22 @@ pub struct Request {
     pub criticality: Criticality,
 }
 
-/// How exactly the bus is reckoned.
+/// How bus time is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
     /// The algorithms as the paper prints them: each periodic endpoint has its whole quantum in one interval of its
-    /// period. Two quanta of 45.43 % do not fit 90 %, so the camera sets are refused that the paper's own experiments
-    /// run.
+    /// period. Two quanta of 45.43 % do not fit 90 %, so this mode refuses the camera sets that the paper's own
+    /// experiments run.
     Printed {
         /// Step of Algorithm 2 in picoseconds; 0 is the smallest quantum of the set, as the paper advises.
         step_ps: u64,
     },
-    /// A quantum is divided over its period like a fluid. That yields the paper's figures (68.1 %, 51.1 %), but no wire
+    /// A quantum is divided evenly over its period. That yields the paper's figures (68.1 %, 51.1 %), but no wire
     /// carries a part of a packet.
     Spread,
-    /// Whole packets: a budget is divided over its period only as far as it must be, and the asynchronous reservation
-    /// counts that a packet which would cross the end of an interval waits (Equation 6 ignores it). What this admits is
-    /// kept.
+    /// Whole packets: a budget is divided over its period only as far as necessary, and the asynchronous reservation
+    /// accounts for packets that wait because they would cross the end of an interval (Equation 6 ignores them). What
+    /// this mode admits keeps its bounds.
     #[default]
     Sound,
 }
@@ -61,44 +61,44 @@ pub enum Mode {
 /// Settings of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How exactly the bus is reckoned.
+    /// How bus time is computed.
     pub mode: Mode,
-    /// What a search may cost where first-fit finds nothing, in visits of bins; 0 is first-fit alone.
+    /// The work limit of the search that follows an unsuccessful first-fit, in visits of bins; 0 is first-fit alone.
     pub work_max: u64,
 }
 
 /// A periodic endpoint's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Whose it is.
+    /// The endpoint.
     pub id: u32,
     /// The first interval.
     pub start: u32,
-    /// From there on each so many: the endpoint's period, or a fraction of it where the budget is divided.
+    /// The distance to the next interval: the endpoint's period, or a fraction of it where the budget is divided.
     pub every: u32,
-    /// Packets each time; where they are divided like a fluid, those of the whole period.
+    /// Packets each time; in [`Mode::Spread`], those of the whole period.
     pub packets: u32,
     /// Bus time each time, in picoseconds.
     pub time_ps: u64,
 }
 
-/// What an asynchronous endpoint is promised.
+/// The bound of an asynchronous endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsynchronousBound {
-    /// Whose it is.
+    /// The endpoint.
     pub id: u32,
     /// Visits of the round robin for one budget, `k` of Equation 4.
     pub passes: u32,
-    /// Intervals in which its budget is through at the latest, `c` of Equation 6.
+    /// Intervals until its budget is transferred at the latest, `c` of Equation 6.
     pub intervals: u64,
-    /// The same in nanoseconds.
+    /// That bound in nanoseconds.
     pub latency_ns: u64,
 }
 
 /// A low-criticality endpoint without a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rejected {
-    /// Whose it is.
+    /// The endpoint.
     pub id: u32,
     /// Bus time that is missing in the fullest interval of the best place there is, in picoseconds.
     pub missing_ps: u64,
@@ -107,11 +107,11 @@ pub struct Rejected {
 /// Why a set of requests has no plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// One of them cannot be, whatever else there is.
+    /// One request is impossible by itself.
     Invalid {
-        /// Which.
+        /// The endpoint.
         id: u32,
-        /// Why.
+        /// The reason.
         why: Invalid,
     },
     /// No requests, or more than [`ENDPOINTS_MAX`].
@@ -130,44 +130,44 @@ pub enum Refusal {
     },
     /// A periodic endpoint of high criticality has no place.
     High {
-        /// Which.
+        /// The endpoint.
         id: u32,
         /// Bus time that is missing in the fullest interval of the best place there is, in picoseconds.
         missing_ps: u64,
-        /// Whether the search went through every possibility: if not, a place may exist.
+        /// Whether the search tried every possibility: if not, a place may exist.
         is_proven: bool,
     },
 }
 
-/// Why a request cannot be.
+/// Why a request is impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalid {
     /// The id is another request's.
     Twice,
-    /// A bus instance has one speed.
+    /// The speeds differ; a bus instance has one speed.
     OtherSpeed {
-        /// That of the set's first request.
+        /// The speed of the set's first request.
         first: Speed,
-        /// That of this one.
+        /// The speed of this request.
         this: Speed,
     },
-    /// Nothing is asked for.
+    /// The budget is zero.
     NoBudget,
-    /// A period of a periodic endpoint is a power of two intervals (USB 2.0 9.6.6, bInterval).
+    /// The period of a periodic endpoint is no power of two (USB 2.0 9.6.6, bInterval).
     PeriodNotPowerOfTwo {
         /// What was asked for.
         asked: u32,
-        /// The next shorter one there is, which serves the endpoint at least as often.
+        /// The next shorter valid period, which serves the endpoint at least as often.
         shorter: u32,
     },
-    /// The period is zero or longer than there is.
+    /// The period is zero or too long.
     Period {
         /// What was asked for.
         asked: u32,
         /// The longest.
         max: u32,
     },
-    /// The wire carries one quantum a period, and the budget is more (Equation 2).
+    /// The budget is more than one quantum each period, which is all that the wire carries (Equation 2).
     BudgetOverWire {
         /// What was asked for.
         asked_bytes: u32,
@@ -185,13 +185,13 @@ impl Default for Options {
 }
 
 impl Request {
-    /// Whether it can be at all.
+    /// Whether the request is possible by itself.
     pub fn check(&self) -> Result<(), Invalid> {
         if self.budget_bytes == 0 {
             return Err(Invalid::NoBudget);
         }
         let max = match (self.shape.speed(), self.shape.kind()) {
-            // Frames from 1 to 255, of which hosts keep the power of two below.
+            // 1 to 255 frames, of which hosts use the power of two below.
             (Speed::Low | Speed::Full, TransferKind::Interrupt) => 128,
             _ => PERIOD_MAX,
         };
@@ -212,13 +212,13 @@ impl Request {
         Ok(())
     }
 
-    /// Payload that it is promised, in bits a second.
+    /// Its guaranteed payload, in bits a second.
     pub fn throughput_bits_per_s(&self) -> u64 {
         let bits = u128::from(self.budget_bytes) * 8 * 1_000_000_000_000;
         (bits / (u128::from(self.period) * u128::from(interval_ps(self.shape.speed())))) as u64
     }
 
-    /// Bus time that its packets take of the whole, in parts per million: budget over period, as Table 5 has it.
+    /// The share of the bus time that its packets take, in parts per million: budget over period, as in Table 5.
     pub fn utilization_ppm(&self) -> u32 {
         let busy = u128::from(self.shape.packets(self.budget_bytes)) * u128::from(self.shape.packet_ps());
         let all = u128::from(self.period) * u128::from(interval_ps(self.shape.speed()));

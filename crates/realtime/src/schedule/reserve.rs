@@ -1,11 +1,11 @@
-//! How much of each interval asynchronous endpoints need: Algorithm 2, Equations 5 to 8.
+//! The part of each interval that asynchronous endpoints need: Algorithm 2, Equations 5 to 8.
 
 use crate::bus::Speed;
 use crate::transfer::{Shape, asynchronous_share_ps, interval_ps};
 
 use super::request::{AsynchronousBound, Criticality, Mode, Refusal, Request};
 
-/// `t_A` and what it promises.
+/// `t_A` and its bounds.
 pub(super) struct Reservation {
     pub(super) time_ps: u64,
     pub(super) max_ps: u64,
@@ -17,7 +17,7 @@ pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<
     let pool = Pool::of(requests);
     let (interval_ps, least_ps) = (interval_ps(speed), asynchronous_share_ps(speed));
     let max_ps = interval_ps.saturating_sub(high_ps(requests, mode)).max(least_ps);
-    // Equation 8 turned round: the time that the worst of them needs of each interval.
+    // Equation 8 solved for the reservation: the time that the most demanding endpoint needs of each interval.
     let worst = pool.endpoints.iter().max_by_key(|request| pool.share_ps(request));
     let Some(worst) = worst else {
         return Ok(Reservation { time_ps: least_ps, max_ps, bounds: Vec::new() });
@@ -31,7 +31,7 @@ pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<
         Mode::Spread | Mode::Sound => exact_ps,
         Mode::Printed { step_ps } => {
             let step_ps = if step_ps == 0 { smallest_quantum_ps(requests) } else { step_ps };
-            // Lines 20 to 32 of Algorithm 2 in one division: the first step at which nobody misses.
+            // Lines 20 to 32 of Algorithm 2 in one division: the first step at which no endpoint misses its period.
             least_ps + (exact_ps - least_ps).div_ceil(step_ps) * step_ps
         }
     };
@@ -51,7 +51,7 @@ pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<
     Ok(Reservation { time_ps, max_ps, bounds })
 }
 
-/// The asynchronous endpoints and what one pass over all of them takes.
+/// The asynchronous endpoints and the time of one pass over all of them.
 struct Pool<'a> {
     endpoints: Vec<&'a Request>,
     pass_ps: u64,
@@ -73,29 +73,29 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Bus time until the budget is through if all of the bus were theirs: Equation 5.
+    /// Bus time until the budget is transferred if the whole bus were theirs: Equation 5.
     fn latency_ps(&self, request: &Request) -> u128 {
         u128::from(request.shape.passes(request.budget_bytes)) * u128::from(self.pass_ps)
     }
 
-    /// What of each interval must carry packets of theirs so that the budget is through in its period.
+    /// The part of each interval that must carry their packets so that the budget is transferred in its period.
     fn share_ps(&self, request: &Request) -> u64 {
         u64::try_from(self.latency_ps(request).div_ceil(u128::from(request.period))).unwrap_or(u64::MAX)
     }
 
-    /// What must be reserved so that `share_ps` of it carry packets for sure.
+    /// The reservation with which `share_ps` of it certainly carry packets.
     fn time_for_ps(&self, share_ps: u64, mode: Mode) -> u64 {
         match mode {
             Mode::Printed { .. } | Mode::Spread => share_ps,
             Mode::Sound if self.is_uniform => {
                 share_ps.div_ceil(self.longest_packet_ps).saturating_mul(self.longest_packet_ps)
             }
-            // The next packet waits if it does not fit: what stays empty is less than the longest.
+            // The next packet waits if it does not fit: the unused time is shorter than the longest packet.
             Mode::Sound => share_ps.saturating_add(self.longest_packet_ps - 1),
         }
     }
 
-    /// What of `time_ps` carries packets for sure.
+    /// The part of `time_ps` that certainly carries packets.
     fn carried_ps(&self, time_ps: u64, mode: Mode) -> u64 {
         match mode {
             Mode::Printed { .. } | Mode::Spread => time_ps,
@@ -111,8 +111,8 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// Bus time of an interval that high criticality takes at the worst, `t_P` of Algorithm 2: as printed all of them meet
-/// in one interval. Where budgets are divided it is what they take on average, and their placing finds the rest.
+/// The most time of an interval that high criticality takes, `t_P` of Algorithm 2: as printed, all of its endpoints
+/// meet in one interval. Where budgets are divided it is their average, and the placement checks the rest.
 fn high_ps(requests: &[Request], mode: Mode) -> u64 {
     let high = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == Criticality::High);
     high.map(|request| match mode {

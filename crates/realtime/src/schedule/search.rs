@@ -1,21 +1,21 @@
-//! Finding places: first-fit (Algorithm 3), and what is tried when it finds none.
+//! Finding places: first-fit (Algorithm 3), and a search if that fails.
 
 use super::bins::{Bins, Slot};
 use super::request::{Mode, Request};
 
-/// A periodic endpoint and the ways in which its budget may be divided, whole first.
+/// A periodic endpoint and the ways to divide its budget, undivided first.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) id: u32,
     pub(super) period: u32,
-    /// With `start` 0: any start below `every` will do.
+    /// With `start` 0; any start below `every` is valid.
     pub(super) slots: Vec<Slot>,
 }
 
-/// What a search came to.
+/// The result of a search.
 pub(super) enum Found {
     Places(Vec<(u32, Slot)>),
-    /// `is_proven`: it went through everything, and there is nothing.
+    /// `is_proven`: every possibility was tried.
     Nothing {
         is_proven: bool,
     },
@@ -39,7 +39,7 @@ impl Item {
     }
 }
 
-/// `packets` each `period` at once, in two halves, in four quarters and so on, as long as that makes a part smaller.
+/// `packets` each `period` as a whole, in two halves, in four quarters and so on, as long as the parts get smaller.
 fn divided(packets: u32, packet_ps: u64, period: u32) -> Vec<Slot> {
     let mut slots: Vec<Slot> = Vec::new();
     for halvings in 0..=period.ilog2() {
@@ -53,13 +53,13 @@ fn divided(packets: u32, packet_ps: u64, period: u32) -> Vec<Slot> {
     slots
 }
 
-/// The first place that has room, in the bins already taken.
+/// The first place with enough free time; takes it.
 pub(super) fn first_fit(item: &Item, bins: &mut Bins) -> Option<Slot> {
     let mut places = item.slots.iter().flat_map(|slot| (0..slot.every).map(|start| Slot { start, ..*slot }));
     places.find(|place| bins.take(place))
 }
 
-/// What the best place for it lacks.
+/// The time that is missing at the best place.
 pub(super) fn missing_ps(item: &Item, bins: &Bins) -> u64 {
     let lacks = item.slots.iter().flat_map(|slot| {
         (0..slot.every).map(|start| slot.time_ps.saturating_sub(bins.least_free_ps(start, slot.every)))
@@ -67,10 +67,10 @@ pub(super) fn missing_ps(item: &Item, bins: &Bins) -> u64 {
     lacks.min().unwrap_or(0)
 }
 
-/// Places for all of `items`, found by going back where there is none, within `work_max` visits of bins.
+/// Places for all of `items`, found by backtracking, within `work_max` visits of bins.
 pub(super) fn search(items: &[Item], bins: &Bins, work_max: u64) -> Found {
     let mut items: Vec<_> = items.iter().collect();
-    // Shortest period first: the pattern of what is free then repeats with the period of the item at hand.
+    // Shortest period first: the pattern of free time then repeats with the current item's period.
     items.sort_by_key(|item| (item.period, std::cmp::Reverse(item.slots[0].time_ps), item.id));
     let is_divided = items.iter().any(|item| item.slots.len() > 1);
     let mut search = Search { items, bins: bins.clone(), work_left: work_max, is_divided, places: Vec::new() };
@@ -90,13 +90,13 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// `None` when the work is used up. As deep as there are items.
+    /// `None` when the work is used up. Recurses as deep as there are items.
     fn descend(&mut self) -> Option<bool> {
         let Some(&item) = self.items.get(self.places.len()) else { return Some(true) };
         for slot in &item.slots {
-            // Two starts with as much room are the same place to all that follow, whose periods are multiples of this
-            // one: exchanging the two classes of intervals changes nothing for them. Unless one of them may be divided
-            // finer.
+            // Two starts with equal free time are equivalent for all following items, whose periods are multiples of
+            // this one: exchanging the two classes of intervals changes nothing for them. This does not hold if one of
+            // them may be divided further.
             let mut tried: Vec<u64> = Vec::new();
             for start in 0..slot.every {
                 self.work_left = self.work_left.checked_sub(u64::from(self.bins.count() / slot.every))?;

@@ -1,20 +1,19 @@
-//! Bringing debug links up in an order in which none of them goes astray: Algorithm 4 of West, Golchin and Njavro
-//! (2023), mended. One [`BringUp`] a host; the caller does what it asks for and tells it what it senses.
+//! The order in which debug links come up so that each port reaches its planned host: Algorithm 4 of West, Golchin and
+//! Njavro (2023), corrected. Each host has a [`BringUp`]; the caller carries out its actions and reports sensed ports.
 //!
-//! A debug port that is enabled goes to the first neighbour that enumerates. A host therefore enumerates when it senses
-//! all whose port it shall have, and enables its own port after that. In a circle somebody, the leader, has to enable
-//! first.
+//! An enabled debug port goes to the first neighbour that enumerates. A host therefore enumerates when it senses every
+//! port planned for it, and enables its own port after that. In a circle one host, the leader, has to enable first.
 //!
-//! As printed that is not enough: the leader enables at once, and a host outside the circle that lends *its* port to
-//! the leader and waits for nobody may enumerate just then and take the leader's: the circle stays open, the paper's
-//! Figure 6. Here a leader first waits for all that lend it their ports but the one in the circle: they have enumerated
-//! by then, and they wait for nobody in the circle.
+//! The printed algorithm is not enough: the leader enables at once. A host outside the circle that lends *its* port to
+//! the leader and waits for no other host may enumerate at that moment and take the leader's port: the circle stays
+//! open, as in the paper's Figure 6. Here a leader first waits for all hosts that lend it their ports, except the one
+//! in the circle: they have enumerated by then, and do not wait for any host in the circle.
 
 use std::collections::BTreeSet;
 
 use super::links::Topology;
 
-/// What a host has to do now.
+/// The next action of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Act {
     /// Enable the debug capability (`xDbC.Enable`).
@@ -23,10 +22,10 @@ pub enum Act {
     Enumerate,
 }
 
-/// One host's part.
+/// One host's part in the bring-up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BringUp {
-    /// What is to be done, in order, and whose ports must be sensed before.
+    /// The actions, in order, and the neighbours whose ports must be sensed before each.
     steps: Vec<(Act, BTreeSet<u32>)>,
     done: usize,
     sensed: BTreeSet<u32>,
@@ -49,39 +48,39 @@ impl BringUp {
         Self { steps, done: 0, sensed: BTreeSet::new() }
     }
 
-    /// The port of `neighbour` is there to be enumerated.
+    /// The port of `neighbour` can be enumerated now.
     pub fn handle_attached(&mut self, neighbour: u32) {
         self.sensed.insert(neighbour);
     }
 
-    /// It is there no more: its host began anew, or somebody else has it.
+    /// The port is gone: its host started again, or another host has enumerated it.
     pub fn handle_detached(&mut self, neighbour: u32) {
         self.sensed.remove(&neighbour);
     }
 
-    /// What [`BringUp::poll`] asked for is done.
+    /// The action of [`BringUp::poll`] is complete.
     pub fn handle_done(&mut self) {
         self.done = (self.done + 1).min(self.steps.len());
     }
 
-    /// What is to be done now; `None` is to wait, or the end.
+    /// The next action; `None` while waiting, or at the end.
     pub fn poll(&self) -> Option<Act> {
         let (act, wanted) = self.steps.get(self.done)?;
         wanted.is_subset(&self.sensed).then_some(*act)
     }
 
-    /// Whose ports it waits for.
+    /// The neighbours whose ports it waits for.
     pub fn waits_for(&self) -> impl Iterator<Item = u32> {
         let wanted = self.steps.get(self.done).map(|step| &step.1);
         wanted.into_iter().flatten().filter(|target| !self.sensed.contains(target)).copied()
     }
 
-    /// All steps, each with the hosts whose ports it waits for.
+    /// All actions, each with the hosts whose ports it waits for.
     pub fn steps(&self) -> &[(Act, BTreeSet<u32>)] {
         &self.steps
     }
 
-    /// Whether its part is done.
+    /// Whether all actions are complete.
     pub fn is_complete(&self) -> bool {
         self.done == self.steps.len()
     }
@@ -94,7 +93,7 @@ mod tests {
     use super::super::links::{Network, plan};
     use super::*;
 
-    /// How far each host is, and who has whose port.
+    /// The progress of each host, and which host has enumerated each port.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     struct World {
         done: Vec<usize>,
@@ -102,7 +101,7 @@ mod tests {
         owner: Vec<Option<u32>>,
     }
 
-    /// Goes through every interleaving of `parts`; answers with every end that there is.
+    /// Tries every interleaving of `parts`; returns every final state.
     fn ends(topology: &Topology, parts: &[BringUp]) -> HashSet<World> {
         let hosts = topology.hosts() as usize;
         let start = World { done: vec![0; hosts], is_enabled: vec![false; hosts], owner: vec![None; hosts] };
@@ -111,7 +110,7 @@ mod tests {
             let mut is_end = true;
             for host in 0..topology.hosts() {
                 let mut part = BringUp { done: world.done[host as usize], ..parts[host as usize].clone() };
-                // It senses what is enabled, wired to it, and in nobody's hands or its own.
+                // A host senses the ports that are enabled, wired to it, and free or its own.
                 for (target, debug_host) in topology.debug_links() {
                     for (me, other) in [(target, debug_host), (debug_host, target)] {
                         let at = other as usize;
@@ -126,7 +125,7 @@ mod tests {
                 next.done[host as usize] += 1;
                 match act {
                     Act::Enable => next.is_enabled[host as usize] = true,
-                    // It takes whatever it senses, wanted or not.
+                    // It enumerates every port it senses, wanted or not.
                     Act::Enumerate => {
                         for &other in &part.sensed {
                             next.owner[other as usize] = Some(host);
@@ -156,9 +155,9 @@ mod tests {
         plan(hosts, cables, &BTreeSet::new()).unwrap()
     }
 
-    /// Every graph of up to five hosts, every order in which they may come up.
+    /// Every graph of up to five hosts, in every order in which they may come up.
     #[test]
-    fn whatever_the_order_every_link_comes_up_as_planned() {
+    fn every_link_comes_up_as_planned_in_any_order() {
         let mut graphs = 0;
         for hosts in 2..=5u32 {
             let pairs: Vec<_> = (0..hosts).flat_map(|a| (a + 1..hosts).map(move |b| (a, b))).collect();
@@ -183,7 +182,7 @@ mod tests {
         }
     }
 
-    /// Without an order the three misconfigurations of Figure 6 are all there, as drawn; with it none is.
+    /// Without an order the three misconfigurations of Figure 6 all occur, as drawn; with it none does.
     #[test]
     fn without_an_order_figure_6_is_reached_and_with_it_not() {
         let free = |topology: &Topology| -> Vec<BringUp> {
@@ -213,7 +212,7 @@ mod tests {
         }
     }
 
-    /// A ring with a host at its leader: Algorithm 4 to the letter lets that host take the leader's port.
+    /// A ring with a host beside its leader: Algorithm 4 to the letter lets that host take the leader's port.
     #[test]
     fn as_printed_a_host_beside_the_ring_may_break_it() {
         let topology = planned(4, &[(0, 1), (1, 2), (2, 0), (0, 3)]);
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_says_whom_it_waits_for() {
+    fn host_reports_the_neighbours_it_waits_for() {
         let topology = planned(3, &Network::Star.cables(3).unwrap());
         let mut centre = BringUp::of(&topology, 0);
         assert_eq!((centre.poll(), centre.waits_for().collect::<Vec<_>>()), (None, vec![1, 2]));

@@ -1,26 +1,26 @@
-//! Which cable is which link.
+//! Which cable becomes which kind of link.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Hosts of one plan.
+/// The most hosts of one plan.
 pub const HOSTS_MAX: u32 = 256;
 
-/// Cables of one plan.
+/// The most cables of one plan.
 pub const CABLES_MAX: usize = 4096;
 
-/// A network that has a name.
+/// A named network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// Each with the next.
+    /// Each host joined with the next.
     Line,
-    /// The first with all others.
+    /// The first host joined with all others.
     Star,
     /// Host `i` with hosts `2 i + 1` and `2 i + 2`.
     Tree,
-    /// A line whose ends meet; of three hosts or more.
+    /// A line with joined ends, of three or more hosts.
     Ring,
-    /// Hosts whose numbers differ in one binary digit; of 2, 4, 8, … hosts.
+    /// Hosts are joined whose numbers differ in one binary digit; 2, 4, 8, … hosts.
     Hypercube,
 }
 
@@ -29,33 +29,33 @@ pub enum Network {
 pub enum Link {
     /// The target lends its debug port, and appears to the host as a device.
     Debug {
-        /// Who enables its debug capability.
+        /// The host that enables its debug capability.
         target: u32,
-        /// Who enumerates it.
+        /// The host that enumerates it.
         host: u32,
     },
-    /// A bridge device between two hosts: an end for each.
+    /// A bridge device between two hosts, with an end for each.
     Bridge {
-        /// One.
+        /// One host.
         a: u32,
-        /// The other.
+        /// The other host.
         b: u32,
     },
 }
 
-/// Who is joined with whom, and how.
+/// Which hosts are joined, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     hosts: u32,
     links: Vec<Link>,
 }
 
-/// Why hosts cannot be joined like that.
+/// Why hosts cannot be joined as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TopologyError {
-    /// No such network of so many hosts.
+    /// There is no such network with this many hosts.
     Hosts {
-        /// Which network, if it was named.
+        /// The network, if it was named.
         network: Option<Network>,
         /// How many hosts.
         asked: u32,
@@ -65,7 +65,7 @@ pub enum TopologyError {
         /// How many.
         asked: usize,
     },
-    /// A cable names a host that there is not, the same host twice, or the same two hosts as another.
+    /// A cable names an unknown host, the same host twice, or the same two hosts as another cable.
     Cable {
         /// One end.
         a: u32,
@@ -75,7 +75,7 @@ pub enum TopologyError {
 }
 
 impl Network {
-    /// Every one.
+    /// All named networks.
     pub const ALL: [Network; 5] = [Network::Line, Network::Star, Network::Tree, Network::Ring, Network::Hypercube];
 
     /// Its cables between hosts 0 to `hosts` - 1.
@@ -100,8 +100,8 @@ impl Network {
     }
 }
 
-/// The links for `cables` between hosts 0 to `hosts` - 1, with as few bridges as there can be. Hosts in `without_debug`
-/// have no debug capability to lend.
+/// The links for `cables` between hosts 0 to `hosts` - 1, with the fewest possible bridges. Hosts in `without_debug`
+/// have no debug capability.
 pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) -> Result<Topology, TopologyError> {
     if !(2..=HOSTS_MAX).contains(&hosts) {
         return Err(TopologyError::Hosts { network: None, asked: hosts });
@@ -115,8 +115,8 @@ pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) ->
             return Err(TopologyError::Cable { a, b });
         }
     }
-    // Each cable wants one of its two hosts as the target, each host is the target of one cable: a matching, and the
-    // greatest there is leaves the fewest cables to bridges.
+    // Each cable needs one of its two hosts as the target, and each host can be the target of one cable: a maximum
+    // matching leaves the fewest cables to bridges.
     let mut lent = Lent { cables, cable_of: vec![None; hosts as usize], without_debug };
     for cable in 0..cables.len() {
         lent.find(cable, &mut vec![false; hosts as usize]);
@@ -132,7 +132,7 @@ pub fn plan(hosts: u32, cables: &[(u32, u32)], without_debug: &BTreeSet<u32>) ->
     Ok(Topology { hosts, links: cables.iter().enumerate().map(link).collect() })
 }
 
-/// Whose debug port serves which cable.
+/// Which host's debug port serves which cable.
 struct Lent<'a> {
     cables: &'a [(u32, u32)],
     cable_of: Vec<Option<usize>>,
@@ -140,10 +140,11 @@ struct Lent<'a> {
 }
 
 impl Lent<'_> {
-    /// A port for `cable`, if need be by giving another cable its other host's. As deep as there are hosts.
+    /// Finds a port for `cable`, if necessary by giving another cable its other host's port. Recurses as deep as there
+    /// are hosts.
     fn find(&mut self, cable: usize, tried: &mut [bool]) -> bool {
         let (a, b) = self.cables[cable];
-        // The later host first: trees then grow towards the first host, as the paper's star does.
+        // The later host first: trees then point towards the first host, as the paper's star does.
         for host in [b, a] {
             let at = host as usize;
             if self.without_debug.contains(&host) || std::mem::replace(&mut tried[at], true) {
@@ -168,27 +169,27 @@ impl Topology {
         self.hosts
     }
 
-    /// A link for each cable, in their order.
+    /// The links, in the order of the cables.
     pub fn links(&self) -> &[Link] {
         &self.links
     }
 
-    /// How many bridges have to be bought.
+    /// How many bridges are needed.
     pub fn bridges(&self) -> usize {
         self.links.iter().filter(|link| matches!(link, Link::Bridge { .. })).count()
     }
 
-    /// To whom `target` lends its debug port.
+    /// The host that enumerates `target`'s debug port.
     pub fn debug_host(&self, target: u32) -> Option<u32> {
         self.debug_links().find(|link| link.0 == target).map(|link| link.1)
     }
 
-    /// Who lends its debug port to `host`: the dependency list of Algorithm 4.
+    /// The hosts whose debug port `host` enumerates: the dependency list of Algorithm 4.
     pub fn debug_targets(&self, host: u32) -> impl Iterator<Item = u32> {
         self.debug_links().filter(move |link| link.1 == host).map(|link| link.0)
     }
 
-    /// One host of each circle of debug links, the lowest: somebody must begin (the leader of Algorithm 4).
+    /// The lowest host of each circle of debug links, which begins (the leader of Algorithm 4).
     pub fn leaders(&self) -> BTreeSet<u32> {
         (0..self.hosts).filter_map(|host| self.circle(host)?.into_iter().min()).collect()
     }
@@ -266,7 +267,8 @@ mod tests {
         assert_eq!(planned(Network::Star, 4).debug_targets(0).collect::<Vec<_>>(), [1, 2, 3]);
     }
 
-    /// Every graph of up to five hosts, every choice of hosts without debug capability: no other orientation has fewer.
+    /// Every graph of up to five hosts, with every choice of hosts without debug capability: no other orientation has
+    /// fewer bridges.
     #[test]
     fn there_are_never_fewer_bridges() {
         for hosts in 2..=5u32 {
@@ -280,7 +282,7 @@ mod tests {
                     targets.sort();
                     assert!(targets.windows(2).all(|two| two[0] < two[1]), "one port a host");
                     assert!(targets.iter().all(|target| !without_debug.contains(target)));
-                    // Each connected part: as many debug links as it has ports, or cables.
+                    // Each connected part has as many debug links as it has ports, or cables.
                     assert_eq!(targets.len(), most_debug_links(&cables, hosts, &without_debug), "{cables:?}");
                 }
             }
@@ -299,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_joined_is_refused() {
+    fn impossible_topology_is_refused() {
         assert!(matches!(Network::Ring.cables(2), Err(TopologyError::Hosts { asked: 2, .. })));
         assert!(Network::Hypercube.cables(6).unwrap_err().to_string().contains("2, 4, 8"));
         assert!(Network::Line.cables(HOSTS_MAX + 1).is_err() && Network::Line.cables(1).is_err());

@@ -1,18 +1,18 @@
-//! The bring-up as a protocol between hosts: each says to those that it is wired to how far it is, and does its
+//! The bring-up as a protocol between hosts: each host tells its neighbours its progress, and carries out its
 //! [`BringUp`]. R3.
 //!
-//! A cable tells nobody whose port is at its other end, so hosts tell each other over whatever else joins them. There
-//! is one message: all that a host has to say. It goes out on a new link and whenever something in it has changed; the
-//! last one counts, so a link may be lost, and made again, at any time. Nothing is begun before every neighbour was
-//! heard and has the same plan: one with another might enumerate what it senses at any moment.
+//! A cable does not tell a host whose port is at its other end, so hosts tell each other over another network. There is
+//! one message with the host's whole state. It is sent on a new link and whenever it has changed; the last one counts,
+//! so a link may be lost, and made again, at any time. No action begins before every neighbour was heard and has the
+//! same plan: a neighbour with another plan might enumerate a port at any moment.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0 to 3 | `fbup` |
 //! | 4 | the version, 1 |
-//! | 5 | 1: my port is enabled; 2: I have yours |
+//! | 5 | 1: the sender's port is enabled; 2: it has the receiver's |
 //! | 6, 7 | zero |
-//! | 8 to 11 | who I am in the plan, little-endian |
+//! | 8 to 11 | the sender's number in the plan, little-endian |
 //! | 12 to 19 | a digest of the plan, little-endian |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,24 +28,24 @@ const VERSION: u8 = 1;
 const IS_ENABLED: u8 = 1;
 const HAS_YOURS: u8 = 2;
 
-/// Why a neighbour's message is none; the link that it came on is of no use.
+/// Why a neighbour's message is invalid; its link is then of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartyError {
-    /// It begins otherwise, is of another version, or says what there is no word for.
+    /// A wrong beginning, another version, or an undefined value.
     Tongue {
-        /// The first byte that is wrong.
+        /// The offset of the first wrong byte.
         at: usize,
     },
-    /// It comes from somebody else than the link leads to, or from nobody's neighbour.
+    /// It comes from another host than the link leads to, or from one that is no neighbour.
     Stranger {
-        /// Who was expected.
+        /// The host at the other end of the link.
         expected: u32,
-        /// Who it says that it is.
+        /// The host named in the message.
         said: u32,
     },
-    /// It was planned otherwise there.
+    /// The sender has another plan.
     Plan {
-        /// Whose plan is another.
+        /// The sender.
         host: u32,
     },
 }
@@ -64,32 +64,32 @@ impl fmt::Display for PartyError {
 
 impl std::error::Error for PartyError {}
 
-/// One host's side of it.
+/// One host's side of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Party {
     host: u32,
     plan: u64,
     part: BringUp,
-    /// Who should have this host's port, and who says that he has.
+    /// The host that should enumerate this host's port, and the host that says it has.
     debug_host: Option<u32>,
     holder: Option<u32>,
     is_enabled: bool,
     taken: BTreeSet<u32>,
     neighbours: BTreeMap<u32, Neighbour>,
-    /// Whom a bridge joins it with.
+    /// The hosts that a bridge joins it with.
     bridged: BTreeSet<u32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Neighbour {
     was_heard: bool,
-    /// There is something to say to it, and a link.
+    /// A message is due, and there is a link for it.
     is_owed: bool,
     is_linked: bool,
 }
 
 impl Party {
-    /// `host`'s side.
+    /// Makes `host`'s side.
     pub fn new(topology: &Topology, host: u32) -> Self {
         let wired = topology.debug_links().flat_map(|(a, b)| [(a, b), (b, a)]);
         let bridged = topology.links().iter().filter_map(|link| match *link {
@@ -110,7 +110,7 @@ impl Party {
         }
     }
 
-    /// Whom it is wired to, debug port to debug port: it wants a link to each.
+    /// The hosts it is wired to, debug port to debug port: it needs a link to each.
     pub fn neighbours(&self) -> impl Iterator<Item = u32> {
         self.neighbours.keys().copied()
     }
@@ -122,17 +122,17 @@ impl Party {
         }
     }
 
-    /// There is none any more; what was said on it still holds.
+    /// The link is lost; what was received on it is still valid.
     pub fn handle_link_lost(&mut self, neighbour: u32) {
         if let Some(known) = self.neighbours.get_mut(&neighbour) {
             (known.is_linked, known.is_owed) = (false, false);
         }
     }
 
-    /// What came on the link to `neighbour`. Of a host beyond a bridge nothing is needed but that its plan is the same.
+    /// Processes a message from the link to `neighbour`. A host beyond a bridge only has to have the same plan.
     ///
     /// # Errors
-    /// [`PartyError`]; nothing was taken of it.
+    /// [`PartyError`]; the message has no effect.
     pub fn handle_received(&mut self, neighbour: u32, message: &[u8; MESSAGE_BYTES]) -> Result<(), PartyError> {
         let frame = [MAGIC.as_slice(), &[VERSION, message[5] & (IS_ENABLED | HAS_YOURS), 0, 0]].concat();
         if let Some(at) = (0..frame.len()).find(|&at| message[at] != frame[at]) {
@@ -161,14 +161,14 @@ impl Party {
         Ok(())
     }
 
-    /// The next thing to say, and to whom.
+    /// The next message, and its receiver.
     pub fn poll_transmit(&mut self) -> Option<(u32, [u8; MESSAGE_BYTES])> {
         let (&to, known) = self.neighbours.iter_mut().find(|(_, known)| known.is_owed)?;
         known.is_owed = false;
         Some((to, self.message_for(to)))
     }
 
-    /// All that there is to say to `neighbour`, for whoever says it often and is answered.
+    /// The current message for `neighbour`, for callers that send it repeatedly.
     pub fn message_for(&self, neighbour: u32) -> [u8; MESSAGE_BYTES] {
         let enabled = if self.is_enabled { IS_ENABLED } else { 0 };
         let has_yours = if self.taken.contains(&neighbour) { HAS_YOURS } else { 0 };
@@ -180,13 +180,13 @@ impl Party {
         message
     }
 
-    /// What is to be done now; `None` is to wait, or the end.
+    /// The next action; `None` while waiting, or at the end.
     pub fn poll(&self) -> Option<Act> {
         let is_known = self.neighbours.values().all(|known| known.was_heard);
         self.part.poll().filter(|_| is_known)
     }
 
-    /// What [`Party::poll`] asked for is done; an enumeration found the ports of these.
+    /// The action of [`Party::poll`] is complete; an enumeration found the ports of `found`.
     pub fn handle_done(&mut self, act: Act, found: impl IntoIterator<Item = u32>) {
         self.part.handle_done();
         match act {
@@ -196,8 +196,7 @@ impl Party {
         self.owe();
     }
 
-    /// After its enumeration: whether this host has the port of `neighbour` just now. It may lose it, and have it
-    /// again.
+    /// After the enumeration: whether this host has the port of `neighbour` now. It may lose it and get it again.
     pub fn handle_held(&mut self, neighbour: u32, is_held: bool) {
         let changed = match is_held {
             true => self.taken.insert(neighbour),
@@ -219,24 +218,24 @@ impl Party {
         self.is_enabled
     }
 
-    /// Whether its part is done, and who should have its port says that he has.
+    /// Whether its actions are complete, and the host that should have its port says that it has.
     pub fn is_complete(&self) -> bool {
         self.part.is_complete() && self.holder == self.debug_host
     }
 
-    /// Who has its port and should not: never, unless somebody enumerated out of turn.
+    /// A host that has its port and should not: never happens unless a host enumerated out of turn.
     pub fn stray(&self) -> Option<u32> {
         self.holder.filter(|holder| Some(*holder) != self.debug_host)
     }
 
-    /// Whom it waits for: neighbours that were not heard yet, or else whose ports are not enabled.
+    /// The neighbours it waits for: those not heard yet, or else those whose ports are not enabled.
     pub fn waits_for(&self) -> Vec<u32> {
         let unheard: Vec<_> = self.neighbours.iter().filter(|(_, known)| !known.was_heard).map(|it| *it.0).collect();
         if unheard.is_empty() { self.part.waits_for().collect() } else { unheard }
     }
 }
 
-/// FNV-1a, 64 bits, of who is joined with whom and how: plans that differ by accident differ in it.
+/// FNV-1a, 64 bits, of the links: plans that differ by accident have different digests.
 fn digest(topology: &Topology) -> u64 {
     let words = topology.links().iter().flat_map(|link| match *link {
         Link::Debug { target, host } => [1, target, host],
@@ -257,7 +256,7 @@ mod tests {
         plan(hosts, cables, &BTreeSet::new()).unwrap()
     }
 
-    /// All hosts, their debug ports, and the last message that each has not heard of each.
+    /// All hosts, their debug ports, and each host's last message to each other host that has not arrived.
     #[derive(Clone, PartialEq, Eq, Hash)]
     struct World {
         parties: Vec<Party>,
@@ -267,7 +266,7 @@ mod tests {
     }
 
     impl World {
-        /// Linked; nobody has heard anything, or everybody who is there.
+        /// All links are up; no message has arrived, or all from hosts that are there.
         fn new(topology: &Topology, is_heard: bool) -> Self {
             let hosts = topology.hosts() as usize;
             let parties = (0..topology.hosts()).map(|host| Party::new(topology, host)).collect();
@@ -297,7 +296,7 @@ mod tests {
             self.parties[to as usize].handle_received(from, &message).unwrap();
         }
 
-        /// An enumeration takes whatever is there, wanted or not, heard of or not.
+        /// An enumeration takes every port that is there, wanted or not.
         fn act(&mut self, host: u32, act: Act) {
             let at = host as usize;
             let mut found = Vec::new();
@@ -314,14 +313,14 @@ mod tests {
             }
             self.parties[at].handle_done(act, found);
             self.post();
-            // That a port was taken is waited for by nobody: it is heard at once, which leaves fewer worlds.
+            // No host waits to learn that a port was taken: that message arrives at once, which leaves fewer states.
             let is_for_nobody = |(from, to): &(u32, u32)| self.parties[*to as usize].debug_host == Some(*from);
             let heard: Vec<_> = self.unheard.keys().copied().filter(is_for_nobody).collect();
             heard.into_iter().for_each(|way| self.deliver(way));
         }
     }
 
-    /// Goes through every order in which hosts act and messages arrive; answers with every end.
+    /// Tries every order in which hosts act and messages arrive; returns every final state.
     fn ends(start: World) -> Vec<World> {
         let (mut seen, mut open, mut ends) = (HashSet::from([start.clone()]), vec![start], Vec::new());
         while let Some(world) = open.pop() {
@@ -362,9 +361,9 @@ mod tests {
         })
     }
 
-    /// Every graph of up to five hosts, every order of acts and of messages on their way.
+    /// Every graph of up to five hosts, in every order of actions and of messages under way.
     #[test]
-    fn however_late_a_message_is_every_link_comes_up_as_planned() {
+    fn every_link_comes_up_as_planned_with_late_messages() {
         let mut count = 0;
         for hosts in 2..=5 {
             graphs(hosts).for_each(|topology| {
@@ -375,9 +374,9 @@ mod tests {
         assert_eq!(count, 2 + 8 + 64 + 1024);
     }
 
-    /// And with the first messages on their way, too: of up to four hosts.
+    /// The same with the first messages under way, too: up to four hosts.
     #[test]
-    fn whoever_links_last_every_link_comes_up_as_planned() {
+    fn every_link_comes_up_as_planned_with_late_links() {
         let mut count = 0;
         (2..=3).flat_map(graphs).for_each(|topology| {
             assert_comes_up(&topology, false);
@@ -441,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_beyond_a_bridge_is_asked_for_its_plan_alone() {
+    fn host_beyond_a_bridge_only_needs_the_same_plan() {
         let none: BTreeSet<u32> = (0..2).collect();
         let bridged = |cables: &[(u32, u32)]| plan(3, cables, &none).unwrap();
         let topology = bridged(&[(0, 1)]);
@@ -458,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn who_speaks_otherwise_is_refused_and_nothing_begins() {
+    fn invalid_neighbour_message_is_refused_and_no_action_begins() {
         let topology = planned(3, &[(0, 1), (1, 2)]);
         let mut party = Party::new(&topology, 1);
         let mut other = Party::new(&topology, 0);

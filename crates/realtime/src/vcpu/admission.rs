@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::reserve::Reserve;
 
-/// What Equation 1 says of one processor, in billionths of it.
+/// The result of Equation 1 for one processor, in billionths of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// The left side, rounded up.
@@ -16,21 +16,21 @@ pub struct Load {
 /// Why a set of virtual CPUs is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overload {
-    /// A budget or a period of nothing, or a budget longer than its period.
+    /// A budget or a period of zero, or a budget longer than its period.
     Reserve(Reserve),
     /// The utilization of an I/O VCPU is not within 1 and 1,000,000 millionths.
     Utilization {
         /// What was asked for.
         ppm: u32,
     },
-    /// The processor does not carry them together.
+    /// The processor cannot carry them together.
     Demand(Load),
 }
 
-/// Equation 1: whether Main VCPUs `mains` and I/O VCPUs of utilizations `io_ppm` keep their promises on one processor.
+/// Equation 1: whether Main VCPUs `mains` and I/O VCPUs of utilizations `io_ppm` keep their budgets on one processor.
 ///
-/// Reckoned in decimal fixed point and rounded against the caller: a set within 10^-15 of the bound may be refused,
-/// none above it is admitted. What is a decimal fraction (0.81 + (2 - 0.1) 0.1 = 1) is exact.
+/// Computed in decimal fixed point and rounded up: a set within 10^-15 of the bound may be refused, and none above it
+/// is admitted. Decimal fractions (0.81 + (2 - 0.1) 0.1 = 1) are exact.
 pub fn admit(mains: &[Reserve], io_ppm: &[u32]) -> Result<Load, Overload> {
     let mut demand: u128 = 0;
     for main in mains {
@@ -75,7 +75,7 @@ fn is_within_bound(demand: u128, n: usize) -> bool {
             return true;
         }
         square = times(square, square);
-        // Some factor is yet to come, and it is more than 2 already.
+        // At least one factor is still to come, and the product is more than 2 already.
         if square > 2 * ONE {
             return false;
         }
@@ -93,7 +93,7 @@ fn bound_ppb(n: usize) -> u64 {
 }
 
 impl Load {
-    /// By how much the demand is over the bound, in billionths of the processor.
+    /// How far the demand exceeds the bound, in billionths of the processor.
     pub fn missing_ppb(&self) -> u64 {
         self.demand_ppb.saturating_sub(self.bound_ppb)
     }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn one_task_may_have_all_of_it_and_not_a_nanosecond_more() {
+    fn single_task_may_use_the_whole_processor_and_no_more() {
         assert!(admit(&[main(7, 7)], &[]).is_ok());
         assert_eq!(admit(&[main(8, 7)], &[]), Err(Overload::Reserve(main(8, 7))));
         // (2 - 0.1) 0.1 = 0.19.

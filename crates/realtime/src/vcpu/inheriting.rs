@@ -5,9 +5,8 @@ use super::reserve::Overrun;
 
 const PPM: u64 = 1_000_000;
 
-/// An I/O VCPU. In no window of the period that it serves does it run for more than `(2 - U) U` of it, as Equation 1
-/// takes for granted: after each activation it rests for as long as its share asks, time in which others ran not
-/// counted.
+/// An I/O VCPU. In any window of the period that it serves it runs for at most `(2 - U) U` of it, as Equation 1
+/// assumes: after each activation it rests for as long as its share requires, not counting time in which others ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InheritingServer {
     utilization_ppm: u32,
@@ -23,30 +22,30 @@ struct Active {
 }
 
 impl InheritingServer {
-    /// A server of so many millionths of the processor (1 to 1,000,000; [`admit`](crate::vcpu::admit) asks), eligible
-    /// at once.
+    /// A server with `utilization_ppm` millionths of the processor (1 to 1,000,000, which [`admit`](crate::vcpu::admit)
+    /// checks), eligible at once.
     pub fn new(utilization_ppm: u32) -> Self {
         Self { utilization_ppm: utilization_ppm.clamp(1, PPM as u32), eligible_ns: 0, active: None }
     }
 
-    /// From when on it may begin.
+    /// When it may begin next.
     pub fn eligible_ns(&self) -> u64 {
         self.eligible_ns
     }
 
-    /// The period, and so the rate-monotonic priority, that it has inherited; `None` while it rests.
+    /// The inherited period, and so the rate-monotonic priority; `None` while it rests.
     pub fn inherited_period_ns(&self) -> Option<u64> {
         self.active.map(|active| active.period_ns)
     }
 
-    /// What is left of its budget.
+    /// The rest of its budget.
     pub fn available_ns(&self) -> u64 {
         self.active.map_or(0, |active| active.budget_ns - active.used_ns)
     }
 
-    /// An interrupt came for a task of that period: answers whether it may run. Its budget is `U T`. While it runs
-    /// already, a task of a shorter period lends it its priority, and no more budget than its own: what a long period
-    /// gave would otherwise run before tasks for which Equation 1 does not reckon with it.
+    /// An interrupt came for a task with this period: returns whether the server may run. Its budget is `U T`. While it
+    /// already runs, a task with a shorter period lends it its priority, and no more budget than its own: the budget of
+    /// a long period would otherwise run before tasks for which Equation 1 does not account for it.
     pub fn begin(&mut self, now_ns: u64, period_ns: u64) -> bool {
         let share = u128::from(self.utilization_ppm);
         let budget_ns = (u128::from(period_ns) * share / u128::from(PPM)) as u64;
@@ -64,7 +63,7 @@ impl InheritingServer {
         true
     }
 
-    /// It ran for `ran_ns` until `now_ns`; it rests when its budget is used up. A surplus lengthens the rest.
+    /// It ran for `ran_ns` until `now_ns`; it rests when its budget is used up. An overrun lengthens the rest.
     pub fn run(&mut self, now_ns: u64, ran_ns: u64) -> Result<(), Overrun> {
         let by_ns = ran_ns.saturating_sub(self.available_ns());
         let Some(active) = &mut self.active else {
@@ -86,7 +85,8 @@ impl InheritingServer {
         }
     }
 
-    /// `used / U` after its beginning, what preempted it left out: that is `used (1 / U - 1)` after its end.
+    /// It may begin again `used / U` after its beginning, without the time in which it was preempted: that is `used (1
+    /// / U - 1)` after its end.
     fn rest(&mut self, now_ns: u64, used_ns: u64) {
         let share = u64::from(self.utilization_ppm);
         let rest_ns = (u128::from(used_ns) * u128::from(PPM - share)).div_ceil(u128::from(share));
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(server.run(71, 4), Err(Overrun { by_ns: 4 }), "it had no budget at all");
     }
 
-    /// Every pattern of interrupts, preemptions and ends over eight instants of three choices, for shares from 1/4 to
-    /// 3/4: the (2 - U) U of Equation 1.
+    /// Every pattern of interrupts, preemptions and ends over eight instants with three choices each, for shares from
+    /// 1/4 to 3/4: the (2 - U) U of Equation 1.
     #[test]
     fn no_window_of_its_period_holds_more_than_equation_1_takes_for_granted() {
         const PERIOD: usize = 8;

@@ -1,4 +1,4 @@
-//! What a virtual CPU is promised, and how it may take too much.
+//! The reserve of a virtual CPU, and its overrun.
 
 /// Execution time each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Reserve {
     pub period_ns: u64,
 }
 
-/// A server ran for longer than its budget. The surplus is charged to its own future, nobody else's.
+/// A server ran for longer than its budget. The excess is charged to its own future budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overrun {
     /// By how much, in nanoseconds.

@@ -6,14 +6,14 @@ use std::collections::VecDeque;
 
 use super::reserve::{Overrun, Reserve};
 
-/// Pieces into which a budget may fall. With more, two are joined and come back at the later of their times.
+/// Pieces into which a budget may be divided. Beyond, two are joined and come back at the later of their times.
 pub const REPLENISHMENTS_MAX: usize = 32;
 
-/// A Main VCPU. No unit of budget is handed out twice within a period.
+/// A Main VCPU. No part of the budget is used twice within a period.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SporadicServer {
     reserve: Reserve,
-    /// By time; together they are the whole budget.
+    /// Ordered by time; together they are the whole budget.
     pieces: VecDeque<Piece>,
 }
 
@@ -29,22 +29,22 @@ impl SporadicServer {
         Self { reserve, pieces: VecDeque::from([Piece { at_ns: now_ns, amount_ns: reserve.budget_ns }]) }
     }
 
-    /// What it was made for.
+    /// Its reserve.
     pub fn reserve(&self) -> Reserve {
         self.reserve
     }
 
-    /// What it may run at once.
+    /// The budget available at once.
     pub fn available_ns(&self, now_ns: u64) -> u64 {
         self.pieces.iter().take_while(|piece| piece.at_ns <= now_ns).map(|piece| piece.amount_ns).sum()
     }
 
-    /// When there will be more.
+    /// When more budget comes back.
     pub fn next_replenishment_ns(&self, now_ns: u64) -> Option<u64> {
         self.pieces.iter().map(|piece| piece.at_ns).find(|&at_ns| at_ns > now_ns)
     }
 
-    /// It had nothing to do and has something now: what it did not use meanwhile counts as handed out now.
+    /// It was idle and has work now: its unused budget counts as available from now on.
     pub fn wake(&mut self, now_ns: u64) {
         let amount_ns = self.available_ns(now_ns);
         if amount_ns > 0 {
@@ -53,7 +53,7 @@ impl SporadicServer {
         }
     }
 
-    /// It ran for `ran_ns` until `now_ns`. What it ran over its budget is taken from budget to come.
+    /// It ran for `ran_ns` until `now_ns`. An overrun is taken from future budget.
     pub fn run(&mut self, now_ns: u64, ran_ns: u64) -> Result<(), Overrun> {
         let by_ns = ran_ns.saturating_sub(self.available_ns(now_ns));
         let rounds = ran_ns / self.reserve.budget_ns.max(1);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_comes_back_a_period_after_it_could_be_used() {
+    fn used_budget_returns_a_period_after_it_became_usable() {
         let mut server = server(10, 100);
         server.wake(5);
         server.run(9, 4).unwrap();
@@ -109,15 +109,15 @@ mod tests {
     }
 
     #[test]
-    fn who_overruns_pays_for_it_alone() {
+    fn overrun_is_charged_to_the_same_server_only() {
         let mut server = server(10, 100);
         assert_eq!(server.run(25, 25), Err(Overrun { by_ns: 15 }));
         assert_eq!([25, 199, 200, 299, 300].map(|now| server.available_ns(now)), [0, 0, 5, 5, 10]);
         assert_eq!(server.run(u64::MAX, u64::MAX), Err(Overrun { by_ns: u64::MAX - 10 }));
     }
 
-    /// Every pattern of wishes over 14 instants, alone at the highest priority: no window of a period has more than the
-    /// budget, and a task that always wishes has all of it.
+    /// Every pattern of requests over 14 instants, alone at the highest priority: no window of a period has more than
+    /// the budget, and a task that always has work gets all of it.
     #[test]
     fn no_window_of_a_period_holds_more_than_the_budget() {
         for wishes in 0..1u32 << 14 {

@@ -1,8 +1,7 @@
-//! What West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (ACM TECS 22, 4, Article 67, 2023)
-//! published, as far as it stands there in figures. Of its plots the text names some values; the others are not
-//! guessed.
+//! The figures published by West, Golchin and Njavro, "Real-Time USB Networking and Device I/O" (ACM TECS 22, 4,
+//! Article 67, 2023). The text names some values of its plots; the others are not guessed.
 
-/// A scenario of the round trips over a router: Table 2, and what was seen, Table 4.
+/// A scenario of the round trips over a router: Table 2, and the measured values, Table 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundTrips {
     /// Bytes each period, of each of four bulk endpoints.
@@ -47,14 +46,14 @@ const fn round_trips(table_2: [u64; 4], table_4: [u64; 4]) -> RoundTrips {
     }
 }
 
-/// A scenario of the throughput of bulk endpoints beside cameras: Table 5, and what was seen, Table 6.
+/// A scenario of the throughput of bulk endpoints beside cameras: Table 5, and the measured values, Table 6.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throughput {
     /// Bytes each period, of each of four bulk endpoints.
     pub budget_bytes: u32,
     /// Microframes.
     pub period: u32,
-    /// What Table 5 says of it, in Mb/s.
+    /// The reserved rate of Table 5, in Mb/s.
     pub reserved_mbps: f64,
     /// Table 6, in Mb/s.
     pub min_mbps: f64,
@@ -78,14 +77,14 @@ const fn throughput(budget_bytes: u32, period: u32, reserved_mbps: f64, table_6:
     Throughput { budget_bytes, period, reserved_mbps, min_mbps, max_mbps, mean_mbps, deviation_mbps }
 }
 
-/// A scenario of Table 8, and what Table 9 says of it.
+/// A scenario of Table 8, and its result in Table 9.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overruns {
     /// How long it ran.
     pub seconds: u64,
     /// CPU-bound tasks.
     pub cpu_bound: usize,
-    /// Tasks that read, one a channel.
+    /// Reading tasks, one per channel.
     pub readers: usize,
     /// Buffer overruns on Linux. On Quest there were none in any scenario.
     pub linux: u64,

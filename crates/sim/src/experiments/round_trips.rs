@@ -23,14 +23,14 @@ use crate::random::Random;
 
 /// Every thread's period (Table 3).
 const PERIOD_NS: u64 = 250_000;
-/// What a look takes, and the budget of the thread that looks.
+/// How long a look takes, which is the budget of the thread.
 const LOOK_NS: u64 = 25_000;
-/// What the task beside them takes each `PERIOD_NS`.
+/// How long the competing task takes each `PERIOD_NS`.
 const BESIDE_NS: u64 = 80_000;
 const TOP_HALF_NS: u64 = 1_000;
 const BOTTOM_HALF_NS: u64 = 5_000;
 const BOTTOM_HALF_PPM: u32 = 100_000;
-/// The systems boot anew so often, so that one run sees many phases.
+/// How often the systems boot again, so that one run covers many phases.
 const BOOT_S: u64 = 2;
 
 /// What a board sends to the router, and what it gets from there: `b1` and `b2` of the paper for one, `b3` and `b4` for
@@ -44,18 +44,18 @@ const TX: TaskId = 1;
 const BESIDE: TaskId = 2;
 const BOTTOM_HALF: TaskId = 3;
 
-/// What was seen.
+/// The results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// Round trips of messages.
     pub latencies: Histogram,
-    /// Equation 10, with `c` for what the cameras leave, in nanoseconds.
+    /// Equation 10 with the `c` of all that the cameras leave, in nanoseconds.
     pub bound_ns: u64,
     /// Periods in which a camera did not have its budget.
     pub missed: u64,
 }
 
-/// What `sound` makes of a scenario of Table 2.
+/// The plan of a scenario of Table 2 in mode `Sound`.
 pub fn planned(scenario: &RoundTrips) -> Result<Plan, Refusal> {
     let cameras = [camera(1, Criticality::High, 1), camera(2, Criticality::High, 2)];
     let of = |ids: [u32; 2], direction| {
@@ -77,7 +77,7 @@ pub fn bound_ns(scenario: &RoundTrips, plan: &Plan) -> u64 {
     2 * pipe::worst_ns(&[&board[..], &router, &router, &board].concat())
 }
 
-/// Runs a scenario for so many seconds of bus time.
+/// Runs a scenario for `seconds` of bus time.
 pub fn run(scenario: &RoundTrips, seconds: u64, seed: u64) -> Result<Seen, Refusal> {
     let plan = planned(scenario)?;
     let bound_ns = bound_ns(scenario, &plan);
@@ -95,30 +95,30 @@ pub fn run(scenario: &RoundTrips, seconds: u64, seed: u64) -> Result<Seen, Refus
     Ok(seen)
 }
 
-/// The messages of one budget, on their way.
+/// The messages of one budget, under way.
 #[derive(Clone, Copy, Debug)]
 struct Batch {
-    /// The board that began.
+    /// The board that sent them first.
     origin: usize,
     is_pong: bool,
     since_ns: u64,
 }
 
 impl Batch {
-    /// The board that it goes to.
+    /// The board they go to.
     fn target(&self) -> usize {
         if self.is_pong { self.origin } else { 1 - self.origin }
     }
 }
 
-/// A machine: what waits for each of its threads.
+/// A machine, with the messages that wait for each of its threads.
 struct Machine {
     processor: Processor,
-    /// Transfers that the bottom half has not seen.
+    /// Transfers that the bottom half has not processed.
     for_bottom_half: VecDeque<Batch>,
     for_rx: VecDeque<Batch>,
     for_tx: VecDeque<Batch>,
-    /// When each thread begins to look.
+    /// When each thread looks first.
     first_ns: [u64; 3],
     begun: usize,
 }
@@ -128,7 +128,7 @@ struct World<'a> {
     bus: Controller,
     boards: [Machine; 2],
     router: Machine,
-    /// What a controller is given when its next interval begins.
+    /// Requests for a controller's next interval.
     outbox: Vec<(u32, Batch)>,
     under_way: [VecDeque<Batch>; 4],
     ended: Vec<Completion>,
@@ -152,7 +152,7 @@ impl Machine {
         }
     }
 
-    /// Runs up to `until_ns`; `looked` hears of each look that ended, and of each bottom half.
+    /// Runs up to `until_ns`; calls `looked` for each look that ended, and for each bottom half.
     fn run(&mut self, until_ns: u64, mut looked: impl FnMut(&mut Self, TaskId)) {
         loop {
             let waiting = || self.first_ns.iter().copied().filter(|&at_ns| at_ns != u64::MAX);
@@ -196,7 +196,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// One microframe.
+    /// Simulates one microframe.
     fn step(&mut self, latencies: &mut Histogram) {
         let end_ns = (self.bus.now() + 1) * self.bus.interval_ns();
         for (id, batch) in self.outbox.drain(..) {
@@ -210,7 +210,7 @@ impl<'a> World<'a> {
             let Some(batch) = self.under_way[(id - SENDS[0]) as usize].pop_front() else { continue };
             self.run_router(at_ps / 1000);
             self.router.processor.interrupt(TOP_HALF_NS);
-            // A bottom half that is at work finds it when it looks for more.
+            // A running bottom half finds it when it looks for more.
             if self.router.processor.jobs(BOTTOM_HALF) == 0 {
                 self.router.processor.give(BOTTOM_HALF, BOTTOM_HALF_NS);
             }
@@ -234,7 +234,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What the receiver finds goes to the sender of the same machine.
+    /// The receiver passes what it finds to the sender of the same machine.
     fn run_router(&mut self, until_ns: u64) {
         let outbox = &mut self.outbox;
         self.router.run(until_ns, |router, task| match task {

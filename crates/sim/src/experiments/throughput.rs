@@ -10,23 +10,23 @@ use super::paper::Throughput;
 use crate::bus::Controller;
 use crate::random::Random;
 
-/// What the bulk endpoints have to send.
+/// The load of the bulk endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
     /// Their budget each period, and no more.
     Reserved,
-    /// Always something.
+    /// Always something to send.
     Always,
 }
 
-/// What the bulk endpoints had of each second, in Mb/s, and who else was served.
+/// The rate of the bulk endpoints in each second, in Mb/s, and which other endpoints were served.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     /// One value for each second and endpoint.
     pub mbps: Vec<f64>,
     /// Requests that took longer than their period.
     pub late: u64,
-    /// Periods of cameras that were over.
+    /// Completed periods of cameras.
     pub periods: u64,
     /// Periods in which a camera did not have its budget.
     pub missed: u64,
@@ -49,7 +49,7 @@ pub fn bulk(id: u32, direction: Direction, budget_bytes: u32, period: u32) -> Re
 /// Ids of the four bulk endpoints.
 pub const BULKS: [u32; 4] = [11, 12, 13, 14];
 
-/// What `sound` makes of a scenario of Table 5.
+/// The plan of a scenario of Table 5 in mode `Sound`.
 pub fn planned(scenario: &Throughput) -> Result<Plan, Refusal> {
     let low = Criticality::Low;
     let cameras = [(1, Criticality::High, 1), (2, low, 2), (3, low, 4), (4, low, 8)];
@@ -59,8 +59,7 @@ pub fn planned(scenario: &Throughput) -> Result<Plan, Refusal> {
     plan(&cameras.chain(bulks).collect::<Vec<_>>(), Options::default())
 }
 
-/// Runs a scenario for so many seconds of bus time. Packets are up to `variation_permille` shorter than Equation 3 has
-/// them.
+/// Runs a scenario for `seconds` of bus time. Packets are up to `variation_permille` shorter than by Equation 3.
 pub fn run(
     scenario: &Throughput,
     load: Load,

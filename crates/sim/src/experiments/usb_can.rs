@@ -13,16 +13,16 @@ use crate::can::{CHANNELS, Device, Format, MESSAGE_BYTES, Traffic};
 use crate::processor::{Processor, Role, Settings, TaskId};
 use crate::random::Random;
 
-/// What another device has to do at once, now and then.
+/// Bursts of work of another device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Storms {
     /// The shortest, in nanoseconds of its bottom half.
     pub least_ns: u64,
-    /// The longest: with the processor to itself it ends before the buffer of the USB-CAN device is full.
+    /// The longest: with the whole processor it ends before the buffer of the USB-CAN device is full.
     pub most_ns: u64,
-    /// After each that device is quiet for so long at least.
+    /// The shortest pause after each.
     pub pause_ns: u64,
-    /// And for as long again, on average.
+    /// The mean additional pause.
     pub mean_ns: u64,
 }
 
@@ -37,7 +37,7 @@ const PIPE_MESSAGES: usize = 128;
 /// Messages of one transfer to the device.
 const OUT_MESSAGES: usize = 16;
 
-/// Which kernel it is.
+/// The simulated kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// Quest.
@@ -46,18 +46,18 @@ pub enum Kernel {
     Linux,
 }
 
-/// Who reads and writes.
+/// The users of the channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// Nobody: the channels are closed.
+    /// None: the channels are closed.
     None,
-    /// A task a channel, without a reserve.
+    /// A task per channel, without a reserve.
     Ordinary,
-    /// A tuned pipe a channel: 2 ms each time that its buffer of 128 messages could be full.
+    /// A tuned pipe per channel: 2 ms each time that its buffer of 128 messages could be full.
     Pipes,
 }
 
-/// What runs.
+/// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// The kernel.
@@ -66,41 +66,41 @@ pub struct Setting {
     pub seconds: u64,
     /// CPU-bound tasks, each with 1 ms in 7.
     pub cpu_bound: usize,
-    /// Who reads and writes.
+    /// The users of the channels.
     pub users: Users,
     /// The channels.
     pub traffic: [Traffic; CHANNELS],
-    /// The other device.
+    /// The other device's bursts.
     pub storms: Storms,
 }
 
-/// What things take on the processor, in nanoseconds.
+/// Processor times, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// The top half of an interrupt.
     pub top_half: u64,
-    /// The bottom half of a transfer's end.
+    /// The bottom half at the end of a transfer.
     pub bottom_half: u64,
-    /// The receiving thread, each time it runs.
+    /// The receiving thread, per run.
     pub receive: u64,
-    /// The same, for each message. With the 31 us that a 2 ms budget for a full buffer has for each, the paper's
-    /// reserve would not carry its own traffic: 6,000 messages a second would take 186 ms of the 143.
+    /// The receiving thread, per message. With the 31 us that a 2 ms budget leaves for each message of a full buffer,
+    /// the paper's reserve would not carry its own traffic: 6,000 messages a second would take 186 ms of the 143.
     pub receive_message: u64,
-    /// A task that reads or writes, for each message: 128 take just below 2 ms.
+    /// A reading or writing task, per message: 128 take just below 2 ms.
     pub user_message: u64,
 }
 
-/// Assumed, but for the last: the paper says what 128 messages take.
+/// Assumed, except the last: the paper states the time of 128 messages.
 pub const COSTS: Costs =
     Costs { top_half: 1_000, bottom_half: 10_000, receive: 10_000, receive_message: 5_000, user_message: 15_000 };
 
-/// The thread that receives, and CPU-bound tasks (section 6.2.1).
+/// The receiving thread, and CPU-bound tasks (section 6.2.1).
 const RECEIVER: Reserve = Reserve { budget_ns: 2_000_000, period_ns: 14_000_000 };
 const CPU_BOUND: Reserve = Reserve { budget_ns: 1_000_000, period_ns: 7_000_000 };
-/// The I/O VCPU of the USB controller has 1 %; that of the other device what Equation 1 leaves.
+/// The I/O VCPU of the USB controller has 1 %; the other device's has what Equation 1 leaves.
 const USB_PPM: u32 = 10_000;
 const OTHER_PPM: u32 = 1_000;
-/// The period of whoever the other device works for: longer than any other here.
+/// The period of the task that the other device works for: longer than any other here.
 const OTHER_PERIOD_NS: u64 = 1_000_000_000;
 
 const USB: TaskId = 0;
@@ -108,18 +108,18 @@ const STORM: TaskId = 1;
 const RX: TaskId = 2;
 const FIRST_CPU_BOUND: TaskId = 3;
 
-/// What was seen.
+/// The results.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
-    /// Messages that the device overwrote. The paper does not say what it counts; of messages its Table 9 and the
-    /// losses of its Figure 13 fit together.
+    /// Messages that the device overwrote. The paper does not say what it counts; if it counts messages, its Table 9
+    /// agrees with the losses of its Figure 13.
     pub overruns: u64,
-    /// Frames a second that each channel's task read, or its unit took, the first second left out.
+    /// Frames a second that each channel's task read, or its unit received, without the first second.
     pub frames: [Vec<u64>; CHANNELS],
     /// How far the counters of CPU-bound tasks, one step each 10 us, are ahead of (above 0) or behind what budget and
-    /// period promise; the mean.
+    /// period give them; the mean.
     pub counter_error: f64,
-    /// What Equation 1 says of the processor.
+    /// The result of Equation 1 for the processor.
     pub load: Result<Load, Overload>,
 }
 
@@ -150,7 +150,7 @@ pub fn output() -> [Traffic; CHANNELS] {
     [can1, can2, can3, arduino, arduino]
 }
 
-/// Runs it. The same seed has the same frames and storms on both kernels.
+/// Runs a scenario. The same seed has the same frames and bursts on both kernels.
 pub fn run(setting: &Setting, seed: u64) -> Seen {
     let mut world = World::new(setting, seed);
     world.play();
@@ -175,13 +175,13 @@ pub fn run(setting: &Setting, seed: u64) -> Seen {
 struct Pipe {
     /// Messages in its buffer.
     buffered: usize,
-    /// Messages that its task is at.
+    /// Messages that its task is processing.
     in_hand: usize,
     /// Messages of the transfer that is under way to the device.
     leaving: usize,
-    /// The driver knows of no end of that transfer.
+    /// The driver has not learned of the end of that transfer.
     is_busy: bool,
-    /// When its unit's next frame comes or goes.
+    /// When its unit sends or receives its next frame.
     next_ns: u64,
 }
 
@@ -196,13 +196,13 @@ struct World {
     load: Result<Load, Overload>,
     /// A transfer from the device is under way.
     is_reading: bool,
-    /// What was read and not yet seen by the bottom half.
+    /// Messages that were read and that the bottom half has not processed.
     moved: [u64; CHANNELS],
-    /// What was not yet seen by the receiver.
+    /// Messages that the receiver has not processed.
     arrived: [u64; CHANNELS],
-    /// What the receiver is at.
+    /// Messages that the receiver is processing.
     received: [u64; CHANNELS],
-    /// When the bus moves something next.
+    /// When the bus moves data next.
     bus_ns: u64,
     storm_ns: u64,
 }
@@ -214,7 +214,7 @@ impl World {
         let bottom_half = |utilization_ppm, period_ns| Role::BottomHalf { utilization_ppm, period_ns };
         let mut roles = vec![bottom_half(USB_PPM, RECEIVER.period_ns), bottom_half(OTHER_PPM, OTHER_PERIOD_NS)];
         if setting.users == Users::None {
-            // Nobody has opened a channel, so there is nothing to receive.
+            // The channels are closed, so there is nothing to receive.
             mains.remove(0);
             roles.push(Role::Ordinary);
         }
@@ -288,7 +288,7 @@ impl World {
         }
     }
 
-    /// Its unit sends a frame, or has done with one.
+    /// Its unit sends a frame, or has finished one.
     fn unit_acts(&mut self, channel: usize) {
         let (traffic, at_ns) = (self.setting.traffic[channel], self.pipes[channel].next_ns);
         if traffic.is_in() {
@@ -300,7 +300,7 @@ impl World {
         self.look_at_the_bus();
     }
 
-    /// Something is to be moved: at the end of the next microframe it is.
+    /// Data is to be moved: at the end of the next microframe it is.
     fn look_at_the_bus(&mut self) {
         let has_more =
             (self.is_reading && self.device.has_received()) || self.pipes.iter().any(|pipe| pipe.leaving > 0);
@@ -366,7 +366,8 @@ impl World {
         self.processor.give(RX, COSTS.receive + COSTS.receive_message * messages);
     }
 
-    /// What came is in the pipes, what is to go is on its way, and the next transfer from the device is asked for.
+    /// Received messages are in the pipes, messages to be sent are under way, and the next transfer from the device is
+    /// requested.
     fn receiver_ends(&mut self) {
         for channel in 0..CHANNELS {
             let pipe = &mut self.pipes[channel];
@@ -387,7 +388,7 @@ impl World {
         self.look_at_the_bus();
     }
 
-    /// Gives the task of a channel something to do, if there is something.
+    /// Gives the task of a channel work, if there is any.
     fn engage(&mut self, channel: usize) {
         let task = FIRST_CPU_BOUND + self.setting.cpu_bound + channel;
         if self.processor.jobs(task) > 0 {
@@ -410,7 +411,7 @@ impl World {
             self.count(channel, self.processor.now_ns(), in_hand as u64);
         } else {
             self.pipes[channel].buffered += in_hand;
-            // An endpoint that has nothing under way is started anew.
+            // An idle endpoint is started again.
             if !self.pipes[channel].is_busy {
                 self.wake_receiver();
             }
@@ -427,7 +428,7 @@ impl World {
     }
 }
 
-/// Budget and period by Little's law, from the most frames there are of the channel.
+/// Budget and period by Little's law, from the channel's highest rate.
 fn pipe_reserve(traffic: &Traffic) -> Reserve {
     let buffer_bytes = (PIPE_MESSAGES * MESSAGE_BYTES) as u64;
     let bits_per_s = traffic.frames_per_s() * 8 * MESSAGE_BYTES as u64;

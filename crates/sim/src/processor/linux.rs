@@ -1,27 +1,29 @@
-//! Linux: bottom halves are soft interrupts, before everybody until they are too much, and then behind everybody who
-//! has a reserve (section 6.2.1 of the paper). Their time is nobody's (`CONFIG_IRQ_TIME_ACCOUNTING`).
+//! Linux: bottom halves are soft interrupts, which run before all tasks until they take too long, and then after all
+//! tasks with a reserve (section 6.2.1 of the paper). Their time is charged to no task (`CONFIG_IRQ_TIME_ACCOUNTING`).
 
 use std::collections::VecDeque;
 
 use super::role::{Choice, Role, TaskId, Turns};
 
-/// What of a Linux system its kernel's documentation leaves to the system.
+/// Settings that the kernel leaves to the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Soft interrupts that take longer in one go are left to `ksoftirqd`: `MAX_SOFTIRQ_TIME` of `kernel/softirq.c`, 2
+    /// Soft interrupts that take longer at a time are left to `ksoftirqd`: `MAX_SOFTIRQ_TIME` of `kernel/softirq.c`, 2
     /// ms.
     pub softirq_ns_max: u64,
-    /// So are those that are raised anew more often in one go: `MAX_SOFTIRQ_RESTART`.
+    /// Soft interrupts that are raised again more often at a time are left to `ksoftirqd` as well:
+    /// `MAX_SOFTIRQ_RESTART`.
     pub softirq_restarts_max: u32,
     /// How long a task of the fair class runs before the next of them does.
     pub slice_ns: u64,
-    /// Whether what blocked tasks of `SCHED_DEADLINE` leave is shared among those that run (`SCHED_FLAG_RECLAIM`).
+    /// Whether budget that blocked `SCHED_DEADLINE` tasks leave is shared among the running ones
+    /// (`SCHED_FLAG_RECLAIM`).
     pub reclaims: bool,
 }
 
 impl Default for Settings {
-    /// The constants of `kernel/softirq.c`; the slice of `kernel/sched/fair.c` on two processors; and what the paper
-    /// believes to have seen.
+    /// The constants of `kernel/softirq.c`; the slice of `kernel/sched/fair.c` on two processors; and reclaiming, which
+    /// the paper assumes.
     fn default() -> Self {
         Self { softirq_ns_max: 2_000_000, softirq_restarts_max: 10, slice_ns: 1_500_000, reclaims: true }
     }
@@ -31,11 +33,11 @@ impl Default for Settings {
 pub(super) struct Linux {
     settings: Settings,
     classes: Vec<Class>,
-    /// Raised soft interrupts, one entry a job, in the order in which they are served.
+    /// Raised soft interrupts, one entry per job, in the order in which they are served.
     raised: VecDeque<TaskId>,
     spent_ns: u64,
     restarts: u32,
-    /// They are `ksoftirqd`'s until there are none.
+    /// `ksoftirqd` serves them until none is left.
     is_demoted: bool,
     fair: Turns,
 }
@@ -79,7 +81,7 @@ impl Linux {
         }
     }
 
-    /// `ksoftirqd` takes its turn among the fair as the task after the last.
+    /// `ksoftirqd` takes turns with the fair tasks, as the task after the last.
     fn ksoftirqd(&self) -> TaskId {
         self.classes.len()
     }
@@ -109,7 +111,7 @@ impl Linux {
         let first = self.earliest(now_ns, &has_job, &mut until_ns);
         if let Some(task) = first {
             let left_ns = match &self.classes[task] {
-                // At the slowest rate at which budget is used up it lasts longer; it is asked again then.
+                // At the slowest rate of consumption the budget lasts longer; the scheduler then asks again.
                 Class::Deadline(server) => server.left_ns,
                 _ => 1,
             };
@@ -130,7 +132,7 @@ impl Linux {
         }
     }
 
-    /// The one of `SCHED_DEADLINE` that is to run, if any may. Lowers `until_ns` to when that may change.
+    /// The `SCHED_DEADLINE` task to run, if any may. Lowers `until_ns` to when that may change.
     fn earliest(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool, until_ns: &mut u64) -> Option<TaskId> {
         let mut first: Option<(u64, TaskId)> = None;
         for (task, class) in self.classes.iter_mut().enumerate().filter(|(task, _)| has_job(*task)) {
@@ -162,7 +164,7 @@ impl Linux {
         }
     }
 
-    /// Takes `ran_ns` from a budget: less, if others leave theirs.
+    /// Takes `ran_ns` from a budget, or less if other tasks leave theirs.
     fn use_up(&mut self, task: TaskId, ran_ns: u64, has_job: impl Fn(TaskId) -> bool) {
         let share = |server: &Deadline| server.budget_ns * PPM / server.period_ns.max(1);
         let blocked = |(other, class): (TaskId, &Class)| match class {
@@ -182,7 +184,7 @@ impl Linux {
 const PPM: u64 = 1_000_000;
 
 impl Deadline {
-    /// What is left is kept if it does not ask for more than the share until the deadline.
+    /// The rest of the budget is kept if it is within the task's share until the deadline.
     fn wake(&mut self, now_ns: u64) {
         let ahead_ns = u128::from(self.deadline_ns.saturating_sub(now_ns));
         let asks = u128::from(self.left_ns) * u128::from(self.period_ns);
@@ -191,7 +193,7 @@ impl Deadline {
         }
     }
 
-    /// Whoever has used up its budget waits for its deadline.
+    /// A task that has used up its budget waits for its deadline.
     fn may_run(&mut self, now_ns: u64) -> bool {
         if self.left_ns == 0 && now_ns >= self.deadline_ns {
             (self.left_ns, self.deadline_ns) = (self.budget_ns, now_ns.max(self.deadline_ns) + self.period_ns);

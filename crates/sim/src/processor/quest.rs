@@ -21,7 +21,7 @@ enum Server {
     Io {
         server: InheritingServer,
         period_ns: u64,
-        /// Those of the tasks that its jobs are for.
+        /// The periods of the tasks that its jobs are for.
         waiting: VecDeque<u64>,
     },
     Background,
@@ -49,7 +49,7 @@ impl Quest {
 
     pub(super) fn choose(&mut self, now_ns: u64, has_job: impl Fn(TaskId) -> bool) -> Choice {
         let mut until_ns = u64::MAX;
-        // The shorter period goes first; of two alike the bottom half, then the one that was made first.
+        // The shorter period goes first; of two equal ones the bottom half, then the one that was made first.
         let mut best: Option<((u64, u8, TaskId), u64)> = None;
         for (task, server) in self.servers.iter_mut().enumerate().filter(|(task, _)| has_job(*task)) {
             let (rank, budget_ns) = match server {
@@ -58,7 +58,7 @@ impl Quest {
                     ((server.reserve().period_ns, 1, task), server.available_ns(now_ns))
                 }
                 Server::Io { server, period_ns, waiting } => {
-                    // The most urgent of those that wait lends its priority.
+                    // The most urgent of the waiting tasks lends its priority.
                     let period_ns = waiting.iter().min().unwrap_or(period_ns);
                     if !server.begin(now_ns, *period_ns) {
                         until_ns = until_ns.min(server.eligible_ns().max(now_ns + 1));
@@ -84,7 +84,7 @@ impl Quest {
     }
 
     pub(super) fn charge(&mut self, now_ns: u64, task: TaskId, ran_ns: u64, is_finished: bool, is_idle: bool) {
-        // Who is interrupted at the end of its budget overruns, and pays for it itself.
+        // A task that is interrupted at the end of its budget overruns, and pays for it itself.
         match &mut self.servers[task] {
             Server::Main(server) => _ = server.run(now_ns, ran_ns),
             Server::Io { server, waiting, .. } => {

@@ -1,35 +1,35 @@
-//! What a task is to its kernel.
+//! The role of a task for its kernel.
 
 use farbus_realtime::vcpu::Reserve;
 
-/// A task's place among those that its processor was made with.
+/// A task's index among those that its processor was made with.
 pub type TaskId = usize;
 
-/// What a task is to its kernel.
+/// The role of a task for its kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A task with execution time each period: a Main VCPU, or a task of `SCHED_DEADLINE`.
     Reserved(Reserve),
     /// The bottom half of an interrupt: an I/O VCPU, or a soft interrupt.
     BottomHalf {
-        /// Its share of the processor in millionths; Linux has no such thing.
+        /// Its share of the processor in millionths; unused on Linux.
         utilization_ppm: u32,
-        /// The period of the task it works for if nothing else is said, which Quest has it inherit.
+        /// The default period of the task it works for, which Quest has it inherit.
         period_ns: u64,
     },
     /// A task without a reserve.
     Ordinary,
 }
 
-/// Who runs next.
+/// The task to run next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     pub(super) task: Option<TaskId>,
-    /// When to ask again at the latest.
+    /// When to choose again at the latest.
     pub(super) until_ns: u64,
 }
 
-/// Tasks without a reserve, in turns.
+/// Tasks without a reserve, which take turns.
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
     last: TaskId,
@@ -42,7 +42,7 @@ impl Turns {
         Self { last: 0, used_ns: 0, slice_ns }
     }
 
-    /// Whose turn it is among `count` tasks, and for how long.
+    /// Which of `count` tasks has its turn, and for how long.
     pub(super) fn choose(&mut self, count: usize, wants: impl Fn(TaskId) -> bool) -> Option<(TaskId, u64)> {
         if self.last < count && self.used_ns < self.slice_ns && wants(self.last) {
             return Some((self.last, self.slice_ns - self.used_ns));

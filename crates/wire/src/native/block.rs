@@ -1,7 +1,7 @@
-//! The block class: 22 bytes ask, 8 answer, frames' heads included (requirement N4; paper: 28 and 4).
+//! The block class: a request has 22 bytes, a reply 8, frame heads included (requirement N4; paper: 28 and 4).
 //!
 //! ```text
-//!   request   0 op  1 flags  2 length 4   6 offset 8   then the data to write
+//!   request   0 op 1  1 flags 1  2 length 4   6 offset 8   then the data to write
 //!   reply     nothing, or 0 error 1; then the data that was read
 //! ```
 
@@ -14,7 +14,7 @@ use crate::reject::Reject;
 /// Bytes of a request's own part.
 pub const REQUEST_BYTES: usize = 14;
 
-/// The last came later: it is for devices alone that say so ([`TRIMS`]).
+/// The last one was added later: only for devices that announce it ([`TRIMS`]).
 const OPS: [BlockOp; 6] =
     [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes, BlockOp::Trim];
 const DURABLE: u8 = 1;
@@ -27,7 +27,7 @@ const ERRORS: [StoreError; 6] = [
     StoreError::Invalid,
 ];
 
-/// A request's own part.
+/// The class part of a request.
 pub fn request_part(request: &BlockRequest) -> Part {
     let op = OPS.iter().position(|&op| op == request.op).expect("all are listed") as u8;
     let mut bytes = [0; REQUEST_BYTES];
@@ -38,7 +38,7 @@ pub fn request_part(request: &BlockRequest) -> Part {
     bytes.into()
 }
 
-/// A request without its data, from the front of a message. Whether the device may be asked that is not checked here.
+/// Decodes a request, without its data, from the front of a message. The caller checks whether the device permits it.
 ///
 /// # Errors
 /// [`Reject`].
@@ -56,13 +56,13 @@ pub fn decode_request(id: BlockId, bytes: &[u8]) -> Result<BlockRequest, Reject>
     Ok(BlockRequest { id, op, offset, length, payload: Payload::Empty, is_durable: flags & DURABLE != 0 })
 }
 
-/// The own part of a reply to a request that failed; one that succeeded has none, and says so by its flag.
+/// The class part of a failed request's reply; a successful one has none, which its flag says.
 pub fn reply_part(error: StoreError) -> Part {
     let code = ERRORS.iter().position(|&other| other == error).expect("all are listed");
     [code as u8].into()
 }
 
-/// The error of a reply that has one.
+/// Decodes the error of a reply that has one.
 ///
 /// # Errors
 /// [`Reject`].
@@ -74,12 +74,13 @@ pub fn decode_reply(bytes: &[u8]) -> Result<StoreError, Reject> {
     known.ok_or(Reject::new("error", code.into(), "a block device has no such error"))
 }
 
-/// What a block device is, as [`super::control::Opened`] carries it.
+/// The description of a block device, as [`super::control::Opened`] carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// What it is.
+    /// The device's properties.
     pub info: BlockInfo,
-    /// Changes when writes that were answered and not flushed may have been lost: its host was started anew.
+    /// Changes when writes that were answered and not flushed may have been lost: the exporter's machine was started
+    /// again.
     pub durability: u64,
 }
 
@@ -87,7 +88,7 @@ const READ_ONLY: u8 = 1;
 const TRIMS: u8 = 2;
 
 impl Description {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.info.size_bytes.to_le_bytes().to_vec();
         for field in [self.info.block_bytes, self.info.preferred_bytes, self.info.request_bytes_max] {
@@ -99,17 +100,17 @@ impl Description {
         bytes
     }
 
-    /// As it travelled.
+    /// Decodes the description.
     ///
     /// # Errors
-    /// [`Reject`]: there is no such device.
+    /// [`Reject`]: no such device can exist.
     pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
         let mut reader = Reader::new(bytes);
         let size_bytes = reader.u64("size")?;
         let (block_bytes, preferred_bytes) = (reader.u32("block size")?, reader.u32("preferred size")?);
         let request_bytes_max = reader.u32("request size")?;
         let flags = reader.u8("device flags")?;
-        // A later release may say more.
+        // Fields of a later release may follow.
         let durability = reader.u64("durability")?;
         for (field, bytes) in [("block size", block_bytes), ("preferred size", preferred_bytes)] {
             if !bytes.is_power_of_two() || bytes > request_bytes_max {

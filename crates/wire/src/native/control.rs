@@ -1,41 +1,41 @@
-//! What opens and closes an attachment.
+//! The messages that open and close an attachment.
 
 use super::reader::{Reader, put_text};
 use crate::reject::Reject;
 
-/// Bytes of a device's name, a reason, a refusal: what people read in one line or two.
+/// Bytes of a device's name, a reason, a refusal: a line or two for people.
 pub const TEXT_BYTES_MAX: usize = 1024;
 
-/// Bytes with which migration state says what it is, and of which version.
+/// Bytes at the front of migration state that name its format and version.
 pub const MIGRATION_STATE_NAME_BYTES: usize = 8;
-/// Bytes of migration state at most: of a virtual machine's device, what it had asked and not been answered. Its
-/// controller asks for half a mebibyte at once; a disk's queue of those, both ways, is within it.
+/// Bytes of migration state at most: for a virtual machine's device, its unanswered requests. A guest's controller
+/// makes requests of half a mebibyte; a disk's queue of those, in both directions, fits.
 pub const MIGRATION_STATE_BYTES_MAX: usize = 16 << 20;
 
-/// What a device is asked in: which requests there are, and what they look like (requirement N1).
+/// The device class of an attachment: which requests there are, and their format (requirement N1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Class(pub u8);
 
 impl Class {
     /// Requests are URBs ([`super::usb`]).
     pub const USB: Class = Class(1);
-    /// Requests are for blocks ([`super::block`]).
+    /// Requests are block requests ([`super::block`]).
     pub const BLOCK: Class = Class(2);
-    /// Frames come by themselves ([`super::stream`]).
+    /// The exporter sends frames without requests ([`super::stream`]).
     pub const STREAM: Class = Class(3);
-    /// The first of those that nobody gives a meaning but their users.
+    /// The first class whose meaning only its users define.
     pub const PRIVATE_FIRST: Class = Class(128);
 }
 
 /// How a device is used (requirement N9).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// By one, who may do everything.
+    /// One user, who may do everything.
     #[default]
     Exclusive,
-    /// By many who change nothing.
+    /// Many users, who change nothing.
     Read,
-    /// Beside its user: copies of what the device sends.
+    /// An observer beside the user: gets copies of what the device sends.
     Observe,
 }
 
@@ -48,23 +48,23 @@ impl Mode {
     }
 }
 
-/// Importer: I want this device.
+/// Importer: open this device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
-    /// In which class.
+    /// The device class.
     pub class: Class,
-    /// How.
+    /// The mode of use.
     pub mode: Mode,
-    /// The lease that it had before, 0 for none: whoever presents an older one than the device's last is refused.
+    /// The lease that the importer had before, or 0: an older one than the device's last is refused.
     pub epoch: u64,
-    /// Its name at the exporter.
+    /// The device's name on the exporter.
     pub name: String,
-    /// What for, for people; may be empty.
+    /// The purpose, for people; may be empty.
     pub reason: String,
 }
 
 impl Open {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.class.0, self.mode as u8];
         bytes.extend(self.epoch.to_le_bytes());
@@ -73,7 +73,7 @@ impl Open {
         bytes
     }
 
-    /// As it travelled.
+    /// Decodes the message.
     ///
     /// # Errors
     /// [`Reject`].
@@ -86,27 +86,27 @@ impl Open {
             name: reader.text("name")?,
             reason: reader.text("reason")?,
         };
-        // A later release may say more.
+        // Fields of a later release may follow.
         Ok(open)
     }
 }
 
-/// Importer: I want this device as soon as it is handed over to me, and understand what comes along with it.
+/// Importer: open this device once it migrates to me. Names the migration state that the importer accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inherit {
-    /// How the migration state begins that is understood.
+    /// The beginning of migration state that the importer accepts.
     pub migration_state: [u8; MIGRATION_STATE_NAME_BYTES],
-    /// What is wanted.
+    /// The device to open.
     pub open: Open,
 }
 
 impl Inherit {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         [&self.migration_state[..], &self.open.encode()].concat()
     }
 
-    /// As it travelled.
+    /// Decodes the message.
     ///
     /// # Errors
     /// [`Reject`].
@@ -122,28 +122,28 @@ impl Inherit {
     }
 }
 
-/// What an importer may have in flight on an attachment. A credit is taken by a request and comes back with its reply.
+/// What an importer may have in flight on an attachment. A request takes credit, and its reply returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credit {
     /// Requests.
     pub requests: u16,
-    /// Bytes of data: sent, or asked for. One request may exceed it, if it is alone.
+    /// Bytes of data: sent, or asked for. One request may exceed it if it is the only one.
     pub bytes: u32,
 }
 
-/// Exporter: here it is.
+/// Exporter: the device is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The lease.
     pub epoch: u64,
     /// What may be in flight.
     pub credit: Credit,
-    /// What the device is, in its class's words.
+    /// The device's description, in the format of its class.
     pub info: Vec<u8>,
 }
 
 impl Opened {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.epoch.to_le_bytes().to_vec();
         bytes.extend(self.credit.requests.to_le_bytes());
@@ -152,7 +152,7 @@ impl Opened {
         bytes
     }
 
-    /// As it travelled.
+    /// Decodes the message.
     ///
     /// # Errors
     /// [`Reject`].
@@ -167,28 +167,28 @@ impl Opened {
     }
 }
 
-/// Whose trouble an end is (requirement N10).
+/// What caused an end (requirement N10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// It was asked for.
+    /// The peer or the user asked for it.
     Asked,
     /// The device failed.
     Device,
-    /// The way to it failed.
+    /// The link to the device failed.
     Network,
-    /// It was refused, or taken away by whoever may.
+    /// The exporter refused it, or its owner took the device back.
     Refused,
-    /// It is not there, or not any more.
+    /// The device does not exist, or not any more.
     Gone,
-    /// Somebody else has it.
+    /// Another importer has the device.
     Busy,
-    /// A later lease exists: whoever has it has the device.
+    /// A later lease exists: the importer with that lease has the device.
     Stale,
-    /// It is there, but not of the class that was asked for: another may be asked for.
+    /// The device is not of the class that was asked for; it may be opened in another class.
     Class,
-    /// The modules that it is used through do not fit, or cannot go on.
+    /// The modules do not match, or cannot continue.
     Module,
-    /// What was to be reserved for it is not to be had.
+    /// The reservation cannot be granted.
     Reservation,
 }
 
@@ -207,33 +207,33 @@ impl Cause {
     ];
 }
 
-/// What [`End::message`] says of a device that its importer handed over.
+/// [`End::message`] of a device that migrated to its successor.
 pub const HANDED_OVER: &str = "handed over";
 
-/// Importer: I am done with a device.
+/// Importer: close the attachment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Close {
-    /// The key of the host that goes on with it as it is; `None`: nobody does, and it is reset. Zeros are a host
-    /// without a key.
+    /// The key of the successor, which gets the device without a reset; `None`: the device is reset. Zeros stand for a
+    /// host without a key.
     pub successor: Option<[u8; 32]>,
-    /// What the successor is given along with it; the exporter does not look inside.
+    /// The migration state for the successor; the exporter does not read it.
     pub migration_state: Vec<u8>,
 }
 
 impl Close {
-    /// It goes to the host with this key.
+    /// A migration to the host with this key.
     pub fn to(successor: [u8; 32], migration_state: Vec<u8>) -> Self {
         Self { successor: Some(successor), migration_state }
     }
 
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.successor.map(Vec::from).unwrap_or_default();
         bytes.extend(&self.migration_state);
         bytes
     }
 
-    /// As it travelled.
+    /// Decodes the message.
     ///
     /// # Errors
     /// [`Reject`].
@@ -251,17 +251,17 @@ impl Close {
     }
 }
 
-/// Exporter: you do not get it, or it is over.
+/// Exporter: the device was not opened, or the attachment has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Whose trouble it is.
+    /// What caused it.
     pub cause: Cause,
     /// A sentence for a person.
     pub message: String,
 }
 
 impl End {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let code = Cause::ALL.iter().position(|&cause| cause == self.cause).expect("all are listed");
         let mut bytes = vec![code as u8];
@@ -269,13 +269,13 @@ impl End {
         bytes
     }
 
-    /// As it travelled.
+    /// Decodes the message.
     ///
     /// # Errors
     /// [`Reject`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
         let mut reader = Reader::new(bytes);
-        // A later release may have other causes, and say more: whatever it was, its message says it.
+        // A later release may have other causes; the message says more.
         let cause = Cause::ALL.get(usize::from(reader.u8("cause")?)).copied().unwrap_or(Cause::Refused);
         Ok(Self { cause, message: reader.text("message")? })
     }

@@ -1,14 +1,14 @@
-//! The eight bytes before everything that travels in a session.
+//! The eight bytes before every frame of a session.
 //!
 //! ```text
-//!  0       1       2               4               6               8
-//!  +-------+-------+---------------+---------------+---------------+----------
-//!  | kind  | flags |  attachment   |      tag      |  body length  |  body …
-//!  +-------+-------+---------------+---------------+---------------+----------
+//!   0       1       2               4               6               8
+//!   +-------+-------+---------------+---------------+---------------+----------
+//!   | kind  | flags |  attachment   |      tag      |  body length  |  body …
+//!   +-------+-------+---------------+---------------+---------------+----------
 //! ```
 //!
-//! Little-endian. A message that is longer than a frame goes on in [`Kind::Data`] frames of the same attachment and
-//! tag, and frames of other messages may come in between: that is what lets an interrupt pass a disk.
+//! Little-endian. A message that is longer than a frame continues in [`Kind::Data`] frames of the same attachment and
+//! tag. Frames of other messages may come in between, so that an interrupt overtakes a disk's data.
 
 use core::time::Duration;
 
@@ -21,61 +21,62 @@ pub const FRAME_BYTES_MAX: usize = 64 << 10;
 /// Bytes of a frame's body.
 pub const BODY_BYTES_MAX: usize = FRAME_BYTES_MAX - HEAD_BYTES;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Of the link: are you there? Not counted, as all up to [`Kind::Ack`].
+    /// Link: asks for a pong. Not counted, like all kinds up to [`Kind::Ack`].
     Ping,
-    /// Of the link: I am.
+    /// Link: answers a ping.
     Pong,
-    /// Of the link: so many counted frames arrived ([`Head::acknowledgement`]).
+    /// Link: how many counted frames have arrived ([`Head::acknowledgement`]).
     Ack,
-    /// Of the session: it ends, on purpose; what is attached is given back.
+    /// Session: ends on purpose, and every device is given back.
     Goodbye,
-    /// Importer: I want this device.
+    /// Importer: open this device.
     Open,
-    /// Exporter: here it is.
+    /// Exporter: the device is open.
     Opened,
-    /// Exporter: you do not get it.
+    /// Exporter: the device was not opened.
     Refused,
-    /// Importer: I am done with it.
+    /// Importer: close the attachment.
     Close,
-    /// Exporter: it is over, asked for or not.
+    /// Exporter: the attachment has ended, asked for or not.
     Closed,
-    /// Importer: so many more events may be sent.
+    /// Importer: the exporter may send this many more events.
     Grant,
-    /// Importer: I want this device once it is handed over to me.
+    /// Importer: open this device once it migrates to me.
     Inherit,
-    /// Exporter: what came along with the device that is opened next.
+    /// Exporter: the migration state of the device that is opened next.
     MigrationState,
-    /// Importer: the device that is opened next is used through these modules. Exporter: their other halves are there.
+    /// Importer: the device that is opened next is used through these modules. Exporter: the answers of the modules'
+    /// other halves.
     Modules,
-    /// Importer: do this.
+    /// Importer: a request.
     Request,
-    /// Exporter: it ended so.
+    /// Exporter: the end of a request.
     Reply,
-    /// The message of this tag goes on.
+    /// More of the message with this tag.
     Data,
-    /// Importer: withdraw the request of this tag. Exporter: that was seen, whatever it met; the tag is free once the
-    /// request is answered as well.
+    /// Importer: cancel the request with this tag. Exporter: the cancellation was processed, whatever it found; the tag
+    /// is free once the request is answered as well.
     Cancel,
-    /// Exporter: something happened that nobody asked for.
+    /// Exporter: an event without a request.
     Event,
-    /// A module's half to its other half.
+    /// From one half of a module to the other.
     Aside,
-    /// What is reserved for a device; whoever knows nothing of that passes it over.
+    /// About a device's reservation; a peer that does not know reservations ignores it.
     Reserve,
-    /// Which device an attachment uses ([`super::identity`]); a peer that does not know identities passes it over.
+    /// Which device an attachment uses ([`super::identity`]); a peer that does not know identities ignores it.
     Identity,
-    /// A counted kind that a later version knows; to be passed over.
+    /// A counted kind of a later version, to be ignored.
     Later(u8),
 }
 
-/// Kinds from here on, and [`Kind::Reserve`] and [`Kind::Identity`], may be passed over by whoever does not know them.
+/// A peer may ignore kinds from here on, and [`Kind::Reserve`] and [`Kind::Identity`], if it does not know them.
 const LATER_FIRST: u8 = 0x82;
 
 impl Kind {
-    /// All that this version knows.
+    /// All kinds of this version.
     pub const ALL: [Kind; 21] = [
         Kind::Ping,
         Kind::Pong,
@@ -128,10 +129,10 @@ impl Kind {
         }
     }
 
-    /// From the wire's number.
+    /// Decodes the wire's number.
     ///
     /// # Errors
-    /// [`Reject`]: a number that means nothing and may not be passed over.
+    /// [`Reject`]: an unknown number that may not be ignored.
     pub const fn from_code(code: u8) -> Result<Self, Reject> {
         Ok(match code {
             0 => Kind::Ping,
@@ -160,20 +161,20 @@ impl Kind {
         })
     }
 
-    /// Whether the frame is one of those that are counted, acknowledged and sent again over the next link.
+    /// Whether such frames are counted, acknowledged and sent again over the next link.
     pub const fn is_counted(self) -> bool {
         !matches!(self, Kind::Ping | Kind::Pong | Kind::Ack)
     }
 }
 
-/// What a frame's flags say.
+/// The flags of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// The message goes on in a [`Kind::Data`] frame.
+    /// The message continues in a [`Kind::Data`] frame.
     pub more: bool,
-    /// The device's own part is left out: all of it is as usual, and the body is data.
+    /// The class part is left out because it has its usual values, and the body is data.
     pub plain: bool,
-    /// A request: say how long it stayed where. A reply: the body begins with that ([`Residence`]).
+    /// A request: report where the time was spent. A reply: the body begins with that ([`Residence`]).
     pub timed: bool,
 }
 
@@ -187,10 +188,10 @@ impl Flags {
         self.more as u8 * Self::MORE + self.plain as u8 * Self::PLAIN + self.timed as u8 * Self::TIMED
     }
 
-    /// From the wire's bits.
+    /// Decodes the wire's bits.
     ///
     /// # Errors
-    /// [`Reject`]: a bit that means nothing.
+    /// [`Reject`]: an undefined bit.
     pub const fn from_bits(bits: u8) -> Result<Self, Reject> {
         if bits > Self::MORE + Self::PLAIN + Self::TIMED {
             return Err(Reject::new("flags", bits as u64, "no frame has such a flag"));
@@ -202,36 +203,36 @@ impl Flags {
 /// A frame's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
-    /// How.
+    /// The flags.
     pub flags: Flags,
-    /// Which attachment of the session, chosen by the importer; 0 where none is meant.
+    /// The attachment within the session, chosen by the importer; 0 if none.
     pub attachment: u16,
-    /// Which request of the attachment, chosen by the importer among those not in flight; 0 where none is meant.
+    /// The request of the attachment, chosen by the importer among unused tags; 0 if none.
     pub tag: u16,
-    /// Bytes that follow.
+    /// Bytes of the body.
     pub length: u16,
 }
 
 impl Head {
-    /// A head without flags and without a body yet.
+    /// Makes a head without flags and without a body yet.
     pub const fn new(kind: Kind, attachment: u16, tag: u16) -> Self {
         Self { kind, flags: Flags { more: false, plain: false, timed: false }, attachment, tag, length: 0 }
     }
 
-    /// Says that so many counted frames arrived: their number's low 32 bits stand where others have attachment and tag.
-    /// No more than 2³² frames are on their way.
+    /// Makes an acknowledgement of `count` frames: the low 32 bits of the count take the place of attachment and tag.
+    /// No more than 2³² frames are under way.
     pub const fn acknowledgement(count: u64) -> Self {
         Self::new(Kind::Ack, count as u16, (count >> 16) as u16)
     }
 
-    /// The low 32 bits that an acknowledgement says.
+    /// The low 32 bits of an acknowledgement's count.
     pub const fn acknowledged(self) -> u32 {
         (self.tag as u32) << 16 | self.attachment as u32
     }
 
-    /// As it travels.
+    /// Encodes the message.
     pub const fn to_bytes(self) -> [u8; HEAD_BYTES] {
         let [a0, a1] = self.attachment.to_le_bytes();
         let [t0, t1] = self.tag.to_le_bytes();
@@ -239,7 +240,7 @@ impl Head {
         [self.kind.code(), self.flags.bits(), a0, a1, t0, t1, l0, l1]
     }
 
-    /// As it travelled.
+    /// Decodes a head.
     ///
     /// # Errors
     /// [`Reject`]: no such frame exists.
@@ -261,20 +262,20 @@ impl Head {
 /// Bytes of a [`Residence`].
 pub const RESIDENCE_BYTES: usize = 12;
 
-/// How long a request stayed where at its exporter, ns (4 s at most): latency by stage without comparing clocks
+/// Where a request spent its time on the exporter, ns (4 s at most): latency by stage without comparing clocks
 /// (requirement N13).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Residence {
-    /// From its first byte's arrival to the device: the frames of its data are waited for.
+    /// From its first byte's arrival to its submission to the device, including the wait for its data's frames.
     pub queue_ns: u32,
-    /// With the device.
+    /// In the device.
     pub device_ns: u32,
-    /// From the device to the link.
+    /// From the device's answer to the link.
     pub reply_ns: u32,
 }
 
 impl Residence {
-    /// As it travels, at the front of a reply.
+    /// Encodes it for the front of a reply.
     pub fn to_bytes(self) -> [u8; RESIDENCE_BYTES] {
         let mut bytes = [0; RESIDENCE_BYTES];
         for (field, ns) in bytes.chunks_exact_mut(4).zip([self.queue_ns, self.device_ns, self.reply_ns]) {
@@ -283,19 +284,19 @@ impl Residence {
         bytes
     }
 
-    /// Puts the last field into a residence that is about to travel.
+    /// Fills in the last field of a residence that is about to be sent.
     pub(super) fn put_reply(bytes: &mut [u8], span: Duration) {
         bytes[8..RESIDENCE_BYTES].copy_from_slice(&span_ns(span).to_le_bytes());
     }
 
-    /// As it travelled.
+    /// Decodes the message.
     pub fn from_bytes(bytes: [u8; RESIDENCE_BYTES]) -> Self {
         let ns = |at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Self { queue_ns: ns(0), device_ns: ns(4), reply_ns: ns(8) }
     }
 }
 
-/// A span as [`Residence`] counts it; what does not fit is the longest that does.
+/// A duration as [`Residence`] counts it, at most the longest that fits.
 pub fn span_ns(span: Duration) -> u32 {
     u32::try_from(span.as_nanos()).unwrap_or(u32::MAX)
 }

@@ -1,4 +1,4 @@
-//! The first bytes of every link: which session it belongs to, and where that stands.
+//! The greeting, the first bytes of every link: the session it belongs to, and the state of that session.
 //!
 //! ```text
 //!   0  magic "farbus\r\n"                              8 bytes
@@ -13,59 +13,59 @@
 //!  56  options: (kind 2, length 2, bytes) …
 //! ```
 //!
-//! Little-endian. The importer speaks first. An option that is not known is passed over.
+//! Little-endian. The importer speaks first. An unknown option is ignored.
 
 use crate::reject::Reject;
 
-/// What comes first. A link that changes line ends, or is none of ours, is noticed.
+/// The first bytes of a link. They reveal a link that changes line ends, or a peer with another protocol.
 pub const MAGIC: [u8; 8] = *b"farbus\r\n";
-/// The version that is described here.
+/// The version described here.
 pub const VERSION: u8 = 1;
 /// Bytes before the options.
 pub const GREETING_BYTES: usize = 56;
-/// Bytes of all options: what is read of a stranger before it is known.
+/// Bytes of all options: what is read of a peer before it is known.
 pub const OPTIONS_BYTES_MAX: usize = 1024;
 
-/// Names a session: random, 128 bits. Over a link without encryption it is all that protects a session from others.
+/// Names a session: random, 128 bits. On a link without encryption it alone protects a session from others.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionId(pub [u8; 16]);
 
 impl SessionId {
-    /// None yet.
+    /// No session yet.
     pub const NONE: SessionId = SessionId([0; 16]);
 }
 
 impl core::fmt::Debug for SessionId {
-    /// Its first bytes: who reads a log shall not be able to take a session over.
+    /// Shows the first bytes only: a reader of a log must not be able to take over a session.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let [a, b, c, ..] = self.0;
         write!(f, "SessionId({a:02x}{b:02x}{c:02x}…)")
     }
 }
 
-/// Where a session stands on one lane, as one of its ends sees it.
+/// The state of a session on one lane, as one of its ends sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LanePosition {
-    /// Which session.
+    /// The session.
     pub session: SessionId,
-    /// Which of its lanes.
+    /// The lane.
     pub lane: u16,
-    /// How many links this lane has had, this one included: an older one is refused.
+    /// How many links this lane has had, including this one: an older link is refused.
     pub link: u64,
     /// Counted frames that arrived.
     pub received: u64,
-    /// Changes whenever the sender has lost what it knew.
+    /// Changes whenever the sender has lost its state.
     pub incarnation: u64,
 }
 
-/// What may be agreed.
+/// What the ends agree on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// How long the session outlives its link, ms: wished for, then granted.
+    /// The grace period, ms: requested, then granted.
     pub grace_ms: Option<u32>,
-    /// Bytes that the sender of this lets the other have unacknowledged.
+    /// Bytes that the sender of this option lets the other end have unacknowledged.
     pub unacknowledged_bytes_max: Option<u32>,
-    /// Lanes of the session: wished for, then granted. Whoever says nothing has one.
+    /// Lanes of the session: requested, then granted. The default is one.
     pub lanes: Option<u32>,
 }
 
@@ -120,44 +120,44 @@ impl Options {
     }
 }
 
-/// The importer's first word.
+/// The importer's first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// The lowest version that it speaks.
+    /// The lowest version that the importer speaks.
     pub version_min: u8,
-    /// The highest.
+    /// The highest version that the importer speaks.
     pub version_max: u8,
-    /// Which session, and where it stands.
+    /// The session and lane, and their state.
     pub position: LanePosition,
-    /// What it wishes.
+    /// The requested options.
     pub options: Options,
 }
 
-/// The exporter's first word.
+/// The exporter's first message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The version that is spoken; where none is shared, the highest that the exporter knows.
+    /// The version of the session; if no version is shared, the highest that the exporter speaks.
     pub version: u8,
-    /// What becomes of the link.
+    /// What happens to the link.
     pub outcome: Outcome,
-    /// Which session, and where it stands.
+    /// The session and lane, and their state.
     pub position: LanePosition,
-    /// What it grants.
+    /// The granted options.
     pub options: Options,
 }
 
-/// What becomes of a link.
+/// What happens to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// A new session begins.
     Begun,
-    /// The session goes on.
+    /// The session continues.
     Resumed,
     /// There is no such session (any more): begin a new one.
     Unknown,
     /// No version is shared.
     Version,
-    /// The session is another host's, or a later link has it.
+    /// The session belongs to another host, or a later link has it.
     Refused,
     /// There are too many sessions.
     Full,
@@ -171,7 +171,7 @@ impl Outcome {
         Self::ALL.iter().position(|&other| other == self).expect("all are listed") as u8
     }
 
-    /// From the wire's number.
+    /// Decodes the wire's number.
     ///
     /// # Errors
     /// [`Reject`]: an unknown one.
@@ -182,17 +182,17 @@ impl Outcome {
 }
 
 impl Hello {
-    /// Of this version.
+    /// Makes a hello of this version.
     pub fn new(position: LanePosition, options: Options) -> Self {
         Self { version_min: VERSION, version_max: VERSION, position, options }
     }
 
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         encode([self.version_min, self.version_max], self.position, self.options)
     }
 
-    /// From the bytes at the front, and how many they were; `None` while some are missing.
+    /// Decodes the bytes at the front, and returns how many they were; `None` while some are missing.
     ///
     /// # Errors
     /// [`Reject`]: this is no hello.
@@ -206,12 +206,12 @@ impl Hello {
 }
 
 impl Welcome {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         encode([self.version, self.outcome.code()], self.position, self.options)
     }
 
-    /// From the bytes at the front, and how many they were; `None` while some are missing.
+    /// Decodes the bytes at the front, and returns how many they were; `None` while some are missing.
     ///
     /// # Errors
     /// [`Reject`]: this is no welcome.
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_passed_over_and_what_is_wrong_is_refused() {
+    fn unknown_options_are_ignored_and_invalid_greetings_refused() {
         let mut bytes = Hello::new(POSITION, Options::default()).encode();
         bytes.extend([0xff, 0xff, 3, 0, 1, 2, 3]);
         bytes[12] = 7;

@@ -1,5 +1,5 @@
-//! Which device an attachment uses: the exporter says it before [`opened`](super::control::Opened), the importer before
-//! it asks again.
+//! Which device an attachment uses: the exporter sends it before [`opened`](super::control::Opened), the importer
+//! before it opens a device again.
 //!
 //! ```text
 //!   0 word 1   1 id 16   17 generation 8
@@ -10,14 +10,14 @@
 //! | 0 | exporter | the device that is opened next, or is open, has this identity |
 //! | 1 | importer | the device that is asked for next has to have this identity |
 //!
-//! A peer that does not know the kind passes it over, and one that does not know the word passes the word over.
+//! A peer ignores frames of an unknown kind and statements with an unknown word.
 
 use farbus_model::Identity;
 use farbus_model::identity::IDENTITY_BYTES;
 
 use crate::reject::Reject;
 
-/// What is said of a device's identity.
+/// A statement about a device's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Statement {
     /// Exporter: the device that is opened next, or is open, has this identity.
@@ -30,7 +30,7 @@ const IS: u8 = 0;
 const EXPECTED: u8 = 1;
 
 impl Statement {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(self) -> Vec<u8> {
         let (word, identity) = match self {
             Statement::Is(identity) => (IS, identity),
@@ -39,10 +39,10 @@ impl Statement {
         [&[word][..], &identity.to_bytes()].concat()
     }
 
-    /// As it travelled; `None`: a word of a later version.
+    /// Decodes a statement; `None` for a word of a later version.
     ///
     /// # Errors
-    /// [`Reject`]: there is no word, or it is known and no identity follows it.
+    /// [`Reject`]: there is no word, or a known word without an identity.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, Reject> {
         let rule = "it is a word, an id that is not zero, and a generation";
         let wrong = || Reject::new("identity", bytes.len() as u64, rule);

@@ -1,17 +1,17 @@
-//! One ordered stream of frames that outlives the links it runs over.
+//! One ordered stream of frames that survives the loss of its links.
 //!
-//! Every counted frame has a number, its place in the stream; it is not written down, both ends count. A frame stays
-//! with its sender until the receiver has said that it arrived. When a link is lost, whoever makes the next one says
-//! how many frames it has, and the other goes on with the next: each frame is understood exactly once, whatever was cut
-//! where.
+//! Every counted frame has a number, its place in the stream; it is not transmitted, both ends count. The sender keeps
+//! a frame until the receiver has acknowledged it. When a link is lost, the greeting of the next one says how many
+//! frames its sender has received, and the other end continues with the next frame: each frame is processed exactly
+//! once, wherever the link was cut.
 //!
 //! | at the moment of the cut the frame was | its receiver has counted it | what happens |
 //! |---|---|---|
 //! | waiting, or cut and unsent | no | it is sent over the next link |
 //! | partly sent, or sent and lost | no | it is sent again, from its first byte |
-//! | partly received | no | the part is forgotten; it is sent again |
+//! | partly received | no | the part is dropped; it is sent again |
 //! | received, its acknowledgement unsent or lost | yes | the greeting acknowledges it |
-//! | acknowledged | yes | its sender has forgotten it |
+//! | acknowledged | yes | its sender has dropped it |
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -27,19 +27,19 @@ use crate::buffer::{Incoming, RUNS_MAX, Runs};
 use crate::reject::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Bytes that may arrive before their arrival is acknowledged along with whatever is sent next: with one
-/// acknowledgement for sixteen requests of 16 KiB a block request and its reply, all told, stay below the paper's 32
-/// bytes (six would do).
+/// After this many received bytes, the next frame that is sent carries an acknowledgement with it. With one
+/// acknowledgement for sixteen requests of 16 KiB, a block request and its reply stay below the paper's 32 bytes in all
+/// (six would do).
 const ACKNOWLEDGE_BYTES: usize = 256 << 10;
-/// Bytes that may arrive before it is acknowledged even if there is nothing else to send. Four times what 32 requests
-/// of 4 KiB bring: whoever was answered asks again soon, and an acknowledgement alone costs both ends a system call.
+/// After this many received bytes, an acknowledgement is sent even if there is nothing else to send. Four times what 32
+/// requests of 4 KiB bring: an importer that was answered soon makes the next request, and an acknowledgement alone
+/// costs both ends a system call.
 const ACKNOWLEDGE_BYTES_MAX: usize = 512 << 10;
-/// Frames that may arrive before the same, be they ever so small: what was sent and is kept for the next link stays in
-/// the caches, at a cost of an eighth of a byte a frame.
+/// After this many received frames, an acknowledgement is sent, however small they are: the frames that the sender
+/// keeps for the next link stay in its caches, at a cost of an eighth of a byte per frame.
 const ACKNOWLEDGE_FRAMES: u32 = 64;
-/// Bytes that are cut ahead of the link: one system call's worth. What is cut cannot be passed any more, so that it is
-/// little where the link takes little; where it takes all that it is given it is given twice as much each time, up to a
-/// limit.
+/// Bytes that are cut into frames ahead of the link: one system call's worth. A frame that is cut cannot be overtaken
+/// any more, so this is little where the link takes little; each time the link takes all, it doubles, up to a limit.
 const CUT_AHEAD_BYTES_MIN: usize = 64 << 10;
 /// See [`CUT_AHEAD_BYTES_MIN`].
 const CUT_AHEAD_BYTES_MAX: usize = 1 << 20;
@@ -49,7 +49,7 @@ const CUT_AHEAD_BYTES_MAX: usize = 1 << 20;
 pub struct LaneLimits {
     /// Receive buffer.
     pub receive_bytes: usize,
-    /// Bytes sent and not acknowledged, with what they take beside, beyond which nothing is cut any more.
+    /// Unacknowledged bytes, including their overhead, beyond which no more frames are cut.
     pub unacknowledged_bytes_max: usize,
 }
 
@@ -66,33 +66,33 @@ pub struct Lane {
     incoming: Incoming,
     /// Counted frames that arrived.
     received: u64,
-    /// Bytes that arrived since the last acknowledgement, and frames.
+    /// Bytes received since the last acknowledgement, and frames.
     unthanked_bytes: usize,
     unthanked_frames: u32,
     waiting: Queue,
     sent: Sent,
-    /// Bytes to cut ahead.
+    /// How many bytes to cut ahead.
     cut_ahead_bytes: usize,
-    /// What a ping asked to be said back.
+    /// The numbers of pings to answer.
     pongs: VecDeque<u64>,
-    /// What the other end said back.
+    /// The number of the last pong.
     pong: Option<u64>,
 }
 
-/// Pings that are answered at a time; of more the oldest are forgotten.
+/// Pings that are answered at a time; beyond, the oldest are dropped.
 const PONGS_MAX: usize = 4;
-/// Frames that are not counted and wait for the link: answers to pings and acknowledgements, of which a later one says
-/// all that an earlier one said.
+/// Uncounted frames that wait for the link: pongs and acknowledgements. A later acknowledgement makes an earlier one
+/// redundant.
 const UNCOUNTED_MAX: usize = 8;
-/// What a frame takes beside its bytes.
+/// Bookkeeping bytes per frame.
 const FRAME_BYTES: usize = size_of::<Frame>();
 
-/// A payload up to this size lies behind its head: one run of memory less for the kernel to walk.
+/// A payload up to this size is copied behind its head, which saves the kernel one run of memory.
 const INLINE_PAYLOAD_BYTES: usize = 512;
 /// Buffers of such payloads that wait for their pool.
 const SPENT_MAX: usize = 64;
 
-/// Frames that were cut: acknowledged ones are gone, the others may be needed again.
+/// Cut frames: acknowledged ones are gone, the others may be needed again.
 #[derive(Debug, Default)]
 struct Sent {
     frames: VecDeque<Frame>,
@@ -100,14 +100,14 @@ struct Sent {
     spent: ArrayVec<Payload, SPENT_MAX>,
     /// Counted frames that the receiver has acknowledged.
     acknowledged: u64,
-    /// Counted frames in `frames`, and others.
+    /// How many frames in `frames` are counted.
     counted: u64,
     uncounted: usize,
-    /// The first frame that the link has not taken whole.
+    /// The first frame that the link has not taken in full.
     next: usize,
-    /// What of that frame it has taken, bytes.
+    /// Bytes of that frame that the link has taken.
     next_taken: usize,
-    /// Counted frames that some link took whole: no more can have arrived.
+    /// Counted frames that some link took in full: no more can have arrived.
     taken: u64,
     /// Bytes that the link has not taken.
     untaken_bytes: usize,
@@ -117,7 +117,7 @@ struct Sent {
 
 #[derive(Debug)]
 struct Frame {
-    /// Head, part and small data, among the leads.
+    /// The place of head, part and small data in `leads`.
     lead: Range<u64>,
     is_counted: bool,
     carried: Carried,
@@ -133,7 +133,7 @@ fn span(range: &Range<u64>) -> usize {
     (range.end - range.start) as usize
 }
 
-/// How frames begin, one behind the other, at places that are counted from the first ever.
+/// The beginnings of frames, one after the other, at places counted from the first one ever.
 #[derive(Debug, Default)]
 struct Leads {
     bytes: Vec<u8>,
@@ -146,7 +146,7 @@ impl Leads {
         self.first + self.bytes.len() as u64
     }
 
-    /// Bytes that are kept; none of an empty range, wherever it is.
+    /// The bytes of a range; empty for an empty range, wherever it is.
     fn get(&self, range: Range<u64>) -> &[u8] {
         if range.is_empty() {
             return &[];
@@ -154,10 +154,10 @@ impl Leads {
         &self.bytes[(range.start - self.first) as usize..(range.end - self.first) as usize]
     }
 
-    /// What is before `place` is needed no more.
+    /// Drops what is before `place`.
     fn forget_before(&mut self, place: u64) {
         let gone = (place - self.first) as usize;
-        // Moved seldom: what is moved is no more than what is gone.
+        // Moves bytes seldom: never more than the bytes dropped.
         if gone == self.bytes.len() || gone > self.bytes.len().div_ceil(2).max(LEADS_GONE_MIN) {
             self.bytes.drain(..gone);
             self.first = place;
@@ -165,10 +165,10 @@ impl Leads {
     }
 }
 
-/// Fewer bytes that are needed no more are left where they are.
+/// Up to this many dropped bytes are left in place.
 const LEADS_GONE_MIN: usize = 4 << 10;
 
-/// A frame that arrived.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub struct Arrived {
     /// Its head.
@@ -200,15 +200,15 @@ impl Lane {
         self.received
     }
 
-    /// Whether there is a link.
+    /// Whether the lane has a link.
     pub fn is_linked(&self) -> bool {
         self.is_linked
     }
 
-    /// There is a link, and a greeting on it said how many frames its other end has.
+    /// A link was made, whose greeting says how many frames its other end has received.
     ///
     /// # Errors
-    /// [`Reject`]: it cannot have so many, or had more before. It is not the other end of this lane.
+    /// [`Reject`]: it cannot have received so many, or had received more before. It is not the other end of this lane.
     pub fn handle_linked(&mut self, their_received: u64, pool: &mut BufferPool) -> Result<(), Reject> {
         self.handle_lost();
         self.sent.acknowledge(their_received, self.sent.taken, pool)?;
@@ -216,7 +216,7 @@ impl Lane {
         Ok(())
     }
 
-    /// The link is lost. What arrived whole stays, what did not will be sent again.
+    /// The link is lost. Complete frames stay; the other end sends incomplete ones again.
     pub fn handle_lost(&mut self) {
         self.is_linked = false;
         self.incoming.release();
@@ -226,7 +226,7 @@ impl Lane {
         self.sent.rewind();
     }
 
-    /// Where received bytes go.
+    /// The space for received bytes.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.incoming.space(HEAD_BYTES)
     }
@@ -236,7 +236,7 @@ impl Lane {
         self.incoming.received(count);
     }
 
-    /// The next frame that arrived whole.
+    /// The next complete frame.
     ///
     /// # Errors
     /// [`Reject`]: the peer broke the protocol; the session is over.
@@ -277,9 +277,9 @@ impl Lane {
         }
     }
 
-    /// Says something, as soon as its turn comes, over this link or the next.
+    /// Sends a message when its turn comes, over this link or the next.
     pub fn send(&mut self, message: Message) {
-        // Nothing is before it, and it would be cut next: it goes through no queue.
+        // No message is before it, and it would be cut next: it needs no queue.
         let is_next = self.is_linked
             && self.waiting.is_empty()
             && self.sent.untaken_bytes < CUT_AHEAD_BYTES_MIN
@@ -294,47 +294,47 @@ impl Lane {
         }
     }
 
-    /// What waits, message by message, for whoever passes it on another way than a link.
+    /// Takes the next waiting message, for a caller that passes it on without a link.
     pub fn poll_message(&mut self) -> Option<Message> {
         self.waiting.pop()
     }
 
-    /// Takes a request back that no frame was cut of; its data, if there was one.
+    /// Takes back a request of which no frame was cut; returns its data, if it was there.
     pub fn recall(&mut self, attachment: u16, tag: u16) -> Option<Payload> {
         self.waiting.recall(attachment, tag)
     }
 
-    /// Asks the other end to say a number back; for measuring, and to find out whether anybody is there.
+    /// Sends a ping with this number, to measure the latency or to check that the peer is alive.
     pub fn ping(&mut self, number: u64) {
         if self.is_linked && self.sent.uncounted < UNCOUNTED_MAX {
             self.sent.put_number(Kind::Ping, number);
         }
     }
 
-    /// The number that the other end said back last.
+    /// The number of the last pong.
     pub fn poll_pong(&mut self) -> Option<u64> {
         self.pong.take()
     }
 
-    /// Bytes that wait to be cut, heads apart, or for the link to take them: what grows while it is slow.
+    /// Bytes that wait to be cut, without heads, or for the link to take them: these grow while the link is slow.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting.bytes() + self.sent.untaken_bytes
     }
 
-    /// The memory of what no link has taken yet: what its receiver cannot have.
+    /// Memory of what no link has taken yet, and the receiver therefore cannot have.
     #[inline]
     pub fn untaken_bytes(&self) -> usize {
         let waiting = self.waiting.held_bytes();
-        // What another link took may have arrived: the next greeting says.
+        // What another link took may have arrived: the next greeting says so.
         if self.is_linked { waiting + self.sent.untaken_held_bytes() } else { waiting }
     }
 
-    /// The memory of all that was said and is not acknowledged.
+    /// Memory of everything sent and not acknowledged.
     pub fn held_bytes(&self) -> usize {
         self.waiting.held_bytes() + self.sent.held_bytes()
     }
 
-    /// So much may be sent and not acknowledged from now on.
+    /// Sets how many bytes may be unacknowledged.
     pub fn set_unacknowledged_bytes_max(&mut self, bytes: usize) {
         self.limits.unacknowledged_bytes_max = bytes;
     }
@@ -344,12 +344,12 @@ impl Lane {
         self.sent.kept_bytes
     }
 
-    /// Whether everything was said, and its arrival is known.
+    /// Whether everything was sent and acknowledged.
     pub fn is_settled(&self) -> bool {
         self.waiting.is_empty() && self.sent.counted == 0
     }
 
-    /// Whether anything waits to be sent that may be.
+    /// Whether anything waits that may be sent now.
     pub fn has_transmit(&self) -> bool {
         self.is_linked
             && (self.sent.untaken_bytes > 0
@@ -362,12 +362,12 @@ impl Lane {
         self.sent.held_bytes() < self.limits.unacknowledged_bytes_max
     }
 
-    /// Whether the next that is sent takes an acknowledgement along.
+    /// Whether the next send has to include an acknowledgement.
     fn owes_thanks(&self) -> bool {
         self.unthanked_bytes >= ACKNOWLEDGE_BYTES || self.unthanked_frames >= ACKNOWLEDGE_FRAMES
     }
 
-    /// What to send next.
+    /// The runs of memory to send next.
     pub fn poll_transmit(&mut self, now: Instant) -> Runs<'_> {
         if self.is_linked {
             self.cut_ahead(now);
@@ -375,7 +375,7 @@ impl Lane {
         self.sent.runs()
     }
 
-    /// Cuts as much as a system call takes, most urgent first.
+    /// Cuts as much as one system call takes, most urgent first.
     fn cut_ahead(&mut self, now: Instant) {
         while self.sent.uncounted < UNCOUNTED_MAX
             && let Some(number) = self.pongs.pop_front()
@@ -392,7 +392,7 @@ impl Lane {
         }
     }
 
-    /// `count` bytes were sent.
+    /// Reports that `count` bytes were sent.
     pub fn handle_transmitted(&mut self, count: usize) {
         self.sent.took(count);
         self.cut_ahead_bytes = match self.sent.untaken_bytes {
@@ -413,7 +413,7 @@ impl Sent {
         self.put_frame(at, carried);
     }
 
-    /// A message of one frame, which is not timed; any other is given back.
+    /// Puts a message that fits one frame and is not timed; returns any other.
     fn put_whole(&mut self, message: Message) -> Result<(), Message> {
         let bytes = message.part.len() + message.payload.len();
         if bytes > BODY_BYTES_MAX || message.done_at.is_some() {
@@ -433,7 +433,7 @@ impl Sent {
         at
     }
 
-    /// Little data lies behind its lead; what is not there already is left.
+    /// Copies small data behind its lead; returns data that was not copied.
     fn put_small(&mut self, payload: Payload) -> Payload {
         if payload.is_empty() || payload.len() > INLINE_PAYLOAD_BYTES {
             return payload;
@@ -444,7 +444,7 @@ impl Sent {
         Payload::Empty
     }
 
-    /// A counted frame, whose lead lies from there on.
+    /// Adds a counted frame whose lead begins at `at`.
     fn put_frame(&mut self, at: u64, carried: Carried) {
         let frame = Frame { lead: at..self.leads.end(), is_counted: true, carried };
         self.counted += 1;
@@ -457,7 +457,7 @@ impl Sent {
         self.put_uncounted(Head { length: 8, ..Head::new(kind, 0, 0) }, &number.to_le_bytes());
     }
 
-    /// It lies beside the leads, which stay until what is behind them is acknowledged: it goes as soon as it is sent.
+    /// Adds an uncounted frame. Its bytes do not count among the kept leads: it is dropped as soon as it is sent.
     fn put_uncounted(&mut self, head: Head, body: &[u8]) {
         let at = self.leads.end();
         let carried = Carried::Whole([&head.to_bytes(), body].concat().into());
@@ -475,7 +475,7 @@ impl Sent {
         self.untaken_bytes + (self.frames.len() - self.next) * FRAME_BYTES
     }
 
-    /// What to send next. Leads that lie one behind the other are one run.
+    /// The runs of memory to send next. Adjacent leads are one run.
     fn runs(&self) -> Runs<'_> {
         let mut runs = Runs::new();
         let mut leads = 0..0;
@@ -515,7 +515,7 @@ impl Sent {
                 self.next += 1;
                 self.taken = self.taken.max(self.taken_here());
             } else {
-                // Near the front of what is kept, and rare.
+                // Near the front of the list, and rare.
                 self.frames.remove(self.next);
                 self.uncounted -= 1;
             }
@@ -523,18 +523,18 @@ impl Sent {
         self.next_taken = count;
     }
 
-    /// Counted frames that this link took whole, or that had arrived before. What lies before the next one is counted.
+    /// How many counted frames this link took in full, or had arrived before.
     fn taken_here(&self) -> u64 {
         self.acknowledged + self.next as u64
     }
 
-    /// The count that an acknowledgement means by its low 32 bits: the next one, from what is acknowledged on, that
-    /// ends so.
+    /// The count that an acknowledgement means by its low 32 bits: the first one, from the acknowledged count on, with
+    /// these low bits.
     fn acknowledged_by(&self, low: u32) -> u64 {
         self.acknowledged + u64::from(low.wrapping_sub(self.acknowledged as u32))
     }
 
-    /// The receiver has `count` frames, of `count_max` that it can have.
+    /// Processes an acknowledgement of `count` frames; the receiver can have at most `count_max`.
     fn acknowledge(&mut self, count: u64, count_max: u64, pool: &mut BufferPool) -> Result<(), Reject> {
         if count < self.acknowledged || count > count_max {
             return Err(Reject::new("received", count, "one end has what the other sent, and no less than before"));
@@ -561,7 +561,7 @@ impl Sent {
         Ok(())
     }
 
-    /// Everything that is kept is to be sent from the start.
+    /// Sends every kept frame again, from the first.
     fn rewind(&mut self) {
         self.frames.retain(|frame| frame.is_counted);
         (self.next, self.uncounted) = (0, 0);
@@ -582,9 +582,8 @@ fn number(body: &Payload) -> Result<u64, Reject> {
 }
 
 impl Lane {
-    /// Writes down what a lane in another process needs to go on, over the next link. What waits to be cut is cut,
-    /// whatever is unacknowledged; this lane may go on all the same. What arrived and was not asked for counts as not
-    /// arrived.
+    /// Saves what a lane in another process needs to continue over the next link. Waiting messages are cut, whatever is
+    /// unacknowledged; this lane may still continue. Received frames that were not polled count as not received.
     pub fn save(&mut self, now: Instant, to: &mut Writer) {
         while let Some(cut) = self.waiting.cut(now) {
             self.sent.put(cut);
@@ -600,10 +599,10 @@ impl Lane {
         }
     }
 
-    /// A lane without a link that goes on where another was saved.
+    /// Makes a lane without a link that continues from a saved one.
     ///
     /// # Errors
-    /// [`Reject`]: no lane can have stood so.
+    /// [`Reject`]: no lane can have been in this state.
     pub fn restore(limits: LaneLimits, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut lane = Self::new(limits);
         lane.received = from.u64("frames received")?;

@@ -1,8 +1,8 @@
 //! The lanes of one session: the first, on which it begins, and further ones over links of their own.
 //!
-//! A request, its data, its withdrawal and its answers go on one lane, which its tag says: the three highest bits. What
-//! has no tag of a request's goes on the first. Each lane counts, acknowledges and resumes for itself, so that none
-//! waits for another; order is kept within a lane, and between lanes there is none.
+//! A request, its data, its cancellation and its answers use one lane, which the three highest bits of its tag name.
+//! Frames without a request's tag use the first lane. Each lane counts, acknowledges and resumes for itself, so that
+//! none waits for another; order is kept within a lane, and not between lanes.
 
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{BufferPool, Instant};
@@ -13,18 +13,18 @@ use super::message::Message;
 use crate::reject::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Bits of a tag that tell the requests of one lane apart; those above say the lane.
+/// Bits of a tag that distinguish the requests of one lane; the bits above name the lane.
 const SLOT_BITS: u32 = 13;
-/// Requests that tags tell apart, on all lanes together.
+/// Requests that tags can distinguish, on all lanes together.
 pub const SLOTS_MAX: u16 = 1 << SLOT_BITS;
 
-/// The tag of a request in this place that goes on this lane.
+/// The tag of a request in this slot on this lane.
 pub fn tag_of(lane: u8, slot: u16) -> u16 {
     debug_assert!(u16::from(lane) < LANES_MAX && slot < SLOTS_MAX, "lane {lane}, slot {slot}");
     u16::from(lane) << SLOT_BITS | slot
 }
 
-/// Which lane and which place a tag means.
+/// The lane and the slot of a tag.
 pub fn split_tag(tag: u16) -> (u8, u16) {
     ((tag >> SLOT_BITS) as u8, tag & (SLOTS_MAX - 1))
 }
@@ -34,21 +34,21 @@ pub fn split_tag(tag: u16) -> (u8, u16) {
 pub struct LaneSet(u8);
 
 impl LaneSet {
-    /// The first alone.
+    /// The first lane alone.
     pub const FIRST: LaneSet = LaneSet(1);
 
-    /// With this one.
+    /// Adds a lane.
     #[must_use]
     pub const fn with(self, lane: u8) -> Self {
         Self(self.0 | 1 << lane)
     }
 
-    /// Whether this one is among them.
+    /// Whether the lane is in the set.
     pub fn contains(self, lane: u8) -> bool {
         self.0 & 1 << lane != 0
     }
 
-    /// Their numbers.
+    /// The lanes' numbers.
     pub fn iter(self) -> impl Iterator<Item = u8> {
         (0..LANES_MAX as u8).filter(move |&lane| self.contains(lane))
     }
@@ -64,35 +64,35 @@ pub struct Lanes {
 /// A lane beside the first.
 #[derive(Debug)]
 pub struct Further {
-    /// Which, from 1.
+    /// Its number, from 1.
     pub number: u16,
     /// How many links it has had.
     pub link: u64,
     /// Whether both ends have it.
     pub has_begun: bool,
-    /// Since when it has no link, if its end counts that.
+    /// Since when it has no link, if its end records that.
     pub lost_at: Option<Instant>,
-    /// It.
+    /// The lane itself.
     pub lane: Lane,
 }
 
 impl Lanes {
-    /// The first, without a link.
+    /// Makes the first lane, without a link.
     pub fn new(limits: LaneLimits) -> Self {
         Self { first: Lane::new(limits), further: Vec::new() }
     }
 
-    /// The first.
+    /// The first lane.
     pub fn first(&self) -> &Lane {
         &self.first
     }
 
-    /// The first.
+    /// The first lane.
     pub fn first_mut(&mut self) -> &mut Lane {
         &mut self.first
     }
 
-    /// This one, if there is one.
+    /// The lane with this number, if there is one.
     pub fn get_mut(&mut self, number: u16) -> Option<&mut Lane> {
         match number {
             0 => Some(&mut self.first),
@@ -100,17 +100,17 @@ impl Lanes {
         }
     }
 
-    /// Those beside the first.
+    /// The lanes beside the first.
     pub fn further(&self) -> &[Further] {
         &self.further
     }
 
-    /// One of them.
+    /// One of the lanes beside the first.
     pub fn further_mut(&mut self, number: u16) -> Option<&mut Further> {
         self.further.iter_mut().find(|further| further.number == number)
     }
 
-    /// One of them, new if it was not there.
+    /// One of the lanes beside the first, made if it did not exist.
     pub fn further_or_new(&mut self, number: u16, limits: LaneLimits) -> &mut Further {
         let at = self.further.iter().position(|further| further.number == number).unwrap_or_else(|| {
             let lane = Lane::new(limits);
@@ -120,12 +120,12 @@ impl Lanes {
         &mut self.further[at]
     }
 
-    /// Those that never began are wanted no more.
+    /// Drops the lanes that never began.
     pub fn forget_unbegun(&mut self) {
         self.further.retain(|further| further.has_begun);
     }
 
-    /// Those on which something may begin: the first, and all others that have a link.
+    /// The lanes that can take new requests: the first, and all others that have a link.
     pub fn usable(&self) -> LaneSet {
         let linked = self.further.iter().filter(|further| further.has_begun && further.lane.is_linked());
         let all = linked.fold(LaneSet::FIRST, |all, further| all.with(further.number as u8));
@@ -135,7 +135,7 @@ impl Lanes {
         }
     }
 
-    /// Says something on the lane that its tag says.
+    /// Sends a message on the lane that its tag names.
     #[inline]
     pub fn send(&mut self, message: Message) {
         match self.further.is_empty() {
@@ -149,12 +149,12 @@ impl Lanes {
             Kind::Request | Kind::Reply | Kind::Cancel => split_tag(head.tag).0,
             _ => 0,
         };
-        // One that is not there was never heard of: its other end used the tags of a session with one lane.
+        // A lane that does not exist was never used: the other end used the tags of a session with one lane.
         let further = self.further.iter_mut().find(|further| further.number == lane.into());
         further.map_or(&mut self.first, |further| &mut further.lane)
     }
 
-    /// The next frame that arrived whole on this lane.
+    /// The next complete frame of this lane.
     ///
     /// # Errors
     /// [`Reject`]: the peer broke the protocol; the session is over.
@@ -183,38 +183,38 @@ impl Lanes {
         Ok(arrived)
     }
 
-    /// Bytes that wait to be cut on any of them, heads apart.
+    /// Bytes that wait to be cut on all lanes, without heads.
     #[inline]
     pub fn waiting_bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|further| further.lane.waiting_bytes()).sum();
         self.first.waiting_bytes() + further
     }
 
-    /// The memory of what no link has taken yet, on all of them ([`Lane::untaken_bytes`]).
+    /// Memory of what no link has taken yet, on all lanes ([`Lane::untaken_bytes`]).
     #[inline]
     pub fn untaken_bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|further| further.lane.untaken_bytes()).sum();
         self.first.untaken_bytes() + further
     }
 
-    /// The memory of all that was said and is not acknowledged, on all of them.
+    /// Memory of everything sent and not acknowledged, on all lanes.
     pub fn held_bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|further| further.lane.held_bytes()).sum();
         self.first.held_bytes() + further
     }
 
-    /// So much may be sent and not acknowledged on each from now on.
+    /// Sets how many bytes may be unacknowledged on each lane.
     pub fn set_unacknowledged_bytes_max(&mut self, bytes: usize) {
         self.first.set_unacknowledged_bytes_max(bytes);
         self.further.iter_mut().for_each(|further| further.lane.set_unacknowledged_bytes_max(bytes));
     }
 
-    /// What waits on the first, message by message, for whoever passes it on another way than a link.
+    /// Takes the next message that waits on the first lane, for a caller that passes it on without a link.
     pub fn poll_message(&mut self) -> Option<Message> {
         self.first.poll_message()
     }
 
-    /// Writes all of them down, as [`Lane::save`]. The next link of each is so many numbers further on than the last.
+    /// Saves all lanes, as [`Lane::save`] does. The next link of each has a number that is higher by `links_between`.
     pub fn save(&mut self, now: Instant, links_between: u64, to: &mut Writer) {
         self.first.save(now, to);
         to.count(self.further.len());
@@ -226,10 +226,10 @@ impl Lanes {
         }
     }
 
-    /// Lanes without links that go on where others were saved; `lost_at` is since when.
+    /// Makes lanes without links that continue from saved ones; `lost_at` is since when they have none.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no lanes can have been in this state.
     pub fn restore(limits: LaneLimits, lost_at: Option<Instant>, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut lanes = Self { first: Lane::restore(limits, from)?, further: Vec::new() };
         for _ in 0..from.count("lanes", 11)? {

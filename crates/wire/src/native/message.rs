@@ -1,20 +1,19 @@
-//! What is to be said, before it is cut into frames.
+//! A message of a session, before it is cut into frames.
 
 use arrayvec::ArrayVec;
 use farbus_model::{Instant, Payload};
 
 use super::frame::{Head, Kind};
 
-/// Bytes of a device's own part that need no memory of their own: all but an isochronous schedule's and a
-/// description's.
+/// Bytes of a class part that need no memory of their own: enough for all but isochronous schedules and descriptions.
 const PART_INLINE_BYTES: usize = 32;
-/// Bytes of a device's own part at most: it lies in the first frame of its message, whatever follows.
+/// Bytes of a class part at most: it lies in the first frame of its message, whatever follows.
 pub const PART_BYTES_MAX: usize = 32 << 10;
 
-/// How soon a message is to leave. The more urgent one goes first, frame by frame.
+/// How urgent a message is. The more urgent one goes first, frame by frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Urgency {
-    /// What the session itself says, control transfers, interrupts, isochronous data.
+    /// The session's own messages, control transfers, interrupts, isochronous data.
     High,
     /// Bulk data and blocks.
     Low,
@@ -24,30 +23,30 @@ impl Urgency {
     pub(super) const COUNT: usize = 2;
 }
 
-/// What keeps its order: messages of one flow leave one after the other; those of several take turns.
+/// A flow keeps its order: its messages leave one after the other, and several flows take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flow(pub u32);
 
 /// A message of a session.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// Its first frame's head; the length is made when it is cut.
+    /// Its first frame's head; the length is filled in when it is cut.
     pub head: Head,
-    /// The device's own part, or the whole of a message that has no data.
+    /// The class part, or the whole of a message without data.
     pub part: Part,
     /// Data.
     pub payload: Payload,
-    /// How soon.
+    /// How urgent it is.
     pub urgency: Urgency,
-    /// With which others it keeps its order.
+    /// The flow whose order it keeps.
     pub flow: Flow,
-    /// A timed reply: when the device had it done. Its part begins with a [`super::frame::Residence`], whose last field
-    /// is made when it is cut.
+    /// For a timed reply: when the device had finished. The part begins with a [`super::frame::Residence`], whose last
+    /// field is filled in when the message is cut.
     pub done_at: Option<Instant>,
 }
 
 impl Message {
-    /// One without data that goes ahead of all data.
+    /// Makes a message without data that goes ahead of all data.
     pub fn control(kind: Kind, attachment: u16, tag: u16, part: Part) -> Self {
         Self {
             head: Head::new(kind, attachment, tag),
@@ -60,7 +59,7 @@ impl Message {
     }
 }
 
-/// A device's own part of a message.
+/// The class part of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part(Bytes);
 
@@ -71,7 +70,7 @@ enum Bytes {
 }
 
 impl Part {
-    /// None.
+    /// An empty part.
     pub const fn empty() -> Self {
         Self(Bytes::Inline(ArrayVec::new_const()))
     }

@@ -1,21 +1,21 @@
-//! farbus's own tongue: a session joins two hosts, outlives its links, and carries any number of devices (requirements
-//! N1 to N6).
+//! farbus's own protocol: a session joins two hosts, survives the loss of its links, and carries any number of devices
+//! (requirements N1 to N6).
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | [`hello`] | the first bytes of a link: which session, and where it stands |
+//! | [`hello`] | the first bytes of a link: which session, and its state |
 //! | [`frame`] | the eight bytes before everything else |
-//! | [`message`] | what is to be said, before it is cut into frames |
-//! | `queue` | who may send the next frame |
-//! | [`lane`] | an ordered stream of frames that outlives its links |
-//! | [`lanes`] | all lanes of a session, and on which of them what goes |
+//! | [`message`] | a message before it is cut into frames |
+//! | `queue` | which message sends the next frame |
+//! | [`lane`] | an ordered stream of frames that survives the loss of its links |
+//! | [`lanes`] | all lanes of a session, and which lane a message uses |
 //! | [`control`] | what opens and closes an attachment |
-//! | [`modules`] | how two ends agree on modules, and what goes through them |
-//! | [`reserve`] | what is reserved for a device, and how the path to its user is measured |
+//! | [`modules`] | how two ends agree on modules, and what passes through them |
+//! | [`reserve`] | reservations, and how the path to the importer is measured |
 //! | [`identity`] | which device an attachment uses |
-//! | [`usb`], [`block`], [`stream`] | what is asked of devices of these classes, and answered |
+//! | [`usb`], [`block`], [`stream`] | requests and answers of these device classes |
 //!
-//! `docs/protocol.md` says it byte by byte.
+//! `docs/protocol.md` describes it byte by byte.
 
 pub mod block;
 pub mod control;

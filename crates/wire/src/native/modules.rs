@@ -1,4 +1,4 @@
-//! What goes through modules, and how two ends agree on them (requirements I1, I2).
+//! Messages that pass modules, and how two ends agree on the modules (requirements I1, I2).
 //!
 //! ```text
 //!   modules   importer: count 1, then for each its name (text), version 2, parameters (text), opening length 2, opening
@@ -16,10 +16,10 @@ use super::message::Part;
 use super::reader::{Reader, put_text};
 use crate::reject::Reject;
 
-/// Bytes of an opening or an answer: a salt and a proof, a hundred times.
+/// Bytes of an opening or an answer: a hundred times a salt and a proof.
 pub const HANDSHAKE_BYTES_MAX: usize = 1 << 10;
 
-/// Importer: the device that is opened next is used through these.
+/// Importer: the modules of the device that is opened next.
 pub fn encode_offers(offers: &[Offer]) -> Vec<u8> {
     let mut bytes = vec![offers.len() as u8];
     for Offer { name, version, parameters, opening } in offers {
@@ -31,7 +31,7 @@ pub fn encode_offers(offers: &[Offer]) -> Vec<u8> {
     bytes
 }
 
-/// As it travelled.
+/// Decodes the message.
 ///
 /// # Errors
 /// [`Reject`].
@@ -46,14 +46,14 @@ pub fn decode_offers(bytes: &[u8]) -> Result<Vec<Offer>, Reject> {
     reader.end("modules").map(|()| offers)
 }
 
-/// Exporter: their other halves are there, and answer this.
+/// Exporter: the answers of the modules' other halves.
 pub fn encode_answers(answers: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = vec![answers.len() as u8];
     answers.iter().for_each(|answer| put_handshake(&mut bytes, answer));
     bytes
 }
 
-/// As it travelled.
+/// Decodes the message.
 ///
 /// # Errors
 /// [`Reject`].
@@ -69,7 +69,7 @@ pub fn decode_answers(bytes: &[u8]) -> Result<Vec<Vec<u8>>, Reject> {
 fn count(reader: &mut Reader<'_>) -> Result<u8, Reject> {
     let count = reader.u8("modules")?;
     match usize::from(count) {
-        // One more is refused with a word for people.
+        // One more than the limit is decoded, so that it can be refused with a sentence for people.
         count_ if count_ <= PAIRS_MAX + 1 => Ok(count),
         _ => Err(Reject::new("modules", count.into(), "an attachment goes through 8 at most")),
     }
@@ -89,7 +89,7 @@ fn handshake(reader: &mut Reader<'_>, field: &'static str) -> Result<Vec<u8>, Re
     reader.take(length.into(), field).map(<[u8]>::to_vec)
 }
 
-/// Puts the head of a message that has been through modules behind what is in its part already.
+/// Appends the head of a message that has passed modules to what is already in its part.
 pub fn put_head(part: &mut Part, head: &Payload, payload: &Payload) {
     if !head.is_empty() || !payload.is_empty() {
         part.put(&(head.len() as u16).to_le_bytes());
@@ -97,10 +97,10 @@ pub fn put_head(part: &mut Part, head: &Payload, payload: &Payload) {
     }
 }
 
-/// Head and payload of a message that goes to modules.
+/// Splits a message for modules into head and payload.
 ///
 /// # Errors
-/// [`Reject`]: its head is longer than all of it.
+/// [`Reject`]: its head is longer than the whole.
 pub fn split_head(mut body: Payload) -> Result<(Payload, Payload), Reject> {
     if body.is_empty() {
         return Ok((Payload::Empty, Payload::Empty));

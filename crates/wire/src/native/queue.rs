@@ -1,4 +1,4 @@
-//! Who may send the next frame.
+//! Which message sends the next frame.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use farbus_model::{Instant, Payload};
 use super::frame::{BODY_BYTES_MAX, Head, Kind, Residence};
 use super::message::{Flow, Message, PART_BYTES_MAX, Part, Urgency};
 
-/// Frames of a long message are cut on this grid, so that a store finds whole pages in them.
+/// Frames of a long message are cut at multiples of this, so that a store finds whole pages in them.
 const CUT_BYTES: usize = 4 << 10;
 
 /// Messages that wait for the link, by urgency and flow.
@@ -20,18 +20,18 @@ pub(super) struct Queue {
     messages: usize,
 }
 
-/// What a message takes beside its bytes, with its place in a flow.
+/// Bookkeeping bytes per message, including its place in a flow.
 const MESSAGE_BYTES: usize = 256;
 
-/// Flows of one urgency, in the order of their turns; none of them is empty.
+/// The flows of one urgency that have messages, in the order of their turns.
 #[derive(Debug, Default)]
 struct Line {
     flows: VecDeque<(Flow, VecDeque<Waiting>)>,
-    /// Queues of flows that have nothing to say, kept for their memory.
+    /// Empty queues of flows, kept for their memory.
     spare: Vec<VecDeque<Waiting>>,
 }
 
-/// Queues kept for their memory: as many flows as take turns at the same time, more or less.
+/// Empty queues kept for their memory: about as many as flows take turns at a time.
 const SPARE_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -43,7 +43,7 @@ struct Waiting {
     done_at: Option<Instant>,
 }
 
-/// Data of a message, or what of it was not cut yet.
+/// Data of a message, or the part of it that was not cut yet.
 #[derive(Debug)]
 enum Data {
     Whole(Payload),
@@ -65,7 +65,7 @@ impl Carried {
         }
     }
 
-    /// Its runs of memory from `from` on.
+    /// Its runs of memory, beginning at `from`.
     pub fn runs_from(&self, from: usize) -> impl Iterator<Item = &[u8]> {
         let (payload, range) = match self {
             Carried::Whole(payload) => (payload, from..payload.len()),
@@ -74,7 +74,7 @@ impl Carried {
         payload.runs_within(range)
     }
 
-    /// The payload, if nobody else carries a part of it.
+    /// The payload, if no other frame carries a part of it.
     pub fn into_payload(self) -> Option<Payload> {
         match self {
             Carried::Whole(payload) => Some(payload),
@@ -83,7 +83,7 @@ impl Carried {
     }
 }
 
-/// A frame, cut.
+/// A frame that was cut.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub head: Head,
@@ -92,10 +92,10 @@ pub(super) struct Cut {
 }
 
 impl Queue {
-    /// Adds a message behind those of its flow.
+    /// Appends a message to its flow.
     ///
     /// # Panics
-    /// If the device's part is longer than a part may be: our own bug.
+    /// If the class part is longer than a part may be: a bug of farbus.
     pub fn push(&mut self, message: Message) {
         assert!(message.part.len() <= PART_BYTES_MAX, "a part fits the first frame");
         self.bytes += message.part.len() + message.payload.len();
@@ -117,17 +117,17 @@ impl Queue {
         self.lines.iter().all(|line| line.flows.is_empty())
     }
 
-    /// Bytes of messages that wait, heads apart.
+    /// Bytes of waiting messages, without heads.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The memory that they take, heads and all.
+    /// Memory of waiting messages, with heads.
     pub fn held_bytes(&self) -> usize {
         self.bytes + self.messages * MESSAGE_BYTES
     }
 
-    /// The next frame: of the most urgent flow whose turn it is.
+    /// Cuts the next frame, from the most urgent flow whose turn it is.
     pub fn cut(&mut self, now: Instant) -> Option<Cut> {
         let line = self.lines.iter_mut().find(|line| !line.flows.is_empty())?;
         let (flow, mut queue) = line.flows.pop_front().expect("a line with a flow");
@@ -146,7 +146,7 @@ impl Queue {
         Some(cut)
     }
 
-    /// The next message, whole, of the most urgent flow whose turn it is; none that was begun to be cut.
+    /// Takes the next whole message of the most urgent flow whose turn it is; skips those that were partly cut.
     pub fn pop(&mut self) -> Option<Message> {
         let (index, line) = self.lines.iter_mut().enumerate().find(|(_, line)| !line.flows.is_empty())?;
         let (flow, mut queue) = line.flows.pop_front().expect("a line with a flow");
@@ -161,7 +161,7 @@ impl Queue {
         Some(Message { head, part, payload, urgency, flow, done_at })
     }
 
-    /// Removes a request that was not begun to be sent; whether there was one.
+    /// Removes a request that was not cut yet; returns its data, if it was there.
     pub fn recall(&mut self, attachment: u16, tag: u16) -> Option<Payload> {
         for line in &mut self.lines {
             for at in 0..line.flows.len() {
@@ -208,7 +208,7 @@ impl Waiting {
         Cut { head, part, carried }
     }
 
-    /// As many frames as it takes, each about as long as the others.
+    /// Cuts as few frames as possible, of about equal length.
     fn cut_long(&mut self, payload: Arc<Payload>, range: Range<usize>, part_bytes: usize) -> Carried {
         let room = (BODY_BYTES_MAX - part_bytes) / CUT_BYTES * CUT_BYTES;
         let frames = range.len().div_ceil(room);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_urgent_one_passes_and_flows_take_turns() {
+    fn urgent_message_overtakes_and_flows_take_turns() {
         let mut queue = Queue::default();
         queue.push(message(Urgency::Low, 1, 1, 200 << 10));
         queue.push(message(Urgency::Low, 1, 2, 10));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_begun_can_be_recalled() {
+    fn request_that_was_not_cut_can_be_recalled() {
         let mut queue = Queue::default();
         queue.push(message(Urgency::Low, 1, 1, 100 << 10));
         queue.push(message(Urgency::Low, 1, 2, 10));

@@ -1,131 +1,131 @@
-//! What is reserved for a device: asked for before it is opened, answered, and told whenever that changes (requirement
-//! R2).
+//! Reservations for devices: the importer's request before it opens a device, the exporter's reports, and the messages
+//! that measure the path (requirement R2).
 //!
 //! ```text
 //!   ask       importer: 0, criticality 1, claims 1, 0, latency ns 8, then of each claim: endpoint 1, 0 0 0, bytes 4, period 4
-//!   standing  exporter: 1, state 1, lack 1, criticality 1, missing 8, bound ns 8, bits a second 8, share of the bus ppm 4
+//!   report    exporter: 1, state 1, lack 1, criticality 1, missing 8, bound ns 8, bits a second 8, share of the bus ppm 4
 //!   echo      exporter: 2; importer: the same at once
 //!   train     exporter: 3, place 1, cars 1, then zeros
 //!   measured  importer: 4, bits a second 8
 //! ```
 //!
-//! The kind is one that may be passed over: an exporter that knows none of it opens the device and says nothing of a
-//! standing.
+//! A peer may ignore frames of this kind: an exporter that does not know reservations opens the device and sends no
+//! report.
 
 use super::reader::Reader;
 use crate::reject::Reject;
 
 /// Claims of one reservation: a device has 30 endpoints beside its control endpoint, and few of them matter at once.
 pub const CLAIMS_MAX: usize = 16;
-/// Cars of a train, all but the first half of which are measured: what a shaper lets through at once is in that.
+/// Messages in a train. The second half is measured: a traffic shaper's burst falls into the first half.
 pub const TRAIN_CARS: u8 = 4;
-/// Bytes of a car.
+/// Bytes of one message of a train.
 pub const CAR_BYTES: usize = 32 << 10;
 
-/// What happens to a reservation when there is not enough for all.
+/// What happens to a reservation when resources are short.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Criticality {
-    /// It is suspended when one of high criticality needs what it has.
+    /// It is suspended when a reservation of high criticality needs its resources.
     Low,
-    /// It keeps what it has.
+    /// It keeps its resources.
     #[default]
     High,
 }
 
-/// Bytes of an endpoint, each period.
+/// Bytes of one endpoint in each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
-    /// Its address; 0 is the one that the device's data go through, of its exporter's choice.
+    /// The endpoint's address; 0 lets the exporter choose the device's data endpoint.
     pub endpoint: u8,
     /// Bytes each period.
     pub bytes: u32,
-    /// In intervals of the device's bus: microframes, frames at low and full speed.
+    /// The period in intervals of the device's bus: microframes, or frames at low and full speed.
     pub period: u32,
 }
 
-/// What is asked for.
+/// A reservation request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Reservation {
-    /// How much it matters.
+    /// The criticality.
     pub criticality: Criticality,
-    /// The longest that data may take from the bus to their user, ns; 0: however long.
+    /// The longest that data may take from the bus to the importer, ns; 0 for no limit.
     pub latency_ns: u64,
-    /// Of which endpoints.
+    /// The endpoints' claims.
     pub claims: Vec<Claim>,
 }
 
-/// Where a reservation stands.
+/// The state of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// What it asks for is its own.
+    /// The request is reserved in full.
     Admitted,
-    /// Not now; it will be told when it is again.
+    /// Suspended now; a later report says when it is admitted again.
     Suspended,
-    /// It never was.
+    /// Never admitted.
     Refused,
 }
 
-/// What there is too little of.
+/// The resource that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lack {
-    /// Nothing.
+    /// None.
     None,
-    /// Time of the bus; missing are picoseconds of an interval.
+    /// Bus time; `missing` counts picoseconds of an interval.
     Bus,
-    /// Time of a processor; missing are billionths of one.
+    /// Processor time; `missing` counts billionths of a processor.
     Processor,
-    /// Rate of the path to the importer; missing are bits a second.
+    /// The rate of the path to the importer; `missing` counts bits a second.
     Rate,
-    /// The path is not as quick; missing are nanoseconds.
+    /// The path's latency is too high; `missing` counts nanoseconds.
     Delay,
-    /// The device has no such endpoint, or it carries nothing of the kind; missing is its address.
+    /// The device has no such endpoint, or the endpoint carries no such data; `missing` is its address.
     Endpoint,
-    /// The period is none that the bus has, or the endpoint; missing is one that would do, 0 if there is none.
+    /// The bus or the endpoint does not have this period; `missing` is one that would do, or 0.
     Period,
-    /// The budget is more than the wire carries each period; missing are bytes.
+    /// The claim is more than the bus carries each period; `missing` counts bytes.
     Budget,
-    /// Nothing of that kind is kept there.
+    /// Nothing can be reserved for this kind of device.
     Kind,
-    /// Whoever asks may not ask for high criticality.
+    /// The importer may not ask for high criticality.
     Permission,
 }
 
-/// What the exporter says of it.
+/// The exporter's report about a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReservationReport {
-    /// Where it stands.
+    /// The state.
     pub state: State,
-    /// What there is too little of.
+    /// The resource that is short.
     pub lack: Lack,
-    /// How much it matters.
+    /// The criticality.
     pub criticality: Criticality,
-    /// How much of it, in the unit of [`Lack`].
+    /// How much is missing, in the unit of [`Lack`].
     pub missing: u64,
-    /// The longest that its data take from the bus to the importer, ns, while it is admitted.
+    /// While admitted: the longest that data take from the bus to the importer, ns.
     pub bound_ns: u64,
-    /// What it takes of the path, bits a second.
+    /// What the reservation takes of the path, bits a second.
     pub path_bits_per_s: u64,
-    /// What it takes of its bus, parts per million.
+    /// What the reservation takes of its bus, parts per million.
     pub bus_ppm: u32,
 }
 
-/// Anything that is said of a reservation.
+/// A message about a reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Importer: for the device that is opened next. It is not opened before the path was measured.
+    /// Importer: the request for the device that is opened next. The exporter opens it once the path was measured.
     Ask(Reservation),
-    /// Exporter: what became of it.
+    /// Exporter: a report.
     Report(ReservationReport),
-    /// Exporter: say this back at once. Importer: there.
+    /// Exporter: answer this at once. Importer: the answer.
     Echo,
-    /// Exporter: one of several, as fast as the path takes them.
+    /// Exporter: one of several messages, sent as fast as the path takes them.
     Train {
-        /// Which, from 0.
+        /// Its number, from 0.
         place: u8,
-        /// Of how many.
+        /// How many there are.
         cars: u8,
     },
-    /// Importer: so fast the second half of the train came, bits a second.
+    /// Importer: the rate at which the second half of the train arrived, bits a second.
     Measured(u64),
 }
 
@@ -153,7 +153,7 @@ fn of_code<T: Copy>(all: &[T], code: u8, field: &'static str, rule: &'static str
 }
 
 impl Word {
-    /// As it travels; a car is followed by [`CAR_BYTES`] of zeros.
+    /// Encodes the message; a train's message is followed by [`CAR_BYTES`] of zeros.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Word::Ask(Reservation { criticality, latency_ns, claims }) => {
@@ -182,7 +182,7 @@ impl Word {
         }
     }
 
-    /// As it travelled.
+    /// Decodes the message.
     ///
     /// # Errors
     /// [`Reject`].
@@ -197,7 +197,7 @@ impl Word {
                 if place >= cars {
                     return Err(Reject::new("place", place.into(), "a car is one of its train"));
                 }
-                // What follows is there to take its time.
+                // The rest only takes time on the link.
                 return Ok(Word::Train { place, cars });
             }
             4 => Word::Measured(reader.u64("bits a second")?),
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reserves_is_refused_by_its_name() {
+    fn invalid_reservation_is_refused_with_its_field() {
         let claim = |endpoint| [endpoint, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0];
         let field = |count: u8, endpoints: &[u8]| {
             let claims = endpoints.iter().flat_map(|&endpoint| claim(endpoint));

@@ -4,8 +4,9 @@
 //!   event     0 sequence 8  8 moment 8   then the frame
 //! ```
 //!
-//! Frames are sent as far as there is a grant. Who opened the stream exclusively gets all, and the source waits for
-//! him; who opened it to read, beside others, gets the latest, and sees by the sequence what he missed.
+//! Frames are sent as far as the importer has granted them. An importer that opened the stream exclusively gets every
+//! frame, and the source waits for it. One that opened it to read, beside others, gets the latest frames, and sees by
+//! the sequence numbers which ones it missed.
 
 use std::fmt;
 
@@ -19,11 +20,11 @@ use crate::reject::Reject;
 /// One frame of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// How many frames the source made before it: what is missing between two was not sent.
+    /// How many frames the source made before this one: a gap between two frames means that frames were not sent.
     pub sequence: u64,
-    /// When it was made, ns of a clock of the exporter's: to be compared with other frames of the stream.
+    /// When the frame was made, ns of an exporter's clock: comparable with other frames of the stream.
     pub moment_ns: u64,
-    /// It.
+    /// The frame's bytes.
     pub data: Payload,
 }
 
@@ -31,7 +32,7 @@ pub struct Frame {
 pub const EVENT_BYTES: usize = 16;
 
 impl Frame {
-    /// Its part of a message; the data follows.
+    /// The class part of its message; the data follows.
     pub fn part(&self) -> Part {
         let mut part = Part::empty();
         part.put(&self.sequence.to_le_bytes());
@@ -39,10 +40,10 @@ impl Frame {
         part
     }
 
-    /// A frame from the whole of its message.
+    /// Decodes a frame from its whole message.
     ///
     /// # Errors
-    /// [`Reject`]: no source sends that.
+    /// [`Reject`]: no source sends this.
     pub fn decode(mut message: Payload) -> Result<Self, Reject> {
         let part = message.split_front(EVENT_BYTES);
         let bytes = part.contiguous();
@@ -52,11 +53,11 @@ impl Frame {
     }
 }
 
-/// How a picture's points are written, by the four letters of Video4Linux.
+/// A picture's pixel format, as the four letters of Video4Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PixelFormat(pub [u8; 4]);
 
-/// Those that have names here: format, name, bytes of a point.
+/// The named formats: format, name, bytes of a pixel.
 const NAMED: [(PixelFormat, &str, u32); 3] =
     [(PixelFormat::RGB24, "rgb24", 3), (PixelFormat::GREY, "grey", 1), (PixelFormat::YUYV, "yuyv", 2)];
 
@@ -65,7 +66,7 @@ impl PixelFormat {
     pub const RGB24: Self = Self(*b"RGB3");
     /// Brightness, 8 bits.
     pub const GREY: Self = Self(*b"GREY");
-    /// Two points in four bytes: brightness 8, blue, brightness 8, red.
+    /// Two pixels in four bytes: brightness 8, blue, brightness 8, red.
     pub const YUYV: Self = Self(*b"YUYV");
 
     /// The format of this name.
@@ -73,7 +74,7 @@ impl PixelFormat {
         NAMED.iter().find(|(_, other, _)| *other == name).map(|(format, ..)| *format)
     }
 
-    /// Bytes of a point, where that is known.
+    /// Bytes of a pixel, where that is known.
     pub fn bytes(self) -> Option<u32> {
         NAMED.iter().find(|(format, ..)| *format == self).map(|(.., bytes)| *bytes)
     }
@@ -88,20 +89,20 @@ impl fmt::Display for PixelFormat {
     }
 }
 
-/// What a stream's frames are.
+/// The kind of a stream's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Bytes.
+    /// Arbitrary bytes.
     Bytes,
-    /// A picture each.
+    /// One picture per frame.
     Video {
-        /// How it is written.
+        /// The pixel format.
         pixels: PixelFormat,
-        /// Points in a line.
+        /// Pixels per line.
         width: u16,
         /// Lines.
         height: u16,
-        /// Pictures in a thousand seconds; 0 if that is not known.
+        /// Pictures per thousand seconds; 0 if that is not known.
         rate_mhz: u32,
     },
 }
@@ -118,10 +119,10 @@ impl fmt::Display for Format {
     }
 }
 
-/// What a stream is, as [`super::control::Opened`] carries it.
+/// The description of a stream, as [`super::control::Opened`] carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// What its frames are.
+    /// The kind of its frames.
     pub format: Format,
     /// Bytes of a frame at most.
     pub frame_bytes_max: u32,
@@ -131,7 +132,7 @@ const BYTES: u8 = 0;
 const VIDEO: u8 = 1;
 
 impl Description {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let kind = if self.format == Format::Bytes { BYTES } else { VIDEO };
         let mut bytes = vec![kind];
@@ -145,10 +146,10 @@ impl Description {
         bytes
     }
 
-    /// As it travelled.
+    /// Decodes a description.
     ///
     /// # Errors
-    /// [`Reject`]: there is no such stream.
+    /// [`Reject`]: no such stream can exist.
     pub fn decode(bytes: &[u8]) -> Result<Self, Reject> {
         let mut reader = Reader::new(bytes);
         let kind = reader.u8("format")?;
@@ -169,11 +170,11 @@ impl Description {
             }
             _ => return Err(Reject::new("format", kind.into(), "frames are bytes or pictures")),
         };
-        // A later release may say more.
+        // Fields of a later release may follow.
         Ok(Self { format, frame_bytes_max })
     }
 
-    /// Frames that may be under way to one reader: two at least, that one is sent while the other is used.
+    /// Frames that may be under way to one reader: at least two, so that one is sent while the other is used.
     pub fn window(&self) -> u32 {
         (FRAMES_BYTES_MAX / self.frame_bytes_max.max(1)).clamp(2, FRAMES_MAX)
     }
@@ -215,13 +216,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_under_way_is_bounded_in_frames_and_in_bytes() {
+    fn frames_under_way_are_bounded_in_number_and_in_bytes() {
         let window = |frame_bytes_max| Description { format: Format::Bytes, frame_bytes_max }.window();
         assert_eq!([window(1), window(640 * 480 * 3), window(FRAME_BYTES_MAX)], [FRAMES_MAX, 18, 2]);
     }
 
     #[test]
-    fn people_read_what_it_is() {
+    fn stream_description_is_readable() {
         assert_eq!(PICTURES.to_string(), "rgb24 640x480 at 29.97/s");
         let odd = Format::Video { pixels: PixelFormat(*b"MJ\x01G"), width: 1, height: 2, rate_mhz: 0 };
         assert_eq!((odd.to_string().as_str(), Format::Bytes.to_string().as_str()), ("MJ\\x01G 1x2", "bytes"));

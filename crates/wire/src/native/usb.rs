@@ -1,5 +1,5 @@
-//! The USB class: 16 bytes ask for a bulk or interrupt transfer, 8 answer, frames' heads included (requirement N5;
-//! paper: 16 and 16).
+//! The USB class: a request for a bulk or interrupt transfer has 16 bytes, a reply 8, frame heads included (requirement
+//! N5; paper: 16 and 16).
 //!
 //! ```text
 //!   request   0 endpoint 1   1 bits 1   2 stream, or polling interval 2   4 length 4
@@ -25,7 +25,7 @@ use super::message::Part;
 use super::reader::{Reader, put_text};
 use crate::reject::Reject;
 
-/// Bytes of a request's own part, control and isochronous transfers apart.
+/// Bytes of a request's class part, except for control and isochronous transfers.
 pub const REQUEST_BYTES: usize = 8;
 
 mod bit {
@@ -36,31 +36,31 @@ mod bit {
     pub const RESET: u8 = 1 << 5;
 }
 
-/// How an isochronous schedule is written down.
+/// The encodings of an isochronous schedule.
 mod shape {
-    /// All packets have one length, one behind the other: length 4.
+    /// All packets have one length and no gaps: one length of 4 bytes.
     pub const UNIFORM: u16 = 0;
-    /// One behind the other: a length 4 for each.
+    /// No gaps: a length of 4 bytes for each packet.
     pub const PACKED: u16 = 1;
-    /// An offset 4 and a length 4 for each.
+    /// An offset of 4 bytes and a length of 4 bytes for each packet.
     pub const SCATTERED: u16 = 2;
 }
 
-/// What an importer asks.
+/// A request of an importer.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// A transfer, without the data it sends.
+    /// A transfer, without its OUT data.
     Transfer(Urb),
-    /// A port reset (USB 2.0 §7.1.7.5): every request ends, configuration, settings and halts are forgotten.
+    /// A port reset (USB 2.0 §7.1.7.5): ends every request, and clears configuration, settings and halts.
     Reset,
 }
 
-/// A reset's own part.
+/// The class part of a reset.
 pub fn reset_part() -> Part {
     [0, bit::RESET, 0, 0, 0, 0, 0, 0].into()
 }
 
-/// A transfer's own part.
+/// The class part of a transfer.
 pub fn request_part(urb: &Urb, kind: TransferType) -> Part {
     let mut bits = kind.as_attributes();
     let wishes = [
@@ -112,7 +112,7 @@ fn put_schedule(part: &mut Part, urb: &Urb) {
     }
 }
 
-/// A request from the front of a message, and how many bytes its own part had. The data is not counted yet.
+/// Decodes a request from the front of a message; also returns the bytes of its class part. Does not check the data.
 ///
 /// # Errors
 /// [`Reject`].
@@ -193,7 +193,7 @@ fn read_schedule(reader: &mut Reader<'_>, urb: &mut Urb) -> Result<(), Reject> {
     Ok(())
 }
 
-/// The wire's numbers of outcomes: an outcome's place in the list.
+/// The statuses in the order of their numbers on the wire.
 const STATUSES: [Status; 15] = [
     Status::Ok,
     Status::Stall,
@@ -212,33 +212,33 @@ const STATUSES: [Status; 15] = [
     Status::Other,
 ];
 
-/// The wire's number of an outcome.
+/// The number of a status on the wire.
 ///
 /// # Panics
-/// Never: all outcomes have one.
+/// Never: all statuses have one.
 pub fn status_code(status: Status) -> u8 {
     STATUSES.iter().position(|&other| other == status).expect("all are listed") as u8
 }
 
-/// An outcome by its number.
+/// The status with this number.
 ///
 /// # Errors
-/// [`Reject`]: none has it.
+/// [`Reject`]: no status has it.
 pub fn status_of(code: u8) -> Result<Status, Reject> {
     STATUSES.get(usize::from(code)).copied().ok_or(Reject::new("status", code.into(), "no transfer ends so"))
 }
 
-/// How an isochronous outcome is written down.
+/// The encodings of an isochronous outcome.
 mod outcome {
     /// Not isochronous.
     pub const NONE: u8 = 0;
     /// Every packet moved all its bytes.
     pub const FULL: u8 = 1;
-    /// For each packet its bytes 3 and its status 1.
+    /// For each packet its bytes (3) and its status (1).
     pub const EACH: u8 = 2;
 }
 
-/// A reply's own part; `None` if it needs none.
+/// A reply's class part; `None` if it needs none.
 pub fn reply_part(done: &Done) -> Option<Part> {
     let has_all = match done.direction {
         Direction::In => true,
@@ -273,10 +273,10 @@ fn outcome_part(status: Status, actual: u32, start_frame: u32, iso: &[IsoPacket]
     part
 }
 
-/// How a transfer ended, read from a reply that has a part of its own.
+/// The end of a transfer, decoded from a reply that has a class part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// How.
+    /// The status.
     pub status: Status,
     /// Bytes moved.
     pub actual: u32,
@@ -287,16 +287,17 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// As it travelled, whatever it says.
+    /// Encodes the reply, without checking its values.
     pub fn encode(&self) -> Part {
         outcome_part(self.status, self.actual, self.start_frame, &self.iso)
     }
 }
 
-/// A reply's own part from the front of a message, held against the transfer it answers, and how many bytes it had.
+/// Decodes a reply's class part from the front of a message, and checks it against its transfer; also returns its
+/// length.
 ///
 /// # Errors
-/// [`Reject`]: that transfer cannot have ended so.
+/// [`Reject`]: that transfer cannot have ended this way.
 pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
     let mut reader = Reader::new(bytes);
     let status = status_of(reader.u8("status")?)?;
@@ -334,7 +335,7 @@ pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
     Ok((reply, reader.read()))
 }
 
-/// A copy of what a device sent to its user, for whoever observes it.
+/// A copy of what a device sent to its user, for an observer.
 ///
 /// ```text
 ///   0 endpoint 1   1 transfer type 1   2 status 1   3 shape 1   4 missed 4   8 moment 8   16 packets 2   18 zeros 2
@@ -343,19 +344,19 @@ pub fn decode_reply(urb: &Urb, bytes: &[u8]) -> Result<(Reply, usize), Reject> {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
-    /// Which endpoint.
+    /// The endpoint.
     pub endpoint: EpAddr,
-    /// Of which type.
+    /// The endpoint's transfer type.
     pub kind: TransferType,
     /// How the transfer ended.
     pub status: Status,
-    /// Events that were not sent before this one: there was no grant for them.
+    /// Events that were not sent before this one because no grant was left.
     pub missed: u32,
-    /// When it ended, ns of a clock of the exporter's: to be compared with other events of the attachment.
+    /// When the transfer ended, ns of an exporter's clock: comparable with other events of the attachment.
     pub moment_ns: u64,
-    /// Isochronous: of each packet the bytes that came and how it ended.
+    /// Isochronous: each packet's bytes and status.
     pub packets: Vec<(u32, Status)>,
-    /// What came.
+    /// The data that was received.
     pub data: Payload,
 }
 
@@ -363,7 +364,7 @@ pub struct Event {
 const EVENT_BYTES: usize = 20;
 
 impl Event {
-    /// Its part of a message; the data follows.
+    /// The class part of its message; the data follows.
     pub fn part(&self) -> Part {
         let mut part = Part::empty();
         let shape = if self.packets.is_empty() { outcome::NONE } else { outcome::EACH };
@@ -379,10 +380,10 @@ impl Event {
         part
     }
 
-    /// An event from the whole of its message.
+    /// Decodes an event from its whole message.
     ///
     /// # Errors
-    /// [`Reject`]: no device sends that.
+    /// [`Reject`]: no device sends this.
     pub fn decode(mut message: Payload) -> Result<Self, Reject> {
         let bytes = message.contiguous();
         let mut reader = Reader::new(&bytes);
@@ -418,14 +419,15 @@ impl Event {
     }
 }
 
-/// What a USB device is, as [`super::control::Opened`] carries it: enough to show it without asking it anything.
+/// The description of a USB device, as [`super::control::Opened`] carries it: enough to show the device without a
+/// request to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// Its name at the exporter: its bus id on a plain connection.
+    /// Its name on the exporter; its bus id on a plain connection.
     pub bus_id: String,
-    /// Bus number there.
+    /// Bus number on the exporter.
     pub bus: u32,
-    /// Device number there.
+    /// Device number on the exporter.
     pub device: u32,
     /// The speed it runs at.
     pub speed: Speed,
@@ -444,7 +446,7 @@ const BUS_ID_BYTES_MAX: usize = 31;
 const SPEEDS: [Speed; 5] = [Speed::Low, Speed::Full, Speed::High, Speed::Super, Speed::SuperPlus];
 
 impl Description {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         put_text(&mut bytes, &self.bus_id, BUS_ID_BYTES_MAX);
@@ -462,7 +464,7 @@ impl Description {
         bytes
     }
 
-    /// As it travelled. Descriptors are passed on as they are: whoever parses them judges them.
+    /// Decodes a description. Descriptors are passed on unchecked: their parser checks them.
     ///
     /// # Errors
     /// [`Reject`].
@@ -486,15 +488,15 @@ impl Description {
             let length = reader.u16("configuration")?;
             configurations.push(reader.take(length.into(), "configuration")?.to_vec());
         }
-        // A later release may say more.
+        // Fields of a later release may follow.
         Ok(Self { bus_id, bus, device, speed, descriptor, configuration, alternates, configurations })
     }
 }
 
-/// The bytes of an IN transfer's data that the outcome allows: all of what follows.
+/// Checks an IN transfer's data against its outcome.
 ///
 /// # Errors
-/// [`Reject`]: as many follow as moved.
+/// [`Reject`]: other than `actual` bytes follow.
 pub fn check_data(urb: &Urb, reply: &Reply, data: &Payload) -> Result<(), Reject> {
     let expected = if urb.direction == Direction::In { reply.actual as usize } else { 0 };
     if data.len() != expected {
@@ -575,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_device_can_be_asked_is_refused() {
+    fn invalid_usb_request_is_refused() {
         let refused = |bytes: &[u8]| decode_request(UrbId(1), bytes).unwrap_err().field;
         assert_eq!(refused(&[0x81, 0x42, 0, 0, 0, 0, 0, 0]), "bits");
         assert_eq!(refused(&[0x81, 0x22, 0, 0, 0, 0, 0, 0]), "bits");

@@ -1,16 +1,16 @@
-//! What an NBD server has to offer.
+//! An export of an NBD server.
 
 use farbus_model::BlockInfo;
 
-/// A device that is offered.
+/// A device on offer to NBD clients.
 #[derive(Clone, Debug)]
 pub struct Export {
     /// Its name; the empty one is the default.
     pub name: String,
     /// A sentence for a person.
     pub description: String,
-    /// What it is.
+    /// Its properties.
     pub info: BlockInfo,
-    /// Whether zeros are made faster than they are written. Where not, who asks for fast zeros is told so.
+    /// Whether zeroing is faster than writing. If not, requests for fast zeroes fail.
     pub zeroes_fast: bool,
 }

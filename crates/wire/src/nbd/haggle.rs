@@ -1,4 +1,4 @@
-//! The handshake: what a client may ask before it uses an export, and what it is answered.
+//! The handshake: the options that a client may send before it uses an export, and their answers.
 //!
 //! | the client says | the answer |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | `STRUCTURED_REPLY` | ACK |
 //! | `LIST_META_CONTEXT`, `SET_META_CONTEXT` | ACK: none of them is known here, and none was selected |
 //! | `ABORT` | ACK, and the end |
-//! | `STARTTLS`, `EXTENDED_HEADERS`, anything else | `ERR_UNSUP`, upon which a client goes on without |
+//! | `STARTTLS`, `EXTENDED_HEADERS`, anything else | `ERR_UNSUP`, and the client continues without it |
 //! | data where there is none, or too little of it | `ERR_INVALID` |
 //! | more data than any option needs | `ERR_TOO_BIG`; what follows is skipped, not kept |
 
@@ -19,22 +19,22 @@ use super::export::Export;
 use super::message::{self, NAME_BYTES_MAX, info, option, reply};
 use crate::buffer::Outgoing;
 
-/// What became of an option.
+/// The outcome of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Haggled {
-    /// The client may go on.
+    /// The handshake continues.
     On,
-    /// It uses this export from now on.
+    /// The client uses the export with this index from now on.
     Begin(usize),
-    /// It may use structured replies from now on.
+    /// Structured replies may be used from now on.
     Structured,
-    /// The connection ends once what is to be said was said.
+    /// The connection ends once the waiting bytes are sent.
     End,
-    /// It ends at once: the client named an export that there is not, and cannot be told.
+    /// The connection ends at once: the client named an unknown export, and the protocol has no answer for that.
     HangUp,
 }
 
-/// The fields of an option's data, read from its front.
+/// The fields of an option's data, read from the front.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -61,7 +61,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// What `INFO` and `GO` ask: an export's name, and what is to be told besides.
+/// The export's name and the wanted information of `INFO` and `GO`.
 fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
@@ -70,7 +70,7 @@ fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
     fields.0.is_empty().then_some((name, asked))
 }
 
-/// Whether the data of `LIST_META_CONTEXT` or `SET_META_CONTEXT` is well formed, and the name in it.
+/// The export's name in `LIST_META_CONTEXT` or `SET_META_CONTEXT`; `None` if the data is malformed.
 fn read_meta_request(data: &[u8]) -> Option<&str> {
     let mut fields = Fields(data);
     let name = fields.text()?;
@@ -156,7 +156,7 @@ fn tell(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mu
     told.extend(export.info.size_bytes.to_be_bytes());
     told.extend(message::transmission_flags(&export.info, is_structured).to_be_bytes());
     answer(to, kind, reply::INFO, &told);
-    // Told unasked too, as the specification allows: a client that listens asks for what fits.
+    // Sent without being asked for, as the specification allows: a client that reads it makes requests that fit.
     answer(to, kind, reply::INFO, &block_sizes(&export.info));
     for (wanted, text) in [(info::NAME, &export.name), (info::DESCRIPTION, &export.description)] {
         if asked.contains(&wanted) {
@@ -177,7 +177,7 @@ fn block_sizes(info: &BlockInfo) -> Vec<u8> {
     told
 }
 
-/// One answer, whole.
+/// Puts one whole answer.
 pub(crate) fn answer(to: &mut Outgoing, option: u32, kind: u32, data: &[u8]) {
     to.put(&message::option_reply(option, kind, data.len()));
     to.put(data);

@@ -1,20 +1,20 @@
-//! The bytes of NBD: checked views of what a client sent, and encoders that cannot fail. Big-endian throughout.
+//! The bytes of NBD: checked parsing of what a client sends, and encoders that cannot fail. Big-endian throughout.
 
 use farbus_model::{BlockInfo, StoreError};
 
 pub use crate::usbip::message::Reject;
 
-/// What a server says first ("Newstyle negotiation").
+/// The beginning of a server's greeting ("Newstyle negotiation").
 pub const SERVER_MAGIC: &[u8; 8] = b"NBDMAGIC";
-/// What it says next, and what every option of a client begins with.
+/// The rest of the greeting, and the beginning of a client's options.
 pub const OPTION_MAGIC: &[u8; 8] = b"IHAVEOPT";
-/// What every answer to an option begins with.
+/// The beginning of every answer to an option.
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-/// What every request begins with.
+/// The beginning of every request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// What a reply without structure begins with.
+/// The beginning of a simple reply.
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// What every chunk of a structured reply begins with.
+/// The beginning of every chunk of a structured reply.
 pub const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// Bytes of an option's header: magic, option, length.
@@ -32,40 +32,40 @@ pub mod handshake_flag {
     pub const NO_ZEROES: u16 = 2;
 }
 
-/// What a client haggles with ("Option types").
+/// The options of a client ("Option types").
 pub mod option {
-    /// Use this export; there is no way to refuse but to hang up.
+    /// Use this export; the server can refuse only by closing the connection.
     pub const EXPORT_NAME: u32 = 1;
-    /// Farewell.
+    /// End the handshake.
     pub const ABORT: u32 = 2;
-    /// Which exports are there?
+    /// List the exports.
     pub const LIST: u32 = 3;
-    /// Encrypt.
+    /// Start TLS.
     pub const STARTTLS: u32 = 5;
-    /// What is this export?
+    /// Describe this export.
     pub const INFO: u32 = 6;
     /// Use this export.
     pub const GO: u32 = 7;
-    /// Structured replies.
+    /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Which metadata contexts are there?
+    /// List the metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Use these metadata contexts.
+    /// Select metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// Headers with 64-bit lengths.
+    /// Use headers with 64-bit lengths.
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Answers to options ("Option reply types").
 pub mod reply {
-    /// Yes, or the end of a list.
+    /// Success, or the end of a list.
     pub const ACK: u32 = 1;
     /// An export.
     pub const SERVER: u32 = 2;
-    /// Something about an export.
+    /// Information about an export.
     pub const INFO: u32 = 3;
     const ERROR: u32 = 1 << 31;
-    /// Not known here.
+    /// Not supported.
     pub const ERR_UNSUP: u32 = ERROR + 1;
     /// Malformed.
     pub const ERR_INVALID: u32 = ERROR + 3;
@@ -75,7 +75,7 @@ pub mod reply {
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
 }
 
-/// What is said about an export.
+/// The kinds of information about an export.
 pub mod info {
     /// Size and flags.
     pub const EXPORT: u16 = 0;
@@ -83,55 +83,55 @@ pub mod info {
     pub const NAME: u16 = 1;
     /// A sentence for a person.
     pub const DESCRIPTION: u16 = 2;
-    /// The sizes of requests.
+    /// Minimum, preferred and maximum size of requests.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
 /// "Transmission flags".
 pub mod flag {
-    /// Always.
+    /// The flags field is valid.
     pub const HAS_FLAGS: u16 = 1;
-    /// Changes are refused.
+    /// The export is read-only.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// FLUSH is known.
+    /// FLUSH is supported.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// FUA is known.
+    /// FUA is supported.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// TRIM is known.
+    /// TRIM is supported.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// WRITE_ZEROES is known.
+    /// WRITE_ZEROES is supported.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// DF is known.
+    /// DF is supported.
     pub const SEND_DF: u16 = 1 << 7;
-    /// A flush on one connection covers what was answered on all.
+    /// A flush on one connection covers what was answered on all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// FAST_ZERO is known.
+    /// FAST_ZERO is supported.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
 /// "Request types".
 pub mod command {
-    /// Bytes from there.
+    /// Read a range.
     pub const READ: u16 = 0;
-    /// Bytes to there.
+    /// Write a range.
     pub const WRITE: u16 = 1;
-    /// Farewell.
+    /// Disconnect.
     pub const DISC: u16 = 2;
-    /// Make durable.
+    /// Make earlier writes durable.
     pub const FLUSH: u16 = 3;
-    /// Not needed any more.
+    /// Declare a range unneeded.
     pub const TRIM: u16 = 4;
-    /// Make zeros.
+    /// Make a range read as zeros.
     pub const WRITE_ZEROES: u16 = 6;
 }
 
 /// "Command flags".
 pub mod command_flag {
-    /// Durable before it is answered.
+    /// The change must be durable before the answer.
     pub const FUA: u16 = 1;
     /// Keep the space.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// Answer in one piece.
+    /// Answer in one chunk.
     pub const DF: u16 = 1 << 2;
     /// Fail rather than be slow.
     pub const FAST_ZERO: u16 = 1 << 4;
@@ -141,30 +141,30 @@ pub mod command_flag {
 pub mod chunk {
     /// The last one.
     pub const FLAG_DONE: u16 = 1;
-    /// Nothing more.
+    /// No data.
     pub const NONE: u16 = 0;
     /// Bytes.
     pub const OFFSET_DATA: u16 = 1;
-    /// It failed.
+    /// An error.
     pub const ERROR: u16 = (1 << 15) + 1;
-    /// It failed there.
+    /// An error with its offset.
     pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
 }
 
 /// Why a request failed, as the protocol numbers it ("Error values").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// Not permitted: it is read-only.
+    /// Not permitted: the export is read-only.
     NotPermitted,
     /// The medium failed.
     Medium,
-    /// Malformed, out of range, or not known here.
+    /// Malformed, out of range, or not supported.
     Invalid,
     /// No space, or past the end.
     NoSpace,
-    /// It could not be done fast.
+    /// Not possible as fast as asked.
     NotSupported,
-    /// The server is going away.
+    /// The server is shutting down.
     ShuttingDown,
 }
 
@@ -181,8 +181,8 @@ impl Failure {
         }
     }
 
-    /// What a medium's trouble is called here. A medium that is gone, or out of reach, is not the server's end: others
-    /// of its exports go on.
+    /// The NBD error of a store's error. A store that is gone or unreachable does not end the server: its other exports
+    /// continue.
     pub const fn of(error: StoreError) -> Self {
         match error {
             StoreError::Medium | StoreError::Gone | StoreError::Lost => Failure::Medium,
@@ -202,17 +202,17 @@ pub struct Request {
     pub command: u16,
     /// The client's name for it, echoed.
     pub cookie: u64,
-    /// Where, bytes.
+    /// The start of the range, bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// The length of the range, bytes.
     pub length: u32,
 }
 
 impl Request {
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// [`Reject`] for a wrong magic: behind it nothing can be found.
+    /// [`Reject`] for a wrong magic: the next message cannot be found.
     pub fn decode(b: &[u8; REQUEST_BYTES]) -> Result<Self, Reject> {
         let magic = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
         if magic != REQUEST_MAGIC {
@@ -251,7 +251,7 @@ pub struct OptionHeader {
 }
 
 impl OptionHeader {
-    /// Reads a header.
+    /// Decodes a header.
     ///
     /// # Errors
     /// [`Reject`] for a wrong magic.
@@ -265,7 +265,7 @@ impl OptionHeader {
     }
 }
 
-/// What a server says first.
+/// The server's greeting.
 pub fn greeting() -> [u8; 18] {
     let mut b = [0; 18];
     b[..8].copy_from_slice(SERVER_MAGIC);
@@ -285,7 +285,7 @@ pub fn option_reply(option: u32, kind: u32, length: usize) -> [u8; 20] {
     b
 }
 
-/// A reply without structure; 0 is success, after which a read's bytes follow.
+/// A simple reply; error 0 is success, after which a read's bytes follow.
 pub fn simple_reply(cookie: u64, error: u32) -> [u8; 16] {
     let mut b = [0; 16];
     b[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -305,7 +305,7 @@ pub fn chunk_header(cookie: u64, flags: u16, kind: u16, length: usize) -> [u8; 2
     b
 }
 
-/// The header of a chunk of data with the offset that belongs to it; `length` bytes of data follow.
+/// The header of a data chunk, with its offset; `length` bytes of data follow.
 pub fn data_chunk(cookie: u64, flags: u16, offset: u64, length: usize) -> [u8; 28] {
     let mut b = [0; 28];
     b[..20].copy_from_slice(&chunk_header(cookie, flags, chunk::OFFSET_DATA, length + 8));
@@ -313,7 +313,7 @@ pub fn data_chunk(cookie: u64, flags: u16, offset: u64, length: usize) -> [u8; 2
     b
 }
 
-/// What is said of a device with every use of it ("Transmission flags").
+/// The flags that go with every answer about an export ("Transmission flags").
 pub const fn transmission_flags(info: &BlockInfo, is_structured: bool) -> u16 {
     let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::CAN_MULTI_CONN;
     flags |= if info.is_read_only {

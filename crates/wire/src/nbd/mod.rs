@@ -1,15 +1,14 @@
-//! NBD, fixed newstyle, the server's end: how programs, virtual machines and kernels use a block device that is not
-//! theirs.
+//! NBD, fixed newstyle, the server's end: how programs, virtual machines and kernels use a remote block device.
 //!
 //! | file | what it holds |
 //! |---|---|
 //! | [`message`] | bytes ↔ typed messages: the numbers of the protocol and what a client may send |
-//! | [`export`] | what is offered |
+//! | [`export`] | the exports |
 //! | [`haggle`] | the handshake: options and their answers |
 //! | [`server`] | a connection: credits, pieces, replies |
 //!
 //! Source: the NBD project's `doc/proto.md`, whose sections are named beside the code that meets them. Extended headers
-//! and TLS are refused as it asks: a client goes on without.
+//! and TLS are refused in the specified way: a client continues without them.
 
 pub mod export;
 pub mod haggle;

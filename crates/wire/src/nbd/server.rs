@@ -9,8 +9,8 @@
 //! | a read that must not be cut (DF), or without structured replies | held until all are there, then sent in order, uncopied |
 //! | anything else | one answer after the last; the first failure is the one that is told |
 //!
-//! Out of credit ([`NBD_REQUESTS_MAX`], [`NBD_PAYLOAD_BYTES_MAX`]) nothing more is parsed and nothing more is to be
-//! received: the client waits in its socket.
+//! A connection that is out of credit ([`NBD_REQUESTS_MAX`], [`NBD_PAYLOAD_BYTES_MAX`]) parses and receives nothing
+//! more: the client's bytes wait in its socket.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,15 +43,15 @@ pub struct ServerConn {
     phase: Phase,
     is_structured: bool,
     options: u32,
-    /// Bytes to come that nobody wants: an option too long, the data of a write that was refused.
+    /// Bytes still to be skipped: an option that is too long, the data of a refused write.
     skip: u64,
-    /// What is answered once they came.
+    /// The answer to send once they are skipped.
     after_skip: Option<Refusal>,
-    /// The request whose pieces are being handed out.
+    /// The request whose pieces are being submitted.
     issue: Option<Issue>,
     flights: Vec<Option<Flight>>,
     free: Vec<u32>,
-    /// Payload bytes asked of the device, or held until the rest of them is there.
+    /// Payload bytes submitted to the device, or held until the rest is there.
     held_bytes: usize,
 }
 
@@ -59,11 +59,11 @@ pub struct ServerConn {
 enum Phase {
     /// Waiting for the client's flags.
     Flags,
-    /// Haggling.
+    /// In the handshake's options.
     Options { is_padded: bool },
     /// Requests to this export.
     Transmission { export: usize },
-    /// Nothing more is heard; what is owed is still said.
+    /// Reads nothing more; still sends what it owes.
     Closing,
 }
 
@@ -73,7 +73,7 @@ enum Refusal {
     Request(Request, Failure),
 }
 
-/// A request that owes an answer.
+/// An unanswered request.
 #[derive(Debug)]
 struct Flight {
     cookie: u64,
@@ -84,16 +84,16 @@ struct Flight {
     is_whole_chunk: bool,
     offset: u64,
     length: u32,
-    /// Pieces with the device.
+    /// Pieces that the device has.
     asked: u32,
-    /// Whether all pieces were handed out.
+    /// Whether all pieces were submitted.
     is_issued: bool,
     failed: Option<StoreError>,
-    /// The pieces of a read that is answered whole.
+    /// The pieces of a read that is answered as a whole.
     parts: Vec<Payload>,
 }
 
-/// The rest of a request that is handed out piece by piece.
+/// The rest of a request that is submitted piece by piece.
 #[derive(Clone, Copy, Debug)]
 struct Issue {
     slot: u32,
@@ -105,22 +105,22 @@ struct Issue {
     is_durable: bool,
 }
 
-/// Bytes of a request that the device is asked at a time: whole blocks, and never none, whatever it says of itself.
+/// The piece size for a device, bytes: whole blocks, and never 0, whatever the device announces.
 fn piece_bytes_max(info: &BlockInfo) -> u32 {
     let block = info.block_bytes.max(1);
     let most = info.request_bytes_max.clamp(PIECE_BYTES_MIN, NBD_PIECE_BYTES_MAX);
     (most / block).max(1) * block
 }
 
-/// The least that a device takes at once: a sector. A number of pieces has to fit the names of requests.
+/// The smallest piece: a sector. The number of pieces has to fit the ids of requests.
 const PIECE_BYTES_MIN: u32 = 512;
 const SLOT_SHIFT: u32 = 24;
 const NUMBER_SHIFT: u32 = 48;
 const FIELD: u64 = (1 << SLOT_SHIFT) - 1;
 
 impl ServerConn {
-    /// A fresh connection to a client that may use `exports`. `number` is what it has to itself among the connections
-    /// of one device: the names of its requests carry it.
+    /// Makes a connection to a client that may use `exports`. `number` distinguishes it among the connections of one
+    /// device: the ids of its requests carry it.
     pub fn new(number: u16, exports: Arc<[Export]>, limits: &Limits) -> Self {
         let mut outgoing = Outgoing::default();
         outgoing.put(&message::greeting());
@@ -141,7 +141,7 @@ impl ServerConn {
         }
     }
 
-    /// The connection that a request belongs to.
+    /// The number of the connection that a request belongs to.
     pub fn number_of(id: BlockId) -> u16 {
         (id.0 >> NUMBER_SHIFT) as u16
     }
@@ -164,7 +164,7 @@ impl ServerConn {
         matches!(self.phase, Phase::Flags | Phase::Options { .. })
     }
 
-    /// Where received bytes go; never empty.
+    /// The space for received bytes; never empty.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.incoming.space(REQUEST_BYTES)
     }
@@ -174,7 +174,7 @@ impl ServerConn {
         self.incoming.received(count);
     }
 
-    /// Whether more should be received: not while it is out of credit.
+    /// Whether more should be received: not while the connection is out of credit.
     pub fn wants_input(&self) -> bool {
         match self.phase {
             Phase::Flags | Phase::Options { .. } | Phase::Closing => true,
@@ -182,19 +182,19 @@ impl ServerConn {
         }
     }
 
-    /// Bytes that it holds or keeps: received, asked of the device, and waiting to be sent. A write's data counts
-    /// twice: where it was received and as what the device has.
+    /// Bytes that it holds: received, submitted to the device, and waiting to be sent. A write's data counts twice: in
+    /// the receive buffer and in the device's request.
     pub fn bytes(&self) -> usize {
         self.incoming.chunk_bytes() + self.held_bytes + self.outgoing.len()
     }
 
-    /// The same after the next [`ServerConn::poll_request`] that returns a request, or when the data of a write has
-    /// come that it waits for.
+    /// What [`ServerConn::bytes`] will be after the next [`ServerConn::poll_request`] that returns a request, or once
+    /// the data of the write that it waits for is there.
     pub fn bytes_with_next(&self) -> usize {
         self.bytes() + self.next_bytes()
     }
 
-    /// What the next request or the next piece of one brings: a read that is answered whole, all of it.
+    /// Bytes that the next request or piece adds; all of a read that is answered as a whole.
     fn next_bytes(&self) -> usize {
         let (op, length, is_whole) = match (self.issue, self.phase) {
             (Some(issue), _) => {
@@ -217,26 +217,26 @@ impl ServerConn {
         };
         match op {
             BlockOp::Read => is_whole.unwrap_or(length) as usize,
-            // The device gets it, and until it is there the buffer that receives it may have to grow.
+            // The device gets the data, and the receive buffer may have to grow until all of it is there.
             BlockOp::Write => length as usize + self.incoming.growth_to(length as usize),
             BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes => 0,
         }
     }
 
-    /// Whether the client has begun a write, and the rest of it is yet to come.
+    /// Whether part of a write has arrived.
     pub fn is_mid_write(&self) -> bool {
         self.skip > 0 || self.issue.is_some_and(|issue| issue.op == BlockOp::Write)
     }
 
-    /// Gives back the memory that is only kept for reuse.
+    /// Frees memory that is only kept for reuse.
     pub fn trim(&mut self) {
         self.incoming.trim();
     }
 
-    /// The next thing to ask of the device, if its bytes are there and there is credit for it.
+    /// The next request for the device, if its bytes are there and there is credit for it.
     ///
     /// # Errors
-    /// [`Reject`]: the bytes are no message of this protocol, and the connection is at its end.
+    /// [`Reject`]: the bytes are no message of this protocol, and the connection has to end.
     pub fn poll_request(&mut self) -> Result<Option<BlockRequest>, Reject> {
         loop {
             if self.skip > 0 && !self.skip_on() {
@@ -253,7 +253,7 @@ impl ServerConn {
                 Phase::Options { is_padded } => self.poll_option(is_padded)?,
                 Phase::Transmission { export } => self.poll_header(export)?,
                 Phase::Closing => {
-                    // Not heard, and not kept either: there is always room to receive.
+                    // Dropped without parsing, so that there is always space to receive.
                     self.incoming.consume(self.incoming.bytes().len());
                     false
                 }
@@ -264,7 +264,7 @@ impl ServerConn {
         }
     }
 
-    /// Drops bytes that nobody wants; whether all came.
+    /// Skips unwanted bytes; returns whether all are skipped.
     fn skip_on(&mut self) -> bool {
         let count = self.skip.min(self.incoming.bytes().len() as u64);
         self.incoming.consume(count as usize);
@@ -342,7 +342,7 @@ impl ServerConn {
             Ok(_) if request.length == 0 && request.command != command::FLUSH => self.answer_nothing(&request),
             Ok(op) => self.begin(export, &request, op),
             Err(failure) => {
-                // The data of a write comes whatever is thought of it.
+                // The data of a write follows, whether the write is refused or not.
                 self.skip = if request.command == command::WRITE { u64::from(request.length) } else { 0 };
                 self.after_skip = Some(Refusal::Request(request, failure));
             }
@@ -350,7 +350,7 @@ impl ServerConn {
         Ok(true)
     }
 
-    /// What a request comes to, or what it is refused with ("Request types", "Error values", "Block size constraints").
+    /// The operation of a request, or its refusal ("Request types", "Error values", "Block size constraints").
     fn check(&self, export: usize, request: &Request) -> Result<BlockOp, Failure> {
         let export = &self.exports[export];
         let (info, flags) = (&export.info, request.flags);
@@ -424,11 +424,11 @@ impl ServerConn {
         });
     }
 
-    /// The next piece of the request that is being handed out.
+    /// The next piece of the request that is being submitted.
     fn poll_piece(&mut self, issue: Issue) -> Option<BlockRequest> {
         let length = issue.left.min(issue.piece_bytes_max);
         let flight = self.flights[issue.slot as usize].as_ref().expect("what is issued is in flight");
-        // A read that is answered whole was let in whole: its first pieces give nothing back before its last.
+        // A read that is answered as a whole was admitted as a whole: its pieces release nothing before the last one.
         let is_let_in = issue.piece == 0 || issue.op == BlockOp::Read && !flight.is_chunked;
         if !is_let_in && !self.has_credit() {
             return None;
@@ -466,10 +466,10 @@ impl ServerConn {
         BlockId(u64::from(self.number) << NUMBER_SHIFT | u64::from(slot) << SLOT_SHIFT | u64::from(piece))
     }
 
-    /// What [`ServerConn::poll_request`] asked was answered.
+    /// Processes the answer to a request of [`ServerConn::poll_request`].
     ///
     /// # Panics
-    /// If that is not in flight.
+    /// If that request is not in flight.
     pub fn complete(&mut self, done: BlockDone, pool: &mut BufferPool) {
         assert_eq!(Self::number_of(done.id), self.number, "an answer goes to whoever asked");
         let (slot, piece) = (done.id.0 >> SLOT_SHIFT & FIELD, (done.id.0 & FIELD) as usize);
@@ -507,7 +507,7 @@ impl ServerConn {
         }
     }
 
-    /// The answer of a request whose pieces are all back.
+    /// Answers a request whose pieces are all back.
     fn answer(&mut self, slot: u32, pool: &mut BufferPool) {
         let flight = self.flights[slot as usize].take().expect("a request is answered once");
         self.free.push(slot);
@@ -537,7 +537,7 @@ impl ServerConn {
         self.free.push(slot);
     }
 
-    /// A request for no bytes at all is done.
+    /// Answers a request for no bytes.
     fn answer_nothing(&mut self, request: &Request) {
         if request.command == command::READ && self.is_structured {
             self.outgoing.put(&message::chunk_header(request.cookie, chunk::FLAG_DONE, chunk::NONE, 0));
@@ -575,16 +575,16 @@ impl ServerConn {
         self.outgoing.put(why);
     }
 
-    /// Ends the conversation from this side: nothing more is heard, what is owed is still said.
+    /// Ends the connection from this side: nothing more is read, and pending answers are still sent.
     pub fn close(&mut self) {
         self.phase = Phase::Closing;
         if let Some(issue) = self.issue.take() {
-            // Its rest is not asked any more; what was is answered as failed.
+            // Its remaining pieces are not submitted; the submitted ones count as failed.
             let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
             flight.is_issued = true;
             flight.failed.get_or_insert(StoreError::Gone);
             if flight.is_held_whole() {
-                // Its answer gives back what the whole request holds, and only what was asked was counted.
+                // Its answer releases what the whole request holds, and only the submitted part was counted.
                 self.held_bytes += issue.left as usize;
             }
             if flight.asked == 0 {
@@ -594,7 +594,7 @@ impl ServerConn {
         (self.skip, self.after_skip) = (0, None);
     }
 
-    /// Requests that owe an answer.
+    /// Unanswered requests.
     pub fn in_flight(&self) -> usize {
         self.flights.len() - self.free.len()
     }
@@ -614,13 +614,13 @@ impl ServerConn {
         self.outgoing.sent(count, pool);
     }
 
-    /// Whether the connection is at its end: everything was answered and sent.
+    /// Whether everything was answered and sent, and the connection is over.
     pub fn is_finished(&self) -> bool {
         self.phase == Phase::Closing && self.in_flight() == 0 && self.outgoing.len() == 0
     }
 }
 
-/// Phases as a snapshot says them; from [`TRANSMISSION`] on it is an export's number.
+/// Phases in a snapshot; [`TRANSMISSION`] and above include an export's number.
 const FLAGS: u32 = 0;
 const OPTIONS: u32 = 1;
 const OPTIONS_PADDED: u32 = 2;
@@ -628,7 +628,7 @@ const CLOSING: u32 = 3;
 const TRANSMISSION: u32 = 4;
 
 impl ServerConn {
-    /// Writes the connection down. It may go on all the same.
+    /// Saves the connection. It may still continue.
     pub fn save(&self, to: &mut Writer) {
         to.u16(self.number);
         to.u32(match self.phase {
@@ -674,10 +674,10 @@ impl ServerConn {
         }
     }
 
-    /// A connection that goes on where another was saved. What of `pending` is its own is taken out of there.
+    /// Makes a connection that continues from a saved one, and takes its requests out of `pending`.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no connection can have been in this state.
     pub fn restore(
         exports: Arc<[Export]>,
         limits: &Limits,
@@ -752,10 +752,10 @@ impl ServerConn {
         Ok(Issue { slot: slot as u32, op, piece: piece as u32, offset, left, piece_bytes_max, is_durable })
     }
 
-    /// What the device has of each request is what the request lacks.
+    /// Matches the pending pieces with their requests: a request lacks what the device has of it.
     fn put_pending(&mut self, pending: &mut Pending) -> Result<(), Reject> {
         let own: Vec<BlockId> = pending.keys().copied().filter(|id| Self::number_of(*id) == self.number).collect();
-        // Of reads that are answered whole: what they have, and what is to come, by its place.
+        // For reads that are answered as a whole: the pieces that are there and those to come, by offset.
         let mut pieces: BTreeMap<(u64, u64), u32> = BTreeMap::new();
         for id in own {
             let (op, offset, length) = pending.remove(&id).expect("it was there just now");
@@ -788,7 +788,7 @@ impl ServerConn {
                 let is_dense = own.clone().zip(0..).all(|((&(_, piece), _), at)| piece == at);
                 let asked = own.clone().map(|(_, length)| u64::from(*length)).sum::<u64>();
                 let left = issue.map_or(0, |issue| u64::from(issue.left));
-                // A failed piece brings nothing.
+                // A failed piece has no data.
                 let is_whole = flight.failed.is_some() || (is_dense && asked + left == u64::from(flight.length));
                 if !is_whole {
                     return Err(wrong("its pieces are all of it"));
@@ -815,7 +815,7 @@ impl Flight {
         self.parts.iter().for_each(|part| to.payload(part));
     }
 
-    /// What of it is with the device is yet to be said.
+    /// Restores a flight; its pieces in the device are added later.
     fn restore(is_structured: bool, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let (cookie, command) = (from.u64("cookie")?, from.u16("command")?);
         let is_read = command == command::READ;
@@ -843,12 +843,12 @@ impl Flight {
         Ok(Self { cookie, command, is_chunked, is_whole_chunk, offset, length, asked, is_issued, failed, parts })
     }
 
-    /// Whether it is a read of which nothing is sent before all of it is there.
+    /// Whether this read is sent only when all of it is there.
     fn is_held_whole(&self) -> bool {
         self.command == command::READ && !self.is_chunked
     }
 
-    /// Whether a device may be asked that for it.
+    /// Whether the device may get this operation for the request.
     fn asks(&self, op: BlockOp) -> bool {
         match op {
             BlockOp::Read => self.command == command::READ,
@@ -859,7 +859,7 @@ impl Flight {
         }
     }
 
-    /// Whether that is within it.
+    /// Whether the range lies within the request.
     fn covers(&self, offset: u64, length: u32) -> bool {
         offset >= self.offset && offset + u64::from(length) <= self.offset + u64::from(self.length)
     }

@@ -1,18 +1,19 @@
-//! Two hosts, a code that a person carries between them, and the few messages that turn it into trust.
+//! Pairing: the few messages by which two hosts that share a short code come to trust each other's keys.
 //!
-//! Runs inside TLS between hosts whose keys are shown but not yet known. The cryptography (SPAKE2, and proofs over both
-//! keys) comes from outside as values; this machine holds the order, which is what keeps a code from being guessed:
+//! Runs inside TLS between hosts whose keys are shown but not yet known. The caller computes the
+//! cryptography (SPAKE2, and proofs over both keys); this state machine enforces the order, which keeps a code from
+//! being guessed:
 //!
 //! | step | joiner (was told the code) | waiter (shows it) |
 //! |---|---|---|
 //! | 1 | `Hello`: its name, its share | |
 //! | 2 | | `Hello`: its name, its share. Says nothing about the code |
 //! | 3 | `Proof`. Right only with the code | |
-//! | 4 | | looks at it: wrong costs a try and is answered by `Refusal`; right is answered by its own `Proof` |
-//! | 5 | looks at it | |
+//! | 4 | | checks it: a wrong one costs a try and is answered by `Refusal`; a right one is answered by its own `Proof` |
+//! | 5 | checks it | |
 //!
-//! The joiner proves first. A host that only guesses thus learns from the waiter whether its one guess was right, and
-//! nothing it could try others on; a host that pretends to be the waiter gets one guess for each time that a person
+//! The joiner proves first. A host that only guesses learns from the waiter whether its one guess was right, and
+//! nothing on which it could try others. A host that pretends to be the waiter gets one guess each time that a person
 //! types the code.
 //!
 //! A message is a kind (1 byte), the length of its body (2 bytes, big endian), and the body. A `Hello`'s body is the
@@ -34,7 +35,7 @@ const HELLO: u8 = 1;
 const PROOF: u8 = 2;
 const REFUSAL: u8 = 3;
 
-/// Which side of it.
+/// The side of a pairing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Was told the code, and begins.
@@ -43,14 +44,14 @@ pub enum Role {
     Waiter,
 }
 
-/// Why the peer does not go on.
+/// Why the peer does not continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The proof was wrong: the code, or somebody is in between.
+    /// The proof was wrong: a wrong code, or a third host in between.
     WrongCode,
-    /// The code has expired, or was guessed at too often.
+    /// The code has expired, or there were too many wrong tries.
     Void,
-    /// Another pairing has taken the code.
+    /// Another pairing has used the code.
     Taken,
 }
 
@@ -76,26 +77,26 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What happened.
+/// An event of a pairing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The peer's name and share: compute the proofs, then [`Pairing::prove`].
     Greeted {
-        /// As it calls itself; not looked at yet.
+        /// The name that the peer gives itself; unchecked.
         name: String,
-        /// For the key exchange.
+        /// Its share for the key exchange.
         share: [u8; SHARE_BYTES],
     },
-    /// The peer knows the code and sees the same two keys. A waiter now says [`Pairing::confirm`] or
+    /// The peer knows the code and sees the same two keys. A waiter now calls [`Pairing::confirm`] or
     /// [`Pairing::refuse`]; for a joiner this is the end.
     Proved,
-    /// The peer's proof is wrong. A waiter now says [`Pairing::refuse`]; for a joiner this is the end.
+    /// The peer's proof is wrong. A waiter now calls [`Pairing::refuse`]; for a joiner this is the end.
     NotProved,
-    /// The peer does not go on: the end.
+    /// The peer does not continue: the end.
     Refused(Refusal),
 }
 
-/// One pairing, of either side.
+/// One pairing, from either side.
 #[derive(Debug)]
 pub struct Pairing {
     role: Role,
@@ -107,20 +108,20 @@ pub struct Pairing {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The peer's `Hello` is due.
+    /// Waits for the peer's `Hello`.
     Greeting,
-    /// Our side's proofs are due.
+    /// Waits for this side's proofs.
     Computing,
-    /// The peer's proof is due.
+    /// Waits for the peer's proof.
     Proving { ours: [u8; 32], theirs: [u8; 32] },
-    /// A waiter's word is due.
+    /// Waits for the waiter's decision.
     Deciding { ours: [u8; 32] },
-    /// Nothing more is said.
+    /// The pairing is over.
     Over,
 }
 
 impl fmt::Debug for State {
-    /// Without what it keeps secret.
+    /// Leaves the secrets out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             State::Greeting => "Greeting",
@@ -133,10 +134,10 @@ impl fmt::Debug for State {
 }
 
 impl Pairing {
-    /// Begins.
+    /// Begins a pairing.
     ///
     /// # Panics
-    /// If the name is longer than 63 bytes or the share is not 33: both are our own.
+    /// If the name is longer than 63 bytes or the share is not 33 bytes: both are this host's own.
     pub fn new(role: Role, name: &str, share: &[u8]) -> Self {
         assert!(name.len() <= NAME_BYTES_MAX && share.len() == SHARE_BYTES, "our own name and share fit");
         let body = [&[name.len() as u8][..], name.as_bytes(), share].concat();
@@ -148,10 +149,10 @@ impl Pairing {
         pairing
     }
 
-    /// `bytes` arrived.
+    /// Adds received bytes.
     ///
     /// # Errors
-    /// [`Reject`]: more than a pairing says.
+    /// [`Reject`]: more bytes than a pairing has.
     pub fn handle_received(&mut self, bytes: &[u8]) -> Result<(), Reject> {
         if self.received.len() + bytes.len() > 2 * MESSAGE_BYTES_MAX {
             return Err(Reject::new("bytes", bytes.len() as u64, "a peer waits for its answer"));
@@ -160,10 +161,10 @@ impl Pairing {
         Ok(())
     }
 
-    /// What happened next, if anything has.
+    /// The next event, if there is one.
     ///
     /// # Errors
-    /// [`Reject`]: no such message is due.
+    /// [`Reject`]: a message that is not due.
     pub fn poll_event(&mut self) -> Result<Option<Event>, Reject> {
         if !matches!(self.state, State::Greeting | State::Proving { .. }) {
             return Ok(None);
@@ -197,7 +198,7 @@ impl Pairing {
             }
             (PROOF, State::Proving { theirs, .. }) => {
                 let proof: &[u8; 32] = body.try_into().map_err(|_| wrong_length())?;
-                // All of it, whatever the first bytes say: time tells nothing.
+                // Compares all bytes, whatever the first ones are, so that the time reveals nothing.
                 let difference = proof.iter().zip(&theirs).fold(0, |sum, (a, b)| sum | (a ^ b));
                 Ok(if difference == 0 { Event::Proved } else { Event::NotProved })
             }
@@ -225,7 +226,7 @@ impl Pairing {
         };
     }
 
-    /// Our proof, and the one that the peer has to show.
+    /// Sends this side's proof, and sets the one that the peer has to send.
     ///
     /// # Panics
     /// Unless the peer has just greeted.
@@ -237,33 +238,33 @@ impl Pairing {
         }
     }
 
-    /// A waiter takes the peer, which has proved that it knows the code.
+    /// Confirms, as the waiter, a peer that has proved that it knows the code.
     ///
     /// # Panics
-    /// Unless the peer has just shown its proof.
+    /// Unless the peer has just sent its proof.
     pub fn confirm(&mut self) {
         let State::Deciding { ours } = self.state else { panic!("a peer is taken when it has shown its proof") };
         self.say(PROOF, &ours);
         self.state = State::Over;
     }
 
-    /// Ends it, and says why.
+    /// Ends the pairing and sends the reason.
     pub fn refuse(&mut self, why: Refusal) {
         self.say(REFUSAL, &[why.byte()]);
         self.state = State::Over;
     }
 
-    /// Whether nothing more will happen.
+    /// Whether the pairing is over.
     pub fn is_over(&self) -> bool {
         self.state == State::Over
     }
 
-    /// What is to be sent.
+    /// The bytes to send.
     pub fn poll_transmit(&self) -> &[u8] {
         &self.transmit
     }
 
-    /// `count` bytes of it were.
+    /// Reports that `count` bytes were sent.
     pub fn handle_transmitted(&mut self, count: usize) {
         self.transmit.drain(..count);
     }

@@ -1,11 +1,11 @@
-//! The importer's end of a USB/IP connection. Whatever the exporter sends is held against what was
-//! asked before anybody else sees it: behind this gate stands a kernel's parser (CVE-2026-31607).
+//! The importer's end of a USB/IP connection. It checks everything the exporter sends against what was asked, before
+//! any other code sees it: a kernel's parser may come next (CVE-2026-31607).
 //!
-//! | the unlink race | what the asker gets |
+//! | the unlink race | what the requester gets |
 //! |---|---|
 //! | RET_UNLINK −104 | the request as cancelled |
 //! | RET_SUBMIT, then RET_UNLINK 0 | the request with its true status |
-//! | RET_UNLINK 0, no RET_SUBMIT yet | cancelled; a RET_SUBMIT that still comes is swallowed |
+//! | RET_UNLINK 0, no RET_SUBMIT yet | cancelled; a later RET_SUBMIT is dropped |
 //! | RET_UNLINK with another errno | the request with that status (Linux's stub when the two race) |
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use super::status;
 use crate::buffer::{Incoming, Outgoing, Runs};
 use crate::flights::Flights;
 
-/// What the exporter said.
+/// A message of the exporter.
 #[derive(Debug)]
 pub enum Answer {
     /// The devices it offers.
@@ -40,20 +40,20 @@ pub struct ClientConn {
     devid: u32,
     next_seqnum: u32,
     flights: Flights<Flight>,
-    /// Unlinks without an answer: their number to their victim's.
+    /// Unanswered unlinks: their number, and that of the request they cancel.
     unlinks: BTreeMap<u32, u32>,
-    /// Requests whose asker has an answer and whose RET_SUBMIT may still come.
+    /// Requests that are answered here and whose RET_SUBMIT may still come.
     late: usize,
     late_max: usize,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// Nothing was asked.
+    /// No request is pending.
     Idle,
-    /// A list is on its way: devices still to come (`None`: their number), and those that came.
+    /// A list is arriving: devices still to come (`None`: their number), and those that came.
     List { left: Option<u32>, devices: Vec<DeviceRecord> },
-    /// The import's answer for this bus id is on its way.
+    /// Waits for the import's answer for this bus id.
     Import(String),
     /// URBs.
     Urbs,
@@ -61,7 +61,7 @@ enum Phase {
 
 #[derive(Debug)]
 struct Flight {
-    /// `None`: the asker has its answer and a late RET_SUBMIT is to be swallowed.
+    /// `None`: the request is answered here, and a late RET_SUBMIT is to be dropped.
     urb: Option<InFlight>,
     direction: Direction,
     length: u32,
@@ -99,7 +99,7 @@ impl ClientConn {
         self.phase = Phase::Import(bus_id.to_owned());
     }
 
-    /// Sends a request on its way. `kind` is the endpoint's transfer type.
+    /// Sends a request. `kind` is the endpoint's transfer type.
     ///
     /// # Panics
     /// Before a device was imported.
@@ -122,7 +122,7 @@ impl ClientConn {
         self.outgoing.put_payload(urb.take_payload(), pool);
         let packets = urb.iso.clone();
         for packet in &packets {
-            // Zeros for what is not known yet: the kernel's own exporter wants them so.
+            // Zeros for what is not known yet, as the kernel's exporter requires.
             let asked = IsoPacket { actual: 0, status: Status::Ok, ..*packet };
             self.outgoing.put(&message::encode_iso_packet(&asked));
         }
@@ -131,15 +131,14 @@ impl ClientConn {
         self.flights.insert(seqnum, flight).expect("the number is free");
     }
 
-    /// Withdraws a request; it comes back as [`Answer::Done`] all the same.
+    /// Cancels a request; it still comes back as [`Answer::Done`].
     pub fn unlink(&mut self, id: UrbId) {
         let victim = self.flights.iter().find(|(_, f)| f.urb.as_ref().is_some_and(|urb| urb.id == id));
         let Some((victim, _)) = victim else { return };
         self.send_unlink(victim);
     }
 
-    /// Withdraws every request and answers it with `status` now; what the exporter still says of
-    /// them is swallowed.
+    /// Cancels every request and answers it with `status` now; later answers of the exporter are dropped.
     pub fn withdraw_all(&mut self, status: Status) -> Vec<Done> {
         let asked: Vec<u32> = self.flights.iter().filter(|(_, f)| f.urb.is_some()).map(|(seqnum, _)| seqnum).collect();
         let withdraw = |seqnum| {
@@ -151,7 +150,7 @@ impl ClientConn {
         asked.into_iter().map(withdraw).collect()
     }
 
-    /// Once for each request.
+    /// Sends one unlink for each request.
     fn send_unlink(&mut self, victim: u32) {
         let flight = self.flights.get_mut(victim).expect("the caller found it");
         if std::mem::replace(&mut flight.unlinked, true) {
@@ -162,7 +161,7 @@ impl ClientConn {
         self.outgoing.put(&message::encode_unlink(seqnum, self.devid, victim));
     }
 
-    /// The next number that nothing in flight has; 0 is left out.
+    /// The next number that no request in flight has; never 0.
     fn take_seqnum(&mut self) -> u32 {
         loop {
             let seqnum = self.next_seqnum;
@@ -173,7 +172,7 @@ impl ClientConn {
         }
     }
 
-    /// Where received bytes go; never empty.
+    /// The space for received bytes; never empty.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.incoming.space(HEADER_BYTES)
     }
@@ -183,10 +182,10 @@ impl ClientConn {
         self.incoming.received(count);
     }
 
-    /// The next thing that the exporter said, if its bytes are all there.
+    /// The next message of the exporter, if its bytes are all there.
     ///
     /// # Errors
-    /// [`Reject`]: it does not fit what was asked, and the connection is at its end.
+    /// [`Reject`]: it does not match any request, and the connection has to end.
     pub fn poll_answer(&mut self) -> Result<Option<Answer>, Reject> {
         match self.phase {
             Phase::Idle if self.incoming.bytes().is_empty() => Ok(None),
@@ -200,7 +199,7 @@ impl ClientConn {
     fn poll_op_header(&mut self, code: u16) -> Result<Option<OpStatus>, Reject> {
         let Some(bytes) = self.incoming.bytes().first_chunk::<OP_HEADER_BYTES>() else { return Ok(None) };
         let header = OpHeader::from_bytes(*bytes);
-        // The refusal of an older or newer server carries its own version; so does a list of one.
+        // The refusal of an older or newer server carries that server's version, and so does an empty list.
         if header.version != message::VERSION {
             return Err(Reject::new("version", u64::from(header.version), "we speak 0x0111"));
         }
@@ -245,7 +244,7 @@ impl ClientConn {
     fn poll_import(&mut self) -> Result<Option<Answer>, Reject> {
         let Some(status) = self.poll_op_header(op::REP_IMPORT)? else { return Ok(None) };
         if status != OpStatus::Ok {
-            // Eight bytes and nothing more.
+            // A refusal has only the eight bytes of the header.
             self.incoming.consume(OP_HEADER_BYTES);
             self.phase = Phase::Idle;
             return Ok(Some(Answer::Imported(Err(status))));
@@ -310,7 +309,7 @@ impl ClientConn {
     }
 
     fn unlink_reply(&mut self, raw: &RawHeader) -> Result<Option<Done>, Reject> {
-        // An unlink reply that nobody waits for is harmless.
+        // An answer to an unknown unlink is harmless.
         let Some(victim) = self.unlinks.remove(&raw.seqnum) else { return Ok(None) };
         let Some(flight) = self.flights.get_mut(victim) else { return Ok(None) };
         let status = match status::from_errno(raw.body[0].cast_signed()) {
@@ -318,7 +317,7 @@ impl ClientConn {
                 return Err(Reject::new("status", 0, "an unlink is answered with 0 behind its request's own answer"));
             }
             Status::Ok => {
-                // Its true answer may still come, and is swallowed.
+                // Its RET_SUBMIT may still come, and is dropped then.
                 let urb = flight.urb.take();
                 self.late += usize::from(urb.is_some());
                 return Ok(urb.map(|urb| urb.fail(Status::Cancelled)));
@@ -331,14 +330,14 @@ impl ClientConn {
         Ok(urb.map(|urb| urb.fail(status)))
     }
 
-    /// The link is gone: every request ends with `status`.
+    /// The link is lost: every request ends with `status`.
     pub fn abandon(&mut self, status: Status) -> Vec<Done> {
         self.unlinks.clear();
         self.late = 0;
         self.flights.drain().filter_map(|flight| flight.urb).map(|urb| urb.fail(status)).collect()
     }
 
-    /// Requests that owe an answer.
+    /// Unanswered requests.
     pub fn in_flight(&self) -> usize {
         self.flights.iter().filter(|(_, flight)| flight.urb.is_some()).count()
     }
@@ -360,27 +359,27 @@ impl ClientConn {
 }
 
 impl Drop for ClientConn {
-    /// Whoever drops a connection drops its askers too; nobody reads these answers.
+    /// The owner of the connection drops its requests too: no code reads these answers.
     fn drop(&mut self) {
         self.abandon(Status::Gone);
     }
 }
 
 enum Progress {
-    /// The message is not all there.
+    /// The message is incomplete.
     More,
-    /// It is; `None` if its asker has its answer already.
+    /// The message is complete; `None` if its request was answered already.
     Done(Option<Done>),
 }
 
-/// Holds a reply's header against the request; says how many packet descriptors follow.
+/// Checks a reply's header against the request; returns how many packet descriptors follow.
 fn check_reply(flight: &Flight, reply: &SubmitReply) -> Result<usize, Reject> {
     if reply.actual > flight.length {
         let value = u64::from(reply.actual);
         return Err(Reject::new("actual_length", value, "no more comes back than was asked for"));
     }
     if !flight.is_iso {
-        // Peers echo 0 or 0xffffffff, or leave garbage: it means nothing here.
+        // Peers echo 0 or 0xffffffff, or leave garbage: the field has no meaning here.
         return Ok(0);
     }
     if reply.number_of_packets as usize != flight.packets.len() {
@@ -390,7 +389,7 @@ fn check_reply(flight: &Flight, reply: &SubmitReply) -> Result<usize, Reject> {
     Ok(flight.packets.len())
 }
 
-/// Holds the packets against those that were sent: places unchanged, sizes inside, sum as announced.
+/// Checks the packets against those that were sent: offsets unchanged, sizes in range, sum as announced.
 fn check_reply_packets(flight: &Flight, reply: &SubmitReply, bytes: &[u8]) -> Result<Vec<IsoPacket>, Reject> {
     let mut packets = Vec::with_capacity(flight.packets.len() * usize::from(flight.is_iso));
     let mut sum = 0u64;
@@ -415,7 +414,7 @@ fn check_reply_packets(flight: &Flight, reply: &SubmitReply, bytes: &[u8]) -> Re
 fn finish(urb: InFlight, reply: &SubmitReply, iso: Vec<IsoPacket>, payload: Payload) -> Done {
     let mut done = urb.done(reply.status, reply.actual, payload);
     done.start_frame = reply.start_frame;
-    // Counted, not believed.
+    // Counted here, since the peer's count is not trusted.
     done.error_count = iso.iter().filter(|packet| packet.status != Status::Ok).count() as u32;
     done.iso = iso;
     done

@@ -1,7 +1,7 @@
-//! The bytes of USB/IP 0x0111: checked views of what a stranger sent, and encoders that cannot fail.
+//! The bytes of USB/IP 0x0111: checked parsing of untrusted bytes, and encoders that cannot fail.
 //!
-//! Big-endian throughout; the eight setup bytes are USB's little-endian and pass verbatim. Source:
-//! the kernel's `Documentation/usb/usbip_protocol.rst` and what real peers do where it is silent.
+//! Big-endian throughout; the eight setup bytes are USB's little-endian and pass verbatim. Source: the kernel's
+//! `Documentation/usb/usbip_protocol.rst` and what real peers do where it is silent.
 
 use core::fmt;
 
@@ -23,30 +23,30 @@ pub const DEVICE_RECORD_BYTES: usize = 312;
 pub const HEADER_BYTES: usize = 48;
 /// Bytes of an isochronous packet descriptor.
 pub const ISO_PACKET_BYTES: usize = 16;
-/// Devices in one list: ten times the largest lab known. A list is read before anything is trusted.
+/// Devices in one list: ten times the largest lab known. A list is read before the peer is trusted.
 pub const DEVICES_MAX: u32 = 4096;
 
 /// Operation codes of the handshake.
 pub mod op {
-    /// Client: which devices are there?
+    /// Client: list the devices.
     pub const REQ_DEVLIST: u16 = 0x8005;
-    /// Server: these.
+    /// Server: the list.
     pub const REP_DEVLIST: u16 = 0x0005;
-    /// Client: I take this one.
+    /// Client: import this device.
     pub const REQ_IMPORT: u16 = 0x8003;
-    /// Server: here it is, or not.
+    /// Server: the device, or a refusal.
     pub const REP_IMPORT: u16 = 0x0003;
 }
 
 /// Command codes of URB messages.
 pub mod command {
-    /// Client: start this.
+    /// Client: submit a URB.
     pub const CMD_SUBMIT: u32 = 1;
-    /// Client: withdraw that.
+    /// Client: cancel a URB.
     pub const CMD_UNLINK: u32 = 2;
-    /// Server: it ended.
+    /// Server: a URB ended.
     pub const RET_SUBMIT: u32 = 3;
-    /// Server: the withdrawal ended.
+    /// Server: a cancellation ended.
     pub const RET_UNLINK: u32 = 4;
 }
 
@@ -63,9 +63,9 @@ mod flag {
 pub enum OpStatus {
     /// Done.
     Ok,
-    /// Not available: not offered.
+    /// Not exported.
     NotAvailable,
-    /// In use by somebody.
+    /// In use by another client.
     Busy,
     /// The device failed.
     DeviceError,
@@ -254,7 +254,7 @@ pub struct OpHeader {
 }
 
 impl OpHeader {
-    /// The header of an operation in our version.
+    /// Makes an operation's header of the supported version.
     pub const fn new(code: u16, status: OpStatus) -> Self {
         Self { version: VERSION, code, status: status.code() }
     }
@@ -278,7 +278,7 @@ impl OpHeader {
 /// The bus id that an import request names.
 ///
 /// # Errors
-/// If it is not a text.
+/// If it is not valid text.
 pub fn decode_bus_id(bytes: &[u8; BUS_ID_BYTES]) -> Result<String, Reject> {
     get_text(bytes, "busid")
 }
@@ -290,12 +290,12 @@ pub fn encode_bus_id(bus_id: &str) -> Vec<u8> {
     bytes
 }
 
-/// A URB message's 48 bytes, as numbers; what they mean depends on the command.
+/// A URB message's 48 bytes as numbers; their meaning depends on the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawHeader {
     /// One of [`command`].
     pub command: u32,
-    /// The sender's name for the exchange.
+    /// The sender's number for the exchange.
     pub seqnum: u32,
     /// Device id.
     pub devid: u32,
@@ -340,19 +340,19 @@ impl RawHeader {
 /// CMD_SUBMIT, checked: every length is inside its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Submit {
-    /// The client's name for it.
+    /// The client's number for it.
     pub seqnum: u32,
-    /// Where it goes.
+    /// The endpoint it goes to.
     pub endpoint: EpAddr,
     /// The header's direction.
     pub direction: Direction,
     /// Buffer length.
     pub length: u32,
-    /// The wishes among the transfer flags.
+    /// The supported transfer flags.
     pub flags: UrbFlags,
-    /// Isochronous.
+    /// Isochronous: the frame to start in.
     pub start_frame: u32,
-    /// As sent: what it means depends on the endpoint.
+    /// As sent: the meaning depends on the endpoint.
     pub number_of_packets: u32,
     /// Polling interval.
     pub interval: u32,
@@ -397,7 +397,7 @@ impl Submit {
     /// How many packet descriptors follow on an isochronous endpoint.
     ///
     /// # Errors
-    /// More than anyone sends.
+    /// More than the limit.
     pub fn iso_packets(&self) -> Result<usize, Reject> {
         if self.number_of_packets > ISO_PACKETS_MAX {
             let value = u64::from(self.number_of_packets);
@@ -406,8 +406,8 @@ impl Submit {
         Ok(self.number_of_packets as usize)
     }
 
-    /// Whether the field says that there are none: Linux sends 0, the specification and usbip-win2
-    /// say 0xffffffff. Nothing may be inferred from it on an endpoint that is not isochronous.
+    /// Whether the field says that there are no packets: Linux sends 0, the specification and usbip-win2 say
+    /// 0xffffffff. On an endpoint that is not isochronous the field means nothing.
     pub const fn says_no_packets(&self) -> bool {
         matches!(self.number_of_packets, 0 | u32::MAX)
     }
@@ -434,8 +434,8 @@ impl Submit {
     }
 }
 
-/// Reads a command's packet descriptors and holds them against the buffer: each lies inside it, and
-/// their sum too. What they say of the outcome is not believed: Linux presets every status to EXDEV.
+/// Reads a command's packet descriptors and checks them against the buffer: each lies inside it, and so does their sum.
+/// Their outcome fields are ignored: Linux presets every status to EXDEV.
 ///
 /// # Errors
 /// A packet outside the buffer.
@@ -460,7 +460,7 @@ pub fn decode_iso_packet(b: &[u8]) -> IsoPacket {
     IsoPacket { offset: word(0), length: word(4), actual: word(8), status: status::from_errno(word(12).cast_signed()) }
 }
 
-/// One packet descriptor as bytes. Commands carry zeros for what is not known yet.
+/// One packet descriptor as bytes. Commands carry zeros for unknown fields.
 pub fn encode_iso_packet(packet: &IsoPacket) -> [u8; ISO_PACKET_BYTES] {
     let mut b = [0; ISO_PACKET_BYTES];
     let words = [packet.offset, packet.length, packet.actual, status::to_errno(packet.status).cast_unsigned()];
@@ -473,13 +473,13 @@ pub fn encode_iso_packet(packet: &IsoPacket) -> [u8; ISO_PACKET_BYTES] {
 /// RET_SUBMIT's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubmitReply {
-    /// The submit's name.
+    /// The submit's number.
     pub seqnum: u32,
     /// How it ended.
     pub status: Status,
     /// Bytes moved.
     pub actual: u32,
-    /// Isochronous.
+    /// Isochronous: the frame it started in.
     pub start_frame: u32,
     /// Isochronous: as many as were submitted; else what the client sent, echoed.
     pub number_of_packets: u32,
@@ -503,7 +503,7 @@ impl SubmitReply {
         .to_bytes()
     }
 
-    /// From a header whose command is RET_SUBMIT. What it must match is the connection's to check.
+    /// Reads a header whose command is RET_SUBMIT. The connection checks whether it matches its request.
     pub fn from_raw(raw: &RawHeader) -> Self {
         let [errno, actual, start_frame, number_of_packets, error_count] = raw.body;
         Self {
@@ -529,7 +529,7 @@ pub fn encode_unlink_reply(seqnum: u32, status: Status) -> [u8; HEADER_BYTES] {
     RawHeader { command: command::RET_UNLINK, seqnum, devid: 0, direction: 0, ep: 0, body, setup: [0; 8] }.to_bytes()
 }
 
-// The wire's sizes, held against each other where the compiler sees them.
+// The wire's sizes, checked against each other at compile time.
 const _: () = assert!(DEVICE_RECORD_BYTES == 256 + BUS_ID_BYTES + 3 * 4 + 3 * 2 + 6);
 const _: () = assert!(HEADER_BYTES == 10 * 4 + 8);
 

@@ -2,13 +2,12 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | [`message`] | bytes ↔ typed messages: the gate where every length meets its limit |
+//! | [`message`] | bytes ↔ typed messages: checks every length against its limit |
 //! | [`status`] | USB outcomes ↔ negative Linux errno, the only place that knows errno |
 //! | [`server`] | the exporter's end of a connection |
 //! | [`client`] | the importer's end |
 //!
-//! The pitfalls that real peers taught (handshake, isochronous, unlink, errno) are met one by one;
-//! the tests in `tests/pitfalls/` name them.
+//! Every pitfall found with real peers (handshake, isochronous, unlink, errno) has a test in `tests/pitfalls/`.
 
 pub mod client;
 pub mod message;

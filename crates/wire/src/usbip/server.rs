@@ -14,10 +14,10 @@
 //! **Why an unlink can come first.** Linux's `vhci_tx` sends all submits, then all unlinks, then looks
 //! again: a URB that is queued and unlinked between the two is unlinked on the wire before it is
 //! submitted. Answered with 0 at once, as an exporter does for what it does not know, the client
-//! completes the URB; the submit's own answer then finds nobody and the client cuts the connection
+//! completes the URB; the submit's own answer then has no request and the client cuts the connection
 //! (`testusb` tests 11 and 12 hit this now and then). Numbers ascend on one connection, so an unlink of
-//! a number above all submitted ones waits for its submit. A client whose numbers do not ascend gets that right, too:
-//! what it was told is over is not begun, as far back as [`ANSWERED_MAX`] unlinks.
+//! a number above all submitted ones waits for its submit. A client whose numbers do not ascend is
+//! served correctly, too: a submit is not begun if its unlink was answered among the last [`ANSWERED_MAX`].
 //!
 //! Every unlink is answered: the client's kernel may be waiting for it uninterruptibly.
 
@@ -33,16 +33,16 @@ use crate::buffer::{Incoming, Outgoing, Runs};
 use crate::flights::Flights;
 use crate::snapshot::{Reader, Writer};
 
-/// What the client asks.
+/// A request of the client.
 #[derive(Debug)]
 pub enum Request {
-    /// The list of devices. Answer with [`ServerConn::reply_device_list`].
+    /// List the devices. Answer with [`ServerConn::reply_device_list`].
     DeviceList,
-    /// This device. Answer with [`ServerConn::reply_import`].
+    /// Import this device. Answer with [`ServerConn::reply_import`].
     Import(String),
-    /// Start this. Answer with [`ServerConn::complete`], once.
+    /// Submit this URB. Answer with [`ServerConn::complete`], once.
     Submit(Urb),
-    /// Withdraw that; the URB is then completed as ever, as withdrawn or not.
+    /// Cancel that URB; it is still completed once, as cancelled or not.
     Unlink(UrbId),
 }
 
@@ -58,14 +58,13 @@ pub struct ServerConn {
     unlinks_owed: usize,
     /// The highest number of a submit.
     highest: Option<u32>,
-    /// Unlinks that came before their submit: (its number, their own).
+    /// Unlinks that came before their submit: (the submit's number, the unlink's).
     early: Vec<(u32, u32)>,
-    /// Numbers below the highest that were unlinked and not in flight, the last ones: nearly all had been answered
-    /// before.
+    /// The last numbers below the highest that were unlinked while not in flight: nearly all had been answered before.
     answered: VecDeque<u32>,
 }
 
-/// Unknown unlinks remembered, in case their submits are on their way yet. A client has a few such in a race, never
+/// Unknown unlinks remembered, in case their submits are still under way. In a race a client has a few of them, never
 /// many.
 const ANSWERED_MAX: usize = 64;
 
@@ -77,26 +76,26 @@ enum Phase {
     Answering,
     /// URBs of this device id.
     Urbs { devid: u32 },
-    /// Nothing more is read; what is to be sent still is.
+    /// Nothing more is read; waiting bytes are still sent.
     Closing,
 }
 
-/// A URB that owes an answer.
+/// An unanswered URB.
 #[derive(Debug)]
 struct Flight {
     endpoint: EpAddr,
     direction: Direction,
     length: u32,
-    /// The client's number, echoed; on an endpoint without packets it means nothing.
+    /// The client's value, echoed; without meaning on an endpoint without packets.
     number_of_packets: u32,
-    /// What the descriptors of its packets take.
+    /// Bytes of its packets' descriptors.
     iso_bytes: usize,
     unlinks: Vec<u32>,
 }
 
-/// What became of a submit.
+/// The outcome of reading a submit.
 enum Submitted {
-    /// It is not all there.
+    /// It is incomplete.
     Incomplete,
     /// Its unlink came first.
     Withdrawn,
@@ -104,7 +103,7 @@ enum Submitted {
     Urb(Urb),
 }
 
-/// Notes a number that its client takes for done.
+/// Records a number that the client takes for done.
 fn remember(answered: &mut VecDeque<u32>, victim: u32) {
     if answered.len() == ANSWERED_MAX {
         answered.pop_front();
@@ -139,12 +138,12 @@ impl ServerConn {
         }
     }
 
-    /// A connection past the handshake: what a kernel speaks to whom it attached to.
+    /// Makes a connection past the handshake, as a kernel expects for an attached device.
     pub fn imported(limits: &Limits, devid: u32) -> Self {
         Self { phase: Phase::Urbs { devid }, ..Self::new(limits) }
     }
 
-    /// Where received bytes go; never empty.
+    /// The space for received bytes; never empty.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.incoming.space(HEADER_BYTES)
     }
@@ -154,11 +153,11 @@ impl ServerConn {
         self.incoming.received(count);
     }
 
-    /// The next thing that the client asks, if its bytes are all there. `kind_of` resolves an
-    /// endpoint's transfer type, which the wire does not carry.
+    /// The client's next request, if its bytes are all there. `kind_of` returns an endpoint's transfer type, which the
+    /// wire does not carry.
     ///
     /// # Errors
-    /// [`Reject`]: the bytes are no message of this protocol, and the connection is at its end.
+    /// [`Reject`]: the bytes are no message of this protocol, and the connection has to end.
     pub fn poll_request(
         &mut self,
         kind_of: impl Fn(EpAddr) -> Option<TransferType>,
@@ -168,7 +167,7 @@ impl ServerConn {
             Phase::Urbs { devid } => self.poll_urb(devid, kind_of),
             Phase::Answering => Ok(None),
             Phase::Closing => {
-                // Not heard, and not kept either: there is always room to receive.
+                // Dropped without parsing, so that there is always space to receive.
                 self.incoming.consume(self.incoming.bytes().len());
                 Ok(None)
             }
@@ -203,7 +202,7 @@ impl ServerConn {
         }
     }
 
-    /// A failure reply is eight bytes and nothing more.
+    /// Refuses an operation: a refusal has only the eight bytes of the header.
     fn refuse(&mut self, code: u16, status: OpStatus) {
         self.outgoing.put(&OpHeader::new(code, status).to_bytes());
         self.phase = Phase::Closing;
@@ -248,7 +247,7 @@ impl ServerConn {
         let is_iso = match kind_of(submit.endpoint) {
             Some(kind) => kind == TransferType::Isochronous,
             None if submit.endpoint.is_control() || submit.says_no_packets() => false,
-            // Without the endpoint's type nobody knows where this message ends.
+            // Without the endpoint's type, the end of this message is unknown.
             None => {
                 let value = u64::from(submit.endpoint.as_byte());
                 return Err(Reject::new("ep", value, "packets are sent to an endpoint that there is"));
@@ -295,8 +294,8 @@ impl ServerConn {
         }))
     }
 
-    /// Answers the unlinks that came before this submit: those of it, and those of numbers below it,
-    /// which should have come by now. Says whether it was among them, or was so answered before.
+    /// Answers the unlinks that came before this submit: those of it, and those of lower numbers, whose submits should
+    /// have come by now. Returns whether this submit was cancelled by one of them, or by one answered before.
     fn is_withdrawn_early(&mut self, seqnum: u32) -> bool {
         if is_above(seqnum, self.highest) {
             self.highest = Some(seqnum);
@@ -384,7 +383,7 @@ impl ServerConn {
     /// Answers [`Request::Submit`].
     ///
     /// # Panics
-    /// If that URB is not in flight: it was answered already, which would kill a Linux client.
+    /// If that URB is not in flight: a second answer makes a Linux client cut the connection.
     pub fn complete(&mut self, done: Done, pool: &mut BufferPool) {
         let seqnum = u32::try_from(done.id.0).expect("the id is the sequence number");
         let flight = self.flights.remove(seqnum).expect("a URB is answered once");
@@ -421,28 +420,28 @@ impl ServerConn {
         }
     }
 
-    /// URBs that owe an answer.
+    /// Unanswered URBs.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    /// The names of the URBs that owe an answer.
+    /// The ids of the unanswered URBs.
     pub fn ids_in_flight(&self) -> impl Iterator<Item = UrbId> {
         self.flights.iter().map(|(seqnum, _)| UrbId(u64::from(seqnum)))
     }
 
-    /// Whether `id` is the only request to the device itself that owes an answer.
+    /// Whether `id` is the only unanswered request on the control endpoint.
     pub fn is_alone_on_control(&self, id: UrbId) -> bool {
         let mut control = self.flights.iter().filter(|(_, flight)| flight.endpoint.is_control());
         control.all(|(seqnum, _)| u64::from(seqnum) == id.0)
     }
 
-    /// Whether `id` owes an answer.
+    /// Whether `id` is unanswered.
     pub fn is_in_flight(&self, id: UrbId) -> bool {
         u32::try_from(id.0).is_ok_and(|seqnum| self.flights.contains(seqnum))
     }
 
-    /// OUT bytes of the URBs that owe an answer, and what their packets' descriptors take.
+    /// OUT bytes of the unanswered URBs, and bytes of their packets' descriptors.
     pub fn out_bytes_held(&self) -> usize {
         self.out_bytes_held
     }
@@ -452,8 +451,8 @@ impl ServerConn {
         self.outgoing.len()
     }
 
-    /// Header bytes waiting to be sent, or owed to unlinks that wait for the device: what grows when
-    /// a peer sends and never reads.
+    /// Header bytes that wait to be sent, or that are due for unlinks waiting for the device: these grow when a peer
+    /// sends and never reads.
     pub fn backlog_header_bytes(&self) -> usize {
         self.outgoing.header_bytes() + self.unlinks_owed * HEADER_BYTES
     }
@@ -473,18 +472,18 @@ impl ServerConn {
         matches!(self.phase, Phase::Urbs { .. })
     }
 
-    /// Whether the connection is at its end: everything was said and sent.
+    /// Whether the connection is over: everything was answered and sent.
     pub fn is_finished(&self) -> bool {
         self.phase == Phase::Closing && self.outgoing.len() == 0
     }
 }
 
 impl ServerConn {
-    /// Writes down what a connection in another process needs to go on over the same socket: what of the client's bytes
-    /// was not understood yet, what of ours it has not taken, and what it is owed.
+    /// Saves what a connection in another process needs to continue over the same socket: bytes of the client not
+    /// parsed yet, bytes not sent yet, and unanswered requests.
     ///
     /// # Panics
-    /// Before its handshake: such a connection is not worth passing on.
+    /// Before the handshake's end: such a connection is not saved.
     pub fn save(&self, to: &mut Writer) {
         let Phase::Urbs { devid } = self.phase else { panic!("a connection is passed on once it has a device") };
         to.u32(devid);
@@ -511,10 +510,10 @@ impl ServerConn {
         self.answered.iter().for_each(|&answered| to.u32(answered));
     }
 
-    /// A connection that goes on where another was saved.
+    /// Makes a connection that continues from a saved one.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no connection can have been in this state.
     pub fn restore(limits: &Limits, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let mut conn = Self::imported(limits, from.u32("devid")?);
         conn.incoming.refill(from.bytes("bytes received")?);
@@ -552,7 +551,7 @@ impl ServerConn {
         self.begin_flight(seqnum, Flight { endpoint, direction, length, number_of_packets, iso_bytes, unlinks })
     }
 
-    /// The URBs that owe an answer: name, direction, and bytes.
+    /// The unanswered URBs: id, direction, and bytes.
     pub fn flights(&self) -> impl Iterator<Item = (UrbId, Direction, u32)> {
         self.flights.iter().map(|(seqnum, flight)| (UrbId(seqnum.into()), flight.direction, flight.length))
     }

@@ -1,4 +1,4 @@
-//! USB outcomes as the wire says them: negative Linux errno, whatever the host's own system is.
+//! USB outcomes on the wire: negative Linux errno, whatever the host's own system is.
 
 use farbus_model::Status;
 
@@ -23,7 +23,7 @@ pub const fn to_errno(status: Status) -> i32 {
     }
 }
 
-/// The outcome that a wire's number means; a number nobody sends is [`Status::Other`].
+/// The outcome that a wire's number means; an undefined number is [`Status::Other`].
 pub const fn from_errno(errno: i32) -> Status {
     match errno {
         0 => Status::Ok,

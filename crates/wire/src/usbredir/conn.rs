@@ -1,13 +1,14 @@
-//! Either end of a usbredir connection: cuts the stream into packets, says hello, and knows what both ends can do.
+//! One end of a usbredir connection: splits the stream into packets, sends the hello, and knows the common
+//! capabilities.
 //!
 //! | moment | what may be sent |
 //! |---|---|
-//! | at first | our hello; its header has a 32-bit id whatever both can do |
-//! | before the other's hello | nothing else: what both can do is not known, and with it not how a header looks |
-//! | behind it | everything that both can do |
+//! | at first | this end's hello; its header has a 32-bit id whatever the capabilities |
+//! | before the other's hello | nothing else: the common capabilities, and so the form of a header, are unknown |
+//! | after it | everything that both ends can do |
 //!
-//! A stream may move from one connection to another, with its device, and goes on at the next byte: then nobody says
-//! hello, and what both can do is as it was ([`Conn::continued`]). QEMU's live migration is such a move.
+//! A stream may move with its device to another connection, and continues there at the next byte: neither end says
+//! hello, and the common capabilities stay the same ([`Conn::continued`]). QEMU's live migration is such a move.
 
 use farbus_model::{BufferPool, Limits};
 
@@ -16,7 +17,7 @@ use super::words::{Capability, Caps, Side};
 use crate::buffer::{Incoming, Outgoing, Runs};
 use crate::usbip::Reject;
 
-/// A header with an id of 64 bits; with one of 32 it has four bytes less.
+/// A header with an id of 64 bits; one with 32 bits has four bytes less.
 const HEADER_BYTES_MAX: usize = 16;
 
 /// A connection, either end's.
@@ -28,12 +29,12 @@ pub struct Conn {
     theirs: Option<Caps>,
     incoming: Incoming,
     outgoing: Outgoing,
-    /// Where a packet is put together.
+    /// Space in which a packet is assembled.
     scratch: Vec<u8>,
 }
 
 impl Conn {
-    /// A fresh connection, and our hello on it.
+    /// Makes a connection, and sends this end's hello on it.
     pub fn new(side: Side, version: &str, ours: Caps, limits: &Limits) -> Self {
         let mut conn = Self::over(side, ours, None, limits);
         let hello = Message::Hello { version: version.to_owned(), caps: ours };
@@ -41,7 +42,7 @@ impl Conn {
         conn
     }
 
-    /// The same stream on another connection: no hello in either direction.
+    /// Continues a stream on another connection: no hello in either direction.
     pub fn continued(side: Side, ours: Caps, theirs: Caps, limits: &Limits) -> Self {
         Self::over(side, ours, Some(theirs), limits)
     }
@@ -52,12 +53,12 @@ impl Conn {
         Self { side, ours, theirs, incoming, outgoing, scratch: Vec::new() }
     }
 
-    /// What both ends can do; `None` until the other end has said hello.
+    /// The common capabilities; `None` until the other end has said hello.
     pub fn common(&self) -> Option<Caps> {
         self.theirs.map(|theirs| self.ours.common(theirs))
     }
 
-    /// What the other end can do: what a stream that moves has to take along.
+    /// The other end's capabilities: part of the state of a stream that moves.
     pub fn theirs(&self) -> Option<Caps> {
         self.theirs
     }
@@ -70,7 +71,7 @@ impl Conn {
         if self.caps().has(Capability::Ids64) { HEADER_BYTES_MAX } else { HEADER_BYTES_MAX - 4 }
     }
 
-    /// Where received bytes go; never empty.
+    /// The space for received bytes; never empty.
     pub fn receive_space(&mut self) -> &mut [u8] {
         self.incoming.space(HEADER_BYTES_MAX)
     }
@@ -80,11 +81,11 @@ impl Conn {
         self.incoming.received(count);
     }
 
-    /// The next packet of the other end, if its bytes are all there; a hello among them. A transfer's data is a window
-    /// on what was received.
+    /// The other end's next packet, if its bytes are all there, including the hello. A transfer's data is a window on
+    /// the received bytes.
     ///
     /// # Errors
-    /// [`Reject`]: the bytes are no packet of this protocol, and the connection is at its end.
+    /// [`Reject`]: the bytes are no packet of this protocol, and the connection has to end.
     pub fn poll_packet(&mut self) -> Result<Option<Packet>, Reject> {
         let header_bytes = self.header_bytes();
         let Some(header) = self.incoming.bytes().get(..header_bytes) else { return Ok(None) };
@@ -115,12 +116,12 @@ impl Conn {
         Ok(Some(Packet { id, message }))
     }
 
-    /// What arrived and is no whole packet yet: what a stream that moves has to take along.
+    /// Received bytes of an incomplete packet: part of the state of a stream that moves.
     pub fn unread(&self) -> &[u8] {
         self.incoming.bytes()
     }
 
-    /// Sends bytes that are whole packets already: what a stream that moved has brought along.
+    /// Sends bytes that are whole packets already: those that a moved stream has brought along.
     pub fn send_again(&mut self, bytes: Vec<u8>, pool: &mut BufferPool) {
         self.outgoing.put_payload(bytes.into(), pool);
     }
@@ -128,7 +129,7 @@ impl Conn {
     /// Sends a packet.
     ///
     /// # Panics
-    /// Before the other end has said hello, or if both ends cannot say this: our own bug.
+    /// Before the other end has said hello, or if the common capabilities exclude this packet: a bug of farbus.
     pub fn send(&mut self, mut packet: Packet, pool: &mut BufferPool) {
         assert!(self.theirs.is_some(), "nothing is said before hello");
         let kind = packet.message.kind();
@@ -159,7 +160,7 @@ impl Conn {
         self.outgoing.len()
     }
 
-    /// Header bytes waiting to be sent, small payloads among them: what grows when a peer sends and never reads.
+    /// Header bytes waiting to be sent, including small payloads: these grow when a peer sends and never reads.
     pub fn backlog_header_bytes(&self) -> usize {
         self.outgoing.header_bytes()
     }

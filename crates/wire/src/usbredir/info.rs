@@ -1,5 +1,4 @@
-//! What a usb-host says of its device: who it is, its interfaces, its endpoints. Tables have 32 places whatever is
-//! there.
+//! How a usb-host describes its device: ids, interfaces, endpoints. Tables always have 32 places.
 
 use farbus_model::{Direction, EpAddr, Speed, TransferType};
 
@@ -8,9 +7,9 @@ use crate::usbip::Reject;
 
 /// Places in every table: 16 endpoints OUT, then 16 IN; and no device has more interfaces than endpoints.
 pub const PLACES: usize = 32;
-/// The table's word for an endpoint that there is not.
+/// The table's value for a missing endpoint.
 const NO_ENDPOINT: u8 = 255;
-/// The word for a speed that has no other.
+/// The value for any other speed.
 const UNKNOWN_SPEED: u8 = 255;
 
 /// An endpoint's place in the tables, and its bit in masks: 0 to 15 OUT, 16 to 31 IN.
@@ -28,10 +27,10 @@ pub fn endpoint_at(place: usize) -> EpAddr {
     EpAddr::new(place as u8 & 0x0f, direction).expect("four bits are an endpoint's number")
 }
 
-/// `usb_redir_device_connect`: here is a device.
+/// `usb_redir_device_connect`: a device is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConnect {
-    /// Its speed, if it has one that the protocol knows; SuperSpeedPlus is said as SuperSpeed.
+    /// Its speed, if the protocol knows it; SuperSpeedPlus is sent as SuperSpeed.
     pub speed: Option<Speed>,
     /// Class, subclass, protocol of the device.
     pub class: [u8; 3],
@@ -39,7 +38,7 @@ pub struct DeviceConnect {
     pub vendor: u16,
     /// `idProduct`.
     pub product: u16,
-    /// `bcdDevice`; 0 where not both ends can say it.
+    /// `bcdDevice`; 0 unless both ends have the capability.
     pub device_bcd: u16,
 }
 
@@ -130,10 +129,10 @@ pub struct EndpointInfo {
     pub interval: u8,
     /// The interface it belongs to.
     pub interface: u8,
-    /// Most bytes in one service interval (its packet's size, times packets an interval); 0 where not both ends can say
-    /// it.
+    /// Most bytes in one service interval (packet size times packets per interval); 0 unless both ends have the
+    /// capability.
     pub packet_bytes_max: u16,
-    /// Streams it can have; 0 where not both ends can say it.
+    /// Streams that it can have; 0 unless both ends have the capability.
     pub streams_max: u32,
 }
 

@@ -1,8 +1,8 @@
-//! The bytes of usbredir 0.7: checked views of what a stranger sent, and encoders that cannot fail.
+//! The bytes of usbredir 0.7: checked parsing of untrusted bytes, and encoders that cannot fail.
 //!
 //! A packet is a header (type, length, id), a part of fixed size that belongs to the type, and data. [`Shape`] knows
-//! the sizes, so that a length meets its limit before anything is reserved for it; [`Message::decode`] reads the fixed
-//! part; where the data lies is the connection's to say.
+//! the sizes, so that a length is checked against its limit before memory is reserved for it. [`Message::decode`] reads
+//! the fixed part; the connection keeps the data.
 
 use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::{Direction, EpAddr, Payload, Setup};
@@ -51,181 +51,181 @@ pub mod kind {
 
 /// Bytes of the text in a hello, NUL padded.
 pub const VERSION_BYTES: usize = 64;
-/// Bytes of capabilities in a hello: eight words where there is one today.
+/// Bytes of capabilities in a hello: eight words, where one is used today.
 const CAPABILITY_BYTES_MAX: usize = 32;
 /// Bytes of a filter's text: a thousand rules of QEMU's.
 const FILTER_BYTES_MAX: usize = 32 << 10;
 
-/// Either end's whole say: a message and the id that joins question and answer.
+/// A packet: a message and the id that pairs requests with answers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packet {
-    /// Chosen by the usb-guest, echoed in the answer; 0 in what nobody asked for. A stream's packets are counted.
+    /// Chosen by the usb-guest, echoed in the answer; 0 in unrequested packets. A stream's packets are counted.
     pub id: u64,
-    /// What it says.
+    /// The message.
     pub message: Message,
 }
 
-/// A control transfer, or how it ended.
+/// A control transfer, or its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ControlPacket {
     /// The endpoint's number: 0 for nearly every device.
     pub number: u8,
-    /// The setup packet; in an answer its length is what moved.
+    /// The setup packet; in an answer its length is the number of bytes moved.
     pub setup: Setup,
-    /// In an answer: how it ended.
+    /// In an answer: the outcome.
     pub outcome: Outcome,
-    /// The data stage, in the direction that has one.
+    /// The data stage, in the direction of the transfer.
     pub payload: Payload,
 }
 
-/// A transfer of bulk, interrupt or isochronous data, or how it ended.
+/// A transfer of bulk, interrupt or isochronous data, or its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataPacket {
-    /// Where to, never the control pipe.
+    /// The endpoint, never the control pipe.
     pub endpoint: EpAddr,
-    /// In an answer: how it ended.
+    /// In an answer: the outcome.
     pub outcome: Outcome,
     /// Bytes that are sent, asked for, or in an answer moved.
     pub length: u32,
     /// Bulk: the stream, from 1; 0 elsewhere.
     pub stream: u32,
-    /// The bytes, in the direction that has some.
+    /// The bytes, in the direction of the transfer.
     pub payload: Payload,
 }
 
-/// What either end can say.
+/// A message of either end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
-    /// Both, first: who one is and what one can do.
+    /// Both, first: version and capabilities.
     Hello {
         /// A text for people.
         version: String,
-        /// What it can do.
+        /// The capabilities.
         caps: Caps,
     },
-    /// Host: here is a device.
+    /// Host: a device is there.
     DeviceConnect(DeviceConnect),
-    /// Host: it is gone.
+    /// Host: the device is gone.
     DeviceDisconnect,
-    /// Guest: reset it.
+    /// Guest: reset the device.
     Reset,
-    /// Host: its interfaces.
+    /// Host: the device's interfaces.
     InterfaceInfo(Box<InterfaceInfo>),
-    /// Host: its endpoints.
+    /// Host: the device's endpoints.
     EpInfo(Box<EpInfo>),
     /// Guest: select this configuration.
     SetConfiguration(u8),
-    /// Guest: which is selected?
+    /// Guest: report the selected configuration.
     GetConfiguration,
-    /// Host: this one.
+    /// Host: the selected configuration.
     ConfigurationStatus {
-        /// How the question ended.
+        /// The outcome of the request.
         outcome: Outcome,
         /// The active configuration's value.
         configuration: u8,
     },
-    /// Guest: select this setting.
+    /// Guest: select this alternate setting.
     SetAltSetting {
-        /// Of this interface.
+        /// The interface.
         interface: u8,
         /// Its `bAlternateSetting`.
         alternate: u8,
     },
-    /// Guest: which is selected?
+    /// Guest: report the selected alternate setting.
     GetAltSetting {
-        /// Of this interface.
+        /// The interface.
         interface: u8,
     },
-    /// Host: this one.
+    /// Host: the selected alternate setting.
     AltSettingStatus {
-        /// How the question ended.
+        /// The outcome of the request.
         outcome: Outcome,
-        /// Of this interface.
+        /// The interface.
         interface: u8,
         /// The active setting.
         alternate: u8,
     },
-    /// Guest: move isochronous data.
+    /// Guest: start an isochronous stream.
     StartIsoStream {
-        /// From or to this endpoint.
+        /// The endpoint.
         endpoint: EpAddr,
-        /// So many packets in a URB.
+        /// Packets per URB.
         packets_per_urb: u8,
-        /// So many URBs.
+        /// URBs in flight.
         urbs: u8,
     },
-    /// Guest: no more.
+    /// Guest: stop the isochronous stream.
     StopIsoStream(EpAddr),
-    /// Host: it began, ended or failed.
+    /// Host: the stream started, stopped or failed.
     IsoStreamStatus {
         /// Stall: it was stopped, and not by the guest.
         outcome: Outcome,
-        /// Which.
+        /// The endpoint.
         endpoint: EpAddr,
     },
-    /// Guest: receive whatever this endpoint says.
+    /// Guest: start to receive on this interrupt endpoint.
     StartInterruptReceiving(EpAddr),
-    /// Guest: no more.
+    /// Guest: stop receiving.
     StopInterruptReceiving(EpAddr),
-    /// Host: it began, ended or failed.
+    /// Host: receiving started, stopped or failed.
     InterruptReceivingStatus {
         /// Stall: it was stopped, and not by the guest.
         outcome: Outcome,
-        /// Which.
+        /// The endpoint.
         endpoint: EpAddr,
     },
-    /// Guest: give these endpoints streams.
+    /// Guest: allocate bulk streams for these endpoints.
     AllocBulkStreams {
         /// A bit for each [place](super::info::place_of).
         endpoints: u32,
-        /// So many.
+        /// How many streams.
         streams: u32,
     },
-    /// Guest: take them away.
+    /// Guest: free the bulk streams.
     FreeBulkStreams {
         /// A bit for each [place](super::info::place_of).
         endpoints: u32,
     },
-    /// Host: done, or not.
+    /// Host: the outcome of an allocation.
     BulkStreamsStatus {
         /// A bit for each [place](super::info::place_of).
         endpoints: u32,
-        /// As many as were asked for, or 0 for none any more.
+        /// How many streams there are now; 0 for none.
         streams: u32,
-        /// How it ended.
+        /// The outcome.
         outcome: Outcome,
     },
-    /// Guest: withdraw the packet of this id. It is answered all the same.
+    /// Guest: cancel the packet with this id. It is still answered.
     CancelDataPacket,
-    /// Guest: I take no such device.
+    /// Guest: this device is refused.
     FilterReject,
-    /// Either: these rules hold here.
+    /// Either: the filter rules of this end.
     FilterFilter(String),
-    /// Guest: I saw that it is gone, and say nothing more to it.
+    /// Guest: acknowledges that the device is gone, and sends it nothing more.
     DeviceDisconnectAck,
-    /// Guest: receive bulk data ahead.
+    /// Guest: start to receive bulk data ahead.
     StartBulkReceiving {
         /// The stream, or 0.
         stream: u32,
-        /// Room of each transfer.
+        /// Bytes of each transfer.
         bytes_per_transfer: u32,
-        /// From this endpoint.
+        /// The endpoint.
         endpoint: EpAddr,
-        /// So many at a time.
+        /// Transfers in flight.
         transfers: u8,
     },
-    /// Guest: no more.
+    /// Guest: stop receiving ahead.
     StopBulkReceiving {
         /// The stream, or 0.
         stream: u32,
-        /// From this endpoint.
+        /// The endpoint.
         endpoint: EpAddr,
     },
-    /// Host: it began, ended or failed.
+    /// Host: receiving ahead started, stopped or failed.
     BulkReceivingStatus {
         /// The stream, or 0.
         stream: u32,
-        /// Which.
+        /// The endpoint.
         endpoint: EpAddr,
         /// Stall: it was stopped, and not by the guest.
         outcome: Outcome,
@@ -252,10 +252,10 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The sizes of packets of this type, sent to `to`, where both ends can do `common`.
+    /// The sizes of packets of this type, sent to `to`, with the common capabilities `common`.
     ///
     /// # Errors
-    /// If there is no such packet, or none in this direction, or not without a capability.
+    /// If there is no such packet, or not in this direction, or not without a missing capability.
     pub fn of(kind: u32, to: Side, common: Caps) -> Result<Self, Reject> {
         let needs = match kind {
             kind::FILTER_FILTER | kind::FILTER_REJECT => Some(Capability::Filter),
@@ -417,7 +417,7 @@ impl Message {
         }
     }
 
-    /// The data of a transfer, which it then has no more.
+    /// Takes the data of a transfer, leaving none.
     pub fn take_payload(&mut self) -> Payload {
         match self {
             Message::Control(packet) => std::mem::take(&mut packet.payload),
@@ -429,7 +429,7 @@ impl Message {
         }
     }
 
-    /// Gives a transfer its data; of other messages it was read already.
+    /// Gives a transfer its data; other messages have theirs already.
     pub fn set_payload(&mut self, payload: Payload) {
         match self {
             Message::Control(packet) => packet.payload = payload,
@@ -441,8 +441,8 @@ impl Message {
         }
     }
 
-    /// Reads a message of this type that was sent to `to`: `fixed` has the bytes that [`Shape::of`] names, `data` what
-    /// follows. A transfer's data is held against its length and left where it is.
+    /// Decodes a message of this type that was sent to `to`: `fixed` has the bytes that [`Shape::of`] names, `data` the
+    /// rest. Checks the length of a transfer's data, and leaves the data where it is.
     ///
     /// # Errors
     /// A field outside its rule.
@@ -505,10 +505,10 @@ impl Message {
     }
 }
 
-/// In which directions a kind of data packet goes besides that of its data.
+/// The directions in which a kind of data packet is sent, besides that of its data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MovesTo {
-    /// None.
+    /// No other direction.
     DataOnly,
     /// To the guest, as an answer to OUT.
     Answers,
@@ -519,7 +519,7 @@ fn carries(to: Side, direction: Direction) -> bool {
     (to == Side::Host) == (direction == Direction::Out)
 }
 
-/// Holds the data against the length that the packet itself says.
+/// Checks the data against the length that the packet itself states.
 fn check_data(length: u32, data: &[u8], to: Side, direction: Direction) -> Result<(), Reject> {
     let expected = if carries(to, direction) { length as usize } else { 0 };
     if data.len() != expected {

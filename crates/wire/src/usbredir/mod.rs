@@ -2,10 +2,10 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | [`message`] | bytes ↔ typed messages: the gate where every length meets its limit |
+//! | [`message`] | bytes ↔ typed messages: checks every length against its limit |
 //! | [`words`] | the two ends, capabilities, outcomes |
 //! | [`info`] | the three messages that describe a device, and their tables of 32 |
-//! | [`conn`] | either end of a connection: the hello, and what both ends can do |
+//! | [`conn`] | either end of a connection: the hello, and the common capabilities |
 //!
 //! The *usb-host* is the end that has the device, the *usb-guest* the one that uses it. Source: the usbredir project's
 //! `usb-redirection-protocol`, and where it is silent what its C parser and QEMU do. Little-endian throughout.

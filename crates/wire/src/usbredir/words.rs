@@ -1,4 +1,4 @@
-//! usbredir's small words: what an end can do, how a transfer ended; and how numbers are read.
+//! Basic usbredir types: capabilities, outcomes, and parsing of numbers.
 
 use farbus_model::Status;
 
@@ -22,18 +22,18 @@ impl Side {
     }
 }
 
-/// Something that not every end can do. It is used only where both can.
+/// A capability. It is used only where both ends have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
     /// USB 3 bulk streams, and their number in `ep_info`.
     BulkStreams = 0,
-    /// `device_connect` says `bcdDevice`.
+    /// `device_connect` has a `bcdDevice` field.
     ConnectDeviceVersion = 1,
     /// `filter_filter` and `filter_reject`.
     Filter = 2,
     /// `device_disconnect_ack`.
     DeviceDisconnectAck = 3,
-    /// `ep_info` says packet sizes.
+    /// `ep_info` has packet sizes.
     EpInfoMaxPacketSize = 4,
     /// Packets' ids have 64 bits.
     Ids64 = 5,
@@ -48,10 +48,10 @@ pub enum Capability {
 pub struct Caps(u32);
 
 impl Caps {
-    /// None at all: what an end has until it has said hello.
+    /// No capabilities: what an end has until it has said hello.
     pub const NONE: Caps = Caps(0);
 
-    /// The wire's first word; later words name capabilities that nobody has yet.
+    /// Decodes the wire's first word; later words are for future capabilities.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
@@ -61,40 +61,40 @@ impl Caps {
         self.0
     }
 
-    /// These and one more.
+    /// Adds a capability.
     #[must_use]
     pub const fn with(self, capability: Capability) -> Self {
         Self(self.0 | 1 << capability as u32)
     }
 
-    /// Whether this one is among them.
+    /// Whether the capability is in the set.
     pub const fn has(self, capability: Capability) -> bool {
         self.0 & 1 << capability as u32 != 0
     }
 
-    /// What both have.
+    /// The capabilities of both sets.
     #[must_use]
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 }
 
-/// How a transfer ended, or a request (`usb_redir_success` and so on).
+/// The outcome of a transfer or a request (`usb_redir_success` and so on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All is well.
     Success,
-    /// Withdrawn.
+    /// Cancelled.
     Cancelled,
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid,
     /// It failed.
     IoError,
     /// The endpoint is halted, or the request was refused.
     Stall,
-    /// No answer in time.
+    /// The device did not answer in time.
     TimedOut,
-    /// The device sent more than there was room for.
+    /// The device sent more than there was space for.
     Babble,
     /// A number of a later version: some error.
     Unknown(u8),
@@ -133,14 +133,14 @@ impl Outcome {
 impl From<Status> for Outcome {
     fn from(status: Status) -> Self {
         match status {
-            // A packet of a stream that was not moved is one with no bytes.
+            // An isochronous packet that was not transferred is sent as one without bytes.
             Status::Ok | Status::Short | Status::IsoMissed => Outcome::Success,
             Status::Cancelled | Status::Shutdown => Outcome::Cancelled,
             Status::Invalid => Outcome::Invalid,
             Status::Stall => Outcome::Stall,
             Status::TimedOut => Outcome::TimedOut,
             Status::Overflow => Outcome::Babble,
-            // A device that is gone is said by `device_disconnect`.
+            // `device_disconnect` reports a device that is gone.
             Status::Protocol | Status::Crc | Status::DataRate | Status::Gone | Status::NoCredit | Status::Other => {
                 Outcome::IoError
             }
@@ -148,7 +148,7 @@ impl From<Status> for Outcome {
     }
 }
 
-/// Numbers of a header whose size was checked.
+/// Reads numbers of a header whose size was checked.
 #[derive(Debug)]
 pub(super) struct Fields<'a>(pub &'a [u8]);
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_have_is_common() {
+    fn common_capabilities_are_those_of_both() {
         let ours = Caps::NONE.with(Capability::Filter).with(Capability::Ids64);
         let common = ours.common(Caps::from_bits(u32::MAX ^ 1 << 2));
         assert!(common.has(Capability::Ids64) && !common.has(Capability::Filter));

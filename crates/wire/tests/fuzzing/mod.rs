@@ -1,8 +1,8 @@
 //! Fuzzing on the stable compiler: a target is a test named `fuzz_…`, a function of bytes.
 //!
-//! It first gets the inputs that once broke something or that show a rare way (`tests/inputs/NAME/*.hex`), then random
-//! ones and mutations of those, for `FARBUS_FUZZ_SECONDS` (2 without it). What breaks it is made small and printed as
-//! the file to commit. `FARBUS_FUZZ_SEED` plays a run again.
+//! It first gets the inputs that once failed or that show a rare path (`tests/inputs/NAME/*.hex`), then random ones and
+//! mutations of those, for `FARBUS_FUZZ_SECONDS` (2 without it). A failing input is made smaller and printed as the
+//! file to commit. `FARBUS_FUZZ_SEED` repeats a run.
 
 #![allow(dead_code, reason = "every test takes what it needs")]
 
@@ -17,15 +17,15 @@ use farbus_model::urb::take_lost;
 
 /// Bytes of a random input: decisions for a few hundred steps.
 const INPUT_BYTES_MAX: usize = 4096;
-/// How long a broken input is made smaller.
+/// The time for making a failing input smaller.
 const SHRINK_TIME_MAX: Duration = Duration::from_secs(10);
-/// How long one input may take, making it smaller included: a thousand times what the slowest takes on a busy machine.
+/// The limit for one input, making it smaller included: a thousand times what the slowest takes on a busy machine.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Runs `target`: committed inputs first, then random ones until the time is over.
 ///
 /// # Panics
-/// If `target` does; what broke it is printed.
+/// If `target` does; the failing input is printed.
 pub fn fuzz(manifest_dir: &str, name: &str, target: impl Fn(&mut Input<'_>)) {
     quiet_on_demand();
     let known = known_inputs(&Path::new(manifest_dir).join("tests/inputs").join(name));
@@ -59,7 +59,7 @@ fn run(name: &str, origin: &str, input: &[u8], target: &impl Fn(&mut Input<'_>))
         text + "\n"
     });
     eprintln!("{hex}");
-    // The smallest says the most, and says it last.
+    // The smallest failing input is the most useful, so its panic is reported last.
     resume_unwind(attempt(&small, target).err().unwrap_or(cause));
 }
 
@@ -74,10 +74,10 @@ fn print_input(name: &str, what: &str, input: &[u8]) {
     );
 }
 
-/// Ends the process where an input does not come to its end: that is a finding too.
+/// Ends the process if an input does not terminate: that is a finding too.
 struct Watch(Arc<Mutex<Current>>);
 
-/// The input that is tried, and since when.
+/// The current input, and when it began.
 #[derive(Clone)]
 struct Current {
     since: Instant,
@@ -115,7 +115,7 @@ fn attempt(input: &[u8], target: &impl Fn(&mut Input<'_>)) -> std::thread::Resul
     }))
 }
 
-/// Cuts away what is not needed to break the target.
+/// Removes bytes that are not needed for the failure.
 fn shrink(mut input: Vec<u8>, target: &impl Fn(&mut Input<'_>)) -> Vec<u8> {
     QUIET.set(true);
     let until = Instant::now() + SHRINK_TIME_MAX;
@@ -138,7 +138,7 @@ fn shrink(mut input: Vec<u8>, target: &impl Fn(&mut Input<'_>)) -> Vec<u8> {
 }
 
 thread_local! {
-    /// Panics of this thread are expected and not to be printed.
+    /// Whether panics of this thread are expected and not printed.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -178,7 +178,7 @@ fn variable(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}")))
 }
 
-/// Decisions, read from bytes. Where they end every decision is 0, and [`Input::is_empty`] says so.
+/// Decisions, read from bytes. After their end every decision is 0, and [`Input::is_empty`] is true.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     bytes: &'a [u8],
@@ -203,12 +203,12 @@ impl<'a> Input<'a> {
         u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// 0 to `count` - 1.
+    /// A number from 0 to `count` - 1.
     pub fn below(&mut self, count: u32) -> u32 {
         if count <= 256 { u32::from(self.byte()) % count } else { self.word() % count }
     }
 
-    /// One time in `count`; never where the input has ended.
+    /// True one time in `count`; never after the input's end.
     pub fn once_in(&mut self, count: u32) -> bool {
         !self.is_empty() && self.below(count) == count - 1
     }
@@ -221,12 +221,12 @@ impl<'a> Input<'a> {
         (0..count).map(|_| self.byte()).collect()
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.bytes)
     }
 
-    /// `bytes` in pieces.
+    /// Cuts `bytes` into pieces.
     pub fn cut<'b>(&mut self, mut bytes: &'b [u8]) -> Vec<&'b [u8]> {
         let mut pieces = Vec::new();
         while !bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! A client that says anything, and reads what a server answers, strictly.
+//! An NBD client that can send anything, and that parses the server's answers strictly.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub fn write(flags: u16, cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
     [request(command::WRITE, flags, cookie, offset, data.len() as u32), data.to_vec()].concat()
 }
 
-/// Bytes read from their front.
+/// Reads bytes from their front.
 pub struct Reader<'a>(pub &'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -57,24 +57,24 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a client waits for.
+/// The expected answer to a request.
 #[derive(Clone, Debug)]
 pub struct Waited {
     pub command: u16,
     pub offset: u64,
     pub length: usize,
-    /// One piece, please.
+    /// Whether the answer has to be in one chunk.
     pub is_whole: bool,
 }
 
-/// How a request ended.
+/// The end of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     Done(Vec<u8>),
     Failed(u32),
 }
 
-/// Reads all replies in `bytes`, each of which has to be whole.
+/// Parses all replies in `bytes`, each of which has to be complete.
 pub fn replies(bytes: &[u8], waited: &BTreeMap<u64, Waited>, is_structured: bool) -> BTreeMap<u64, Answer> {
     let mut answers: BTreeMap<u64, Answer> = BTreeMap::new();
     let mut open: BTreeMap<u64, (Vec<u8>, Vec<bool>, u32)> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Bytes that nobody meant: nothing panics, nothing is reserved that has not arrived, and what is understood does not
-//! depend on how they were cut.
+//! Random and damaged bytes: no panic, no memory for bytes that have not arrived, and a result that does not depend on
+//! how the bytes were cut.
 
 use farbus_model::BlockInfo;
 use farbus_wire::nbd::ServerConn;
@@ -17,7 +17,7 @@ fn number(input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// Something that a client could send, mostly.
+/// Mostly a message that a client could send.
 fn frame(input: &mut Input<'_>) -> Vec<u8> {
     let mut bytes = match input.below(6) {
         0 => {
@@ -32,7 +32,7 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
         2 => client::write(input.pick(&FLAGS), 1, u64::from(number(input)), &vec![5; input.below(3000) as usize]),
         3 | 4 => {
             let command = input.below(9) as u16;
-            // The data of a write would be far too much for a test.
+            // The data of a long write would take too much time in a test.
             let length = if command == 1 { input.below(100) } else { number(input).min(64 << 10) };
             client::request(command, input.pick(&FLAGS), 2, u64::from(number(input)), length)
         }
@@ -52,7 +52,7 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
     bytes
 }
 
-/// What a server understood and said, and the field that stopped it.
+/// What a server read and answered, and the field that stopped it.
 fn understood(begun: bool, pieces: &[&[u8]]) -> (Vec<String>, Vec<u8>, Option<&'static str>) {
     let small = BlockInfo { size_bytes: 64 << 10, ..INFO };
     let mut world = if begun { World::begun(small, true) } else { World::new(exports(&[("disk", small)])) };

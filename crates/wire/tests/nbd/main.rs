@@ -1,4 +1,4 @@
-//! NBD's server end: golden bytes, what the specification asks of it, and anything a stranger may send.
+//! NBD's server end: golden bytes, the clauses of the specification, and random input.
 
 #[path = "../fuzzing/mod.rs"]
 mod fuzzing;

@@ -1,4 +1,4 @@
-//! Operations against a model: whatever order, however cut, each request is answered once, with what the model says.
+//! Operations against a model: in any order and however cut, each request is answered once, as the model predicts.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::client::{self, Answer, Waited};
 use crate::fuzzing::{Input, fuzz};
 use crate::world::{FLAGS, INFO, World};
 
-/// What the client expects, computed on bytes of its own.
+/// The result that the client expects, computed on its own bytes.
 fn expected(
     bytes: &mut [u8],
     info: &BlockInfo,

@@ -1,4 +1,4 @@
-//! What the specification asks, clause by clause, in its own bytes.
+//! The requirements of the specification, clause by clause, in its own bytes.
 
 use std::collections::BTreeMap;
 
@@ -36,19 +36,19 @@ fn a_whole_conversation_is_byte_for_byte_what_the_specification_says() {
     world.hear(&hex("25609513 0000 0000 1122334455667789 0000000000001000 00000004")).unwrap();
     let expected = "668e33ef 0001 0001 1122334455667789 0000000c 0000000000001000 66617262";
     assert_eq!(world.listen(), hex(expected));
-    // Flush; then something that is past the end.
+    // Flush; then a read past the end.
     world.hear(&hex("25609513 0000 0003 00000000000000aa 0000000000000000 00000000")).unwrap();
     assert_eq!(world.listen(), hex("67446698 00000000 00000000000000aa"));
     world.hear(&hex("25609513 0000 0004 00000000000000ab 0000000000040000 00000001")).unwrap();
     assert_eq!(world.listen(), hex("67446698 00000016 00000000000000ab"));
-    // Farewell: no answer.
+    // Disconnect: no answer.
     world.hear(&hex("25609513 0000 0002 00000000000000ac 0000000000000000 00000000")).unwrap();
     assert_eq!(world.listen(), hex(""));
     assert!(world.conn.is_finished());
 }
 
 #[test]
-fn the_old_way_in_is_padded_unless_the_client_knows_better() {
+fn export_name_reply_is_padded_unless_the_client_set_no_zeroes() {
     for (flags, padding) in [(1u32, 124), (3, 0)] {
         let mut world = World::new(exports(&[("a", INFO)]));
         world.hear(&flags.to_be_bytes()).unwrap();
@@ -97,7 +97,7 @@ fn exports_are_listed_described_and_chosen_by_name() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_and_haggling_goes_on() {
+fn unknown_option_is_refused_and_the_handshake_continues() {
     let mut world = World::new(exports(&[("", INFO)]));
     world.hear(&1u32.to_be_bytes()).unwrap();
     let meta = [&0u32.to_be_bytes()[..], &1u32.to_be_bytes(), &15u32.to_be_bytes(), b"base:allocation"].concat();
@@ -129,7 +129,7 @@ fn what_is_not_known_is_refused_and_haggling_goes_on() {
 }
 
 #[test]
-fn a_client_that_haggles_for_ever_is_cut_off() {
+fn client_that_sends_too_many_options_is_cut_off() {
     let mut world = World::new(exports(&[("", INFO)]));
     world.hear(&3u32.to_be_bytes()).unwrap();
     let mut heard = 0;
@@ -160,7 +160,7 @@ const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 const ENOTSUP: u32 = 95;
 
-/// Sends one request and says how it ended.
+/// Sends one request and returns its outcome.
 fn ask(world: &mut World, is_structured: bool, bytes: &[u8], asked: &Waited) -> Answer {
     world.hear(bytes).unwrap();
     let said = world.listen();
@@ -182,7 +182,7 @@ fn fails(info: BlockInfo, command: u16, flags: u16, offset: u64, length: u32) ->
         let asked = Waited { command, offset, length: length as usize, is_whole };
         let answer = ask(&mut world, is_structured, &bytes, &asked);
         codes.push(if let Answer::Failed(code) = answer { code } else { 0 });
-        // And the next request is understood.
+        // The next request is still read.
         let next = client::request(command::FLUSH, 0, 10, 0, 0);
         let asked = Waited { command: command::FLUSH, offset: 0, length: 0, is_whole: false };
         assert_eq!(ask(&mut world, is_structured, &next, &asked), Answer::Done(Vec::new()));
@@ -240,7 +240,7 @@ fn every_wrong_request_fails_with_its_own_code() {
     assert_eq!(ask(&mut world, true, &client::request(READ, 0, 9, 0, 512), &asked), Answer::Failed(EIO));
 }
 
-/// A read of so many bytes from a device without any store behind: it is refused before it gets there.
+/// A read of `length` bytes from a device without a store: it is refused before it gets there.
 fn fails_on(info: BlockInfo, length: u32) -> u32 {
     let mut world = World::new(exports(&[("", BlockInfo { size_bytes: 4096, ..info })]));
     world.conn = farbus_wire::nbd::ServerConn::new(7, exports(&[("", info)]), &crate::world::LIMITS);
@@ -282,12 +282,12 @@ fn a_long_read_comes_in_chunks_and_in_one_piece_where_that_is_asked() {
 }
 
 #[test]
-fn a_device_that_says_nonsense_of_itself_is_asked_whole_blocks_all_the_same() {
+fn device_with_an_invalid_block_size_still_gets_whole_blocks() {
     for (block_bytes, request_bytes_max, piece) in
         [(1, 0, 512), (512, 1000, 512), (512, 1536, 1536), (0, 0, 512), (4096, 512, 4096), (512, u32::MAX, 32768)]
     {
         let mut world = World::begun(BlockInfo { block_bytes, request_bytes_max, ..INFO }, true);
-        // Nothing is a multiple of no bytes.
+        // A block size of 0 has no multiples.
         let (offset, length) = if block_bytes == 0 { (0, 0) } else { (0, 32768) };
         world.hear(&client::request(command::READ, 0, 1, offset, length)).unwrap();
         let asked: Vec<u32> = world.asked.iter().map(|(_, _, length, _)| *length).collect();
@@ -343,7 +343,7 @@ fn without_credit_nothing_is_parsed_and_nothing_received() {
 }
 
 #[test]
-fn a_server_that_ends_answers_what_it_owes() {
+fn server_that_ends_answers_pending_requests() {
     let mut world = World::begun(INFO, true);
     world.hear(&client::request(command::READ, 0, 1, 0, 4096)).unwrap();
     let half_a_write = client::write(0, 2, 0, &[7; 40_000]);

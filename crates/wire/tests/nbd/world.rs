@@ -1,4 +1,4 @@
-//! A server over a store in memory, whose answers come when the test wants them.
+//! An NBD server over a store in memory, whose answers come when the test releases them.
 
 use std::sync::Arc;
 
@@ -44,11 +44,11 @@ pub struct World {
     pub store: MemoryStore,
     pub pool: BufferPool,
     pub said: Vec<u8>,
-    /// What was carried out and is not told yet.
+    /// Requests that are carried out and not answered yet.
     pub held: Vec<BlockDone>,
-    /// What was asked of the device.
+    /// What the device was asked.
     pub asked: Vec<(BlockOp, u64, u32, bool)>,
-    /// Ranges that fail from here on.
+    /// The device fails for ranges from here on.
     pub bad_from: Option<u64>,
 }
 
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// One that got past the handshake.
+    /// A server past the handshake.
     pub fn begun(info: BlockInfo, is_structured: bool) -> Self {
         let mut world = Self::new(exports(&[("", info)]));
         world.hear(&3u32.to_be_bytes()).unwrap();
@@ -86,7 +86,7 @@ impl World {
         world
     }
 
-    /// Bytes arrive; what they ask for is carried out in the order in which it is asked, and its answer held back.
+    /// Receives bytes; carries out their requests in order, and holds the answers back.
     pub fn hear(&mut self, mut bytes: &[u8]) -> Result<(), Reject> {
         self.carry_out()?;
         while !bytes.is_empty() {
@@ -164,12 +164,13 @@ impl World {
         }
     }
 
-    /// Another process goes on.
+    /// Lets another process continue.
     pub fn move_on(&mut self) {
         self.conn = self.restored(&self.saved()).expect("it stood so");
     }
 
-    /// What another process makes of these bytes: none, or a connection that answers what it can and harms nobody.
+    /// Restores these bytes in another process: returns whether they are a connection, which then has to answer and to
+    /// do no harm.
     pub fn go_on_with(&self, saved: &[u8]) -> bool {
         let Ok(mut conn) = self.restored(saved) else { return false };
         let mut pool = BufferPool::new(0);
@@ -199,13 +200,13 @@ impl World {
         }
     }
 
-    /// Answers the held request at `at`, and hears on if that gave credit.
+    /// Answers the held request at `at`, and reads on if that released credit.
     pub fn answer(&mut self, at: usize) {
         let done = self.held.remove(at);
         self.conn.complete(done, &mut self.pool);
     }
 
-    /// Takes what the server says now.
+    /// Takes what the server sends now.
     pub fn listen_on(&mut self) {
         while self.conn.backlog_bytes() > 0 {
             let runs: Vec<u8> = self.conn.poll_transmit().iter().flat_map(|run| run.iter().copied()).collect();
@@ -214,7 +215,7 @@ impl World {
         }
     }
 
-    /// All that the server says until it has nothing more to say.
+    /// All that the server sends until it has nothing more to send.
     pub fn listen(&mut self) -> Vec<u8> {
         loop {
             self.listen_on();
@@ -227,5 +228,5 @@ impl World {
     }
 }
 
-/// The flags that mean something with a command.
+/// The flags that have a meaning with a command.
 pub const FLAGS: [u16; 5] = [0, command_flag::FUA, command_flag::NO_HOLE, command_flag::DF, command_flag::FAST_ZERO];

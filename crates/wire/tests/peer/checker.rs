@@ -38,24 +38,24 @@ impl Reply {
     }
 }
 
-/// A client's memory of what it asked.
+/// What a client asked, to be compared with the answers.
 #[derive(Clone, Debug, Default)]
 pub struct Checker {
     asked: BTreeMap<u32, Asked>,
-    /// Unlinks without an answer, and their victims.
+    /// Unanswered unlinks, and the requests they cancel.
     unlinks: BTreeMap<u32, u32>,
-    /// Numbers whose unlink was answered with 0 before they were submitted: the client has given them
-    /// up, and an answer would find nobody.
+    /// Numbers whose unlink was answered with 0 before they were submitted: the client has given them up and expects no
+    /// answer.
     given_up: BTreeSet<u32>,
-    /// Bytes that are no whole message yet.
+    /// Bytes of an incomplete message.
     rest: Vec<u8>,
-    /// Submits so far: what order means.
+    /// Submits so far, which gives their order.
     submits: u64,
     /// The order of the last answer of each endpoint and direction.
     last_answered: BTreeMap<(u32, u32), u64>,
-    /// An exporter far away decides on the order, and it lies.
+    /// The exporter relays a remote device, so the order of answers is not its own.
     pub is_unordered: bool,
-    /// Everything that was answered, in order.
+    /// Every answer, in order.
     pub replies: Vec<Reply>,
 }
 
@@ -77,7 +77,7 @@ enum Outcome {
 impl Checker {
     /// A URB was sent. `is_iso`: its endpoint is isochronous, which the wire does not say.
     pub fn asked(&mut self, submit: &Submit, is_iso: bool) {
-        // The data is not needed any more, and there may be much of it.
+        // The data is not needed any more, and may be large.
         let submit = Submit { data: Vec::new(), ..submit.clone() };
         let outcome = if self.given_up.contains(&submit.seqnum) { Outcome::Withdrawn } else { Outcome::Open };
         let asked = Asked { order: self.submits, is_iso, outcome, submit };
@@ -91,7 +91,7 @@ impl Checker {
         assert_eq!(self.unlinks.insert(seqnum, victim), None, "the test uses a number twice");
     }
 
-    /// Bytes came from the exporter, cut anywhere. Says what they completed.
+    /// Adds bytes of the exporter, cut anywhere. Returns the messages they completed.
     pub fn read(&mut self, bytes: &[u8]) -> Vec<Reply> {
         self.rest.extend_from_slice(bytes);
         let mut replies = Vec::new();
@@ -163,7 +163,7 @@ impl Checker {
         } else {
             assert_eq!(reply.error_count, 0, "{seqnum}: errors are counted in packets");
         }
-        // A refusal (no credit, no such endpoint) overtakes what waits; so does what was withdrawn.
+        // A refusal (no credit, no such endpoint) overtakes waiting requests, and so does a cancelled request.
         if ![ENOMEM, EINVAL, ECONNRESET].contains(&reply.status) && !self.is_unordered {
             let last = self.last_answered.insert((submit.ep, submit.direction), asked.order);
             assert!(last.is_none_or(|last| last < asked.order), "{seqnum} overtook an earlier one of its endpoint");
@@ -178,7 +178,7 @@ impl Checker {
             (ECONNRESET, Some(Outcome::Open)) => {
                 self.asked.get_mut(&victim).expect("looked up just now").outcome = Outcome::Withdrawn;
             }
-            // A second unlink of what is withdrawn is answered alike, or as unknown.
+            // A second unlink of a cancelled request is answered like the first, or as unknown.
             (ECONNRESET | 0, Some(Outcome::Withdrawn)) => {}
             (0, Some(Outcome::Answered)) => {}
             (0, None) => drop(self.given_up.insert(victim)),
@@ -187,12 +187,12 @@ impl Checker {
         }
     }
 
-    /// Submits without an answer.
+    /// Unanswered submits.
     pub fn open(&self) -> Vec<u32> {
         self.asked.values().filter(|asked| asked.outcome == Outcome::Open).map(|asked| asked.submit.seqnum).collect()
     }
 
-    /// Nothing is owed any more, and nothing half said.
+    /// Asserts that no request is unanswered and no message incomplete.
     pub fn assert_settled(&self) {
         assert_eq!(self.open(), [], "every submit is answered");
         assert!(self.unlinks.is_empty(), "every unlink is answered: {:?}", self.unlinks);

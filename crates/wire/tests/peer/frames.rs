@@ -1,4 +1,4 @@
-//! Messages as bytes, both ways.
+//! Encoders for messages of both ends.
 
 /// The device id that tests speak of: bus 1, device 2.
 pub const DEVID: u32 = 0x0001_0002;
@@ -206,7 +206,7 @@ impl RetSubmit {
         Self { seqnum, actual, ..Self::default() }
     }
 
-    /// It ended so and nothing moved.
+    /// A transfer that ended with `status`, and moved no bytes.
     pub fn failed(seqnum: u32, status: i32) -> Self {
         Self { seqnum, status, ..Self::default() }
     }

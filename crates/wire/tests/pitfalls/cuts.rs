@@ -29,7 +29,7 @@ fn describe(request: &Request) -> String {
     }
 }
 
-/// What a server understands of `bytes` when they come `step` at a time.
+/// The requests that a server reads from `bytes` when they come `step` at a time.
 fn understood(bytes: &[u8], step: usize) -> Vec<String> {
     let mut server = Server::new();
     let record = DeviceRecord::decode(peer::device_record(BUS_ID, 1).first_chunk().unwrap()).unwrap();

@@ -31,7 +31,7 @@ fn outcomes_are_negative_linux_errno_whatever_the_system() {
 }
 
 #[test]
-fn what_other_peers_say_is_understood() {
+fn errno_values_of_other_peers_are_understood() {
     let table = [
         (-62, Status::TimedOut),
         (-70, Status::DataRate),

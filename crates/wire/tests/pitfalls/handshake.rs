@@ -21,7 +21,7 @@ fn a_failure_reply_is_8_bytes_and_nothing_more() {
 }
 
 #[test]
-fn a_status_that_nobody_defined_is_a_failure_too() {
+fn undefined_status_is_a_failure() {
     let mut client = Client::new();
     client.conn.import(BUS_ID);
     let answers = client.receive(&peer::op(0x0111, 0x0003, 77)).unwrap();
@@ -47,7 +47,7 @@ fn the_version_is_compared_strictly_and_refused_in_8_bytes() {
 }
 
 #[test]
-fn an_operation_that_nobody_defined_is_refused() {
+fn undefined_operation_is_refused() {
     for code in [0x0005, 0x0003, 0x8004, 0x8006, 0x0000, 0xffff] {
         let mut server = Server::new();
         assert_eq!(server.refusal(&peer::op(0x0111, code, 0)).field, "operation");
@@ -149,7 +149,7 @@ fn a_list_is_bounded_and_its_texts_are_text() {
 }
 
 #[test]
-fn a_client_that_goes_on_talking_after_its_list_is_not_heard_and_fills_nothing() {
+fn bytes_after_a_device_list_are_dropped_and_take_no_memory() {
     let mut server = Server::new();
     server.receive(&peer::list_request()).unwrap();
     server.conn.reply_device_list(&[]);

@@ -1,8 +1,8 @@
-//! The 48 bytes in front of everything: what is echoed, what means nothing.
+//! The 48-byte header: which fields are echoed and which have no meaning.
 
 use super::*;
 
-/// What the field holds in the wild: Linux, the specification and usbip-win2, and whatever.
+/// The values that occur: those of Linux, the specification and usbip-win2, and arbitrary ones.
 const NUMBERS: [u32; 7] = [0, u32::MAX, 1, 2, 1024, 1025, 0xdead_beef];
 
 #[test]
@@ -130,7 +130,7 @@ fn flag_bits_that_say_nothing_to_a_device_are_masked() {
         let mut server = Server::imported();
         server.submit(&Submit { flags, ..Submit::data_in(1, 1, 4) }).flags
     };
-    // Every usb-storage URB from vhci carries DMA_MAP_SG; none of these is a wish.
+    // Every usb-storage URB from vhci carries DMA_MAP_SG; none of these bits matters to a device.
     let none = UrbFlags::default();
     for flags in [0, 0x4, 0x80, 0x100, 0x4_0000, 0x200, 0xfffb_ffbc] {
         assert_eq!(flags_of(flags), none, "{flags:#x}");

@@ -33,7 +33,7 @@ fn out_carries_the_whole_buffer_gaps_and_all() {
 }
 
 #[test]
-fn what_a_client_says_of_packets_before_they_moved_is_not_believed() {
+fn packet_outcome_fields_in_a_command_are_ignored() {
     // Linux presets every packet's status to -EXDEV before it submits.
     let mut server = Server::imported();
     let mut submit = Submit::iso_in(1, 3, &[100, 100]);
@@ -66,7 +66,7 @@ fn packets_outside_the_buffer_are_refused() {
         vec![Packet::new(10, 1)],
         vec![Packet::new(u32::MAX, 2)],
         vec![Packet::new(1, u32::MAX)],
-        // Each lies inside, but they overlap to more than there is.
+        // Each lies inside, but their sum is more than the buffer.
         vec![Packet::new(0, 6), Packet::new(4, 6)],
     ];
     for packets in beyond {

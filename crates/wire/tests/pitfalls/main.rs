@@ -1,5 +1,5 @@
-//! What real peers taught about USB/IP 0x0111, one test each, where no device is needed to show it.
-//! The rest, which needs one, is in the session room's tests of the same name.
+//! Lessons from real USB/IP 0x0111 peers, one test each, where no device is needed to show them. The others are in the
+//! tests of the same name in `crates/session`.
 
 mod cuts;
 mod errno;
@@ -30,10 +30,10 @@ fn kind_of(endpoint: EpAddr) -> Option<TransferType> {
     }
 }
 
-/// Small, so that buffers have to grow and limits are met; a buffer holds the longest device of a list.
+/// Small, so that buffers have to grow and limits are reached; a buffer holds the longest device of a list.
 const LIMITS: Limits = Limits { receive_bytes: 2048, urbs_in_flight_max: 64, ..Limits::DEFAULT };
 
-/// The exporter's end, with a checker at the other.
+/// The exporter's end, with a checker at the other end.
 struct Server {
     conn: ServerConn,
     pool: BufferPool,
@@ -72,7 +72,7 @@ impl Server {
         self.receive(bytes).map(|requests| format!("{requests:?}")).expect_err("this is refused")
     }
 
-    /// Sends a submit that is understood.
+    /// Sends a submit that has to be accepted.
     fn submit(&mut self, submit: &Submit) -> Urb {
         self.checker.asked(submit, submit.ep == 3);
         match self.receive(&submit.bytes()).expect("this is understood").pop() {
@@ -81,7 +81,7 @@ impl Server {
         }
     }
 
-    /// Sends an unlink; says what is to be withdrawn.
+    /// Sends an unlink; returns the request to cancel.
     fn unlink(&mut self, seqnum: u32, victim: u32) -> Option<UrbId> {
         self.checker.unlink_asked(seqnum, victim);
         match self.receive(&peer::unlink(seqnum, victim)).expect("this is understood").pop() {
@@ -108,7 +108,7 @@ impl Server {
     }
 }
 
-/// The importer's end. What it still has in flight when a test ends is given up.
+/// The importer's end. Requests still in flight at the end of a test are dropped.
 struct Client {
     conn: ClientConn,
     pool: BufferPool,
@@ -125,7 +125,7 @@ impl Client {
         Self { conn: ClientConn::new(&LIMITS), pool: BufferPool::new(0) }
     }
 
-    /// With a device.
+    /// A client that has imported a device.
     fn imported() -> Self {
         let mut client = Self::new();
         client.conn.import(BUS_ID);
@@ -158,7 +158,7 @@ impl Client {
         self.receive(bytes).map(|answers| format!("{answers:?}")).expect_err("this is refused")
     }
 
-    /// What `bytes` finish.
+    /// The requests that `bytes` complete.
     fn done(&mut self, bytes: &[u8]) -> Vec<Done> {
         let answers = self.receive(bytes).expect("this is understood").into_iter();
         let done = answers.map(|answer| match answer {
@@ -168,14 +168,14 @@ impl Client {
         done.collect()
     }
 
-    /// Submits; says the sequence number on the wire.
+    /// Submits; returns the sequence number on the wire.
     fn submit(&mut self, urb: Urb) -> u32 {
         let kind = kind_of(urb.endpoint).unwrap();
         self.conn.submit(urb.launch(), kind, &mut self.pool);
         peer::word(&self.sent(), 4)
     }
 
-    /// Withdraws; says the unlink's sequence number on the wire.
+    /// Cancels; returns the unlink's sequence number on the wire.
     fn unlink(&mut self, id: UrbId) -> u32 {
         self.conn.unlink(id);
         peer::word(&self.sent(), 4)
@@ -188,7 +188,7 @@ impl Client {
     }
 }
 
-/// Hands `bytes` on, at most `step` at a time.
+/// Passes `bytes` on, at most `step` at a time.
 fn put<E>(mut bytes: &[u8], step: usize, mut take: impl FnMut(&[u8]) -> Result<usize, E>) -> Result<(), E> {
     while !bytes.is_empty() {
         let count = take(&bytes[..bytes.len().min(step)])?;

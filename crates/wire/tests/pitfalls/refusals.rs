@@ -1,4 +1,4 @@
-//! What is no message of this protocol, and the largest that is.
+//! Messages that break the protocol, and the largest that do not.
 
 use super::*;
 

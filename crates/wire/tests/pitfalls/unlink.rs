@@ -1,4 +1,4 @@
-//! The race between a request's end and its withdrawal.
+//! The race between a request's end and its cancellation.
 
 use super::*;
 
@@ -77,7 +77,7 @@ fn row_6_an_unlink_of_something_unknown_is_answered_at_the_latest_with_the_next_
 fn row_7_a_submit_that_comes_after_its_unlink_was_answered_is_not_begun() {
     let mut server = Server::imported();
     server.submit(&Submit::data_in(20, 1, 4));
-    // One is below what came already; one is passed over by what comes next.
+    // One is below what came already; the other is overtaken by the next submit.
     assert_eq!(server.unlink(21, 19), None);
     assert_eq!(server.unlink(24, 22), None);
     server.submit(&Submit::data_in(23, 1, 4));
@@ -88,7 +88,7 @@ fn row_7_a_submit_that_comes_after_its_unlink_was_answered_is_not_begun() {
         assert!(heard.is_empty(), "{late}: its client has been told that it is over");
     }
     assert_eq!((server.replies(), server.conn.in_flight(), server.conn.out_bytes_held()), (Vec::new(), 2, 0));
-    // A number that comes round again is another request.
+    // A number that is used again is another request.
     server.submit(&Submit::data_in(19, 1, 4));
     assert_eq!(server.conn.in_flight(), 3);
 }
@@ -136,7 +136,7 @@ fn a_request_that_a_reset_ended_keeps_its_true_status() {
 
 #[test]
 fn unlinks_that_wait_for_a_slow_device_are_counted_as_bytes_to_come() {
-    // A client that unlinks one URB for ever would otherwise be remembered for ever.
+    // A client that unlinks one URB for ever must not make the server remember it for ever.
     let mut server = Server::imported();
     let urb = server.submit(&Submit::data_in(1, 1, 4));
     for seqnum in 2..1002 {
@@ -225,7 +225,7 @@ fn a_reset_withdraws_everything_and_the_link_goes_on() {
 }
 
 #[test]
-fn a_second_wish_to_withdraw_sends_no_second_unlink() {
+fn second_cancellation_sends_no_second_unlink() {
     let mut client = Client::imported();
     client.submit(data_in(5, 4));
     client.conn.unlink(UrbId(5));

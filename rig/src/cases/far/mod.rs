@@ -1,7 +1,7 @@
-//! Devices that are far away: what an unmodified kernel's drivers notice of the distance.
+//! Remote devices: what an unmodified kernel's drivers notice of the distance.
 //!
-//! Exporter and importer are one guest, whose `lo` takes its time (netem), and the guest's time is its own
-//! (`Time::Counted` in `machine.rs`): the figures are the same on a busy machine. `--times` above 1 makes them
+//! Exporter and importer are one guest, whose `lo` has a delay (netem), and the guest's time is its own
+//! (`Time::Counted` in `machine.rs`): the figures are the same on a busy machine. `--times` above 1 makes the cases
 //! thorough: all distances, a minute of sound.
 
 mod attach;

@@ -1,4 +1,4 @@
-//! A raw disk through vhci, as the 2008 paper measured raw disks: `farbus-bench device` has the paper's rows, and the
+//! A raw disk through vhci, as the 2008 paper measured raw disks. `farbus-bench device` has the paper's rows, and the
 //! paths that need no kernel.
 
 use super::way::{is_thorough, run};
@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[Case {
 
 const MODULES: &[&str] = &["usb_f_mass_storage", "usb_storage", "uas", "sd_mod"];
 const ROUND_TRIPS_MS: [u64; 3] = [0, 1, 10];
-/// By their names in the script, and for people.
+/// Their names in the script, and for people.
 const WAYS: [(&str, &str); 4] = [
     ("local", "the guest's own (dummy_hcd)"),
     ("usbip", "vhci, the kernel's importer"),
@@ -38,7 +38,7 @@ fn raw(lab: &Lab) -> Result<String> {
     Ok(table(&rows))
 }
 
-/// What one way had at one distance, KiB a second.
+/// The rates of one path at one distance, KiB a second.
 #[derive(Debug, PartialEq)]
 struct Row {
     way: &'static str,
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_read_and_told_in_the_paper_s_units() {
+    fn row_is_parsed_and_printed_in_the_papers_units() {
         let row = Row::parse("row uas 10 1000 500").unwrap();
         assert_eq!(row, Row { way: "vhci, farbus as UAS", round_trip_ms: 10, read: 1000, write: 500 });
         assert!(Row::parse("row tape 0 1 1").is_none() && Row::parse("row uas 0 1").is_none());

@@ -1,4 +1,4 @@
-//! A far disk: the kernel's drivers, by each way that farbus has, and beside them the kernel's own usbip.
+//! A remote disk: the kernel's drivers over each path that farbus has, beside the kernel's own usbip.
 
 use super::way::{is_thorough, run};
 use crate::Result;
@@ -31,25 +31,26 @@ fn storage(lab: &Lab) -> Result<String> {
     Ok(table(&rows))
 }
 
-/// What one way had at one distance.
+/// The figures of one path at one distance.
 #[derive(Clone, Debug)]
 struct Row {
     way: String,
     round_trip_ms: u64,
     /// KiB a second, in the order of [`COLUMNS`].
     rates: [u64; 4],
-    /// A read of 4 KiB somewhere, us.
+    /// The median time of a read of 4 KiB at a random place, us.
     median_us: u64,
 }
 
 const COLUMNS: [&str; 4] = ["read 128 KiB", "read 1 MiB", "write 128 KiB", "write 1 MiB"];
-/// What is to be left of it 50 ms away.
+/// The shares of the local rates that must be left 50 ms away.
 const SHARES_MIN: [f64; 4] = [0.7, 0.7, 0.5, 0.5];
 const TARGET_MS: u64 = 50;
-/// A read somewhere takes at most so many round trips, from so far away.
+/// A random read takes at most this many round trips at that distance.
 const TRIPS_MAX: f64 = 1.2;
 const TRIPS_FROM_MS: u64 = 10;
-/// Whose figures are held against the targets: a disk that is shared, and a stick that is driven if it was there.
+/// The paths whose figures are compared with the targets: a shared disk, and a stick that its exporter drives, if it
+/// was there.
 const JUDGED: [&str; 2] = ["uas", "driven"];
 
 impl Row {
@@ -91,7 +92,7 @@ fn judge(rows: &[Row]) -> Result<()> {
     expect(missed.is_empty(), || format!("{}\n{}", missed.join("; "), table(rows)))
 }
 
-/// All of it, for people: rates in MiB a second, and of what the same way has near.
+/// All figures, for people: rates in MiB a second, and as shares of the local rates.
 fn table(rows: &[Row]) -> String {
     let mut text = String::from("| way | round trip |");
     let columns = || COLUMNS.iter().copied().chain(["read 4 KiB somewhere"]);

@@ -1,4 +1,4 @@
-//! What a far device sends by itself: reports, bytes, sound; and the kernel's own tests of taking back what was asked.
+//! What a remote device sends by itself: reports, bytes, sound; and the kernel's own tests of cancellation.
 
 use super::way::{is_thorough, run};
 use crate::Result;

@@ -1,11 +1,11 @@
-//! The way between exporter and importer, and how a case is run over it.
+//! The path between exporter and importer, and how a case runs over it.
 
 use crate::Result;
 use crate::lab::{Boot, Client, Lab};
 use crate::machine::Time;
 use std::time::Duration;
 
-/// Runs a script behind the words of `guest/far.sh`; what it says of the distance is the note.
+/// Runs a script after the functions of `guest/far.sh`; the note is what it says of the distance.
 pub(super) fn run(lab: &Lab, script: &str, modules: &[&str], variables: &[(&str, String)]) -> Result<String> {
     lab.farbus()?;
     let modules = [&["virtio_mmio", "virtio_net", "vhci_hcd", "sch_netem"], modules].concat();

@@ -1,4 +1,4 @@
-//! A pair with devices shared between them, and how one of them is proved to work.
+//! Two machines with shared devices, and the proof that one of these devices works.
 
 use crate::cases::case::expect;
 use crate::cases::storage::note;
@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-/// The using machine's script; all of them are alike.
+/// The importing machine's script; all of them are alike.
 const IMPORTER: &str = concat!(
     include_str!("../../../guest/pair/common.sh"),
     include_str!("../../../guest/pair/importer.sh"),
     include_str!("../../../guest/pair/serve.sh")
 );
 
-/// What the using machine loads: its way to the devices, and every driver that one of them needs.
+/// The modules of the importing machine: vhci, and every driver that a device needs.
 const IMPORTER_MODULES: &[&str] = &[
     "virtio_mmio",
     "virtio_net",
@@ -43,19 +43,19 @@ const IMPORTER_MODULES: &[&str] = &[
     "usbtest",
 ];
 
-/// A pair and what its exporter's side of each device looks like.
+/// A pair of machines and how the exporter's side sees each device.
 pub(super) struct Bench<'a> {
     lab: &'a Lab<'a>,
     pair: Pair,
     /// In the order in which they are shared: the first is 1-1.
     names: Vec<&'static str>,
     near: BTreeMap<String, String>,
-    /// How many were the same to lsusb on the other side.
+    /// How many devices look the same to lsusb on the other side.
     same: usize,
 }
 
 impl<'a> Bench<'a> {
-    /// Boots both machines, has the first do what `before` says, and shares these devices of it.
+    /// Boots both machines, runs `before` on the first, and shares these devices of it.
     pub(super) fn set_up(
         lab: &'a Lab<'a>,
         exporter: Boot,
@@ -74,8 +74,8 @@ impl<'a> Bench<'a> {
         Ok(Self { lab, pair, names: names.to_vec(), near: by_device(&said), same: 0 })
     }
 
-    /// One device's proof: `words` is what the using machine is to do, with the device's name and number put after the
-    /// first; `play` is done by the host while it does that, and `judge` reads what came out.
+    /// One device's proof: the importing machine runs `words`, with the device's name and number after the first word;
+    /// meanwhile the host runs `play`. `judge` checks the output.
     pub(super) fn device(
         &mut self,
         name: &'static str,
@@ -103,17 +103,17 @@ impl<'a> Bench<'a> {
         });
     }
 
-    /// A proof, or a part of one, that is more than one device's.
+    /// A proof, or a part of one, that concerns more than one device.
     pub(super) fn step(&mut self, name: &'static str, proof: impl FnOnce(&mut Guest, &mut Guest) -> Result<String>) {
         self.pair.step(name, proof);
     }
 
-    /// The same for a device that the using machine can judge by itself.
+    /// A proof that the importing machine judges by itself.
     pub(super) fn simple(&mut self, name: &'static str, words: &str) {
         self.device(name, words, |_, _| Ok(()), |_| Ok(String::new()));
     }
 
-    /// Ends sharing, and says how all went.
+    /// Ends sharing, and reports how all steps went.
     pub(super) fn verdict(mut self) -> Result<String> {
         let (same, wanted) = (self.same, self.names.iter().filter(|name| self.lab.tries(name)).count());
         self.pair.step("lsusb", |_, _| {
@@ -133,7 +133,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// What each device looked like to lsusb, by its name.
+/// lsusb's description of each device, by name.
 fn by_device(said: &str) -> BTreeMap<String, String> {
     let mut seen: BTreeMap<String, String> = BTreeMap::new();
     let mut name = String::new();
@@ -166,7 +166,7 @@ fn same_to_lsusb(near: &str, far: &str) -> Result<()> {
     )))
 }
 
-/// The file system on an image is whole and the tree that the guest wrote into it is what the guest says it is.
+/// Checks that the file system on an image is whole and that the guest's tree in it matches its manifest.
 pub(super) fn judge_tree(lab: &Lab, image: &Path, name: &str) -> Result<String> {
     disk::fsck(image)?;
     let out = lab.scratch(&format!("{name}.extracted"));
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lsusb_said_is_kept_apart() {
+    fn lsusb_output_is_split_by_device() {
         let seen = by_device("device| a\nlsusb| x\nlsusb|  y\nwords\ndevice| b\nlsusb| z\n");
         assert_eq!(seen.get("a").map(String::as_str), Some("x\n y\n"));
         assert_eq!(seen.get("b").map(String::as_str), Some("z\n"));

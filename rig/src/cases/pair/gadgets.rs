@@ -26,8 +26,8 @@ const EXPORTER: &str = concat!(
     include_str!("../../../guest/pair/serve.sh")
 );
 
-/// The functions, and the drivers that have the devices before they are shared. `dummy_hcd` is loaded by the script,
-/// seven-fold.
+/// The functions, and the drivers that are bound before the devices are shared. The script loads `dummy_hcd`, with
+/// seven ports.
 const EXPORTER_MODULES: &[&str] = &[
     "virtio_mmio",
     "virtio_net",
@@ -53,7 +53,7 @@ const EXPORTER_MODULES: &[&str] = &[
     "usbtest",
 ];
 
-/// Keys by their HID usage, octal as the script's `printf` has it, and what they write.
+/// Keys by their HID usage, octal for the script's `printf`, and their characters.
 const KEYS: [(&str, char); 6] = [("11", 'f'), ("4", 'a'), ("25", 'r'), ("5", 'b'), ("30", 'u'), ("26", 's')];
 
 fn gadgets(lab: &Lab) -> Result<String> {

@@ -1,4 +1,4 @@
-//! Isochronous streams through usbfs, packet by packet: none may be lost.
+//! Isochronous streams through usbfs, packet by packet: no packet may be lost.
 
 use super::bench::Bench;
 use crate::cases::case::{Case, expect};
@@ -19,7 +19,7 @@ const EXPORTER: &str = concat!(
     include_str!("../../../guest/pair/serve.sh")
 );
 
-/// A soak's ten times are the minute that is asked for.
+/// With a soak's ten times this is the minute that is asked for.
 const SECONDS_EACH_TIME: u32 = 6;
 const SECONDS_MAX: u32 = 60;
 
@@ -43,7 +43,7 @@ fn streams(lab: &Lab) -> Result<String> {
     bench.verdict()
 }
 
-/// Every stream's line without a loss, and as long as the bus would have taken.
+/// Checks that every stream's line reports no loss, and the duration that the bus takes.
 fn judge(said: &str, seconds: f64) -> Result<String> {
     let lines: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("stream ")).collect();
     expect(!lines.is_empty(), || format!("no stream was reported:\n{said}"))?;
@@ -51,9 +51,8 @@ fn judge(said: &str, seconds: f64) -> Result<String> {
         let lost = ["errors", "short", "wrong", "failed requests"].iter().map(|what| number_before(line, what));
         let lost: f64 = lost.sum::<Option<f64>>().ok_or_else(|| Error::Expectation(format!("no figures: {line}")))?;
         let took = number_before(line, "s for").unwrap_or_default();
-        // Never faster than the bus. How much later is the machine's doing, which emulates two others beside whatever
-        // else it has to do (seen: 0.2 % when it has nothing, 2.7 times beside several compilers); the figure is
-        // printed.
+        // Never faster than the bus. How much slower depends on the machine, which emulates two others (seen: 0.2 %
+        // when it does nothing else, 2.7 times beside several compilers); the figure is printed.
         expect(lost == 0.0 && (0.95 * seconds..=4.0 * seconds).contains(&took), || {
             format!("packets were lost, or it was not in real time: {line}")
         })?;
@@ -61,7 +60,7 @@ fn judge(said: &str, seconds: f64) -> Result<String> {
     Ok(lines.join("; "))
 }
 
-/// The number that stands before a word.
+/// The number in front of a word.
 fn number_before(line: &str, what: &str) -> Option<f64> {
     line.split_once(&format!(" {what}"))?.0.rsplit(' ').next()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Two machines: devices of one, used by the unmodified drivers and programs of the other.
+//! Two machines: the unmodified drivers and programs of one use devices of the other.
 
 mod bench;
 mod gadgets;
@@ -8,7 +8,7 @@ mod twins;
 
 use super::case::Case;
 
-/// All that pairs prove.
+/// All cases with pairs.
 pub(super) fn all() -> impl Iterator<Item = &'static Case> {
     [qemu::CASES, gadgets::CASES, isochronous::CASES, twins::CASES].into_iter().flatten()
 }

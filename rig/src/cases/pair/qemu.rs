@@ -27,23 +27,23 @@ pub(super) const CASES: &[Case] = &[
     },
 ];
 
-/// Which controllers, and what is plugged in where.
+/// A machine's controllers and devices.
 struct Machine {
     controllers: &'static [&'static str],
     /// High speed and above.
     fast: &'static [(&'static str, &'static str)],
     /// Full speed.
     slow: &'static str,
-    /// How much of a tone has to sound. When a busy machine is late, QEMU's OHCI leaves out frames, and what was due in
-    /// them.
+    /// The least part of a tone that has to sound. When a busy machine is late, QEMU's OHCI skips frames and their
+    /// data.
     tone_min: f64,
-    /// Whether the card is asked something. QEMU's OHCI ends the reader's answer with no bytes, for local users too.
+    /// Whether the card is used. QEMU's OHCI ends the reader's answer with no bytes, for local users too.
     card_answers: bool,
     client: Client,
 }
 
-/// Ports 1 to 4 are SuperSpeed; a UAS device needs streams there, which USB/IP has not, so it is plugged into a port of
-/// USB 2.
+/// Ports 1 to 4 are SuperSpeed. A UAS device needs streams there, which USB/IP does not have, so it is plugged into a
+/// USB 2 port.
 const XHCI: Machine = Machine {
     controllers: &["qemu-xhci,id=hc,p2=12,p3=4"],
     fast: &[("stick", "bus=hc.0,port=1"), ("disc", "bus=hc.0,port=2"), ("uas", "bus=hc.0,port=5")],
@@ -53,8 +53,8 @@ const XHCI: Machine = Machine {
     client: Client::Farbus,
 };
 
-/// One controller for what is fast, another whose companion takes what is slow: OHCI, because UHCI has its registers in
-/// an I/O space that a microvm's PCI bus has not.
+/// One controller for fast devices, another whose companion takes the slow ones: OHCI, because UHCI has its registers
+/// in an I/O space that a microvm's PCI bus does not have.
 const EHCI: Machine = Machine {
     controllers: &["usb-ehci,id=hc", "ich9-usb-ehci1,id=slow", "pci-ohci,masterbus=slow.0,firstport=0,num-ports=6"],
     fast: &[],
@@ -73,7 +73,7 @@ const EXPORTER: &str = concat!(
     include_str!("../../../guest/pair/serve.sh")
 );
 
-/// The exporter's own drivers have the devices first, so that there is something to take them from.
+/// The exporter's own drivers are bound first, so that they have to be unbound.
 const EXPORTER_MODULES: &[&str] = &[
     "virtio_mmio",
     "virtio_net",
@@ -94,7 +94,7 @@ const EXPORTER_MODULES: &[&str] = &[
     "cdc_subset",
 ];
 
-/// Programs of the using machine: those of smart cards, with what they open by name, and those of MTP.
+/// Programs of the importing machine: those for smart cards, with the files they open by name, and those for MTP.
 const PROGRAMS: &[&str] = &[
     "mtp-files",
     "mtp-getfile",
@@ -159,7 +159,7 @@ impl Media {
         disk::ext4(&media.uas, DISK_BYTES, &tree)?;
         disk::disc(&media.disc, &tree)?;
         disk::few_files(&media.files)?;
-        // QEMU insists on a whole path here.
+        // QEMU requires an absolute path here.
         media.files = std::fs::canonicalize(&media.files).map_err(Error::io("find the folder of files"))?;
         Ok(media)
     }
@@ -205,7 +205,7 @@ fn raw(node: &str, image: &Path, more: &str) -> String {
     format!("driver=raw,node-name={node},file.driver=file,file.filename={}{more}", image.display())
 }
 
-/// What is at the serial line's other end answers in capitals, until the machine is gone.
+/// Answers in capitals at the other end of the serial line, until the machine is gone.
 fn answer_in_capitals(socket: &Path) -> Result<()> {
     let listener = UnixListener::bind(socket).map_err(Error::io("listen for the serial line"))?;
     std::thread::spawn(move || -> std::io::Result<()> {
@@ -218,7 +218,7 @@ fn answer_in_capitals(socket: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Names of keys, and what they write.
+/// Names of keys, and their characters.
 const KEYS: [(&str, &str); 6] = [("f", "f"), ("shift-a", "A"), ("r", "r"), ("spc", " "), ("shift-1", "!"), ("7", "7")];
 
 fn type_keys(exporter: &mut Guest, importer: &mut Guest) -> Result<()> {
@@ -240,7 +240,7 @@ fn judge_keys(said: &str) -> Result<String> {
     Ok(format!("{} characters in {} events", typed.len(), events.len()))
 }
 
-/// Where the pen is put, in the tablet's own units (0 to 32767).
+/// Positions of the pen, in the tablet's own units (0 to 32767).
 const PLACES: [(i32, i32); 3] = [(1000, 2000), (16_384, 8192), (32_000, 31_000)];
 
 fn point(exporter: &mut Guest, importer: &mut Guest) -> Result<()> {
@@ -270,7 +270,7 @@ fn judge_pointing(said: &str) -> Result<String> {
     Ok(format!("{} places, {clicks} clicks", places.len()))
 }
 
-/// How much of three seconds was heard? Behind a header of 44 bytes are 16-bit samples of two channels.
+/// Checks how much of three seconds was recorded. After a header of 44 bytes come 16-bit samples of two channels.
 fn judge_sound(heard: &Path, share_min: f64) -> Result<String> {
     let bytes = std::fs::read(heard).map_err(Error::io("read what the sound card played"))?;
     let samples = bytes.get(44..).unwrap_or_default().chunks_exact(4).map(|s| i16::from_le_bytes([s[0], s[1]]));

@@ -1,4 +1,4 @@
-//! A device that becomes another one while it is used.
+//! A device that is replaced by another one while it is used.
 
 use super::bench::Bench;
 use crate::cases::case::{Case, expect};
@@ -53,8 +53,8 @@ fn twins(lab: &Lab) -> Result<String> {
     bench.verdict()
 }
 
-/// What is at a serial line's other end answers in capitals, byte by byte, until the machine is gone. Says how much it
-/// has heard.
+/// Answers in capitals at the other end of a serial line, byte by byte, until the machine is gone. Returns the count of
+/// bytes it has read.
 fn answer_in_capitals(socket: &Path) -> Result<Arc<AtomicUsize>> {
     let listener = UnixListener::bind(socket).map_err(Error::io("listen for the serial line"))?;
     let count = Arc::new(AtomicUsize::new(0));

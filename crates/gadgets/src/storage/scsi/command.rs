@@ -1,6 +1,6 @@
-//! The gate for hostile bytes: a command descriptor block becomes a typed [`Command`] or sense data.
+//! Parses untrusted bytes: a command descriptor block becomes a typed [`Command`] or sense data.
 //!
-//! Ranges of blocks are not judged here: that takes a medium
+//! Ranges of blocks are checked later, because that takes a medium
 //! ([`Geometry::span`](super::super::medium::Geometry::span)).
 
 use super::limits::{PARAMETER_BYTES_MAX, TRANSFER_BLOCKS_MAX, WRITE_SAME_BLOCKS_MAX};
@@ -44,11 +44,11 @@ pub(crate) mod op {
     pub const READ_CAPACITY_16: u8 = 0x10;
 }
 
-/// What a host asks.
+/// A host's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     TestUnitReady,
-    /// Data about the disk, at most so many bytes of it.
+    /// Data about the disk, at most this many bytes.
     Report(Report, usize),
     /// `fua`: from the medium and not from a cache.
     Read {
@@ -66,9 +66,9 @@ pub(crate) enum Command {
         compare: bool,
     },
     SynchronizeCache(Extent),
-    /// The host sends a list of so many bytes.
+    /// The host sends a list of this many bytes.
     Parameters(List, usize),
-    /// `has_data`: one block of it follows; else zeros are meant.
+    /// `has_data`: one block of data follows; else zeros are written.
     WriteSame {
         extent: Extent,
         unmap: bool,
@@ -109,7 +109,7 @@ pub(crate) enum Power {
     Rest,
 }
 
-/// What has to be so before a command may run; each includes those before it.
+/// The condition for a command to run; each includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Demand {
     Nothing,
@@ -140,11 +140,11 @@ impl Command {
     }
 }
 
-/// Understands a command descriptor block of any length.
+/// Parses a command descriptor block of any length.
 pub(crate) fn decode(cdb: &[u8]) -> Result<Command, Sense> {
     let opcode = *cdb.first().ok_or(Sense::INVALID_OPERATION_CODE)?;
     let needed = cdb_bytes(opcode).ok_or(Sense::INVALID_OPERATION_CODE)?;
-    // One that is too short is unknown if its code is, and invalid else.
+    // A block that is too short is unknown if its code is, and otherwise invalid.
     let short = cdb.len() < needed;
     let mut b = [0; 16];
     let n = cdb.len().min(needed);
@@ -188,7 +188,7 @@ fn decode_block(b: &[u8; 16]) -> Result<Command, Sense> {
         op::VERIFY_10 => verify(b, extent_10(b))?,
         op::VERIFY_12 => verify(b, extent_12(b))?,
         op::VERIFY_16 => verify(b, extent_16(b))?,
-        // IMMED is allowed to be waited for: when the status comes it is done.
+        // IMMED may be ignored: the command is complete when the status comes.
         op::SYNCHRONIZE_CACHE_10 => Command::SynchronizeCache(extent_10(b)),
         op::SYNCHRONIZE_CACHE_16 => Command::SynchronizeCache(extent_16(b)),
         op::UNMAP => unmap(b)?,
@@ -218,13 +218,13 @@ fn report_luns(b: &[u8; 16]) -> Result<Command, Sense> {
     Ok(Command::Report(Report::Luns { select }, allocation as usize))
 }
 
-/// MODE SELECT: PF set, for the pages are the standard's; SP clear, for nothing is saved (SPC-4).
+/// MODE SELECT: PF set, because the pages are the standard's; SP clear, because nothing is saved (SPC-4).
 fn mode_select(b: &[u8; 16], long: bool, length: usize) -> Result<Command, Sense> {
     valid(bit(b[1], 4) && !bit(b[1], 0))?;
     parameters(List::ModeSelect { long }, length)
 }
 
-/// UNMAP without ANCHOR, which Logical Block Provisioning says we do not know.
+/// UNMAP without ANCHOR, which Logical Block Provisioning reports as unsupported.
 fn unmap(b: &[u8; 16]) -> Result<Command, Sense> {
     valid(!bit(b[1], 0))?;
     parameters(List::Unmap, u16_at(b, 7).into())
@@ -249,7 +249,7 @@ fn read_capacity_16(b: &[u8; 16]) -> Result<Command, Sense> {
     Ok(Command::Report(Report::Capacity16, u32_at(b, 10) as usize))
 }
 
-/// VERIFY: BYTCHK 00b checks the medium, 01b compares; 11b, one block against all, we do not know.
+/// VERIFY: BYTCHK 00b checks the medium, 01b compares; 11b, one block against all, is not supported.
 fn verify(b: &[u8; 16], extent: Extent) -> Result<Command, Sense> {
     let extent = transfer(b, extent)?;
     match b[1] >> 1 & 3 {
@@ -259,8 +259,8 @@ fn verify(b: &[u8; 16], extent: Extent) -> Result<Command, Sense> {
     }
 }
 
-/// WRITE SAME: no protection, no ANCHOR (bit 4), none of the obsolete PBDATA and LBDATA (bits 2 and
-/// 1); a count of zero would mean the rest of the medium, and WSNZ says we refuse that (SBC-3).
+/// WRITE SAME: no protection, no ANCHOR (bit 4), none of the obsolete PBDATA and LBDATA (bits 2 and 1); a count of zero
+/// would mean the rest of the medium, and WSNZ reports that it is refused (SBC-3).
 fn write_same(b: &[u8; 16], extent: Extent, has_data: bool) -> Result<Command, Sense> {
     const REFUSED: u8 = 0xf6;
     valid(b[1] & REFUSED == 0)?;
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_and_not_guessed() {
+    fn unsupported_command_fields_are_refused() {
         let mut refused = vec![
             // A page code without EVPD, a saved page, an unknown service action.
             vec![op::INQUIRY, 0, 0x80, 0, 36, 0],

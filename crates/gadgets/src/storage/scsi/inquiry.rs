@@ -1,4 +1,4 @@
-//! INQUIRY: who this disk is, and its vital product data (SPC-4; SBC-3 for pages B0 to B2).
+//! INQUIRY: the disk's identity, and its vital product data (SPC-4; SBC-3 for pages B0 to B2).
 
 use super::limits::{PAGE_BYTES, TRANSFER_BLOCKS_MAX, UNMAP_BYTES_MAX, UNMAP_RANGES_MAX, WRITE_SAME_BLOCKS_MAX};
 use crate::storage::options::{Options, fnv1a};
@@ -26,7 +26,7 @@ const BLOCK_LIMITS: u8 = 0xb0;
 const BLOCK_DEVICE_CHARACTERISTICS: u8 = 0xb1;
 const LOGICAL_BLOCK_PROVISIONING: u8 = 0xb2;
 
-/// Who this disk is.
+/// The disk's identity.
 #[derive(Debug)]
 pub(crate) struct Identity {
     product: [u8; PRODUCT_BYTES],
@@ -60,7 +60,7 @@ impl Identity {
         to.extend(REVISION);
     }
 
-    /// A vital product data page; `is_thin`: space can be given back.
+    /// Writes a vital product data page; `is_thin`: space can be given back.
     pub fn write_page(&self, page: u8, is_thin: bool, to: &mut Vec<u8>) -> Result<(), Sense> {
         to.extend([DIRECT_ACCESS, page, 0, 0]);
         match page {
@@ -83,8 +83,8 @@ impl Identity {
         Ok(())
     }
 
-    /// Two names: one that people read, one in the shape of a world-wide name that says of itself
-    /// that it was made up locally (SPC-4, designation descriptors).
+    /// Two designators: a readable one, and one in the form of a world-wide name that is marked as locally assigned
+    /// (SPC-4, designation descriptors).
     fn write_designators(&self, to: &mut Vec<u8>) {
         const ASCII: u8 = 2;
         const BINARY: u8 = 1;
@@ -105,14 +105,14 @@ impl Identity {
         const LENGTH: usize = 0x3c;
         /// WSNZ: a WRITE SAME of zero blocks is refused.
         const WSNZ: u8 = 0x01;
-        /// UGAVALID: the alignment of the unmap granularity, zero, is meant.
+        /// UGAVALID: the alignment of the unmap granularity, zero, is valid.
         const UGAVALID: u32 = 1 << 31;
         let end = to.len() + LENGTH;
         let page_blocks = PAGE_BYTES / self.sector_bytes;
         to.extend([WSNZ, 0]);
         to.extend((page_blocks as u16).to_be_bytes());
         to.extend(TRANSFER_BLOCKS_MAX.to_be_bytes());
-        // Optimal and prefetch length: no opinion.
+        // Optimal and prefetch length: not reported.
         to.extend([0; 8]);
         let unmap = [UNMAP_BYTES_MAX / self.sector_bytes, UNMAP_RANGES_MAX, page_blocks, UGAVALID];
         unmap.into_iter().for_each(|field| to.extend(if is_thin { field } else { 0 }.to_be_bytes()));

@@ -1,20 +1,20 @@
-//! What one command may ask for. The Block Limits page tells a host the same numbers.
+//! The limits of one command. The Block Limits page reports the same numbers.
 
-/// Blocks of a READ, WRITE or VERIFY: all that a ten-byte command can say. A VERIFY that compares
-/// nothing reads so much before the engine gets its turn again: 256 MiB at most.
+/// Blocks of a READ, WRITE or VERIFY: the most that a ten-byte command can name. A VERIFY without a comparison reads
+/// that much before the engine gets its next turn: 256 MiB at most.
 pub const TRANSFER_BLOCKS_MAX: u32 = 0xffff;
-/// Blocks of a WRITE SAME: a pattern that is not zeros has to be written out, block by block.
+/// Blocks of a WRITE SAME: a pattern other than zeros has to be written block by block.
 pub const WRITE_SAME_BLOCKS_MAX: u32 = 0xffff;
-/// Bytes of an UNMAP. A store that cannot punch holes writes zeros: a second's work.
+/// Bytes of an UNMAP. A store that cannot punch holes writes zeros: a second of work.
 pub const UNMAP_BYTES_MAX: u32 = 1 << 30;
-/// Ranges of an UNMAP: what the kernel's own target takes, and more than a kernel sends.
+/// Ranges of an UNMAP: the limit of the kernel's own target, and more than a kernel sends.
 pub const UNMAP_RANGES_MAX: u32 = 256;
 /// Bytes of a UNMAP parameter list's header, and of each range behind it (SBC-3, UNMAP parameter list).
 pub const UNMAP_HEADER_BYTES: usize = 8;
 pub const UNMAP_RANGE_BYTES: usize = 16;
-/// The longest parameter list that is taken: UNMAP's.
+/// The longest accepted parameter list: UNMAP's.
 pub const PARAMETER_BYTES_MAX: usize = UNMAP_HEADER_BYTES + UNMAP_RANGES_MAX as usize * UNMAP_RANGE_BYTES;
-/// The unit that files are kept in: what a hole, an aligned transfer and a "physical" block are.
+/// The allocation unit of files, used as the size of a hole, an aligned transfer and a "physical" block.
 pub const PAGE_BYTES: u32 = 4096;
 /// A logical unit's only buffer, allocated once: replies, parameter lists, and the pieces in which
 /// VERIFY reads and WRITE SAME writes.

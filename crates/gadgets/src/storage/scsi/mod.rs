@@ -28,18 +28,18 @@ use super::options::Options;
 use super::sense::Sense;
 use crate::saved::{Loader, Saver};
 
-/// What the device means to do for a command.
+/// The data phase that the device wants for a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// No data: it is done.
+    /// No data: the command is complete.
     Done,
-    /// Send so many bytes, never zero.
+    /// Send this many bytes, never zero.
     Send(u64),
-    /// Take so many bytes, never zero.
+    /// Receive this many bytes, never zero.
     Take(u64),
 }
 
-/// The command failed; REQUEST SENSE tells why.
+/// The command failed; REQUEST SENSE returns the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CheckCondition;
 
@@ -60,11 +60,11 @@ pub(super) struct Unit {
     prevented: bool,
     /// WCE. Off, every write is durable before its status.
     write_cache: bool,
-    /// About the last command.
+    /// Sense data of the last command.
     sense: Sense,
-    /// About acknowledged data that a flush of the owner's could not make durable.
+    /// A failed flush of the owner's: acknowledged data that may not be durable.
     deferred: Option<Sense>,
-    /// An event that the host has to be told of once.
+    /// An event to be reported to the host once.
     attention: Option<Sense>,
     transfer: Transfer,
     /// Allocated once, [`BUFFER_BYTES`].
@@ -87,8 +87,7 @@ impl Unit {
         }
     }
 
-    /// Begins a command for unit `lun`. One that was begun before and not finished is forgotten;
-    /// what it wrote stays written.
+    /// Begins a command for unit `lun`. An unfinished earlier command is dropped; what it wrote stays written.
     pub fn begin(&mut self, lun: u8, cdb: &[u8]) -> Result<Plan, CheckCondition> {
         self.abandon();
         let plan = self.try_begin(lun, cdb);
@@ -113,12 +112,12 @@ impl Unit {
         self.remember(result)
     }
 
-    /// The bus was reset: the host's locks are forgotten; what the disk owes it is not.
+    /// The bus was reset: clears the host's locks, but not what has to be reported to it.
     ///
-    /// No unit attention tells of it: the host did it itself. Linux takes an attention it does not
-    /// expect from a removable disk for a changed medium and refuses every access from then on;
-    /// the kernel's own gadget is silent for the same reason. So the write cache stays as it was set,
-    /// for a host that turned it off counts on that.
+    /// There is no unit attention for the reset: the host made it itself. Linux takes an unexpected attention from a
+    /// removable disk for a changed medium and refuses every access from then on; the kernel's own gadget is silent for
+    /// the same reason. Therefore the write cache also stays as it was set, because a host that turned it off relies on
+    /// that.
     pub fn reset(&mut self) {
         self.prevented = false;
         self.sense = Sense::NONE;
@@ -127,12 +126,12 @@ impl Unit {
         }
     }
 
-    /// The owner wants everything durable. The host, which has had its good status, is told of a failure too.
+    /// Flushes for the owner. A failure is also reported to the host, which had got good status for its writes.
     pub fn sync(&mut self) -> Result<(), Sense> {
         self.medium.flush().inspect_err(|sense| self.deferred = Some(sense.deferred()))
     }
 
-    /// The owner wants the medium out.
+    /// Ejects the medium for the owner.
     pub fn eject(&mut self) -> Result<(), Sense> {
         self.may_eject()?;
         self.sync()?;
@@ -140,7 +139,7 @@ impl Unit {
         Ok(())
     }
 
-    /// The owner, or the host, puts the medium back.
+    /// Inserts the medium, for the owner or the host.
     pub fn insert(&mut self) {
         if self.state == State::Ejected {
             self.attention = Some(Sense::MEDIUM_CHANGED);
@@ -152,7 +151,7 @@ impl Unit {
         self.state != State::Ejected
     }
 
-    /// Forgets the command that was begun.
+    /// Drops the command that was begun.
     fn abandon(&mut self) {
         self.transfer = Transfer::None;
         self.buffer.clear();
@@ -169,7 +168,7 @@ impl Unit {
 
     fn try_begin(&mut self, lun: u8, cdb: &[u8]) -> Result<Plan, Sense> {
         let command = command::decode(cdb)?;
-        // Sense data is about the command before this one; REQUEST SENSE works for any unit.
+        // Sense data belongs to the command before this one; REQUEST SENSE works for any unit.
         if let Command::Report(Report::Sense { descriptors }, allocation) = command {
             return self.reply(Report::Sense { descriptors }, allocation);
         }
@@ -181,7 +180,7 @@ impl Unit {
         self.execute(command)
     }
 
-    /// Whether a command that demands this may run now.
+    /// Whether a command with this demand may run now.
     fn admit(&mut self, demand: Demand) -> Result<(), Sense> {
         if demand >= Demand::Attention
             && let Some(news) = self.take_news()
@@ -197,7 +196,7 @@ impl Unit {
         Ok(())
     }
 
-    /// What the host does not know yet; told once. A deferred error goes first (SPC-4, deferred errors).
+    /// An event that the host does not know yet; reported once. A deferred error goes first (SPC-4, deferred errors).
     fn take_news(&mut self) -> Option<Sense> {
         self.deferred.take().or_else(|| self.attention.take())
     }
@@ -240,7 +239,7 @@ impl Unit {
         let written = self.write_report(report, &mut buffer);
         self.buffer = buffer;
         written?;
-        // A host that has room for less gets the front of it (SPC-4, allocation length).
+        // A host with less space gets the front of it (SPC-4, allocation length).
         self.buffer.truncate(allocation);
         self.transfer = Transfer::Reply { at: 0 };
         Ok(match self.buffer.len() {
@@ -264,8 +263,8 @@ impl Unit {
         Ok(())
     }
 
-    /// What REQUEST SENSE tells: about the last command, or what the host does not know yet, or why
-    /// the next one would fail (SPC-4, REQUEST SENSE).
+    /// The answer of REQUEST SENSE: about the last command, or an event that the host does not know yet, or why the
+    /// next command would fail (SPC-4, REQUEST SENSE).
     fn take_sense(&mut self) -> Sense {
         let last = std::mem::replace(&mut self.sense, Sense::NONE);
         if last != Sense::NONE {
@@ -286,7 +285,7 @@ impl Unit {
     fn read(&mut self, extent: Extent, fua: bool) -> Result<Plan, Sense> {
         let span = self.medium.geometry.span(extent)?;
         if fua {
-            // What is read must be what the medium holds (SBC-3): newer data goes there first.
+            // The host must read what the medium holds (SBC-3): newer data is flushed first.
             self.medium.flush()?;
         }
         self.transfer = Transfer::Read { offset: span.offset };
@@ -328,7 +327,7 @@ impl Unit {
         self.settle(false).map(|()| Plan::Done)
     }
 
-    /// START STOP UNIT: whatever rests has its data safe first (SBC-3).
+    /// START STOP UNIT: flushes before the medium rests (SBC-3).
     fn power(&mut self, power: Power) -> Result<(), Sense> {
         match power {
             Power::Start => {
@@ -443,7 +442,7 @@ impl Unit {
             Then::Apply(List::ModeSelect { long }) => {
                 let write_cache = self.mode_state().parse(long, buffer)?;
                 if !write_cache {
-                    // What the cache holds when it is turned off would never be asked to be durable.
+                    // Once the cache is off, the host would not ask to flush what it holds.
                     self.medium.flush()?;
                 }
                 self.write_cache = write_cache;
@@ -462,7 +461,7 @@ impl Unit {
         }
     }
 
-    /// Before good status for something written: durable if the host wants it or there is no cache.
+    /// Called before good status for a write: flushes if the host wants it or there is no cache.
     fn settle(&mut self, durable: bool) -> Result<(), Sense> {
         if durable || !self.write_cache { self.medium.flush() } else { Ok(()) }
     }
@@ -481,7 +480,7 @@ impl Unit {
             news.unwrap_or(Sense::NONE).save(to);
         }
         self.transfer.save(to);
-        // What was compared is of no use any more.
+        // Compared data is not needed any more.
         to.bytes(if self.transfer.uses_buffer() { &self.buffer } else { &[] });
     }
 
@@ -505,7 +504,7 @@ impl Unit {
         Some(())
     }
 
-    /// Whether the command that was begun is one that still moves this.
+    /// Whether a command was begun that still has to move this.
     pub fn has_begun(&self, plan: Plan) -> bool {
         let lies_inside = |offset: u64, len: u64| {
             let end = offset.checked_add(len);
@@ -530,7 +529,7 @@ impl Unit {
         }
     }
 
-    /// What the unit holds on to, for tests of the bound.
+    /// Bytes that the unit holds, for tests of the bound.
     #[cfg(test)]
     pub fn held_bytes(&self) -> usize {
         self.buffer.capacity()

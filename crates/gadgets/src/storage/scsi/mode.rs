@@ -1,6 +1,6 @@
 //! MODE SENSE and MODE SELECT (SPC-4 mode parameters, SBC-3 caching mode page).
 //!
-//! The one thing that a host may change is WCE, the write cache.
+//! A host can change only WCE, the write cache.
 
 use crate::storage::sense::Sense;
 
@@ -13,9 +13,9 @@ const SUBPAGE_NONE: u8 = 0x00;
 const SUBPAGE_ALL: u8 = 0xff;
 /// Byte 2 of the caching page: the write cache is on.
 const WCE: u8 = 0x04;
-/// Byte 2 of the informational exceptions page: none are watched for.
+/// Byte 2 of the informational exceptions page: none are monitored.
 const DEXCPT: u8 = 0x08;
-/// Device-specific parameter of a disk (SBC-3): write-protected; DPO and FUA are understood.
+/// Device-specific parameter of a disk (SBC-3): write-protected; DPO and FUA are supported.
 const WP: u8 = 0x80;
 const DPOFUA: u8 = 0x10;
 /// Byte 4 of the long header: block descriptors are long too.
@@ -26,7 +26,7 @@ const HEADER_10_BYTES: usize = 8;
 const BLOCK_DESCRIPTOR_BYTES: usize = 8;
 const LONG_BLOCK_DESCRIPTOR_BYTES: usize = 16;
 
-/// What MODE SENSE asks for.
+/// A MODE SENSE request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ask {
     /// MODE SENSE(10), whose header is longer.
@@ -79,7 +79,7 @@ impl Ask {
     }
 }
 
-/// What the pages say about this disk.
+/// The disk's state as the pages report it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
     pub write_cache: bool,
@@ -101,7 +101,7 @@ impl State {
                 self.write_page(page, ask.values, to);
             }
         }
-        // Below 256 bytes whatever is asked, so that the short header's one byte is enough.
+        // Below 256 bytes in every case, so that the short header's one byte is enough.
         let all_bytes = to.len() as u8;
         let specific = if self.read_only { WP | DPOFUA } else { DPOFUA };
         if ask.long {
@@ -118,7 +118,7 @@ impl State {
         match kind {
             Descriptor::None => {}
             Descriptor::Short => {
-                // More than 32 bits can say is said as all ones; the length has 24 bits.
+                // Numbers beyond 32 bits are sent as all ones; the length has 24 bits.
                 to.extend(u32::try_from(self.sectors).unwrap_or(u32::MAX).to_be_bytes());
                 to.extend(self.sector_bytes.to_be_bytes());
             }
@@ -143,8 +143,8 @@ impl State {
         to.resize(to.len() + usize::from(rest) - 1, 0);
     }
 
-    /// MODE SELECT's list: the write cache as it is to be. Nothing else may differ from what MODE
-    /// SENSE reports, and an empty list changes nothing.
+    /// Parses MODE SELECT's list; returns the wanted state of the write cache. All else has to be as MODE SENSE reports
+    /// it, and an empty list changes nothing.
     pub fn parse(self, long: bool, list: &[u8]) -> Result<bool, Sense> {
         if list.is_empty() {
             return Ok(self.write_cache);
@@ -160,8 +160,8 @@ impl State {
         self.parse_pages(pages)
     }
 
-    /// A block descriptor may repeat the length that blocks have. It may not change it, and the
-    /// number of blocks is not looked at.
+    /// Checks a block descriptor: it may repeat the block length, and may not change it. The number of blocks is
+    /// ignored.
     fn check_descriptor(self, descriptor: &[u8], long_lba: bool) -> Result<(), Sense> {
         let length_field = match (long_lba, descriptor.len()) {
             (_, 0) => return Ok(()),
@@ -179,7 +179,7 @@ impl State {
         let mut write_cache = self.write_cache;
         while !pages.is_empty() {
             let [code, rest_bytes, ..] = *pages else { return Err(Sense::PARAMETER_LIST_LENGTH) };
-            // PS is reserved here and SPF would be a subpage (SPC-4): with either, no page of ours.
+            // PS is reserved here and SPF would be a subpage (SPC-4): with either, the page is unknown.
             let known = [PAGE_CACHING, PAGE_CONTROL, PAGE_INFORMATIONAL_EXCEPTIONS].contains(&code);
             if !known || rest_bytes != page_rest_bytes(code) {
                 return Err(Sense::INVALID_FIELD_IN_PARAMETERS);
@@ -192,7 +192,7 @@ impl State {
         Ok(write_cache)
     }
 
-    /// The write cache, if this is the page that says; every other bit has to be as it is.
+    /// The wanted state of the write cache, if this is its page; every other bit has to be unchanged.
     fn parse_page(self, page: &[u8]) -> Result<Option<bool>, Sense> {
         let (code, first) = (page[0], page[2]);
         let (now, changed) = match code {

@@ -1,10 +1,10 @@
-//! UNMAP and WRITE SAME: giving space back, and writing much with little (SBC-3).
+//! UNMAP and WRITE SAME: giving space back, and writing one block repeatedly (SBC-3).
 
 use super::limits::{BUFFER_BYTES, UNMAP_BYTES_MAX, UNMAP_HEADER_BYTES, UNMAP_RANGE_BYTES, UNMAP_RANGES_MAX};
 use crate::storage::medium::{Extent, Geometry, Medium, Span};
 use crate::storage::sense::Sense;
 
-/// What an UNMAP parameter list gives back. All of it is judged before any of it is done.
+/// The spans of an UNMAP parameter list. The whole list is checked before any of it is carried out.
 pub(crate) fn unmapped(disk: Geometry, list: &[u8]) -> Result<Vec<Span>, Sense> {
     if list.is_empty() {
         return Ok(Vec::new());
@@ -20,12 +20,12 @@ pub(crate) fn unmapped(disk: Geometry, list: &[u8]) -> Result<Vec<Span>, Sense> 
             spans.push(span);
         }
     }
-    // Each lies in the medium, so 256 of them cannot overflow what 64 bits hold of a store.
+    // Each lies in the medium, so the sum of 256 of them does not overflow 64 bits.
     let bytes = spans.iter().fold(0, |bytes: u64, span| bytes.saturating_add(span.len));
     if bytes > u64::from(UNMAP_BYTES_MAX) { Err(Sense::INVALID_FIELD_IN_PARAMETERS) } else { Ok(spans) }
 }
 
-/// The block descriptors of an UNMAP parameter list. The part of one at the end is ignored.
+/// The block descriptors of an UNMAP parameter list. An incomplete one at the end is ignored.
 fn ranges(list: &[u8]) -> Result<impl ExactSizeIterator<Item = Extent> + Clone, Sense> {
     let (header, rest) = list.split_at_checked(UNMAP_HEADER_BYTES).ok_or(Sense::PARAMETER_LIST_LENGTH)?;
     let data_bytes = usize::from(u16::from_be_bytes([header[2], header[3]]));
@@ -42,8 +42,8 @@ pub(crate) fn write_zeros(medium: &mut Medium, span: Span, unmap: bool) -> Resul
     if unmap { medium.discard(span) } else { medium.write_zeroes(span) }
 }
 
-/// The block at the start of `buffer` over all of `span`. UNMAP is permission and not an order: a
-/// block that would not read back is written.
+/// Writes the block at the start of `buffer` over all of `span`. UNMAP permits, and does not order: a block that would
+/// not read back is written.
 pub(crate) fn write_same(medium: &mut Medium, span: Span, unmap: bool, buffer: &mut Vec<u8>) -> Result<(), Sense> {
     if buffer.iter().all(|byte| *byte == 0) {
         return write_zeros(medium, span, unmap);

@@ -1,4 +1,4 @@
-//! Capacity and logical units: the reports that are a few fields each.
+//! Short reports: capacity and logical units.
 
 use super::limits::PAGE_BYTES;
 use crate::storage::medium::Geometry;

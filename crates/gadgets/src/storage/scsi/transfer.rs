@@ -1,4 +1,4 @@
-//! How far a command's data has got.
+//! The progress of a command's data.
 
 use super::super::medium::Span;
 use super::command::List;
@@ -8,7 +8,7 @@ use crate::saved::{Loader, Saver};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transfer {
     None,
-    /// What the buffer holds from here on.
+    /// The buffer's content from this offset on.
     Reply {
         at: usize,
     },
@@ -22,7 +22,7 @@ pub(super) enum Transfer {
     Compare {
         offset: u64,
     },
-    /// Into the buffer, all of it, and then this.
+    /// Collects all of the host's data in the buffer, and then carries this out.
     Gather(Then),
 }
 
@@ -33,12 +33,12 @@ pub(super) enum Then {
 }
 
 impl Transfer {
-    /// Whether what the buffer holds belongs to it.
+    /// Whether the buffer's content belongs to it.
     pub fn uses_buffer(self) -> bool {
         matches!(self, Transfer::Reply { .. } | Transfer::Gather(_))
     }
 
-    /// A kind, a yes or no, and two numbers.
+    /// Saves its kind, a flag, and two numbers.
     pub fn save(self, to: &mut Saver) {
         let (kind, flag, numbers) = match self {
             Transfer::None => (0, false, [0; 2]),

@@ -38,7 +38,7 @@ fn inquiry_says_who_it_is() {
     let data = host.reports(&[op::INQUIRY, 0, 0, 0, 36, 0], 36);
     assert_eq!(data[..8], [0, 0x80, 6, 2, 31, 0, 0, 0]);
     assert_eq!(&data[8..36], b"farbus  Disk of mine    0001");
-    // Less room, less data; a vital product page without EVPD is refused.
+    // Less space, less data; a vital product page without EVPD is refused.
     assert_eq!(host.reports(&[op::INQUIRY, 0, 0, 0, 5, 0], 5), data[..5]);
     assert_eq!(host.fails(&[op::INQUIRY, 0, 0x80, 0, 36, 0], Data::In(36)), INVALID_FIELD);
     let fixed = Options { removable: false, product: "Ärger\n".into(), ..Options::default() };
@@ -156,7 +156,7 @@ fn verify_reads_and_compares() {
 }
 
 #[test]
-fn what_is_unmapped_reads_as_zeros() {
+fn unmapped_blocks_read_as_zeros() {
     let mut host = host();
     let (cdb, list) = unmap(&[(2, 3), (10, 0), (20, 1)]);
     host.passes(&cdb, list);
@@ -205,7 +205,7 @@ fn write_same_repeats_a_block() {
         let block = pattern(seed, 512);
         host.passes(&write_same(opcode, 0, 3, 300), Data::Out(block.clone()));
         assert_eq!(disk.bytes(3 * 512, 300 * 512), block.repeat(300));
-        // UNMAP is permission: a block that is not zeros is written all the same.
+        // UNMAP is permission: a block other than zeros is still written.
         host.passes(&write_same(opcode, 8, 0, 1), Data::Out(block.clone()));
         assert_eq!(disk.bytes(0, 512), block);
     }
@@ -224,7 +224,7 @@ fn write_same_of_zeros_keeps_or_gives_back_the_space() {
     let zeros = || Data::Out(vec![0; 512]);
     assert_eq!(counts(&write_same(op::WRITE_SAME_10, 0, 0, 2), zeros()), (1024, 0));
     assert_eq!(counts(&write_same(op::WRITE_SAME_10, 8, 0, 2), zeros()), (1024, 1024));
-    // NDOB: zeros without saying so.
+    // NDOB: zeros without a data block.
     assert_eq!(counts(&write_same(op::WRITE_SAME_16, 1, 0, 2), Data::None), (2048, 1024));
     assert_eq!(counts(&write_same(op::WRITE_SAME_16, 9, 0, 2), Data::None), (2048, 2048));
     assert_eq!(host.fails(&write_same(op::WRITE_SAME_10, 0, 0, 0), zeros()), INVALID_FIELD);
@@ -244,7 +244,7 @@ fn mode_sense_reports_the_write_cache_in_pages_08_and_3f() {
     assert_eq!(sense_6(8, 0x08), [[23, 0, 0x10, 0].as_slice(), &caching].concat());
     assert_eq!(sense_6(8, 0x0a), [[15, 0, 0x10, 0].as_slice(), &control].concat());
     assert_eq!(sense_6(8, 0x1c), [[15, 0, 0x10, 0].as_slice(), &exceptions].concat());
-    // Changeable: WCE alone. Default: as it was made.
+    // Changeable: WCE alone. Default: as the disk was made.
     let changeable = sense_6(8, 0x7f);
     assert_eq!(changeable.iter().map(|b| u32::from(*b)).sum::<u32>(), 47 + 0x10 + 0x1a + 4 + 0x14 + 0x26);
     assert_eq!(sense_6(8, 0x88)[4..], caching);
@@ -300,7 +300,7 @@ fn mode_select_changes_the_write_cache_and_nothing_else() {
         assert_eq!(host.fails(&cdb, list), sense, "{header:?} {rest:?}");
     }
     assert_eq!(host.fails(&[op::MODE_SELECT_6, 0x10, 0, 0, 3, 0], Data::Out(vec![0; 3])), LIST_LENGTH);
-    // Saving is not offered.
+    // Saving is not supported.
     assert_eq!(host.fails(&[op::MODE_SELECT_6, 0x11, 0, 0, 4, 0], Data::Out(vec![0; 4])), INVALID_FIELD);
     assert!(is_on(&mut host));
 }

@@ -1,4 +1,4 @@
-//! A made-up store: sparse, of any size, counts what is asked of it, and fails when it is told to.
+//! A store for tests: sparse, of any size, counts its calls, and fails on demand.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,12 +15,12 @@ pub struct Disk(Arc<Mutex<State>>);
 pub struct State {
     size_bytes: u64,
     pages: BTreeMap<u64, Box<[u8]>>,
-    /// What happened.
+    /// The calls so far.
     pub flushes: u32,
     pub longest_bytes: usize,
     pub discarded_bytes: u64,
     pub zeroed_bytes: u64,
-    /// What is to happen: reads and writes fail that touch a byte at or behind this one.
+    /// Reads and writes fail that touch a byte at or after this one.
     pub fail_from: Option<(u64, StoreError)>,
     pub fail_flush: Option<StoreError>,
 }
@@ -57,7 +57,7 @@ impl State {
         }
     }
 
-    /// Cuts a range at the pages: page, range within it, offset within the whole.
+    /// Splits a range at the pages: page, range within it, offset within the whole.
     fn each_page(&mut self, offset: u64, len: u64, mut act: impl FnMut(&mut Self, u64, std::ops::Range<usize>, usize)) {
         let mut done = 0;
         while done < len {

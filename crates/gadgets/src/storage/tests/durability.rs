@@ -1,4 +1,4 @@
-//! What has to be durable when, and who is told when it is not.
+//! Which data has to be durable when, and which errors are reported when it is not.
 
 use farbus_model::{Command, Device, Instant, StoreError};
 
@@ -33,7 +33,7 @@ fn set_write_cache(host: &mut Host, on: bool) {
     host.passes(&[op::MODE_SELECT_6, 0x10, 0, 0, page.len() as u8, 0], Data::Out(page));
 }
 
-/// One way in which a host or an owner asks.
+/// A way in which a host or an owner asks for a flush.
 type Ask = fn(&mut Host);
 
 #[test]
@@ -116,7 +116,7 @@ fn a_failure_of_the_owners_flush_is_deferred_to_the_host() {
     let told = host.owner(Command::Sync).unwrap_err();
     assert_eq!(told.0, "written data is not durable: the medium failed");
     disk.look().fail_flush = None;
-    // INQUIRY does not hear it, the next command does, once.
+    // INQUIRY does not report it, the next command does, once.
     host.reports(&[op::INQUIRY, 0, 0, 0, 36, 0], 36);
     assert!(!host.is_ready());
     let sense = host.sense_bytes();

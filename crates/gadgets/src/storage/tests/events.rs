@@ -1,4 +1,4 @@
-//! Media that come and go, and news that is told once.
+//! Media that are removed and inserted, and events that are reported once.
 
 use farbus_model::{Command, Device, Instant, Status};
 
@@ -37,7 +37,7 @@ fn a_new_disk_tells_of_its_reset_once_but_not_to_inquiry_or_report_luns() {
     host.passes(&[op::REPORT_LUNS, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0], Data::In(16));
     assert_eq!(host.fails(&cdb_10(op::READ_10, 0, 1), Data::In(512)), RESET_OCCURRED);
     assert_eq!(host.passes(&cdb_10(op::READ_10, 0, 1), Data::In(512)).len(), 512);
-    // REQUEST SENSE hears it too, and that was once.
+    // REQUEST SENSE reports it too, and that was the only time.
     let mut host = Host::unconfigured(Disk::new(1 << 20), Options::default());
     host.configure();
     assert_eq!(host.sense(), RESET_OCCURRED);
@@ -78,7 +78,7 @@ fn ejecting_takes_the_medium_out_and_loading_puts_it_back() {
     assert_eq!(host.fails(&cdb_10(op::SYNCHRONIZE_CACHE_10, 0, 0), Data::None), NO_MEDIUM);
     assert_eq!(host.fails(&start_stop(START), Data::None), NO_MEDIUM);
     assert_eq!(host.sense(), NO_MEDIUM, "REQUEST SENSE says why the next one would fail");
-    // What does not need a medium works without.
+    // Commands that need no medium work without one.
     host.reports(&[op::INQUIRY, 0, 0, 0, 36, 0], 36);
     assert_eq!(host.reports(&[op::MODE_SENSE_6, 0, 0x3f, 0, 192, 0], 192)[4..8], [0; 4]);
     assert_eq!(host.reports(&cdb_10(op::READ_FORMAT_CAPACITIES, 0, 252), 252)[8], 3);
@@ -144,7 +144,7 @@ fn a_stopped_disk_wants_to_be_started() {
     host.passes(&start_stop(START), Data::None);
     assert!(host.is_ready());
     assert_eq!(host.sense(), NO_SENSE);
-    // Idle and standby are left by themselves.
+    // The disk leaves idle and standby by itself.
     for condition in [0x20, 0x30] {
         host.passes(&start_stop(condition), Data::None);
         assert!(host.is_ready());

@@ -1,5 +1,5 @@
-//! Any bytes, any rooms, any requests in any order: no panic, nothing lost, nothing hoarded, and
-//! after Reset Recovery the disk works.
+//! Random bytes, buffer sizes and requests in any order: no panic, no lost request, no unbounded memory, and after
+//! Reset Recovery the disk works.
 
 use farbus_model::urb::take_lost;
 use farbus_model::usb::request::GET_CONFIGURATION;
@@ -14,12 +14,12 @@ use crate::storage::bulk_only::{BULK_IN, BULK_OUT};
 use crate::storage::scsi::command::op;
 use crate::storage::{Options, scsi};
 
-/// What happens to a disk.
+/// A step of a fuzz case.
 #[derive(Clone, Debug)]
 enum Op {
     Out(Vec<u8>),
     In(u32),
-    /// A wrapper that is valid, around anything.
+    /// A valid wrapper with any content.
     Wrapper {
         length: u32,
         flags: u8,
@@ -32,14 +32,14 @@ enum Op {
     Configure,
     Cancel(prop::sample::Index),
     Owner(Command),
-    /// The store begins to fail, or stops to.
+    /// The store begins to fail, or stops failing.
     Store {
         fails: Option<StoreError>,
         flush: Option<StoreError>,
     },
 }
 
-/// Operation codes that exist, most of the time.
+/// Mostly operation codes that exist.
 fn opcode() -> impl Strategy<Value = u8> {
     let known = vec![
         op::TEST_UNIT_READY,
@@ -75,7 +75,7 @@ fn opcode() -> impl Strategy<Value = u8> {
     prop_oneof![9 => prop::sample::select(known), 1 => any::<u8>()]
 }
 
-/// Small numbers and flags, as commands hold them, more often than any byte.
+/// Small numbers and flags, as commands have them, more often than random bytes.
 fn cdb() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![6 => Just(0u8), 2 => 0..16u8, 1 => any::<u8>()];
     (opcode(), prop::collection::vec(byte, 0..20)).prop_map(|(opcode, rest)| [&[opcode], rest.as_slice()].concat())
@@ -165,7 +165,7 @@ impl World {
         self.host.device.submit(Instant::ZERO, urb.launch(), &mut self.host.done);
     }
 
-    /// Every answer is to a question, and once.
+    /// Checks that every answer belongs to a request, and comes once.
     fn collect(&mut self) {
         while let Some(done) = self.host.done.pop() {
             let at = self.waiting.iter().position(|id| *id == done.id).expect("it waits for an answer");
@@ -176,7 +176,7 @@ impl World {
         assert_eq!(self.host.device.function().unit.held_bytes(), scsi::BUFFER_BYTES, "one buffer, never another");
     }
 
-    /// Withdraws everything, resets as Bulk-Only says, and uses the disk.
+    /// Cancels everything, makes a Reset Recovery, and uses the disk.
     fn recover(mut self) {
         for id in std::mem::take(&mut self.waiting) {
             self.host.device.cancel(Instant::ZERO, id, &mut self.host.done);
@@ -191,7 +191,7 @@ impl World {
         drop(state);
         self.host.recover();
         self.host.owner(Command::Insert).unwrap();
-        // A deferred error, a unit attention: told once each.
+        // A deferred error, a unit attention: each is reported once.
         let ready = (0..3).any(|_| self.host.is_ready());
         assert!(ready, "{:02x?}", self.host.sense());
         let read = self.host.command(&[op::READ_6, 0, 0, 0, 1, 0], Data::In(512));

@@ -1,4 +1,4 @@
-//! The other side: a Bulk-Only host, as small as it can be.
+//! A minimal Bulk-Only host.
 
 use farbus_model::usb::request::GET_STATUS;
 use farbus_model::{
@@ -16,7 +16,7 @@ pub const FAILED: u8 = 1;
 pub const PHASE_ERROR: u8 = 2;
 pub const CSW_BYTES: u32 = 13;
 
-/// Sense data, briefly: key, code, qualifier.
+/// Abbreviated sense data: key, code, qualifier.
 pub type Sense = (u8, u8, u8);
 pub const NO_SENSE: Sense = (0, 0, 0);
 pub const RESET_OCCURRED: Sense = (6, 0x29, 0);
@@ -37,7 +37,7 @@ pub const WRITE_PROTECTED: Sense = (7, 0x27, 0);
 pub const NO_SPACE: Sense = (7, 0x27, 7);
 pub const MISCOMPARE: Sense = (0xe, 0x1d, 0);
 
-/// What a host expects to move.
+/// The data that a host expects to move.
 #[derive(Clone, Debug)]
 pub enum Data {
     None,
@@ -45,7 +45,7 @@ pub enum Data {
     Out(Vec<u8>),
 }
 
-/// How a command went.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     pub status: u8,
@@ -60,12 +60,12 @@ pub struct Host {
     pub done: Completions,
     next_id: u64,
     pub tag: u32,
-    /// Makes the disk anew: another process goes on with it before each request, if that waits for no other.
+    /// If set, another process continues with the disk before each request, unless a request waits.
     remake: Option<Box<dyn Fn() -> Emulated<Storage>>>,
 }
 
 impl Host {
-    /// A configured disk whose first unit attention has been heard.
+    /// A configured disk whose first unit attention was read.
     pub fn new(store: impl BlockStore + 'static, options: Options) -> Self {
         let mut host = Self::unconfigured(store, options);
         host.configure();
@@ -78,7 +78,7 @@ impl Host {
         Self { device, done: Completions::new(BufferPool::new(1 << 20)), next_id: 1, tag: 0x1000, remake: None }
     }
 
-    /// The same, and each request meets another process that goes on with the disk.
+    /// Such a disk that continues in another process before each request.
     pub fn moving(store: impl BlockStore + Clone + 'static, options: Options) -> Self {
         let mut host = Self::new(store.clone(), options.clone());
         host.remake = Some(Box::new(move || Storage::device(Box::new(store.clone()), options.clone()).unwrap()));
@@ -117,7 +117,7 @@ impl Host {
         id
     }
 
-    /// The answer to the request that was just made; it is there, and alone.
+    /// The answer to the last request, which has to be there and the only one.
     pub fn only(&mut self) -> Done {
         let done = self.done.pop().expect("the request is answered");
         assert!(self.done.is_empty(), "and nothing else is: {:?}", self.done.pop());
@@ -179,7 +179,7 @@ impl Host {
         cbw(self.tag, length, flags, 0, cdb)
     }
 
-    /// A command, its phases one after the other, stalls cleared as they come.
+    /// Runs a command, its phases one after the other, and clears stalls as they come.
     pub fn command(&mut self, cdb: &[u8], data: Data) -> Reply {
         let cbw = self.cbw(cdb, &data);
         assert_eq!(self.out(cbw).status, Status::Ok);
@@ -200,7 +200,7 @@ impl Host {
             csw = self.read(CSW_BYTES);
         }
         (reply.status, reply.residue) = self.csw(&csw);
-        // An OUT endpoint that halted behind the last byte shows only to the next transfer.
+        // An OUT endpoint that halted after the last byte shows it only at the next transfer.
         if self.is_halted(BULK_OUT) {
             reply.stalls.push(BULK_OUT);
             self.clear_halt(BULK_OUT);
@@ -215,7 +215,7 @@ impl Host {
         }
     }
 
-    /// Status and residue of a CSW that is valid and meaningful.
+    /// Status and residue of a valid and meaningful CSW.
     pub fn csw(&self, done: &Done) -> (u8, u32) {
         assert_eq!(done.status, Status::Ok);
         let bytes = done.payload.contiguous().into_owned();
@@ -225,7 +225,7 @@ impl Host {
         (bytes[12], u32::from_le_bytes(bytes[8..12].try_into().unwrap()))
     }
 
-    /// A command that passes and moves everything; its data.
+    /// Runs a command that has to pass and to move everything; returns its data.
     pub fn passes(&mut self, cdb: &[u8], data: Data) -> Vec<u8> {
         let reply = self.command(cdb, data);
         assert_eq!(
@@ -237,7 +237,7 @@ impl Host {
         reply.data
     }
 
-    /// A report that may be shorter than the room; its data.
+    /// Runs a command whose report may be shorter than the space; returns its data.
     pub fn reports(&mut self, cdb: &[u8], room: u32) -> Vec<u8> {
         let reply = self.command(cdb, Data::In(room));
         assert_eq!(reply.status, PASSED, "{cdb:02x?}: {:02x?}", self.sense());
@@ -245,7 +245,7 @@ impl Host {
         reply.data
     }
 
-    /// A command that fails; why.
+    /// Runs a command that has to fail; returns the reason.
     pub fn fails(&mut self, cdb: &[u8], data: Data) -> Sense {
         let reply = self.command(cdb, data);
         assert_eq!(reply.status, FAILED, "{cdb:02x?}");
@@ -316,7 +316,7 @@ pub fn unmap_list(ranges: &[(u64, u32)]) -> Vec<u8> {
     list
 }
 
-/// Bytes that tell where they came from.
+/// Bytes that depend on their offset and the seed.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed)).collect()
 }

@@ -1,4 +1,4 @@
-//! Another process goes on with a disk, in the middle of commands too.
+//! Another process continues with a disk, also during commands.
 
 use super::disk::Disk;
 use super::host::{Data, Host, MISCOMPARE, NO_SENSE, REMOVAL_PREVENTED, cbw, cdb_10, cdb_16, pattern, unmap};
@@ -31,7 +31,7 @@ fn commands_end_as_if_nothing_had_happened() {
 }
 
 #[test]
-fn what_one_process_wrote_the_next_makes_durable() {
+fn next_process_flushes_writes_of_the_previous_one() {
     let disk = Disk::new(64 * 512);
     let mut host = Host::moving(disk.clone(), Options::default());
     host.passes(&cdb_10(op::WRITE_10, 0, 1), Data::Out(pattern(1, 512)));
@@ -40,9 +40,9 @@ fn what_one_process_wrote_the_next_makes_durable() {
     assert!(disk.look().flushes > before);
 }
 
-/// Whoever wrote it down heard strangers.
+/// A saved state is untrusted: the process that wrote it read untrusted bytes.
 #[test]
-fn what_cannot_have_been_is_refused_or_does_no_harm() {
+fn damaged_saved_state_is_refused_or_harmless() {
     let disk = Disk::new(64 * 512);
     let (mut refused, mut taken) = (0, 0);
     let commands = [

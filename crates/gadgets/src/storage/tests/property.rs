@@ -11,7 +11,7 @@ use crate::storage::Options;
 use crate::storage::scsi::command::op;
 
 const BLOCKS: u64 = 64;
-/// Addresses reach beyond the end: what fails there must change nothing.
+/// Addresses reach beyond the end: a command that fails there must change nothing.
 const LBA_MAX: u64 = BLOCKS + 4;
 
 #[derive(Clone, Debug)]

@@ -20,7 +20,8 @@ fn capacity_10(host: &mut Host) -> u32 {
     u32::from_be_bytes(data[..4].try_into().unwrap())
 }
 
-/// The first, the middle and the last block hold what is written there, and the next one does not exist.
+/// Checks that the first, the middle and the last block keep what is written there, and that the next one does not
+/// exist.
 fn check_ends(host: &mut Host, blocks: u64, block_bytes: usize) {
     for (lba, seed) in [(0, 1), (blocks / 2, 2), (blocks - 1, 3)] {
         host.passes(&cdb_16(op::WRITE_16, lba, 1), Data::Out(pattern(seed, block_bytes)));
@@ -61,7 +62,7 @@ fn a_sparse_disk_of_16_tib_needs_64_bits_to_tell_its_size() {
 
 #[test]
 fn the_last_block_that_32_bits_can_tell_is_not_mistaken_for_more() {
-    // A last block of fffffffe is said; ffffffff means "ask with (16)" whether it is so or not.
+    // A last block of fffffffe is reported; ffffffff means "use (16)", even if it is the last block.
     let mut host = Host::new(Disk::new(0xffff_ffff * 512), Options::default());
     assert_eq!(capacity_10(&mut host), 0xffff_fffe);
     let mut host = Host::new(Disk::new((1 << 32) * 512), Options::default());
@@ -97,7 +98,7 @@ fn sectors_of_every_size_work() {
 }
 
 #[test]
-fn what_is_behind_the_last_whole_sector_is_out_of_reach() {
+fn bytes_after_the_last_whole_sector_are_out_of_reach() {
     let options = Options { sector_bytes: 4096, ..Options::default() };
     let mut host = Host::new(MemoryStore::new(vec![0; 3 * 4096 + 4095]), options.clone());
     assert_eq!(capacity_10(&mut host), 2);

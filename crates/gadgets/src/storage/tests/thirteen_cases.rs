@@ -1,4 +1,4 @@
-//! Bulk-Only 1.0 §6.7: what the host expects against what the device means to do.
+//! Bulk-Only 1.0 §6.7: what the host expects, compared with what the device wants to do.
 
 use farbus_model::EpAddr;
 
@@ -51,7 +51,7 @@ fn each_of_the_thirteen_cases_ends_as_the_specification_says_and_the_next_comman
 }
 
 #[test]
-fn so_it_does_where_each_request_meets_another_process() {
+fn each_of_the_thirteen_cases_ends_the_same_across_processes() {
     each_case_ends_well(Host::moving);
 }
 

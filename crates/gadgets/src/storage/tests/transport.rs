@@ -1,4 +1,4 @@
-//! Wrappers that are not, resets, and requests that come before their time.
+//! Invalid wrappers, resets, and requests that come early.
 
 use farbus_model::descriptor::DeviceDescriptor;
 use farbus_model::{Device, Instant, Setup, Speed, Status};

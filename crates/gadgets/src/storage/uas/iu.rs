@@ -1,4 +1,4 @@
-//! Information units: what command and status pipes carry (UAS §6.2), byte by byte.
+//! Information units: the content of command and status pipes (UAS §6.2), byte by byte.
 
 use farbus_model::Payload;
 
@@ -22,7 +22,7 @@ const TASK_MANAGEMENT_BYTES: usize = 16;
 const GOOD: u8 = 0x00;
 const CHECK_CONDITION: u8 = 0x02;
 
-/// What the command pipe brings.
+/// A unit of the command pipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     Command {
@@ -36,7 +36,7 @@ pub enum Request {
         task: u16,
         lun: u64,
     },
-    /// Not one that is known; its tag, if it has one.
+    /// An unknown unit; its tag, if it has one.
     Invalid {
         tag: u16,
     },
@@ -59,13 +59,13 @@ pub enum Response {
     Complete = 0x00,
     InvalidUnit = 0x02,
     NotSupported = 0x04,
-    /// Of a query: the task is there.
+    /// For a query: the task exists.
     Succeeded = 0x08,
     IncorrectLun = 0x09,
     OverlappedTag = 0x0a,
 }
 
-/// Understands what came by the command pipe.
+/// Parses a unit of the command pipe.
 pub fn parse(payload: &Payload) -> Request {
     let mut bytes = [0; COMMAND_BYTES_MAX];
     let len = payload.copy_to(&mut bytes);
@@ -77,7 +77,7 @@ pub fn parse(payload: &Payload) -> Request {
         COMMAND if payload.len() == COMMAND_BYTES + additional => {
             let mut cdb = [0; CDB_BYTES];
             cdb.copy_from_slice(&bytes[16..32]);
-            // No command that is known is longer than 16 bytes: one that is has a code that is not.
+            // No supported command is longer than 16 bytes: a longer one has an unknown code.
             Request::Command { tag, lun, cdb }
         }
         TASK_MANAGEMENT if payload.len() == TASK_MANAGEMENT_BYTES => {
@@ -87,7 +87,7 @@ pub fn parse(payload: &Payload) -> Request {
     }
 }
 
-/// A status; what is wrong goes along (§6.2.5).
+/// A status, with its sense data (§6.2.5).
 pub fn status(tag: u16, result: Result<(), Sense>) -> Vec<u8> {
     const STATUS: usize = 6;
     const LENGTH: usize = 15;
@@ -103,19 +103,19 @@ pub fn status(tag: u16, result: Result<(), Sense>) -> Vec<u8> {
     unit
 }
 
-/// An answer to task management, or to what is no request (§6.2.7).
+/// An answer to task management, or to an invalid unit (§6.2.7).
 pub fn response(tag: u16, response: Response) -> Vec<u8> {
     let mut unit = head(RESPONSE, tag);
     unit.extend([0, 0, 0, response as u8]);
     unit
 }
 
-/// The host is to take data (§6.2.9).
+/// Tells the host to receive data (§6.2.9).
 pub fn read_ready(tag: u16) -> Vec<u8> {
     head(READ_READY, tag)
 }
 
-/// The host is to send data (§6.2.10).
+/// Tells the host to send data (§6.2.10).
 pub fn write_ready(tag: u16) -> Vec<u8> {
     head(WRITE_READY, tag)
 }

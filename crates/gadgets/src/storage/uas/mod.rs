@@ -40,24 +40,24 @@ const STATUS: EpAddr = EpAddr::from_byte(0x81);
 const DATA_IN: EpAddr = EpAddr::from_byte(0x82);
 const DATA_OUT: EpAddr = EpAddr::from_byte(0x02);
 const PIPES: [(EpAddr, u8); 4] = [(COMMAND, 1), (STATUS, 2), (DATA_IN, 3), (DATA_OUT, 4)];
-/// Bytes of what the status pipe says: from a header to sense data of 18 bytes behind its own.
+/// Bytes of a unit on the status pipe: from a header to sense data of 18 bytes.
 const STATUS_BYTES: RangeInclusive<usize> = 4..=34;
-/// The product id of a disk of ours, next to the Bulk-Only one's.
+/// The product id of farbus's UAS disk, next to the Bulk-Only disk's.
 const VENDOR: u16 = 0x0525;
 const PRODUCT: u16 = 0xa4a6;
 
 /// A block device as a disk.
 pub struct AttachedScsi {
     unit: Unit,
-    /// For the status pipe.
+    /// Units for the status pipe.
     statuses: VecDeque<Vec<u8>>,
-    /// Announced, for the data-in pipe.
+    /// Announced data for the data-in pipe.
     outbound: VecDeque<(u16, Payload)>,
-    /// Announced, from the data-out pipe.
+    /// Announced data from the data-out pipe.
     inbound: VecDeque<Inbound>,
 }
 
-/// What was saved is nothing that a disk can have been.
+/// A saved state that no disk can have had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoState;
 
@@ -66,14 +66,14 @@ fn fitting(info: &BlockInfo, options: Options) -> Result<Options, OptionError> {
     let options = Options {
         sector_bytes: options.sector_bytes.max(info.block_bytes),
         removable: false,
-        // Above, UAS has streams, which a virtual host controller has not.
+        // At higher speeds UAS uses streams, which a virtual host controller does not have.
         speed: Speed::High,
         ..options
     };
     options.check(info.size_bytes)
 }
 
-/// Data that the host is to send.
+/// Data that the host has to send.
 struct Inbound {
     tag: u16,
     left: u32,
@@ -81,10 +81,10 @@ struct Inbound {
 }
 
 impl AttachedScsi {
-    /// The device over `device`, ready to be attached.
+    /// Makes the device over `device`.
     ///
     /// # Errors
-    /// [`OptionError`] when the options make no disk, or the device holds less than a sector, or has larger blocks.
+    /// [`OptionError`] when the options are invalid, or the device holds less than a sector, or has larger blocks.
     pub fn device(device: Box<dyn BlockDevice>, options: Options) -> Result<Emulated<Self>, OptionError> {
         let options = fitting(device.info(), options)?;
         Ok(Self::of(Unit::new(device, &options), &options))
@@ -106,11 +106,11 @@ impl AttachedScsi {
         Emulated::new(&definition, disk)
     }
 
-    /// One that goes on where another process's was saved, over its device: the first part of the state, which `device`
-    /// restores, and says what it was asked. What the host waits for is [`Emulated::resume`]'s.
+    /// Makes a device that continues from a saved state. `device` restores the device below from the first part of the
+    /// state, and returns its pending requests. [`Emulated::resume`] restores the host's requests.
     ///
     /// # Errors
-    /// Why not: none can have stood so. The device has been left.
+    /// Why not: no disk can have been in this state. The device below has been left.
     pub fn restore<E: From<NoState>>(
         state: &[u8],
         options: Options,
@@ -132,8 +132,7 @@ impl AttachedScsi {
         }
     }
 
-    /// Writes down where everything stands, the requests of the device below among that. None: no other process can go
-    /// on with it.
+    /// Saves the state, including the pending requests of the device below. `None`: no other process can continue.
     pub fn save(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.unit.with_device(now, |_, _| {});
         self.follow();
@@ -178,11 +177,11 @@ impl AttachedScsi {
             (is_known && self.inbound.iter().all(|inbound| inbound.tag != tag)).then_some(())?;
             self.inbound.push_back(Inbound { tag, left, came });
         }
-        // Whoever waits for its host is waited for here.
+        // Commands that wait for their host must be those with announced data.
         (self.unit.waits_for_host() == self.outbound.len() + self.inbound.len() && from.is_empty()).then_some(())
     }
 
-    /// Takes over what the unit has to say.
+    /// Takes the events of the unit.
     fn follow(&mut self) {
         while let Some(event) = self.unit.poll_event() {
             match event {
@@ -218,7 +217,7 @@ impl AttachedScsi {
         Received::Accepted
     }
 
-    /// Task management (SAM-5 §7). What is given up has ended when the next command begins.
+    /// Task management (SAM-5 §7). An aborted task has ended when the next command begins.
     fn manage(&mut self, function: u8, task: u16) -> Response {
         match function {
             function::ABORT_TASK => self.forsake(task),
@@ -253,7 +252,7 @@ impl AttachedScsi {
         let Some(inbound) = self.inbound.front_mut() else { return Received::Nak };
         let tag = inbound.tag;
         let Some(left) = u32::try_from(payload.len()).ok().and_then(|len| inbound.left.checked_sub(len)) else {
-            // More than it was told to send: none of it can be trusted.
+            // More than the host was told to send: none of it is credible.
             self.inbound.pop_front();
             self.unit.refuse(now, tag);
             self.follow();
@@ -262,7 +261,7 @@ impl AttachedScsi {
         inbound.left = left;
         inbound.came.push(payload.clone());
         if left > 0 {
-            // It lies where the next bytes may be received.
+            // It lies in a buffer that may be reused for the next bytes.
             inbound.came.iter_mut().for_each(Payload::own);
             return Received::Accepted;
         }
@@ -275,7 +274,7 @@ impl AttachedScsi {
 
     fn send_status(&mut self, room: usize) -> Sent {
         match self.statuses.pop_front() {
-            // With less room it would be babble on a bus.
+            // On a bus, less space would be babble.
             Some(unit) if unit.len() > room => Sent::Stall,
             Some(unit) => Sent::Data(unit.into()),
             None => Sent::Nak,
@@ -296,12 +295,12 @@ impl AttachedScsi {
 }
 
 impl AttachedScsi {
-    /// Why data that was answered may be lost, if the host has not heard of it: a flush failed that it did not ask for.
+    /// Why acknowledged data may be lost, if the host does not know: a flush failed that the host did not ask for.
     pub fn untold_loss(&self) -> Option<farbus_model::StoreError> {
         self.unit.untold()
     }
 
-    /// Whether the device behind it has answered all that it was asked, [`Command::Sync`] among that.
+    /// Whether the device below has answered every request, including [`Command::Sync`].
     pub fn is_quiet(&self) -> bool {
         self.unit.is_quiet()
     }

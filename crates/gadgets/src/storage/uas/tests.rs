@@ -1,4 +1,4 @@
-//! A host that has many commands in flight, and a device that answers when it is told to, in any order.
+//! A host that has many commands in flight, and a device that answers on demand, in any order.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -19,14 +19,14 @@ const SECTOR_BYTES: usize = 512;
 const GOOD: u8 = 0;
 const CHECK_CONDITION: u8 = 2;
 
-/// A device that is far away: what is asked waits for [`Far::answer`].
+/// A remote device: requests wait for [`Far::answer`].
 #[derive(Clone)]
 struct Far(Arc<Mutex<FarState>>);
 
 struct FarState {
     store: StoreDevice<Disk>,
     waiting: Vec<BlockInFlight>,
-    /// What has been answered and not been heard yet.
+    /// Requests that are answered and whose answers are still under way.
     answered: Vec<BlockInFlight>,
     durable_writes: usize,
     largest_bytes: u32,
@@ -39,14 +39,14 @@ impl Far {
         Self(Arc::new(Mutex::new(state)))
     }
 
-    /// What a device here was asked for and has not heard of.
+    /// The requests of a local device that are unanswered.
     fn pending(&self) -> Pending {
         let state = self.0.lock().unwrap();
         let all = state.waiting.iter().chain(&state.answered);
         all.map(|asked| (asked.id, (asked.op, asked.offset, asked.length))).collect()
     }
 
-    /// Another one that was asked for the same.
+    /// Another device with the same unanswered requests.
     fn like(&self) -> Self {
         let other = Self::new(&Disk::new(SIZE_BYTES));
         other.0.lock().unwrap().waiting = self
@@ -65,7 +65,7 @@ impl Far {
         self.0.lock().unwrap().waiting.len()
     }
 
-    /// The request that waits at this place is answered.
+    /// Answers the waiting request at this place.
     fn answer(&self, at: usize) {
         let mut state = self.0.lock().unwrap();
         let request = state.waiting.remove(at);
@@ -124,7 +124,7 @@ impl Host {
         Self::over(options, true)
     }
 
-    /// Over a device that knows trim, or does not.
+    /// A disk over a device that supports trim, or does not.
     fn over(options: Options, trims: bool) -> Self {
         let disk = Disk::new(SIZE_BYTES);
         let far = Far::new(&disk);
@@ -158,7 +158,7 @@ impl Host {
         }
     }
 
-    /// Another process goes on with it, over this device; none if it cannot.
+    /// Continues in another process, over this device; `None` if it cannot.
     fn restored(&self, state: &[u8], far: &Far) -> Option<Emulated<AttachedScsi>> {
         let device = |bytes: &[u8]| {
             let info =
@@ -178,7 +178,7 @@ impl Host {
         std::mem::replace(&mut self.device, restored).leave();
     }
 
-    /// Bytes of what was saved are not what they were: it is refused, or whoever goes on with it lives.
+    /// Changes a byte of the saved state: it is refused, or the disk that continues from it still works.
     fn spoil(&mut self, at: prop::sample::Index, to: u8) {
         let mut state = self.device.function_mut().save(Instant::ZERO).unwrap();
         let at = at.index(state.len());
@@ -187,7 +187,7 @@ impl Host {
         if let Some(device) = self.restored(&state, &far) {
             let done = Completions::new(BufferPool::new(1 << 20));
             let (disk, next_id, finished) = (self.disk.clone(), 1 << 32, BTreeMap::new());
-            // Its end answers everything.
+            // Its end answers every request.
             let mut other = Host { device, done, far, disk, next_id, finished };
             for _ in 0..4 {
                 for way in [STATUS, DATA_IN] {
@@ -219,7 +219,7 @@ impl Host {
         self.submit(|id| Urb::data_in(id, STATUS, 112))
     }
 
-    /// What the status pipe says next: it says something.
+    /// The next unit of the status pipe, which has to be there.
     fn status(&mut self) -> Vec<u8> {
         let id = self.status_urb();
         self.finished.remove(&id).expect("a unit is there").payload.into_vec()
@@ -233,7 +233,7 @@ impl Host {
         is_silent
     }
 
-    /// What was answered far away arrives.
+    /// Delivers the answers of the remote device.
     fn arrive(&mut self) {
         self.device.handle_ready(Instant::ZERO, &mut self.done);
         self.collect();
@@ -246,7 +246,7 @@ impl Host {
         }
     }
 
-    /// The status of a command that moves no data, and its sense data.
+    /// The status of a command without data, and its sense data.
     fn ask(&mut self, tag: u16, cdb: &[u8]) -> (u8, (u8, u8, u8)) {
         self.command(tag, cdb);
         self.answer_all();
@@ -275,7 +275,7 @@ impl Host {
         data
     }
 
-    /// Sends a command's data; its writes wait far away.
+    /// Sends a command's data; its writes wait in the remote device.
     fn begin_write(&mut self, tag: u16, cdb: &[u8], data: &[u8]) {
         self.command(tag, cdb);
         assert_eq!(self.status(), iu::write_ready(tag));
@@ -323,7 +323,7 @@ fn pattern(seed: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn it_says_what_it_is() {
+fn uas_disk_reports_its_identity_and_capabilities() {
     let mut host = Host::new();
     let interface = host.device.descriptors().configurations[0].setting(0, 0).unwrap().clone();
     assert_eq!(interface.class, [8, 6, 0x62]);
@@ -345,7 +345,7 @@ fn it_says_what_it_is() {
 }
 
 #[test]
-fn what_is_written_is_read_in_pieces_that_the_device_takes() {
+fn written_data_is_read_back_in_pieces_of_the_devices_size() {
     let mut host = Host::new();
     let data = pattern(3, 1 << 20);
     assert_eq!(host.write(1, &block_10(op::WRITE_10, 0, 8, 2048), &data).0, GOOD);
@@ -381,7 +381,7 @@ fn data_may_move_in_parts_both_ways() {
     host.command(5, &block_10(op::WRITE_10, 0, 16, 16));
     assert_eq!(host.status(), iu::write_ready(5));
     for part in data.chunks(2048) {
-        // As it lies in a receive buffer.
+        // As in a receive buffer.
         let chunk: Arc<[u8]> = part.into();
         host.submit(|id| Urb::data_out(id, DATA_OUT, Payload::shared(&chunk, 0..part.len())));
     }
@@ -397,7 +397,7 @@ fn data_may_move_in_parts_both_ways() {
 }
 
 #[test]
-fn durable_is_what_the_host_wants_durable() {
+fn writes_are_flushed_when_the_host_asks_for_it() {
     let mut host = Host::new();
     let durable = |host: &Host| host.far.0.lock().unwrap().durable_writes;
     let sector = [7; SECTOR_BYTES];
@@ -407,19 +407,19 @@ fn durable_is_what_the_host_wants_durable() {
     assert_eq!(durable(&host), 1);
     assert_eq!(host.ask(2, &[op::SYNCHRONIZE_CACHE_10]).0, GOOD);
     assert_eq!(host.disk.look().flushes, 2);
-    // The write cache off: what it held is made durable, and so is all that comes.
+    // Turns the write cache off: its content is flushed, and so is every later write.
     let list = [0, 0, 0, 0, 0x08, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(host.write(3, &[op::MODE_SELECT_6, 0x10, 0, 0, list.len() as u8], &list).0, GOOD);
     assert_eq!(host.disk.look().flushes, 3);
     assert_eq!(host.write(4, &block_10(op::WRITE_10, 0, 0, 1), &sector).0, GOOD);
     assert_eq!(durable(&host), 2);
-    // A read from the medium is one after a flush.
+    // A read that must come from the medium follows a flush.
     host.command(5, &block_10(op::READ_10, 8, 0, 1));
     host.answer_all();
     assert_eq!(host.read_data(5, 512), sector);
     assert_eq!(host.ending(5).0, GOOD);
     assert_eq!(host.disk.look().flushes, 5);
-    // Whatever rests has its data safe first.
+    // The disk flushes before it rests.
     assert_eq!(host.ask(6, &[op::START_STOP_UNIT, 0, 0, 0, 0]).0, GOOD);
     assert_eq!(host.disk.look().flushes, 6);
     assert_eq!(host.ask(7, &[op::TEST_UNIT_READY]), (CHECK_CONDITION, (2, 4, 2)));
@@ -441,7 +441,7 @@ fn a_disk_that_cannot_give_space_back_does_not_say_so() {
 }
 
 #[test]
-fn much_is_written_with_little() {
+fn write_same_and_unmap_change_large_ranges() {
     let mut host = Host::new();
     let data = pattern(5, 64 * SECTOR_BYTES);
     assert_eq!(host.write(1, &block_10(op::WRITE_10, 0, 0, 64), &data).0, GOOD);
@@ -463,7 +463,7 @@ fn much_is_written_with_little() {
 }
 
 #[test]
-fn trouble_is_told_with_its_command_and_names_the_block() {
+fn error_is_reported_with_its_command_and_block() {
     let mut host = Host::new();
     host.disk.look().fail_from = Some((100 * 512, StoreError::Medium));
     host.command(1, &read_10(96, 8));
@@ -498,7 +498,7 @@ fn a_disk_that_is_only_read_takes_no_writes() {
 }
 
 #[test]
-fn what_makes_no_sense_is_answered_as_such() {
+fn invalid_information_unit_is_answered_as_invalid() {
     let mut host = Host::new();
     host.command(1, &read_10(0, 8));
     host.command(1, &read_10(8, 8));
@@ -520,13 +520,13 @@ fn what_makes_no_sense_is_answered_as_such() {
 }
 
 #[test]
-fn nothing_begins_before_what_was_given_up_has_arrived() {
+fn command_waits_for_aborted_requests_to_the_same_blocks() {
     let mut host = Host::new();
     host.begin_write(1, &block_10(op::WRITE_10, 0, 0, 8), &[1; 4096]);
     host.command(2, &read_10(8, 8));
     assert_eq!(host.manage(function::QUERY_TASK, 1), Response::Succeeded as u8);
     assert_eq!(host.manage(function::ABORT_TASK, 1), Response::Complete as u8);
-    // The old write is still on its way: a new one to the same blocks waits for it.
+    // The old write is still under way: a new one to the same blocks waits for it.
     let waits = host.command(3, &block_10(op::WRITE_10, 0, 0, 8));
     assert!(!host.finished.contains_key(&waits));
     host.far.answer(1);
@@ -579,7 +579,7 @@ fn a_host_that_asks_for_more_than_is_held_waits() {
         assert_eq!(host.read_data(tag, 4096), [0; 4096]);
         assert_eq!(host.ending(tag).0, GOOD);
     }
-    // 32 MiB each: what three of them move is held, and no fourth begins.
+    // 32 MiB each: the disk holds the data of three of them, and no fourth begins.
     const PIECES: usize = 128;
     const { assert!(2 * 0xffff * 512 < unit::DATA_BYTES_MAX && 3 * 0xffff * 512 >= unit::DATA_BYTES_MAX) };
     for tag in 0..4 {
@@ -638,8 +638,8 @@ fn commands_go_on_in_another_process_wherever_they_stand() {
     let mut host = Host::new();
     let data = pattern(9, 30 * 4096);
     assert_eq!(host.write(1, &block_10(op::WRITE_10, 0, 0, 240), &data).0, GOOD);
-    // Announced and not fetched, fetched in part, read in part; asked for data and sent a part of it; on its way to the
-    // medium.
+    // Data that is announced and not fetched, fetched in part, read in part; requested from the host and sent in part;
+    // under way to the medium.
     host.command(1, &read_10(0, 8));
     host.command(2, &read_10(8, 8));
     host.answer_all();
@@ -669,7 +669,7 @@ fn commands_go_on_in_another_process_wherever_they_stand() {
     let second = host.submit(|id| Urb::data_in(id, DATA_IN, 4096));
     assert!(host.finished.remove(&second).unwrap().payload.into_vec() == data[4096..8192]);
     assert_eq!(host.ending(2).0, GOOD);
-    // A status that is waited for is waited for there.
+    // A pending status request continues to wait in the other process.
     let waits = host.status_urb();
     host.move_on();
     host.answer_all();
@@ -686,7 +686,7 @@ fn commands_go_on_in_another_process_wherever_they_stand() {
     assert!(host.is_silent());
 }
 
-/// What happens to a disk.
+/// A step of a fuzz case.
 #[derive(Clone, Debug)]
 enum Op {
     Any(u8, Vec<u8>),
@@ -697,7 +697,7 @@ enum Op {
     Cancel(prop::sample::Index),
     Answer(prop::sample::Index),
     Reset,
-    /// Another process goes on.
+    /// Another process continues.
     Move,
     Spoil(prop::sample::Index, u8),
 }
@@ -734,7 +734,7 @@ fn ops() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     #[test]
-    fn whatever_is_asked_in_whatever_order_nothing_is_lost(ops in prop::collection::vec(ops(), 1..120)) {
+    fn any_commands_in_any_order_lose_no_data(ops in prop::collection::vec(ops(), 1..120)) {
         let mut host = Host::with(Options::default());
         let mut asked = Vec::new();
         for op in ops {

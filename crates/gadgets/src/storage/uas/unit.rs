@@ -29,22 +29,22 @@ use crate::storage::sense::Sense;
 
 /// Commands at a time: twice what Linux's `uas` has.
 pub const TASKS_MAX: usize = 64;
-/// Data of all commands, bytes, from which on no other begins: 64 of the megabyte that hosts ask for at most. One may
-/// have 32 MiB.
+/// Bytes of data of all commands, beyond which no other begins: 64 times the megabyte that hosts ask for at most. One
+/// command may have 32 MiB.
 pub const DATA_BYTES_MAX: u64 = 64 << 20;
 /// The pieces in which a medium is verified, or written with one pattern, bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Idle buffers that are kept, bytes.
 const POOL_BYTES: usize = 4 << 20;
 
-/// What the transport is told.
+/// An event for the transport.
 #[derive(Debug)]
 pub enum Event {
-    /// The host is to be sent this.
+    /// Send this to the host.
     Send(u16, Payload),
-    /// The host is to send so many bytes: never zero.
+    /// Receive this many bytes from the host: never zero.
     Take(u16, u32),
-    /// It is over: well, or not.
+    /// The command ended, with success or an error.
     Ended(u16, Result<(), Sense>),
 }
 
@@ -56,44 +56,44 @@ pub struct Unit {
     is_stopped: bool,
     /// WCE. Off, every write is durable before its status.
     write_cache: bool,
-    /// An event that the host has to be told of once.
+    /// An event to be reported to the host once.
     attention: Option<Sense>,
     tasks: BTreeMap<u16, Task>,
-    /// Whose each request of the device is; none: of a command that was given up.
+    /// The command of each request of the device; `None`: of an aborted command.
     parts: BTreeMap<BlockId, Option<Part>>,
     next_part: u64,
-    /// Requests whose command was given up.
+    /// Requests whose command was aborted.
     forsaken: usize,
-    /// A flush failed whose host did not hear of it: the next that the host asks for does.
+    /// A failed flush that the host does not know of: reported at the next flush that the host asks for.
     untold: Option<StoreError>,
     done: Completions<BlockDone>,
     events: VecDeque<Event>,
 }
 
-/// A command.
+/// A command in progress.
 #[derive(Debug)]
 struct Task {
-    /// What it moves, bytes.
+    /// Its data, bytes.
     data_bytes: u64,
     parts_left: usize,
-    /// The first trouble.
+    /// The first error.
     trouble: Option<Sense>,
     stage: Stage,
 }
 
-/// What comes when all that was asked of the device is answered.
+/// What follows once the device has answered every request of the command.
 #[derive(Debug)]
 enum Stage {
     End,
-    /// The host's data, and what it is for.
+    /// Collects the host's data, and what it is for.
     Gather(Intent),
-    /// Pieces of what was read, in their order.
+    /// The pieces that were read, in order.
     Read(Vec<Payload>),
-    /// The medium holds what it has to; now it is read.
+    /// The medium is flushed; then the span is read.
     ReadAfterFlush(Span),
-    /// The rest is read and forgotten.
+    /// The rest is read and dropped.
     Verify(Span),
-    /// The rest is written so.
+    /// The rest is written with this pattern.
     Fill {
         rest: Span,
         pattern: Vec<u8>,
@@ -113,12 +113,12 @@ enum Intent {
 #[derive(Clone, Copy, Debug)]
 struct Part {
     tag: u16,
-    /// Which piece of what is read.
+    /// The index of the piece of a read.
     piece: usize,
 }
 
 impl Unit {
-    /// Over a device whose blocks fit the sectors.
+    /// Makes the unit over a device whose blocks fit the sectors.
     pub fn new(device: Box<dyn BlockDevice>, options: &Options) -> Self {
         let info = *device.info();
         let is_read_only = options.read_only || info.is_read_only;
@@ -150,12 +150,12 @@ impl Unit {
         self.tasks.values().map(|task| task.data_bytes).sum()
     }
 
-    /// Whether a command of this name is under way.
+    /// Whether a command with this tag is in progress.
     pub fn knows(&self, tag: u16) -> bool {
         self.tasks.contains_key(&tag)
     }
 
-    /// What happened since this was asked last.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -197,7 +197,7 @@ impl Unit {
             Command::Read { extent, fua } => {
                 let span = self.span(tag, extent)?;
                 if fua {
-                    // What is read must be what the medium holds (SBC-3): newer data goes there first.
+                    // The host must read what the medium holds (SBC-3): newer data is flushed first.
                     self.set_stage(tag, Stage::ReadAfterFlush(span));
                     self.flush(now, tag);
                 } else {
@@ -238,7 +238,7 @@ impl Unit {
         }
     }
 
-    /// Where a command's data lies; from here on it is held in memory.
+    /// The place of a command's data; from here on its data counts as held in memory.
     fn span(&mut self, tag: u16, extent: Extent) -> Result<Span, Sense> {
         let span = self.geometry.span(extent)?;
         if let Some(task) = self.tasks.get_mut(&tag) {
@@ -250,7 +250,7 @@ impl Unit {
     fn report(&mut self, tag: u16, report: Report, allocation: usize) -> Result<(), Sense> {
         let mut bytes = Vec::new();
         match report {
-            // Sense data went with the status of its command.
+            // Sense data was sent with the status of its command.
             Report::Sense { descriptors } => {
                 let news = self.attention.take().unwrap_or(Sense::NONE);
                 if descriptors { news.write_descriptors(&mut bytes) } else { news.write_fixed(&mut bytes) }
@@ -263,7 +263,7 @@ impl Unit {
             Report::FormatCapacities => reports::write_format_capacities(self.geometry, true, &mut bytes),
             Report::Luns { select } => reports::write_luns(select, &mut bytes),
         }
-        // A host that has room for less gets the front of it (SPC-4, allocation length).
+        // A host with less space gets the front of it (SPC-4, allocation length).
         bytes.truncate(allocation);
         if !bytes.is_empty() {
             self.set_stage(tag, Stage::Read(vec![bytes.into()]));
@@ -280,7 +280,7 @@ impl Unit {
         }
     }
 
-    /// START STOP UNIT: whatever rests has its data safe first (SBC-3).
+    /// START STOP UNIT: flushes before the medium rests (SBC-3).
     fn power(&mut self, now: Instant, tag: u16, power: Power) -> Result<(), Sense> {
         match power {
             Power::Start => self.is_stopped = false,
@@ -315,7 +315,7 @@ impl Unit {
         }
     }
 
-    /// The host sent all that it was told to.
+    /// The host has sent all data of the command.
     pub fn take(&mut self, now: Instant, tag: u16, data: Payload) {
         let Some(task) = self.tasks.get_mut(&tag) else { return };
         let Stage::Gather(intent) = std::mem::replace(&mut task.stage, Stage::End) else { return };
@@ -326,7 +326,7 @@ impl Unit {
         self.settle(now);
     }
 
-    /// The host sent what it should not; it is not used.
+    /// The host sent too much; the data is not used.
     pub fn refuse(&mut self, now: Instant, tag: u16) {
         self.set_stage(tag, Stage::End);
         self.note_trouble(tag, Sense::INVALID_FIELD_IN_PARAMETERS);
@@ -340,7 +340,7 @@ impl Unit {
                 let write_cache = self.mode_state().parse(long, &data.contiguous())?;
                 self.set_stage(tag, Stage::SetCache(write_cache));
                 if !write_cache {
-                    // What the cache holds when it is turned off would never be asked to be durable.
+                    // Once the cache is off, the host would not ask to flush what it holds.
                     self.flush(now, tag);
                 }
             }
@@ -390,9 +390,9 @@ impl Unit {
         self.ask(now, tag, 0, BlockRequest::flush);
     }
 
-    /// In pieces that the device takes.
+    /// Splits a span into pieces that the device accepts.
     fn pieces(&self, span: Span) -> impl Iterator<Item = Span> + Clone + use<> {
-        // A multiple of every size of a sector.
+        // A multiple of every sector size.
         let most = u64::from(self.device.info().request_bytes_max.max(4096) & !4095);
         let count = span.len.div_ceil(most);
         (0..count).map(move |n| Span { offset: span.offset + n * most, len: most.min(span.len - n * most) })
@@ -407,7 +407,7 @@ impl Unit {
         self.device.submit(now, request(id).launch(), &mut self.done);
     }
 
-    /// Makes durable what was written, for nobody who waits for it: [`Unit::is_quiet`] says when.
+    /// Flushes without a command that waits for it: [`Unit::is_quiet`] tells when it is complete.
     pub fn sync(&mut self, now: Instant) {
         let id = BlockId(self.next_part);
         self.next_part += 1;
@@ -416,17 +416,17 @@ impl Unit {
         self.device.submit(now, BlockRequest::flush(id).launch(), &mut self.done);
     }
 
-    /// Whether the device has nothing to answer.
+    /// Whether the device has no pending request.
     pub fn is_quiet(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// Why data that was answered may be lost, if the host has not heard of it.
+    /// Why acknowledged data may be lost, if the host does not know.
     pub fn untold(&self) -> Option<StoreError> {
         self.untold
     }
 
-    /// Takes in what the device has answered.
+    /// Processes the device's answers.
     fn settle(&mut self, now: Instant) {
         while let Some(mut answer) = self.done.pop() {
             self.done.pool.recycle(std::mem::take(&mut answer.spent));
@@ -459,7 +459,7 @@ impl Unit {
     fn sense(&self, error: StoreError, op: BlockOp, offset: u64) -> Sense {
         match op {
             BlockOp::Read => self.geometry.sense(error, Sense::READ_ERROR, offset),
-            // No block to name: it may be any of those written.
+            // No block can be named: it may be any of those written.
             BlockOp::Flush => sense_of(error, Sense::WRITE_ERROR),
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {
                 self.geometry.sense(error, Sense::WRITE_ERROR, offset)
@@ -467,7 +467,7 @@ impl Unit {
         }
     }
 
-    /// The command's next step, if the device has answered all that it was asked for.
+    /// Takes the command's next step, if the device has answered all of its requests.
     fn go_on(&mut self, now: Instant, tag: u16) {
         let Some(task) = self.tasks.get_mut(&tag).filter(|task| task.parts_left == 0) else { return };
         if let Some(sense) = task.trouble {
@@ -515,7 +515,7 @@ impl Unit {
         }
     }
 
-    /// The host has been sent all that it was to be sent.
+    /// All data of the command was sent to the host.
     pub fn sent(&mut self, tag: u16) {
         self.end(tag, Ok(()));
     }
@@ -526,7 +526,7 @@ impl Unit {
         }
     }
 
-    /// Gives a command up: nothing is said of it any more. Says whether there was one.
+    /// Aborts a command: no event of it follows. Returns whether there was one.
     pub fn forsake(&mut self, tag: u16) -> bool {
         let Some(_) = self.tasks.remove(&tag) else { return false };
         for part in self.parts.values_mut().filter(|part| part.is_some_and(|part| part.tag == tag)) {
@@ -540,7 +540,7 @@ impl Unit {
         true
     }
 
-    /// Gives all commands up.
+    /// Aborts all commands.
     pub fn forsake_all(&mut self) {
         while let Some(tag) = self.tasks.first_key_value().map(|(tag, _)| *tag) {
             self.forsake(tag);
@@ -548,8 +548,8 @@ impl Unit {
         self.events.clear();
     }
 
-    /// The bus was reset: what the host told the disk to do with itself is forgotten, but for the write cache: a host
-    /// that turned it off counts on that.
+    /// The bus was reset: the host's settings are cleared, except the write cache, because a host that turned it off
+    /// relies on that.
     pub fn reset(&mut self) {
         self.forsake_all();
         self.is_stopped = false;
@@ -567,7 +567,7 @@ impl Unit {
         self.device.poll_timeout()
     }
 
-    /// Lets the device do what it has to, and takes in what came of it; says whether anything did.
+    /// Calls into the device and processes its answers; returns whether there were any.
     pub fn with_device(
         &mut self,
         now: Instant,
@@ -580,13 +580,13 @@ impl Unit {
     }
 }
 
-/// Where everything stands, for another process.
+/// Saving and restoring.
 impl Unit {
-    /// Writes it down; first what its device says. Everything that happened has been told.
+    /// Saves the unit, beginning with its device. The caller has taken all events.
     pub fn save(&mut self, now: Instant, to: &mut Saver) -> Option<()> {
         debug_assert!(self.events.is_empty() && self.done.is_empty(), "what happened was told");
         if self.untold.is_some() {
-            // It is not written down: the host hears of it here first.
+            // This cannot be saved: the host is told of it here first.
             return None;
         }
         to.bytes(&self.device.save(now)?);
@@ -613,8 +613,8 @@ impl Unit {
         Some(())
     }
 
-    /// A unit that is new goes on where another was saved, whose device was asked for `pending`. `None`: none can have
-    /// stood so.
+    /// Makes this new unit continue from a saved one whose device has the requests `pending`. `None`: no unit can have
+    /// been in this state.
     pub fn load(&mut self, from: &mut Loader<'_>, pending: &Pending) -> Option<()> {
         (self.is_stopped, self.write_cache) = (from.flag()?, from.flag()?);
         self.attention = load_sense(from)?;
@@ -641,28 +641,28 @@ impl Unit {
         are_all.then_some(())
     }
 
-    /// Whether this command's data waits to be taken.
+    /// Whether this command's data waits to be sent to the host.
     pub fn is_sending(&self, tag: u16) -> bool {
         self.tasks.get(&tag).is_some_and(|task| task.parts_left == 0 && matches!(task.stage, Stage::End))
     }
 
-    /// Whether this command waits for so many bytes.
+    /// Whether this command waits for this many bytes.
     pub fn is_gathering(&self, tag: u16, bytes: u64) -> bool {
         match self.tasks.get(&tag).map(|task| &task.stage) {
             Some(Stage::Gather(Intent::Write { span, .. })) => bytes == span.len,
             Some(Stage::Gather(Intent::WriteSame { .. })) => bytes == self.geometry.sector_bytes.into(),
-            // A list is read as what a host may send.
+            // A list may have any length that a host may send.
             Some(Stage::Gather(Intent::Apply(_))) => bytes <= u16::MAX.into(),
             _ => false,
         }
     }
 
-    /// Commands that wait for the host to send or take their data.
+    /// Commands that wait for the host to send or receive their data.
     pub fn waits_for_host(&self) -> usize {
         self.tasks.values().filter(|task| task.parts_left == 0).count()
     }
 
-    /// Another process goes on with it.
+    /// A replacement process continues.
     pub fn leave(&mut self) {
         self.device.leave();
         self.tasks.clear();
@@ -672,7 +672,7 @@ impl Unit {
 }
 
 impl Task {
-    /// A request of its is with the device.
+    /// Adds a pending request to its command.
     fn expect(&mut self, piece: usize, op: BlockOp, length: u32) -> Option<()> {
         self.parts_left += 1;
         match &mut self.stage {
@@ -685,13 +685,13 @@ impl Task {
         }
     }
 
-    /// Whether a command can stand so between two events.
+    /// Whether a command can be in this state between two events.
     fn is_sound(&self) -> bool {
         match &self.stage {
             Stage::Gather(_) => self.parts_left == 0 && self.trouble.is_none(),
-            // It ends with its last request, unless the host takes its data.
+            // It ends with its last request, unless the host still receives its data.
             Stage::End => self.parts_left > 0 || self.trouble.is_none(),
-            // A piece that failed is empty, and nobody waits for it.
+            // A failed piece is empty, and its command has an error.
             Stage::Read(pieces) => {
                 let missing = pieces.iter().filter(|piece| piece.is_empty()).count();
                 self.parts_left > 0 && (self.parts_left == missing || self.trouble.is_some())
