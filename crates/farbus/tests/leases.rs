@@ -191,9 +191,9 @@ fn device_returns_to_its_importer_when_its_successor_never_comes() {
         let now = typist.linked.clock().now();
         typist.linked.submit(now, read.launch(), &mut typist.done);
         typist.linked.turn(&mut typist.done);
-        typist.linked.report().migrate([7; 32]).unwrap();
-        assert_eq!(typist.linked.report().migrate([8; 32]), Err("it is being handed over already"));
-        scribe.linked.report().migrate([7; 32]).unwrap();
+        typist.linked.status().migrate([7; 32]).unwrap();
+        assert_eq!(typist.linked.status().migrate([8; 32]), Err("it is being handed over already"));
+        scribe.linked.status().migrate([7; 32]).unwrap();
         // A request made meanwhile waits.
         scribe.ask(BlockRequest::write(BlockId(1), 0, Payload::from(vec![round as u8; 512])));
         assert_eq!(scribe.ask(BlockRequest::read(BlockId(2), 0, 512)), vec![round as u8; 512]);
@@ -202,7 +202,7 @@ fn device_returns_to_its_importer_when_its_successor_never_comes() {
             typist.linked.turn(&mut typist.done);
         }
         // It migrates again at once: back to the first host.
-        while typist.linked.remote().is_moving() || !typist.linked.report().is_ours() {
+        while typist.linked.remote().is_moving() || !typist.linked.status().is_ours() {
             typist.linked.wait(None).unwrap();
             typist.linked.turn(&mut typist.done);
         }

@@ -314,7 +314,7 @@ fn ask(
     ready: &Barrier,
     seconds: u64,
 ) -> (Vec<(u64, u64)>, u64) {
-    let _reservation = seat.sit(BOARD);
+    let _reservation = share.sit(BOARD);
     // Until it has its reserve, a thread starts when the machine lets it.
     ready.wait();
     let mut trips = Vec::with_capacity((seconds * 1_000_000_000 / PERIOD_NS) as usize);
@@ -342,7 +342,13 @@ fn ask(
 }
 
 /// The second board: sends back what it receives.
-fn echo(mail: Mail, transfer_ns: u64, seat: Seat, is_over: Arc<AtomicBool>, ready: Arc<Barrier>) -> JoinHandle<()> {
+fn echo(
+    mail: Mail,
+    transfer_ns: u64,
+    share: ProcessorShare,
+    is_over: Arc<AtomicBool>,
+    ready: Arc<Barrier>,
+) -> JoinHandle<()> {
     thread::spawn(move || {
         let _reservation = share.reserve(BOARD);
         ready.wait();

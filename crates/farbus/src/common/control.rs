@@ -401,7 +401,7 @@ fn socket_of(pid: u32) -> String {
 }
 
 /// The control socket of a running process.
-struct Knocker {
+struct ControlAddress {
     pid: u32,
     folder: Arc<RuntimeFolder>,
 }
@@ -476,7 +476,7 @@ impl Silence {
 }
 
 /// Asks one process at its socket; `None` if the process has ended.
-fn ask_at(control_socket: &Knocker, question: &Question) -> Option<Result<Answer, Silence>> {
+fn ask_at(control_socket: &ControlAddress, question: &Question) -> Option<Result<Answer, Silence>> {
     match ask_with(control_socket, question, &[]) {
         Ok(answer) => Some(Ok(answer)),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -498,7 +498,7 @@ pub fn ask_one(pid: u32, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Res
 }
 
 /// Sends the question and the descriptors. Connecting has checked that the process belongs to the owner or to root.
-fn ask_with(control_socket: &Knocker, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
+fn ask_with(control_socket: &ControlAddress, question: &Question, fds: &[BorrowedFd<'_>]) -> io::Result<Answer> {
     let mut stream = control_socket.folder.connect(&socket_of(control_socket.pid))?;
     let is_restart = matches!(question, Question::Restart { .. });
     stream.set_read_timeout(Some(if is_restart { RESTART_TIME_MAX } else { ANSWER_TIME_MAX }))?;

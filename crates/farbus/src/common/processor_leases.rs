@@ -168,7 +168,7 @@ impl Drop for Inner {
 
 impl fmt::Debug for ProcessorLeases {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Promises").field(&self.leases().of.keys()).finish()
+        f.debug_tuple("ProcessorLeases").field(&self.leases().of.keys()).finish()
     }
 }
 
@@ -261,7 +261,7 @@ mod tests {
         assert!((OWNERS_MAX..=2 * OWNERS_MAX + 1).contains(&held), "{held} descriptors are held");
         let watchers = || {
             let threads = fs::read_dir("/proc/self/task").unwrap().flatten();
-            let is_watcher = |name: &String| name.trim() == "promises" || name.trim() == "promise";
+            let is_watcher = |name: &String| name.trim() == "promises";
             threads.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).filter(is_watcher).count()
         };
         // Other tests of this process have watchers of their own.

@@ -275,8 +275,8 @@ impl PairingServer {
                 });
             }
             // This comes last: the waiting thread ends the process when it receives it.
-            if desk.state().was_guessed_at {
-                let _ = desk.news.send(News::Guessed);
+            if server.state().was_guessed_at {
+                let _ = server.news.send(News::Guessed);
             }
         };
         if let Err(error) = thread::Builder::new().name("pair".into()).stack_size(STACK_BYTES).spawn(meet) {
@@ -439,17 +439,17 @@ mod tests {
 
     #[test]
     fn right_code_is_void_after_it_expired() {
-        let (desk, _news) = desk("expired");
-        let code = desk.state().code.clone();
-        desk.state().until = desk.clock.now();
-        assert_eq!(desk.judge(&code, true, from()), Err(Refusal::Void));
-        assert!(!desk.state().is_over);
+        let (server, _news) = server("expired");
+        let code = server.state().code.clone();
+        server.state().until = server.clock.now();
+        assert_eq!(server.judge(&code, true, from()), Err(Refusal::Void));
+        assert!(!server.state().is_over);
     }
 
     #[test]
     fn simultaneous_guesses_are_counted_one_by_one() {
-        let (desk, news) = desk("together");
-        let first = desk.state().code.clone();
+        let (server, news) = server("together");
+        let first = server.state().code.clone();
         // Fifty hosts got their shares while the first code held, and answer at once.
         let verdicts: Vec<_> = thread::scope(|scope| {
             let guessers: Vec<_> =
