@@ -314,7 +314,7 @@ fn ask(
     ready: &Barrier,
     seconds: u64,
 ) -> (Vec<(u64, u64)>, u64) {
-    let _reservation = share.sit(BOARD);
+    let _reservation = share.reserve(BOARD);
     // Until it has its reserve, a thread starts when the machine lets it.
     ready.wait();
     let mut trips = Vec::with_capacity((seconds * 1_000_000_000 / PERIOD_NS) as usize);
