@@ -349,7 +349,7 @@ impl<A: Movable> World<A> {
         let Ok(mut reader) = snapshot::open(&bytes, KIND) else { return true };
         match ImporterSession::restore::<A>(self.now, LIMITS, &mut reader) {
             Ok((mut importer, remote)) => {
-                assert_eq!(importer.hello().report.lane, 0);
+                assert_eq!(importer.hello().position.lane, 0);
                 live(remote);
                 false
             }
