@@ -66,9 +66,9 @@ pub use farbus_wire::native::{
     identity, modules, reserve, stream, usb,
 };
 
-pub use attachment::{Attachment, Heard};
+pub use attachment::{Attachment, Heard, State};
 pub use exporter::{Allowed, ExporterSession, Inherited, Left, Migration, Recalled, Served, Services, Unmovable};
-pub use importer::{Attached, ImporterSession, Movable, Progress, State};
+pub use importer::{Attached, ImporterSession, Movable, Progress};
 pub use piped::{Piped, Through};
 pub use piped_served::PipedServed;
 pub use remote_block::RemoteBlock;
