@@ -7,7 +7,7 @@
 //! | `absence` | an importer without a link: how long the exporter waits, and what the other may not know |
 //! | [`attachment`] | what every class's importing end does alike |
 //! | [`served`] | what every class's half of an exporter does |
-//! | [`served_block`], [`served_usb`] | a device of ours that a session serves |
+//! | [`served_block`], [`served_usb`] | a device of ours that a session serves; `served_device` is what both do alike |
 //! | [`remote_block`], [`remote_usb`] | a device of theirs that a session brings |
 //! | [`served_observer`], [`remote_observer`] | what is looked at: copies of what a USB device sends to its user; a stream's frames |
 //! | [`timing`] | which requests are timed, and where their time went |
@@ -51,6 +51,7 @@ mod reserving;
 mod retained;
 pub mod served;
 pub mod served_block;
+mod served_device;
 pub mod served_observer;
 pub mod served_usb;
 mod services;
