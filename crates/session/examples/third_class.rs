@@ -134,6 +134,14 @@ impl Readings {
 impl Attached for Readings {
     type Done = Vec<i32>;
 
+    fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        &mut self.attachment
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Vec<i32>) -> Result<(), Reject> {
         let wrong = |bytes: usize| Reject::new("reading", bytes as u64, "it has 4 bytes");
         match self.attachment.handle_arrived(now, arrived)? {
@@ -163,18 +171,6 @@ impl Attached for Readings {
 
     fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Vec<i32>) {
         self.attachment.handle_over(cause, message);
-    }
-
-    fn poll_message(&mut self) -> Option<Message> {
-        self.attachment.poll_message()
-    }
-
-    fn state(&self) -> &State {
-        self.attachment.state()
-    }
-
-    fn close(&mut self) {
-        self.attachment.close();
     }
 }
 

@@ -319,7 +319,7 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
     Layer { name: "Far", make: |probe| Box::new(Far::new(probe, Plan::within(8))), answers: &["save", "restore"] },
     Layer { name: "Isochronous", make: |probe| Box::new(Isochronous::new(probe, true)), answers: &["save", "restore"] },
     Layer { name: "Observed", make: observed, answers: &[] },
-    Layer { name: "Gated", make: suspendable, answers: &[] },
+    Layer { name: "SuspendableDevice", make: suspendable, answers: &[] },
     // It reports the first device's descriptors, and saves the settings made on it.
     Layer {
         name: "Twinned",

@@ -2,15 +2,26 @@
 
 use std::collections::VecDeque;
 
-use farbus_model::{Instant, Pieces};
-use farbus_wire::native::control::{Cause, End, Open, Opened};
-use farbus_wire::native::reserve::{Reservation, ReservationReport};
-use farbus_wire::native::{Arrived, Kind, Message, Part};
+use farbus_model::{Identity, Instant, Pieces};
+use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, MIGRATION_STATE_NAME_BYTES, Open, Opened};
+use farbus_wire::native::reserve::{Reservation, ReservationReport, Word};
+use farbus_wire::native::{Arrived, Flow, Head, Kind, Message, Part, Urgency};
 
-use super::importer::State;
 use super::known_device::KnownDevice;
 use super::reservation_request::ReservationRequest;
 use crate::Reject;
+use crate::snapshot::{Reader, Writer};
+
+/// Where an attachment stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It was asked for.
+    Opening,
+    /// It is there.
+    Open,
+    /// It is not, or not any more.
+    Ended(End),
+}
 
 /// The part of an [`Attached`](super::Attached) that is no class's own.
 #[derive(Debug)]
@@ -18,10 +29,16 @@ pub struct Attachment {
     number: u16,
     open: Open,
     state: State,
+    /// What may be in flight; nothing before it is open.
+    pub(super) credit: Credit,
+    /// It is to be handed over to us, with migration state that begins so.
+    pub(super) inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>,
+    /// It was handed over, and nobody has come for it.
+    pub(super) is_moving: bool,
     /// Bytes of an [`Opened`] at most.
     opened_bytes_max: usize,
     /// What of it has arrived, if it goes on.
-    opened: Option<Pieces>,
+    opened: Pieces,
     outbox: VecDeque<Message>,
     /// What is to be reserved for it, and how that stands.
     reservation_request: ReservationRequest,
@@ -47,19 +64,45 @@ impl Attachment {
     /// Asks for a device as `number`, one of the session that is not in use; its description is refused if it is longer
     /// than `opened_bytes_max`.
     pub fn new(number: u16, open: Open, opened_bytes_max: usize) -> Self {
-        Self::wishing(number, open, opened_bytes_max, ReservationRequest::default())
+        Self::asking(number, open, opened_bytes_max, ReservationRequest::default(), None)
     }
 
     /// The same; this is reserved for it first, or it is not opened.
     pub fn reserving(number: u16, open: Open, opened_bytes_max: usize, reservation: Reservation) -> Self {
-        Self::wishing(number, open, opened_bytes_max, ReservationRequest::of(reservation))
+        Self::asking(number, open, opened_bytes_max, ReservationRequest::of(reservation), None)
     }
 
-    fn wishing(number: u16, open: Open, opened_bytes_max: usize, reservation_request: ReservationRequest) -> Self {
-        let (state, outbox) = (State::Opening, VecDeque::new());
-        let (known, was_open) = (KnownDevice::default(), false);
-        let mut attachment =
-            Self { number, open, state, opened_bytes_max, opened: None, outbox, reservation_request, known, was_open };
+    /// Asks for a device that is to be handed over to us, whenever that is, with migration state that begins so.
+    pub fn inheriting(
+        number: u16,
+        open: Open,
+        opened_bytes_max: usize,
+        migration_state: [u8; MIGRATION_STATE_NAME_BYTES],
+    ) -> Self {
+        Self::asking(number, open, opened_bytes_max, ReservationRequest::default(), Some(migration_state))
+    }
+
+    fn asking(
+        number: u16,
+        open: Open,
+        opened_bytes_max: usize,
+        reservation_request: ReservationRequest,
+        inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>,
+    ) -> Self {
+        let mut attachment = Self {
+            number,
+            open,
+            state: State::Opening,
+            credit: Credit { requests: 0, bytes: 0 },
+            inherits,
+            is_moving: false,
+            opened_bytes_max,
+            opened: Pieces::default(),
+            outbox: VecDeque::new(),
+            reservation_request,
+            known: KnownDevice::default(),
+            was_open: false,
+        };
         attachment.ask_to_open();
         attachment
     }
@@ -79,15 +122,61 @@ impl Attachment {
         &self.state
     }
 
+    /// Whether it is there.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, State::Open)
+    }
+
+    /// Whether it is there no more.
+    #[inline]
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, State::Ended(_))
+    }
+
+    /// Whether it was handed over, and nobody has come for it yet.
+    pub fn is_moving(&self) -> bool {
+        self.is_moving && self.is_open()
+    }
+
+    /// Whether it is yet to be handed over to us.
+    #[inline]
+    pub fn is_expected(&self) -> bool {
+        self.inherits.is_some()
+    }
+
+    /// Whether the rest of its description is expected.
+    #[inline]
+    pub fn is_arriving(&self) -> bool {
+        !self.opened.is_empty()
+    }
+
+    /// The lease under which it is used; 0 before it is open.
+    pub fn lease(&self) -> u64 {
+        self.open.epoch
+    }
+
+    /// The identity of its device; `None` before it is open, and if its exporter tells none.
+    pub fn identity(&self) -> Option<Identity> {
+        self.known.identity()
+    }
+
     fn ask_to_open(&mut self) {
         if let Some(word) = self.reservation_request.ask() {
-            self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
+            self.say_of_reservation(&word);
         }
         if let Some(statement) = self.known.expectation() {
             self.say(Message::control(Kind::Identity, self.number, 0, statement.encode().into()));
         }
-        let part = self.open.encode().into();
-        self.say(Message::control(Kind::Open, self.number, 0, part));
+        let (kind, bytes) = match self.inherits {
+            Some(migration_state) => (Kind::Inherit, Inherit { migration_state, open: self.open.clone() }.encode()),
+            None => (Kind::Open, self.open.encode()),
+        };
+        self.say(Message::control(kind, self.number, 0, bytes.into()));
+    }
+
+    fn say_of_reservation(&mut self, word: &Word) {
+        self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
     }
 
     /// Takes in a frame.
@@ -95,28 +184,24 @@ impl Attachment {
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; the session is over.
     pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<Heard, Reject> {
-        let is_ended = matches!(self.state, State::Ended(_));
         match arrived.head.kind {
-            // What we ended its exporter may open or end later.
-            Kind::Opened | Kind::Data | Kind::Closed | Kind::Event if is_ended => Ok(Heard::Part),
+            // What we ended its exporter may open or end later; and the first end is the one that counts.
+            Kind::Opened | Kind::Data | Kind::Refused | Kind::Closed | Kind::Event if self.is_over() => Ok(Heard::Part),
             Kind::Identity => {
                 let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
-                Ok(end.filter(|_| !is_ended).map_or(Heard::Part, |end| self.refuse(end)))
+                Ok(end.filter(|_| !self.is_over()).map_or(Heard::Part, |end| self.refuse(end)))
             }
             Kind::Reserve => {
                 if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {
-                    self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
+                    self.say_of_reservation(&word);
                 }
                 Ok(Heard::Part)
             }
-            Kind::Opened if self.opened.is_none() => {
-                self.opened = Some(Pieces::default());
-                self.take_in(arrived)
-            }
-            Kind::Data if self.opened.is_some() => self.take_in(arrived),
+            Kind::Opened if !self.is_arriving() => self.take_in(arrived),
+            Kind::Data if self.is_arriving() => self.take_in(arrived),
             Kind::Refused | Kind::Closed => {
                 let end = End::decode(&arrived.body.contiguous())?;
-                self.state = State::Ended(end.clone());
+                self.end(end.clone());
                 Ok(Heard::Ended(end))
             }
             Kind::Reply | Kind::Data | Kind::Cancel | Kind::Event => Ok(Heard::Own(arrived)),
@@ -125,24 +210,30 @@ impl Attachment {
     }
 
     fn take_in(&mut self, arrived: Arrived) -> Result<Heard, Reject> {
-        if self.state != State::Opening {
+        // What is read before it is ours is opened again then, and what nobody came for once more.
+        if self.is_open() && !self.is_expected() && !self.is_moving {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
-        let mut body = self.opened.take().unwrap_or_default();
-        body.push(arrived.body);
-        if body.len() > self.opened_bytes_max {
-            return Err(Reject::new("opened", body.len() as u64, "a description is as long as its class allows"));
+        self.opened.push(arrived.body);
+        if self.opened.len() > self.opened_bytes_max {
+            let rule = "a description is as long as its class allows";
+            return Err(Reject::new("opened", self.opened.len() as u64, rule));
         }
         if arrived.head.flags.more {
-            self.opened = Some(body);
             return Ok(Heard::Part);
         }
-        let opened = Opened::decode(&body.into_payload().contiguous())?;
+        let opened = Opened::decode(&std::mem::take(&mut self.opened).into_payload().contiguous())?;
         let unfit = self.reservation_request.unheard().or(self.known.opened(&self.open.name).err());
         if let Some(end) = unfit {
             return Ok(self.refuse(end));
         }
-        self.open.epoch = opened.epoch;
+        // If it was to be another's, it is ours again; one that was handed over before it was open is yet to go.
+        self.is_moving &= !self.is_open();
+        if opened.epoch != 0 {
+            // As long as it is not ours, it has no lease.
+            self.inherits = None;
+        }
+        (self.open.epoch, self.credit) = (opened.epoch, opened.credit);
         (self.state, self.was_open) = (State::Open, true);
         Ok(Heard::Opened(opened))
     }
@@ -150,8 +241,15 @@ impl Attachment {
     /// It is of no use, and given back.
     fn refuse(&mut self, end: End) -> Heard {
         self.close();
-        self.state = State::Ended(end.clone());
+        self.end(end.clone());
         Heard::Ended(end)
+    }
+
+    /// It is over, unless it already was.
+    pub fn end(&mut self, end: End) {
+        if !self.is_over() {
+            self.state = State::Ended(end);
+        }
     }
 
     /// A link was made to the exporter's process with this incarnation: see
@@ -162,10 +260,10 @@ impl Attachment {
 
     /// The exporter has forgotten the session: the device is asked for again, and what was to be said is not.
     pub fn handle_renewed(&mut self) {
-        self.outbox.clear();
-        self.opened = None;
+        self.unsay();
+        (self.opened, self.is_moving) = (Pieces::default(), false);
         self.known.forgotten(self.was_open);
-        if !matches!(self.state, State::Ended(_)) {
+        if !self.is_over() {
             self.state = State::Opening;
             self.ask_to_open();
         }
@@ -173,17 +271,22 @@ impl Attachment {
 
     /// The session is over, and why.
     pub fn handle_over(&mut self, cause: Cause, message: &str) {
-        if !matches!(self.state, State::Ended(_)) {
-            self.state = State::Ended(End { cause, message: message.to_owned() });
-        }
+        self.end(End { cause, message: message.to_owned() });
     }
 
     /// Says something.
+    #[inline]
     pub fn say(&mut self, message: Message) {
         self.outbox.push_back(message);
     }
 
+    /// What was to be said is not.
+    pub fn unsay(&mut self) {
+        self.outbox.clear();
+    }
+
     /// What there is to say.
+    #[inline]
     pub fn poll_message(&mut self) -> Option<Message> {
         self.outbox.pop_front()
     }
@@ -191,6 +294,94 @@ impl Attachment {
     /// Gives the device back; its exporter answers with the end.
     pub fn close(&mut self) {
         self.say(Message::control(Kind::Close, self.number, 0, Part::empty()));
+    }
+
+    /// Hands the device over as it is, with something for the successor: see
+    /// [`Attached::migrate`](super::Attached::migrate).
+    pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
+        let (head, part) = (Head::new(Kind::Close, self.number, 0), Part::empty());
+        let payload = Close::to(successor, migration_state).encode().into();
+        let flow = Flow(u32::from(self.number) << 8);
+        self.say(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
+        self.is_moving = true;
+    }
+
+    /// Writes down how it was asked for, for another process. A class writes the rest where its snapshot has it:
+    /// [`Attachment::save_opening`], [`Attachment::save_known`] and what is its own.
+    ///
+    /// # Panics
+    /// If it is over, or has something to say: there is nothing to go on with, or not yet.
+    pub fn save(&self, to: &mut Writer) {
+        assert!(self.outbox.is_empty(), "what was to be said is with the session");
+        assert!(!self.is_over(), "what is over does not go on");
+        to.u16(self.number);
+        to.bytes(&self.open.encode());
+        to.flag(self.is_open());
+    }
+
+    /// As [`Attachment::save`] wrote it: of one that was open before.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore(opened_bytes_max: usize, from: &mut Reader<'_>) -> Result<Self, Reject> {
+        let number = from.u16("attachment")?;
+        let mut attachment = Self::new(number, Open::decode(from.bytes("open")?)?, opened_bytes_max);
+        attachment.unsay();
+        attachment.was_open = true;
+        if from.flag("state")? {
+            attachment.state = State::Open;
+        }
+        Ok(attachment)
+    }
+
+    /// Writes down what may be in flight.
+    pub fn save_credit(&self, to: &mut Writer) {
+        to.u16(self.credit.requests);
+        to.u32(self.credit.bytes);
+    }
+
+    /// As [`Attachment::save_credit`] wrote it.
+    ///
+    /// # Errors
+    /// [`Reject`]: it is none.
+    pub fn restore_credit(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+        self.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
+        Ok(())
+    }
+
+    /// Writes down what of its description has arrived, and what is reserved for it.
+    pub fn save_opening(&self, to: &mut Writer) {
+        to.count(self.is_arriving().into());
+        if self.is_arriving() {
+            to.runs(self.opened.len(), self.opened.runs());
+        }
+        self.reservation_request.save(to);
+    }
+
+    /// As [`Attachment::save_opening`] wrote it.
+    ///
+    /// # Errors
+    /// [`Reject`]: none can have stood so.
+    pub fn restore_opening(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+        for _ in 0..from.count("parts of a description", 4)? {
+            self.opened.push(from.payload("part of a description")?);
+        }
+        self.reservation_request = ReservationRequest::restore(from)?;
+        Ok(())
+    }
+
+    /// Writes down which device it is.
+    pub fn save_known(&self, to: &mut Writer) {
+        self.known.save(to);
+    }
+
+    /// As [`Attachment::save_known`] wrote it.
+    ///
+    /// # Errors
+    /// [`Reject`]: it is none.
+    pub fn restore_known(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
+        self.known = KnownDevice::restore(from)?;
+        Ok(())
     }
 }
 

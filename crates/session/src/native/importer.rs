@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use farbus_model::limits::LANES_MAX;
-use farbus_model::{BufferPool, Instant};
-use farbus_wire::native::control::{Cause, End};
+use farbus_model::{BufferPool, Identity, Instant};
+use farbus_wire::native::control::Cause;
 use farbus_wire::native::reserve;
 use farbus_wire::native::{
     Arrived, Hello, Kind, Lane, LaneLimits, LanePosition, LaneSet, Lanes, Message, Options, Outcome, Part, SessionId,
@@ -13,6 +13,7 @@ use farbus_wire::native::{
 
 use farbus_wire::snapshot::{Reader, Writer};
 
+use super::attachment::{Attachment, State};
 use super::timing::Timed;
 use crate::Reject;
 
@@ -31,21 +32,16 @@ pub enum Progress {
     Without,
 }
 
-/// Where an attachment stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// It was asked for.
-    Opening,
-    /// It is there.
-    Open,
-    /// It is not, or not any more.
-    Ended(End),
-}
-
 /// One attachment, as its session's end here sees it. What it finished is left in its own `done`.
 pub trait Attached {
     /// What it leaves there.
     type Done;
+
+    /// What it has in common with those of other classes.
+    fn attachment(&self) -> &Attachment;
+
+    /// The same.
+    fn attachment_mut(&mut self) -> &mut Attachment;
 
     /// A frame for it arrived.
     ///
@@ -57,20 +53,35 @@ pub trait Attached {
     fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done);
 
     /// A link was made to the exporter's process with this incarnation, which changes whenever it has lost what it
-    /// knew: said after [`Attached::handle_renewed`] if that was called. A class that compares no devices need not
-    /// know.
+    /// knew: said after [`Attached::handle_renewed`] if that was called.
     fn note_exporter(&mut self, incarnation: u64) {
-        let _ = incarnation;
+        self.attachment_mut().note_exporter(incarnation);
     }
 
     /// The session is over, and why; nothing is asked of it any more.
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done);
 
     /// What it has to say.
-    fn poll_message(&mut self) -> Option<Message>;
+    #[inline]
+    fn poll_message(&mut self) -> Option<Message> {
+        self.attachment_mut().poll_message()
+    }
 
     /// Where it stands.
-    fn state(&self) -> &State;
+    #[inline]
+    fn state(&self) -> &State {
+        self.attachment().state()
+    }
+
+    /// The lease under which it is used; 0 before it is open.
+    fn lease(&self) -> u64 {
+        self.attachment().lease()
+    }
+
+    /// The identity of its device; `None` before it is open, and if its exporter tells none.
+    fn identity(&self) -> Option<Identity> {
+        self.attachment().identity()
+    }
 
     /// When [`Attached::handle_timeout`] wants to be called, if at all.
     fn poll_timeout(&self) -> Option<Instant> {
@@ -90,7 +101,7 @@ pub trait Attached {
 
     /// How what is reserved for it stands, if anything is.
     fn reserved(&self) -> Option<reserve::ReservationReport> {
-        None
+        self.attachment().reserved()
     }
 
     /// New requests may go on these lanes of the session. A class that uses the first alone need not know.
@@ -99,7 +110,9 @@ pub trait Attached {
     }
 
     /// Gives the device back; its exporter answers with the end.
-    fn close(&mut self);
+    fn close(&mut self) {
+        self.attachment_mut().close();
+    }
 
     /// Nothing new is begun, and what would wait for ever is withdrawn: the device is to be handed over.
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
@@ -121,12 +134,12 @@ pub trait Attached {
 
     /// Whether it was handed over, and nobody has come for it yet.
     fn is_moving(&self) -> bool {
-        false
+        self.attachment().is_moving()
     }
 
     /// Whether it is yet to be handed over to us.
     fn is_expected(&self) -> bool {
-        false
+        self.attachment().is_expected()
     }
 }
 

@@ -7,7 +7,7 @@
 //! | `absence` | an importer without a link: how long the exporter waits, and what the importer may not know |
 //! | [`attachment`] | the contract of the importer's end of an attachment, for all classes |
 //! | [`served`] | the contract of the exporter's end, for all classes |
-//! | [`served_block`], [`served_usb`] | a local device that a session serves |
+//! | [`served_block`], [`served_usb`] | a local device that a session serves; `served_device` has what both do |
 //! | [`remote_block`], [`remote_usb`] | a remote device that a session brings |
 //! | [`served_observer`], [`remote_observer`] | observing: copies of a USB device's traffic; frames of a stream |
 //! | [`timing`] | which requests are timed, and where their time went |
@@ -51,6 +51,7 @@ mod reserving;
 mod retained;
 pub mod served;
 pub mod served_block;
+mod served_device;
 pub mod served_observer;
 pub mod served_usb;
 mod services;
@@ -66,9 +67,9 @@ pub use farbus_wire::native::{
     identity, modules, reserve, stream, usb,
 };
 
-pub use attachment::{Attachment, Heard};
+pub use attachment::{Attachment, Heard, State};
 pub use exporter::{Allowed, ExporterSession, Inherited, Left, Migration, Recalled, Served, Services, Unmovable};
-pub use importer::{Attached, ImporterSession, Movable, Progress, State};
+pub use importer::{Attached, ImporterSession, Movable, Progress};
 pub use piped::{Piped, Through};
 pub use piped_served::PipedServed;
 pub use remote_block::RemoteBlock;

@@ -7,11 +7,11 @@ use farbus_model::module::{Offer, Role};
 use farbus_modules::{Beginning, Recipe, Refusal};
 use farbus_wire::native::control::{Cause, Class, End, Open};
 use farbus_wire::native::modules::{decode_answers, encode_offers};
-use farbus_wire::native::reserve::ReservationReport;
 use farbus_wire::native::{Arrived, Kind, LaneSet, Message};
 use farbus_wire::snapshot::{Reader, Writer};
 
-use super::importer::{Attached, Movable, State};
+use super::attachment::Attachment;
+use super::importer::{Attached, Movable};
 use super::pipe::{Pipe, Saved, end_of, place_of};
 use super::timing::Timed;
 use crate::Reject;
@@ -240,6 +240,14 @@ impl Modules {
 impl<A: Attached> Attached for Piped<A> {
     type Done = A::Done;
 
+    fn attachment(&self) -> &Attachment {
+        self.remote.attachment()
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        self.remote.attachment_mut()
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
         let Some(modules) = &mut self.modules else { return self.remote.handle_arrived(now, arrived, done) };
         modules.now = now;
@@ -276,10 +284,6 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.handle_renewed(now, done);
     }
 
-    fn note_exporter(&mut self, incarnation: u64) {
-        self.remote.note_exporter(incarnation);
-    }
-
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
         self.remote.handle_over(cause, message, done);
     }
@@ -293,10 +297,6 @@ impl<A: Attached> Attached for Piped<A> {
             }
             modules.say(self.remote.poll_message()?);
         }
-    }
-
-    fn state(&self) -> &State {
-        self.remote.state()
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
@@ -321,19 +321,11 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.poll_timed()
     }
 
-    fn reserved(&self) -> Option<ReservationReport> {
-        self.remote.reserved()
-    }
-
     /// What goes through modules keeps one order.
     fn use_lanes(&mut self, usable: LaneSet) {
         if self.modules.is_none() && self.saved.is_none() {
             self.remote.use_lanes(usable);
         }
-    }
-
-    fn close(&mut self) {
-        self.remote.close();
     }
 
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
@@ -346,14 +338,6 @@ impl<A: Attached> Attached for Piped<A> {
 
     fn migrate(&mut self, successor: [u8; 32]) {
         self.remote.migrate(successor);
-    }
-
-    fn is_moving(&self) -> bool {
-        self.remote.is_moving()
-    }
-
-    fn is_expected(&self) -> bool {
-        self.remote.is_expected()
     }
 }
 

@@ -3,20 +3,18 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Identity, Instant, Pieces,
-    StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Instant, Pieces, StoreError,
 };
 use farbus_wire::native::block::{self, Description};
-use farbus_wire::native::control::{Cause, Close, Credit, End, Inherit, MIGRATION_STATE_NAME_BYTES, Open, Opened};
+use farbus_wire::native::control::{Cause, End, MIGRATION_STATE_NAME_BYTES, Open, Opened};
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::lanes::{split_tag, tag_of};
-use farbus_wire::native::reserve::{Reservation, ReservationReport, Word};
-use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
+use farbus_wire::native::reserve::Reservation;
+use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
-use super::importer::{Attached, Movable, State};
-use super::known_device::KnownDevice;
-use super::reservation_request::ReservationRequest;
+use super::attachment::{Attachment, Heard, State};
+use super::importer::{Attached, Movable};
 use super::retained::{Change, Retained, is_retained};
 use super::slots::Slots;
 use super::spread::{Loads, REQUESTS_MAX};
@@ -31,16 +29,12 @@ const OPENED_BYTES_MAX: usize = 4096;
 /// A block device on another host. It is opened when it is made; until that is answered requests wait.
 #[derive(Debug)]
 pub struct RemoteBlock {
-    attachment: u16,
-    open: Open,
-    state: State,
+    attachment: Attachment,
     description: Option<Description>,
-    credit: Credit,
     slots: Slots<Flight>,
     bytes: u64,
     /// Requests without credit, or from before the device was opened.
     held: VecDeque<BlockInFlight>,
-    outbox: VecDeque<Message>,
     /// Nothing new is begun.
     is_still: bool,
     /// Of what is held, so many are not new: they were asked before, and whoever asked may have been told that they are
@@ -48,11 +42,6 @@ pub struct RemoteBlock {
     owed: usize,
     /// How often it was opened, here: what was read before may have been changed by others in between.
     openings: u64,
-    /// It was handed over, and nobody has come for it.
-    is_moving: bool,
-    /// It is to be handed over to us: until then it is read at most.
-    is_expected: bool,
-    opened: Pieces,
     next_order: u64,
     /// Changes that were answered and need a flush to be durable, counted as they were answered.
     answered: u64,
@@ -66,10 +55,6 @@ pub struct RemoteBlock {
     rewriting: usize,
     timing: Timing,
     loads: Loads,
-    /// What is to be reserved for it, and how that stands.
-    reservation_request: ReservationRequest,
-    /// Which device it is.
-    known: KnownDevice,
 }
 
 #[derive(Debug)]
@@ -95,43 +80,32 @@ struct Flight {
 }
 
 impl RemoteBlock {
-    /// Asks for a device as `attachment`, a number of the session that is not in use.
-    pub fn new(attachment: u16, open: Open) -> Self {
-        Self::asking(attachment, open, false)
+    /// Asks for a device as `number`, one of the session that is not in use.
+    pub fn new(number: u16, open: Open) -> Self {
+        Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
     }
 
     /// Asks for a device that is to be handed over to us, whenever that is. It is open as soon as its exporter has said
     /// what it is: what is read is read; all else waits until it is ours.
-    pub fn successor(attachment: u16, open: Open) -> Self {
-        Self::asking(attachment, open, true)
+    pub fn successor(number: u16, open: Open) -> Self {
+        Self::over(Attachment::inheriting(number, open, OPENED_BYTES_MAX, NO_MIGRATION_STATE))
     }
 
     /// The same as [`RemoteBlock::new`]; this is reserved for it first, or it is not opened.
-    pub fn reserving(attachment: u16, open: Open, reservation: Reservation) -> Self {
-        let mut remote = Self::new(attachment, open);
-        remote.reservation_request = ReservationRequest::of(reservation);
-        remote.outbox.clear();
-        remote.ask_to_open();
-        remote
+    pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
+        Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
 
-    fn asking(attachment: u16, open: Open, is_expected: bool) -> Self {
-        let mut remote = Self {
+    fn over(attachment: Attachment) -> Self {
+        Self {
             attachment,
-            open,
-            state: State::Opening,
             description: None,
-            credit: Credit { requests: 0, bytes: 0 },
             slots: Slots::default(),
             bytes: 0,
             held: VecDeque::new(),
-            outbox: VecDeque::new(),
             is_still: false,
             owed: 0,
             openings: 0,
-            is_moving: false,
-            is_expected,
-            opened: Pieces::default(),
             next_order: 0,
             answered: 0,
             flushed: 0,
@@ -140,21 +114,7 @@ impl RemoteBlock {
             rewriting: 0,
             timing: Timing::default(),
             loads: Loads::default(),
-            reservation_request: ReservationRequest::default(),
-            known: KnownDevice::default(),
-        };
-        remote.ask_to_open();
-        remote
-    }
-
-    /// The lease under which it is used; 0 before it is open.
-    pub fn lease(&self) -> u64 {
-        self.open.epoch
-    }
-
-    /// The identity of its device; `None` before it is open, and if its exporter tells none.
-    pub fn identity(&self) -> Option<Identity> {
-        self.known.identity()
+        }
     }
 
     /// What it was asked and has not answered, in no order.
@@ -174,27 +134,10 @@ impl RemoteBlock {
         self.rewriting > 0 || self.retained.has_next()
     }
 
-    fn say_of_reservation(&mut self, word: &Word) {
-        self.outbox.push_back(Message::control(Kind::Reserve, self.attachment, 0, word.encode().into()));
-    }
-
-    fn ask_to_open(&mut self) {
-        if let Some(word) = self.reservation_request.ask() {
-            self.say_of_reservation(&word);
-        }
-        if let Some(statement) = self.known.expectation() {
-            self.outbox.push_back(Message::control(Kind::Identity, self.attachment, 0, statement.encode().into()));
-        }
-        let (kind, bytes) = match self.is_expected {
-            true => (Kind::Inherit, Inherit { migration_state: NO_MIGRATION_STATE, open: self.open.clone() }.encode()),
-            false => (Kind::Open, self.open.encode()),
-        };
-        self.outbox.push_back(Message::control(kind, self.attachment, 0, bytes.into()));
-    }
-
     fn has_credit(&self, cost: u64) -> bool {
-        self.slots.len() < self.credit.requests.min(REQUESTS_MAX).into()
-            && (self.bytes == 0 || self.bytes + cost <= u64::from(self.credit.bytes))
+        let credit = self.attachment.credit;
+        self.slots.len() < credit.requests.min(REQUESTS_MAX).into()
+            && (self.bytes == 0 || self.bytes + cost <= u64::from(credit.bytes))
     }
 
     /// The first that waits and may leave, credit aside.
@@ -202,8 +145,8 @@ impl RemoteBlock {
         if self.is_rewriting() {
             return None;
         }
-        match self.state == State::Open && (!self.is_still || self.owed > 0) {
-            true if self.is_expected => self.held.iter().position(|request| request.op == BlockOp::Read),
+        match self.attachment.is_open() && (!self.is_still || self.owed > 0) {
+            true if self.attachment.is_expected() => self.held.iter().position(|request| request.op == BlockOp::Read),
             may_leave => (may_leave && !self.held.is_empty()).then_some(0),
         }
     }
@@ -224,7 +167,7 @@ impl RemoteBlock {
     /// Writes again what the exporter has lost, as far as there is credit. One that changes the same bytes as another
     /// waits for it.
     fn rewrite(&mut self, now: Instant) {
-        while self.state == State::Open
+        while self.attachment.is_open()
             && let Some(change) = self.retained.next()
             && self.has_credit(cost(&change.request))
             && !self.slots.iter().any(|(_, flight)| change.overlaps(&flight.request))
@@ -272,7 +215,7 @@ impl RemoteBlock {
 
     fn say(&mut self, tag: u16) {
         let flight = self.slots.get_mut(tag).expect("it was put there");
-        let mut head = Head::new(Kind::Request, self.attachment, tag_of(flight.lane, tag));
+        let mut head = Head::new(Kind::Request, self.attachment.number(), tag_of(flight.lane, tag));
         head.flags.timed = flight.is_timed;
         // Reads do not wait behind what is written.
         let line = if flight.request.payload.is_empty() { 0 } else { 1 };
@@ -285,55 +228,49 @@ impl RemoteBlock {
             }
             _ => block::request_part(&flight.request),
         };
-        self.outbox.push_back(Message {
+        self.attachment.say(Message {
             head,
             part,
             payload: flight.request.payload.clone(),
             urgency: Urgency::Low,
-            flow: Flow(u32::from(self.attachment) << 8 | line),
+            flow: Flow(u32::from(self.attachment.number()) << 8 | line),
             done_at: None,
         });
     }
 
-    fn handle_opened(&mut self, now: Instant, arrived: Arrived) -> Result<(), Reject> {
-        self.opened.push(arrived.body);
-        if self.opened.len() > OPENED_BYTES_MAX {
-            return Err(Reject::new("opened", OPENED_BYTES_MAX as u64, "a disk's description is shorter"));
-        }
-        if arrived.head.flags.more {
-            return Ok(());
-        }
+    /// What is alike for all classes.
+    fn hear(&mut self, now: Instant, arrived: Arrived, done: &mut Completions<BlockDone>) -> Result<(), Reject> {
         // Nothing of before is asked again of what has become ours: its exporter answers that first, or gives it to the
         // device.
-        let is_ours_now = self.is_expected && self.state == State::Open;
-        if self.state != State::Opening && !is_ours_now && !std::mem::take(&mut self.is_moving) {
-            return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
+        let was_shown = self.attachment.is_expected() && self.attachment.is_open();
+        match self.attachment.handle_arrived(now, arrived)? {
+            Heard::Opened(opened) => self.handle_opened(now, &opened, was_shown, done),
+            Heard::Ended(end) => {
+                self.fail_all(error_of(end.cause), done);
+                Ok(())
+            }
+            Heard::Own(_) | Heard::Part => Ok(()),
         }
-        let unfit = self.reservation_request.unheard().or(self.known.opened(&self.open.name).err());
-        if let Some(end) = unfit {
-            self.close();
-            self.state = State::Ended(end);
-            return Ok(());
-        }
+    }
+
+    fn handle_opened(
+        &mut self,
+        now: Instant,
+        opened: &Opened,
+        is_ours_now: bool,
+        done: &mut Completions<BlockDone>,
+    ) -> Result<(), Reject> {
         // If it was to be another's, it is ours again.
         (self.is_still, self.owed) = (false, 0);
         self.openings += 1;
-        let body = std::mem::take(&mut self.opened).into_payload();
-        let opened = Opened::decode(&body.contiguous())?;
         let mut description = Description::decode(&opened.info)?;
         if let Some(before) = &self.description {
             // Another process of its exporter may be of another version; what was said of it here stays so.
             description.info.trims &= before.info.trims;
         }
-        let before = self.description.replace(description);
-        // As long as it is not, it has no lease.
-        self.is_expected &= opened.epoch == 0;
-        self.open.epoch = opened.epoch;
-        self.credit = opened.credit;
-        self.state = State::Open;
-        if let Some(before) = before {
+        if let Some(before) = self.description.replace(description) {
             if (BlockInfo { trims: description.info.trims, ..before.info }) != description.info {
-                self.is_another(before, description);
+                self.end_as_another(before, description, done);
             } else if !is_ours_now {
                 self.come_back(before, description);
             }
@@ -342,10 +279,11 @@ impl RemoteBlock {
         Ok(())
     }
 
-    fn is_another(&mut self, before: Description, now: Description) {
+    fn end_as_another(&mut self, before: Description, now: Description, done: &mut Completions<BlockDone>) {
         let (had, has) = (before.info.size_bytes, now.info.size_bytes);
         let message = format!("the disk is another one: it had {had} bytes and has {has}");
-        self.state = State::Ended(End { cause: Cause::Gone, message });
+        self.attachment.end(End { cause: Cause::Gone, message });
+        self.fail_all(error_of(Cause::Gone), done);
     }
 
     /// The exporter had forgotten us, and the device is open again: what was in flight is asked again; before that what
@@ -475,7 +413,7 @@ impl BlockDevice for RemoteBlock {
     }
 
     fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
-        match &self.state {
+        match self.attachment.state() {
             State::Ended(end) => done.push(request.fail(error_of(end.cause))),
             State::Open => match self.info().check(&request) {
                 Err(error) => done.push(request.fail(error)),
@@ -491,18 +429,19 @@ impl BlockDevice for RemoteBlock {
     fn epoch(&self) -> Option<u64> {
         // Until it is ours somebody else has it, and so it is once it is on its way to a successor. While it is opened
         // again nobody knows yet who had it meanwhile, or what it is now.
-        (self.state == State::Open && !self.is_expected && !self.is_moving).then_some(self.openings)
+        let is_ours = self.attachment.is_open() && !self.attachment.is_expected() && !self.attachment.is_moving;
+        is_ours.then_some(self.openings)
     }
 
     fn is_gone(&self) -> bool {
-        matches!(self.state, State::Ended(_))
+        self.attachment.is_over()
     }
 }
 
 impl RemoteBlock {
     fn may_start(&self, request: &BlockInFlight) -> bool {
         // What waits because the device is not ours yet is in no read's way.
-        let is_next = match self.is_expected {
+        let is_next = match self.attachment.is_expected() {
             true => request.op == BlockOp::Read && self.next_held().is_none(),
             false => self.held.is_empty(),
         };
@@ -553,95 +492,42 @@ fn error_of(cause: Cause) -> StoreError {
 impl Attached for RemoteBlock {
     type Done = Completions<BlockDone>;
 
+    fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        &mut self.attachment
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
         let kind = arrived.head.kind;
         match kind {
-            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end
-            // later.
-            Kind::Opened | Kind::Refused | Kind::Closed | Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
-            Kind::Opened => {
-                self.handle_opened(now, arrived)?;
-                if let State::Ended(end) = &self.state {
-                    let error = error_of(end.cause);
-                    self.fail_all(error, done);
-                }
-                Ok(())
-            }
+            // On another lane than its end, an answer may come after it.
+            Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
-            Kind::Data if !self.opened.is_empty() => self.handle_opened(now, arrived),
+            Kind::Data if self.attachment.is_arriving() => self.hear(now, arrived, done),
             Kind::Reply | Kind::Data => self.handle_reply(now, arrived, done),
-            Kind::Refused | Kind::Closed => {
-                let end = End::decode(&arrived.body.contiguous())?;
-                let error = error_of(end.cause);
-                self.state = State::Ended(end);
-                self.fail_all(error, done);
-                Ok(())
-            }
-            Kind::Event => Ok(()),
-            Kind::Identity => {
-                let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
-                if let Some(end) = end.filter(|_| !self.is_gone()) {
-                    self.close();
-                    let error = error_of(end.cause);
-                    self.state = State::Ended(end);
-                    self.fail_all(error, done);
-                }
-                Ok(())
-            }
-            Kind::Reserve => {
-                if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {
-                    self.say_of_reservation(&word);
-                }
-                Ok(())
-            }
-            _ => Err(Reject::new("kind", kind.code().into(), "an exporter does not say that")),
+            Kind::Cancel => Err(Reject::new("kind", kind.code().into(), "an exporter does not say that of a disk")),
+            _ => self.hear(now, arrived, done),
         }
     }
 
     fn handle_renewed(&mut self, _now: Instant, _done: &mut Self::Done) {
-        self.is_moving = false;
-        self.outbox.clear();
-        self.opened = Pieces::default();
-        self.known.forgotten(self.description.is_some());
-        if !matches!(self.state, State::Ended(_)) {
-            self.state = State::Opening;
-            self.ask_to_open();
-        }
-    }
-
-    fn note_exporter(&mut self, incarnation: u64) {
-        self.known.note_exporter(incarnation);
+        self.attachment.handle_renewed();
     }
 
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done) {
-        if !matches!(self.state, State::Ended(_)) {
-            self.state = State::Ended(End { cause, message: message.to_owned() });
-        }
+        self.attachment.handle_over(cause, message);
         self.fail_all(error_of(cause), done);
-    }
-
-    fn poll_message(&mut self) -> Option<Message> {
-        self.outbox.pop_front()
-    }
-
-    fn state(&self) -> &State {
-        &self.state
     }
 
     fn poll_timed(&mut self) -> Option<Timed> {
         self.timing.take()
     }
 
-    fn reserved(&self) -> Option<ReservationReport> {
-        self.reservation_request.report()
-    }
-
     fn use_lanes(&mut self, usable: LaneSet) {
         self.loads.set_usable(usable);
-    }
-
-    fn close(&mut self) {
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
     }
 
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
@@ -656,19 +542,9 @@ impl Attached for RemoteBlock {
     }
 
     fn migrate(&mut self, successor: [u8; 32]) {
-        let part = Close::to(successor, Vec::new()).encode().into();
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, part));
-        self.is_moving = true;
+        self.attachment.migrate(successor, Vec::new());
         // Whoever has it next may write over what was written here: nothing of that is written again.
         self.retained = Retained::without(self.answered);
-    }
-
-    fn is_moving(&self) -> bool {
-        self.is_moving && self.state == State::Open
-    }
-
-    fn is_expected(&self) -> bool {
-        self.is_expected
     }
 }
 
@@ -677,31 +553,19 @@ impl Movable for RemoteBlock {
     /// If it was never open, or is over: there is nothing to go on with. If it is [being
     /// rewritten](RemoteBlock::is_rewriting).
     fn save(&self, to: &mut Writer) {
-        assert!(self.outbox.is_empty(), "what was to be said is with the session");
         assert!(!self.is_rewriting(), "what is lost is written again first");
         let description = self.description.as_ref().expect("what goes on was open");
-        to.u16(self.attachment);
-        to.bytes(&self.open.encode());
-        to.flag(match self.state {
-            State::Opening => false,
-            State::Open => true,
-            State::Ended(_) => panic!("what is over does not go on"),
-        });
-        for flag in [self.is_still, self.is_moving, self.is_expected, self.is_undurable] {
+        self.attachment.save(to);
+        for flag in [self.is_still, self.attachment.is_moving, self.is_expected(), self.is_undurable] {
             to.flag(flag);
         }
         to.bytes(&description.encode());
-        to.u16(self.credit.requests);
-        to.u32(self.credit.bytes);
+        self.attachment.save_credit(to);
         for number in [self.next_order, self.answered, self.flushed] {
             to.u64(number);
         }
         to.count(self.owed);
-        to.count((!self.opened.is_empty()).into());
-        if !self.opened.is_empty() {
-            to.runs(self.opened.len(), self.opened.runs());
-        }
-        self.reservation_request.save(to);
+        self.attachment.save_opening(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
             to.u16(tag_of(flight.lane, tag));
@@ -716,30 +580,22 @@ impl Movable for RemoteBlock {
         }
         to.count(self.held.len());
         self.held.iter().for_each(|request| to.block_request(request));
-        self.known.save(to);
+        self.attachment.save_known(to);
         self.retained.save(to);
     }
 
     fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let attachment = from.u16("attachment")?;
-        let mut remote = Self::new(attachment, Open::decode(from.bytes("open")?)?);
-        remote.outbox.clear();
-        if from.flag("state")? {
-            remote.state = State::Open;
-        }
-        (remote.is_still, remote.is_moving) = (from.flag("still")?, from.flag("moving")?);
-        remote.is_expected = from.flag("expected")?;
+        let mut remote = Self::over(Attachment::restore(OPENED_BYTES_MAX, from)?);
+        (remote.is_still, remote.attachment.is_moving) = (from.flag("still")?, from.flag("moving")?);
+        remote.attachment.inherits = from.flag("expected")?.then_some(NO_MIGRATION_STATE);
         remote.is_undurable = from.flag("undurable")?;
         let description = Description::decode(from.bytes("description")?)?;
         remote.description = Some(description);
-        remote.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
+        remote.attachment.restore_credit(from)?;
         remote.next_order = from.u64("next order")?;
         (remote.answered, remote.flushed) = (from.u64("changes answered")?, from.u64("flushed")?);
         remote.owed = from.count("requests owed", 0)?;
-        for _ in 0..from.count("parts of a description", 4)? {
-            remote.opened.push(from.payload("part of a description")?);
-        }
-        remote.reservation_request = ReservationRequest::restore(from)?;
+        remote.attachment.restore_opening(from)?;
         // Nothing is launched before all of it is right: what was launched has to be answered.
         let mut names = BTreeSet::new();
         let mut request = |from: &mut Reader<'_>| {
@@ -760,7 +616,7 @@ impl Movable for RemoteBlock {
         for _ in 0..from.count("requests held", 8)? {
             held.push(request(from)?);
         }
-        remote.known = KnownDevice::restore(from)?;
+        remote.attachment.restore_known(from)?;
         remote.retained = match from.version() {
             // What was written before is not here.
             ..13 => Retained::without(remote.answered),

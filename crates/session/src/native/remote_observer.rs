@@ -5,11 +5,11 @@ use std::fmt::Debug;
 use farbus_model::limits::{OBSERVED_EVENTS_MAX, URB_BYTES_MAX};
 use farbus_model::{Instant, Payload, Pieces};
 use farbus_wire::native::control::{Cause, Open};
-use farbus_wire::native::reserve::{Reservation, ReservationReport};
+use farbus_wire::native::reserve::Reservation;
 use farbus_wire::native::{Arrived, Kind, Message, stream, usb};
 
 use super::attachment::{Attachment, Heard};
-use super::importer::{Attached, State};
+use super::importer::Attached;
 use crate::Reject;
 
 /// Bytes of an [`Opened`](farbus_wire::native::control::Opened): as for a device that is used.
@@ -160,6 +160,14 @@ impl<S: Showing> Onlooker<S> {
 impl<S: Showing> Attached for Onlooker<S> {
     type Done = Vec<S::Event>;
 
+    fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        &mut self.attachment
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Vec<S::Event>) -> Result<(), Reject> {
         match self.attachment.handle_arrived(now, arrived)? {
             Heard::Opened(opened) => {
@@ -177,27 +185,7 @@ impl<S: Showing> Attached for Onlooker<S> {
         self.attachment.handle_renewed();
     }
 
-    fn note_exporter(&mut self, incarnation: u64) {
-        self.attachment.note_exporter(incarnation);
-    }
-
     fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Vec<S::Event>) {
         self.attachment.handle_over(cause, message);
-    }
-
-    fn poll_message(&mut self) -> Option<Message> {
-        self.attachment.poll_message()
-    }
-
-    fn state(&self) -> &State {
-        self.attachment.state()
-    }
-
-    fn reserved(&self) -> Option<ReservationReport> {
-        self.attachment.reserved()
-    }
-
-    fn close(&mut self) {
-        self.attachment.close();
     }
 }

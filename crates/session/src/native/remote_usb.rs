@@ -5,22 +5,21 @@ use std::time::Duration;
 
 use farbus_model::descriptor::{Configuration, DeviceDescriptor};
 use farbus_model::{
-    Completions, Descriptors, Device, Direction, EpAddr, Identity, InFlight, Instant, Payload, Pieces, Selection,
-    Setup, Speed, Status, TransferType, Urb, UrbId,
+    Completions, Descriptors, Device, Direction, EpAddr, InFlight, Instant, Payload, Pieces, Selection, Setup, Speed,
+    Status, TransferType, Urb, UrbId,
 };
 use farbus_wire::native::control::{
-    Cause, Close, Credit, End, Inherit, MIGRATION_STATE_BYTES_MAX, MIGRATION_STATE_NAME_BYTES, Open, Opened,
+    Cause, Credit, End, MIGRATION_STATE_BYTES_MAX, MIGRATION_STATE_NAME_BYTES, Open, Opened,
 };
 use farbus_wire::native::frame::{Head, Residence};
 use farbus_wire::native::lanes::{split_tag, tag_of};
-use farbus_wire::native::reserve::{Reservation, ReservationReport, Word};
+use farbus_wire::native::reserve::Reservation;
 use farbus_wire::native::usb::{self, Description, Reply};
 use farbus_wire::native::{Arrived, Flow, Kind, LaneSet, Message, Part, Urgency};
 use farbus_wire::snapshot::{Reader, Writer};
 
-use super::importer::{Attached, Movable, State};
-use super::known_device::KnownDevice;
-use super::reservation_request::ReservationRequest;
+use super::attachment::{Attachment, Heard, State};
+use super::importer::{Attached, Movable};
 use super::slots::Slots;
 use super::spread::{Endpoints, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
@@ -35,30 +34,17 @@ const OWN_ID_FIRST: u64 = 1 << 63;
 /// A USB device on another host. It is opened when it is made; until that is answered requests wait.
 #[derive(Debug)]
 pub struct RemoteUsb {
-    attachment: u16,
-    open: Open,
-    state: State,
+    attachment: Attachment,
     description: Option<Description>,
     descriptors: Descriptors,
     selection: Selection,
-    credit: Credit,
     slots: Slots<Flight>,
     bytes: u64,
     held: VecDeque<InFlight>,
-    outbox: VecDeque<Message>,
     /// Nothing new is begun.
     is_still: bool,
-    /// It was handed over, and nobody has come for it.
-    is_moving: bool,
-    /// It is to be handed over to us, with migration state that begins so.
-    inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>,
-    /// What came along with it.
+    /// What came along with it, if it was handed over to us.
     migration_state: Pieces,
-    opened: Pieces,
-    /// What is to be reserved for it, and how that stands.
-    reservation_request: ReservationRequest,
-    /// Which device it is.
-    known: KnownDevice,
     settling: Settling,
     next_own_id: u64,
     timing: Timing,
@@ -127,53 +113,38 @@ impl Flight {
 }
 
 impl RemoteUsb {
-    /// Asks for a device as `attachment`, a number of the session that is not in use.
-    pub fn new(attachment: u16, open: Open) -> Self {
-        Self::asking(attachment, open, None)
+    /// Asks for a device as `number`, one of the session that is not in use.
+    pub fn new(number: u16, open: Open) -> Self {
+        Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
     }
 
     /// Asks for a device that is to be handed over to us, whenever that is, with migration state that begins like this.
-    pub fn successor(attachment: u16, open: Open, migration_state: [u8; MIGRATION_STATE_NAME_BYTES]) -> Self {
-        Self::asking(attachment, open, Some(migration_state))
+    pub fn successor(number: u16, open: Open, migration_state: [u8; MIGRATION_STATE_NAME_BYTES]) -> Self {
+        Self::over(Attachment::inheriting(number, open, OPENED_BYTES_MAX, migration_state))
     }
 
     /// The same as [`RemoteUsb::new`]; this is reserved for it first, or it is not opened.
-    pub fn reserving(attachment: u16, open: Open, reservation: Reservation) -> Self {
-        let mut remote = Self::new(attachment, open);
-        remote.reservation_request = ReservationRequest::of(reservation);
-        remote.outbox.clear();
-        remote.ask_to_open();
-        remote
+    pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
+        Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
 
-    fn asking(attachment: u16, open: Open, inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>) -> Self {
-        let mut remote = Self {
+    fn over(attachment: Attachment) -> Self {
+        Self {
             attachment,
-            open,
-            state: State::Opening,
             description: None,
             descriptors: Descriptors::default(),
             selection: Selection::default(),
-            credit: Credit { requests: 0, bytes: 0 },
             slots: Slots::default(),
             bytes: 0,
             held: VecDeque::new(),
-            outbox: VecDeque::new(),
             is_still: false,
-            is_moving: false,
-            inherits,
             migration_state: Pieces::default(),
-            opened: Pieces::default(),
-            reservation_request: ReservationRequest::default(),
-            known: KnownDevice::default(),
             settling: Settling::No,
             next_own_id: OWN_ID_FIRST,
             timing: Timing::default(),
             endpoints: Endpoints::default(),
             now: Instant::ZERO,
-        };
-        remote.ask_to_open();
-        remote
+        }
     }
 
     /// What its exporter says of it; none before it is open.
@@ -181,19 +152,9 @@ impl RemoteUsb {
         self.description.as_ref()
     }
 
-    /// The lease under which it is used; 0 before it is open.
-    pub fn lease(&self) -> u64 {
-        self.open.epoch
-    }
-
-    /// The identity of its device; `None` before it is open, and if its exporter tells none.
-    pub fn identity(&self) -> Option<Identity> {
-        self.known.identity()
-    }
-
     /// What may be in flight; nothing before it is open.
     pub fn credit(&self) -> Credit {
-        self.credit
+        self.attachment.credit
     }
 
     /// Requests in flight, those that wait among them.
@@ -208,29 +169,8 @@ impl RemoteUsb {
 
     /// The same as [`Attached::migrate`], with something for the successor.
     pub fn migrate_with(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
-        let (head, part) = (Head::new(Kind::Close, self.attachment, 0), Part::empty());
-        let payload = Close::to(successor, migration_state).encode().into();
-        let flow = Flow(u32::from(self.attachment) << 8);
-        self.outbox.push_back(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
-        (self.is_still, self.is_moving) = (true, true);
-    }
-
-    fn ask_to_open(&mut self) {
-        if let Some(word) = self.reservation_request.ask() {
-            self.say_of_reservation(&word);
-        }
-        if let Some(statement) = self.known.expectation() {
-            self.outbox.push_back(Message::control(Kind::Identity, self.attachment, 0, statement.encode().into()));
-        }
-        let (kind, bytes) = match self.inherits {
-            Some(migration_state) => (Kind::Inherit, Inherit { migration_state, open: self.open.clone() }.encode()),
-            None => (Kind::Open, self.open.encode()),
-        };
-        self.outbox.push_back(Message::control(kind, self.attachment, 0, bytes.into()));
-    }
-
-    fn say_of_reservation(&mut self, word: &Word) {
-        self.outbox.push_back(Message::control(Kind::Reserve, self.attachment, 0, word.encode().into()));
+        self.attachment.migrate(successor, migration_state);
+        self.is_still = true;
     }
 
     fn handle_migration_state(&mut self, body: Payload) -> Result<(), Reject> {
@@ -246,8 +186,9 @@ impl RemoteUsb {
     }
 
     fn has_credit(&self, cost: u64) -> bool {
-        self.slots.len() < self.credit.requests.min(REQUESTS_MAX).into()
-            && (self.bytes == 0 || self.bytes + cost <= u64::from(self.credit.bytes))
+        let credit = self.attachment.credit;
+        self.slots.len() < credit.requests.min(REQUESTS_MAX).into()
+            && (self.bytes == 0 || self.bytes + cost <= u64::from(credit.bytes))
     }
 
     fn kind_of(&self, endpoint: EpAddr) -> Option<TransferType> {
@@ -259,12 +200,12 @@ impl RemoteUsb {
 
     fn way_of(&self, endpoint: EpAddr, kind: TransferType) -> (Urgency, Flow) {
         let urgency = if kind == TransferType::Bulk { Urgency::Low } else { Urgency::High };
-        (urgency, Flow(u32::from(self.attachment) << 8 | u32::from(endpoint.as_byte())))
+        (urgency, Flow(u32::from(self.attachment.number()) << 8 | u32::from(endpoint.as_byte())))
     }
 
     /// Requests that wait leave as far as there is credit, and nothing has to be over first.
     fn release(&mut self, done: &mut Completions) {
-        while self.state == State::Open
+        while self.attachment.is_open()
             && !self.is_still
             && self.settling == Settling::No
             && let Some(urb) = self.held.front()
@@ -284,9 +225,9 @@ impl RemoteUsb {
         let timed = self.timing.is_due_of(kind, self.now).then_some(self.now);
         let lane = self.endpoints.enter(urb.endpoint, kind == TransferType::Bulk);
         let tag = self.slots.put(Flight { timed, ..Flight::new(Some(urb), lane) });
-        let mut head = Head::new(Kind::Request, self.attachment, tag_of(lane, tag));
+        let mut head = Head::new(Kind::Request, self.attachment.number(), tag_of(lane, tag));
         head.flags.timed = timed.is_some();
-        self.outbox.push_back(Message { head, part, payload, urgency, flow, done_at: None });
+        self.attachment.say(Message { head, part, payload, urgency, flow, done_at: None });
     }
 
     /// Withdraws the request of this tag: said behind the request itself.
@@ -298,9 +239,9 @@ impl RemoteUsb {
         let on_wire = tag_of(flight.lane, tag);
         let kind = self.kind_of(endpoint).unwrap_or(TransferType::Bulk);
         let (urgency, flow) = self.way_of(endpoint, kind);
-        let head = Head::new(Kind::Cancel, self.attachment, on_wire);
+        let head = Head::new(Kind::Cancel, self.attachment.number(), on_wire);
         let (part, payload) = (Part::empty(), Payload::Empty);
-        self.outbox.push_back(Message { head, part, payload, urgency, flow, done_at: None });
+        self.attachment.say(Message { head, part, payload, urgency, flow, done_at: None });
     }
 
     /// What was taken back waits in its place among those that wait: askers count their requests.
@@ -315,41 +256,38 @@ impl RemoteUsb {
             let lane = self.endpoints.enter(EpAddr::CONTROL, false);
             let tag = self.slots.put(Flight::new(None, lane));
             self.settling = Settling::Resetting;
-            let head = Head::new(Kind::Request, self.attachment, tag_of(lane, tag));
+            let head = Head::new(Kind::Request, self.attachment.number(), tag_of(lane, tag));
             let (part, payload) = (usb::reset_part(), Payload::Empty);
-            let flow = Flow(u32::from(self.attachment) << 8);
-            self.outbox.push_back(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
+            let flow = Flow(u32::from(self.attachment.number()) << 8);
+            self.attachment.say(Message { head, part, payload, urgency: Urgency::High, flow, done_at: None });
         } else if self.settling == Settling::Resetting && self.slots.is_empty() {
             self.settling = Settling::No;
         }
         self.release(done);
     }
 
-    fn handle_opened(&mut self, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
-        self.opened.push(arrived.body);
-        if self.opened.len() > OPENED_BYTES_MAX {
-            return Err(Reject::new("opened", OPENED_BYTES_MAX as u64, "a device's description is shorter"));
+    /// What is alike for all classes.
+    fn hear(&mut self, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
+        if matches!(arrived.head.kind, Kind::Refused | Kind::Closed) {
+            // What was to be said is for nobody any more.
+            self.attachment.unsay();
         }
-        if arrived.head.flags.more {
-            return Ok(());
+        let was_open = self.attachment.is_open();
+        match self.attachment.handle_arrived(self.now, arrived)? {
+            Heard::Opened(opened) => self.handle_opened(&opened, was_open, done),
+            Heard::Ended(end) => {
+                self.fail_all(status_of(end.cause), done);
+                Ok(())
+            }
+            Heard::Own(_) | Heard::Part => Ok(()),
         }
-        let has_come_back = std::mem::take(&mut self.is_moving);
-        if self.state != State::Opening && !has_come_back {
-            return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
-        }
-        let body = std::mem::take(&mut self.opened).into_payload();
-        let opened = Opened::decode(&body.contiguous())?;
+    }
+
+    /// It is there; `has_come_back`: it was handed over, and nobody came for it.
+    fn handle_opened(&mut self, opened: &Opened, has_come_back: bool, done: &mut Completions) -> Result<(), Reject> {
         let description = Description::decode(&opened.info)?;
         let descriptors = descriptors_of(&description)?;
-        let unfit = self.reservation_request.unheard().or(self.known.opened(&self.open.name).err());
-        if let Some(end) = unfit {
-            self.close_and_end(end, done);
-            return Ok(());
-        }
-        (self.is_still, self.inherits) = (false, None);
-        self.open.epoch = opened.epoch;
-        self.credit = opened.credit;
-        self.state = State::Open;
+        (self.is_still, self.attachment.inherits) = (false, None);
         let before = self.description.replace(description);
         if before.is_some_and(|before| self.description.as_ref().is_some_and(|now| is_another(&before, now))) {
             let message = "the device is another one: its descriptors differ".to_owned();
@@ -492,26 +430,16 @@ impl RemoteUsb {
         self.settle(done);
     }
 
-    /// It is given back, and over.
-    fn close_and_end(&mut self, end: End, done: &mut Completions) {
-        self.close();
-        let unsaid = std::mem::take(&mut self.outbox);
-        self.end(end, done);
-        self.outbox = unsaid;
-    }
-
     /// It is over: everything ends, and whatever is still asked.
     fn end(&mut self, end: End, done: &mut Completions) {
         let status = status_of(end.cause);
-        if !matches!(self.state, State::Ended(_)) {
-            self.state = State::Ended(end);
-        }
+        self.attachment.unsay();
+        self.attachment.end(end);
         self.fail_all(status, done);
     }
 
     fn fail_all(&mut self, status: Status, done: &mut Completions) {
         self.bytes = 0;
-        self.outbox.clear();
         self.endpoints.clear();
         self.settling = Settling::No;
         let flights: Vec<InFlight> = self.slots.take_all().filter_map(|(_, flight)| flight.urb).collect();
@@ -568,11 +496,11 @@ impl Device for RemoteUsb {
 
     fn submit(&mut self, now: Instant, mut urb: InFlight, done: &mut Completions) {
         self.now = now;
-        if let State::Ended(end) = &self.state {
+        if let State::Ended(end) = self.attachment.state() {
             return done.push(urb.fail(status_of(end.cause)));
         }
         let may_go =
-            self.state == State::Open && !self.is_still && self.settling == Settling::No && self.held.is_empty();
+            self.attachment.is_open() && !self.is_still && self.settling == Settling::No && self.held.is_empty();
         if may_go && self.has_credit(urb.length.into()) {
             self.start(urb, done);
         } else {
@@ -617,53 +545,41 @@ impl Device for RemoteUsb {
             self.say_cancel(tag, endpoint);
         }
         self.selection.clear();
-        if self.state == State::Open {
+        if self.attachment.is_open() {
             self.settling = Settling::Withdrawing;
             self.settle(done);
         }
     }
 
     fn is_gone(&self) -> bool {
-        matches!(self.state, State::Ended(_))
+        self.attachment.is_over()
     }
 }
 
 impl Attached for RemoteUsb {
     type Done = Completions;
 
+    fn attachment(&self) -> &Attachment {
+        &self.attachment
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        &mut self.attachment
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
         self.now = now;
-        let kind = arrived.head.kind;
-        match kind {
-            // On another lane than its end, an answer may come after it; and what we ended its exporter may open or end
-            // later.
-            Kind::Opened | Kind::MigrationState | Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
-            Kind::Opened => self.handle_opened(arrived, done),
+        match arrived.head.kind {
+            // On another lane than its end, an answer may come after it.
+            Kind::MigrationState | Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
-            Kind::Data if !self.opened.is_empty() => self.handle_opened(arrived, done),
-            Kind::MigrationState | Kind::Data if self.inherits.is_some() => self.handle_migration_state(arrived.body),
+            Kind::Data if self.attachment.is_arriving() => self.hear(arrived, done),
+            Kind::MigrationState | Kind::Data if self.attachment.is_expected() => {
+                self.handle_migration_state(arrived.body)
+            }
             Kind::Reply | Kind::Data => self.handle_reply(arrived, done),
             Kind::Cancel => self.handle_cancelled(arrived.head.tag, done),
-            Kind::Identity => {
-                let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
-                if let Some(end) = end.filter(|_| !self.is_gone()) {
-                    self.close_and_end(end, done);
-                }
-                Ok(())
-            }
-            Kind::Reserve => {
-                if let Some(word) = self.reservation_request.hear(now, &arrived.body.contiguous())? {
-                    self.say_of_reservation(&word);
-                }
-                Ok(())
-            }
-            Kind::Refused | Kind::Closed => {
-                let end = End::decode(&arrived.body.contiguous())?;
-                self.end(end, done);
-                Ok(())
-            }
-            Kind::Event => Ok(()),
-            _ => Err(Reject::new("kind", kind.code().into(), "an exporter does not say that")),
+            _ => self.hear(arrived, done),
         }
     }
 
@@ -672,45 +588,20 @@ impl Attached for RemoteUsb {
         let held = std::mem::take(&mut self.held);
         self.fail_all(Status::Protocol, done);
         self.held = held;
-        (self.opened, self.migration_state) = (Pieces::default(), Pieces::default());
-        self.is_moving = false;
-        self.known.forgotten(self.description.is_some());
-        if !matches!(self.state, State::Ended(_)) {
-            self.state = State::Opening;
-            self.ask_to_open();
-        }
-    }
-
-    fn note_exporter(&mut self, incarnation: u64) {
-        self.known.note_exporter(incarnation);
+        self.migration_state = Pieces::default();
+        self.attachment.handle_renewed();
     }
 
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Completions) {
         self.end(End { cause, message: message.to_owned() }, done);
     }
 
-    fn poll_message(&mut self) -> Option<Message> {
-        self.outbox.pop_front()
-    }
-
-    fn state(&self) -> &State {
-        &self.state
-    }
-
     fn poll_timed(&mut self) -> Option<Timed> {
         self.timing.take()
     }
 
-    fn reserved(&self) -> Option<ReservationReport> {
-        self.reservation_request.report()
-    }
-
     fn use_lanes(&mut self, usable: LaneSet) {
         self.endpoints.set_usable(usable);
-    }
-
-    fn close(&mut self) {
-        self.outbox.push_back(Message::control(Kind::Close, self.attachment, 0, Part::empty()));
     }
 
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
@@ -740,14 +631,6 @@ impl Attached for RemoteUsb {
     fn migrate(&mut self, successor: [u8; 32]) {
         self.migrate_with(successor, Vec::new());
     }
-
-    fn is_moving(&self) -> bool {
-        self.is_moving && self.state == State::Open
-    }
-
-    fn is_expected(&self) -> bool {
-        self.inherits.is_some()
-    }
 }
 
 impl RemoteUsb {
@@ -763,20 +646,12 @@ impl Movable for RemoteUsb {
     /// # Panics
     /// If it was never open, or is over: there is nothing to go on with.
     fn save(&self, to: &mut Writer) {
-        assert!(self.outbox.is_empty(), "what was to be said is with the session");
         let description = self.description.as_ref().expect("what goes on was open");
-        to.u16(self.attachment);
-        to.bytes(&self.open.encode());
-        to.flag(match self.state {
-            State::Opening => false,
-            State::Open => true,
-            State::Ended(_) => panic!("what is over does not go on"),
-        });
-        to.flag(self.is_moving);
+        self.attachment.save(to);
+        to.flag(self.attachment.is_moving);
         to.bytes(&description.encode());
         to.selection(&self.selection);
-        to.u16(self.credit.requests);
-        to.u32(self.credit.bytes);
+        self.attachment.save_credit(to);
         let (settling, count) = match self.settling {
             Settling::No => (0, 0),
             Settling::Withdrawing => (1, 0),
@@ -786,11 +661,7 @@ impl Movable for RemoteUsb {
         to.u8(settling);
         to.count(count);
         to.u64(self.next_own_id);
-        to.count((!self.opened.is_empty()).into());
-        if !self.opened.is_empty() {
-            to.runs(self.opened.len(), self.opened.runs());
-        }
-        self.reservation_request.save(to);
+        self.attachment.save_opening(to);
         to.count(self.slots.len());
         for (tag, flight) in self.slots.iter() {
             to.u16(tag_of(flight.lane, tag));
@@ -798,29 +669,21 @@ impl Movable for RemoteUsb {
         }
         to.count(self.held.len());
         self.held.iter().for_each(|urb| to.urb(urb));
-        self.known.save(to);
+        self.attachment.save_known(to);
     }
 
     fn restore(from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let attachment = from.u16("attachment")?;
-        let mut remote = Self::new(attachment, Open::decode(from.bytes("open")?)?);
-        remote.outbox.clear();
-        if from.flag("state")? {
-            remote.state = State::Open;
-        }
-        remote.is_moving = from.flag("moving")?;
-        remote.is_still = remote.is_moving;
+        let mut remote = Self::over(Attachment::restore(OPENED_BYTES_MAX, from)?);
+        remote.is_still = from.flag("moving")?;
+        remote.attachment.is_moving = remote.is_still;
         let description = Description::decode(from.bytes("description")?)?;
         remote.descriptors = descriptors_of(&description)?;
         remote.description = Some(description);
         remote.selection = from.selection(&remote.descriptors)?;
-        remote.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
+        remote.attachment.restore_credit(from)?;
         let (settling, count) = (from.u8("settling")?, from.u32("settling")?);
         remote.next_own_id = from.u64("next id")?;
-        for _ in 0..from.count("parts of a description", 4)? {
-            remote.opened.push(from.payload("part of a description")?);
-        }
-        remote.reservation_request = ReservationRequest::restore(from)?;
+        remote.attachment.restore_opening(from)?;
         // Nothing is launched before all of it is right: what was launched has to be answered.
         let (mut flights, mut urbs) = (Vec::new(), Vec::new());
         for _ in 0..from.count("requests in flight", 2)? {
@@ -831,7 +694,7 @@ impl Movable for RemoteUsb {
             urbs.extend(urb.map(|urb| (tag, urb)));
         }
         let held = read_held(from)?;
-        remote.known = KnownDevice::restore(from)?;
+        remote.attachment.restore_known(from)?;
         remote.bytes = flights.iter().filter(|(_, flight)| !flight.is_answered).map(|(_, flight)| flight.cost).sum();
         let count_in_flight = flights.len() as u64;
         let twice = |_| Reject::new("tag", count_in_flight, "a tag names one request");

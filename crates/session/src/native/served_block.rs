@@ -8,11 +8,11 @@ use farbus_model::{
 };
 use farbus_wire::native::block::{self, Description, REQUEST_BYTES};
 use farbus_wire::native::control::{Cause, Credit, End};
-use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
-use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
+use farbus_wire::native::frame::Head;
+use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Urgency};
 
 use super::exporter::{Migration, Served, Unmovable};
-use super::tagged::Tagged;
+use super::served_device::{Arriving, ServedDevice};
 use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
@@ -24,41 +24,11 @@ const POOL_BYTES: usize = 8 << 20;
 
 /// A block device and the requests of its importer.
 pub struct ServedBlock<D> {
-    attachment: u16,
-    device: D,
+    served: ServedDevice<D, BlockRequest, ()>,
     durability: u64,
     done: Completions<BlockDone>,
-    /// By tag. Those with the device, and those whose data is still arriving.
-    flights: Tagged<Flight>,
-    bytes: u64,
-    /// Of them, so many are allowed.
-    bytes_max: u32,
-    give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
-    pass_on: Option<PassOn<D>>,
-    clock: Option<ReadClock>,
     /// What it is said to be, if that is not what it is here.
     said: Option<BlockInfo>,
-}
-
-/// Takes a device that is handed over as it is; says whether it waits for its successor.
-type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
-
-struct Flight {
-    cost: u32,
-    arriving: Option<Box<Arriving>>,
-    /// Whether its time is asked for.
-    is_timed: bool,
-    /// When its first byte was seen.
-    arrived: Instant,
-    /// When the device was given it.
-    begun: Instant,
-}
-
-/// A write whose data is not all here.
-struct Arriving {
-    request: BlockRequest,
-    data: Pieces,
-    missing: u32,
 }
 
 impl<D: BlockDevice> ServedBlock<D> {
@@ -70,17 +40,11 @@ impl<D: BlockDevice> ServedBlock<D> {
         durability: u64,
         give_back: impl FnOnce(D, Instant) + Send + 'static,
     ) -> Self {
+        let credit = Credit { requests: REQUESTS_MAX, bytes: CREDIT_BYTES_MAX as u32 };
         Self {
-            attachment,
-            device,
+            served: ServedDevice::new(attachment, device, credit, give_back),
             durability,
             done: Completions::new(BufferPool::new(POOL_BYTES)),
-            flights: Tagged::default(),
-            bytes: 0,
-            bytes_max: CREDIT_BYTES_MAX as u32,
-            give_back: Some(Box::new(give_back)),
-            pass_on: None,
-            clock: None,
             said: None,
         }
     }
@@ -88,7 +52,7 @@ impl<D: BlockDevice> ServedBlock<D> {
     /// The same with so many bytes of data in flight.
     #[must_use]
     pub fn with_credit(mut self, bytes: usize) -> Self {
-        self.bytes_max = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.served.credit.bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self
     }
 
@@ -103,7 +67,7 @@ impl<D: BlockDevice> ServedBlock<D> {
     /// successor.
     #[must_use]
     pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Migration) -> bool + Send + 'static) -> Self {
-        self.pass_on = Some(Box::new(pass_on));
+        self.served.pass_on = Some(Box::new(pass_on));
         self
     }
 
@@ -111,13 +75,8 @@ impl<D: BlockDevice> ServedBlock<D> {
     /// that it began at, and a device that answers before its call returns takes no time.
     #[must_use]
     pub fn timed_by(mut self, clock: ReadClock) -> Self {
-        self.clock = Some(clock);
+        self.served.clock = Some(clock);
         self
-    }
-
-    /// The moment, for a request that is timed.
-    fn moment(&self, now: Instant, is_timed: bool) -> Instant {
-        self.clock.as_ref().filter(|_| is_timed).map_or(now, |clock| clock())
     }
 
     fn begin(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
@@ -125,64 +84,29 @@ impl<D: BlockDevice> ServedBlock<D> {
         let mut body = arrived.body;
         let part = body.split_front(REQUEST_BYTES);
         let request = block::decode_request(BlockId(tag.into()), &part.contiguous())?;
-        let data = if request.op == BlockOp::Write { request.length } else { 0 };
-        let moves = matches!(request.op, BlockOp::Read | BlockOp::Write);
-        // What is longer than a request may be is refused, and reserves nothing.
-        let cost = if moves { request.length.min(self.device.info().request_bytes_max) } else { 0 };
-        if self.flights.len() >= REQUESTS_MAX.into()
-            || (self.bytes > 0 && self.bytes + u64::from(cost) > u64::from(self.bytes_max))
-        {
-            return Err(Reject::new("credit", self.bytes, "no more is asked than the credit allows"));
+        let missing = if request.op == BlockOp::Write { request.length as usize } else { 0 };
+        let cost = match request.op {
+            // What is longer than a request may be is refused, and reserves nothing.
+            BlockOp::Read | BlockOp::Write => request.length.min(self.served.device.info().request_bytes_max),
+            _ => 0,
+        };
+        self.served.enter(now, tag, cost, flags.timed, ())?;
+        let arriving = Arriving { request, data: Pieces::default(), missing };
+        if let Some((request, data)) = self.served.take_in(tag, arriving, body, flags.more)? {
+            self.act(now, tag, request, data, lanes);
         }
-        if self.flights.contains(tag) {
-            return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
-        }
-        self.bytes += u64::from(cost);
-        let flight = Flight { cost, arriving: None, is_timed: flags.timed, arrived: now, begun: now };
-        self.flights.insert(tag, flight);
-        self.take_in(now, tag, Arriving { request, data: Pieces::default(), missing: data }, body, flags, lanes)
+        Ok(())
     }
 
-    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lanes: &mut Lanes) -> Result<(), Reject> {
-        match self.flights.get_mut(tag).and_then(|flight| flight.arriving.take()) {
-            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lanes),
-            None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
-        }
-    }
-
-    fn take_in(
-        &mut self,
-        now: Instant,
-        tag: u16,
-        mut arriving: Arriving,
-        data: Payload,
-        flags: Flags,
-        lanes: &mut Lanes,
-    ) -> Result<(), Reject> {
-        let left = (arriving.missing as usize).checked_sub(data.len());
-        let wrong = || Reject::new("data", data.len() as u64, "a write has as many bytes as it says");
-        arriving.missing = left.ok_or_else(wrong)? as u32;
-        if flags.more != (arriving.missing > 0) {
-            return Err(wrong());
-        }
-        let flight = self.flights.get_mut(tag).expect("it is in flight");
-        if flags.more {
-            arriving.data.push(data);
-            flight.arriving = Some(Box::new(arriving));
-            return Ok(());
-        }
-        let is_timed = flight.is_timed;
-        let begun = self.moment(now, is_timed);
-        self.flights.get_mut(tag).expect("looked at just now").begun = begun;
-        let Arriving { mut request, data: mut all, .. } = arriving;
-        all.push(data);
-        request.payload = all.into_payload();
-        match self.device.info().check(&request) {
-            Ok(()) => self.device.submit(now, request.launch(), &mut self.done),
+    /// All of a request is here.
+    fn act(&mut self, now: Instant, tag: u16, mut request: BlockRequest, data: Payload, lanes: &mut Lanes) {
+        self.served.begin(now, tag);
+        request.payload = data;
+        match self.served.device.info().check(&request) {
+            Ok(()) => self.served.device.submit(now, request.launch(), &mut self.done),
             Err(error) => self.done.push(request.launch().fail(error)),
         }
         self.collect(now, lanes);
-        Ok(())
     }
 
     /// What the device has done is said.
@@ -204,77 +128,62 @@ impl<D: BlockDevice> ServedBlock<D> {
         payload: Payload,
         lanes: &mut Lanes,
     ) {
-        let tag = id.0 as u16;
-        let flight = self.flights.remove(tag).expect("a device has what was in flight");
-        self.bytes -= u64::from(flight.cost);
-        let mut part = Part::empty();
-        let now = self.moment(now, flight.is_timed);
-        if flight.is_timed {
-            let queue_ns = span_ns(flight.begun - flight.arrived);
-            let residence = Residence { queue_ns, device_ns: span_ns(now - flight.begun), reply_ns: 0 };
-            part.put(&residence.to_bytes());
-        }
-        if let Err(error) = result {
-            part.put(&block::reply_part(error));
-        }
-        let mut head = Head::new(Kind::Reply, self.attachment, tag);
-        head.flags.plain = result.is_ok();
-        head.flags.timed = flight.is_timed;
-        lanes.send(Message {
-            head,
-            part,
-            payload,
-            urgency: Urgency::Low,
-            flow: Flow(u32::from(self.attachment) << 8),
-            done_at: flight.is_timed.then_some(now),
-        });
+        let (_, head, part, done_at) = self.served.answer(now, id.0 as u16, result.err().map(block::reply_part));
+        let flow = Flow(u32::from(self.served.attachment) << 8);
+        lanes.send(Message { head, part, payload, urgency: Urgency::Low, flow, done_at });
     }
 }
 
 impl<D: BlockDevice> Served for ServedBlock<D> {
     fn credit(&self) -> Credit {
-        Credit { requests: REQUESTS_MAX, bytes: self.bytes_max }
+        self.served.credit
     }
 
     fn asked_bytes(&self) -> usize {
-        self.bytes as usize
+        self.served.bytes as usize
     }
 
     fn description(&self) -> Vec<u8> {
-        Description { info: self.said.unwrap_or(*self.device.info()), durability: self.durability }.encode()
+        Description { info: self.said.unwrap_or(*self.served.device.info()), durability: self.durability }.encode()
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
-        match arrived.head.kind {
+        let Head { kind, tag, flags, .. } = arrived.head;
+        match kind {
             Kind::Request => self.begin(now, arrived, lanes),
-            Kind::Data => self.go_on(now, arrived.head.tag, arrived.body, arrived.head.flags, lanes),
+            Kind::Data => {
+                if let Some((request, data)) = self.served.go_on(tag, arrived.body, flags.more)? {
+                    self.act(now, tag, request, data, lanes);
+                }
+                Ok(())
+            }
             // A block request ends by itself, and soon.
             _ => Ok(()),
         }
     }
 
     fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
-        self.device.handle_ready(now, &mut self.done);
-        if self.device.poll_timeout().is_some_and(|at| at <= now) {
-            self.device.handle_timeout(now, &mut self.done);
+        self.served.device.handle_ready(now, &mut self.done);
+        if self.served.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.served.device.handle_timeout(now, &mut self.done);
         }
         self.collect(now, lanes);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
+        self.served.device.poll_timeout()
     }
 
     fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
+        self.served.device.readiness()
     }
 
     fn is_idle(&self) -> bool {
-        self.is_at_rest() && self.device.readiness().is_none()
+        self.is_at_rest() && self.served.device.readiness().is_none()
     }
 
     fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
-        let result = self.device.command(now, command, &mut self.done);
+        let result = self.served.device.command(now, command, &mut self.done);
         self.collect(now, lanes);
         result
     }
@@ -284,63 +193,53 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn poll_end(&mut self) -> Option<End> {
-        if !self.device.is_gone() {
+        if !self.served.device.is_gone() {
             return None;
         }
         // One that never was what it should have been is there all the same.
-        let cause = if self.device.is_ready() { Cause::Gone } else { Cause::Device };
-        Some(End { cause, message: self.device.why_gone().unwrap_or_else(|| "the disk is gone".to_owned()) })
+        let cause = if self.served.device.is_ready() { Cause::Gone } else { Cause::Device };
+        Some(End { cause, message: self.served.device.why_gone().unwrap_or_else(|| "the disk is gone".to_owned()) })
     }
 
     fn is_ready(&self) -> bool {
-        self.device.is_ready()
+        self.served.device.is_ready()
     }
 
-    fn hand_over(mut self: Box<Self>, now: Instant, migration: Migration) -> bool {
-        match self.pass_on.take() {
-            Some(pass_on) => pass_on(self.device, now, migration),
-            None => {
-                self.finish(now);
-                false
-            }
-        }
+    fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
+        self.served.hand_over(now, migration)
     }
 
     fn is_at_rest(&self) -> bool {
-        self.flights.iter().all(|(_, flight)| flight.arriving.is_some())
+        self.served.flights.iter().all(|(_, flight)| flight.arriving.is_some())
     }
 
     fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
-        if !self.device.go_on_from(from.bytes("device")?) {
+        if !self.served.device.go_on_from(from.bytes("device")?) {
             return Err(Reject::new("device", 0, "it is the one that was saved"));
         }
         for _ in 0..from.count("writes that arrive", REQUEST_BYTES)? {
             let (tag, is_timed) = (from.u16("tag")?, from.flag("timed")?);
             let request = block::decode_request(BlockId(tag.into()), from.take(REQUEST_BYTES, "request")?)?;
             let data = from.payload("data")?;
-            let cost = request.length.min(self.device.info().request_bytes_max);
-            let missing = request.length.checked_sub(data.len() as u32).filter(|missing| *missing > 0);
+            let cost = request.length.min(self.served.device.info().request_bytes_max);
+            let missing = (request.length as usize).checked_sub(data.len()).filter(|missing| *missing > 0);
             let missing = missing.filter(|_| request.op == BlockOp::Write);
             let wrong = Reject::new("data", data.len() as u64, "a write that arrives is not all there");
             let missing = missing.ok_or(wrong)?;
-            let arriving = Some(Box::new(Arriving { request, data: data.into(), missing }));
-            self.bytes += u64::from(cost);
-            let flight = Flight { cost, arriving, is_timed, arrived: now, begun: now };
-            if self.flights.contains(tag) || self.flights.len() >= REQUESTS_MAX.into() {
-                return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
-            }
-            self.flights.insert(tag, flight);
+            self.served.enter_again(now, tag, cost, is_timed, ())?;
+            let flight = self.served.flights.get_mut(tag).expect("put there just now");
+            flight.arriving = Some(Box::new(Arriving { request, data: data.into(), missing }));
         }
         from.end("state")
     }
 
     fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
-        to.bytes(&self.device.state().ok_or(Unmovable)?);
-        to.count(self.flights.len());
-        for (tag, flight) in self.flights.iter() {
+        to.bytes(&self.served.device.state().ok_or(Unmovable)?);
+        to.count(self.served.flights.len());
+        for (tag, flight) in self.served.flights.iter() {
             let Arriving { request, data, .. } = &**flight.arriving.as_ref().expect("it is at rest");
             to.u16(tag);
-            to.flag(flight.is_timed);
+            to.flag(flight.times.is_timed);
             to.raw(&block::request_part(request));
             to.runs(data.len(), data.runs());
         }
@@ -348,15 +247,13 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn leave(mut self: Box<Self>, now: Instant) {
-        self.device.leave();
+        self.served.device.leave();
         self.finish(now);
     }
 
     /// Requests that are with the device are the device's to end; nobody hears of it.
-    fn finish(mut self: Box<Self>, now: Instant) {
-        if let Some(give_back) = self.give_back.take() {
-            give_back(self.device, now);
-        }
+    fn finish(self: Box<Self>, now: Instant) {
+        self.served.give_back(now);
     }
 }
 
@@ -367,7 +264,7 @@ mod tests {
     use farbus_model::StoreDevice;
     use farbus_model::block::MemoryStore;
     use farbus_wire::native::LaneLimits;
-    use farbus_wire::native::frame::{HEAD_BYTES, RESIDENCE_BYTES};
+    use farbus_wire::native::frame::{HEAD_BYTES, RESIDENCE_BYTES, Residence};
 
     use super::*;
 

@@ -6,13 +6,13 @@ use farbus_model::{
     Payload, Pieces, Readiness, Status, TransferType, Urb, UrbFlags, UrbId,
 };
 use farbus_wire::native::control::{Cause, Credit, End};
-use farbus_wire::native::frame::{Flags, Head, Residence, span_ns};
+use farbus_wire::native::frame::Head;
 use farbus_wire::native::usb::{self, Description, Request};
 use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Part, Urgency};
 use farbus_wire::usbip::DeviceRecord;
 
 use super::exporter::{Migration, Served, Unmovable};
-use super::tagged::Tagged;
+use super::served_device::{Arriving, ServedDevice};
 use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
@@ -23,41 +23,27 @@ const REQUESTS_MAX: u16 = 4096;
 
 /// A USB device and the requests of its importer.
 pub struct ServedUsb<D> {
-    attachment: u16,
-    device: D,
+    served: ServedDevice<D, Request, UsbFlight>,
     record: DeviceRecord,
-    limits: Limits,
     done: Completions,
-    /// By tag. Those with the device, and those whose data is still arriving.
-    flights: Tagged<Flight>,
-    bytes: usize,
     iso_bytes: usize,
     /// The place of the next request among all.
     next_order: u64,
     is_resting: bool,
-    give_back: Option<Box<dyn FnOnce(D, Instant) + Send>>,
-    pass_on: Option<PassOn<D>>,
-    clock: Option<ReadClock>,
 }
 
-/// Takes a device that is handed over as it is; says whether it waits for its successor.
-type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
+type Flight = super::served_device::Flight<Request, UsbFlight>;
 
-struct Flight {
-    cost: usize,
+struct UsbFlight {
     /// What its packets' descriptors take, which no credit counts.
     iso_bytes: usize,
-    arriving: Option<Box<Arriving>>,
-    is_timed: bool,
-    arrived: Instant,
-    begun: Instant,
     urgency: Urgency,
     flow: Flow,
     /// Its place among all: what was taken back is asked again in the same order.
     order: u64,
     /// What an answer does not repeat of its request.
     manner: Manner,
-    /// By its importer.
+    /// By its importer, be it before it began.
     is_withdrawn: bool,
     /// It ends when the device has something to say, whenever that is.
     may_wait: bool,
@@ -75,17 +61,8 @@ struct Manner {
 
 impl Flight {
     fn has_device(&self) -> bool {
-        self.arriving.is_none() && self.taken_back.is_none()
+        self.arriving.is_none() && self.state.taken_back.is_none()
     }
-}
-
-/// A request whose data is not all here.
-struct Arriving {
-    request: Request,
-    data: Pieces,
-    missing: usize,
-    /// Withdrawn before it began.
-    is_cancelled: bool,
 }
 
 impl<D: Device> ServedUsb<D> {
@@ -98,20 +75,15 @@ impl<D: Device> ServedUsb<D> {
         limits: Limits,
         give_back: impl FnOnce(D, Instant) + Send + 'static,
     ) -> Self {
+        let bytes = u32::try_from(limits.payload_bytes_max).unwrap_or(u32::MAX);
+        let credit = Credit { requests: REQUESTS_MAX, bytes };
         Self {
-            attachment,
-            device,
+            served: ServedDevice::new(attachment, device, credit, give_back),
             record,
-            limits,
             done: Completions::new(BufferPool::new(limits.pool_bytes)),
-            flights: Tagged::default(),
-            bytes: 0,
             iso_bytes: 0,
             next_order: 0,
             is_resting: false,
-            give_back: Some(Box::new(give_back)),
-            pass_on: None,
-            clock: None,
         }
     }
 
@@ -119,7 +91,7 @@ impl<D: Device> ServedUsb<D> {
     /// successor.
     #[must_use]
     pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Migration) -> bool + Send + 'static) -> Self {
-        self.pass_on = Some(Box::new(pass_on));
+        self.served.pass_on = Some(Box::new(pass_on));
         self
     }
 
@@ -127,13 +99,8 @@ impl<D: Device> ServedUsb<D> {
     /// that it began at, and a device that answers before its call returns takes no time.
     #[must_use]
     pub fn timed_by(mut self, clock: ReadClock) -> Self {
-        self.clock = Some(clock);
+        self.served.clock = Some(clock);
         self
-    }
-
-    /// The moment, for a request that is timed.
-    fn moment(&self, now: Instant, is_timed: bool) -> Instant {
-        self.clock.as_ref().filter(|_| is_timed).map_or(now, |clock| clock())
     }
 
     fn begin(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
@@ -144,102 +111,43 @@ impl<D: Device> ServedUsb<D> {
         let (cost, missing, endpoint) = match &request {
             Request::Reset => (0, 0, EpAddr::CONTROL),
             Request::Transfer(urb) => {
-                let length = urb.length as usize;
-                (length, if urb.direction == Direction::Out { length } else { 0 }, urb.endpoint)
+                (urb.length, if urb.direction == Direction::Out { urb.length as usize } else { 0 }, urb.endpoint)
             }
         };
         self.enter(now, tag, cost, endpoint, flags.timed)?;
         if !flags.more && body.len() == missing {
-            self.act(now, tag, request, body, false, lanes);
+            self.act(now, tag, request, body, lanes);
             return Ok(());
         }
-        let arriving = Arriving { request, data: Pieces::default(), missing, is_cancelled: false };
-        self.take_in(now, tag, arriving, body, flags, lanes)
+        let arriving = Arriving { request, data: Pieces::default(), missing };
+        if let Some((request, data)) = self.served.take_in(tag, arriving, body, flags.more)? {
+            self.act(now, tag, request, data, lanes);
+        }
+        Ok(())
     }
 
-    fn enter(&mut self, now: Instant, tag: u16, cost: usize, endpoint: EpAddr, is_timed: bool) -> Result<(), Reject> {
-        if self.flights.len() >= REQUESTS_MAX.into()
-            || (self.bytes > 0 && self.bytes + cost > self.limits.payload_bytes_max)
-        {
-            return Err(Reject::new("credit", self.bytes as u64, "no more is asked than the credit allows"));
-        }
-        if self.flights.contains(tag) {
-            return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
-        }
-        self.bytes += cost;
+    fn enter(&mut self, now: Instant, tag: u16, cost: u32, endpoint: EpAddr, is_timed: bool) -> Result<(), Reject> {
         let (urgency, flow) = self.way_of(endpoint);
         let (order, manner) = (self.next_order, Manner::default());
         self.next_order += 1;
-        let (arriving, is_withdrawn, may_wait, taken_back) = (None, false, false, None);
-        let flight = Flight {
-            cost,
-            iso_bytes: 0,
-            arriving,
-            is_timed,
-            arrived: now,
-            begun: now,
-            urgency,
-            flow,
-            order,
-            manner,
-            is_withdrawn,
-            may_wait,
-            taken_back,
-        };
-        self.flights.insert(tag, flight);
-        Ok(())
+        let (iso_bytes, is_withdrawn, may_wait, taken_back) = (0, false, false, None);
+        let state = UsbFlight { iso_bytes, urgency, flow, order, manner, is_withdrawn, may_wait, taken_back };
+        self.served.enter(now, tag, cost, is_timed, state)
     }
 
     /// Replies of one endpoint keep their order; those of bulk endpoints let all others pass.
     fn way_of(&self, endpoint: EpAddr) -> (Urgency, Flow) {
-        let kind = self.device.selection().endpoint(endpoint).map(|endpoint| endpoint.kind);
+        let kind = self.served.device.selection().endpoint(endpoint).map(|endpoint| endpoint.kind);
         let urgency = if kind == Some(TransferType::Bulk) { Urgency::Low } else { Urgency::High };
-        (urgency, Flow(u32::from(self.attachment) << 8 | u32::from(endpoint.as_byte())))
-    }
-
-    fn go_on(&mut self, now: Instant, tag: u16, data: Payload, flags: Flags, lanes: &mut Lanes) -> Result<(), Reject> {
-        match self.flights.get_mut(tag).and_then(|flight| flight.arriving.take()) {
-            Some(arriving) => self.take_in(now, tag, *arriving, data, flags, lanes),
-            None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
-        }
-    }
-
-    fn take_in(
-        &mut self,
-        now: Instant,
-        tag: u16,
-        mut arriving: Arriving,
-        data: Payload,
-        flags: Flags,
-        lanes: &mut Lanes,
-    ) -> Result<(), Reject> {
-        let wrong = || Reject::new("data", data.len() as u64, "a transfer sends as many bytes as it says");
-        arriving.missing = arriving.missing.checked_sub(data.len()).ok_or_else(wrong)?;
-        if flags.more != (arriving.missing > 0) {
-            return Err(wrong());
-        }
-        let flight = self.flights.get_mut(tag).expect("it is in flight");
-        if flags.more {
-            arriving.data.push(data);
-            flight.arriving = Some(Box::new(arriving));
-            return Ok(());
-        }
-        arriving.data.push(data);
-        let data = arriving.data.into_payload();
-        self.act(now, tag, arriving.request, data, arriving.is_cancelled, lanes);
-        Ok(())
+        (urgency, Flow(u32::from(self.served.attachment) << 8 | u32::from(endpoint.as_byte())))
     }
 
     /// All of a request is here.
-    fn act(&mut self, now: Instant, tag: u16, request: Request, data: Payload, is_cancelled: bool, lanes: &mut Lanes) {
-        let is_timed = self.flights.get_mut(tag).is_some_and(|flight| flight.is_timed);
-        if is_timed {
-            let begun = self.moment(now, is_timed);
-            self.flights.get_mut(tag).expect("it is in flight").begun = begun;
-        }
+    fn act(&mut self, now: Instant, tag: u16, request: Request, data: Payload, lanes: &mut Lanes) {
+        let is_cancelled = self.served.begin(now, tag).state.is_withdrawn;
         match request {
             Request::Reset => {
-                self.device.reset(now, &mut self.done);
+                self.served.device.reset(now, &mut self.done);
                 self.collect(now, lanes);
                 self.reply(now, tag, None, Payload::Empty, lanes);
             }
@@ -252,7 +160,8 @@ impl<D: Device> ServedUsb<D> {
     }
 
     fn submit(&mut self, now: Instant, urb: Urb, is_cancelled: bool) {
-        if let Some(flight) = self.flights.get_mut(urb.id.0 as u16) {
+        if let Some(flight) = self.served.flights.get_mut(urb.id.0 as u16) {
+            let flight = &mut flight.state;
             flight.iso_bytes = urb.iso.len() * size_of::<IsoPacket>();
             self.iso_bytes += flight.iso_bytes;
             flight.manner = Manner { flags: urb.flags, interval: urb.interval, stream: urb.stream };
@@ -260,29 +169,26 @@ impl<D: Device> ServedUsb<D> {
         }
         let makes_sense = match urb.endpoint.is_control() {
             true => urb.setup.length == 0 || urb.setup.direction() == urb.direction,
-            false => self.device.selection().endpoint(urb.endpoint).is_some(),
+            false => self.served.device.selection().endpoint(urb.endpoint).is_some(),
         };
         match (is_cancelled, makes_sense) {
             (true, _) => self.done.push(urb.launch().fail(Status::Cancelled)),
             (_, false) => self.done.push(urb.launch().fail(Status::Invalid)),
-            _ => self.device.submit(now, urb.launch(), &mut self.done),
+            _ => self.served.device.submit(now, urb.launch(), &mut self.done),
         }
     }
 
     fn withdraw(&mut self, now: Instant, tag: u16, lanes: &mut Lanes) {
         // One that was answered meanwhile is not there any more: its answer is on its way.
-        if let Some(flight) = self.flights.get_mut(tag) {
-            match &mut flight.arriving {
-                Some(arriving) => arriving.is_cancelled = true,
-                None => {
-                    flight.is_withdrawn = true;
-                    self.device.cancel(now, UrbId(tag.into()), &mut self.done);
-                }
+        if let Some(flight) = self.served.flights.get_mut(tag) {
+            flight.state.is_withdrawn = true;
+            if flight.arriving.is_none() {
+                self.served.device.cancel(now, UrbId(tag.into()), &mut self.done);
             }
             self.collect(now, lanes);
         }
         // Only now can the tag mean another request.
-        lanes.send(Message::control(Kind::Cancel, self.attachment, tag, Part::empty()));
+        lanes.send(Message::control(Kind::Cancel, self.served.attachment, tag, Part::empty()));
     }
 
     fn collect(&mut self, now: Instant, lanes: &mut Lanes) {
@@ -301,7 +207,8 @@ impl<D: Device> ServedUsb<D> {
 
     /// Whether this is a request that nothing came of yet: another process asks it again.
     fn take_back(&mut self, done: &mut Done) -> bool {
-        let Some(flight) = self.flights.get_mut(done.id.0 as u16) else { return false };
+        let Some(flight) = self.served.flights.get_mut(done.id.0 as u16) else { return false };
+        let flight = &mut flight.state;
         if done.status != Status::Cancelled || flight.is_withdrawn {
             return false;
         }
@@ -318,44 +225,29 @@ impl<D: Device> ServedUsb<D> {
     }
 
     fn reply(&mut self, now: Instant, tag: u16, outcome: Option<Part>, payload: Payload, lanes: &mut Lanes) {
-        let flight = self.flights.remove(tag).expect("a device has what was in flight");
-        self.bytes -= flight.cost;
-        self.iso_bytes -= flight.iso_bytes;
-        let mut head = Head::new(Kind::Reply, self.attachment, tag);
-        head.flags.plain = outcome.is_none();
-        head.flags.timed = flight.is_timed;
-        let mut part = Part::empty();
-        let now = self.moment(now, flight.is_timed);
-        if flight.is_timed {
-            let queue_ns = span_ns(flight.begun - flight.arrived);
-            let residence = Residence { queue_ns, device_ns: span_ns(now - flight.begun), reply_ns: 0 };
-            part.put(&residence.to_bytes());
-        }
-        if let Some(outcome) = outcome {
-            part.put(&outcome);
-        }
-        let done_at = flight.is_timed.then_some(now);
-        lanes.send(Message { head, part, payload, urgency: flight.urgency, flow: flight.flow, done_at });
+        let (Flight { state, .. }, head, part, done_at) = self.served.answer(now, tag, outcome);
+        self.iso_bytes -= state.iso_bytes;
+        lanes.send(Message { head, part, payload, urgency: state.urgency, flow: state.flow, done_at });
     }
 }
 
 impl<D: Device> Served for ServedUsb<D> {
     fn credit(&self) -> Credit {
-        Credit { requests: REQUESTS_MAX, bytes: u32::try_from(self.limits.payload_bytes_max).unwrap_or(u32::MAX) }
+        self.served.credit
     }
 
     fn asked_bytes(&self) -> usize {
-        self.bytes + self.iso_bytes
+        self.served.bytes as usize + self.iso_bytes
     }
 
     fn description(&self) -> Vec<u8> {
-        let all = self.device.descriptors();
-        let selection = self.device.selection();
+        let all = self.served.device.descriptors();
+        let selection = self.served.device.selection();
         Description {
             bus_id: self.record.bus_id.clone(),
             bus: self.record.bus,
             device: self.record.device,
-            speed: self.device.speed(),
+            speed: self.served.device.speed(),
             descriptor: all.device.to_bytes(),
             configuration: selection.configuration(),
             alternates: selection.alternates().to_vec(),
@@ -368,7 +260,12 @@ impl<D: Device> Served for ServedUsb<D> {
         let Head { kind, tag, flags, .. } = arrived.head;
         match kind {
             Kind::Request => self.begin(now, arrived, lanes),
-            Kind::Data => self.go_on(now, tag, arrived.body, flags, lanes),
+            Kind::Data => {
+                if let Some((request, data)) = self.served.go_on(tag, arrived.body, flags.more)? {
+                    self.act(now, tag, request, data, lanes);
+                }
+                Ok(())
+            }
             Kind::Cancel => {
                 self.withdraw(now, tag, lanes);
                 Ok(())
@@ -378,27 +275,27 @@ impl<D: Device> Served for ServedUsb<D> {
     }
 
     fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes) {
-        self.device.handle_ready(now, &mut self.done);
-        if self.device.poll_timeout().is_some_and(|at| at <= now) {
-            self.device.handle_timeout(now, &mut self.done);
+        self.served.device.handle_ready(now, &mut self.done);
+        if self.served.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.served.device.handle_timeout(now, &mut self.done);
         }
         self.collect(now, lanes);
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
-        self.device.poll_timeout()
+        self.served.device.poll_timeout()
     }
 
     fn readiness(&self) -> Option<&Readiness> {
-        self.device.readiness()
+        self.served.device.readiness()
     }
 
     fn is_idle(&self) -> bool {
-        self.is_at_rest() && self.device.readiness().is_none()
+        self.is_at_rest() && self.served.device.readiness().is_none()
     }
 
     fn command(&mut self, now: Instant, command: &Command, lanes: &mut Lanes) -> Result<(), CommandError> {
-        let result = self.device.command(now, command, &mut self.done);
+        let result = self.served.device.command(now, command, &mut self.done);
         self.collect(now, lanes);
         result
     }
@@ -409,68 +306,69 @@ impl<D: Device> Served for ServedUsb<D> {
 
     fn poll_end(&mut self) -> Option<End> {
         let message = "the device was unplugged".to_owned();
-        self.device.is_gone().then_some(End { cause: Cause::Gone, message })
+        self.served.device.is_gone().then_some(End { cause: Cause::Gone, message })
     }
 
     fn hand_over(mut self: Box<Self>, now: Instant, migration: Migration) -> bool {
-        let Some(pass_on) = self.pass_on.take() else {
+        if self.served.pass_on.is_none() {
             self.finish(now);
             return false;
-        };
-        let left: Vec<u16> = self.flights.iter().map(|(tag, _)| tag).collect();
+        }
+        let left: Vec<u16> = self.served.flights.iter().map(|(tag, _)| tag).collect();
         for tag in left {
-            self.device.cancel(now, UrbId(tag.into()), &mut self.done);
+            self.served.device.cancel(now, UrbId(tag.into()), &mut self.done);
         }
         while let Some(done) = self.done.pop() {
-            self.flights.remove(done.id.0 as u16);
+            self.served.flights.remove(done.id.0 as u16);
         }
         // What is still under way would be answered to the successor: a real device takes its time to let go.
-        if !self.flights.is_empty() {
+        if !self.served.flights.is_empty() {
             self.finish(now);
             return false;
         }
-        pass_on(self.device, now, migration)
+        self.served.hand_over(now, migration)
     }
 
     /// A transfer that may wait for ever is one that waits for the device to say something.
     fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
         self.is_resting = true;
-        let may_wait = |flight: &Flight| flight.has_device() && flight.may_wait;
+        let may_wait = |flight: &Flight| flight.has_device() && flight.state.may_wait;
         let mut waiting: Vec<(u64, u16)> = self
+            .served
             .flights
             .iter()
             .filter(|(_, flight)| may_wait(flight))
-            .map(|(tag, flight)| (flight.order, tag))
+            .map(|(tag, flight)| (flight.state.order, tag))
             .collect();
         // The last first: what comes meanwhile is the first one's.
         waiting.sort_unstable();
         for (_, tag) in waiting.into_iter().rev() {
-            self.device.cancel(now, UrbId(tag.into()), &mut self.done);
+            self.served.device.cancel(now, UrbId(tag.into()), &mut self.done);
         }
         self.collect(now, lanes);
     }
 
     fn is_at_rest(&self) -> bool {
-        !self.flights.iter().any(|(_, flight)| flight.has_device())
+        !self.served.flights.iter().any(|(_, flight)| flight.has_device())
     }
 
     fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
-        let selection = from.selection(self.device.descriptors())?;
+        let selection = from.selection(self.served.device.descriptors())?;
         let state = from.bytes("device")?;
-        if !self.device.restore(&selection, state) {
+        if !self.served.device.restore(&selection, state) {
             return Err(Reject::new("device", state.len() as u64, "it is one that can have stood so"));
         }
         for _ in 0..from.count("requests", 4)? {
             let (tag, is_timed, is_arriving) = (from.u16("tag")?, from.flag("timed")?, from.flag("arriving")?);
             let urb = Urb { id: UrbId(tag.into()), ..from.urb()? };
-            self.enter(now, tag, urb.length as usize, urb.endpoint, is_timed)?;
-            let flight = self.flights.get_mut(tag).expect("put there just now");
+            self.enter(now, tag, urb.length, urb.endpoint, is_timed)?;
+            let flight = self.served.flights.get_mut(tag).expect("put there just now");
             if !is_arriving {
                 let is_plain = urb.direction == Direction::In && urb.iso.is_empty() && !urb.endpoint.is_control();
                 if !is_plain {
                     return Err(Reject::new("request", tag.into(), "what is taken back is IN, bulk or interrupt"));
                 }
-                flight.taken_back = Some(Box::new(urb));
+                flight.state.taken_back = Some(Box::new(urb));
                 continue;
             }
             let (is_cancelled, data) = (from.flag("cancelled")?, from.payload("data")?);
@@ -480,29 +378,30 @@ impl<D: Device> Served for ServedUsb<D> {
             let missing = missing.ok_or(wrong)?;
             let data = data.into();
             let request = Request::Transfer(urb);
-            flight.arriving = Some(Box::new(Arriving { request, data, missing, is_cancelled }));
+            flight.arriving = Some(Box::new(Arriving { request, data, missing }));
+            flight.state.is_withdrawn = is_cancelled;
         }
         from.end("state")
     }
 
     fn save(&self, to: &mut Writer) -> Result<(), Unmovable> {
-        let state = self.device.save().ok_or(Unmovable)?;
-        to.selection(self.device.selection());
+        let state = self.served.device.save().ok_or(Unmovable)?;
+        to.selection(self.served.device.selection());
         to.bytes(&state);
-        to.count(self.flights.len());
-        let mut flights: Vec<(u16, &Flight)> = self.flights.iter().collect();
-        flights.sort_unstable_by_key(|(_, flight)| flight.order);
+        to.count(self.served.flights.len());
+        let mut flights: Vec<(u16, &Flight)> = self.served.flights.iter().collect();
+        flights.sort_unstable_by_key(|(_, flight)| flight.state.order);
         for (tag, flight) in flights {
             to.u16(tag);
-            to.flag(flight.is_timed);
+            to.flag(flight.times.is_timed);
             to.flag(flight.arriving.is_some());
-            match (&flight.arriving, &flight.taken_back) {
+            match (&flight.arriving, &flight.state.taken_back) {
                 (Some(arriving), _) => {
-                    let Arriving { request: Request::Transfer(urb), data, is_cancelled, .. } = &**arriving else {
+                    let Arriving { request: Request::Transfer(urb), data, .. } = &**arriving else {
                         unreachable!("a reset arrives in one piece")
                     };
                     to.urb(urb);
-                    to.flag(*is_cancelled);
+                    to.flag(flight.state.is_withdrawn);
                     to.runs(data.len(), data.runs());
                 }
                 (None, Some(urb)) => to.urb(urb),
@@ -515,10 +414,10 @@ impl<D: Device> Served for ServedUsb<D> {
     fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
         self.is_resting = false;
         let mut taken: Vec<(u64, Urb)> = Vec::new();
-        for (_, flight) in self.flights.iter_mut() {
-            if let Some(urb) = flight.taken_back.take() {
-                flight.begun = now;
-                taken.push((flight.order, *urb));
+        for (_, flight) in self.served.flights.iter_mut() {
+            if let Some(urb) = flight.state.taken_back.take() {
+                flight.times.begun = now;
+                taken.push((flight.state.order, *urb));
             }
         }
         taken.sort_unstable_by_key(|(order, _)| *order);
@@ -529,19 +428,15 @@ impl<D: Device> Served for ServedUsb<D> {
     }
 
     fn leave(mut self: Box<Self>, now: Instant) {
-        self.device.leave();
-        if let Some(give_back) = self.give_back.take() {
-            give_back(self.device, now);
-        }
+        self.served.device.leave();
+        self.served.give_back(now);
     }
 
     fn finish(mut self: Box<Self>, now: Instant) {
-        self.device.reset(now, &mut self.done);
+        self.served.device.reset(now, &mut self.done);
         // A device that cannot be made durable says so itself at the next command.
-        let _ = self.device.command(now, &Command::Sync, &mut self.done);
+        let _ = self.served.device.command(now, &Command::Sync, &mut self.done);
         while self.done.pop().is_some() {}
-        if let Some(give_back) = self.give_back.take() {
-            give_back(self.device, now);
-        }
+        self.served.give_back(now);
     }
 }

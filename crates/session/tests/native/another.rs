@@ -11,7 +11,9 @@ use farbus_model::{
 };
 use farbus_session::leases::{DeviceKey, Leases, Worth};
 use farbus_session::native::known_device::compare;
-use farbus_session::native::{Attached, Inherited, Movable, RemoteBlock, Served, ServedBlock, Services, State};
+use farbus_session::native::{
+    Attached, Attachment, Inherited, Movable, RemoteBlock, Served, ServedBlock, Services, State,
+};
 use farbus_session::snapshot::{Reader, Writer};
 use farbus_session::{Reject, native};
 use farbus_wire::native::control::{Cause, Class, End, Inherit, Mode, Open};
@@ -215,6 +217,14 @@ struct Importer {
 impl Attached for Importer {
     type Done = Completions<BlockDone>;
 
+    fn attachment(&self) -> &Attachment {
+        self.remote.attachment()
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        self.remote.attachment_mut()
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
         let is_for_others = arrived.head.attachment != self.attachment;
         match is_for_others || (self.is_old && arrived.head.kind == Kind::Identity) {
@@ -240,16 +250,8 @@ impl Attached for Importer {
         if self.is_old && message.head.kind == Kind::Identity { self.remote.poll_message() } else { Some(message) }
     }
 
-    fn state(&self) -> &State {
-        Attached::state(&self.remote)
-    }
-
     fn use_lanes(&mut self, usable: LaneSet) {
         self.remote.use_lanes(usable);
-    }
-
-    fn close(&mut self) {
-        self.remote.close();
     }
 }
 

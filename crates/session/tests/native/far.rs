@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farbus_model::{Completions, Device, InFlight, Instant, UrbId};
 use farbus_session::far::{Far, Plan};
-use farbus_session::native::{Attached, ImporterSession, Movable, RemoteUsb, State};
+use farbus_session::native::{Attached, Attachment, ImporterSession, Movable, RemoteUsb, State};
 use farbus_session::{Reject, snapshot};
 use farbus_wire::native::control::Cause;
 use farbus_wire::native::{Arrived, LaneSet, Message};
@@ -124,6 +124,14 @@ impl Driver for Near {
 impl Attached for Near {
     type Done = Completions;
 
+    fn attachment(&self) -> &Attachment {
+        self.remote().attachment()
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        unreachable!("its device is used through a closure")
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
         self.0.act(now, done, |remote, done| remote.handle_arrived(now, arrived, done))
     }
@@ -131,6 +139,9 @@ impl Attached for Near {
     fn handle_renewed(&mut self, now: Instant, done: &mut Completions) {
         self.0.act(now, done, |remote, done| remote.handle_renewed(now, done));
     }
+
+    /// Its devices are all of one exporter.
+    fn note_exporter(&mut self, _incarnation: u64) {}
 
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Completions) {
         self.0.act(Instant::ZERO, done, |remote, done| remote.handle_over(cause, message, done));
@@ -149,10 +160,6 @@ impl Attached for Near {
 
     fn handle_timeout(&mut self, now: Instant, done: &mut Completions) {
         Device::handle_timeout(&mut self.0, now, done);
-    }
-
-    fn state(&self) -> &State {
-        self.remote().state()
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {

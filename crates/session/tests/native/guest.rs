@@ -14,7 +14,7 @@ use farbus_model::{
 };
 use farbus_session::Reject;
 use farbus_session::native::{
-    Attached, Inherited, Migration, RemoteUsb, Served, ServedUsb, Services, State as GuestState,
+    Attached, Attachment, Inherited, Migration, RemoteUsb, Served, ServedUsb, Services, State as GuestState,
 };
 use farbus_session::redir::usbredir::message::DataPacket;
 use farbus_session::redir::usbredir::{Conn, Message, Outcome, Packet, Side};
@@ -216,6 +216,14 @@ impl GuestHost {
 impl Attached for GuestHost {
     type Done = ();
 
+    fn attachment(&self) -> &Attachment {
+        self.0.session().device().attachment()
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        unreachable!("its device is used through a closure")
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, (): &mut ()) -> Result<(), Reject> {
         self.remote(|remote, done| remote.handle_arrived(now, arrived, done))
     }
@@ -224,16 +232,15 @@ impl Attached for GuestHost {
         unreachable!("no exporter crashes here")
     }
 
+    /// Its devices are all of one exporter.
+    fn note_exporter(&mut self, _incarnation: u64) {}
+
     fn handle_over(&mut self, cause: Cause, message: &str, (): &mut ()) {
         self.remote(|remote, done| remote.handle_over(cause, message, done));
     }
 
     fn poll_message(&mut self) -> Option<Said> {
         self.remote(|remote, _| remote.poll_message())
-    }
-
-    fn state(&self) -> &GuestState {
-        self.0.session().device().state()
     }
 
     fn close(&mut self) {

@@ -3,7 +3,7 @@
 
 use farbus_model::{Completions, Device, InFlight, Instant, Limits, UrbId};
 use farbus_session::importer::Greeting;
-use farbus_session::native::{Attached, ImporterSession, Movable, RemoteUsb, State};
+use farbus_session::native::{Attached, Attachment, ImporterSession, Movable, RemoteUsb};
 use farbus_session::{DeviceRecord, Exporter, Handshake, Offers, OnReset, OpStatus, Reject, RemoteDevice};
 use farbus_wire::native::control::Cause;
 use farbus_wire::native::{Arrived, LaneSet, Message};
@@ -203,6 +203,14 @@ impl Driver for Kernel {
 impl Attached for Kernel {
     type Done = Completions;
 
+    fn attachment(&self) -> &Attachment {
+        self.remote().attachment()
+    }
+
+    fn attachment_mut(&mut self) -> &mut Attachment {
+        unreachable!("its device is used through a closure")
+    }
+
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, _done: &mut Completions) -> Result<(), Reject> {
         self.device(now, |remote, done| remote.handle_arrived(now, arrived, done))
     }
@@ -211,16 +219,15 @@ impl Attached for Kernel {
         self.device(now, |remote, done| remote.handle_renewed(now, done));
     }
 
+    /// Its devices are all of one exporter.
+    fn note_exporter(&mut self, _incarnation: u64) {}
+
     fn handle_over(&mut self, cause: Cause, message: &str, _done: &mut Completions) {
         self.device(Instant::ZERO, |remote, done| remote.handle_over(cause, message, done));
     }
 
     fn poll_message(&mut self) -> Option<Message> {
         self.device(Instant::ZERO, |remote, _| remote.poll_message())
-    }
-
-    fn state(&self) -> &State {
-        self.remote().state()
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {

@@ -1,0 +1,183 @@
+//! A device that answers requests, served to an importer: what is alike for all classes of these.
+
+use farbus_model::{Instant, Payload, Pieces};
+use farbus_wire::native::control::Credit;
+use farbus_wire::native::frame::{Head, Residence, span_ns};
+use farbus_wire::native::{Kind, Part};
+
+use super::served::Migration;
+use super::tagged::Tagged;
+use super::timing::ReadClock;
+use crate::Reject;
+
+/// Takes a device that is handed over as it is; says whether it waits for its successor.
+type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
+
+/// A device and its importer's requests: each an `R`, of which `S` says what its class has to know.
+pub(super) struct ServedDevice<D, R, S> {
+    pub attachment: u16,
+    pub device: D,
+    /// What may be in flight.
+    pub credit: Credit,
+    /// By tag. Those with the device, and those whose data is still arriving.
+    pub flights: Tagged<Flight<R, S>>,
+    /// What they take of the credit.
+    pub bytes: u64,
+    /// Takes the device in the end.
+    give_back: Box<dyn FnOnce(D, Instant) + Send>,
+    /// Takes it instead, if it is handed over and may be.
+    pub pass_on: Option<PassOn<D>>,
+    /// Measures requests that are timed.
+    pub clock: Option<ReadClock>,
+}
+
+pub(super) struct Flight<R, S> {
+    /// Bytes of the credit.
+    pub cost: u32,
+    /// The request, while its data is not all here.
+    pub arriving: Option<Box<Arriving<R>>>,
+    pub times: Times,
+    /// What its class has to know of it.
+    pub state: S,
+}
+
+pub(super) struct Arriving<R> {
+    pub request: R,
+    pub data: Pieces,
+    pub missing: usize,
+}
+
+/// When a request was where.
+#[derive(Clone, Copy)]
+pub(super) struct Times {
+    /// Whether that is asked for.
+    pub is_timed: bool,
+    /// When its first byte was seen.
+    pub arrived: Instant,
+    /// When the device was given it.
+    pub begun: Instant,
+}
+
+impl<D, R, S> ServedDevice<D, R, S> {
+    pub fn new(
+        attachment: u16,
+        device: D,
+        credit: Credit,
+        give_back: impl FnOnce(D, Instant) + Send + 'static,
+    ) -> Self {
+        let (flights, give_back) = (Tagged::default(), Box::new(give_back));
+        Self { attachment, device, credit, flights, bytes: 0, give_back, pass_on: None, clock: None }
+    }
+
+    /// A request begins to arrive, which takes so much of the credit.
+    #[inline]
+    pub fn enter(&mut self, now: Instant, tag: u16, cost: u32, is_timed: bool, state: S) -> Result<(), Reject> {
+        match self.bytes > 0 && self.bytes + u64::from(cost) > self.credit.bytes.into() {
+            true => Err(self.beyond_credit()),
+            false => self.enter_again(now, tag, cost, is_timed, state),
+        }
+    }
+
+    /// The same of one that another process let in, whose credit in bytes may have been another.
+    #[inline]
+    pub fn enter_again(&mut self, now: Instant, tag: u16, cost: u32, is_timed: bool, state: S) -> Result<(), Reject> {
+        if self.flights.len() >= self.credit.requests.into() {
+            return Err(self.beyond_credit());
+        }
+        if self.flights.contains(tag) {
+            return Err(Reject::new("tag", tag.into(), "a request has a tag that is not in use"));
+        }
+        self.bytes += u64::from(cost);
+        let times = Times { is_timed, arrived: now, begun: now };
+        self.flights.insert(tag, Flight { cost, arriving: None, times, state });
+        Ok(())
+    }
+
+    fn beyond_credit(&self) -> Reject {
+        Reject::new("credit", self.bytes, "no more is asked than the credit allows")
+    }
+
+    /// More data of a request: it and all of them, once they are here.
+    #[inline]
+    pub fn go_on(&mut self, tag: u16, data: Payload, has_more: bool) -> Result<Option<(R, Payload)>, Reject> {
+        match self.flights.get_mut(tag).and_then(|flight| flight.arriving.take()) {
+            Some(arriving) => self.take_in(tag, *arriving, data, has_more),
+            None => Err(Reject::new("tag", tag.into(), "data belongs to a request that waits for it")),
+        }
+    }
+
+    /// The same of one that begins with these.
+    #[inline]
+    pub fn take_in(
+        &mut self,
+        tag: u16,
+        mut arriving: Arriving<R>,
+        data: Payload,
+        has_more: bool,
+    ) -> Result<Option<(R, Payload)>, Reject> {
+        let wrong = || Reject::new("data", data.len() as u64, "a request brings as many bytes as it says");
+        arriving.missing = arriving.missing.checked_sub(data.len()).ok_or_else(wrong)?;
+        if has_more != (arriving.missing > 0) {
+            return Err(wrong());
+        }
+        arriving.data.push(data);
+        if has_more {
+            self.flights.get_mut(tag).expect("it is in flight").arriving = Some(Box::new(arriving));
+            return Ok(None);
+        }
+        Ok(Some((arriving.request, arriving.data.into_payload())))
+    }
+
+    /// The device is given a request.
+    #[inline]
+    pub fn begin(&mut self, now: Instant, tag: u16) -> &mut Flight<R, S> {
+        let flight = self.flights.get_mut(tag).expect("it is in flight");
+        if flight.times.is_timed {
+            flight.times.begun = self.clock.as_ref().map_or(now, |clock| clock());
+        }
+        flight
+    }
+
+    /// A request leaves: with the head of its reply, the reply's part and when it was done, if it is timed. `outcome`
+    /// is what its class says of it, if it is not plain.
+    #[inline]
+    pub fn answer(
+        &mut self,
+        now: Instant,
+        tag: u16,
+        outcome: Option<Part>,
+    ) -> (Flight<R, S>, Head, Part, Option<Instant>) {
+        let flight = self.flights.remove(tag).expect("a device has what was in flight");
+        self.bytes -= u64::from(flight.cost);
+        let Times { is_timed, arrived, begun } = flight.times;
+        let (mut head, mut part) = (Head::new(Kind::Reply, self.attachment, tag), Part::empty());
+        (head.flags.plain, head.flags.timed) = (outcome.is_none(), is_timed);
+        let mut done_at = None;
+        if is_timed {
+            let now = self.clock.as_ref().map_or(now, |clock| clock());
+            done_at = Some(now);
+            let (queue_ns, device_ns) = (span_ns(begun - arrived), span_ns(now - begun));
+            part.put(&Residence { queue_ns, device_ns, reply_ns: 0 }.to_bytes());
+        }
+        if let Some(outcome) = outcome {
+            part.put(&outcome);
+        }
+        (flight, head, part, done_at)
+    }
+
+    /// The device goes to its successor, or back if it may not be handed over.
+    pub fn hand_over(self, now: Instant, migration: Migration) -> bool {
+        match self.pass_on {
+            Some(pass_on) => pass_on(self.device, now, migration),
+            None => {
+                (self.give_back)(self.device, now);
+                false
+            }
+        }
+    }
+
+    /// The device goes back.
+    pub fn give_back(self, now: Instant) {
+        (self.give_back)(self.device, now);
+    }
+}
