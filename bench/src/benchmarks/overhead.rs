@@ -147,7 +147,7 @@ impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
         let (now, limits) = (Instant::ZERO, LaneLimits::DEFAULT);
         let grace = std::time::Duration::from_secs(1);
         let mut importer = ImporterSession::new(now, 1, grace, limits);
-        let begun = ExporterSession::begin(&importer.hello(), SessionId([1; 16]), 1, grace, limits);
+        let begun = ExporterSession::begin(&importer.hello(0), SessionId([1; 16]), 1, grace, limits);
         let (exporter, welcome) = begun.map_err(|refusal| anyhow!("{:?}", refusal.outcome))?;
         importer.handle_welcome(&welcome)?;
         let done = Completions::new(BufferPool::new(1 << 20));
@@ -206,7 +206,7 @@ impl<D, A: Attached<Done = Completions<D>>> Wire<A> {
                 is_quiet = false;
                 self.importer.lane_mut().receive_space()[..back.len()].copy_from_slice(&back);
                 self.importer.lane_mut().handle_received(back.len());
-                while let Some(arrived) = self.importer.poll_arrived()? {
+                while let Some(arrived) = self.importer.poll_arrived(0)? {
                     self.remote.handle_arrived(self.now, arrived, &mut self.done)?;
                 }
             }

@@ -179,7 +179,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (id, limits) = (SessionId([7; 16]), LaneLimits::DEFAULT);
     let mut now = Instant::ZERO;
     let mut importer = ImporterSession::new(now, 1, GRACE, limits);
-    let begun = ExporterSession::begin(&importer.hello(), id, 2, GRACE, limits);
+    let begun = ExporterSession::begin(&importer.hello(0), id, 2, GRACE, limits);
     let (mut exporter, welcome) = begun.map_err(|refusal| format!("{:?}", refusal.outcome))?;
     assert_eq!(importer.handle_welcome(&welcome)?, Progress::Linked);
 
@@ -191,10 +191,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             // The link is cut with half a reading on its way. On the next link each end says what it has received.
             let cut = exchange(now, &mut importer, &mut exporter, &mut window, &mut readings, Some(5))?;
             println!("the link is cut, {cut} bytes of a frame had arrived");
-            importer.handle_lost(now);
-            exporter.handle_lost(now);
+            importer.handle_lost(0, now);
+            exporter.handle_lost(0, now);
             now = now + Duration::from_secs(3);
-            let welcome = exporter.resume(&importer.hello());
+            let welcome = exporter.resume(&importer.hello(0));
             assert_eq!(importer.handle_welcome(&welcome)?, Progress::Linked);
         }
         exchange(now, &mut importer, &mut exporter, &mut window, &mut readings, None)?;
@@ -238,7 +238,7 @@ fn exchange(
         let heard = back.len().min(most.unwrap_or(usize::MAX));
         importer.lane_mut().receive_space()[..heard].copy_from_slice(&back[..heard]);
         importer.lane_mut().handle_received(heard);
-        while let Some(arrived) = importer.poll_arrived()? {
+        while let Some(arrived) = importer.poll_arrived(0)? {
             window.handle_arrived(now, arrived, readings)?;
         }
         if most.is_some() || (out.is_empty() && back.is_empty()) {

@@ -89,7 +89,9 @@ fn opened_again<A: Attached>(
     let end = if let State::Ended(end) = remote.state() { Some(end.clone()) } else { None };
     let rest = said(&mut remote);
     // Later messages about this attachment must have no effect.
-    hear(&mut remote, &mut done, Kind::Closed, End { cause: Cause::Asked, message: String::new() }.encode());
+    for kind in [Kind::Closed, Kind::Refused] {
+        hear(&mut remote, &mut done, kind, End { cause: Cause::Asked, message: String::new() }.encode());
+    }
     let later = if let State::Ended(end) = remote.state() { Some(end.clone()) } else { None };
     if end.is_some() {
         assert_eq!(end, later);
@@ -172,4 +174,27 @@ fn open_device_that_turns_out_to_be_another_one_ends_and_its_requests_fail() {
     hear(&mut remote, &mut done, Kind::Identity, Statement::Is(OTHER).encode());
     assert!(matches!(remote.state(), State::Ended(End { cause: Cause::Gone, .. })));
     assert_eq!(done.pop().map(|done| done.status), Some(Status::Gone));
+}
+
+#[test]
+fn requests_to_a_disk_that_is_another_one_end_even_if_its_description_comes_in_pieces() {
+    let mut done = Completions::new(BufferPool::new(0));
+    let mut disk = RemoteBlock::new(1, open(Class::BLOCK, Mode::Exclusive));
+    disk.note_exporter(BEFORE);
+    tell(&mut disk, &mut done, None, &block_description());
+    disk.submit(NOW, BlockRequest::read(BlockId(1), 0, 512).launch(), &mut done);
+    disk.handle_renewed(NOW, &mut done);
+    disk.note_exporter(BEFORE);
+    let mut info = block_description();
+    // Another size.
+    info[1] ^= 2;
+    let opened = Opened { epoch: 9, credit: Credit { requests: 8, bytes: 1 << 20 }, info }.encode();
+    let (first, rest) = opened.split_at(10);
+    let mut head = Head::new(Kind::Opened, 1, 0);
+    head.flags.more = true;
+    disk.handle_arrived(NOW, Arrived { head, body: first.to_vec().into() }, &mut done).unwrap();
+    hear(&mut disk, &mut done, Kind::Data, rest.to_vec());
+    let state = Attached::state(&disk);
+    assert!(matches!(state, State::Ended(end) if end.message.contains("another one")), "{state:?}");
+    assert_eq!(done.pop().map(|done| done.id), Some(BlockId(1)), "nothing waits for a disk that is gone");
 }

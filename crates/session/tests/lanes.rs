@@ -22,7 +22,7 @@ impl Services for Nothing {
 
 fn begun(links: u16, granted: impl FnOnce(Options) -> Options) -> (ImporterSession, ExporterSession) {
     let mut importer = ImporterSession::new(NOW, 7, GRACE, LaneLimits::DEFAULT).over_links(links);
-    let hello = importer.hello();
+    let hello = importer.hello(0);
     let (exporter, welcome) = ExporterSession::begin(&hello, SessionId([1; 16]), 9, GRACE, LaneLimits::DEFAULT)
         .unwrap_or_else(|refused| panic!("{refused:?}"));
     let welcome = Welcome { options: granted(welcome.options), ..welcome };
@@ -68,7 +68,7 @@ fn end_that_knows_one_lane_gets_one_and_is_told_of_no_others() {
 #[test]
 fn further_lane_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
     let (mut importer, mut exporter) = begun(3, |options| options);
-    let hello = importer.hello_further(2);
+    let hello = importer.hello(2);
     let welcome = exporter.resume(&hello);
     assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
     assert_eq!((wanting(&importer), importer.usable_lanes()), (vec![1], LaneSet::FIRST.with(2)));
@@ -76,17 +76,17 @@ fn further_lane_is_lost_alone_and_ends_the_session_only_if_it_stays_away() {
 
     // The other never began, so nothing waits for it.
     assert_eq!(importer.poll_timeout(), None);
-    importer.handle_lane_lost(2, NOW);
-    exporter.handle_lane_lost(2, NOW);
+    importer.handle_lost(2, NOW);
+    exporter.handle_lost(2, NOW);
     assert_eq!(importer.usable_lanes(), LaneSet::FIRST);
     assert!(importer.is_linked() && exporter.is_linked());
     assert_eq!((importer.poll_timeout(), exporter.poll_timeout()), (Some(NOW + GRACE), None));
-    let welcome = exporter.resume(&importer.hello_further(2));
+    let welcome = exporter.resume(&importer.hello(2));
     assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
     assert_eq!(importer.poll_timeout(), None);
 
     // The first lane is lost, and new requests use the other.
-    importer.handle_lost(NOW);
+    importer.handle_lost(0, NOW);
     assert_eq!((wanting(&importer), importer.usable_lanes().contains(0)), (vec![], false));
     assert!(importer.is_over(NOW + GRACE));
 }
@@ -96,10 +96,10 @@ fn session_continues_without_a_lane_that_is_refused() {
     let (mut importer, _) = begun(3, |options| options);
     let answer =
         |outcome, hello: &Hello| Welcome { version: 1, outcome, position: hello.position, options: Options::default() };
-    let hello = importer.hello_further(1);
+    let hello = importer.hello(1);
     assert_eq!(importer.handle_welcome(&answer(Outcome::Unknown, &hello)), Ok(Progress::Without));
     assert_eq!(wanting(&importer), [1, 2], "the first hears what became of the session");
-    let hello = importer.hello_further(1);
+    let hello = importer.hello(1);
     assert_eq!(importer.handle_welcome(&answer(Outcome::Refused, &hello)), Ok(Progress::Without));
     assert_eq!(wanting(&importer), []);
     // An answer to an earlier greeting.
@@ -126,7 +126,7 @@ fn message_on_the_wrong_lane_ends_the_session() {
         (Kind::Goodbye, 1 << 13, 1, true),
     ] {
         let (mut importer, mut exporter) = begun(2, |options| options);
-        let welcome = exporter.resume(&importer.hello_further(1));
+        let welcome = exporter.resume(&importer.hello(1));
         assert_eq!(importer.handle_welcome(&welcome), Ok(Progress::Linked));
         // Sent and received on this lane.
         importer.lanes_mut().get_mut(lane).unwrap().send(frame(kind, tag));

@@ -233,7 +233,7 @@ struct Using<A: Attached>(A, A::Done);
 
 impl<A: Attached> Victim for Using<A> {
     fn hear(&mut self, session: &mut ImporterSession) -> Result<(), farbus_session::Reject> {
-        while let Some(arrived) = session.poll_arrived()? {
+        while let Some(arrived) = session.poll_arrived(0)? {
             self.0.handle_arrived(NOW, arrived, &mut self.1)?;
         }
         while let Some(message) = self.0.poll_message() {
@@ -315,7 +315,7 @@ fn memory_for_a_peer_that_does_not_read_stays_within_its_share() {
             for (victim, mut using) in victims() {
                 let (name, mut says) = of_exporter(kind).swap_remove(at);
                 let mut session = ImporterSession::new(NOW, 7, GRACE, LaneLimits::DEFAULT);
-                let hello = session.hello();
+                let hello = session.hello(0);
                 let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 1, GRACE, LaneLimits::DEFAULT).unwrap();
                 session.handle_welcome(&begun.1).unwrap();
                 let (mut most, mut sent, mut end) = (0, 0, None);

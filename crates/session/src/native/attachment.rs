@@ -443,6 +443,20 @@ mod tests {
         let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Closed, false, &end.encode())).unwrap();
         assert!(matches!(heard, Heard::Ended(got) if got == end));
         attachment.handle_over(Cause::Network, "later");
+        let later = End { cause: Cause::Refused, message: "later".into() };
+        let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Refused, false, &later.encode())).unwrap();
+        assert!(matches!(heard, Heard::Part));
         assert_eq!(attachment.state(), &State::Ended(end));
+    }
+
+    #[test]
+    fn what_is_handed_over_before_it_is_open_is_on_its_way_until_it_is_opened_once_more() {
+        let mut attachment = attachment();
+        attachment.migrate([1; 32], Vec::new());
+        let mut open = || {
+            let heard = attachment.handle_arrived(Instant::ZERO, arrived(Kind::Opened, false, &opened().encode()));
+            heard.map(|_| attachment.is_moving()).map_err(|reject| reject.field)
+        };
+        assert_eq!([open(), open(), open()], [Ok(true), Ok(false), Err("kind")], "nobody came for it");
     }
 }

@@ -152,13 +152,10 @@ pub struct ImporterSession {
     lanes_granted: u16,
     session: SessionId,
     has_begun: bool,
-    link: u64,
     incarnation: u64,
     /// The exporter's, as it said last; `None` before it said one.
     their_incarnation: Option<u64>,
     grace: Duration,
-    /// Since when the first lane has no link.
-    lost_at: Option<Instant>,
     limits: LaneLimits,
     pool: BufferPool,
 }
@@ -167,17 +164,17 @@ impl ImporterSession {
     /// A session that is yet to begin. `incarnation` changes whenever this host has lost what it knew; `grace` is how
     /// long the session is to outlive a link.
     pub fn new(now: Instant, incarnation: u64, grace: Duration, limits: LaneLimits) -> Self {
+        let mut lanes = Lanes::new(limits);
+        lanes.known_first_mut().lost_at = Some(now);
         Self {
-            lanes: Lanes::new(limits),
+            lanes,
             lanes_wished: 1,
             lanes_granted: 1,
             session: SessionId::NONE,
             has_begun: false,
-            link: 0,
             incarnation,
             their_incarnation: None,
             grace,
-            lost_at: Some(now),
             limits,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         }
@@ -190,19 +187,22 @@ impl ImporterSession {
         self
     }
 
-    /// What to say first on a new link.
-    pub fn hello(&mut self) -> Hello {
-        self.link += 1;
-        let position = LanePosition {
-            session: self.session,
-            lane: 0,
-            link: self.link,
-            received: self.lanes.first().received(),
-            incarnation: self.incarnation,
+    /// What to say first on a new link of this lane.
+    pub fn hello(&mut self, number: u16) -> Hello {
+        let (session, incarnation) = (self.session, self.incarnation);
+        let known = self.lanes.known_or_new(number, self.limits);
+        known.link += 1;
+        let (link, received) = (known.link, known.lane.received());
+        let options = match number {
+            0 => Options {
+                grace_ms: Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX)),
+                lanes: (self.lanes_wished > 1).then_some(self.lanes_wished.into()),
+                ..Options::default()
+            },
+            // What holds for the session is said on the first.
+            _ => Options::default(),
         };
-        let grace_ms = Some(u32::try_from(self.grace.as_millis()).unwrap_or(u32::MAX));
-        let lanes = (self.lanes_wished > 1).then_some(self.lanes_wished.into());
-        Hello::new(position, Options { grace_ms, lanes, ..Options::default() })
+        Hello::new(LanePosition { session, lane: number, link, received, incarnation }, options)
     }
 
     /// The incarnation of the exporter that takes part in the session: see [`Attached::note_exporter`]. `None` before
@@ -221,15 +221,6 @@ impl ImporterSession {
         (1..count).filter(move |&number| !has_link(number))
     }
 
-    /// What to say first on a new link of a further lane.
-    pub fn hello_further(&mut self, number: u16) -> Hello {
-        let (session, incarnation) = (self.session, self.incarnation);
-        let further = self.lanes.further_or_new(number, self.limits);
-        further.link += 1;
-        let (link, received) = (further.link, further.lane.received());
-        Hello::new(LanePosition { session, lane: number, link, received, incarnation }, Options::default())
-    }
-
     /// What the exporter answered.
     ///
     /// # Errors
@@ -239,8 +230,9 @@ impl ImporterSession {
         if theirs.lane != 0 {
             return self.handle_further(welcome);
         }
+        let first = self.lanes.known_first_mut();
         // Whoever dials may have had to try more than once.
-        self.link = self.link.max(theirs.link);
+        first.link = first.link.max(theirs.link);
         if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) {
             self.their_incarnation = Some(theirs.incarnation);
         }
@@ -248,22 +240,24 @@ impl ImporterSession {
             Outcome::Begun => {
                 let had_one = std::mem::replace(&mut self.has_begun, true);
                 self.session = theirs.session;
+                let link = first.link;
                 self.lanes = Lanes::new(self.limits);
                 let granted = welcome.options.lanes.unwrap_or(1).min(self.lanes_wished.into());
                 self.lanes_granted = (granted as u16).max(1);
                 if let Some(ms) = welcome.options.grace_ms {
                     self.grace = self.grace.min(Duration::from_millis(ms.into()));
                 }
-                self.lanes.first_mut().handle_linked(theirs.received, &mut self.pool)?;
-                self.lost_at = None;
+                let first = self.lanes.known_first_mut();
+                first.link = link;
+                first.lane.handle_linked(theirs.received, &mut self.pool)?;
                 Ok(if had_one { Progress::Renewed } else { Progress::Linked })
             }
             Outcome::Resumed => {
                 if theirs.session != self.session {
                     return Err(Reject::new("session", 0, "a session that goes on is the one that was asked for"));
                 }
-                self.lanes.first_mut().handle_linked(theirs.received, &mut self.pool)?;
-                self.lost_at = None;
+                first.lane.handle_linked(theirs.received, &mut self.pool)?;
+                first.lost_at = None;
                 Ok(Progress::Linked)
             }
             Outcome::Unknown if self.session != SessionId::NONE => {
@@ -277,7 +271,7 @@ impl ImporterSession {
     /// The same of a further lane.
     fn handle_further(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
         let theirs = welcome.position;
-        let Some(further) = self.lanes.further_mut(theirs.lane).filter(|_| theirs.session == self.session) else {
+        let Some(further) = self.lanes.known_mut(theirs.lane).filter(|_| theirs.session == self.session) else {
             // It was said to a session that is no more.
             return Ok(Progress::Without);
         };
@@ -299,25 +293,17 @@ impl ImporterSession {
         }
     }
 
-    /// The link is lost: that of the first lane.
-    pub fn handle_lost(&mut self, now: Instant) {
-        self.lanes.first_mut().handle_lost();
-        self.lost_at.get_or_insert(now);
-    }
-
     /// The link of this lane is lost.
-    pub fn handle_lane_lost(&mut self, number: u16, now: Instant) {
-        if number == 0 {
-            self.handle_lost(now);
-        } else if let Some(further) = self.lanes.further_mut(number) {
-            further.lane.handle_lost();
-            further.lost_at.get_or_insert(now);
+    pub fn handle_lost(&mut self, number: u16, now: Instant) {
+        if let Some(known) = self.lanes.known_mut(number) {
+            known.lane.handle_lost();
+            known.lost_at.get_or_insert(now);
         }
     }
 
     /// Whether the first lane has a link.
     pub fn is_linked(&self) -> bool {
-        self.lost_at.is_none()
+        self.lanes.known_first().lost_at.is_none()
     }
 
     /// Where new requests may go: see [`Attached::use_lanes`].
@@ -327,9 +313,8 @@ impl ImporterSession {
 
     /// When the grace is over, if a lane has no link.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let further = self.lanes.further().iter().filter(|further| further.has_begun);
-        let lost_at = further.filter_map(|further| further.lost_at).chain(self.lost_at).min();
-        lost_at.map(|at| at + self.grace)
+        let awaited = self.lanes.all().filter(|known| known.number == 0 || known.has_begun);
+        awaited.filter_map(|known| known.lost_at).min().map(|at| at + self.grace)
     }
 
     /// Whether the grace is over.
@@ -357,19 +342,11 @@ impl ImporterSession {
         &mut self.lanes
     }
 
-    /// The next frame of the first lane.
-    ///
-    /// # Errors
-    /// [`Reject`]: the exporter broke the protocol; the session is over.
-    pub fn poll_arrived(&mut self) -> Result<Option<Arrived>, Reject> {
-        self.lanes.poll_arrived(0, &mut self.pool)
-    }
-
     /// The next frame of this lane.
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; the session is over.
-    pub fn poll_arrived_on(&mut self, number: u16) -> Result<Option<Arrived>, Reject> {
+    pub fn poll_arrived(&mut self, number: u16) -> Result<Option<Arrived>, Reject> {
         self.lanes.poll_arrived(number, &mut self.pool)
     }
 }
@@ -409,10 +386,11 @@ impl ImporterSession {
             self.send(message);
         }
         to.raw(&self.session.0);
-        to.u64(self.link + LINKS_BETWEEN);
+        let first = self.lanes.known_first();
+        to.u64(first.link + LINKS_BETWEEN);
         to.u64(self.incarnation);
         to.u64(self.grace.as_millis().try_into().unwrap_or(u64::MAX));
-        let lost = self.lost_at.map_or(Duration::ZERO, |at| now - at);
+        let lost = first.lost_at.map_or(Duration::ZERO, |at| now - at);
         to.u64(lost.as_millis().try_into().unwrap_or(u64::MAX));
         to.u16(self.lanes_wished);
         to.u16(self.lanes_granted);
@@ -434,23 +412,23 @@ impl ImporterSession {
         let grace = Duration::from_millis(from.u64("grace")?);
         let lost = Duration::from_millis(from.u64("time without a link")?);
         let lost_ns = u64::try_from(lost.as_nanos()).unwrap_or(u64::MAX);
-        let lost_at = Some(Instant::from_nanos(now.as_nanos().saturating_sub(lost_ns)));
+        let lost_at = Instant::from_nanos(now.as_nanos().saturating_sub(lost_ns));
         let (lanes_wished, lanes_granted) = (from.u16("lanes wished")?, from.u16("lanes granted")?);
         if lanes_granted == 0 || lanes_granted > lanes_wished || lanes_wished > LANES_MAX {
             return Err(Reject::new("lanes", lanes_granted.into(), "no more are granted than were wished for"));
         }
-        let lanes = Lanes::restore(limits, Some(now), from)?;
+        let mut lanes = Lanes::restore(limits, Some(now), from)?;
+        let first = lanes.known_first_mut();
+        (first.link, first.lost_at) = (link, Some(lost_at));
         let session = Self {
             lanes,
             lanes_wished,
             lanes_granted,
             session,
             has_begun: true,
-            link,
             incarnation,
             their_incarnation: None,
             grace,
-            lost_at,
             limits,
             pool: BufferPool::new(limits.unacknowledged_bytes_max / 4),
         };

@@ -57,7 +57,7 @@ impl Road {
     pub fn to(device: impl Device + 'static, round_trip: Duration, is_on: bool) -> Self {
         let now = Instant::ZERO + Duration::from_secs(1);
         let mut importer = ImporterSession::new(now, 7, Duration::from_secs(20), LaneLimits::DEFAULT);
-        let hello = importer.hello();
+        let hello = importer.hello(0);
         let begun = ExporterSession::begin(&hello, SessionId([1; 16]), 1, Duration::from_secs(20), LaneLimits::DEFAULT);
         let (exporter, welcome) = begun.expect("a version that both speak");
         assert_eq!(welcome.outcome, Outcome::Begun);
@@ -159,7 +159,7 @@ impl Road {
         while self.back.front().is_some_and(|(at, _)| *at <= now) {
             let (_, bytes) = self.back.pop_front().expect("looked at just now");
             receive(self.importer.lane_mut(), &bytes);
-            while let Some(arrived) = self.importer.poll_arrived().expect("an honest exporter") {
+            while let Some(arrived) = self.importer.poll_arrived(0).expect("an honest exporter") {
                 let heard = |remote: &mut RemoteUsb, done: &mut Completions| remote.handle_arrived(now, arrived, done);
                 self.far.act(now, &mut self.done, heard).expect("an honest exporter");
             }

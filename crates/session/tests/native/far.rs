@@ -69,7 +69,7 @@ impl Near {
             spoil(&mut saved, random);
         }
         let Ok((mut importer, mut far)) = Self::restored(world.now, &saved) else { return true };
-        assert_eq!(importer.hello().position.lane, 0);
+        assert_eq!(importer.hello(0).position.lane, 0);
         let mut done = Completions::new(farbus_model::BufferPool::new(0));
         far.act(world.now, &mut done, |remote, done| remote.handle_renewed(world.now, done));
         far.act(world.now, &mut done, |remote, done| remote.handle_over(Cause::Gone, "enough", done));

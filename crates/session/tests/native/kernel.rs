@@ -87,7 +87,7 @@ impl Kernel {
             spoil(&mut saved[part], random);
         }
         let Ok((mut importer, mut exporter)) = Self::restored(now, &saved) else { return true };
-        let hello = importer.hello();
+        let hello = importer.hello(0);
         assert_eq!(hello.position.lane, 0);
         let _ = exporter.advance(now, &mut Nothing);
         exporter.with_device(now, |remote, done| {

@@ -93,7 +93,7 @@ impl<A: Attached> World<A> {
 
     fn link_further(&mut self, number: u16, random: &mut Random) {
         self.cut_lane(number);
-        let hello = self.importer.hello_further(number);
+        let hello = self.importer.hello(number);
         self.links += 1;
         let welcome = self.greet(&hello, random);
         assert_eq!(welcome.outcome, Outcome::Resumed, "the first lane is there");
@@ -107,7 +107,7 @@ impl<A: Attached> World<A> {
     fn link_first(&mut self, random: &mut Random, done: &mut A::Done) {
         self.cut_lane(0);
         for _ in 0..2 {
-            let hello = self.importer.hello();
+            let hello = self.importer.hello(0);
             self.links += 1;
             let welcome = self.greet(&hello, random);
             if welcome.outcome == Outcome::Resumed && random.once_in(4) {
@@ -170,7 +170,7 @@ impl<A: Attached> World<A> {
     pub fn cut_unnoticed(&mut self) {
         for number in 0..self.lanes() {
             if let Some(session) = &mut self.exporter {
-                session.handle_lane_lost(number, self.now);
+                session.handle_lost(number, self.now);
             }
         }
         self.is_unnoticed = true;
@@ -188,9 +188,9 @@ impl<A: Attached> World<A> {
     /// Cuts the link of one lane.
     fn cut_lane(&mut self, number: u16) {
         self.is_unnoticed &= number != 0;
-        self.importer.handle_lane_lost(number, self.now);
+        self.importer.handle_lost(number, self.now);
         if let Some(session) = &mut self.exporter {
-            session.handle_lane_lost(number, self.now);
+            session.handle_lost(number, self.now);
         }
         self.to_exporter[usize::from(number)].clear();
         self.to_importer[usize::from(number)].clear();
@@ -280,7 +280,7 @@ impl<A: Attached> World<A> {
         let mut rest: &[u8] = &way.drain(..count).collect::<Vec<_>>();
         while !rest.is_empty() {
             receive(self.importer.lanes_mut().get_mut(number).expect("it has a link"), &mut rest);
-            while let Some(arrived) = self.importer.poll_arrived_on(number).expect("an honest exporter") {
+            while let Some(arrived) = self.importer.poll_arrived(number).expect("an honest exporter") {
                 self.remote.handle_arrived(self.now, arrived, done).expect("an honest exporter");
                 if let Some(timed) = self.remote.poll_timed() {
                     assert!(timed.total_ns >= timed.bus_ns() + timed.device_ns(), "no stage is longer than the whole");
@@ -348,7 +348,7 @@ impl<A: Movable> World<A> {
         let Ok(mut reader) = snapshot::open(&bytes, KIND) else { return true };
         match ImporterSession::restore::<A>(self.now, LIMITS, &mut reader) {
             Ok((mut importer, remote)) => {
-                assert_eq!(importer.hello().position.lane, 0);
+                assert_eq!(importer.hello(0).position.lane, 0);
                 live(remote);
                 false
             }

@@ -57,18 +57,18 @@ impl LaneSet {
 /// All lanes of one end.
 #[derive(Debug)]
 pub struct Lanes {
-    first: Lane,
-    further: Vec<Further>,
+    first: SessionLane,
+    further: Vec<SessionLane>,
 }
 
-/// A lane beside the first.
+/// A lane, and what its end of the session knows of it.
 #[derive(Debug)]
-pub struct Further {
-    /// Its number, from 1.
+pub struct SessionLane {
+    /// Its number; that of the first lane is 0.
     pub number: u16,
-    /// How many links it has had.
+    /// How many links it has had, or the number of its last one.
     pub link: u64,
-    /// Whether both ends have it.
+    /// Whether both ends have it; of no meaning for the first, which is there as long as its session.
     pub has_begun: bool,
     /// Since when it has no link, if its end records that.
     pub lost_at: Option<Instant>,
@@ -76,48 +76,67 @@ pub struct Further {
     pub lane: Lane,
 }
 
+impl SessionLane {
+    fn new(number: u16, limits: LaneLimits) -> Self {
+        Self { number, link: 0, has_begun: false, lost_at: None, lane: Lane::new(limits) }
+    }
+}
+
 impl Lanes {
     /// Makes the first lane, without a link.
     pub fn new(limits: LaneLimits) -> Self {
-        Self { first: Lane::new(limits), further: Vec::new() }
+        Self { first: SessionLane::new(0, limits), further: Vec::new() }
     }
 
     /// The first lane.
     pub fn first(&self) -> &Lane {
-        &self.first
+        &self.first.lane
     }
 
     /// The first lane.
     pub fn first_mut(&mut self) -> &mut Lane {
-        &mut self.first
+        &mut self.first.lane
     }
 
     /// The lane with this number, if there is one.
     pub fn get_mut(&mut self, number: u16) -> Option<&mut Lane> {
-        match number {
-            0 => Some(&mut self.first),
-            _ => self.further_mut(number).map(|further| &mut further.lane),
-        }
+        self.known_mut(number).map(|known| &mut known.lane)
+    }
+
+    /// All lanes, the first one first.
+    pub fn all(&self) -> impl Iterator<Item = &SessionLane> {
+        std::iter::once(&self.first).chain(&self.further)
     }
 
     /// The lanes beside the first.
-    pub fn further(&self) -> &[Further] {
+    pub fn further(&self) -> &[SessionLane] {
         &self.further
     }
 
-    /// One of the lanes beside the first.
-    pub fn further_mut(&mut self, number: u16) -> Option<&mut Further> {
-        self.further.iter_mut().find(|further| further.number == number)
+    /// The first lane, with what its end of the session knows of it.
+    pub fn known_first(&self) -> &SessionLane {
+        &self.first
     }
 
-    /// One of the lanes beside the first, made if it did not exist.
-    pub fn further_or_new(&mut self, number: u16, limits: LaneLimits) -> &mut Further {
-        let at = self.further.iter().position(|further| further.number == number).unwrap_or_else(|| {
-            let lane = Lane::new(limits);
-            self.further.push(Further { number, link: 0, has_begun: false, lost_at: None, lane });
-            self.further.len() - 1
-        });
-        &mut self.further[at]
+    /// As [`Lanes::known_first`], to be changed.
+    pub fn known_first_mut(&mut self) -> &mut SessionLane {
+        &mut self.first
+    }
+
+    /// The lane with this number and what is known of it, if there is one.
+    pub fn known_mut(&mut self, number: u16) -> Option<&mut SessionLane> {
+        match number {
+            0 => Some(&mut self.first),
+            _ => self.further.iter_mut().find(|further| further.number == number),
+        }
+    }
+
+    /// The same; the lane is made if it does not exist.
+    pub fn known_or_new(&mut self, number: u16, limits: LaneLimits) -> &mut SessionLane {
+        if self.known_mut(number).is_none() {
+            self.further.push(SessionLane::new(number, limits));
+        }
+        self.known_mut(number).expect("it is there by now")
     }
 
     /// Drops the lanes that never began.
@@ -129,7 +148,7 @@ impl Lanes {
     pub fn usable(&self) -> LaneSet {
         let linked = self.further.iter().filter(|further| further.has_begun && further.lane.is_linked());
         let all = linked.fold(LaneSet::FIRST, |all, further| all.with(further.number as u8));
-        match self.first.is_linked() || all == LaneSet::FIRST {
+        match self.first.lane.is_linked() || all == LaneSet::FIRST {
             true => all,
             false => LaneSet(all.0 & !LaneSet::FIRST.0),
         }
@@ -139,7 +158,7 @@ impl Lanes {
     #[inline]
     pub fn send(&mut self, message: Message) {
         match self.further.is_empty() {
-            true => self.first.send(message),
+            true => self.first.lane.send(message),
             false => self.lane_of(&message.head).send(message),
         }
     }
@@ -151,7 +170,7 @@ impl Lanes {
         };
         // A lane that does not exist was never used: the other end used the tags of a session with one lane.
         let further = self.further.iter_mut().find(|further| further.number == lane.into());
-        further.map_or(&mut self.first, |further| &mut further.lane)
+        &mut further.unwrap_or(&mut self.first).lane
     }
 
     /// The next complete frame of this lane.
@@ -161,7 +180,7 @@ impl Lanes {
     #[inline]
     pub fn poll_arrived(&mut self, number: u16, pool: &mut BufferPool) -> Result<Option<Arrived>, Reject> {
         match self.further.is_empty() && number == 0 {
-            true => self.first.poll_arrived(pool),
+            true => self.first.lane.poll_arrived(pool),
             false => self.poll_arrived_on(number, pool),
         }
     }
@@ -187,38 +206,37 @@ impl Lanes {
     #[inline]
     pub fn waiting_bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|further| further.lane.waiting_bytes()).sum();
-        self.first.waiting_bytes() + further
+        self.first.lane.waiting_bytes() + further
     }
 
     /// Memory of what no link has taken yet, on all lanes ([`Lane::untaken_bytes`]).
     #[inline]
     pub fn untaken_bytes(&self) -> usize {
         let further: usize = self.further.iter().map(|further| further.lane.untaken_bytes()).sum();
-        self.first.untaken_bytes() + further
+        self.first.lane.untaken_bytes() + further
     }
 
     /// Memory of everything sent and not acknowledged, on all lanes.
     pub fn held_bytes(&self) -> usize {
-        let further: usize = self.further.iter().map(|further| further.lane.held_bytes()).sum();
-        self.first.held_bytes() + further
+        self.all().map(|known| known.lane.held_bytes()).sum()
     }
 
     /// Sets how many bytes may be unacknowledged on each lane.
     pub fn set_unacknowledged_bytes_max(&mut self, bytes: usize) {
-        self.first.set_unacknowledged_bytes_max(bytes);
+        self.first.lane.set_unacknowledged_bytes_max(bytes);
         self.further.iter_mut().for_each(|further| further.lane.set_unacknowledged_bytes_max(bytes));
     }
 
     /// Takes the next message that waits on the first lane, for a caller that passes it on without a link.
     pub fn poll_message(&mut self) -> Option<Message> {
-        self.first.poll_message()
+        self.first.lane.poll_message()
     }
 
     /// Saves all lanes, as [`Lane::save`] does. The next link of each has a number that is higher by `links_between`.
     pub fn save(&mut self, now: Instant, links_between: u64, to: &mut Writer) {
-        self.first.save(now, to);
+        self.first.lane.save(now, to);
         to.count(self.further.len());
-        for Further { number, link, has_begun, lane, .. } in &mut self.further {
+        for SessionLane { number, link, has_begun, lane, .. } in &mut self.further {
             to.u16(*number);
             to.u64(*link + links_between);
             to.flag(*has_begun);
@@ -231,7 +249,8 @@ impl Lanes {
     /// # Errors
     /// [`Reject`]: no lanes can have been in this state.
     pub fn restore(limits: LaneLimits, lost_at: Option<Instant>, from: &mut Reader<'_>) -> Result<Self, Reject> {
-        let mut lanes = Self { first: Lane::restore(limits, from)?, further: Vec::new() };
+        let mut lanes = Self::new(limits);
+        lanes.first.lane = Lane::restore(limits, from)?;
         for _ in 0..from.count("lanes", 11)? {
             let (number, link, has_begun) = (from.u16("lane")?, from.u64("link")?, from.flag("begun")?);
             let is_new = lanes.further.iter().all(|further| further.number != number);
@@ -239,7 +258,7 @@ impl Lanes {
                 return Err(Reject::new("lane", number.into(), "each has a number of its own, from 1, and some links"));
             }
             let lane = Lane::restore(limits, from)?;
-            lanes.further.push(Further { number, link, has_begun, lost_at, lane });
+            lanes.further.push(SessionLane { number, link, has_begun, lost_at, lane });
         }
         Ok(lanes)
     }

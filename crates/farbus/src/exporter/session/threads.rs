@@ -556,7 +556,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             Err(error) => {
                 debug!(peer = self.peer, lane = number, %error, "a link was lost in its greeting");
                 if is_ours {
-                    self.session.handle_lane_lost(number, self.clock.now());
+                    self.session.handle_lost(number, self.clock.now());
                 }
                 Ok(())
             }
@@ -566,7 +566,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     /// Drops the link of a further lane. The importer replaces it within the time that it chose.
     fn lose_further(&mut self, number: u16, why: &str) {
         self.link_set.cut_further(number);
-        self.session.handle_lane_lost(number, self.clock.now());
+        self.session.handle_lost(number, self.clock.now());
         debug!(peer = self.peer, lane = number, why, "a further link was lost");
     }
 
@@ -580,7 +580,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.link_set.cut();
         match end {
             LinkEnd::Closed => self.session.handle_closed(now),
-            LinkEnd::Lost => self.session.handle_lost(now),
+            LinkEnd::Lost => self.session.handle_lost(0, now),
         }
         if !self.session.is_ended() && self.session.attachments() > 0 {
             warn!(peer = self.peer, end = end.as_str(), why, "the link was lost; its session waits for another");

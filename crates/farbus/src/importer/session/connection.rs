@@ -124,7 +124,7 @@ impl<A: Attached> Linked<A> {
         session = session.over_links(if remote.has_modules() { 1 } else { links });
         let link = dial()?;
         let host = link.peer().to_owned();
-        let welcome = greeting::greet(&link, &session.hello(), GREETING_TIME_MAX)?;
+        let welcome = greeting::greet(&link, &session.hello(0), GREETING_TIME_MAX)?;
         let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         match session.handle_welcome(&welcome).map_err(|reject| wrong(reject.to_string()))? {
             Progress::Linked => {}
@@ -260,7 +260,7 @@ impl<A: Attached> Linked<A> {
     /// Handles what arrived, sends what can be sent, and replaces lost links.
     pub fn turn(&mut self, done: &mut A::Done) {
         if std::mem::take(&mut self.is_new_here) {
-            self.dialer.dial(self.session.hello(), Duration::ZERO);
+            self.dialer.dial(self.session.hello(0), Duration::ZERO);
         }
         self.take_new_link(done);
         self.receive(done);
@@ -431,7 +431,7 @@ impl<A: Attached> Linked<A> {
                     self.remote.handle_renewed(self.clock.now(), done);
                     self.note_exporter();
                 }
-                Ok(Progress::Again) => self.dialer.dial(self.session.hello(), Duration::ZERO),
+                Ok(Progress::Again) => self.dialer.dial(self.session.hello(0), Duration::ZERO),
                 // The exporter may accept the lane later, if it still has the session.
                 Ok(Progress::Without) => self.dial_further(PAUSE_MAX),
                 Ok(Progress::Refused(outcome)) => {
@@ -477,14 +477,14 @@ impl<A: Attached> Linked<A> {
         for number in wanting {
             self.link_set.shown().note_down(number);
             self.dialling.push(number);
-            self.dialer.dial(self.session.hello_further(number), pause);
+            self.dialer.dial(self.session.hello(number), pause);
         }
     }
 
     /// The lane's frames wait for its next link; new requests use the other lanes.
     fn lose_further(&mut self, number: u16, why: &str) {
         self.link_set.cut_further(number);
-        self.session.handle_lane_lost(number, self.clock.now());
+        self.session.handle_lost(number, self.clock.now());
         self.remote.use_lanes(self.session.usable_lanes());
         if self.end().is_none() {
             info!(host = self.host, lane = number, why, "a further link was lost; others go on");
@@ -495,12 +495,12 @@ impl<A: Attached> Linked<A> {
     fn lose(&mut self, end: LinkEnd, why: &str) {
         let was_linked = self.session.is_linked();
         self.link_set.cut();
-        self.session.handle_lost(self.clock.now());
+        self.session.handle_lost(0, self.clock.now());
         self.remote.use_lanes(self.session.usable_lanes());
         if self.end().is_none() && was_linked {
             warn!(host = self.host, end = end.as_str(), why, "the link was lost; the device waits for another");
             self.status.note_link(false);
-            self.dialer.dial(self.session.hello(), Duration::ZERO);
+            self.dialer.dial(self.session.hello(0), Duration::ZERO);
         }
     }
 
@@ -532,7 +532,7 @@ impl<A: Attached> Linked<A> {
     fn hear(&mut self, lane: u16, done: &mut A::Done) -> Result<(), farbus_session::Reject> {
         // Frames that were received together arrived together.
         let now = self.clock.now();
-        while let Some(arrived) = self.session.poll_arrived_on(lane)? {
+        while let Some(arrived) = self.session.poll_arrived(lane)? {
             self.remote.handle_arrived(now, arrived, done)?;
         }
         Ok(())
@@ -600,7 +600,7 @@ type Dialled = Result<(Link, Welcome), String>;
 fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut LinkSet) -> io::Result<()> {
     for number in session.wanting_links().collect::<Vec<_>>() {
         let Ok(link) = dial() else { return Ok(()) };
-        let Ok(welcome) = greeting::greet(&link, &session.hello_further(number), GREETING_TIME_MAX) else {
+        let Ok(welcome) = greeting::greet(&link, &session.hello(number), GREETING_TIME_MAX) else {
             return Ok(());
         };
         match session.handle_welcome(&welcome) {

@@ -46,8 +46,6 @@ pub struct ExporterSession {
     pub(super) lanes_granted: u16,
     pub(super) limits: LaneLimits,
     pub(super) session: SessionId,
-    /// Number of the first lane's latest link.
-    pub(super) link: u64,
     /// The importer's incarnation.
     pub(super) their_incarnation: u64,
     pub(super) incarnation: u64,
@@ -118,7 +116,6 @@ impl ExporterSession {
             lanes_granted: hello.options.lanes.unwrap_or(1).clamp(1, LANES_MAX.into()) as u16,
             limits,
             session,
-            link: hello.position.link,
             their_incarnation: hello.position.incarnation,
             incarnation,
             absence: Absence::none(wished.min(grace_max)),
@@ -132,11 +129,9 @@ impl ExporterSession {
             reserving: Reserving::default(),
             identities: Identities::default(),
         };
-        begun
-            .lanes
-            .first_mut()
-            .handle_linked(0, &mut begun.pool)
-            .expect("a new lane has sent nothing, and nothing arrived");
+        let first = begun.lanes.known_first_mut();
+        first.link = hello.position.link;
+        first.lane.handle_linked(0, &mut begun.pool).expect("a new lane has sent nothing, and nothing arrived");
         begun.note_credit();
         let welcome = begun.welcome(Outcome::Begun, 0);
         Ok((begun, welcome))
@@ -154,29 +149,19 @@ impl ExporterSession {
         let is_same = theirs.session == self.session
             && theirs.incarnation == self.their_incarnation
             && theirs.lane < self.lanes_granted;
-        let link = match theirs.lane {
-            0 => self.link,
-            number => self.lanes.further_mut(number).map_or(0, |further| further.link),
-        };
-        if !is_same || theirs.link <= link || self.is_ended {
+        let link = self.lanes.known_mut(theirs.lane).map(|known| known.link);
+        if !is_same || theirs.link <= link.unwrap_or(0) || self.is_ended {
             // The greeting came by an older link than the session has: it is late.
+            return refusal(hello, self.incarnation, Outcome::Refused);
+        }
+        if link.is_none() && !self.may_hold(256 << 10) {
             return refusal(hello, self.incarnation, Outcome::Refused);
         }
         // The received position cannot be checked without releasing the old link. If it turns out wrong, the session
         // ends.
-        let lane = if theirs.lane == 0 {
-            self.link = theirs.link;
-            self.lanes.first_mut()
-        } else {
-            let is_new = self.lanes.further_mut(theirs.lane).is_none();
-            if is_new && !self.may_hold(256 << 10) {
-                return refusal(hello, self.incarnation, Outcome::Refused);
-            }
-            let further = self.lanes.further_or_new(theirs.lane, self.limits);
-            (further.link, further.has_begun) = (theirs.link, true);
-            &mut further.lane
-        };
-        match lane.handle_linked(theirs.received, &mut self.pool) {
+        let known = self.lanes.known_or_new(theirs.lane, self.limits);
+        (known.link, known.has_begun) = (theirs.link, true);
+        match known.lane.handle_linked(theirs.received, &mut self.pool) {
             Ok(()) => {
                 self.note_credit();
                 if theirs.lane == 0 {
@@ -192,9 +177,8 @@ impl ExporterSession {
     }
 
     fn welcome(&self, outcome: Outcome, lane: u16) -> Welcome {
-        let further = self.lanes.further().iter().find(|further| further.number == lane);
-        let (link, received) = further
-            .map_or((self.link, self.lanes.first().received()), |further| (further.link, further.lane.received()));
+        let known = self.lanes.all().find(|known| known.number == lane).unwrap_or(self.lanes.known_first());
+        let (link, received) = (known.link, known.lane.received());
         let position = LanePosition { session: self.session, lane, link, received, incarnation: self.incarnation };
         let grace_ms = Some(u32::try_from(self.absence.grace().as_millis()).unwrap_or(u32::MAX));
         // An importer that asked for no further lanes is told nothing of them.
@@ -208,19 +192,13 @@ impl ExporterSession {
         self.session
     }
 
-    /// The link of the first lane is lost: the grace period begins.
-    pub fn handle_lost(&mut self, now: Instant) {
-        self.lanes.first_mut().handle_lost();
-        self.give_memory_back();
-        self.absence.begin(now);
-    }
-
-    /// The link of this lane is lost or was ended. A further lane has no grace period of its own: it waits as long as
-    /// the first lane is linked.
-    pub fn handle_lane_lost(&mut self, number: u16, now: Instant) {
-        match number {
-            0 => self.handle_lost(now),
-            _ => self.lanes.get_mut(number).into_iter().for_each(Lane::handle_lost),
+    /// The link of this lane is lost or was ended. That of the first lane begins the grace period; a further lane has
+    /// none of its own and waits as long as the first lane is linked.
+    pub fn handle_lost(&mut self, number: u16, now: Instant) {
+        self.lanes.get_mut(number).into_iter().for_each(Lane::handle_lost);
+        if number == 0 {
+            self.give_memory_back();
+            self.absence.begin(now);
         }
     }
 
@@ -550,7 +528,7 @@ impl ExporterSession {
         assert!(self.is_at_rest(), "what a device has is nobody else's to end");
         self.refuse_what_waits();
         to.raw(&self.session.0);
-        for number in [self.link, self.their_incarnation, self.incarnation] {
+        for number in [self.lanes.known_first().link, self.their_incarnation, self.incarnation] {
             to.u64(number);
         }
         self.absence.save(now, to);
@@ -599,7 +577,8 @@ impl ExporterSession {
         if !(1..=LANES_MAX).contains(&lanes_granted) {
             return Err(Reject::new("lanes granted", lanes_granted.into(), "a session has 1 to 8"));
         }
-        let lanes = Lanes::restore(limits, None, from)?;
+        let mut lanes = Lanes::restore(limits, None, from)?;
+        lanes.known_first_mut().link = link;
         let mut all: Vec<Left> = Vec::new();
         for _ in 0..from.count("attachments", 2)? {
             let number = from.u16("attachment")?;
@@ -637,7 +616,6 @@ impl ExporterSession {
             lanes_granted,
             limits,
             session,
-            link,
             their_incarnation,
             incarnation,
             absence,
