@@ -151,7 +151,7 @@ mod tests {
         let tree = Tree::of([
             (
                 "Cargo.toml",
-                "[workspace]\nmembers = [\"crates/*\"]\n[workspace.dependencies]\nrooms = { package = \"farbus-model\", path = \"x\" }\n",
+                "[workspace]\nmembers = [\"crates/*\"]\n[workspace.dependencies]\ncrates = { package = \"farbus-model\", path = \"x\" }\n",
             ),
             ("crates/a/Cargo.toml", manifest),
             ("crates/a/src/lib.rs", ""),
