@@ -31,7 +31,8 @@ mod tests {
 
     #[test]
     fn a_crate_without_a_description_is_told_what_is_missing() {
-        let tree = workspace_with(&[("crates/io/src/lib.rs", "//! This crate is io. Start at the top.\nfn f() {}\n")]);
+        let tree =
+            workspace_with(&[("crates/io/src/lib.rs", "//! This crate is io. Start reading at the top.\nfn f() {}\n")]);
         let said = complaints(&tree);
         assert_eq!(said.len(), 1, "{said:#?}");
         assert!(said[0].starts_with("crates/io/src/lib.rs:1: description: "), "{}", said[0]);

@@ -151,7 +151,7 @@ mod tests {
         let tree = Tree::of([
             (
                 "Cargo.toml",
-                "[workspace]\nmembers = [\"crates/*\"]\n[workspace.dependencies]\nrooms = { package = \"farbus-model\", path = \"x\" }\n",
+                "[workspace]\nmembers = [\"crates/*\"]\n[workspace.dependencies]\ncrates = { package = \"farbus-model\", path = \"x\" }\n",
             ),
             ("crates/a/Cargo.toml", manifest),
             ("crates/a/src/lib.rs", ""),
@@ -172,7 +172,7 @@ mod tests {
         let package = read_one(
             "[package]\nname = \"a\"\n[dependencies]\ncrates.workspace = true\nother = { package = \"real\" , version = \"1\" }\n\n[dev-dependencies]\nbolero = \"1\"\n",
         );
-        assert_eq!(found(&package), [("real", false, 5), ("farbus-model", false, 4), ("bolero", true, 8)]);
+        assert_eq!(found(&package), [("farbus-model", false, 4), ("real", false, 5), ("bolero", true, 8)]);
     }
 
     #[test]
