@@ -95,8 +95,8 @@ impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
     }
 }
 
-/// A store that several users open at once, each with a handle of its own: each reads what the others wrote. Whoever
-/// hands out the handles decides who may write.
+/// A store that several users open at once, each with a handle of its own: each reads what the others wrote. The code
+/// that gives out the handles decides which of them may write.
 pub trait Medium: Send + Sync {
     /// Opens one more handle.
     ///

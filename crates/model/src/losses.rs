@@ -7,7 +7,7 @@
 //!
 //! | what happens | what follows |
 //! |---|---|
-//! | any flush fails, whoever asked for it | the loss is [recorded](Losses::record) |
+//! | any flush fails, a background flush too | the loss is [recorded](Losses::record) |
 //! | a user flushes (`fsync`, NBD flush) | it [is told](Losses::tell) of every loss since its last flush, once |
 //! | no user waits for the result (a background flush, FUSE's RELEASE) | no user counts as told |
 //! | a user may look at the result, but need not (FUSE's FLUSH: `close`) | it gets it ([`Losses::untold`]) and does not count as told |

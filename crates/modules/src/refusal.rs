@@ -5,7 +5,7 @@ use std::fmt;
 /// The refusal of a module for an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The module.
+    /// Name of the module that was refused.
     pub module: String,
     /// The reason.
     pub mismatch: Mismatch,

@@ -51,7 +51,7 @@ pub trait Carrier: fmt::Debug + Send + Sync {
 /// The priority of a link's traffic over other links'.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkPriority {
-    /// The same.
+    /// That of other links.
     #[default]
     None,
     /// Higher.

@@ -7,7 +7,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Para
 
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `buffer` and the function that makes a half of it from settings.
 pub const BUFFER: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {

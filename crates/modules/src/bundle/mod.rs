@@ -18,7 +18,7 @@ use farbus_model::{Instant, Payload};
 
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `bundle` and the function that makes a half of it from settings.
 pub const BUNDLE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {

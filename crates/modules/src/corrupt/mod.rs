@@ -6,7 +6,7 @@ use farbus_model::module::{Class, Effects, Form, Kind, Manifest, Message, Module
 use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `corrupt` and the function that makes a half of it from settings.
 pub const CORRUPT: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {

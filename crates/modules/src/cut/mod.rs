@@ -5,7 +5,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Para
 
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `cut` and the function that makes a half of it from settings.
 pub const CUT: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| Box::new(Cut { left: settings.number("after"), cuts: place.role == Role::Importer }),

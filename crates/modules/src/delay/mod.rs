@@ -9,7 +9,7 @@ use crate::dice::{Dice, SEED};
 use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `delay` and the function that makes a half of it from settings.
 pub const DELAY: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {

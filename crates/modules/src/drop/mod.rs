@@ -6,7 +6,7 @@ use farbus_model::{Instant, Payload};
 use crate::dice::{Dice, SEED};
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `drop` and the function that makes a half of it from settings.
 pub const DROP: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| {

@@ -5,7 +5,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Parameter};
 use crate::compress::{Codec, Compress};
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `lz4` and the function that makes a half of it from settings.
 pub const LZ4: Simple =
     Simple { manifest: &MANIFEST, make: |settings, _| Box::new(Compress::new(Lz4, settings.number("min") as usize)) };
 

@@ -5,7 +5,7 @@ use farbus_model::module::{Class, Effects, Manifest, Message, Module, Side, Turn
 
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `null` and the function that makes a half of it from settings.
 pub const NULL: Simple = Simple { manifest: &MANIFEST, make: |_, _| Box::new(Null) };
 
 const MANIFEST: Manifest = Manifest {

@@ -8,7 +8,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Message, Module, Para
 
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `pause` and the function that makes a half of it from settings.
 pub const PAUSE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| Box::new(Pause { span_max: settings.span("longest"), until: None, held: VecDeque::new() }),

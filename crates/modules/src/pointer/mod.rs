@@ -11,7 +11,7 @@ use crate::heads::{INTERRUPT, UsbRequest};
 use crate::maker::Simple;
 use crate::null::NULL;
 
-/// The module.
+/// The manifest of `pointer` and the function that makes a half of it from settings.
 pub const POINTER: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| match place.role {

@@ -8,7 +8,7 @@ use farbus_model::module::{Class, Effects, Form, Manifest, Message, Parameter};
 use crate::later::{Later, Pace};
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `rate` and the function that makes a half of it from settings.
 pub const RATE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, _| {

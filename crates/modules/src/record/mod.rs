@@ -11,7 +11,7 @@ use crate::files::Sink;
 use crate::heads::{BlockAsk, UsbReply, UsbRequest};
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `record` and the function that makes a half of it from settings.
 pub const RECORD: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| match settings.sink("file") {

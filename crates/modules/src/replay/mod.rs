@@ -14,7 +14,7 @@ use crate::maker::{Begun, Fill, Maker, Place};
 use crate::refusal::{Mismatch, Refusal};
 use crate::settings::Settings;
 
-/// The module.
+/// The manifest of `replay` and the function that makes a half of it from settings.
 pub const REPLAY: Replay = Replay;
 
 const MANIFEST: Manifest = Manifest {

@@ -19,7 +19,7 @@ use crate::maker::{Begun, Fill, Maker, Place};
 use crate::refusal::{Mismatch, Refusal};
 use crate::settings::Settings;
 
-/// The module.
+/// The manifest of `seal` and the function that makes a half of it from settings.
 pub const SEAL: Seal = Seal;
 
 const MANIFEST: Manifest = Manifest {

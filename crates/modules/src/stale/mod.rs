@@ -7,7 +7,7 @@ use farbus_model::{Instant, Payload};
 
 use crate::maker::Simple;
 
-/// The module.
+/// The manifest of `stale` and the function that makes a half of it from settings.
 pub const STALE: Simple = Simple {
     manifest: &MANIFEST,
     make: |settings, place| match place.role {

@@ -37,10 +37,10 @@ pub trait Attached {
     /// What it leaves there.
     type Done;
 
-    /// What it has in common with those of other classes.
+    /// The part of this class's importing end that all classes have.
     fn attachment(&self) -> &Attachment;
 
-    /// The same.
+    /// As [`Attached::attachment`], to be changed.
     fn attachment_mut(&mut self) -> &mut Attachment;
 
     /// A frame for it arrived.
@@ -114,7 +114,7 @@ pub trait Attached {
         self.attachment_mut().close();
     }
 
-    /// Nothing new is begun, and what would wait for ever is withdrawn: the device is to be handed over.
+    /// Begins no new request and withdraws those that may never complete: the device is to be handed over.
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
         let _ = (now, done);
     }
@@ -231,7 +231,7 @@ impl ImporterSession {
             return self.handle_further(welcome);
         }
         let first = self.lanes.known_first_mut();
-        // Whoever dials may have had to try more than once.
+        // Dialling may have taken several attempts, each with a number of its own.
         first.link = first.link.max(theirs.link);
         if matches!(welcome.outcome, Outcome::Begun | Outcome::Resumed) {
             self.their_incarnation = Some(theirs.incarnation);

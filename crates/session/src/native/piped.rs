@@ -162,7 +162,7 @@ impl<A: Attached> Piped<A> {
         if let Some(End { cause, message }) = modules.failed.take()
             && !std::mem::replace(&mut modules.is_over, true)
         {
-            // Said first: whoever is over says nothing any more.
+            // Sent first: after this the attachment sends nothing more.
             self.remote.close();
             while let Some(said) = self.remote.poll_message() {
                 if said.head.kind == Kind::Close {

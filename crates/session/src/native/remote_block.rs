@@ -21,7 +21,7 @@ use super::spread::{Loads, REQUESTS_MAX};
 use super::timing::{Timed, Timing, split_residence};
 use crate::Reject;
 
-/// Nothing comes along with a disk.
+/// A disk migrates without migration state.
 const NO_MIGRATION_STATE: [u8; MIGRATION_STATE_NAME_BYTES] = [0; MIGRATION_STATE_NAME_BYTES];
 /// Bytes of an [`Opened`]: far more than a disk's description has.
 const OPENED_BYTES_MAX: usize = 4096;
@@ -35,10 +35,9 @@ pub struct RemoteBlock {
     bytes: u64,
     /// Requests without credit, or from before the device was opened.
     held: VecDeque<BlockInFlight>,
-    /// Nothing new is begun.
+    /// Whether no new request is begun.
     is_still: bool,
-    /// Of what is held, so many are not new: they were asked before, and whoever asked may have been told that they are
-    /// done.
+    /// How many of the held requests were asked before: their users may have been told that they are done.
     owed: usize,
     /// How often it was opened, here: what was read before may have been changed by others in between.
     openings: u64,
@@ -543,7 +542,7 @@ impl Attached for RemoteBlock {
 
     fn migrate(&mut self, successor: [u8; 32]) {
         self.attachment.migrate(successor, Vec::new());
-        // Whoever has it next may write over what was written here: nothing of that is written again.
+        // The next user may overwrite what was written here, so none of it is written again.
         self.retained = Retained::without(self.answered);
     }
 }

@@ -41,7 +41,7 @@ pub struct RemoteUsb {
     slots: Slots<Flight>,
     bytes: u64,
     held: VecDeque<InFlight>,
-    /// Nothing new is begun.
+    /// Whether no new request is begun.
     is_still: bool,
     /// What came along with it, if it was handed over to us.
     migration_state: Pieces,
@@ -162,7 +162,8 @@ impl RemoteUsb {
         self.slots.len() + self.held.len()
     }
 
-    /// What came along with it from whoever had it; all of it is here once it is open.
+    /// Takes the migration state that the previous importer sent with the device; it is complete once the device is
+    /// open.
     pub fn take_migration_state(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.migration_state).into_payload().into_vec()
     }

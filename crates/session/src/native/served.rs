@@ -133,7 +133,7 @@ pub trait Served: Send {
         let _ = (now, lanes);
     }
 
-    /// Another process has it: the device is let go of, and nothing is done to it.
+    /// Ends the attachment without touching the device, which another process has now.
     fn leave(self: Box<Self>, now: Instant) {
         self.finish(now);
     }
@@ -155,7 +155,7 @@ pub struct Migration {
 pub struct Recalled {
     /// The lease under which it was handed over.
     pub lease: u64,
-    /// It.
+    /// The exporter's end of the attachment, as it was before the handover.
     pub served: Box<dyn Served>,
     /// To whom it goes.
     pub migration: Migration,

@@ -141,7 +141,7 @@ impl ServedObserver {
             let head = Head::new(Kind::Event, self.attachment, self.tag);
             self.tag = self.tag.wrapping_add(1);
             let flow = Flow(u32::from(self.attachment) << 8);
-            // Whoever only looks on waits for those who work.
+            // An observer's copies wait behind the requests of users.
             let urgency = Urgency::Low;
             lanes.send(Message { head, part, payload, urgency, flow, done_at: None });
         }

@@ -33,7 +33,8 @@ pub struct SuspendableServed {
 }
 
 impl SuspendableServed {
-    /// What its importer says to `served` waits while `suspension` is closed. Whoever opens it wakes the session.
+    /// What its importer says to `served` waits while `suspension` is closed. The code that
+    /// opens it wakes the session.
     pub fn new(served: Box<dyn Served>, suspension: Suspension) -> Self {
         let (held, is_quiet) = (VecDeque::new(), false);
         Self { served, suspension, held, held_bytes: 0, is_quiet, is_resting: false, end: None }
