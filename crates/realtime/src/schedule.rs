@@ -242,6 +242,16 @@ impl Plan {
         self.reservation_max_ps
     }
 
+    /// Gives the asynchronous endpoints all that the fullest interval has left, as Table 2 of the paper does: their
+    /// bounds get shorter, and nothing can be added to the plan.
+    pub fn reserve_rest(&mut self) {
+        let all = Slot { start: 0, every: 1, packets: 0, time_ps: self.bins.least_free_ps(0, 1) };
+        if self.bins.take(&all) {
+            self.reservation_ps += all.time_ps;
+            self.asynchronous = reserve::bounds(&self.requests, self.speed, self.reservation_ps, self.options.mode);
+        }
+    }
+
     /// The places of the periodic endpoints, by id.
     pub fn placements(&self) -> &[Placement] {
         &self.placements

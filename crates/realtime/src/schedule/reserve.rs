@@ -38,6 +38,12 @@ pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<
     if time_ps > max_ps {
         return Err(refusal);
     }
+    Ok(Reservation { time_ps, max_ps, bounds: bounds(requests, speed, time_ps, mode) })
+}
+
+/// The bounds of the asynchronous endpoints with a reservation of `time_ps`.
+pub(super) fn bounds(requests: &[Request], speed: Speed, time_ps: u64, mode: Mode) -> Vec<AsynchronousBound> {
+    let (pool, interval_ps) = (Pool::of(requests), interval_ps(speed));
     let bound = |request: &&Request| {
         let intervals = pool.intervals(request, time_ps, mode);
         AsynchronousBound {
@@ -47,8 +53,7 @@ pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<
             latency_ns: intervals * (interval_ps / 1000),
         }
     };
-    let bounds = pool.endpoints.iter().map(bound).collect();
-    Ok(Reservation { time_ps, max_ps, bounds })
+    pool.endpoints.iter().map(bound).collect()
 }
 
 /// The asynchronous endpoints and the time of one pass over all of them.

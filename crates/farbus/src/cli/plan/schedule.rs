@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use farbus_realtime::schedule::{Criticality, Invalid, Mode, Options, Plan, Refusal, Request, plan};
+use farbus_realtime::schedule::{Criticality, Invalid, Mode, Options, Placement, Plan, Refusal, Request, plan};
 use farbus_realtime::transfer::{Direction, Shape, interval_ps};
 use farbus_realtime::{Speed, TransferKind};
 use serde::Deserialize;
@@ -19,7 +19,8 @@ use crate::importer::client::Attribute;
 #[command(
     after_help = "Examples:\n  farbus plan schedule car.toml                    admitted or refused, and a timetable\n  \
     farbus plan schedule car.toml --svg car.svg      the timetable as a drawing\n  \
-    farbus plan schedule car.toml --mode printed     as the 2023 paper prints its algorithms\n\n\
+    farbus plan schedule car.toml --mode printed     as the 2023 paper prints its algorithms\n  \
+    farbus plan schedule car.toml --mode spread --reservation most    c as in its Table 2\n\n\
     car.toml:\n  speed = \"super\"             # or low, full, high\n\n  \
     [[endpoint]]\n  name = \"camera\"\n  kind = \"isochronous\"        # or interrupt, bulk, control\n  \
     packet_bytes = 1024\n  burst_packets = 11          # packets a burst; 1 if not said\n  \
@@ -35,6 +36,10 @@ pub struct Args {
     /// How exactly the bus is reckoned.
     #[arg(long, value_enum, default_value = "sound")]
     mode: ModeName,
+    /// How much of each interval bulk and control keep: the least with which they have their budgets each period, or
+    /// all that the periodic endpoints leave (as in Table 2 of the 2023 paper).
+    #[arg(long, value_enum, default_value = "least")]
+    reservation: ReservationName,
     /// Draw the timetable into this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -51,6 +56,14 @@ enum ModeName {
     Spread,
     /// The algorithms as the paper prints them.
     Printed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ReservationName {
+    /// The least that is enough.
+    Least,
+    /// All that is left.
+    Most,
 }
 
 #[derive(Debug, Deserialize)]
@@ -118,7 +131,7 @@ enum DirectionWord {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     let bus: Bus = file::read(&args.file)?;
-    let planned = Planned::of(&bus, args.mode)
+    let planned = Planned::reserving(&bus, args.mode, args.reservation)
         .map_err(|(attribute, why)| Failure::new(attribute, format!("{}: {why}", args.file.display())))?;
     if let Some(path) = &args.svg {
         file::write(path, &planned.to_svg())?;
@@ -138,6 +151,14 @@ struct Planned<'a> {
 }
 
 impl<'a> Planned<'a> {
+    fn reserving(bus: &'a Bus, mode: ModeName, reservation: ReservationName) -> Result<Self, (Attribute, String)> {
+        let mut planned = Self::of(bus, mode)?;
+        if reservation == ReservationName::Most {
+            planned.plan.reserve_rest();
+        }
+        Ok(planned)
+    }
+
     fn of(bus: &'a Bus, mode: ModeName) -> Result<Self, (Attribute, String)> {
         let speed = match bus.speed {
             SpeedWord::Low => Speed::Low,
@@ -232,7 +253,7 @@ impl<'a> Planned<'a> {
         let rest = match (plan.placement(request.id), bound) {
             (Some(place), _) => {
                 let latency_ns = plan.periodic_latency_ns(request.id).unwrap_or(0);
-                [place.start.to_string(), place.every.to_string(), place.packets.to_string(), thousandths(latency_ns)]
+                [place.start.to_string(), place.every.to_string(), self.packets(&place), thousandths(latency_ns)]
             }
             (_, Some(bound)) => {
                 let passes = format!("{} passes", bound.passes);
@@ -244,6 +265,22 @@ impl<'a> Planned<'a> {
         row
     }
 
+    /// The packets of a place in each of its intervals. Where a quantum is divided like a fluid that is no whole number;
+    /// it is rounded down, so that no interval shows more than it holds.
+    fn packets(&self, place: &Placement) -> String {
+        match self.mode {
+            ModeName::Sound | ModeName::Printed => place.packets.to_string(),
+            ModeName::Spread => {
+                let tenths = place.time_ps * 10 / self.packet_ps(place.id).max(1);
+                format!("{}.{}", tenths / 10, tenths % 10)
+            }
+        }
+    }
+
+    fn packet_ps(&self, id: u32) -> u64 {
+        self.plan.requests().iter().find(|request| request.id == id).map_or(0, |request| request.shape.packet_ps())
+    }
+
     /// Writes a row for each endpoint and a column for each interval: how many packets the endpoint sends in it.
     fn write_timetable(&self, text: &mut String) {
         const COLUMNS_MAX: u32 = 16;
@@ -253,8 +290,7 @@ impl<'a> Planned<'a> {
         heads.extend(numbers.iter().map(|number| ["", number.as_str()]));
         let mut rows: Vec<Vec<String>> = Vec::new();
         for place in plan.placements() {
-            let cell =
-                |interval| if interval % place.every == place.start { place.packets.to_string() } else { ".".into() };
+            let cell = |interval| if interval % place.every == place.start { self.packets(place) } else { ".".into() };
             rows.push([self.name(place.id).to_owned()].into_iter().chain((0..shown).map(cell)).collect());
         }
         let free = (0..shown).map(|interval| (plan.free_ps(interval) / 1_000_000).to_string());
@@ -463,6 +499,41 @@ mod tests {
         let svg = planned.to_svg();
         assert_eq!(svg.matches("<title>i1</title>").count(), 8);
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
+    }
+
+    #[test]
+    fn spread_timetable_shows_no_more_packets_than_a_microframe_holds() {
+        let bus = table_5(4096, 8);
+        let planned = Planned::of(&bus, ModeName::Spread).unwrap();
+        let text = planned.to_text();
+        let cells = |name: &str| {
+            let line = text.lines().filter(|line| line.trim_start().starts_with(name)).nth(1).unwrap();
+            line.split_whitespace().skip(1).map(|cell| cell.parse::<f64>().unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!((cells("i1")[0], cells("i2")[0]), (33.0, 16.5), "{text}");
+        let packets: Vec<f64> =
+            (0..8).map(|at| ["i1", "i2", "i3", "i4"].map(|name| cells(name)[at]).iter().sum()).collect();
+        assert!(packets.iter().all(|&packets| packets * 1.7208 <= 125.0 - 8.891), "{packets:?} {text}");
+    }
+
+    /// Table 2 of the same paper: c of Equation 6.
+    #[test]
+    fn all_that_cameras_leave_gives_the_intervals_of_table_2() {
+        for (budget, period, intervals) in
+            [(1024, 1, 1), (8192, 8, 2), (20_480, 20, 4), (40_960, 40, 8), (88_064, 86, 16)]
+        {
+            let mut bus = table_5(budget, period);
+            bus.endpoint.drain(2..4);
+            bus.endpoint[1].criticality = CriticalityWord::High;
+            let planned = Planned::reserving(&bus, ModeName::Spread, ReservationName::Most).unwrap();
+            assert!(
+                planned.plan.asynchronous().iter().all(|bound| bound.intervals == intervals),
+                "{}",
+                planned.to_text()
+            );
+            assert_eq!(planned.plan.reservation_ps(), planned.plan.reservation_max_ps());
+            assert_eq!(planned.plan.free_ps(0), 0);
+        }
     }
 
     #[test]
