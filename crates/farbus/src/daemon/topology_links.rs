@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use farbus_io::trust::Fingerprint;
 use farbus_realtime::topology::bring_up::{Act, BringUp};
-use farbus_realtime::topology::party::{MESSAGE_BYTES, Party};
+use farbus_realtime::topology::party::{MESSAGE_BYTES, Party, PartyError};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -446,8 +446,13 @@ impl Joining {
 }
 
 impl Following {
+    /// A host's name; its number for one that the plan does not have.
+    fn name(&self, host: u32) -> String {
+        self.part.planned.names.get(host as usize).cloned().unwrap_or_else(|| format!("host {host}"))
+    }
+
     fn hear(&mut self, from: u32, message: &[u8; MESSAGE_BYTES]) -> Result<(), String> {
-        self.party.handle_received(from, message).map_err(|error| error.to_string())?;
+        self.party.handle_received(from, message).map_err(|error| trouble(error, |host| self.name(host)))?;
         if let Some(known) = self.neighbours.get_mut(&from) {
             known.heard = Some(Instant::now());
         }
@@ -476,6 +481,19 @@ impl Neighbourhood for Joining {
     }
 }
 
+/// What is wrong with a neighbour's message, with the host's name instead of its number.
+fn trouble(error: PartyError, name: impl Fn(u32) -> String) -> String {
+    match error {
+        PartyError::Plan { host } => {
+            format!("{} follows another plan: give both the same file, see 'farbus plan topology'", name(host))
+        }
+        PartyError::Stranger { expected, said } => {
+            format!("{} speaks where {} is expected", name(said), name(expected))
+        }
+        PartyError::Tongue { .. } => error.to_string(),
+    }
+}
+
 fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -489,6 +507,15 @@ fn from_hex(text: &str) -> Option<[u8; MESSAGE_BYTES]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_with_another_plan_is_called_by_its_name() {
+        let name = |host: u32| ["lab", "desk"][host as usize].to_owned();
+        let said = trouble(PartyError::Plan { host: 1 }, name);
+        assert!(said.starts_with("desk follows another plan: "), "{said}");
+        let said = trouble(PartyError::Stranger { expected: 0, said: 1 }, name);
+        assert_eq!(said, "desk speaks where lab is expected");
+    }
 
     #[test]
     fn messages_are_parsed_from_hexadecimal_digits_only() {
