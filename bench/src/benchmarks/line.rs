@@ -1,5 +1,5 @@
 //! The model of the 2005 paper on USB/IP (section 4.1), measured again: a URB of s bytes takes `a s + RTT` (its Figures
-//! 9 to 11), and one each x ms needs a queue deeper than `RTT/x + 1` (its Equation 2, Figures 13 to 15).
+//! 9 to 11), and one each x ms needs a queue deeper than `RTT/x + 1` (its Equation 2, Figure 13).
 //!
 //! As there, the driver is the load generator, the device a source, and both ends speak plain USB/IP; the distance is a
 //! relay that lets every byte wait. The paper's periodic endpoint is isochronous, 8 packets of 125 us a URB; here it is
@@ -109,7 +109,7 @@ fn intervals(lab: &Lab, ms: u64) -> Result<Vec<(usize, f64)>> {
     let transfer = Transfer { endpoint: 2, ..Transfer::bulk(Direction::In, 64) };
     let last = ruled(ms) + 6;
     let all: Vec<usize> =
-        if lab.quick { (ruled(ms).saturating_sub(2).max(1)..=last).collect() } else { (1..=last).collect() };
+        if lab.quick { (ruled(ms).saturating_sub(6).max(1)..=last).collect() } else { (1..=last).collect() };
     let mut seen = Vec::new();
     for depth in all {
         // A shallow queue takes a round trip for as many as it has.
@@ -127,15 +127,27 @@ fn ruled(ms: u64) -> usize {
     (ms as f64 / INTERVAL_MS + 1.0).floor() as usize + 1
 }
 
+/// The least depth from which all greater measured depths keep the rule, too. One that is good while a greater one is
+/// not was lucky.
 fn least(seen: &[(usize, f64)]) -> Option<usize> {
-    seen.iter().find(|(_, mean)| *mean <= INTERVAL_MS_MAX).map(|(depth, _)| *depth)
+    let good = seen.iter().rev().take_while(|(_, mean)| *mean <= INTERVAL_MS_MAX);
+    good.last().map(|(depth, _)| *depth)
+}
+
+/// The depth in words: where the measurement begins at it and not at 1, the least depth may be smaller.
+fn named(seen: &[(usize, f64)]) -> String {
+    match (least(seen), seen.first()) {
+        (None, _) => "none of those tried".to_owned(),
+        (Some(depth), Some((first, _))) if depth == *first && depth > 1 => format!("at most {depth}"),
+        (Some(depth), _) => depth.to_string(),
+    }
 }
 
 fn depth_finding(ms: u64, seen: &[(usize, f64)]) -> Finding {
     let rule = ruled(ms);
     let mean = |depth: usize| seen.iter().find(|(other, _)| *other == depth).map_or(f64::NAN, |(_, mean)| *mean);
     let found = least(seen);
-    let named = found.map_or("none of those tried".to_owned(), |depth| depth.to_string());
+    let named = named(seen);
     let detail = format!(
         "the least depth at which completions are {INTERVAL_MS} ms apart: {named}; the rule: {rule}; the paper at 8 ms: 10; {:.2} ms at {}, {:.2} ms \
          at {rule}, {:.2} ms at {}",
@@ -195,5 +207,13 @@ mod tests {
         assert!((gradient - 0.25).abs() < 1e-9 && (begins - 0.5).abs() < 1e-9 && explained(&points) > 0.999);
         assert_eq!((ruled(0), ruled(8), ruled(32)), (2, 10, 34));
         assert_eq!((least(&[(1, 2.0), (2, 1.01), (3, 1.0)]), least(&[(1, 2.0)])), (Some(2), None));
+    }
+
+    #[test]
+    fn lucky_depth_below_a_bad_one_is_not_the_least_and_the_first_measured_is_a_bound() {
+        assert_eq!(least(&[(8, 1.04), (9, 1.2), (10, 1.1), (11, 1.0), (12, 1.0)]), Some(11));
+        assert_eq!(named(&[(4, 1.0), (5, 1.0)]), "at most 4");
+        assert_eq!(named(&[(1, 1.0), (2, 1.0)]), "1");
+        assert_eq!(named(&[(4, 1.0), (5, 1.2)]), "none of those tried");
     }
 }
