@@ -42,6 +42,8 @@ pub mod settings;
 pub mod stale;
 pub mod zstd;
 
+/// A recording that nothing passed.
+pub use capture::empty as empty_recording;
 pub use catalogue::Catalogue;
 /// The contract of a module.
 pub use farbus_model::module;

@@ -52,6 +52,12 @@ fn block(kind: u32, body: &[&[u8]]) -> Vec<u8> {
     block
 }
 
+/// A recording without packets: a section without interfaces, which Wireshark opens. Each attachment begins a section
+/// of its own behind it.
+pub fn empty() -> Vec<u8> {
+    block(SECTION, &[&BYTE_ORDER.to_le_bytes(), &[1, 0, 0, 0], &[0xff; 8]])
+}
+
 /// The beginning of a section: its interfaces are those of a class.
 pub fn section(class: Class) -> Vec<u8> {
     let own = match class {
@@ -60,7 +66,7 @@ pub fn section(class: Class) -> Vec<u8> {
         Class::Stream | Class::Private => USER,
     };
     // Version 1.0, a section of unknown length.
-    let mut bytes = block(SECTION, &[&BYTE_ORDER.to_le_bytes(), &[1, 0, 0, 0], &[0xff; 8]]);
+    let mut bytes = empty();
     for link_type in [own, USER] {
         // No limit of length; moments in 10^-9 s; no more options.
         let options = [&OPTION_RESOLUTION.to_le_bytes()[..], &[1, 0, 9, 0, 0, 0], &[0; 4]].concat();
