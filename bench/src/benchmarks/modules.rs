@@ -134,7 +134,7 @@ impl Crew {
     }
 
     fn half(&self, runner: Runner, at: usize, role: Role) -> Result<Box<dyn Module>, String> {
-        let used = Use { role, class: Class::Stream, failed: &[1], options: OPTIONS };
+        let used = Use { role, class: Class::Stream, failed: &[1], options: OPTIONS, hold_max: None };
         let end = usize::from(role == Role::Importer);
         match runner {
             Runner::Inside => {

@@ -18,6 +18,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::time::Duration;
 
 use crate::payload::Payload;
 use crate::time::Instant;
@@ -154,6 +155,12 @@ pub trait Module: Send {
         let _ = (now, is_paused, out);
     }
 
+    /// For how long the module may keep a request, an answer or a cancellation before it passes it on or answers it.
+    /// After that its attachment ends. `None`: without a limit, for a module that holds messages back on purpose.
+    fn hold_max(&self) -> Option<Duration> {
+        None
+    }
+
     /// Whether the module holds no message back.
     fn is_at_rest(&self) -> bool {
         true
@@ -203,7 +210,8 @@ impl std::error::Error for Failure {}
 /// What a half puts out during one call.
 #[derive(Debug, Default)]
 pub struct Turn {
-    said: VecDeque<(Side, Message)>,
+    /// What was said, and for a pipeline which of its halves made it.
+    said: VecDeque<(Side, Message, Option<u8>)>,
     lost: u32,
     failure: Option<Failure>,
 }
@@ -211,18 +219,18 @@ pub struct Turn {
 impl Turn {
     /// Sends to the importer's user, or to the exporter's device.
     pub fn above(&mut self, message: Message) {
-        self.said.push_back((Side::Above, message));
+        self.put(Side::Above, message, None);
     }
 
     /// Sends to the link.
     pub fn below(&mut self, message: Message) {
-        self.said.push_back((Side::Below, message));
+        self.put(Side::Below, message, None);
     }
 
     /// Sends to the other half of the pair.
     pub fn aside(&mut self, bytes: Payload) {
         let (kind, id, head) = (Kind::Aside(0), 0, Payload::Empty);
-        self.said.push_back((Side::Peer, Message { kind, id, head, payload: bytes }));
+        self.put(Side::Peer, Message { kind, id, head, payload: bytes }, None);
     }
 
     /// Passes a message on: from above to below, or from below to above. A message from the peer is dropped.
@@ -251,7 +259,17 @@ impl Turn {
 
     /// The next message, and where it goes.
     pub fn pop(&mut self) -> Option<(Side, Message)> {
+        self.pop_made().map(|(to, message, _)| (to, message))
+    }
+
+    /// The next message, where it goes, and which half of a pipeline made it; `None` if it only passed.
+    pub fn pop_made(&mut self) -> Option<(Side, Message, Option<u8>)> {
         self.said.pop_front()
+    }
+
+    /// Sends a message that this half of a pipeline made, counted from 0; `None` if it only passed the halves.
+    pub fn put(&mut self, to: Side, message: Message, maker: Option<u8>) {
+        self.said.push_back((to, message, maker));
     }
 
     /// Why the half cannot continue, if it cannot.
@@ -311,7 +329,7 @@ pub enum Form {
     /// A number in a range, both ends included.
     Number(u64, u64),
     /// A duration with its unit, `250us`, `20ms`, `1s`, up to this maximum.
-    SpanUpTo(std::time::Duration),
+    SpanUpTo(Duration),
     /// Any text of at most this many bytes, without a comma.
     Text(usize),
     /// One of these words.

@@ -1,6 +1,6 @@
 //! Several halves in sequence.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use farbus_model::Instant;
 use farbus_model::module::{ASIDE_BYTES_MAX, Failure, GROWTH_BYTES_MAX, Kind, Message, Module, Side, Trouble, Turn};
@@ -8,49 +8,173 @@ use farbus_model::module::{ASIDE_BYTES_MAX, Failure, GROWTH_BYTES_MAX, Kind, Mes
 /// The halves of one end, from the device or the user to the link. The other end has their other halves in the same
 /// order, so that it first undoes what was done last here.
 pub struct Pipeline {
-    halves: Vec<(String, Box<dyn Module>)>,
-    /// Messages between the halves: the place each goes to, and from where.
-    moving: VecDeque<(usize, Side, Message)>,
+    halves: Vec<Stage>,
+    /// Messages between the halves.
+    moving: VecDeque<Moving>,
     turn: Turn,
+}
+
+/// A half in its place, and the messages that it has.
+struct Stage {
+    name: String,
+    half: Box<dyn Module>,
+    /// What it was given and has not passed on, by kind and id.
+    kept: BTreeMap<(u8, u64), Kept>,
+    /// The moments at which something was given to it, the oldest first; those that it passed on since are left out
+    /// when they come to the front.
+    given: VecDeque<(Instant, (u8, u64))>,
+}
+
+/// A message that a half has.
+#[derive(Clone, Copy)]
+struct Kept {
+    since: Instant,
+    /// The half that made it, if one of this pipeline did.
+    maker: Option<u8>,
+}
+
+/// A message on its way to a half.
+struct Moving {
+    to: usize,
+    from: Side,
+    message: Message,
+    maker: Option<u8>,
+}
+
+impl Stage {
+    fn new((name, half): (String, Box<dyn Module>)) -> Self {
+        Self { name, half, kept: BTreeMap::new(), given: VecDeque::new() }
+    }
+
+    /// Notes that the half has this message now.
+    fn take(&mut self, now: Instant, message: &Message, maker: Option<u8>) {
+        if let Some(key) = key_of(message) {
+            self.kept.insert(key, Kept { since: now, maker });
+            if self.half.hold_max().is_some() {
+                self.given.push_back((now, key));
+            }
+        }
+    }
+
+    /// Notes that the half put this message out. Returns which half made it: this one (`at`), unless it was given it.
+    fn give(&mut self, at: u8, message: &Message) -> Option<u8> {
+        let key = key_of(message)?;
+        let had = self.kept.remove(&key);
+        if message.kind == Kind::Completion {
+            // A half that answers a request itself keeps neither it nor its cancellation.
+            for kind in [Kind::Request, Kind::Cancel] {
+                self.kept.remove(&(kind.code(), message.id));
+            }
+        }
+        if message.kind == Kind::Cancelled {
+            self.kept.remove(&(Kind::Cancel.code(), message.id));
+        }
+        had.map_or(Some(at), |kept| kept.maker)
+    }
+
+    /// When the oldest message is kept too long.
+    fn deadline(&self) -> Option<Instant> {
+        let hold_max = self.half.hold_max()?;
+        self.oldest().map(|(since, _)| since + hold_max)
+    }
+
+    fn oldest(&self) -> Option<(Instant, (u8, u64))> {
+        let is_kept = |&&(since, key): &&(Instant, (u8, u64))| self.is_kept(since, key);
+        self.given.iter().find(is_kept).copied()
+    }
+
+    fn is_kept(&self, since: Instant, key: (u8, u64)) -> bool {
+        self.kept.get(&key).is_some_and(|kept| kept.since == since)
+    }
+
+    fn forget_passed(&mut self) {
+        while self.given.front().is_some_and(|&(since, key)| !self.is_kept(since, key)) {
+            self.given.pop_front();
+        }
+    }
+}
+
+/// What a half must pass on or answer; not events, which it may drop, nor words to its other half.
+fn key_of(message: &Message) -> Option<(u8, u64)> {
+    let is_owed = !matches!(message.kind, Kind::Event | Kind::Aside(_));
+    is_owed.then(|| (message.kind.code(), message.id))
 }
 
 impl Pipeline {
     /// Makes a pipeline of these named halves; the last is next to the link.
     pub fn new(halves: Vec<(String, Box<dyn Module>)>) -> Self {
-        Self { halves, moving: VecDeque::new(), turn: Turn::default() }
+        Self { halves: halves.into_iter().map(Stage::new).collect(), moving: VecDeque::new(), turn: Turn::default() }
     }
 
     /// Their names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.halves.iter().map(|(name, _)| name.as_str())
+        self.halves.iter().map(|place| place.name.as_str())
+    }
+
+    /// The words with which a failure of the half at `at` begins: its name, and its position if there are several.
+    pub fn title(&self, at: usize) -> String {
+        let name = self.halves.get(at).map_or("?", |place| place.name.as_str());
+        match self.halves.len() {
+            0 | 1 => format!("module '{name}'"),
+            count => format!("module '{name}' ({} of {count})", at + 1),
+        }
     }
 
     /// Handles a message from above or below, which passes all halves. Messages of one kind and direction keep their
     /// order.
     pub fn handle(&mut self, now: Instant, from: Side, message: Message, out: &mut Turn) {
         let Some(last) = self.halves.len().checked_sub(1) else { return out.pass(from, message) };
+        let maker = None;
         match (from, message.kind) {
             (Side::Below, Kind::Aside(to)) if usize::from(to) > last => {
                 out.fail(Trouble::Peer, format!("a word for module {to}, and there are {}", last + 1));
             }
-            (Side::Below, _) => self.moving.push_back((last, arrives(last, &message), message)),
-            (Side::Above | Side::Peer, _) => self.moving.push_back((0, Side::Above, message)),
+            (Side::Below, _) => {
+                self.moving.push_back(Moving { to: last, from: arrives(last, &message), message, maker });
+            }
+            (Side::Above | Side::Peer, _) => self.moving.push_back(Moving { to: 0, from: Side::Above, message, maker }),
         }
         self.settle(now, out);
     }
 
     /// When [`Pipeline::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.halves.iter().filter_map(|(_, half)| half.poll_timeout()).min()
+        self.halves.iter().filter_map(|place| place.half.poll_timeout()).min()
+    }
+
+    /// When [`Pipeline::check_deadlines`] wants to be called: a half then has kept a message for as long as it may
+    /// ([`Module::hold_max`]).
+    pub fn poll_deadline(&self) -> Option<Instant> {
+        self.halves.iter().filter_map(Stage::deadline).min()
+    }
+
+    /// Fails if a half has kept a message for longer than it may.
+    pub fn check_deadlines(&mut self, now: Instant, out: &mut Turn) {
+        for at in 0..self.halves.len() {
+            let place = &mut self.halves[at];
+            place.forget_passed();
+            if place.deadline().is_some_and(|deadline| deadline <= now)
+                && let Some((_, (kind, id))) = place.oldest()
+                && let Some(hold_max) = place.half.hold_max()
+            {
+                let what = if kind == Kind::Completion.code() { "the answer to request" } else { "request" };
+                let why = format!(
+                    "{}: it has had {what} {id} for {hold_max:?} and neither passed it on nor answered it; if it needs \
+                     longer, say so on its own host: hold=60s",
+                    self.title(at)
+                );
+                out.fail(Trouble::Module, why);
+            }
+        }
     }
 
     /// Called when the moment of one of the halves may have come.
     pub fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
         for at in 0..self.halves.len() {
-            let (_, half) = &mut self.halves[at];
+            let half = &mut self.halves[at].half;
             if half.poll_timeout().is_some_and(|due| due <= now) {
                 half.handle_timeout(now, &mut self.turn);
-                self.collect(at, out);
+                self.collect(at, None, out);
                 self.settle(now, out);
             }
         }
@@ -59,39 +183,45 @@ impl Pipeline {
     /// The owner pauses all messages, or resumes them.
     pub fn pause(&mut self, now: Instant, is_paused: bool, out: &mut Turn) {
         for at in 0..self.halves.len() {
-            self.halves[at].1.pause(now, is_paused, &mut self.turn);
-            self.collect(at, out);
+            self.halves[at].half.pause(now, is_paused, &mut self.turn);
+            self.collect(at, None, out);
             self.settle(now, out);
         }
     }
 
     /// Whether no half holds a message back.
     pub fn is_at_rest(&self) -> bool {
-        self.halves.iter().all(|(_, half)| half.is_at_rest())
+        self.halves.iter().all(|place| place.half.is_at_rest())
     }
 
     /// The states with which another process can continue, half by half, while at rest; `None` if it cannot.
     pub fn save(&self) -> Option<Vec<Vec<u8>>> {
-        self.halves.iter().map(|(_, half)| half.save()).collect()
+        self.halves.iter().map(|place| place.half.save()).collect()
     }
 
     /// Makes this new pipeline continue from saved states. Returns whether it can.
     pub fn restore(&mut self, state: &[Vec<u8>]) -> bool {
         state.len() == self.halves.len()
-            && self.halves.iter_mut().zip(state).all(|((_, half), state)| half.restore(state))
+            && self.halves.iter_mut().zip(state).all(|(place, state)| place.half.restore(state))
     }
 
     fn settle(&mut self, now: Instant, out: &mut Turn) {
-        while let Some((at, side, message)) = self.moving.pop_front() {
-            self.halves[at].1.handle(now, side, message, &mut self.turn);
-            self.collect(at, out);
+        while let Some(Moving { to, from, message, maker }) = self.moving.pop_front() {
+            let place = &mut self.halves[to];
+            place.take(now, &message, maker);
+            // Of an event, which is not noted, the same call decides: it was passed on, or another was made.
+            let event = (message.kind == Kind::Event).then_some((message.id, maker));
+            place.half.handle(now, from, message, &mut self.turn);
+            self.collect(to, event, out);
         }
+        self.halves.iter_mut().for_each(Stage::forget_passed);
     }
 
-    /// Passes on what the half at this place put out.
-    fn collect(&mut self, at: usize, out: &mut Turn) {
+    /// Passes on what the half at this place put out. `event`: the id of the event that it was given in this call, and
+    /// which half made that.
+    fn collect(&mut self, at: usize, mut event: Option<(u64, Option<u8>)>, out: &mut Turn) {
         if let Some(Failure { trouble, why }) = self.turn.failure() {
-            out.fail(trouble, format!("module '{}': {why}", self.halves[at].0));
+            out.fail(trouble, format!("{}: {why}", self.title(at)));
         }
         (0..self.turn.take_lost()).for_each(|_| out.lose());
         while let Some((to, mut message)) = self.turn.pop() {
@@ -99,22 +229,27 @@ impl Pipeline {
                 message.kind = Kind::Aside(at as u8);
                 if message.len() > ASIDE_BYTES_MAX {
                     let bytes = message.len();
-                    out.fail(
-                        Trouble::Module,
-                        format!("module '{}': a word of {bytes} bytes to its peer", self.halves[at].0),
-                    );
+                    out.fail(Trouble::Module, format!("{}: a word of {bytes} bytes to its peer", self.title(at)));
                     continue;
                 }
             } else if message.head.len() > HEAD_BYTES_MAX {
                 let bytes = message.head.len();
-                out.fail(Trouble::Module, format!("module '{}': a head of {bytes} bytes", self.halves[at].0));
+                out.fail(Trouble::Module, format!("{}: a head of {bytes} bytes", self.title(at)));
                 continue;
             }
+            let given = event.take_if(|(id, _)| message.kind == Kind::Event && message.id == *id);
+            let maker = match (message.kind, given) {
+                (Kind::Event, Some((_, maker))) => maker,
+                (Kind::Event, None) => Some(at as u8),
+                _ => self.halves[at].give(at as u8, &message),
+            };
             match (to, at) {
-                (Side::Above, 0) => out.above(message),
-                (Side::Above, _) => self.moving.push_back((at - 1, arrives(at - 1, &message), message)),
-                _ if at + 1 == self.halves.len() => out.below(message),
-                _ => self.moving.push_back((at + 1, Side::Above, message)),
+                (Side::Above, 0) => out.put(to, message, maker),
+                (Side::Above, _) => {
+                    self.moving.push_back(Moving { to: at - 1, from: arrives(at - 1, &message), message, maker });
+                }
+                _ if at + 1 == self.halves.len() => out.put(Side::Below, message, maker),
+                _ => self.moving.push_back(Moving { to: at + 1, from: Side::Above, message, maker }),
             }
         }
     }
@@ -130,6 +265,8 @@ fn arrives(at: usize, message: &Message) -> Side {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// Sends the number of each message to its peer, and records what it receives.
@@ -200,5 +337,86 @@ mod tests {
             assert_eq!((failure.trouble, out.pop()), (Trouble::Module, None));
             assert!(failure.why.starts_with("module 'liar': "), "{failure}");
         }
+    }
+
+    /// Keeps what it is told to keep, sends everything else on, and twice what it is told to double.
+    struct Odd {
+        keeps: Option<Kind>,
+        doubles: bool,
+    }
+
+    impl Module for Odd {
+        fn handle(&mut self, _now: Instant, from: Side, message: Message, out: &mut Turn) {
+            if self.doubles {
+                out.pass(from, message.clone());
+            }
+            if self.keeps != Some(message.kind) {
+                out.pass(from, message);
+            }
+        }
+
+        fn hold_max(&self) -> Option<Duration> {
+            Some(Duration::from_secs(30))
+        }
+    }
+
+    fn odd(name: &str, keeps: Option<Kind>, doubles: bool) -> (String, Box<dyn Module>) {
+        (name.to_owned(), Box::new(Odd { keeps, doubles }))
+    }
+
+    fn at(seconds: u64) -> Instant {
+        Instant::ZERO + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn half_that_keeps_a_request_or_an_answer_too_long_is_named_with_its_position() {
+        for (kept, side) in [(Kind::Request, Side::Above), (Kind::Completion, Side::Below)] {
+            let halves = vec![odd("plain", None, false), odd("swallow", Some(kept), false)];
+            let (mut pipeline, mut out) = (Pipeline::new(halves), Turn::default());
+            let passing = if kept == Kind::Request { Kind::Completion } else { Kind::Request };
+            pipeline.handle(at(0), side, message(passing, 1), &mut out);
+            assert_eq!((out.pop().is_some(), pipeline.poll_deadline()), (true, None), "what passes has no deadline");
+            pipeline.handle(at(1), side, message(kept, 7), &mut out);
+            assert_eq!((out.pop(), pipeline.poll_deadline()), (None, Some(at(31))));
+            pipeline.check_deadlines(at(30), &mut out);
+            assert_eq!(out.failure(), None);
+            pipeline.check_deadlines(at(31), &mut out);
+            let Failure { trouble, why } = out.failure().expect("it is too late");
+            assert_eq!(trouble, Trouble::Module);
+            assert!(
+                why.starts_with("module 'swallow' (2 of 2): it has had ") && why.contains("request 7 for 30s"),
+                "{why}"
+            );
+        }
+    }
+
+    #[test]
+    fn half_that_answers_a_request_itself_has_no_deadline_left() {
+        struct Answering;
+        impl Module for Answering {
+            fn handle(&mut self, _now: Instant, _from: Side, message: Message, out: &mut Turn) {
+                out.above(Message { kind: Kind::Completion, ..message });
+            }
+            fn hold_max(&self) -> Option<Duration> {
+                Some(Duration::from_secs(30))
+            }
+        }
+        let mut pipeline = Pipeline::new(vec![("answering".to_owned(), Box::new(Answering))]);
+        let mut out = Turn::default();
+        pipeline.handle(at(0), Side::Above, message(Kind::Request, 3), &mut out);
+        assert_eq!(out.pop().map(|(side, message)| (side, message.kind)), Some((Side::Above, Kind::Completion)));
+        assert_eq!(pipeline.poll_deadline(), None);
+    }
+
+    #[test]
+    fn message_that_a_half_made_names_its_maker_through_the_halves_behind_it() {
+        let halves = vec![odd("first", None, false), odd("dup", None, true), odd("last", None, false)];
+        let (mut pipeline, mut out) = (Pipeline::new(halves), Turn::default());
+        for kind in [Kind::Request, Kind::Event] {
+            pipeline.handle(at(0), Side::Above, message(kind, 9), &mut out);
+            let makers: Vec<_> = std::iter::from_fn(|| out.pop_made()).map(|(_, _, maker)| maker).collect();
+            assert_eq!(makers, [None, Some(1)], "{kind:?}");
+        }
+        assert_eq!(pipeline.title(1), "module 'dup' (2 of 3)");
     }
 }

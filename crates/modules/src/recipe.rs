@@ -181,7 +181,7 @@ impl Allowance {
             let found = self.entries.iter().find(|(maker, _)| maker.manifest().name == offer.name);
             let (maker, own) = found.ok_or_else(|| match self.known.contains(&offer.name) {
                 true => Refusal::new(&offer.name, Mismatch::NotAllowed),
-                false => Refusal::new(&offer.name, Mismatch::Unknown { known: self.known.clone() }),
+                false => Refusal::new(&offer.name, Mismatch::UnknownToExporter { known: self.known.clone() }),
             })?;
             let here = maker.manifest().version;
             if here != offer.version {

@@ -21,9 +21,14 @@ impl Refusal {
 /// The reason of a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mismatch {
-    /// There is no module of that name.
+    /// This host has no module of that name.
     Unknown {
         /// The names of the modules that there are.
+        known: Vec<String>,
+    },
+    /// The exporter has no module of that name.
+    UnknownToExporter {
+        /// The names of the modules that it has.
         known: Vec<String>,
     },
     /// The other end has another version of the module.
@@ -52,7 +57,19 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "module '{}': ", self.module)?;
         match &self.mismatch {
-            Mismatch::Unknown { known } => write!(f, "there is none of that name; there are {}", known.join(", ")),
+            Mismatch::Unknown { known } => write!(
+                f,
+                "this machine has none of that name; there are {}; your own is named by its path: './{}'",
+                known.join(", "),
+                self.module
+            ),
+            Mismatch::UnknownToExporter { known } => write!(
+                f,
+                "the exporter has none of that name; there are {}; its owner adds one there: \
+                 'farbus share … --allow-module ./{}'",
+                known.join(", "),
+                self.module
+            ),
             Mismatch::Version { here, there } => {
                 write!(f, "version {here} here and {there} there: install the same farbus on both hosts")
             }

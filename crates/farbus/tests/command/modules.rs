@@ -269,7 +269,7 @@ fn module_mismatch_is_refused_with_the_module_and_the_reason() {
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("--allow-module seal"), "{refused:?}");
     for (module, word) in [
-        ("zip", "there is none of that name; there are lz4, zstd"),
+        ("zip", "this machine has none of that name; there are lz4, zstd"),
         ("zstd:level=20", "level=20: it is a number from 1 to 19"),
         ("seal", "it has to be told key-file: seal:key-file="),
         ("seal:key-file=/nonexistent", "it cannot be read"),
@@ -364,7 +364,8 @@ fn a_program_in_any_language_is_a_module() {
     let refused =
         harness.run(&["attach", &share.target("block"), "--via", "fuse", "--module", built.to_str().unwrap()]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
-    assert!(refused.stderr.contains("module 'xor': there is none of that name"), "{refused:?}");
+    assert!(refused.stderr.contains("module 'xor': the exporter has none of that name"), "{refused:?}");
+    assert!(refused.stderr.contains("--allow-module ./xor"), "{refused:?}");
 }
 
 #[test]
@@ -459,4 +460,58 @@ fn a_program_sees_its_pipes_and_nothing_else() {
     assert_eq!(refused.code, Some(3), "{refused:?}");
     let (_, could) = refused.stderr.split_once("module 'nosy': it could: ").unwrap_or_else(|| panic!("{refused:?}"));
     assert_eq!(could.lines().next().unwrap_or_default().trim(), "", "{refused:?}");
+}
+
+/// A module program that passes on what it is sent, but for requests, which it keeps.
+const SWALLOWING: &str = r#"#!/usr/bin/env python3
+import struct, sys
+def say(frame):
+    sys.stdout.buffer.write(struct.pack("<I", len(frame)) + frame)
+while head := sys.stdin.buffer.read(4):
+    frame = sys.stdin.buffer.read(struct.unpack("<I", head)[0])
+    if frame[0] == 2 and frame[2] != 0:
+        say(frame[:1] + bytes([1 - frame[1]]) + frame[2:])
+    say(b"\x04" + b"\xff" * 8)
+    sys.stdout.buffer.flush()
+"#;
+
+#[test]
+fn reader_behind_a_module_that_swallows_its_request_is_freed_and_the_module_is_named() {
+    if !has_fuse() || !has("python3", has_program("python3")) {
+        return;
+    }
+    let harness = Harness::new();
+    let (image, at, swallow) = (harness.image("image", MIB), harness.path("at"), harness.path("swallow.py"));
+    write_script(&swallow, SWALLOWING);
+    let disk = format!("block:{}", image.display());
+    let share = share(&harness, &[&disk], &["--allow-module", swallow.to_str().unwrap()]);
+    let (target, module) = (share.target("block"), format!("{}:hold=1s", swallow.display()));
+    let words = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--module", "null"];
+    let mut attach = Running::start(harness.command(&[&words[..], &["--module", &module]].concat()));
+    attach.wait_for_line("attached as ");
+    let reader = thread::spawn({
+        let file = at.join("disk.img");
+        move || File::open(file).and_then(|file| file.read_exact_at(&mut [0; 4096], 0))
+    });
+    let ended = attach.wait_for_end(PATIENCE);
+    assert!(ended.is_some_and(|code| code != 0), "{ended:?} {}", attach.log());
+    assert!(reader.join().unwrap().is_err());
+    assert!(attach.log().contains("module 'swallow' (2 of 2): it has had request "), "{}", attach.log());
+}
+
+#[test]
+fn server_that_is_no_farbus_is_told_apart_when_modules_are_asked_for() {
+    let harness = Harness::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("{}/1-1", listener.local_addr().unwrap());
+    // Like usbipd: what it does not know ends the connection.
+    thread::spawn(move || {
+        for mut link in listener.incoming().map_while(Result::ok) {
+            let _ = link.read(&mut [0; 8]);
+        }
+    });
+    let words = ["attach", &target, "--via", "nbd", "--socket", "none.sock", "--module", "zstd"];
+    let refused = harness.run(&words);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    assert!(refused.stderr.contains("modules need farbus at both ends"), "{refused:?}");
 }

@@ -19,6 +19,8 @@ pub struct Use<'a> {
     pub failed: &'a [u8],
     /// The options that its user gave.
     pub options: &'a str,
+    /// For how long it may keep a message ([`Module::hold_max`]).
+    pub hold_max: Option<Duration>,
 }
 
 /// Carries out a half, for one use at a time.
@@ -60,7 +62,7 @@ impl Worker {
             return Err(failure.why);
         }
         inside.is_used = true;
-        Ok(Box::new(Half { inside: Arc::clone(&self.inside), due }))
+        Ok(Box::new(Half { inside: Arc::clone(&self.inside), due, hold_max: used.hold_max }))
     }
 }
 
@@ -71,6 +73,7 @@ fn lock(inside: &Mutex<Inside>) -> MutexGuard<'_, Inside> {
 struct Half {
     inside: Arc<Mutex<Inside>>,
     due: Option<Instant>,
+    hold_max: Option<Duration>,
 }
 
 impl Half {
@@ -97,6 +100,10 @@ impl Module for Half {
     fn handle_timeout(&mut self, now: Instant, out: &mut Turn) {
         // A module that always asks to be called in the past gets one turn for each call, like any other.
         self.take_turn(&module_abi::time(now), None, out);
+    }
+
+    fn hold_max(&self) -> Option<Duration> {
+        self.hold_max
     }
 
     /// Whether the module holds data back is not known: one that waits for no timeout counts as at rest.

@@ -42,7 +42,8 @@ pub fn used(process: &ModuleProcess) -> Result<Box<dyn Module>, String> {
 }
 
 /// What every half is told when it begins.
-pub const USE: Use<'static> = Use { role: Role::Importer, class: Class::Block, failed: &[0], options: "77" };
+pub const USE: Use<'static> =
+    Use { role: Role::Importer, class: Class::Block, failed: &[0], options: "77", hold_max: None };
 
 pub fn message() -> Message {
     Message { kind: Kind::Request, id: 7, head: vec![1; 14].into(), payload: vec![9; 3_000_000].into() }

@@ -391,7 +391,7 @@ fn ends_that_do_not_fit_say_which_module_and_why() {
     told[0].parameters = "level=99".to_owned();
     assert_eq!(refused(&told), "module 'zstd': level=99: it is a number from 1 to 19");
     told[0].name = "zip".to_owned();
-    assert!(refused(&told).starts_with("module 'zip': there is none of that name"));
+    assert!(refused(&told).starts_with("module 'zip': the exporter has none of that name"));
     let nine = vec![offers(&["null"]).remove(0); 9];
     assert_eq!(refused(&nine), "module 'null': an attachment goes through 8 modules at most");
     assert!(recipe(&["null"; 9]).is_err() && recipe(&["none"]).is_err());

@@ -138,6 +138,8 @@ pub struct Pipe {
     above: VecDeque<Arrived>,
     below: VecDeque<Message>,
     failure: Option<Failure>,
+    /// There was a failure, taken or not.
+    has_failed: bool,
 }
 
 impl Pipe {
@@ -159,6 +161,7 @@ impl Pipe {
             above: VecDeque::new(),
             below: VecDeque::new(),
             failure: None,
+            has_failed: false,
         }
     }
 
@@ -305,8 +308,12 @@ impl Pipe {
         self.arriving_bytes
     }
 
-    /// Lets the modules act if their timeout has come.
+    /// Lets the modules act if their timeout has come, and fails if one has kept a message for too long.
     pub fn handle_timeout(&mut self, now: Instant) {
+        if self.pipeline.poll_deadline().is_some_and(|deadline| deadline <= now) {
+            self.pipeline.check_deadlines(now, &mut self.turn);
+            self.collect();
+        }
         if self.pipeline.poll_timeout().is_some_and(|due| due <= now) {
             self.pipeline.handle_timeout(now, &mut self.turn);
             self.collect();
@@ -315,7 +322,21 @@ impl Pipe {
 
     /// When [`Pipe::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.pipeline.poll_timeout()
+        // Once it failed, the deadline of what was kept no longer matters.
+        let deadline = self.pipeline.poll_deadline().filter(|_| !self.has_failed);
+        [self.pipeline.poll_timeout(), deadline].into_iter().flatten().min()
+    }
+
+    /// Whether a module asked for a timeout: [`Pipe::let_go`] has something to do.
+    pub fn has_timeout(&self) -> bool {
+        self.pipeline.poll_timeout().is_some()
+    }
+
+    /// What came out of the modules is nothing that the class takes: the end of the attachment, which names them.
+    pub fn rejected(&self, reject: &Reject) -> End {
+        let names: Vec<_> = self.pipeline.names().map(|name| format!("'{name}'")).collect();
+        let modules = if names.len() == 1 { "module" } else { "modules" };
+        End { cause: Cause::Module, message: format!("what came out of {modules} {}: {reject}", names.join(", ")) }
     }
 
     /// Stops all messages in the modules (`is_paused`), or lets them continue.
@@ -333,7 +354,9 @@ impl Pipe {
     pub fn let_go(&mut self, now: Instant) {
         for _ in 0..LETTING_GO_MAX {
             let Some(due) = self.pipeline.poll_timeout() else { return };
-            self.handle_timeout(due.max(now));
+            // Not through the deadlines: this is earlier than it says.
+            self.pipeline.handle_timeout(due.max(now), &mut self.turn);
+            self.collect();
         }
     }
 
@@ -397,19 +420,26 @@ impl Pipe {
 
     fn collect(&mut self) {
         self.lost += self.turn.take_lost();
-        while let Some((side, message)) = self.turn.pop() {
-            match side {
+        while let Some((side, message, maker)) = self.turn.pop_made() {
+            let outcome = match side {
                 Side::Above => self.rise(message),
                 Side::Below | Side::Peer => self.sink(message),
+            };
+            if let Err(Breach(why)) = outcome {
+                let who = match maker {
+                    Some(at) => self.pipeline.title(at.into()),
+                    None => "the modules of the other end".to_owned(),
+                };
+                self.fail(Failure { trouble: Trouble::Module, why: format!("{who}: {why}") });
             }
         }
         if let Some(failure) = self.turn.failure() {
-            self.failure.get_or_insert(failure);
+            self.fail(failure);
         }
     }
 
     /// Passes a message to the class: the head in one frame, the data in the next.
-    fn rise(&mut self, message: module::Message) {
+    fn rise(&mut self, message: module::Message) -> Result<(), Breach> {
         let module::Message { kind, id, head, payload } = message;
         let tag = id as u16;
         let kind = match (kind, self.role) {
@@ -417,14 +447,14 @@ impl Pipe {
             (module::Kind::Cancel, Role::Exporter) | (module::Kind::Cancelled, Role::Importer) => Kind::Cancel,
             (module::Kind::Completion, Role::Importer) => Kind::Reply,
             (module::Kind::Event, Role::Importer) => Kind::Event,
-            _ => return self.lie("it said what its end of a pair does not say"),
+            _ => return Err(Breach("it said what its end of a pair does not say")),
         };
         let mut frame = Head::new(kind, self.attachment, tag);
         let mut residence = Payload::Empty;
         match kind {
             Kind::Reply => {
                 if !self.open.remove(&tag) {
-                    return self.lie("it answered what nobody asked");
+                    return Err(Breach("it answered what nobody asked"));
                 }
                 self.envelopes.remove(&(module::Kind::Request.code(), id));
                 frame.flags.plain = head.is_empty();
@@ -437,7 +467,7 @@ impl Pipe {
             Kind::Request => {
                 // A request that arrived inside another message, as with bundling, counts like one of its own.
                 if !self.with_class.insert(tag) || self.open.len() > REQUESTS_MAX {
-                    return self.lie("it asked the device twice");
+                    return Err(Breach("it asked the device twice"));
                 }
                 if self.open.insert(tag) {
                     self.timed.remove(&tag);
@@ -449,14 +479,16 @@ impl Pipe {
         let first = Payload::joined([residence, head]);
         if first.is_empty() || payload.is_empty() {
             let body = if first.is_empty() { payload } else { first };
-            return self.above.push_back(Arrived { head: frame, body });
+            self.above.push_back(Arrived { head: frame, body });
+            return Ok(());
         }
         frame.flags.more = true;
         self.above.push_back(Arrived { head: frame, body: first });
         self.above.push_back(Arrived { head: Head::new(Kind::Data, self.attachment, tag), body: payload });
+        Ok(())
     }
 
-    fn sink(&mut self, message: module::Message) {
+    fn sink(&mut self, message: module::Message) -> Result<(), Breach> {
         let module::Message { kind, id, head, payload } = message;
         let (said, tag) = match (kind, self.role) {
             (module::Kind::Request, Role::Importer) => (Kind::Request, id as u16),
@@ -466,17 +498,17 @@ impl Pipe {
             (module::Kind::Completion, Role::Exporter) => (Kind::Reply, id as u16),
             (module::Kind::Event, Role::Exporter) => (Kind::Event, id as u16),
             (module::Kind::Aside(pair), _) => (Kind::Aside, pair.into()),
-            _ => return self.lie("it said what its end of a pair does not say"),
+            _ => return Err(Breach("it said what its end of a pair does not say")),
         };
         let mut frame = Head::new(said, self.attachment, tag);
         let mut envelope = self.envelopes.remove(&(kind.code(), id));
         let mut part = Part::empty();
         match said {
-            Kind::Request if envelope.is_none() => return self.lie("it asked what nobody asked"),
+            Kind::Request if envelope.is_none() => return Err(Breach("it asked what nobody asked")),
             Kind::Request => frame.flags.timed = self.timed.contains(&tag),
             Kind::Reply => {
                 if !self.open.remove(&tag) && envelope.is_none() {
-                    return self.lie("it answered what nobody asked");
+                    return Err(Breach("it answered what nobody asked"));
                 }
                 frame.flags.timed = self.timed.remove(&tag);
                 let residence = envelope.as_mut().map(|envelope| std::mem::take(&mut envelope.residence));
@@ -494,9 +526,14 @@ impl Pipe {
             None => (Urgency::High, flow, None),
         };
         self.below.push_back(Message { head: frame, part, payload, urgency, flow, done_at });
+        Ok(())
     }
 
-    fn lie(&mut self, why: &str) {
-        self.failure.get_or_insert(Failure { trouble: Trouble::Module, why: format!("a module: {why}") });
+    fn fail(&mut self, failure: Failure) {
+        self.has_failed = true;
+        self.failure.get_or_insert(failure);
     }
 }
+
+/// A message of a module that breaks the contract: what it did.
+struct Breach(&'static str);

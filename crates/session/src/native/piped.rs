@@ -150,10 +150,11 @@ impl<A: Attached> Piped<A> {
     /// What came out of the modules is heard.
     fn settle(&mut self, done: &mut A::Done) {
         let Some(modules) = &mut self.modules else { return };
-        while let Some(arrived) = modules.pipe.as_mut().and_then(Pipe::poll_above) {
+        while let Some(pipe) = modules.pipe.as_mut()
+            && let Some(arrived) = pipe.poll_above()
+        {
             if let Err(reject) = self.remote.handle_arrived(modules.now, arrived, done) {
-                let message = format!("what came out of the modules: {reject}");
-                modules.failed.get_or_insert(End { cause: Cause::Module, message });
+                modules.failed.get_or_insert(pipe.rejected(&reject));
             }
         }
         if let Some(failure) = modules.pipe.as_mut().and_then(Pipe::poll_failure) {

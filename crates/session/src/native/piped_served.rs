@@ -57,7 +57,7 @@ impl PipedServed {
                 self.pipe.say(now, message);
             } else if let Some(arrived) = self.pipe.poll_above().filter(|_| self.end.is_none()) {
                 self.served.handle_arrived(now, arrived, &mut self.inner)?;
-            } else if self.is_resting && self.pipe.poll_timeout().is_some() {
+            } else if self.is_resting && self.pipe.has_timeout() {
                 self.pipe.let_go(now);
             } else {
                 break;
@@ -69,19 +69,13 @@ impl PipedServed {
         Ok(())
     }
 
-    /// The same where nothing was heard that could be wrong.
+    /// The same where nothing was heard that could be wrong. If a module's half gave the class what no importer says,
+    /// the attachment ends: the other half may be to blame, and the session is not.
     fn flush(&mut self, now: Instant, lanes: &mut Lanes) {
         if let Err(reject) = self.settle(now, lanes) {
-            self.end.get_or_insert(refused(&reject));
+            let end = self.pipe.rejected(&reject);
+            self.end.get_or_insert(end);
         }
-    }
-}
-
-/// A module's half gave the class what no importer says: its other half may be to blame, and the session is not.
-fn refused(reject: &Reject) -> End {
-    End {
-        cause: farbus_wire::native::control::Cause::Module,
-        message: format!("what came out of the modules: {reject}"),
     }
 }
 

@@ -317,12 +317,34 @@ impl Client {
         let remote = Piped::new(remote, through(&self.config.modules));
         // Begin the session, send the request and wait until the device is open or refused.
         let links = self.config.links;
-        let linked = Linked::open_over(links, dial, remote, grace, done).map_err(|source| lost(&exporter, source))?;
+        let linked = Linked::open_over(links, dial, remote, grace, done)
+            .map_err(|source| lost(&exporter, self.without_session(&target.address, source)))?;
         // Read the answer.
         Ok(match linked.end().cloned() {
             None => Ok(linked),
             Some(end) => Err(end),
         })
+    }
+
+    /// The error of a link on which no session began. A server that is no farbus closes it, so the error says what needs
+    /// a session.
+    fn without_session(&self, address: &str, source: std::io::Error) -> std::io::Error {
+        let is_paired = address.starts_with(LOCAL) || !matches!(self.connector.known(address), Ok(None));
+        let wants = [
+            (!self.config.modules.is_empty()).then_some("modules"),
+            self.config.reservation.is_some().then_some("reservations"),
+        ];
+        let wants: Vec<_> = wants.into_iter().flatten().collect();
+        if is_paired || wants.is_empty() || source.kind() == std::io::ErrorKind::TimedOut {
+            return source;
+        }
+        let what = format!(
+            "{source}\n  {} need farbus at both ends; a server that speaks USB/IP alone closes the link: leave {} away, or \
+             run 'farbus share' there",
+            wants.join(" and "),
+            if wants.len() == 1 { "that option" } else { "those options" }
+        );
+        std::io::Error::new(source.kind(), what)
     }
 
     fn accepted<A: Attached>(&self, target: &Target, opened: Opened<A>) -> Result<Linked<A>, ClientError> {

@@ -28,13 +28,22 @@ pub const PROGRAM_VERB: &str = "module-program";
 const PATH: &str = "/usr/bin:/bin:/usr/local/bin";
 
 /// The options of a program.
-const PARAMETERS: &[Parameter] = &[Parameter {
-    name: "options",
-    form: Form::Text(256),
-    default: Some(""),
-    what: "what the program is told at both ends",
-    is_own: false,
-}];
+const PARAMETERS: &[Parameter] = &[
+    Parameter {
+        name: "options",
+        form: Form::Text(256),
+        default: Some(""),
+        what: "what the program is told at both ends",
+        is_own: false,
+    },
+    Parameter {
+        name: "hold",
+        form: Form::SpanUpTo(Duration::from_secs(24 * 3600)),
+        default: Some("30s"),
+        what: "how long the program of this end may keep a request or an answer; 0s: without a limit",
+        is_own: true,
+    },
+];
 
 /// Begins a module half; the error is a sentence.
 type Begin = Arc<dyn Fn(&Use<'_>) -> Result<Box<dyn Module>, String> + Send + Sync>;
@@ -112,7 +121,9 @@ fn sandboxed(_code: &Path) -> Result<Begin, String> {
 
 fn half(begin: &Begin, name: &str, settings: &Settings, place: &Place) -> Result<Box<dyn Module>, Refusal> {
     let failed = place.failed.contiguous();
-    let used = Use { role: place.role, class: place.class, failed: &failed, options: settings.text("options") };
+    let hold_max = Some(settings.span("hold")).filter(|hold| !hold.is_zero());
+    let (role, class, options) = (place.role, place.class, settings.text("options"));
+    let used = Use { role, class, failed: &failed, options, hold_max };
     begin(&used).map_err(|why| Refusal::new(name, Mismatch::Halves(why)))
 }
 
