@@ -265,8 +265,8 @@ impl<'a> Planned<'a> {
         row
     }
 
-    /// The packets of a place in each of its intervals. Where a quantum is divided like a fluid that is no whole number;
-    /// it is rounded down, so that no interval shows more than it holds.
+    /// The packets of a place in each of its intervals. Where a quantum is divided like a fluid that is no whole
+    /// number; it is rounded down, so that no interval shows more than it holds.
     fn packets(&self, place: &Placement) -> String {
         match self.mode {
             ModeName::Sound | ModeName::Printed => place.packets.to_string(),

@@ -326,8 +326,8 @@ impl Client {
         })
     }
 
-    /// The error of a link on which no session began. A server that is no farbus closes it, so the error says what needs
-    /// a session.
+    /// The error of a link on which no session began. A server that is no farbus closes it, so the error says what
+    /// needs a session.
     fn without_session(&self, address: &str, source: std::io::Error) -> std::io::Error {
         let is_paired = address.starts_with(LOCAL) || !matches!(self.connector.known(address), Ok(None));
         let wants = [
