@@ -10,7 +10,7 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::output::say;
-use crate::common::control::{Answer, Question, ask_all};
+use crate::common::control::{Answer, Question, ask_all, running};
 use crate::common::events::{Event, Kind, Latest};
 
 /// How often the processes are asked.
@@ -71,12 +71,19 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// last event of each process.
 fn ask(known: &mut BTreeMap<u32, u64>, args: &Args) -> Result<Vec<Happened>, Failure> {
     let mut happened = Vec::new();
-    // One question goes to all: what each has after the least number is sorted out here.
-    let after = known.values().copied().min().filter(|_| !known.is_empty()).unwrap_or(0);
+    // One question goes to all: what each has after the least number is sorted out here. A new process is asked for
+    // everything that it keeps.
+    let is_known = |pid: &u32| known.contains_key(pid);
+    let all_known = running().map_err(Failure::local)?.iter().all(is_known);
+    let after = known.values().copied().min().filter(|_| all_known).unwrap_or(0);
     for (pid, answer) in ask_all(&Question::Events { after }).map_err(Failure::local)? {
         // A process of an earlier release does not know the question.
         let Answer::Ok(value) = answer else { continue };
         let Ok(latest) = serde_json::from_value::<Latest>(value) else { continue };
+        if after > 0 && !known.contains_key(&pid) {
+            // It has begun meanwhile, and is asked for everything next time.
+            continue;
+        }
         let seen = known.insert(pid, latest.last);
         let of_process = latest.events.into_iter().filter(|event| event.number > seen.unwrap_or(0));
         let missed = seen.filter(|seen| latest.last > *seen).map_or(0, |_| latest.missed);

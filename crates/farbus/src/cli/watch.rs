@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
-use ratatui::style::Style;
+use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Row, Table, TableState};
 use serde_json::Value;
@@ -76,7 +76,10 @@ fn counted(device: &Value) -> Option<Counted> {
         Some(links.iter().filter_map(|link| link[name].as_u64()).sum::<u64>())
     };
     let meters = &device["meters"];
-    let count = |name: &str| meters[name].as_u64().filter(|count| *count > 0).or_else(|| of_links(name));
+    let count = |name: &str| match (meters[name].as_u64(), of_links(name)) {
+        (Some(0) | None, Some(of_links)) => Some(of_links),
+        (of_user, _) => of_user,
+    };
     let (bytes_in, bytes_out) = (count("bytes_in")?, count("bytes_out")?);
     Some(Counted { requests: meters["urbs"].as_u64().unwrap_or_default(), bytes_in, bytes_out })
 }
