@@ -22,6 +22,7 @@ use crate::broker::confined::{give_rights_away, report_protection, start_broker}
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::asking::{ask_owner, heard};
 use crate::common::control::{Answer, ControlSocket, Question, ask_all};
+use crate::common::events::{Event, Kind, publish};
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::reservation::{ReservationRequest, together};
@@ -221,10 +222,12 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
         tracing::info!(how = status.how, "attached to the kernel");
     }
     shown.attached(&running);
+    publish(Event::of(Kind::Attached, target.to_string()).how(status.at.as_str()));
     tell_reason(&client, &request, status.local_address);
     end_on(patience.take_signals(), handle.clone());
     introduce(&status.introduction, args.json)?;
     let ended = attachment.run();
+    publish(ended.event(target));
     match &ended {
         Ended::Asked | Ended::Released | Ended::HandedOver => say(format!("{target} detached")),
         Ended::Moved => say(format!("{target} handed over")),

@@ -1,10 +1,13 @@
 //! The `farbus` command, verb by verb.
 
 mod attach;
+mod audit;
 pub mod bench;
 mod daemon;
 mod demo;
 mod docs;
+mod doctor;
+mod events;
 mod grants;
 mod identity;
 mod inventory;
@@ -26,6 +29,7 @@ mod stream;
 mod swap;
 mod topology;
 mod trust;
+mod watch;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use farbus_io::module::Way;
@@ -72,6 +76,9 @@ enum Verb {
     Daemon(daemon::Args),
     Nbd(nbd::Args),
     Status(owner::StatusArgs),
+    Events(events::Args),
+    Audit(audit::Args),
+    Doctor(doctor::Args),
     Release(release::Args),
     Swap(swap::Args),
     Type(owner::TypeArgs),
@@ -133,6 +140,9 @@ impl Cli {
         match &self.verb {
             Verb::List(args) => args.json,
             Verb::Attach(args) => args.json,
+            Verb::Audit(args) => args.json,
+            Verb::Doctor(args) => args.json,
+            Verb::Events(args) => args.json,
             Verb::Allow(args) => args.json,
             Verb::Identity(args) => args.is_for_programs(),
             Verb::Module(args) => args.is_for_programs(),
@@ -173,6 +183,9 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Daemon(args) => daemon::run(args),
         Verb::Nbd(args) => nbd::run(&args),
         Verb::Status(args) => owner::status(&args),
+        Verb::Events(args) => events::run(&args),
+        Verb::Audit(args) => audit::run(&args),
+        Verb::Doctor(args) => doctor::run(&args),
         Verb::Release(args) => release::run(args),
         Verb::Swap(args) => swap::run(&args),
         Verb::Type(args) => owner::type_text(args),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Failure;
+use super::{Failure, watch};
 use super::output::{print_json, print_table, say, table};
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all};
@@ -14,7 +14,8 @@ use crate::devices::reservation::ReservationStatus;
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  farbus status\n  farbus status --history            who had what, and how it ended\n  \
+    after_help = "Examples:\n  farbus status\n  farbus status --watch              the same, live, with rates and latency\n  \
+    farbus status --history            who had what, and how it ended\n  \
     farbus status --latency            where the time of requests goes: device, bus, network\n  \
     farbus status --links              each session's links: which are up, what passed, the round trip\n  \
     farbus status --json | jq '.[].devices[] | {name, state, user, since: .used_s, waiting, history}'"
@@ -23,6 +24,9 @@ pub struct StatusArgs {
     /// For programs.
     #[arg(long)]
     pub json: bool,
+    /// A live table with rates and latency, until q is pressed.
+    #[arg(long, conflicts_with_all = ["json", "history", "latency", "links"])]
+    watch: bool,
     /// Show who had the devices that are shared here.
     #[arg(long, conflicts_with = "json")]
     history: bool,
@@ -52,6 +56,9 @@ pub struct DeviceArgs {
 }
 
 pub fn status(args: &StatusArgs) -> Result<(), Failure> {
+    if args.watch {
+        return watch::run();
+    }
     let mut running = Vec::new();
     for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
         match answer {
@@ -270,6 +277,7 @@ pub fn insert(args: DeviceArgs) -> Result<(), Failure> {
     ask_owner(&args.device, Question::Insert { device: args.device.clone() })
 }
 
-fn format_span(span: Duration) -> String {
+/// A span for people.
+pub(super) fn format_span(span: Duration) -> String {
     indicatif::HumanDuration(span).to_string()
 }

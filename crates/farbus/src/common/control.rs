@@ -19,6 +19,7 @@ use farbus_io::trust::DeviceId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::common::events;
 use crate::common::failure::FailureReport;
 use crate::common::passed_files::Files;
 pub use crate::common::runtime_folder::path as folder;
@@ -47,6 +48,12 @@ pub enum Question {
     Version,
     /// Asks for the status of the process and its devices.
     Status,
+    /// Asks what happened in the process after the event with this number. Every process answers it in the same way.
+    Events {
+        /// The number; 0 asks for everything that is kept.
+        #[serde(default)]
+        after: u64,
+    },
     /// Attach: detach the device and end. Daemon: detach the device until the next reload. A share answers `unknown`.
     Detach {
         /// The device by name, bus id or target; `None` means whatever is attached.
@@ -344,6 +351,9 @@ fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> A
             }
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
+            }
+            Ok(Question::Events { after }) => {
+                serde_json::to_value(events::after(after)).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Ok)
             }
             Ok(question) => answer(question),
             Err(error) => Answer::Refused(format!("not a question: {error}")),

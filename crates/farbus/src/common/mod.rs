@@ -5,6 +5,7 @@
 
 pub mod asking;
 pub mod control;
+pub mod events;
 pub mod failure;
 pub mod host_address;
 pub mod listen_words;

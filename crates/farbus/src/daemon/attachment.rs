@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use super::modules::Workshop;
 use crate::broker::SystemAccess;
+use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::Failure;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
@@ -313,6 +314,7 @@ impl Shared {
     fn run(&self, request: &Request, attachment: Box<dyn Attachment>, is_restored: bool) -> Option<Failure> {
         let (target, running) = (&request.target, Running::of(&*attachment));
         info!(%target, at = %running.status.at, "attached");
+        publish(Event::of(Kind::Attached, target.to_string()).how(running.status.at.as_str()));
         let local_address = running.status.local_address;
         {
             let mut state = self.state();
@@ -328,6 +330,7 @@ impl Shared {
             tell_reason(&self.client, request, local_address);
         }
         let ended = attachment.run();
+        publish(ended.event(target));
         self.state().running = None;
         match &ended {
             Ended::Undurable(why) => warn!(%target, why, "detached, and something may be lost"),
@@ -351,6 +354,8 @@ impl Shared {
         // Each trouble is logged once.
         if state.failure.as_ref().map(|known| known.attribute) != Some(report.attribute) {
             warn!(target = %request.target, attribute = report.attribute.as_str(), "{}; trying again", report.message);
+            let event = Event::of(Kind::Failed, request.target.to_string());
+            publish(event.how(report.attribute.as_str()).why(report.message.as_str()));
         }
         state.failure = Some(report);
     }

@@ -14,6 +14,7 @@ use farbus_session::native::hello;
 use farbus_session::{Ending, Exporter};
 use tracing::{error, info, warn};
 
+use crate::common::events::{Event, Kind, publish};
 use crate::common::socket_place::Origin;
 use crate::exporter::access::encrypted::ConnectionHandler;
 use crate::exporter::access::listener::Listening;
@@ -129,6 +130,8 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
     report_end(&end, ending, &session.peer, bus_id.as_deref());
     if let Some(bus_id) = &bus_id {
         permissions.record(session, Use::Detach, bus_id, Ok(()));
+        let name = registry.device_name(bus_id).unwrap_or_else(|| bus_id.clone());
+        publish(Event::of(Kind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
     }
     match (bus_id, device) {
         (Some(bus_id), Some(device)) if !device.is_gone() => {

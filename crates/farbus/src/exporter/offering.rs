@@ -8,6 +8,7 @@ use farbus_model::{Device, Identity};
 use farbus_session::DeviceRecord;
 use farbus_session::registry::{Entry, StreamClass, name_of};
 
+use crate::common::events::{Event, Kind, publish};
 use crate::devices::identities::Identified;
 use crate::devices::identities::labels::{DeviceClass, Label, Which};
 use crate::devices::identities::naming::Naming;
@@ -49,6 +50,7 @@ impl Share {
         self.shared.swaps.forget(&record.bus_id);
         let is_named = !matches!(naming, Naming::Automatic(_)) && called == name;
         self.shared.registry.labels.put(&record.bus_id, Label { is_named, is_lasting });
+        publish(Event::of(Kind::Shared, name_of(&record)));
         Ok(record)
     }
 

@@ -17,6 +17,7 @@ use farbus_session::block::{BlockExport, Swap};
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
+use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::{Attribute, FailureReport};
 use crate::devices::media_journal::Notes;
 
@@ -152,6 +153,8 @@ impl Run {
         let mut status = lock(&self.status);
         note(&mut status);
         state.clone_into(&mut status.state);
+        let event = Event::of(Kind::SwapEnded, status.device.as_str()).how(state);
+        publish(status.failure.iter().fold(event, |event, failure| event.why(failure.message.as_str())));
         drop(status);
         self.changed.notify_all();
     }
@@ -209,6 +212,7 @@ impl Swaps {
         let run = Arc::new(Run::new(status));
         lock(&self.runs).insert(bus_id.to_owned(), Arc::clone(&run));
         info!(device, from, to, verify = options.verify, resume = options.resume, "being moved");
+        publish(Event::of(Kind::SwapBegun, device.as_str()).how(to.as_str()));
         let for_thread = Arc::clone(&run);
         let spawned = thread::Builder::new().name("swap".into()).spawn(move || {
             let result = carry_out(swap, &clock, &for_thread);
@@ -243,6 +247,8 @@ impl Swaps {
         let mut runs = lock(&self.runs);
         let is_free = runs.get(bus_id).is_none_or(|run| run.is_over());
         if is_free {
+            let status = lock(&run.status);
+            publish(Event::of(Kind::SwapBegun, status.device.as_str()).how(status.to.as_str()));
             runs.insert(bus_id.to_owned(), Arc::clone(run));
         }
         is_free

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::Handle;
 use crate::broker::SystemAccess;
+use crate::common::events::{Event, Kind};
 use crate::common::failure::{Failure, FailureReport};
 use crate::importer::client::{Attribute, Client, ClientError, Target};
 use crate::importer::disk::DiskMode;
@@ -110,6 +111,21 @@ impl Ended {
         match (end.cause, end.message.as_str()) {
             (Cause::Asked, HANDED_OVER) => Ended::Moved,
             _ => Ended::Over(FailureReport::of(end)),
+        }
+    }
+
+    /// The event that its owner sees.
+    pub fn event(&self, target: &Target) -> Event {
+        let event = Event::of(Kind::Detached, target.to_string());
+        match self {
+            Ended::Asked => event.how("asked"),
+            Ended::Released => event.how("released here"),
+            Ended::Lost(why) => event.how("link lost").why(why.as_str()),
+            Ended::Over(report) => event.how(report.attribute.as_str()).why(report.message.as_str()),
+            Ended::Broken(reject) => event.how("cut off").why(reject.to_string()),
+            Ended::HandedOver => event.how("goes on in another process"),
+            Ended::Moved => event.how("migrated"),
+            Ended::Undurable(why) => event.how("asked, and something may be lost").why(why.as_str()),
         }
     }
 

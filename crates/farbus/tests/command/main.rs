@@ -25,6 +25,7 @@ mod evil_exporters;
 mod exporters;
 mod far_streams;
 mod full_disk;
+mod happenings;
 mod harness;
 mod hostile;
 mod identity;

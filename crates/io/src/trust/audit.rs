@@ -38,11 +38,11 @@ use super::limits::{
 use crate::link::Clock;
 use crate::tally::{Summary, Tally, Verdict, WINDOW};
 
-const AUDIT_FILE: &str = "audit.log";
-const REFUSED_FILE: &str = "refused.log";
-const GRANTS_FILE: &str = "grants.log";
+pub(super) const AUDIT_FILE: &str = "audit.log";
+pub(super) const REFUSED_FILE: &str = "refused.log";
+pub(super) const GRANTS_FILE: &str = "grants.log";
 /// The events by which this host's owner grants or withdraws trust.
-const GRANTS: [&str; 4] = ["pair", "unpair", "allow", "forbid"];
+pub(super) const GRANTS: [&str; 4] = ["pair", "unpair", "allow", "forbid"];
 
 /// The result of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -18,6 +18,7 @@ use farbus_session::stream::Policy;
 use farbus_session::{DeviceRecord, Ending, Offers, OpStatus};
 use tracing::{info, warn};
 
+use crate::common::events::{Event, Kind, publish};
 use crate::exporter::access::quota::{self, Place};
 use crate::exporter::opening::claim::Offer;
 use crate::exporter::opening::driven_disk::may_drive;
@@ -399,6 +400,8 @@ impl DeviceUse {
         };
         if let Some(bus_id) = bus_id {
             info!(device = bus_id, peer = session.peer, ending = ending.as_str(), "detached");
+            let name = shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone());
+            publish(Event::of(Kind::Released, name).host(session.peer.as_str()).how(ending.as_str()));
             if ending != Ending::HandedOver {
                 shared.permissions.record(session, Use::Detach, &bus_id, Ok(()));
             }

@@ -21,6 +21,7 @@ use farbus_session::reserve::{Reservation, ReservationReport};
 use farbus_session::{Ending, Reject};
 use tracing::{debug, info, warn};
 
+use crate::common::events::{Event, Kind, publish};
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::priority::{LOOK_EVERY, PrioritizedDevices};
 use crate::exporter::session::provider::limits_of;
@@ -529,6 +530,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 // The old link is lost, even if no error has shown it yet.
                 self.link_set.cut();
                 info!(peer = self.peer, link = hello.position.link, "the session goes on over a new link");
+                publish(Event::new(Kind::LinkBack).host(self.peer.as_str()));
             }
             match greeting::welcome(&link, &welcome, GREETING_TIME_MAX) {
                 Ok(()) if welcome.outcome == Outcome::Resumed => {
@@ -584,6 +586,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         }
         if !self.session.is_ended() && self.session.attachments() > 0 {
             warn!(peer = self.peer, end = end.as_str(), why, "the link was lost; its session waits for another");
+            publish(Event::new(Kind::LinkLost).host(self.peer.as_str()).how(end.as_str()).why(why));
         }
     }
 

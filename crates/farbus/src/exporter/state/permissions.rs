@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use farbus_io::trust::{Event, Fingerprint, Outcome, Peer};
+use farbus_io::trust::{Event as Recorded, Fingerprint, Outcome, Peer};
 
+use crate::common::events::{Event, Kind, publish};
 use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::LocalPeers;
 use crate::exporter::access::quota::Visitor;
@@ -93,19 +94,31 @@ impl Permissions {
         let device = self.registry.device_name(bus_id);
         let device = device.as_deref().unwrap_or(bus_id);
         let outcome = if allowed.is_ok() { Outcome::Ok } else { Outcome::Refused };
+        publish_use(session, use_of, device, allowed);
         match &session.guest {
             Some(guest) => guest.record(use_of.as_str(), outcome, device, allowed.err()),
             None => {
                 let Some(recorder) = self.recorder.get() else { return };
-                recorder.record(&Event {
+                recorder.record(&Recorded {
                     address: Some(&session.peer),
                     device: Some(device),
                     why: allowed.err(),
-                    ..Event::new(use_of.as_str(), outcome)
+                    ..Recorded::new(use_of.as_str(), outcome)
                 });
             }
         }
     }
+}
+
+/// Publishes a use of a device. The end of a use is published where it is known how it ended.
+fn publish_use(session: &Session, use_of: Use, device: &str, allowed: Result<(), &str>) {
+    let event = match (use_of, allowed) {
+        (_, Err(why)) => Event::of(Kind::Refused, device).why(why),
+        (Use::Attach, Ok(())) => Event::of(Kind::Used, device),
+        (Use::Observe, Ok(())) => Event::of(Kind::Observed, device),
+        (Use::Detach, Ok(())) => return,
+    };
+    publish(event.host(session.peer.as_str()));
 }
 
 #[cfg(test)]

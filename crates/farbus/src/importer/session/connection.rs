@@ -21,6 +21,7 @@ use farbus_session::native::{
 use farbus_session::snapshot::{Reader, Writer};
 use tracing::{debug, info, warn};
 
+use crate::common::events::{Event, Kind, publish};
 use crate::importer::session::status::SessionStatus;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
@@ -306,9 +307,11 @@ impl<A: Attached> Linked<A> {
         match reserved.state {
             reserve::State::Suspended => {
                 warn!(host = self.host, lack = ?reserved.lack, missing = reserved.missing, "suspended by its exporter");
+                publish(Event::new(Kind::Suspended).host(self.host.as_str()));
             }
             reserve::State::Admitted => {
-                info!(host = self.host, bound_ns = reserved.bound_ns, "admitted by its exporter")
+                info!(host = self.host, bound_ns = reserved.bound_ns, "admitted by its exporter");
+                publish(Event::new(Kind::Admitted).host(self.host.as_str()));
             }
             reserve::State::Refused => {}
         }
@@ -458,6 +461,7 @@ impl<A: Attached> Linked<A> {
             return self.lose(LinkEnd::of(&error), &error.to_string());
         }
         info!(host = self.host, "linked again");
+        publish(Event::new(Kind::LinkBack).host(self.host.as_str()));
         self.status.note_link(true);
         self.remote.use_lanes(self.session.usable_lanes());
         self.dial_further(Duration::ZERO);
@@ -499,6 +503,7 @@ impl<A: Attached> Linked<A> {
         self.remote.use_lanes(self.session.usable_lanes());
         if self.end().is_none() && was_linked {
             warn!(host = self.host, end = end.as_str(), why, "the link was lost; the device waits for another");
+            publish(Event::new(Kind::LinkLost).host(self.host.as_str()).how(end.as_str()).why(why));
             self.status.note_link(false);
             self.dialer.dial(self.session.hello(0), Duration::ZERO);
         }

@@ -1,0 +1,115 @@
+//! `farbus doctor`: what this machine can do, and what to type for each thing that it lacks.
+
+mod checks;
+
+use serde::Serialize;
+
+use super::Failure;
+use super::output::{print_json, print_table, say, table};
+use checks::CHECKS;
+
+/// Show what this machine can do with farbus, and what to type for what it lacks.
+///
+/// Looks only: nothing is changed, and no other host is asked.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  farbus doctor\n  farbus doctor --require vhci,fuse && farbus attach lab3/disk\n  \
+    farbus doctor --json | jq -r '.[] | select(.state == \"missing\") | .next'\n\n\
+    Exit codes: 0 done; 1 something that --require names is missing."
+)]
+pub struct Args {
+    /// For programs.
+    #[arg(long)]
+    pub json: bool,
+    /// Fail unless these are there, by their names in the first column; separated by commas.
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(CHECKS.iter().map(|check| check.name)))]
+    require: Vec<String>,
+}
+
+/// Whether this machine can do something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// It can.
+    Ok,
+    /// It can, with a limit that may matter.
+    Limited,
+    /// It cannot.
+    Missing,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Serialize)]
+struct Finding {
+    state: State,
+    /// What was found, in a sentence.
+    found: String,
+    /// What to type or do, if something is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+impl Finding {
+    fn ok(found: impl Into<String>) -> Self {
+        Self { state: State::Ok, found: found.into(), next: None }
+    }
+
+    fn limited(found: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { state: State::Limited, found: found.into(), next: Some(next.into()) }
+    }
+
+    fn missing(found: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { state: State::Missing, found: found.into(), next: Some(next.into()) }
+    }
+}
+
+/// A check, by the name that `--require` takes.
+struct Check {
+    name: &'static str,
+    /// What it is needed for.
+    needed_for: &'static str,
+    look: fn() -> Finding,
+}
+
+#[derive(Serialize)]
+struct Line {
+    name: &'static str,
+    needed_for: &'static str,
+    #[serde(flatten)]
+    finding: Finding,
+}
+
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let look = |check: &Check| Line { name: check.name, needed_for: check.needed_for, finding: (check.look)() };
+    let lines: Vec<Line> = CHECKS.iter().map(look).collect();
+    if args.json {
+        print_json(&lines)?;
+    } else {
+        show(&lines);
+    }
+    let is_lacking =
+        |line: &&Line| line.finding.state == State::Missing && args.require.iter().any(|name| name == line.name);
+    let missing: Vec<&str> = lines.iter().filter(is_lacking).map(|line| line.name).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let failure = Failure::local(format!("missing on this machine: {}", missing.join(", ")));
+    Err(if args.json { failure.told() } else { failure })
+}
+
+fn show(lines: &[Line]) {
+    let mut table = table(&["NAME", "STATE", "FOUND", "NEEDED FOR"]);
+    for line in lines {
+        let state = match line.finding.state {
+            State::Ok => "ok",
+            State::Limited => "limited",
+            State::Missing => "missing",
+        };
+        table.add_row([line.name, state, &line.finding.found, line.needed_for]);
+    }
+    print_table(&table);
+    for line in lines {
+        let Some(next) = &line.finding.next else { continue };
+        say(format!("\n{}: {}", line.name, next));
+    }
+}

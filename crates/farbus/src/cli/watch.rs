@@ -1,0 +1,266 @@
+//! `farbus status --watch`: a live table of what is shared and attached here, with rates and latency.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Row, Table, TableState};
+use serde_json::Value;
+
+use super::Failure;
+use super::owner::format_span;
+use crate::common::control::{Answer, Question, ask_all};
+use crate::common::units::format_bytes;
+
+/// How often the processes are asked.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// A device, and its process.
+type Key = (u64, String, String);
+
+/// What a device has transferred since it was shared or attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counted {
+    requests: u64,
+    bytes_in: u64,
+    bytes_out: u64,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Shown {
+    name: String,
+    title: String,
+    state: String,
+    peer: String,
+    since: String,
+    waiting: String,
+    rates: [String; 3],
+    latency: String,
+}
+
+/// What was counted when the processes were asked last.
+#[derive(Debug, Default)]
+struct Watch {
+    last: BTreeMap<Key, (Counted, Instant)>,
+}
+
+impl Watch {
+    /// The lines for these answers, with the rates since the last ones.
+    fn lines(&mut self, processes: &[Value], now: Instant) -> Vec<Shown> {
+        let mut counts = BTreeMap::new();
+        let mut lines = Vec::new();
+        for process in processes {
+            for device in process["devices"].as_array().into_iter().flatten() {
+                let key = (process["pid"].as_u64().unwrap_or_default(), text(device, "name"), text(device, "title"));
+                let counted = counted(device);
+                let last = self.last.get(&key).copied();
+                lines.push(shown(device, rates(counted, last, now)));
+                counts.extend(counted.map(|counted| (key, (counted, now))));
+            }
+        }
+        self.last = counts;
+        lines
+    }
+}
+
+/// What has passed: of the user's connection, or else of all links of the session.
+fn counted(device: &Value) -> Option<Counted> {
+    let of_links = |name: &str| {
+        let links = device["links"]["each"].as_array()?;
+        Some(links.iter().filter_map(|link| link[name].as_u64()).sum::<u64>())
+    };
+    let meters = &device["meters"];
+    let count = |name: &str| match (meters[name].as_u64(), of_links(name)) {
+        (Some(0) | None, Some(of_links)) => Some(of_links),
+        (of_user, _) => of_user,
+    };
+    let (bytes_in, bytes_out) = (count("bytes_in")?, count("bytes_out")?);
+    Some(Counted { requests: meters["urbs"].as_u64().unwrap_or_default(), bytes_in, bytes_out })
+}
+
+/// Requests and bytes a second; empty without two counts.
+fn rates(counted: Option<Counted>, last: Option<(Counted, Instant)>, now: Instant) -> [String; 3] {
+    let (Some(counted), Some((last, then))) = (counted, last) else { return Default::default() };
+    let seconds = (now - then).as_secs_f64();
+    if seconds <= 0.0 {
+        return Default::default();
+    }
+    // A new user begins at zero.
+    let rate = |now: u64, then: u64| (now.checked_sub(then).unwrap_or(now) as f64 / seconds).round() as u64;
+    let bytes = |rate: u64| if rate == 0 { "0".to_owned() } else { format!("{}/s", format_bytes(rate)) };
+    [
+        rate(counted.requests, last.requests).to_string(),
+        bytes(rate(counted.bytes_in, last.bytes_in)),
+        bytes(rate(counted.bytes_out, last.bytes_out)),
+    ]
+}
+
+fn text(device: &Value, name: &str) -> String {
+    // Other hosts write some of these texts: a terminal must not obey them.
+    let text = device[name].as_str().unwrap_or_default();
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn shown(device: &Value, rates: [String; 3]) -> Shown {
+    let span = |name: &str| device[name].as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
+    let latency = &device["latency"]["all_us"];
+    let ms = |percentile: &str| latency[percentile].as_f64().map(|us| format!("{:.2}", us / 1000.0));
+    let state = match span("link_lost_s") {
+        Some(lost) => format!("{} {}", text(device, "state"), format_span(lost)),
+        None => text(device, "state"),
+    };
+    Shown {
+        name: text(device, "name"),
+        title: text(device, "title"),
+        state,
+        peer: text(device, "user"),
+        since: span("used_s").map(format_span).unwrap_or_default(),
+        waiting: device["waiting"].as_array().map(|waiting| waiting.len().to_string()).unwrap_or_default(),
+        rates,
+        latency: ms("p50").zip(ms("p99")).map(|(p50, p99)| format!("{p50} / {p99} ms")).unwrap_or_default(),
+    }
+}
+
+/// The headings and the least widths of the columns.
+const COLUMNS: [(&str, u16); 10] = [
+    ("NAME", 10),
+    ("WHAT", 14),
+    ("STATE", 10),
+    ("PEER", 12),
+    ("SINCE", 10),
+    ("WAIT", 4),
+    ("REQ/S", 7),
+    ("IN", 11),
+    ("OUT", 11),
+    ("P50 / P99", 16),
+];
+
+fn draw(frame: &mut Frame<'_>, lines: &[Shown], at: &mut TableState) {
+    let [head, body, foot] =
+        Layout::vertical([Constraint::Length(1), Constraint::Min(2), Constraint::Length(1)]).areas(frame.area());
+    let used = lines.iter().filter(|line| !line.peer.is_empty()).count();
+    frame.render_widget(Line::from(format!("farbus: {} devices, {used} in use or attached", lines.len())).bold(), head);
+    let rows = lines.iter().map(|line| {
+        let [requests, bytes_in, bytes_out] = &line.rates;
+        let cells = [
+            &line.name,
+            &line.title,
+            &line.state,
+            &line.peer,
+            &line.since,
+            &line.waiting,
+            requests,
+            bytes_in,
+            bytes_out,
+            &line.latency,
+        ];
+        let style = if line.state.starts_with("link lost") { Style::new().red() } else { Style::new() };
+        Row::new(cells.map(String::as_str)).style(style)
+    });
+    let widths = COLUMNS.map(|(name, width)| match name {
+        "WHAT" | "PEER" | "NAME" => Constraint::Fill(width),
+        _ => Constraint::Length(width),
+    });
+    let header = Row::new(COLUMNS.map(|(name, _)| name)).style(Style::new().bold());
+    let table = Table::new(rows, widths).header(header).row_highlight_style(Style::new().reversed());
+    frame.render_stateful_widget(table, body, at);
+    frame.render_widget(Line::from("q ends   up, down: scroll").dim(), foot);
+}
+
+/// Shows the table until its reader ends it.
+///
+/// # Errors
+/// Standard output is no terminal.
+pub fn run() -> Result<(), Failure> {
+    if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
+        return Err(Failure::local("--watch needs a terminal\n  for programs: farbus status --json, farbus events --json"));
+    }
+    let mut terminal = ratatui::try_init().map_err(Failure::local)?;
+    let result = follow(&mut terminal);
+    ratatui::restore();
+    result
+}
+
+fn follow(terminal: &mut ratatui::DefaultTerminal) -> Result<(), Failure> {
+    let (mut watch, mut at) = (Watch::default(), TableState::default());
+    loop {
+        let answers = ask_all(&Question::Status).map_err(Failure::local)?;
+        let ok = |(_, answer)| if let Answer::Ok(status) = answer { Some(status) } else { None };
+        let processes: Vec<Value> = answers.into_iter().filter_map(ok).collect();
+        let lines = watch.lines(&processes, Instant::now());
+        let until = Instant::now() + EVERY;
+        loop {
+            terminal.draw(|frame| draw(frame, &lines, &mut at)).map_err(Failure::local)?;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !event::poll(left).map_err(Failure::local)? {
+                break;
+            }
+            let Event::Key(key) = event::read().map_err(Failure::local)? else { continue };
+            let is_ctrl_c = key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);
+            match key.code {
+                _ if key.kind == KeyEventKind::Release => {}
+                _ if is_ctrl_c => return Ok(()),
+                KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                KeyCode::Down | KeyCode::Char('j') => at.select_next(),
+                KeyCode::Up | KeyCode::Char('k') => at.select_previous(),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use serde_json::json;
+
+    fn process(bytes_in: u64) -> Value {
+        json!({ "pid": 7, "role": "share", "devices": [{
+            "name": "disk", "title": "backup\u{1b}[2J.img", "state": "in use", "user": "lab3 (10.0.0.3:5000)", "used_s": 12.0,
+            "waiting": [{"host": "lab4", "waits_s": 1.0}],
+            "meters": {"urbs": bytes_in / 1000, "bytes_in": bytes_in, "bytes_out": 4_000_000},
+            "latency": {"samples": 10, "all_us": {"p50": 250.0, "p99": 1000.0}},
+        }]})
+    }
+
+    #[test]
+    fn rates_are_what_passed_between_two_answers() {
+        let (mut watch, start) = (Watch::default(), Instant::now());
+        let first = watch.lines(&[process(1_000_000)], start);
+        assert_eq!(first[0].rates, ["", "", ""]);
+        let second = watch.lines(&[process(21_000_000)], start + Duration::from_secs(2));
+        assert_eq!(second[0].rates, ["10000", "10.00 MB/s", "0"]);
+        assert_eq!((second[0].waiting.as_str(), second[0].latency.as_str()), ("1", "0.25 / 1.00 ms"));
+        let new_user = watch.lines(&[process(2000)], start + Duration::from_secs(3));
+        assert_eq!(new_user[0].rates[1], "2.00 kB/s");
+        assert_eq!(watch.lines(&[], start + Duration::from_secs(4)), []);
+    }
+
+    #[test]
+    fn session_s_bytes_come_from_its_links_where_nothing_else_counts_them() {
+        let device = json!({ "links": {"up": 1, "each": [{"bytes_in": 5, "bytes_out": 6}, {"bytes_in": 1, "bytes_out": 1}]} });
+        assert_eq!(counted(&device), Some(Counted { requests: 0, bytes_in: 6, bytes_out: 7 }));
+        assert_eq!(counted(&json!({ "name": "zero" })), None);
+    }
+
+    #[test]
+    fn table_shows_every_device_and_no_control_characters() {
+        let (mut watch, start) = (Watch::default(), Instant::now());
+        watch.lines(&[process(0)], start);
+        let lines = watch.lines(&[process(5_000_000)], start + Duration::from_secs(1));
+        let mut terminal = Terminal::new(TestBackend::new(140, 6)).unwrap();
+        terminal.draw(|frame| draw(frame, &lines, &mut TableState::default())).unwrap();
+        let shown = terminal.backend().to_string();
+        for part in ["1 devices, 1 in use", "disk", "backup?[2J.img", "in use", "lab3", "5.00 MB/s", "0.25 / 1.00 ms"] {
+            assert!(shown.contains(part), "{part} in\n{shown}");
+        }
+    }
+}
