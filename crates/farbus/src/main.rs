@@ -17,7 +17,9 @@ fn main() -> ExitCode {
         inherited::close();
     }
     let filter = EnvFilter::try_from_env("FARBUS_LOG").unwrap_or_else(|_| EnvFilter::new(cli.log_level()));
-    let styled = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    // https://no-color.org: any value but the empty one.
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let styled = !is_plain && std::io::IsTerminal::is_terminal(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

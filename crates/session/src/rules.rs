@@ -1,8 +1,8 @@
 //! Which of a machine's real devices are shared: rules about a device's descriptors and its port.
 //!
-//! Rules are checked in order, and the first that matches decides; a device that no rule matches is not shared. A hub
-//! or an input device (keyboard, mouse) is matched only by a rule that *asks* for it: by its class, or, for an input
-//! device, by vendor and product together. A root hub is never shared.
+//! Rules are checked in order, and the first that matches decides; a device that no rule matches is not shared. An
+//! input device (keyboard, mouse) is matched only by a rule that *asks* for it: by its class, or by vendor and product
+//! together. A hub is never shared; what is plugged into it can be.
 
 use std::fmt;
 use std::str::FromStr;
@@ -64,7 +64,7 @@ pub enum Verdict {
     Refused(usize),
     /// No rule matches.
     NoRule,
-    /// A hub, and no rule asks for it.
+    /// A hub: what is plugged into it can be shared.
     Hub,
     /// A keyboard or mouse, and no rule asks for it.
     Input,
@@ -76,7 +76,7 @@ impl fmt::Display for Verdict {
             Verdict::Shared(at) => write!(f, "shared by rule {}", at + 1),
             Verdict::Refused(at) => write!(f, "refused by rule {}", at + 1),
             Verdict::NoRule => f.write_str("no rule matches"),
-            Verdict::Hub => f.write_str("a hub, and no rule asks for its class"),
+            Verdict::Hub => f.write_str("a hub; share what is plugged into it"),
             Verdict::Input => f.write_str("an input device, and no rule asks for its class or its vendor and product"),
         }
     }
@@ -84,7 +84,7 @@ impl fmt::Display for Verdict {
 
 /// Decides whether `rules` share a device.
 pub fn decide(rules: &[Rule], device: &Properties) -> Verdict {
-    if device.bus_id.starts_with("usb") {
+    if device.is_hub() {
         return Verdict::Hub;
     }
     let found = rules.iter().position(|rule| rule.matches(device) && (rule.is_refusal || rule.may_have(device)));
@@ -92,7 +92,6 @@ pub fn decide(rules: &[Rule], device: &Properties) -> Verdict {
         Some(at) if rules[at].is_refusal => Verdict::Refused(at),
         Some(at) => Verdict::Shared(at),
         None if !rules.iter().any(|rule| rule.matches(device)) => Verdict::NoRule,
-        None if device.is_hub() => Verdict::Hub,
         None => Verdict::Input,
     }
 }
@@ -112,8 +111,8 @@ impl Rule {
     /// Whether the rule asks for such a device, if that is necessary.
     fn may_have(&self, device: &Properties) -> bool {
         let by_ids = self.vendor.is_some() && self.product.is_some();
-        let by_class = |class: u8| self.class.is_some_and(|asked| asked.class == class);
-        (!device.is_hub() || by_class(HUB)) && (!device.is_input() || by_ids || by_class(INPUT))
+        let by_class = self.class.is_some_and(|asked| asked.class == INPUT);
+        !device.is_input() || by_ids || by_class
     }
 }
 
@@ -282,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn hubs_and_input_devices_are_shared_only_by_a_rule_that_asks_for_them() {
+    fn hubs_are_never_shared_and_input_devices_only_by_a_rule_that_asks_for_them() {
         let everything = Rule::default();
         let here = Rule { port: Some(Pattern::new("1-*")), ..Rule::default() };
         let ids = Rule { vendor: Some(0x0781), product: Some(0x5567), ..Rule::default() };
@@ -295,7 +294,7 @@ mod tests {
             (&ids, keyboard(), Verdict::Shared(0)),
             (&everything, hub(), Verdict::Hub),
             (&ids, hub(), Verdict::Hub),
-            (&class("hub"), hub(), Verdict::Shared(0)),
+            (&class("hub"), hub(), Verdict::Hub),
             (&class("hub"), Properties { bus_id: "usb1".into(), ..hub() }, Verdict::Hub),
         ];
         for (rule, device, expected) in cases {

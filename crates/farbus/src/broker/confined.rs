@@ -3,7 +3,7 @@
 use farbus_io::store::boot_number;
 use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::writeback::Protection;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::{Broker, BrokerPolicy};
 use crate::common::failure::Failure;
@@ -36,6 +36,6 @@ pub fn give_rights_away(needs: &Needs) -> Result<(), Failure> {
 /// Logs a protection that the system refused: under memory pressure a disk may then wait for itself.
 pub fn report_protection(protection: &Protection) {
     if !protection.is_complete() {
-        info!("{protection}");
+        debug!("{protection}");
     }
 }

@@ -82,7 +82,15 @@ enum Verb {
     Release(release::Args),
     Swap(swap::Args),
     Type(owner::TypeArgs),
+    /// Take the medium out of a shared disk, as if its drive were opened.
+    ///
+    /// The disk's user sees a drive without a medium until 'farbus insert'.
+    #[command(after_help = "Examples:\n  farbus share disk:cd.img,ro      here\n  farbus eject\n  farbus eject disk2")]
     Eject(owner::DeviceArgs),
+    /// Put the medium of a shared disk back after 'farbus eject'.
+    ///
+    /// The disk's user sees a medium that was changed.
+    #[command(after_help = "Examples:\n  farbus insert\n  farbus insert disk2")]
     Insert(owner::DeviceArgs),
     Demo(demo::Args),
     Pipe(pipe::Args),

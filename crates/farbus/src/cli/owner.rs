@@ -47,7 +47,7 @@ pub struct TypeArgs {
     words: Vec<String>,
 }
 
-/// Take the medium out of a shared disk, or put it back.
+/// A shared device that has a medium.
 #[derive(Debug, clap::Args)]
 pub struct DeviceArgs {
     /// Name or bus id of the shared device.

@@ -19,6 +19,7 @@ use farbus_session::reserve::Reservation;
 use farbus_session::rules::{Pattern, Rule, id_from};
 use serde::Deserialize;
 use toml::Spanned;
+use tracing::warn;
 
 use super::spec::{Shared, Wrong};
 use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
@@ -436,6 +437,10 @@ fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<(Rule, Opt
         serial: table.serial.as_deref().map(Pattern::new),
         port: table.port.as_deref().map(Pattern::new),
     };
+    if let Some(class) = table.class.as_ref().filter(|class| class.get_ref() == "hub" && !rule.is_refusal) {
+        // Not an error: a daemon of an earlier release started with such a rule.
+        warn!(class = class.get_ref(), "a rule of [[usb]] matches nothing: hubs are never shared, only what is behind them");
+    }
     let name = table.name.as_ref().map(|name| checked_name(name, names)).transpose()?;
     names.extend(name.clone());
     Ok((rule, name))

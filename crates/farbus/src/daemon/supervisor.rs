@@ -218,6 +218,10 @@ impl Supervisor {
     pub fn reload(&self) -> Result<Changes, Failure> {
         self.manager.reloading();
         let result = self.read().and_then(|config| self.apply(config));
+        if result.is_ok() {
+            // Attachments that their owner had detached begin again.
+            self.has().attachments.values().for_each(Kept::resume);
+        }
         match &result {
             Ok(changes) => info!(added = ?changes.added, removed = ?changes.removed, "reloaded"),
             Err(failure) => warn!("not reloaded: {failure}"),
@@ -235,7 +239,8 @@ impl Supervisor {
         Config::parse_file(&self.path, &text).map_err(Failure::local)
     }
 
-    /// Starts and stops what is needed so that the daemon runs what `config` says.
+    /// Starts and stops what is needed so that the daemon runs what `config` says. What its owner detached stays
+    /// detached.
     ///
     /// # Errors
     /// The daemon cannot listen at an address. Devices that are not available are retried later, and shown in the
@@ -255,8 +260,6 @@ impl Supervisor {
             real.want(has.config.wanted());
         }
         self.attach_all(&mut has, &mut changes);
-        // Attachments that their owner had detached begin again.
-        has.attachments.values().for_each(Kept::resume);
         Ok(changes)
     }
 

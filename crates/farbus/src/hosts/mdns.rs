@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 use farbus_io::discovery::{self, Announcement, Announcer, Kind};
 use farbus_io::sys::confine::{Needs, confine};
 use farbus_io::sys::passing::Passage;
+use farbus_io::trust::host_name;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::debug;
@@ -134,7 +135,8 @@ pub fn run() -> io::Result<()> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    let name = discovery::own_name();
+    // The name by which paired hosts know this one, too.
+    let name = host_name();
     let confinement = confine(&Needs { datagrams: true, ..Needs::default() }).map_err(io::Error::other)?;
     debug!("{confinement}");
     let passage = Passage::over(io::stdin().as_fd().try_clone_to_owned()?);

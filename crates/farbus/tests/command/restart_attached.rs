@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farbus::model::{EpAddr, Setup};
 use farbus_session::redir::usbredir::Message;
@@ -73,6 +73,29 @@ fn run_fio(harness: &Harness, arguments: &[&str]) {
     let arguments: Vec<&str> = arguments.iter().copied().chain(work.split_whitespace()).collect();
     let outcome = finish(harness.command_of(Path::new("fio"), &arguments), PATIENCE);
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
+}
+
+#[test]
+fn what_was_detached_stays_detached_through_restarts_until_a_reload() {
+    let harness = Harness::new();
+    let image = format!("disk:{}", harness.image("image", 1 << 20).display());
+    let (_share, _daemon, desk) = attached(&harness, &image, "via='nbd'");
+    desk.ok(&["detach"]);
+    wait_until(PATIENCE, "it is detached", || state_of(&desk) == "detached");
+    for _ in 0..2 {
+        let answer = desk.run(&["daemon", "restart", "--json"]);
+        assert_eq!(answer.code, Some(0), "{answer:?}");
+        wait_until(PATIENCE, "the replacement answers", || !state_of(&desk).is_empty());
+        // Attaching takes a few milliseconds.
+        let until = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < until {
+            let state = state_of(&desk);
+            assert!(state.is_empty() || state == "detached", "{state}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    desk.ok(&["daemon", "reload"]);
+    wait_until(PATIENCE, "a reload attaches it again", || state_of(&desk) == "attached");
 }
 
 #[test]
