@@ -1,0 +1,25 @@
+//! Tests that the systemd unit is one that this machine's systemd understands.
+
+use std::path::Path;
+use std::process::Command;
+
+#[test]
+fn systemd_understands_every_line_of_the_unit() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd/farbus.service");
+    let text = std::fs::read_to_string(unit).unwrap();
+    assert!(!text.lines().any(|line| line == "Type=notify-reload"), "systemd 252 ignores notify-reload");
+    let folder = std::env::temp_dir().join(format!("xtask-units-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let copy = folder.join("farbus.service");
+    // Verification wants the program to be there; which one it is says nothing of the unit.
+    std::fs::write(&copy, text.replace("/usr/bin/farbus", "/bin/true")).unwrap();
+    let verified = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output();
+    std::fs::remove_dir_all(&folder).unwrap();
+    match verified {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success() && said.is_empty(), "{said}");
+        }
+        Err(_) => eprintln!("SKIPPED: no systemd-analyze here"),
+    }
+}
