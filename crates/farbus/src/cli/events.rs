@@ -1,9 +1,10 @@
 //! `farbus events`: a stream of what happens in all processes of this user.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use farbus_io::trust::timestamp;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -76,7 +77,9 @@ fn ask(known: &mut BTreeMap<u32, u64>, args: &Args) -> Result<Vec<Happened>, Fai
     let is_known = |pid: &u32| known.contains_key(pid);
     let all_known = running().map_err(Failure::local)?.iter().all(is_known);
     let after = known.values().copied().min().filter(|_| all_known).unwrap_or(0);
+    let mut answered = BTreeSet::new();
     for (pid, answer) in ask_all(&Question::Events { after }).map_err(Failure::local)? {
+        answered.insert(pid);
         // A process of an earlier release does not know the question.
         let Answer::Ok(value) = answer else { continue };
         let Ok(latest) = serde_json::from_value::<Latest>(value) else { continue };
@@ -91,6 +94,13 @@ fn ask(known: &mut BTreeMap<u32, u64>, args: &Args) -> Result<Vec<Happened>, Fai
             eprintln!("farbus: process {pid}: {missed} events came too fast to be shown");
         }
         happened.extend(of_process.map(|event| (event, pid)));
+    }
+    // What a process published just before its end may not have been asked for in time.
+    let ended: Vec<u32> = known.keys().copied().filter(|pid| !answered.contains(pid)).collect();
+    for pid in ended {
+        known.remove(&pid);
+        let at = timestamp(SystemTime::now());
+        happened.push((Event { at, ..Event::new(Kind::Ended).how(format!("process {pid}")) }, pid));
     }
     happened.retain(|(event, _)| args.is_wanted(event));
     happened.sort_by(|(a, _), (b, _)| a.at.cmp(&b.at));

@@ -55,6 +55,8 @@ pub enum Kind {
     SwapBegun,
     /// The move has ended.
     SwapEnded,
+    /// A process has ended. No process publishes this of itself: `farbus events` sees it.
+    Ended,
     /// A kind that this release does not know.
     #[serde(other)]
     Other,
@@ -79,6 +81,7 @@ impl Kind {
             Kind::Suspended => "suspended",
             Kind::SwapBegun => "swap-begun",
             Kind::SwapEnded => "swap-ended",
+            Kind::Ended => "ended",
             Kind::Other => "other",
         }
     }

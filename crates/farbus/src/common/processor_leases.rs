@@ -264,8 +264,14 @@ mod tests {
             let is_watcher = |name: &String| name.trim() == "promises";
             threads.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok()).filter(is_watcher).count()
         };
+        // A thread gets its name when it first runs, and /proc passes over some while others end.
+        let mut looks = (0..1000).map(|_| {
+            thread::sleep(Duration::from_millis(5));
+            watchers()
+        });
+        let seen = looks.find(|count| *count > 0);
         // Other tests of this process have watchers of their own.
-        assert!((1..16).contains(&watchers()), "{} threads watch", watchers());
+        assert!(seen.is_some_and(|count| count < 16), "{seen:?} threads watch");
         // A lease that ends among endless ones is noticed.
         let (ours, theirs) = lease();
         assert!(matches!(promises.keep("0", &[(60, 100)], theirs), Answer::Ok(_)));

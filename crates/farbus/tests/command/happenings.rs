@@ -51,13 +51,15 @@ fn events_show_an_attachment_its_lost_link_and_its_end() {
     let follows = Running::start(harness.command(&["events"]));
     follows.wait_for_line("shared disk");
     let at = harness.path("at");
-    let (mut attach, _) = harness.attach(&share.target("disk"), &at);
+    let arguments = ["attach", &share.target("disk"), "--via", "fuse", "--grace", "30", "--at", at.to_str().unwrap()];
+    let mut attach = Running::start(harness.command(&arguments));
     follows.wait_for_line(&format!("attached {}", share.target("disk")));
     let mut share = share;
     share.process.kill();
     follows.wait_for_line("link lost with ");
     attach.signal(Signal::INT);
     attach.wait_for_end(PATIENCE);
+    follows.wait_for_line("ended (process ");
 }
 
 #[test]
