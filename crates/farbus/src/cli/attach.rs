@@ -23,6 +23,7 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::asking::{ask_owner, heard};
 use crate::common::control::{Answer, ControlSocket, Question, ask_all};
 use crate::common::events::{Event, Kind, publish};
+use crate::common::host_address::check_host;
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::reservation::{ReservationRequest, together};
@@ -131,7 +132,7 @@ pub struct AttachArgs {
     #[arg(long)]
     pub json: bool,
     /// Where the paired host is now; remembered once it has proved its key there.
-    #[arg(long, value_name = "HOST[:PORT]")]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = check_host)]
     address: Option<String>,
     /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no
     /// files and makes no connections by itself.

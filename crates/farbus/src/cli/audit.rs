@@ -13,15 +13,13 @@ use super::output::say;
 /// How often the log is read while it is followed.
 const READ_EVERY: Duration = Duration::from_millis(500);
 
-/// Show the audit log: which host used, asked for or was refused what, and what its owner allowed.
+/// Show the audit log: what hosts used or were refused here, and who was allowed what.
 ///
 /// The log is kept in the state folder, in files of limited size; the oldest lines are dropped.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  farbus audit\n  farbus audit --follow\n  farbus audit --refused --lines 20\n  \
+#[command(after_help = "Examples:\n  farbus audit\n  farbus audit --follow\n  farbus audit --refused --lines 20\n  \
     farbus audit --host lab3 --device disk\n  \
-    farbus audit --all --json | jq -r 'select(.event == \"pair\") | .peer'"
-)]
+    farbus audit --all --json | jq -r 'select(.event == \"pair\") | .peer'")]
 pub struct Args {
     /// One JSON object a line, as in the log.
     #[arg(long)]

@@ -1,12 +1,14 @@
 //! `farbus doctor`: what this machine can do, and what to type for each thing that it lacks.
 
 mod checks;
+mod finding;
 
 use serde::Serialize;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use checks::CHECKS;
+use finding::{Check, Finding, State};
 
 /// Show what this machine can do with farbus, and what to type for what it lacks.
 ///
@@ -24,51 +26,6 @@ pub struct Args {
     /// Fail unless these are there, by their names in the first column; separated by commas.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = clap::builder::PossibleValuesParser::new(CHECKS.iter().map(|check| check.name)))]
     require: Vec<String>,
-}
-
-/// Whether this machine can do something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    /// It can.
-    Ok,
-    /// It can, with a limit that may matter.
-    Limited,
-    /// It cannot.
-    Missing,
-}
-
-/// What a check found.
-#[derive(Clone, Debug, Serialize)]
-struct Finding {
-    state: State,
-    /// What was found, in a sentence.
-    found: String,
-    /// What to type or do, if something is missing.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    next: Option<String>,
-}
-
-impl Finding {
-    fn ok(found: impl Into<String>) -> Self {
-        Self { state: State::Ok, found: found.into(), next: None }
-    }
-
-    fn limited(found: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { state: State::Limited, found: found.into(), next: Some(next.into()) }
-    }
-
-    fn missing(found: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { state: State::Missing, found: found.into(), next: Some(next.into()) }
-    }
-}
-
-/// A check, by the name that `--require` takes.
-struct Check {
-    name: &'static str,
-    /// What it is needed for.
-    needed_for: &'static str,
-    look: fn() -> Finding,
 }
 
 #[derive(Serialize)]

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::broker::SystemAccess;
+use crate::common::host_address::check_host;
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
@@ -24,9 +25,10 @@ use crate::importer::discovery::local_shares::{self, repeated};
 )]
 pub struct Args {
     /// HOST[:PORT] of a farbus or usbipd, or the name of a paired host.
+    #[arg(value_parser = check_host)]
     host: Option<String>,
     /// Where the paired host is now; remembered once it has proved its key there.
-    #[arg(long, value_name = "HOST[:PORT]", requires = "host")]
+    #[arg(long, value_name = "HOST[:PORT]", requires = "host", value_parser = check_host)]
     address: Option<String>,
     /// For programs.
     #[arg(long)]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use comfy_table::{Attribute as Style, Cell, ContentArrangement, Table, TableStyle};
 
@@ -56,6 +57,11 @@ pub fn say(line: impl fmt::Display) {
     let mut out = io::stdout().lock();
     // A reader that has closed the pipe needs no more.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}
+
+/// A span for people: `3 seconds`.
+pub fn format_span(span: Duration) -> String {
+    indicatif::HumanDuration(span).to_string()
 }
 
 /// Prints JSON for programs.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::output::{format_span, print_json, print_table, say, table};
 use super::{Failure, watch};
-use super::output::{print_json, print_table, say, table};
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::units::format_bytes;
@@ -275,9 +275,4 @@ pub fn eject(args: DeviceArgs) -> Result<(), Failure> {
 
 pub fn insert(args: DeviceArgs) -> Result<(), Failure> {
     ask_owner(&args.device, Question::Insert { device: args.device.clone() })
-}
-
-/// A span for people.
-pub(super) fn format_span(span: Duration) -> String {
-    indicatif::HumanDuration(span).to_string()
 }

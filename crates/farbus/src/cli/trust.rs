@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::Failure;
 use super::grants::{self, no_such_peer, of};
 use super::output::{print_json, print_table, say, table};
-use crate::common::host_address::{PAIRING_PORT, address_with_port};
+use crate::common::host_address::{PAIRING_PORT, address_with_port, check_host};
 use crate::common::listen_words::{everywhere, listen_address};
 use crate::hosts::pairing::{PairError, Progress, join, wait_for_host};
 use crate::hosts::trust::Trust;
@@ -38,10 +38,11 @@ pub struct IdArgs {
 )]
 pub struct PairArgs {
     /// HOST[:PORT] where 'farbus pair' waits; without it this host waits itself.
+    #[arg(value_parser = check_host)]
     host: Option<String>,
     /// The code that it shows; asked for if missing.
     #[arg(requires = "host")]
-    code: Option<String>,
+    code: Option<Code>,
     /// What to call the other host here, if not as it calls itself.
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
@@ -108,8 +109,8 @@ pub fn pair(args: &PairArgs) -> Result<(), Failure> {
     let name = name.as_deref();
     let peer = match &args.host {
         Some(host) => {
-            let code: Code = match &args.code {
-                Some(code) => code.parse().map_err(Failure::local)?,
+            let code = match &args.code {
+                Some(code) => code.clone(),
                 None => ask_for_code(host)?,
             };
             join(&trust, &address_of(host), &code, name, &args.allow)?

@@ -13,7 +13,7 @@ use ratatui::widgets::{Row, Table, TableState};
 use serde_json::Value;
 
 use super::Failure;
-use super::owner::format_span;
+use super::output::format_span;
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::units::format_bytes;
 
@@ -179,7 +179,9 @@ fn draw(frame: &mut Frame<'_>, lines: &[Shown], at: &mut TableState) {
 /// Standard output is no terminal.
 pub fn run() -> Result<(), Failure> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
-        return Err(Failure::local("--watch needs a terminal\n  for programs: farbus status --json, farbus events --json"));
+        return Err(Failure::local(
+            "--watch needs a terminal\n  for programs: farbus status --json, farbus events --json",
+        ));
     }
     let mut terminal = ratatui::try_init().map_err(Failure::local)?;
     let result = follow(&mut terminal);
@@ -246,7 +248,8 @@ mod tests {
 
     #[test]
     fn session_s_bytes_come_from_its_links_where_nothing_else_counts_them() {
-        let device = json!({ "links": {"up": 1, "each": [{"bytes_in": 5, "bytes_out": 6}, {"bytes_in": 1, "bytes_out": 1}]} });
+        let device =
+            json!({ "links": {"up": 1, "each": [{"bytes_in": 5, "bytes_out": 6}, {"bytes_in": 1, "bytes_out": 1}]} });
         assert_eq!(counted(&device), Some(Counted { requests: 0, bytes_in: 6, bytes_out: 7 }));
         assert_eq!(counted(&json!({ "name": "zero" })), None);
     }

@@ -352,9 +352,8 @@ fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> A
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
             }
-            Ok(Question::Events { after }) => {
-                serde_json::to_value(events::after(after)).map_or_else(|error| Answer::Refused(error.to_string()), Answer::Ok)
-            }
+            Ok(Question::Events { after }) => serde_json::to_value(events::after(after))
+                .map_or_else(|error| Answer::Refused(error.to_string()), Answer::Ok),
             Ok(question) => answer(question),
             Err(error) => Answer::Refused(format!("not a question: {error}")),
         },

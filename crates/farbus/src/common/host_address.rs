@@ -10,6 +10,32 @@ pub const PAIRING_PORT: u16 = 3242;
 /// The prefix of a socket of this machine where an address of a host is expected: `unix:PATH`.
 pub const LOCAL: &str = "unix:";
 
+/// Checks that a text can be `HOST[:PORT]` or `unix:PATH`, and returns it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_host(text: &str) -> Result<String, String> {
+    if text.starts_with(LOCAL) {
+        return Ok(text.to_owned());
+    }
+    if let Some((scheme, rest)) = text.split_once("://") {
+        return Err(format!("'{text}' is no host: type '{rest}' without '{scheme}://'"));
+    }
+    let is_bare_v6 = text.split('%').next().is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok());
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !is_bare_v6 && !text.ends_with(']') => (host, Some(port)),
+        _ => (text, None),
+    };
+    if let Some(port) = port.filter(|port| port.parse::<u16>().is_err()) {
+        return Err(format!("'{port}' in '{text}' is no port: 1 to 65535"));
+    }
+    let is_in_name = |c: char| !c.is_control() && !c.is_whitespace() && c != '/';
+    if host.is_empty() || !host.chars().all(is_in_name) {
+        return Err(format!("'{text}' is no host: a name or an address, such as lab3, lab3:3241 or 10.0.0.7"));
+    }
+    Ok(text.to_owned())
+}
+
 /// Adds the port of USB/IP to `HOST[:PORT]` if it has none. IPv6 addresses may be bracketed or bare.
 pub fn address_of(host: &str) -> String {
     address_with_port(host, DEFAULT_PORT)
@@ -26,4 +52,39 @@ pub fn address_with_port(host: &str, port: u16) -> String {
     }
     let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
     if has_port { host.to_owned() } else { format!("{host}:{port}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_names_or_addresses_with_or_without_a_port() {
+        for fine in [
+            "lab3",
+            "lab3:3241",
+            "10.0.0.7",
+            "10.0.0.7:99",
+            "::1",
+            "[::1]",
+            "[::1]:3240",
+            "fe80::1%eth0",
+            "unix:/run/x.sock",
+        ] {
+            assert_eq!(check_host(fine), Ok(fine.to_owned()));
+        }
+        for (wrong, said) in [
+            ("http://lab3", "type 'lab3' without 'http://'"),
+            ("lab3:70000", "'70000' in 'lab3:70000' is no port"),
+            ("lab3:usb", "'usb' in 'lab3:usb' is no port"),
+            ("lab3:", "'' in 'lab3:' is no port"),
+            (":3240", "is no host"),
+            ("", "is no host"),
+            ("lab 3", "is no host"),
+            ("lab3/disk", "is no host"),
+        ] {
+            let error = check_host(wrong).expect_err(wrong);
+            assert!(error.contains(said), "{wrong}: {error}");
+        }
+    }
 }

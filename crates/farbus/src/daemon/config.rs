@@ -439,7 +439,10 @@ fn rule_from(table: UsbTable, names: &mut BTreeSet<String>) -> Result<(Rule, Opt
     };
     if let Some(class) = table.class.as_ref().filter(|class| class.get_ref() == "hub" && !rule.is_refusal) {
         // Not an error: a daemon of an earlier release started with such a rule.
-        warn!(class = class.get_ref(), "a rule of [[usb]] matches nothing: hubs are never shared, only what is behind them");
+        warn!(
+            class = class.get_ref(),
+            "a rule of [[usb]] matches nothing: hubs are never shared, only what is behind them"
+        );
     }
     let name = table.name.as_ref().map(|name| checked_name(name, names)).transpose()?;
     names.extend(name.clone());

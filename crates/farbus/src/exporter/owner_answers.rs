@@ -19,7 +19,8 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
             return ProcessStatus { pid: std::process::id(), role: "share", address: address.to_owned(), devices }
                 .answer();
         }
-        Question::Version | Question::Events { .. }
+        Question::Version
+        | Question::Events { .. }
         | Question::Detach { .. }
         | Question::Hold { .. }
         | Question::Pause { .. }

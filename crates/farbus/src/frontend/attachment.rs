@@ -115,7 +115,7 @@ impl Ended {
     }
 
     /// The event that its owner sees.
-    pub fn event(&self, target: &Target) -> Event {
+    pub(crate) fn event(&self, target: &Target) -> Event {
         let event = Event::of(Kind::Detached, target.to_string());
         match self {
             Ended::Asked => event.how("asked"),

@@ -85,3 +85,20 @@ fn session_survives_another_host_at_its_exporters_old_address() {
     cutter.lead_home();
     attach.assert_logged("linked again");
 }
+
+#[test]
+fn host_or_code_that_can_be_none_is_refused_as_usage_before_anything_is_asked() {
+    let harness = Harness::new();
+    for (arguments, said) in [
+        (&["list", "http://lab3"][..], "type 'lab3' without 'http://'"),
+        (&["list", "lab3:70000"], "'70000' in 'lab3:70000' is no port"),
+        (&["attach", "http://lab3/disk"], "type 'lab3/disk' without 'http://'"),
+        (&["attach", "lab3:usb/disk"], "'usb' in 'lab3:usb' is no port"),
+        (&["pair", "lab3", "123"], "123"),
+        (&["pair", "lab3:70000", "1234-5678"], "is no port"),
+    ] {
+        let outcome = harness.run(arguments);
+        assert_eq!(outcome.code, Some(2), "{arguments:?}: {outcome:?}");
+        assert!(outcome.stderr.contains(said), "{arguments:?}: {outcome:?}");
+    }
+}

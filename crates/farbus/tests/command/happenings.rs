@@ -53,7 +53,8 @@ fn events_show_an_attachment_its_lost_link_and_its_end() {
     let at = harness.path("at");
     let arguments = ["attach", &share.target("disk"), "--via", "fuse", "--grace", "30", "--at", at.to_str().unwrap()];
     let mut attach = Running::start(harness.command(&arguments));
-    follows.wait_for_line(&format!("attached {}", share.target("disk")));
+    let attached = follows.wait_for_line(&format!("attached {}", share.target("disk")));
+    assert!(attached.contains("disk.img"), "where it appears: {attached}");
     let mut share = share;
     share.process.kill();
     follows.wait_for_line("link lost with ");

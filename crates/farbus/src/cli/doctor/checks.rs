@@ -12,7 +12,7 @@ use farbus_io::usb::{Inventory, Obstacle};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use super::{Check, Finding};
+use super::finding::{Check, Finding};
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::host_address::{DEFAULT_PORT, PAIRING_PORT, SECURE_PORT};
 use crate::common::units::format_bytes;
@@ -66,7 +66,8 @@ fn usbfs() -> Finding {
         }
     };
     let devices: Vec<_> = found.iter().filter(|found| !matches!(found.obstacle, Some(Obstacle::Hub))).collect();
-    let forbidden = devices.iter().filter(|found| matches!(found.obstacle, Some(Obstacle::NoPermission { .. }))).count();
+    let forbidden =
+        devices.iter().filter(|found| matches!(found.obstacle, Some(Obstacle::NoPermission { .. }))).count();
     match (devices.len(), forbidden) {
         (0, _) => Finding::ok("no USB device is plugged in"),
         (all, 0) => Finding::ok(format!("{all} USB devices, all may be opened")),
@@ -137,7 +138,8 @@ const LOCKED_BYTES_MIN: u64 = 64 << 20;
 fn memory() -> Finding {
     let can_lock = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
     let limit = getrlimit(Resource::Memlock).current;
-    let cgroup = cgroup_limit().map(|limit| format!("; at most {} for this group", format_bytes(limit))).unwrap_or_default();
+    let cgroup =
+        cgroup_limit().map(|limit| format!("; at most {} for this group", format_bytes(limit))).unwrap_or_default();
     match limit {
         _ if can_lock => Finding::ok(format!("memory can be locked{cgroup}")),
         None => Finding::ok(format!("memory can be locked{cgroup}")),
@@ -204,7 +206,8 @@ fn ports() -> Finding {
         };
         at((Ipv6Addr::UNSPECIFIED, port).into()) || at((Ipv4Addr::UNSPECIFIED, port).into())
     };
-    let taken: Vec<u16> = [DEFAULT_PORT, SECURE_PORT, PAIRING_PORT].into_iter().filter(|port| is_taken(*port)).collect();
+    let taken: Vec<u16> =
+        [DEFAULT_PORT, SECURE_PORT, PAIRING_PORT].into_iter().filter(|port| is_taken(*port)).collect();
     let is_ours = ask_all(&Question::Version).is_ok_and(|answers| !answers.is_empty());
     let words = taken.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match (taken.is_empty(), is_ours) {
@@ -236,7 +239,9 @@ fn firewall() -> Finding {
     if tables.lines().any(|table| table == "filter") {
         return Finding::limited(
             "the kernel filters packets (iptables)",
-            format!("see that TCP and UDP {SECURE_PORT}, and TCP {PAIRING_PORT} while you pair, are let in: iptables -S INPUT"),
+            format!(
+                "see that TCP and UDP {SECURE_PORT}, and TCP {PAIRING_PORT} while you pair, are let in: iptables -S INPUT"
+            ),
         );
     }
     Finding::ok("neither ufw, firewalld nor iptables is active; nftables' own rules are not looked at")
@@ -244,7 +249,10 @@ fn firewall() -> Finding {
 
 fn pairing() -> Finding {
     if !Trust::is_there() {
-        return Finding::missing("this host has no key yet", "type: farbus pair, which makes one and lets another host in");
+        return Finding::missing(
+            "this host has no key yet",
+            "type: farbus pair, which makes one and lets another host in",
+        );
     }
     match Trust::open().and_then(|trust| trust.peers()) {
         Ok(peers) if peers.iter().next().is_none() => {
@@ -283,7 +291,12 @@ mod tests {
         for check in CHECKS {
             let finding = (check.look)();
             assert!(!finding.found.is_empty(), "{}", check.name);
-            assert_eq!(finding.next.is_some(), finding.state != super::super::State::Ok, "{}: {finding:?}", check.name);
+            assert_eq!(
+                finding.next.is_some(),
+                finding.state != super::super::finding::State::Ok,
+                "{}: {finding:?}",
+                check.name
+            );
         }
         let mut names: Vec<_> = CHECKS.iter().map(|check| check.name).collect();
         names.sort_unstable();

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::common::host_address::{LOCAL, address_of};
+use crate::common::host_address::{LOCAL, address_of, check_host};
 
 /// A device on a host, written `HOST[:PORT]/DEVICE`, or at a socket of this machine, written `unix:PATH/DEVICE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,11 +18,14 @@ impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if !text.starts_with(LOCAL) && text.contains("://") {
+            check_host(text)?;
+        }
         // A path has slashes of its own, a device's name has none.
         let parts = if text.starts_with(LOCAL) { text.rsplit_once('/') } else { text.split_once('/') };
         match parts {
             Some((host, device)) if !host.is_empty() && host != LOCAL && !device.is_empty() => {
-                Ok(Self { address: address_of(host), device: device.to_owned() })
+                Ok(Self { address: address_of(&check_host(host)?), device: device.to_owned() })
             }
             _ => Err(format!(
                 "'{text}' is not HOST[:PORT]/DEVICE, such as lab3/disk or 10.0.0.7:3240/1-1, nor unix:PATH/DEVICE"
@@ -44,6 +47,8 @@ mod tests {
     #[test]
     fn targets_are_parsed_with_and_without_port_and_socket() {
         let read = |text: &str| text.parse::<Target>().map(|t| (t.address, t.device));
+        assert!(read("http://lab3/disk").is_err_and(|error| error.contains("type 'lab3/disk' without 'http://'")));
+        assert!(read("lab3:70000/disk").is_err_and(|error| error.contains("'70000' in 'lab3:70000' is no port")));
         assert_eq!(read("lab3/disk"), Ok(("lab3:3240".into(), "disk".into())));
         assert_eq!(read("10.0.0.7:99/1-1"), Ok(("10.0.0.7:99".into(), "1-1".into())));
         assert_eq!(read("::1/zero"), Ok(("[::1]:3240".into(), "zero".into())));
