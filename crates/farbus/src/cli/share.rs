@@ -8,7 +8,7 @@ use std::sync::Arc;
 use farbus_io::link::Listener;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
-use farbus_io::trust::host_name;
+use farbus_io::trust::{Peer, host_name};
 use farbus_io::usb::{Hotplug, Selector};
 use farbus_model::budget::Budget;
 use farbus_modules::Asked;
@@ -139,6 +139,8 @@ pub struct Args {
 pub struct Called {
     what: What,
     name: Option<String>,
+    /// What was typed.
+    text: String,
 }
 
 impl Called {
@@ -153,7 +155,7 @@ impl FromStr for Called {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (what, name) = split_name(text)?;
-        Ok(Self { what: what.parse()?, name })
+        Ok(Self { what: what.parse()?, name, text: text.to_owned() })
     }
 }
 
@@ -177,7 +179,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let has_usb = !broker_policy.usb.is_empty();
     let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&broker_policy)?)) } else { None };
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
-    let offer_one = |Called { what, name }: &Called| {
+    let offer_one = |Called { what, name, .. }: &Called| {
         let naming = name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given);
         offer(&share, &mut real, &SystemAccess::Own, naming, what)
     };
@@ -204,7 +206,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     // Catch signals before any program can know where this one listens.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
     let secure = args.secure.as_deref().map(bind_secure).transpose()?;
-    let (is_secure, host) = (secure.is_some(), host_name());
+    let trust = secure.as_ref().map(|secure| secure.trust.clone());
     let addresses = plain.iter().map(|(_, place)| place.as_host());
     let Some(address) = addresses.chain(secure.as_ref().map(|secure| secure.address.to_string())).next() else {
         return Err(Failure::local("nobody could reach these devices: give --secure, or another --listen than 'none'"));
@@ -243,7 +245,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
     if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
-        say_what_to_type(name_of(record), is_secure.then_some(&host));
+        let device = name_of(record);
+        let words: Vec<String> = args.what.iter().map(|called| quoted(&called.text)).collect();
+        say_what_to_type(device, &words.join(" "), &host_name(), &Reach::of(trust.as_ref(), device, &share));
     }
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
     let mut follower = follower.map_err(deaf)?;
@@ -291,16 +295,62 @@ fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints how to attach a device at the default socket.
-fn say_what_to_type(device: &str, paired_as: Option<&String>) {
-    say(format!("  on this machine:    farbus attach {device}"));
-    say(match paired_as {
-        Some(host) => format!("  on a paired host:   farbus attach {host}/{device}"),
-        None => {
-            "  on another machine: share with --secure, for paired hosts, or with --listen (see farbus share --help)"
-                .into()
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+/// What another machine needs in order to use what is shared here.
+enum Reach {
+    /// Nothing lets another machine in.
+    ThisMachine,
+    /// Paired hosts may come, but none is paired.
+    NobodyPaired,
+    /// These hosts are paired, and none may use the device.
+    NobodyAllowed(Vec<String>),
+    /// These hosts may use it.
+    Hosts(Vec<String>),
+}
+
+impl Reach {
+    fn of(trust: Option<&Trust>, device: &str, share: &Share) -> Self {
+        let Some(trust) = trust else { return Reach::ThisMachine };
+        // A list that cannot be read is reported when somebody comes.
+        let Ok(peers) = trust.peers() else { return Reach::NobodyPaired };
+        let id = share.id_of(device);
+        let (may, may_not): (Vec<_>, Vec<_>) = peers.iter().partition(|peer| peer.may_use(device, id));
+        let names = |peers: Vec<&Peer>| peers.into_iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
+        match (may.is_empty(), may_not.is_empty()) {
+            (false, _) => Reach::Hosts(names(may)),
+            (true, false) => Reach::NobodyAllowed(names(may_not)),
+            (true, true) => Reach::NobodyPaired,
         }
-    });
+    }
+}
+
+/// Prints how to use a device, here and on another machine. `here` is this host's name.
+fn say_what_to_type(device: &str, what: &str, here: &str, reach: &Reach) {
+    say(format!("  on this machine:    farbus attach {device}"));
+    match reach {
+        Reach::ThisMachine => {
+            say("  on another machine: not yet, this machine alone can use it. To let another in, end this and type");
+            say(format!("    here:   farbus share {what} --secure"));
+        }
+        Reach::NobodyPaired => {
+            say("  on another machine: not yet, no host is paired with this one. Type");
+            say("    here:   farbus pair                        which shows a code");
+            say(format!("    there:  farbus pair {here} CODE            and says what that host is called"));
+            say(format!("    here:   farbus allow NAME {device}"));
+            say(format!("    there:  farbus attach {here}/{device}"));
+        }
+        Reach::NobodyAllowed(hosts) => {
+            say(format!("  on another machine: not yet, no paired host may use it ({}). Type", hosts.join(", ")));
+            say(format!("    here:   farbus allow {} {device}", hosts[0]));
+            say(format!("    there:  farbus attach {here}/{device}"));
+        }
+        Reach::Hosts(hosts) => say(format!("  on {}: farbus attach {here}/{device}", hosts.join(", "))),
+    }
 }
 
 fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, Place)>, Failure> {

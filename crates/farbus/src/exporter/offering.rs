@@ -73,6 +73,11 @@ impl Share {
         Ok(record)
     }
 
+    /// The id of the device with this name.
+    pub(crate) fn id_of(&self, name: &str) -> Option<DeviceId> {
+        self.shared.registry.id_of(name)
+    }
+
     /// Whether the owner gave the device its name.
     pub(crate) fn is_named(&self, record: &DeviceRecord) -> bool {
         self.shared.registry.labels.of(&record.bus_id).is_named

@@ -42,7 +42,8 @@ fn a_share_is_found_on_its_machine_without_an_address() {
     let mut share = Running::start(harness.command(&["share", &disk, "zero"]));
     let listening = share.wait_for_line("listening on unix:");
     assert_eq!(share.wait_for_line("on this machine:").trim(), "on this machine:    farbus attach disk");
-    assert!(share.wait_for_line("on another machine:").contains("--secure"));
+    assert!(share.wait_for_line("on another machine:").contains("this machine alone"));
+    assert!(share.wait_for_line("here:   farbus share ").ends_with(" --secure"));
     let path = listening.split_whitespace().nth(2).unwrap().strip_prefix("unix:").unwrap().to_owned();
     assert!(path.starts_with(harness.path("run/farbus/share-").to_str().unwrap()), "{path}");
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -403,3 +403,33 @@ fn unpaired_hosts_are_refused_and_logged_and_disturb_no_session() {
     thread::sleep(Duration::from_secs(7));
     desk.ok(&["list", "lab3"]);
 }
+
+#[test]
+fn share_prints_what_is_still_to_be_typed_until_another_host_may_use_the_device() {
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let printed = |marker: &str| {
+        let share = lab3.start(&["share", "zero", "--secure", "127.0.0.1:0"]);
+        assert_eq!(share.wait_for_line("on this machine:").trim(), "on this machine:    farbus attach zero");
+        let lines = share.wait_for_line(marker);
+        (share, lines)
+    };
+    let (share, _) = printed("no host is paired with this one");
+    for line in ["here:   farbus pair", "there:  farbus pair lab3 CODE", "here:   farbus allow NAME zero"] {
+        share.wait_for_line(line);
+    }
+    assert_eq!(share.wait_for_line("attach").trim(), "there:  farbus attach lab3/zero");
+    drop(share);
+
+    pair(&lab3, &desk);
+    let (share, line) = printed("no paired host may use it");
+    assert!(line.contains("(desk)"), "{line}");
+    let allow = share.wait_for_line("farbus allow");
+    assert_eq!(allow.trim(), "here:   farbus allow desk zero");
+    drop(share);
+
+    // As printed.
+    lab3.ok(&["allow", "desk", "zero"]);
+    let (_share, line) = printed("on desk:");
+    assert_eq!(line.trim(), "on desk: farbus attach lab3/zero");
+}
