@@ -190,7 +190,7 @@ impl Config {
         let text = fs::read_to_string(path).map_err(|error| {
             let hint = match error.kind() {
                 std::io::ErrorKind::NotFound => {
-                    "\n  name another with --config FILE; docs/guide.md shows what stands in it"
+                    "\n  name another with --config FILE; packaging/farbus.toml shows what stands in it"
                 }
                 _ => "",
             };

@@ -33,7 +33,7 @@ impl fmt::Display for OpenError {
         match self {
             OpenError::NotAllowed { node } => write!(
                 f,
-                "no permission for {}: run as root, or let a udev rule give it to you (guide, \"Real devices\")",
+                "no permission for {}: run as root, or let a udev rule give it to you: farbus doctor",
                 node.display()
             ),
             OpenError::Busy { interface } => {

@@ -68,10 +68,9 @@ impl fmt::Display for UsbError {
                 f,
                 "{count} USB devices are {selector}, and '{name}' is the name of one\n  share each by its bus id: see 'farbus share --list'"
             ),
-            UsbError::Obstacle { bus_id, obstacle: obstacle @ Obstacle::NoPermission { .. } } => write!(
-                f,
-                "usb:{bus_id}: {obstacle}\n  run as root, or let a udev rule give it to you (guide, \"Real devices\")"
-            ),
+            UsbError::Obstacle { bus_id, obstacle: obstacle @ Obstacle::NoPermission { .. } } => {
+                write!(f, "usb:{bus_id}: {obstacle}\n  run as root, or let a udev rule give it to you: farbus doctor")
+            }
             UsbError::Obstacle { bus_id, obstacle } => write!(f, "usb:{bus_id}: {obstacle}"),
             UsbError::Open { bus_id, error } => write!(f, "usb:{bus_id}: {error}"),
             UsbError::Share(error) => error.fmt(f),
