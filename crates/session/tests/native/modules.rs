@@ -128,7 +128,7 @@ fn module_that_does_not_fit_or_fails_ends_the_attachment_with_its_reason() {
     assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 2);
     assert_eq!((answers.len(), answers[2]), (10, Err(StoreError::Lost)));
     let answers =
-        ends_with(&[seal, "corrupt:one-in=1"], 7, true, Cause::Module, "module 'seal': a message was changed");
+        ends_with(&[seal, "corrupt:one-in=1"], 7, true, Cause::Module, "module 'seal' (1 of 2): a message was changed");
     assert!(answers.len() == 10 && answers.iter().all(Result::is_err));
 
     let (state, answers) = used(random, Modules::new(&["drop:one-in=1"], 7), true);
