@@ -23,6 +23,10 @@
 //! | `retired` | an identifier or a file with a name that was given up (docs/glossary.md) |
 //! | `wide` | a comment of more than 120 columns |
 //! | `prose` | folders of one machine in the documents |
+//! | `link` | a link between documents that leads to no file or heading, or out of the book |
+//! | `summary` | a document below `docs` that `docs/SUMMARY.md` does not list |
+//! | `proof` | a file, folder or rig case in `docs/proofs.md` that does not exist |
+//! | `message` | a message in the book's `troubleshooting.md` that no source has |
 //! | `syntax` | a file that does not parse |
 
 mod architecture;
@@ -32,8 +36,11 @@ mod description;
 mod folders;
 mod graph;
 mod length;
+mod links;
 mod manifest;
+mod messages;
 mod modules;
+mod proofs;
 mod prose;
 mod retired;
 mod source;
@@ -103,6 +110,9 @@ fn check(tree: &Tree) -> Result<Vec<Violation>, String> {
     violations.extend(unfinished::check(&sources));
     violations.extend(tests_assert::check(&sources));
     violations.extend(prose::check(&architecture, tree));
+    violations.extend(links::check(tree));
+    violations.extend(proofs::check(tree, &sources));
+    violations.extend(messages::check(tree, &sources));
     violations.extend(retired::check(&architecture, &sources));
     violations.extend(retired::check_width(tree));
     violations.sort();

@@ -19,6 +19,8 @@ pub struct Source {
     pub path: String,
     pub lines: usize,
     pub tokens: Vec<Token>,
+    /// The string literals, without the texts of doc comments.
+    pub texts: Vec<Text>,
     /// Where the file stands in a crate's tree of modules; `None` for tests and examples, and for files no module
     /// names.
     pub address: Option<Address>,
@@ -37,6 +39,13 @@ pub struct Source {
 pub struct Address {
     pub root: String,
     pub path: Vec<String>,
+}
+
+/// A string literal's value, and the line where it begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    pub line: usize,
+    pub value: String,
 }
 
 #[derive(Clone, Debug)]
@@ -130,12 +139,13 @@ impl Source {
             .map_err(|trouble| Violation::new(path, trouble.span().start().line, "syntax", trouble.to_string()))?;
         let mut reader = Reader::default();
         reader.visit_file(&file);
-        let mut flat = Vec::new();
-        flatten(tokens, &mut flat);
+        let (mut flat, mut texts) = (Vec::new(), Vec::new());
+        flatten(tokens, &mut flat, &mut texts);
         Ok(Source {
             path: path.to_owned(),
             lines: text.lines().count(),
             tokens: flat,
+            texts,
             address: None,
             functions: reader.functions,
             modules: reader.modules,
@@ -236,7 +246,7 @@ fn kind(tokens: &[Token], at: usize) -> Option<&TokenKind> {
     tokens.get(at).map(|token| &token.kind)
 }
 
-fn flatten(stream: TokenStream, into: &mut Vec<Token>) {
+fn flatten(stream: TokenStream, into: &mut Vec<Token>, texts: &mut Vec<Text>) {
     for tree in stream {
         let line = tree.span().start().line;
         match tree {
@@ -244,7 +254,7 @@ fn flatten(stream: TokenStream, into: &mut Vec<Token>) {
                 into.push(Token { line, kind: TokenKind::Open(group.delimiter()) });
                 let end = group.span_close().start().line;
                 let delimiter = group.delimiter();
-                flatten(group.stream(), into);
+                flatten(group.stream(), into, texts);
                 into.push(Token { line: end, kind: TokenKind::Close(delimiter) });
             }
             TokenTree::Ident(word) => into.push(Token { line, kind: TokenKind::Word(word.to_string()) }),
@@ -252,9 +262,21 @@ fn flatten(stream: TokenStream, into: &mut Vec<Token>) {
                 let kind = TokenKind::Sign(sign.as_char(), sign.spacing() == Spacing::Joint);
                 into.push(Token { line, kind });
             }
-            TokenTree::Literal(_) => into.push(Token { line, kind: TokenKind::Literal }),
+            TokenTree::Literal(literal) => {
+                if !documents(into)
+                    && let Ok(text) = syn::parse2::<syn::LitStr>(TokenTree::Literal(literal).into())
+                {
+                    texts.push(Text { line, value: text.value() });
+                }
+                into.push(Token { line, kind: TokenKind::Literal });
+            }
         }
     }
+}
+
+/// Whether what comes next is the text of a doc comment, which the compiler reads as `doc = "…"`.
+fn documents(before: &[Token]) -> bool {
+    matches!(before, [.., Token { kind: TokenKind::Word(word), .. }, Token { kind: TokenKind::Sign('=', _), .. }] if word == "doc")
 }
 
 fn description(text: &str) -> String {
@@ -278,7 +300,7 @@ fn is_test_mark(attribute: &syn::Attribute) -> bool {
 fn words(meta: &syn::Meta) -> Vec<String> {
     let mut tokens = Vec::new();
     if let syn::Meta::List(list) = meta {
-        flatten(list.tokens.clone(), &mut tokens);
+        flatten(list.tokens.clone(), &mut tokens, &mut Vec::new());
     }
     let words = tokens.into_iter().filter_map(|token| match token.kind {
         TokenKind::Word(word) => Some(word),

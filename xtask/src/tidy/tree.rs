@@ -1,6 +1,6 @@
 //! The files that the rules look at: paths relative to the workspace, and their text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -8,6 +8,8 @@ use std::path::Path;
 #[derive(Debug, Default)]
 pub struct Tree {
     files: BTreeMap<String, String>,
+    /// Files whose text no rule reads: pictures, scripts, data.
+    others: BTreeSet<String>,
 }
 
 impl Tree {
@@ -33,7 +35,20 @@ impl Tree {
 
     /// A tree of these files alone.
     pub fn of<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Tree {
-        Tree { files: files.into_iter().map(|(path, text)| (path.to_owned(), text.to_owned())).collect() }
+        let files = files.into_iter().map(|(path, text)| (path.to_owned(), text.to_owned())).collect();
+        Tree { files, others: BTreeSet::new() }
+    }
+
+    /// Whether there is a file at this path, of any kind, or a folder with at least one file. An empty path is the
+    /// workspace itself.
+    pub fn has(&self, path: &str) -> bool {
+        let folder = format!("{}/", path.trim_end_matches('/'));
+        let is_folder = |first: Option<&String>| first.is_some_and(|first| first.starts_with(&folder));
+        path.is_empty()
+            || self.files.contains_key(path)
+            || self.others.contains(path)
+            || is_folder(self.files.range(folder.clone()..).next().map(|(path, _)| path))
+            || is_folder(self.others.range(folder.clone()..).next())
     }
 
     fn read_folder(&mut self, folder: &Path, prefix: &str) -> io::Result<()> {
@@ -46,6 +61,8 @@ impl Tree {
                 self.read_folder(&entry.path(), &format!("{path}/"))?;
             } else if kind.is_file() && [".rs", ".toml", ".md"].iter().any(|end| name.ends_with(end)) {
                 self.files.insert(path, std::fs::read_to_string(entry.path())?);
+            } else if kind.is_file() {
+                self.others.insert(path);
             }
         }
         Ok(())
@@ -69,5 +86,7 @@ mod tests {
         let tree = read.unwrap();
         assert_eq!(tree.iter().map(|(path, _)| path).collect::<Vec<_>>(), ["src/a.rs"]);
         assert_eq!(tree.get("src/a.rs"), Some(""));
+        assert!(tree.has("src/a.rs") && tree.has("src") && tree.has("src/") && tree.has("picture.png") && tree.has(""));
+        assert!(!tree.has("target/debug/a.rs") && !tree.has("sr") && !tree.has("src/b.rs"));
     }
 }
