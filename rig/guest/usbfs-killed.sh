@@ -1,5 +1,16 @@
 # This guest was seen to stand still after the kill, once in many runs: if it does, what waits for what is on its console.
-(sleep 60; echo w >/proc/sysrq-trigger; cat /run/share.log) >/dev/console 2>&1 &
+tell_what_waits() {
+  sleep 60
+  echo w >/proc/sysrq-trigger
+  echo "share.log: $(cat /run/share.log)"
+  for task in /proc/[0-9]*/task/*; do
+    case $(cat "$task/comm" 2>/dev/null) in
+    kworker* | ksoftirqd* | "") ;;
+    *) echo "waits: $task $(cat "$task/comm") in $(cat "$task/wchan") call $(cat "$task/syscall") of $(tr '\0' ' ' <"$task/cmdline")" ;;
+    esac
+  done
+}
+tell_what_waits >/dev/console 2>&1 &
 attach_disk 1-1
 (while [ ! -e /run/enough ] && dd if="/dev/$dev" of=/dev/null bs=128k iflag=direct 2>/dev/null; do :; done) &
 reader=$!
