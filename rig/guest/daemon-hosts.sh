@@ -12,6 +12,7 @@ as() {
 }
 # share_by_rule WORDS: lab3's daemon takes the stick, and says WORDS when it listens.
 share_by_rule() {
+  rm -f /run/share.log
   env $(cat /run/lab3/env) farbus daemon --config /run/lab3/farbus.toml >/run/share.log 2>&1 &
   share_pid=$!
   wait_for 20 grep -q "$1" /run/share.log || fail "daemon: $(cat /run/share.log)"
@@ -19,6 +20,7 @@ share_by_rule() {
 }
 # Desk's daemon has what its configuration says, and lets go of it.
 attach() {
+  rm -f /run/attach.log
   env $(cat /run/desk/env) farbus daemon --config /run/desk/farbus.toml >/run/attach.log 2>&1 &
   attach_pid=$!
 }

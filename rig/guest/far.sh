@@ -16,6 +16,7 @@ distance() {
 
 # share WHAT...: offers it all, for stock importers and for sessions.
 share() {
+  rm -f /run/share.log
   farbus share "$@" --listen "127.0.0.1:$PORT" >/run/share.log 2>&1 &
   share_pid=$!
   wait_for 20 grep -q "listening on" /run/share.log || fail "farbus share: $(cat /run/share.log)"

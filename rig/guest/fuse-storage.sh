@@ -1,3 +1,4 @@
+rm -f /run/attach.log
 farbus attach "$EXPORTER:$PORT/$DEVICE" --via fuse --at /run/far >/run/attach.log 2>&1 &
 attach_pid=$!
 has_file() { [ -s /run/far/disk.img ]; }

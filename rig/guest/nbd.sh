@@ -1,3 +1,4 @@
+rm -f /run/attach.log
 farbus attach "$EXPORTER:$PORT/disk" --via nbd --socket /run/disk.sock >/run/attach.log 2>&1 &
 attach_pid=$!
 wait_for 20 grep -q "attached as nbd+unix" /run/attach.log || fail "attach"

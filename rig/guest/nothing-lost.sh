@@ -9,6 +9,7 @@ HALF_BYTES=2097152
 ATTACH_OPTIONS="--via uas --grace 60 --wait=60"
 
 serve() {
+  rm -f /run/share.log
   farbus share disk:/run/disk.img --listen "127.0.0.1:$PORT" >/run/share.log 2>&1 &
   share_pid=$!
   wait_for 30 grep -q "listening on" /run/share.log || fail "share: $(cat /run/share.log)"

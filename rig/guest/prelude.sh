@@ -39,6 +39,7 @@ attach() {
   case $CLIENT in
   stock) usbip --tcp-port "$PORT" attach -r "$EXPORTER" -b "$1" || fail "usbip attach $1" ;;
   farbus)
+    rm -f /run/attach.log
     farbus attach "$EXPORTER:$PORT/$1" ${ATTACH_OPTIONS:---via kernel} >/run/attach.log 2>&1 &
     attach_pid=$!
     ;;
@@ -66,10 +67,14 @@ detach() {
   wait_for 5 no_port_in_use || fail "the port is still in use after detach"
 }
 
+# The shell that is to become a program makes its log: until then another one may still lie there, and what is waited for
+# stands in it. So each log is removed before its program starts.
+
 # share_usb ID: takes the guest's own device of that vendor and product from its drivers and offers it as 1-1.
 share_usb() {
   shared=$(basename "$(near_device "$1")") || fail "no device $1 in the guest"
   farbus share --list || fail "share --list"
+  rm -f /run/share.log
   farbus share "usb:$1" --listen "127.0.0.1:$PORT" >/run/share.log 2>&1 &
   share_pid=$!
   wait_for 20 grep -q "listening on" /run/share.log || fail "share: $(cat /run/share.log)"

@@ -1,6 +1,7 @@
 # Exporter and importer on one stock system: only lo between them.
 truncate -s 64M /tmp/disk
 mkfs.ext4 -q -F /tmp/disk || fail "mkfs"
+rm -f /run/share.log
 farbus share disk:/tmp/disk --listen 127.0.0.1:$PORT >/run/share.log 2>&1 &
 share=$!
 listening() { grep "listening on" /run/share.log; }

@@ -1,4 +1,5 @@
 if [ -n "$LOCAL" ]; then
+  rm -f /run/share.log
   farbus share zero --listen 127.0.0.1:$PORT >/run/share.log 2>&1 &
   listening() { grep "listening on" /run/share.log; }
   wait_for 10 listening || fail "farbus share: $(cat /run/share.log)"

@@ -24,6 +24,7 @@ while read -r word code; do
   join) farbus pair $code || fail "pair" ;;
   joined) wait "$pair_pid" || fail "the host that waited did not pair" ;;
   daemon)
+    rm -f /run/attach.log
     farbus daemon --config /run/farbus.toml >/run/attach.log 2>&1 &
     wait_for 20 grep -q "for paired hosts" /run/attach.log || fail "daemon"
     ;;

@@ -1,4 +1,4 @@
-# This guest was seen to stand still after the kill, once in many runs: if it does, what waits for what is on its console.
+# If this guest stands still, what waits for what is on its console after a minute.
 tell_what_waits() {
   sleep 60
   echo w >/proc/sysrq-trigger

@@ -18,6 +18,7 @@ for bus_id in $(own); do
   echo "$(cat /sys/bus/usb/devices/"$bus_id"/idVendor):$(cat /sys/bus/usb/devices/"$bus_id"/idProduct)" >/run/id.$index
   words="$words usb:$bus_id"
 done
+rm -f /run/share.log
 farbus share $words --listen "127.0.0.1:$PORT" >/run/share.log 2>&1 &
 listening() { grep "listening on" /run/share.log; }
 wait_for 20 listening || fail "share: $(cat /run/share.log)"

@@ -19,6 +19,7 @@ offer() {
     esac
   done
   (
+    rm -f /run/share.log
     farbus share $words --listen 0.0.0.0:3240 >/run/share.log 2>&1 &
     echo $! >/run/share.pid
     wait $!
