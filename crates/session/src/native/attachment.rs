@@ -1,4 +1,5 @@
-//! What every class's importing end does alike: it asks for a device, hears what it is, and hears that it is over.
+//! The importing end of an attachment, as far as it is the same for all classes: it opens a device, learns what the
+//! device is, and learns that the attachment is over.
 
 use std::collections::VecDeque;
 
@@ -12,18 +13,18 @@ use super::reservation_request::ReservationRequest;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Where an attachment stands.
+/// The state of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It was asked for.
+    /// The exporter has not answered yet.
     Opening,
-    /// It is there.
+    /// It is open.
     Open,
-    /// It is not, or not any more.
+    /// It is over, or was refused.
     Ended(End),
 }
 
-/// The part of an [`Attached`](super::Attached) that is no class's own.
+/// The part of an [`Attached`](super::Attached) that is the same for all classes.
 #[derive(Debug)]
 pub struct Attachment {
     number: u16,
@@ -31,48 +32,48 @@ pub struct Attachment {
     state: State,
     /// What may be in flight; nothing before it is open.
     pub(super) credit: Credit,
-    /// It is to be handed over to us, with migration state that begins so.
+    /// It is to be handed over to this host, with migration state that begins with this.
     pub(super) inherits: Option<[u8; MIGRATION_STATE_NAME_BYTES]>,
-    /// It was handed over, and nobody has come for it.
+    /// It was handed over, and the successor has not come.
     pub(super) is_moving: bool,
-    /// Bytes of an [`Opened`] at most.
+    /// The most bytes of an [`Opened`].
     opened_bytes_max: usize,
-    /// What of it has arrived, if it goes on.
+    /// The part of it that has arrived, if more follows.
     opened: Pieces,
     outbox: VecDeque<Message>,
-    /// What is to be reserved for it, and how that stands.
+    /// What to reserve for it, and the state of that.
     reservation_request: ReservationRequest,
     /// Which device it is.
     known: KnownDevice,
     was_open: bool,
 }
 
-/// What arrived, seen from a class.
+/// What a frame means to a class.
 #[derive(Debug)]
 pub enum Heard {
-    /// The device is there, for the first time or again.
+    /// The device is open, for the first time or again.
     Opened(Opened),
-    /// It is not, or not any more: whatever is in flight will not be answered.
+    /// It is over, or was refused: requests in flight get no answer.
     Ended(End),
-    /// Something of the class's own: a reply, its data, an event, the end of a cancel.
+    /// A frame for the class: a reply, its data, an event, the end of a cancel.
     Own(Arrived),
-    /// Nothing yet.
+    /// Nothing so far.
     Part,
 }
 
 impl Attachment {
-    /// Asks for a device as `number`, one of the session that is not in use; its description is refused if it is longer
-    /// than `opened_bytes_max`.
+    /// Opens a device as `number`, a number that the session does not use. A description of more than
+    /// `opened_bytes_max` is refused.
     pub fn new(number: u16, open: Open, opened_bytes_max: usize) -> Self {
         Self::asking(number, open, opened_bytes_max, ReservationRequest::default(), None)
     }
 
-    /// The same; this is reserved for it first, or it is not opened.
+    /// As `new`; the exporter reserves this first, or does not open the device.
     pub fn reserving(number: u16, open: Open, opened_bytes_max: usize, reservation: Reservation) -> Self {
         Self::asking(number, open, opened_bytes_max, ReservationRequest::of(reservation), None)
     }
 
-    /// Asks for a device that is to be handed over to us, whenever that is, with migration state that begins so.
+    /// Waits for a device that another host hands over to this one, with migration state that begins with this.
     pub fn inheriting(
         number: u16,
         open: Open,
@@ -107,7 +108,7 @@ impl Attachment {
         attachment
     }
 
-    /// How what is reserved for it stands.
+    /// The state of its reservation.
     pub fn reserved(&self) -> Option<ReservationReport> {
         self.reservation_request.report()
     }
@@ -117,29 +118,29 @@ impl Attachment {
         self.number
     }
 
-    /// Where it stands.
+    /// Its state.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// Whether it is there.
+    /// Whether it is open.
     #[inline]
     pub fn is_open(&self) -> bool {
         matches!(self.state, State::Open)
     }
 
-    /// Whether it is there no more.
+    /// Whether it is over.
     #[inline]
     pub fn is_over(&self) -> bool {
         matches!(self.state, State::Ended(_))
     }
 
-    /// Whether it was handed over, and nobody has come for it yet.
+    /// Whether it was handed over, and its successor has not come yet.
     pub fn is_moving(&self) -> bool {
         self.is_moving && self.is_open()
     }
 
-    /// Whether it is yet to be handed over to us.
+    /// Whether it is still to be handed over to this host.
     #[inline]
     pub fn is_expected(&self) -> bool {
         self.inherits.is_some()
@@ -156,7 +157,7 @@ impl Attachment {
         self.open.epoch
     }
 
-    /// The identity of its device; `None` before it is open, and if its exporter tells none.
+    /// The identity of its device; `None` before it is open, and if the exporter gives none.
     pub fn identity(&self) -> Option<Identity> {
         self.known.identity()
     }
@@ -179,13 +180,13 @@ impl Attachment {
         self.say(Message::control(Kind::Reserve, self.number, 0, word.encode().into()));
     }
 
-    /// Takes in a frame.
+    /// Takes a frame.
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; the session is over.
     pub fn handle_arrived(&mut self, now: Instant, arrived: Arrived) -> Result<Heard, Reject> {
         match arrived.head.kind {
-            // What we ended its exporter may open or end later; and the first end is the one that counts.
+            // The exporter may answer late to an attachment that ended here; and the first end is the one that counts.
             Kind::Opened | Kind::Data | Kind::Refused | Kind::Closed | Kind::Event if self.is_over() => Ok(Heard::Part),
             Kind::Identity => {
                 let end = self.known.hear(&self.open.name, &arrived.body.contiguous())?;
@@ -210,7 +211,7 @@ impl Attachment {
     }
 
     fn take_in(&mut self, arrived: Arrived) -> Result<Heard, Reject> {
-        // What is read before it is ours is opened again then, and what nobody came for once more.
+        // A device that was read before the handover is opened again by it; so is one whose successor did not come.
         if self.is_open() && !self.is_expected() && !self.is_moving {
             return Err(Reject::new("kind", Kind::Opened.code().into(), "what is opened was asked for"));
         }
@@ -227,10 +228,10 @@ impl Attachment {
         if let Some(end) = unfit {
             return Ok(self.refuse(end));
         }
-        // If it was to be another's, it is ours again; one that was handed over before it was open is yet to go.
+        // A handover to another host has failed; one that was asked for before it was open still lies ahead.
         self.is_moving &= !self.is_open();
         if opened.epoch != 0 {
-            // As long as it is not ours, it has no lease.
+            // Before the handover it has no lease.
             self.inherits = None;
         }
         (self.open.epoch, self.credit) = (opened.epoch, opened.credit);
@@ -238,27 +239,27 @@ impl Attachment {
         Ok(Heard::Opened(opened))
     }
 
-    /// It is of no use, and given back.
+    /// Gives it back, because it cannot be used.
     fn refuse(&mut self, end: End) -> Heard {
         self.close();
         self.end(end.clone());
         Heard::Ended(end)
     }
 
-    /// It is over, unless it already was.
+    /// Ends it, unless it is over.
     pub fn end(&mut self, end: End) {
         if !self.is_over() {
             self.state = State::Ended(end);
         }
     }
 
-    /// A link was made to the exporter's process with this incarnation: see
+    /// A link exists to an exporter's process with this incarnation: see
     /// [`Attached::note_exporter`](super::Attached::note_exporter).
     pub fn note_exporter(&mut self, incarnation: u64) {
         self.known.note_exporter(incarnation);
     }
 
-    /// The exporter has forgotten the session: the device is asked for again, and what was to be said is not.
+    /// The exporter has forgotten the session: opens the device again, and drops the frames that were not sent.
     pub fn handle_renewed(&mut self) {
         self.unsay();
         (self.opened, self.is_moving) = (Pieces::default(), false);
@@ -269,34 +270,34 @@ impl Attachment {
         }
     }
 
-    /// The session is over, and why.
+    /// The session is over for this reason.
     pub fn handle_over(&mut self, cause: Cause, message: &str) {
         self.end(End { cause, message: message.to_owned() });
     }
 
-    /// Says something.
+    /// Queues a frame.
     #[inline]
     pub fn say(&mut self, message: Message) {
         self.outbox.push_back(message);
     }
 
-    /// What was to be said is not.
+    /// Drops the queued frames.
     pub fn unsay(&mut self) {
         self.outbox.clear();
     }
 
-    /// What there is to say.
+    /// The queued frames.
     #[inline]
     pub fn poll_message(&mut self) -> Option<Message> {
         self.outbox.pop_front()
     }
 
-    /// Gives the device back; its exporter answers with the end.
+    /// Gives the device back. The exporter answers with the end of the attachment.
     pub fn close(&mut self) {
         self.say(Message::control(Kind::Close, self.number, 0, Part::empty()));
     }
 
-    /// Hands the device over as it is, with something for the successor: see
+    /// Hands the device over in its state, with data for the successor: see
     /// [`Attached::migrate`](super::Attached::migrate).
     pub fn migrate(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
         let (head, part) = (Head::new(Kind::Close, self.number, 0), Part::empty());
@@ -306,11 +307,11 @@ impl Attachment {
         self.is_moving = true;
     }
 
-    /// Writes down how it was asked for, for another process. A class writes the rest where its snapshot has it:
-    /// [`Attachment::save_opening`], [`Attachment::save_known`] and what is its own.
+    /// Saves how it was opened, for another process. A class saves the rest in the order of its snapshot:
+    /// [`Attachment::save_opening`], [`Attachment::save_known`] and its own state.
     ///
     /// # Panics
-    /// If it is over, or has something to say: there is nothing to go on with, or not yet.
+    /// If it is over, or has frames to send: then it cannot be saved.
     pub fn save(&self, to: &mut Writer) {
         assert!(self.outbox.is_empty(), "what was to be said is with the session");
         assert!(!self.is_over(), "what is over does not go on");
@@ -319,10 +320,10 @@ impl Attachment {
         to.flag(self.is_open());
     }
 
-    /// As [`Attachment::save`] wrote it: of one that was open before.
+    /// Restores what [`Attachment::save`] wrote, of an attachment that was open before.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no attachment can have had this state.
     pub fn restore(opened_bytes_max: usize, from: &mut Reader<'_>) -> Result<Self, Reject> {
         let number = from.u16("attachment")?;
         let mut attachment = Self::new(number, Open::decode(from.bytes("open")?)?, opened_bytes_max);
@@ -334,22 +335,22 @@ impl Attachment {
         Ok(attachment)
     }
 
-    /// Writes down what may be in flight.
+    /// Saves what may be in flight.
     pub fn save_credit(&self, to: &mut Writer) {
         to.u16(self.credit.requests);
         to.u32(self.credit.bytes);
     }
 
-    /// As [`Attachment::save_credit`] wrote it.
+    /// Restores what [`Attachment::save_credit`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: it is none.
+    /// [`Reject`]: it is not valid.
     pub fn restore_credit(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
         self.credit = Credit { requests: from.u16("requests")?, bytes: from.u32("bytes")? };
         Ok(())
     }
 
-    /// Writes down what of its description has arrived, and what is reserved for it.
+    /// Saves the part of its description that has arrived, and its reservation.
     pub fn save_opening(&self, to: &mut Writer) {
         to.count(self.is_arriving().into());
         if self.is_arriving() {
@@ -358,10 +359,10 @@ impl Attachment {
         self.reservation_request.save(to);
     }
 
-    /// As [`Attachment::save_opening`] wrote it.
+    /// Restores what [`Attachment::save_opening`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no attachment can have had this state.
     pub fn restore_opening(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
         for _ in 0..from.count("parts of a description", 4)? {
             self.opened.push(from.payload("part of a description")?);
@@ -370,15 +371,15 @@ impl Attachment {
         Ok(())
     }
 
-    /// Writes down which device it is.
+    /// Saves which device it is.
     pub fn save_known(&self, to: &mut Writer) {
         self.known.save(to);
     }
 
-    /// As [`Attachment::save_known`] wrote it.
+    /// Restores what [`Attachment::save_known`] wrote.
     ///
     /// # Errors
-    /// [`Reject`]: it is none.
+    /// [`Reject`]: it is not valid.
     pub fn restore_known(&mut self, from: &mut Reader<'_>) -> Result<(), Reject> {
         self.known = KnownDevice::restore(from)?;
         Ok(())

@@ -17,127 +17,126 @@ use super::attachment::{Attachment, State};
 use super::timing::Timed;
 use crate::Reject;
 
-/// What came of a greeting.
+/// The outcome of a greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The session goes on over this link, or begins.
+    /// The session continues over this link, or begins.
     Linked,
-    /// A new session has begun, and the one before is forgotten: what is attached has to be opened again.
+    /// A new session has begun in place of the former one: each attachment has to be opened again.
     Renewed,
-    /// The exporter knows no such session any more: greet again, over a new link, and a new one begins.
+    /// The exporter does not know the session any more. Greet again over a new link to begin a new session.
     Again,
-    /// It will not have us: the session is over.
+    /// The exporter refuses this host: the session is over.
     Refused(Outcome),
-    /// This further lane is not to be had now; what becomes of the session is heard on the first.
+    /// The exporter refuses this further lane now; the first lane says what becomes of the session.
     Without,
 }
 
-/// One attachment, as its session's end here sees it. What it finished is left in its own `done`.
+/// One attachment, as the importer's end of its session sees it. It leaves completed requests in its own `done`.
 pub trait Attached {
-    /// What it leaves there.
+    /// The kind of a completed request.
     type Done;
 
-    /// The part of this class's importing end that all classes have.
+    /// The state that attachments of all classes have.
     fn attachment(&self) -> &Attachment;
 
-    /// As [`Attached::attachment`], to be changed.
+    /// [`Attached::attachment`], mutable.
     fn attachment_mut(&mut self) -> &mut Attachment;
 
-    /// A frame for it arrived.
+    /// Takes a frame for this attachment.
     ///
     /// # Errors
     /// [`Reject`]: the exporter broke the protocol; the session is over.
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject>;
 
-    /// The exporter has forgotten the session: everything is to be said anew.
+    /// The exporter has forgotten the session: the attachment asks for everything again.
     fn handle_renewed(&mut self, now: Instant, done: &mut Self::Done);
 
-    /// A link was made to the exporter's process with this incarnation, which changes whenever it has lost what it
-    /// knew: said after [`Attached::handle_renewed`] if that was called.
+    /// A link exists to an exporter's process with this incarnation, which changes whenever the exporter has lost its
+    /// state. Called after [`Attached::handle_renewed`], if that is called.
     fn note_exporter(&mut self, incarnation: u64) {
         self.attachment_mut().note_exporter(incarnation);
     }
 
-    /// The session is over, and why; nothing is asked of it any more.
+    /// The session is over for this reason; no further method but getters is called.
     fn handle_over(&mut self, cause: Cause, message: &str, done: &mut Self::Done);
 
-    /// What it has to say.
+    /// The frames that it has to send.
     #[inline]
     fn poll_message(&mut self) -> Option<Message> {
         self.attachment_mut().poll_message()
     }
 
-    /// Where it stands.
+    /// Its state.
     #[inline]
     fn state(&self) -> &State {
         self.attachment().state()
     }
 
-    /// The lease under which it is used; 0 before it is open.
+    /// The lease under which the device is used; 0 before it is open.
     fn lease(&self) -> u64 {
         self.attachment().lease()
     }
 
-    /// The identity of its device; `None` before it is open, and if its exporter tells none.
+    /// The identity of its device; `None` before it is open, and if the exporter gives none.
     fn identity(&self) -> Option<Identity> {
         self.attachment().identity()
     }
 
-    /// When [`Attached::handle_timeout`] wants to be called, if at all.
+    /// When to call [`Attached::handle_timeout`]; `None`: never.
     fn poll_timeout(&self) -> Option<Instant> {
         None
     }
 
-    /// The moment of [`Attached::poll_timeout`] has come.
+    /// The time of [`Attached::poll_timeout`] has come.
     fn handle_timeout(&mut self, now: Instant, done: &mut Self::Done) {
         let _ = (now, done);
     }
 
-    /// Where the time of the latest request went that was timed and has not been told yet. A class that times none has
-    /// none.
+    /// The timing of the latest timed request that was not returned before. `None` for a class that times no requests.
     fn poll_timed(&mut self) -> Option<Timed> {
         None
     }
 
-    /// How what is reserved for it stands, if anything is.
+    /// The state of its reservation, if it has one.
     fn reserved(&self) -> Option<reserve::ReservationReport> {
         self.attachment().reserved()
     }
 
-    /// New requests may go on these lanes of the session. A class that uses the first alone need not know.
+    /// New requests may use these lanes of the session. A class that uses the first lane alone ignores this.
     fn use_lanes(&mut self, usable: LaneSet) {
         let _ = usable;
     }
 
-    /// Gives the device back; its exporter answers with the end.
+    /// Gives the device back. The exporter answers with the end of the attachment.
     fn close(&mut self) {
         self.attachment_mut().close();
     }
 
-    /// Begins no new request and withdraws those that may never complete: the device is to be handed over.
+    /// Prepares a handover: begins no new request, and withdraws those that may never complete.
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
         let _ = (now, done);
     }
 
-    /// Whether nothing is under way.
+    /// Whether no request is in flight.
     fn is_still(&self) -> bool {
         true
     }
 
-    /// Hands the device over as it is to the host with this key. Its exporter answers with the end once that host has
-    /// it, or opens it again if it does not come. What is under way is lost. A class that knows no such thing gives it
-    /// back.
+    /// Hands the device over, in its state, to the host with this key. The exporter answers with the end when that host
+    /// has the device, or opens it again if that host does not come in time. Requests in flight are lost. A class
+    /// without handover gives the device back.
     fn migrate(&mut self, successor: [u8; 32]) {
         let _ = successor;
         self.close();
     }
 
-    /// Whether it was handed over, and nobody has come for it yet.
+    /// Whether the device was handed over, and its successor has not come yet.
     fn is_moving(&self) -> bool {
         self.attachment().is_moving()
     }
 
-    /// Whether it is yet to be handed over to us.
+    /// Whether the device is still to be handed over to this host.
     fn is_expected(&self) -> bool {
         self.attachment().is_expected()
     }
@@ -147,13 +146,13 @@ pub trait Attached {
 #[derive(Debug)]
 pub struct ImporterSession {
     lanes: Lanes,
-    /// Lanes that are wished for, and that were granted; those of a session that is yet to begin are not known.
+    /// The lanes that this host wants, and those that the exporter granted; unknown before the session begins.
     lanes_wished: u16,
     lanes_granted: u16,
     session: SessionId,
     has_begun: bool,
     incarnation: u64,
-    /// The exporter's, as it said last; `None` before it said one.
+    /// The exporter's incarnation, as it said last; `None` before the first.
     their_incarnation: Option<u64>,
     grace: Duration,
     limits: LaneLimits,
@@ -161,8 +160,8 @@ pub struct ImporterSession {
 }
 
 impl ImporterSession {
-    /// A session that is yet to begin. `incarnation` changes whenever this host has lost what it knew; `grace` is how
-    /// long the session is to outlive a link.
+    /// A session that has not begun. `incarnation` changes whenever this host has lost its state; `grace` is how long
+    /// the session outlives its links.
     pub fn new(now: Instant, incarnation: u64, grace: Duration, limits: LaneLimits) -> Self {
         let mut lanes = Lanes::new(limits);
         lanes.known_first_mut().lost_at = Some(now);
@@ -180,14 +179,14 @@ impl ImporterSession {
         }
     }
 
-    /// The same, over so many links.
+    /// Uses so many links.
     #[must_use]
     pub fn over_links(mut self, links: u16) -> Self {
         self.lanes_wished = links.clamp(1, LANES_MAX);
         self
     }
 
-    /// What to say first on a new link of this lane.
+    /// The first frame on a new link of this lane.
     pub fn hello(&mut self, number: u16) -> Hello {
         let (session, incarnation) = (self.session, self.incarnation);
         let known = self.lanes.known_or_new(number, self.limits);
@@ -199,19 +198,18 @@ impl ImporterSession {
                 lanes: (self.lanes_wished > 1).then_some(self.lanes_wished.into()),
                 ..Options::default()
             },
-            // What holds for the session is said on the first.
+            // The first lane says what holds for the session.
             _ => Options::default(),
         };
         Hello::new(LanePosition { session, lane: number, link, received, incarnation }, options)
     }
 
-    /// The incarnation of the exporter that takes part in the session: see [`Attached::note_exporter`]. `None` before
-    /// there was one.
+    /// The incarnation of the session's exporter: see [`Attached::note_exporter`]. `None` before the first link.
     pub fn their_incarnation(&self) -> Option<u64> {
         self.their_incarnation
     }
 
-    /// Further lanes that want a link.
+    /// The further lanes that have no link.
     pub fn wanting_links(&self) -> impl Iterator<Item = u16> {
         let has_link = |number| {
             let mut further = self.lanes.further().iter();
@@ -221,10 +219,10 @@ impl ImporterSession {
         (1..count).filter(move |&number| !has_link(number))
     }
 
-    /// What the exporter answered.
+    /// Takes the exporter's answer to the greeting.
     ///
     /// # Errors
-    /// [`Reject`]: it cannot be the session's other end.
+    /// [`Reject`]: the answer is not one of this session's exporter.
     pub fn handle_welcome(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
         let theirs = welcome.position;
         if theirs.lane != 0 {
@@ -272,7 +270,7 @@ impl ImporterSession {
     fn handle_further(&mut self, welcome: &Welcome) -> Result<Progress, Reject> {
         let theirs = welcome.position;
         let Some(further) = self.lanes.known_mut(theirs.lane).filter(|_| theirs.session == self.session) else {
-            // It was said to a session that is no more.
+            // The answer is for a session that has ended.
             return Ok(Progress::Without);
         };
         further.link = further.link.max(theirs.link);
@@ -282,7 +280,7 @@ impl ImporterSession {
                 (further.has_begun, further.lost_at) = (true, None);
                 Ok(Progress::Linked)
             }
-            // The first lane hears the same, or knows better.
+            // The first lane gets the same answer, or a newer one.
             Outcome::Unknown => Ok(Progress::Without),
             outcome if further.has_begun => Ok(Progress::Refused(outcome)),
             _ => {
@@ -293,7 +291,7 @@ impl ImporterSession {
         }
     }
 
-    /// The link of this lane is lost.
+    /// Notes that this lane has lost its link.
     pub fn handle_lost(&mut self, number: u16, now: Instant) {
         if let Some(known) = self.lanes.known_mut(number) {
             known.lane.handle_lost();
@@ -306,33 +304,33 @@ impl ImporterSession {
         self.lanes.known_first().lost_at.is_none()
     }
 
-    /// Where new requests may go: see [`Attached::use_lanes`].
+    /// The lanes for new requests: see [`Attached::use_lanes`].
     pub fn usable_lanes(&self) -> LaneSet {
         self.lanes.usable()
     }
 
-    /// When the grace is over, if a lane has no link.
+    /// When the grace period ends, if a lane has no link.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let awaited = self.lanes.all().filter(|known| known.number == 0 || known.has_begun);
         awaited.filter_map(|known| known.lost_at).min().map(|at| at + self.grace)
     }
 
-    /// Whether the grace is over.
+    /// Whether the grace period has ended.
     pub fn is_over(&self, now: Instant) -> bool {
         self.poll_timeout().is_some_and(|at| at <= now)
     }
 
-    /// Says something.
+    /// Sends a frame.
     pub fn send(&mut self, message: Message) {
         self.lanes.send(message);
     }
 
-    /// Says that the session ends on purpose.
+    /// Tells the exporter that the session ends on purpose.
     pub fn goodbye(&mut self) {
         self.lanes.send(Message::control(Kind::Goodbye, 0, 0, Part::empty()));
     }
 
-    /// What bytes of the first lane's link go into and come from.
+    /// The first lane, to which bytes of its link go and from which they come.
     pub fn lane_mut(&mut self) -> &mut Lane {
         self.lanes.first_mut()
     }
@@ -351,32 +349,32 @@ impl ImporterSession {
     }
 }
 
-/// Links that the other process leaves to this one: a dialer here may be at one, and each of its tries is counted. It
-/// tries less often than ten times a second, for less than a minute.
+/// Numbers of links that the other process leaves to this one, because each attempt of a dialer here is counted. A
+/// dialer makes fewer than ten attempts a second, for less than a minute.
 const LINKS_BETWEEN: u64 = 1 << 10;
 
-/// An attachment that can go on in another process.
+/// An attachment that can continue in another process.
 pub trait Movable: Attached + Sized {
-    /// It is about to be written down: what it keeps back only for a while is to be said.
+    /// Prepares to be saved: what it holds back for a while is sent.
     fn come_to_rest(&mut self) {}
 
-    /// Writes it down, when it has nothing to say any more.
+    /// Saves it. Called when it has nothing to send.
     fn save(&self, to: &mut Writer);
 
-    /// As it was written down.
+    /// Restores it from what was saved.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no attachment can have had this state.
     fn restore(from: &mut Reader<'_>) -> Result<Self, Reject>;
 
-    /// Another process answers what is in flight: here it ends without a word.
+    /// Drops it without answers: another process answers what is in flight.
     fn hand_over(&mut self);
 }
 
 impl ImporterSession {
-    /// Writes the session and its attachment down. Both may go on all the same, if the other process does not.
+    /// Saves the session and its attachment. Both can continue here, if the other process does not.
     pub fn save(&mut self, now: Instant, remote: &mut impl Movable, to: &mut Writer) {
-        // What is said may be kept back, and then said.
+        // What is sent may be held back, and sent then.
         loop {
             while let Some(message) = remote.poll_message() {
                 self.send(message);
@@ -398,11 +396,11 @@ impl ImporterSession {
         remote.save(to);
     }
 
-    /// A session that goes on where another was saved, over the next link. Its grace, if it was without a link already,
-    /// goes on too, as far as the epoch of `now` reaches back.
+    /// Restores a saved session, which continues over the next link. If it had no link, its grace period continues as
+    /// far as the epoch of `now` reaches back.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no attachment can have had this state.
     pub fn restore<A: Movable>(now: Instant, limits: LaneLimits, from: &mut Reader<'_>) -> Result<(Self, A), Reject> {
         let session = SessionId(from.take(16, "session")?.try_into().expect("sixteen bytes"));
         let (link, incarnation) = (from.u64("link")?, from.u64("incarnation")?);

@@ -1,4 +1,4 @@
-//! A block device of another host, brought by a session.
+//! A block device of another host, used in a session.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -23,10 +23,10 @@ use crate::Reject;
 
 /// A disk migrates without migration state.
 const NO_MIGRATION_STATE: [u8; MIGRATION_STATE_NAME_BYTES] = [0; MIGRATION_STATE_NAME_BYTES];
-/// Bytes of an [`Opened`]: far more than a disk's description has.
+/// The most bytes of an [`Opened`]: many more than a disk's description has.
 const OPENED_BYTES_MAX: usize = 4096;
 
-/// A block device on another host. It is opened when it is made; until that is answered requests wait.
+/// A block device on another host. Creating it opens it; requests wait until the exporter has answered.
 #[derive(Debug)]
 pub struct RemoteBlock {
     attachment: Attachment,
@@ -35,22 +35,22 @@ pub struct RemoteBlock {
     bytes: u64,
     /// Requests without credit, or from before the device was opened.
     held: VecDeque<BlockInFlight>,
-    /// Whether no new request is begun.
+    /// Whether no new request is sent.
     is_still: bool,
-    /// How many of the held requests were asked before: their users may have been told that they are done.
+    /// How many of the held requests were sent before: their users may have been told that they are complete.
     owed: usize,
-    /// How often it was opened, here: what was read before may have been changed by others in between.
+    /// How often it was opened here: data that was read before may have been changed by others in between.
     openings: u64,
     next_order: u64,
-    /// Changes that were answered and need a flush to be durable, counted as they were answered.
+    /// The number of answered changes, which are durable after a flush.
     answered: u64,
-    /// So many of them have had it.
+    /// The number of those that are durable.
     flushed: u64,
-    /// Writes that were answered may be lost: the next flush says so.
+    /// Answered writes may be lost: the next flush reports it.
     is_undurable: bool,
-    /// Those of them that are still here.
+    /// Those changes whose data is still here.
     retained: Retained,
-    /// How many of the flights are retained changes that are written again.
+    /// How many of the requests in flight are retained changes that are written again.
     rewriting: usize,
     timing: Timing,
     loads: Loads,
@@ -59,38 +59,38 @@ pub struct RemoteBlock {
 #[derive(Debug)]
 struct Flight {
     request: BlockInFlight,
-    /// On which it went.
+    /// The lane that it uses.
     lane: u8,
-    /// Its place among all requests: what is asked again is asked in the same order.
+    /// Its place among all requests: they are sent again in the same order.
     order: u64,
-    /// A flush: so many answered changes are durable when it succeeds.
+    /// For a flush: so many answered changes are durable when it succeeds.
     covers: u64,
-    /// Whether some of its answer is here.
+    /// Whether a part of its answer has arrived.
     has_begun: bool,
-    /// It was answered before and is written again: by its number among those that were.
+    /// For an answered write that is written again: its number among those.
     again: Option<u64>,
     data: Pieces,
     missing: u32,
-    /// None if that was in another process, whose clock was another.
+    /// `None` if that was in another process, which had another clock.
     submitted: Option<Instant>,
     is_timed: bool,
-    /// As its reply began, whose data may take further frames.
+    /// The beginning of its reply, whose data may be in further frames.
     residence: Option<Residence>,
 }
 
 impl RemoteBlock {
-    /// Asks for a device as `number`, one of the session that is not in use.
+    /// Opens a device as `number`, a number that the session does not use.
     pub fn new(number: u16, open: Open) -> Self {
         Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
     }
 
-    /// Asks for a device that is to be handed over to us, whenever that is. It is open as soon as its exporter has said
-    /// what it is: what is read is read; all else waits until it is ours.
+    /// Waits for a device that another host hands over to this one. It is open when the exporter has described it:
+    /// reads are answered; all other requests wait for the handover.
     pub fn successor(number: u16, open: Open) -> Self {
         Self::over(Attachment::inheriting(number, open, OPENED_BYTES_MAX, NO_MIGRATION_STATE))
     }
 
-    /// The same as [`RemoteBlock::new`]; this is reserved for it first, or it is not opened.
+    /// As [`RemoteBlock::new`]; the exporter reserves this first, or does not open the device.
     pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
         Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
@@ -116,19 +116,19 @@ impl RemoteBlock {
         }
     }
 
-    /// What it was asked and has not answered, in no order.
+    /// The requests that are not answered, in no order.
     pub fn requests(&self) -> impl Iterator<Item = &BlockRequest> {
         let flights = self.slots.iter().filter(|(_, flight)| flight.again.is_none());
         flights.map(|(_, flight)| &*flight.request).chain(self.held.iter().map(|held| &**held))
     }
 
-    /// Requests in flight, those that wait among them.
+    /// The number of requests in flight, including those that wait.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.rewriting + self.held.len()
     }
 
-    /// Whether what its exporter has lost is being written again: all else waits, and no other process can go on with
-    /// it.
+    /// Whether data that the exporter has lost is being written again. All other requests wait, and no other process
+    /// can continue meanwhile.
     pub fn is_rewriting(&self) -> bool {
         self.rewriting > 0 || self.retained.has_next()
     }
@@ -139,7 +139,7 @@ impl RemoteBlock {
             && (self.bytes == 0 || self.bytes + cost <= u64::from(credit.bytes))
     }
 
-    /// The first that waits and may leave, credit aside.
+    /// The first waiting request that may be sent, if there is credit.
     fn next_held(&self) -> Option<usize> {
         if self.is_rewriting() {
             return None;
@@ -150,7 +150,7 @@ impl RemoteBlock {
         }
     }
 
-    /// Requests that wait leave as far as there is credit.
+    /// Sends waiting requests as far as there is credit.
     fn release(&mut self, now: Instant) {
         self.rewrite(now);
         while let Some(at) = self.next_held()
@@ -163,8 +163,8 @@ impl RemoteBlock {
         }
     }
 
-    /// Writes again what the exporter has lost, as far as there is credit. One that changes the same bytes as another
-    /// waits for it.
+    /// Writes again what the exporter has lost, as far as there is credit. A write waits for an earlier one of the same
+    /// bytes.
     fn rewrite(&mut self, now: Instant) {
         while self.attachment.is_open()
             && let Some(change) = self.retained.next()
@@ -185,7 +185,7 @@ impl RemoteBlock {
     }
 
     fn begin(&mut self, now: Instant, mut request: BlockInFlight, lane: u8) -> u16 {
-        // It may have to be asked again: its data stays here, shared with the message.
+        // It may have to be sent again: its data stays here, shared with the message.
         request.share_payload();
         self.bytes += cost(&request);
         self.loads.add(lane, cost(&request));
@@ -216,11 +216,11 @@ impl RemoteBlock {
         let flight = self.slots.get_mut(tag).expect("it was put there");
         let mut head = Head::new(Kind::Request, self.attachment.number(), tag_of(flight.lane, tag));
         head.flags.timed = flight.is_timed;
-        // Reads do not wait behind what is written.
+        // Reads do not wait behind writes.
         let line = if flight.request.payload.is_empty() { 0 } else { 1 };
         let trims = self.description.is_some_and(|description| description.info.trims);
         let part = match flight.request.op {
-            // An exporter that does not know the word understands that nothing is to be done.
+            // An exporter that does not know the operation treats it as one that does nothing.
             BlockOp::Trim if !trims => {
                 let request = &flight.request;
                 block::request_part(&BlockRequest::zero(request.id, BlockOp::Discard, request.offset, 0))
@@ -237,10 +237,10 @@ impl RemoteBlock {
         });
     }
 
-    /// What is alike for all classes.
+    /// Handles what is the same for all classes.
     fn hear(&mut self, now: Instant, arrived: Arrived, done: &mut Completions<BlockDone>) -> Result<(), Reject> {
-        // Nothing of before is asked again of what has become ours: its exporter answers that first, or gives it to the
-        // device.
+        // After a handover to this host no earlier request is sent again: the exporter answers those first, or passes
+        // them to the device.
         let was_shown = self.attachment.is_expected() && self.attachment.is_open();
         match self.attachment.handle_arrived(now, arrived)? {
             Heard::Opened(opened) => self.handle_opened(now, &opened, was_shown, done),
@@ -259,12 +259,12 @@ impl RemoteBlock {
         is_ours_now: bool,
         done: &mut Completions<BlockDone>,
     ) -> Result<(), Reject> {
-        // If it was to be another's, it is ours again.
+        // A handover to another host has failed.
         (self.is_still, self.owed) = (false, 0);
         self.openings += 1;
         let mut description = Description::decode(&opened.info)?;
         if let Some(before) = &self.description {
-            // Another process of its exporter may be of another version; what was said of it here stays so.
+            // Another process of the exporter may have another version; users here keep the first description.
             description.info.trims &= before.info.trims;
         }
         if let Some(before) = self.description.replace(description) {
@@ -285,8 +285,8 @@ impl RemoteBlock {
         self.fail_all(error_of(Cause::Gone), done);
     }
 
-    /// The exporter had forgotten us, and the device is open again: what was in flight is asked again; before that what
-    /// it has lost is written again, as far as it is here.
+    /// The exporter had lost the session, and the device is open again: sends the requests in flight again. Before that
+    /// it writes again what the exporter has lost, as far as the data is here.
     fn come_back(&mut self, before: Description, now: Description) {
         for request in self.take_flights().into_iter().rev() {
             self.held.push_front(request);
@@ -296,7 +296,7 @@ impl RemoteBlock {
         }
     }
 
-    /// Everything in flight, in the order in which it was asked. What was written again is to be once more.
+    /// Takes all requests in flight, in the order in which they were sent. Rewrites under way are repeated.
     fn take_flights(&mut self) -> Vec<BlockInFlight> {
         self.bytes = 0;
         self.loads.clear();
@@ -396,7 +396,7 @@ impl RemoteBlock {
     }
 }
 
-/// What a request takes of a credit, bytes.
+/// The credit that a request takes, in bytes.
 fn cost(request: &BlockRequest) -> u64 {
     match request.op {
         BlockOp::Read | BlockOp::Write => request.length.into(),
@@ -406,7 +406,7 @@ fn cost(request: &BlockRequest) -> u64 {
 
 impl BlockDevice for RemoteBlock {
     /// # Panics
-    /// If it was not opened yet: its owner waits for that.
+    /// If it was never open: its owner waits for that.
     fn info(&self) -> &BlockInfo {
         &self.description.as_ref().expect("a device is used once it is open").info
     }
@@ -426,8 +426,8 @@ impl BlockDevice for RemoteBlock {
     }
 
     fn epoch(&self) -> Option<u64> {
-        // Until it is ours somebody else has it, and so it is once it is on its way to a successor. While it is opened
-        // again nobody knows yet who had it meanwhile, or what it is now.
+        // Before the handover to this host another host may write it, and so may the successor after one. While it is
+        // opened again it is unknown who had it meanwhile, and what it is now.
         let is_ours = self.attachment.is_open() && !self.attachment.is_expected() && !self.attachment.is_moving;
         is_ours.then_some(self.openings)
     }
@@ -439,7 +439,7 @@ impl BlockDevice for RemoteBlock {
 
 impl RemoteBlock {
     fn may_start(&self, request: &BlockInFlight) -> bool {
-        // What waits because the device is not ours yet is in no read's way.
+        // Requests that wait for the handover do not hold back reads.
         let is_next = match self.attachment.is_expected() {
             true => request.op == BlockOp::Read && self.next_held().is_none(),
             false => self.held.is_empty(),
@@ -447,8 +447,8 @@ impl RemoteBlock {
         is_next && !self.is_still && !self.is_rewriting() && self.has_credit(cost(request))
     }
 
-    /// On which lane a request may go now. A change is not to pass another of the same bytes: behind several on several
-    /// lanes it waits.
+    /// The lane for a request now. A change must not overtake another one of the same bytes: behind several such
+    /// changes on several lanes it waits.
     fn lane_for(&self, request: &BlockInFlight) -> Option<u8> {
         if self.loads.is_first_alone() {
             return Some(0);
@@ -502,7 +502,7 @@ impl Attached for RemoteBlock {
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Self::Done) -> Result<(), Reject> {
         let kind = arrived.head.kind;
         match kind {
-            // On another lane than its end, an answer may come after it.
+            // An answer on another lane may arrive after the end.
             Kind::Reply | Kind::Data if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
             Kind::Data if self.attachment.is_arriving() => self.hear(now, arrived, done),
@@ -549,7 +549,7 @@ impl Attached for RemoteBlock {
 
 impl Movable for RemoteBlock {
     /// # Panics
-    /// If it was never open, or is over: there is nothing to go on with. If it is [being
+    /// If it was never open, or is over: then there is nothing to save. If it is [being
     /// rewritten](RemoteBlock::is_rewriting).
     fn save(&self, to: &mut Writer) {
         assert!(!self.is_rewriting(), "what is lost is written again first");
@@ -595,7 +595,7 @@ impl Movable for RemoteBlock {
         (remote.answered, remote.flushed) = (from.u64("changes answered")?, from.u64("flushed")?);
         remote.owed = from.count("requests owed", 0)?;
         remote.attachment.restore_opening(from)?;
-        // Nothing is launched before all of it is right: what was launched has to be answered.
+        // No request is begun before everything is valid: a request that is begun has to be answered.
         let mut names = BTreeSet::new();
         let mut request = |from: &mut Reader<'_>| {
             let request = from.block_request()?;
@@ -617,7 +617,7 @@ impl Movable for RemoteBlock {
         }
         remote.attachment.restore_known(from)?;
         remote.retained = match from.version() {
-            // What was written before is not here.
+            // The data of earlier writes is not here.
             ..13 => Retained::without(remote.answered),
             _ => Retained::restore(from, &description.info, remote.answered)?,
         };
@@ -647,7 +647,7 @@ impl Movable for RemoteBlock {
     }
 }
 
-/// How far a request is, in another process's words.
+/// The progress of a request, as another process saved it.
 struct Begun {
     lane: u8,
     order: u64,

@@ -1,4 +1,4 @@
-//! What a device of another host shows by itself, for somebody who looks on: its events, or a stream's frames.
+//! Observes a device of another host, or reads a stream: events or frames arrive without requests.
 
 use std::fmt::Debug;
 
@@ -15,27 +15,27 @@ use crate::Reject;
 /// Bytes of an [`Opened`](farbus_wire::native::control::Opened): as for a device that is used.
 const OPENED_BYTES_MAX: usize = 1 << 20;
 
-/// Something that shows itself: what it is, and what it shows.
+/// What can be observed: a USB device, or a stream.
 pub trait Showing: Sized + Debug {
-    /// What it shows, one by one.
+    /// One event or frame.
     type Event: Debug;
 
-    /// What it is.
+    /// Its description.
     ///
     /// # Errors
-    /// [`Reject`]: there is no such thing.
+    /// [`Reject`]: the description is not valid.
     fn decode(bytes: &[u8]) -> Result<Self, Reject>;
 
     /// An event from the whole of its message.
     ///
     /// # Errors
-    /// [`Reject`]: nothing of the kind shows that.
+    /// [`Reject`]: such a device sends no such event.
     fn decode_event(message: Payload) -> Result<Self::Event, Reject>;
 
-    /// Events that are asked for beforehand: what waits for its owner at most.
+    /// The number of events that are requested in advance: at most so many wait for their reader.
     fn window(&self) -> u32;
 
-    /// Bytes of an event at most.
+    /// The most bytes of an event.
     fn event_bytes_max(&self) -> usize;
 }
 
@@ -85,24 +85,24 @@ pub type RemoteObserver = Onlooker<usb::Description>;
 /// A stream that is read.
 pub type RemoteStream = Onlooker<stream::Description>;
 
-/// Something that is looked at.
+/// An observed device or stream.
 #[derive(Debug)]
 pub struct Onlooker<S> {
     attachment: Attachment,
     description: Option<S>,
-    /// Events that were asked for and have not come.
+    /// Events that were requested and have not arrived.
     under_way: u32,
-    /// The pieces of an event that goes on, and its tag.
+    /// The pieces of an event of which more follows, and its tag.
     arriving: Option<(u16, Pieces)>,
 }
 
 impl<S: Showing> Onlooker<S> {
-    /// Asks to look at it as `number`, one of the session that is not in use.
+    /// Opens it as `number`, a number that the session does not use.
     pub fn new(number: u16, open: Open) -> Self {
         Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
     }
 
-    /// The same; this is reserved for it first, or it is not shown.
+    /// As `new`; the exporter reserves this first, or does not open it.
     pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
         Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
@@ -111,7 +111,7 @@ impl<S: Showing> Onlooker<S> {
         Self { attachment, description: None, under_way: 0, arriving: None }
     }
 
-    /// What it is, once it was opened.
+    /// Its description; `None` before it is open.
     pub fn description(&self) -> Option<&S> {
         self.description.as_ref()
     }

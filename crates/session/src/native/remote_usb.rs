@@ -1,4 +1,4 @@
-//! A USB device of another host, brought by a session.
+//! A USB device of another host, used in a session.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -28,10 +28,10 @@ use crate::importer::note_selection;
 
 /// Bytes of an [`Opened`]: 16 configurations as long as a configuration may be.
 const OPENED_BYTES_MAX: usize = 16 << 16;
-/// Our own requests begin here; a user's never do (a kernel's have 32 bits).
+/// Tags of farbus's own requests begin here; those of users are below (a kernel's have 32 bits).
 const OWN_ID_FIRST: u64 = 1 << 63;
 
-/// A USB device on another host. It is opened when it is made; until that is answered requests wait.
+/// A USB device on another host. Creating it opens it; requests wait until the exporter has answered.
 #[derive(Debug)]
 pub struct RemoteUsb {
     attachment: Attachment,
@@ -41,35 +41,35 @@ pub struct RemoteUsb {
     slots: Slots<Flight>,
     bytes: u64,
     held: VecDeque<InFlight>,
-    /// Whether no new request is begun.
+    /// Whether no new request is sent.
     is_still: bool,
-    /// What came along with it, if it was handed over to us.
+    /// The migration state that came with it, if it was handed over to this host.
     migration_state: Pieces,
     settling: Settling,
     next_own_id: u64,
     timing: Timing,
     endpoints: Endpoints,
-    /// The moment of the call that is under way: what leaves in it may be timed from then on.
+    /// The time of the current call; requests that it sends are timed from then on.
     now: Instant,
 }
 
-/// What has to be over before a user's requests go on.
+/// What has to end before a user's requests continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Settling {
     No,
-    /// A reset: what was withdrawn is waited for, then the reset is asked for.
+    /// A reset: requests that were withdrawn have to end before the reset is sent.
     Withdrawing,
-    /// The reset is waited for.
+    /// The reset is under way.
     Resetting,
-    /// The device is set up as it was before its exporter forgot it; so many requests are waited for.
+    /// The device is set up as it was before the exporter lost its state; so many requests are under way.
     Restoring(usize),
 }
 
 #[derive(Debug)]
 struct Flight {
-    /// `None` once its asker was answered without us: only its end is waited for.
+    /// `None` once its sender has an answer; then only its end at the exporter is expected.
     urb: Option<InFlight>,
-    /// On which it went, and to which endpoint.
+    /// The lane that it uses, and its endpoint.
     lane: u8,
     endpoint: EpAddr,
     cost: u64,
@@ -77,15 +77,15 @@ struct Flight {
     data: Pieces,
     missing: usize,
     has_begun: bool,
-    /// Its withdrawal was asked for, and that was not answered: until then another request with its tag might be meant.
+    /// A cancel was sent and not answered: until then the cancel could mean another request with this tag.
     is_withdrawing: bool,
-    /// It was answered.
+    /// Whether it was answered.
     is_answered: bool,
-    /// It is withdrawn for our own reasons: if it has nothing by then it waits here, and its asker hears nothing of it.
+    /// farbus withdraws it for reasons of its own: if it has no data by then, it waits here without an answer.
     is_taken_back: bool,
-    /// When it left, if it is timed. It is not written down: in another process it is not timed.
+    /// When it was sent, if it is timed. This is not saved: another process does not time it.
     timed: Option<Instant>,
-    /// As its reply began, whose data may take further frames.
+    /// The beginning of its reply, whose data may be in further frames.
     residence: Option<Residence>,
 }
 
@@ -113,17 +113,17 @@ impl Flight {
 }
 
 impl RemoteUsb {
-    /// Asks for a device as `number`, one of the session that is not in use.
+    /// Opens a device as `number`, a number that the session does not use.
     pub fn new(number: u16, open: Open) -> Self {
         Self::over(Attachment::new(number, open, OPENED_BYTES_MAX))
     }
 
-    /// Asks for a device that is to be handed over to us, whenever that is, with migration state that begins like this.
+    /// Waits for a device that another host hands over to this one, with migration state that begins with this.
     pub fn successor(number: u16, open: Open, migration_state: [u8; MIGRATION_STATE_NAME_BYTES]) -> Self {
         Self::over(Attachment::inheriting(number, open, OPENED_BYTES_MAX, migration_state))
     }
 
-    /// The same as [`RemoteUsb::new`]; this is reserved for it first, or it is not opened.
+    /// As [`RemoteUsb::new`]; the exporter reserves this first, or does not open the device.
     pub fn reserving(number: u16, open: Open, reservation: Reservation) -> Self {
         Self::over(Attachment::reserving(number, open, OPENED_BYTES_MAX, reservation))
     }
@@ -147,7 +147,7 @@ impl RemoteUsb {
         }
     }
 
-    /// What its exporter says of it; none before it is open.
+    /// The exporter's description of it; `None` before it is open.
     pub fn description(&self) -> Option<&Description> {
         self.description.as_ref()
     }
@@ -157,7 +157,7 @@ impl RemoteUsb {
         self.attachment.credit
     }
 
-    /// Requests in flight, those that wait among them.
+    /// The number of requests in flight, including those that wait.
     pub fn in_flight(&self) -> usize {
         self.slots.len() + self.held.len()
     }
@@ -168,7 +168,7 @@ impl RemoteUsb {
         std::mem::take(&mut self.migration_state).into_payload().into_vec()
     }
 
-    /// The same as [`Attached::migrate`], with something for the successor.
+    /// As [`Attached::migrate`], with data for the successor.
     pub fn migrate_with(&mut self, successor: [u8; 32], migration_state: Vec<u8>) {
         self.attachment.migrate(successor, migration_state);
         self.is_still = true;
@@ -204,7 +204,7 @@ impl RemoteUsb {
         (urgency, Flow(u32::from(self.attachment.number()) << 8 | u32::from(endpoint.as_byte())))
     }
 
-    /// Requests that wait leave as far as there is credit, and nothing has to be over first.
+    /// Sends waiting requests, as far as there is credit and nothing has to end first.
     fn release(&mut self, done: &mut Completions) {
         while self.attachment.is_open()
             && !self.is_still
@@ -231,7 +231,7 @@ impl RemoteUsb {
         self.attachment.say(Message { head, part, payload, urgency, flow, done_at: None });
     }
 
-    /// Withdraws the request of this tag: said behind the request itself.
+    /// Withdraws the request with this tag. The cancel is sent behind the request.
     fn say_cancel(&mut self, tag: u16, endpoint: EpAddr) {
         let flight = self.slots.get_mut(tag).expect("it is in flight");
         if std::mem::replace(&mut flight.is_withdrawing, true) {
@@ -245,13 +245,13 @@ impl RemoteUsb {
         self.attachment.say(Message { head, part, payload, urgency, flow, done_at: None });
     }
 
-    /// What was taken back waits in its place among those that wait: askers count their requests.
+    /// Puts a request that was taken back at its place among those that wait: senders rely on their order.
     fn hold_again(&mut self, urb: InFlight) {
         let at = self.held.partition_point(|held| held.id < urb.id);
         self.held.insert(at, urb);
     }
 
-    /// What comes next of a reset or a restoration, if its last step is over.
+    /// The next step of a reset or a restoration, if the last one is complete.
     fn settle(&mut self, done: &mut Completions) {
         if self.settling == Settling::Withdrawing && self.slots.is_empty() {
             let lane = self.endpoints.enter(EpAddr::CONTROL, false);
@@ -267,10 +267,10 @@ impl RemoteUsb {
         self.release(done);
     }
 
-    /// What is alike for all classes.
+    /// Handles what is the same for all classes.
     fn hear(&mut self, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
         if matches!(arrived.head.kind, Kind::Refused | Kind::Closed) {
-            // What was to be said is for nobody any more.
+            // The queued frames have no receiver any more.
             self.attachment.unsay();
         }
         let was_open = self.attachment.is_open();
@@ -284,7 +284,7 @@ impl RemoteUsb {
         }
     }
 
-    /// It is there; `has_come_back`: it was handed over, and nobody came for it.
+    /// The device is open. `has_come_back`: it was handed over, and its successor did not come.
     fn handle_opened(&mut self, opened: &Opened, has_come_back: bool, done: &mut Completions) -> Result<(), Reject> {
         let description = Description::decode(&opened.info)?;
         let descriptors = descriptors_of(&description)?;
@@ -311,7 +311,7 @@ impl RemoteUsb {
         Ok(())
     }
 
-    /// The exporter had forgotten us: its device is set up as its user here left it.
+    /// The exporter had lost the session: sets its device up as the user here left it.
     fn restore(&mut self, done: &mut Completions) {
         let configuration = self.selection.configuration();
         let alternates = self.selection.alternates().to_vec();
@@ -348,7 +348,7 @@ impl RemoteUsb {
                 flight.missing = if urb.direction == Direction::In { reply.actual as usize } else { 0 };
                 flight.head = Some(reply);
             } else if kind == Kind::Reply {
-                // As much as was asked for at most; the last frame says how much it was.
+                // At most as much as was requested; the last frame says how much it was.
                 flight.missing = if urb.direction == Direction::In { urb.length as usize } else { 0 };
             }
             let wrong = || Reject::new("data", body.len() as u64, "no more comes in than was asked for or said");
@@ -364,7 +364,7 @@ impl RemoteUsb {
         Ok(())
     }
 
-    /// A withdrawal was answered: whatever it met, nothing of it is on its way any more.
+    /// A cancel was answered: in either case nothing of the request is on its way any more.
     fn handle_cancelled(&mut self, tag: u16, done: &mut Completions) -> Result<(), Reject> {
         let (lane, tag) = split_tag(tag);
         let withdrawing = self.slots.get_mut(tag).filter(|flight| flight.is_withdrawing && flight.lane == lane);
@@ -431,7 +431,7 @@ impl RemoteUsb {
         self.settle(done);
     }
 
-    /// It is over: everything ends, and whatever is still asked.
+    /// Ends the attachment and all requests, also those that are still made.
     fn end(&mut self, end: End, done: &mut Completions) {
         let status = status_of(end.cause);
         self.attachment.unsay();
@@ -453,7 +453,7 @@ impl RemoteUsb {
     }
 }
 
-/// Whether the other is not the device of before (requirement N7: a name that survives, for the same device).
+/// Whether `other` is not the device of before (requirement N7: a name survives only for the same device).
 fn is_another(before: &Description, now: &Description) -> bool {
     (before.speed, &before.descriptor, &before.configurations) != (now.speed, &now.descriptor, &now.configurations)
 }
@@ -525,13 +525,13 @@ impl Device for RemoteUsb {
         }
     }
 
-    /// Everything in flight ends here at once; the device there is reset once all of it has ended there as well, and
-    /// what is submitted meanwhile waits.
+    /// Requests in flight end here at once. The exporter's device is reset when all of them have ended there, too;
+    /// requests that are submitted meanwhile wait.
     fn reset(&mut self, _now: Instant, done: &mut Completions) {
         let mut withdrawn = Vec::new();
         for (tag, flight) in self.slots.iter_mut() {
             if let Some(urb) = flight.urb.take() {
-                // What was answered and waits for its withdrawal's answer has no asker any more.
+                // A request that was answered and waits for the answer to its cancel has no sender any more.
                 withdrawn.push((tag, urb.endpoint));
                 let finished = urb.fail(Status::Shutdown);
                 if finished.id.0 < OWN_ID_FIRST {
@@ -571,7 +571,7 @@ impl Attached for RemoteUsb {
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, done: &mut Completions) -> Result<(), Reject> {
         self.now = now;
         match arrived.head.kind {
-            // On another lane than its end, an answer may come after it.
+            // An answer on another lane may arrive after the end.
             Kind::MigrationState | Kind::Reply | Kind::Data | Kind::Cancel if self.is_gone() => Ok(()),
             // The description's further frames have no request of their own.
             Kind::Data if self.attachment.is_arriving() => self.hear(arrived, done),
@@ -584,7 +584,7 @@ impl Attached for RemoteUsb {
         }
     }
 
-    /// What became of requests is not known: they end as the device's trouble, and are not repeated.
+    /// Ends requests whose outcome is unknown as errors of the device; they are not repeated.
     fn handle_renewed(&mut self, _now: Instant, done: &mut Completions) {
         let held = std::mem::take(&mut self.held);
         self.fail_all(Status::Protocol, done);
@@ -607,15 +607,15 @@ impl Attached for RemoteUsb {
 
     fn hold_still(&mut self, now: Instant, done: &mut Self::Done) {
         self.is_still = true;
-        // Each may wait for something that its user has yet to do.
+        // Each may wait for something that its user has not done yet.
         let in_flight = self.slots.iter_mut().filter_map(|(tag, flight)| {
             let urb = flight.urb.as_ref()?;
-            // Once is enough; and what its asker has withdrawn is his.
+            // Once is enough; and a request that its sender has withdrawn is not withdrawn here.
             let is_taken_back = flight.is_taken_back || !flight.is_withdrawing;
             Some((tag, urb.id, urb.direction == Direction::In && is_taken_back))
         });
         let mut in_flight: Vec<(u16, UrbId, bool)> = in_flight.collect();
-        // The last first: what comes meanwhile is the first one's.
+        // The last one first: data that arrives meanwhile belongs to the first.
         in_flight.sort_unstable_by_key(|(_, id, _)| std::cmp::Reverse(*id));
         for (tag, id, is_taken_back) in in_flight {
             self.cancel(now, id, done);
@@ -635,7 +635,7 @@ impl Attached for RemoteUsb {
 }
 
 impl RemoteUsb {
-    /// Requests on it that were not answered, its own aside: name, direction, length.
+    /// Requests that were not answered, without farbus's own: tag, direction, length.
     pub fn in_flight_of(&self) -> Vec<(UrbId, Direction, u32)> {
         let in_flight = self.slots.iter().filter_map(|(_, flight)| flight.urb.as_deref());
         let all = in_flight.chain(self.held.iter().map(|urb| &**urb));
@@ -645,7 +645,7 @@ impl RemoteUsb {
 
 impl Movable for RemoteUsb {
     /// # Panics
-    /// If it was never open, or is over: there is nothing to go on with.
+    /// If it was never open, or is over: then there is nothing to save.
     fn save(&self, to: &mut Writer) {
         let description = self.description.as_ref().expect("what goes on was open");
         self.attachment.save(to);
@@ -685,7 +685,7 @@ impl Movable for RemoteUsb {
         let (settling, count) = (from.u8("settling")?, from.u32("settling")?);
         remote.next_own_id = from.u64("next id")?;
         remote.attachment.restore_opening(from)?;
-        // Nothing is launched before all of it is right: what was launched has to be answered.
+        // No request is begun before everything is valid: a request that is begun has to be answered.
         let (mut flights, mut urbs) = (Vec::new(), Vec::new());
         for _ in 0..from.count("requests in flight", 2)? {
             let (lane, tag) = split_tag(from.u16("tag")?);
@@ -754,7 +754,7 @@ impl Flight {
         to.runs(self.data.len(), self.data.runs());
     }
 
-    /// What it was, and whose: the asker's request is yet to be launched.
+    /// What the request was, and whose: the sender's request is not begun yet.
     fn restore(lane: u8, from: &mut Reader<'_>) -> Result<(Self, Option<Urb>), Reject> {
         let mut flight = Self::new(None, lane);
         flight.cost = from.u32("bytes in flight")?.into();

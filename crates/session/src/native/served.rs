@@ -1,4 +1,4 @@
-//! What every class's half of an exporter does.
+//! The contract of the exporting end of an attachment, for all classes.
 
 use std::time::Duration;
 
@@ -9,58 +9,57 @@ use farbus_wire::native::{Arrived, Lanes};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// A device of ours that an attachment serves: the class's own half of an exporter (requirement N1: connect, receive,
-/// transmit, disconnect). A new class is one more of these; nothing else changes.
+/// A device of this host that an attachment serves (requirement N1: connect, receive, transmit, disconnect). A new
+/// class implements this; nothing else changes.
 pub trait Served: Send {
     /// What may be in flight.
     fn credit(&self) -> Credit;
 
-    /// Bytes of data of requests that are not answered: what it was sent, and what it may answer.
+    /// The bytes of all unanswered requests: the data that was received, and the data that answers may have.
     fn asked_bytes(&self) -> usize {
         0
     }
 
-    /// The most that its answers, and what it says by itself, may have waiting for the link.
+    /// The most bytes of its answers and events that may wait for the link.
     fn answers_bytes_max(&self) -> usize {
         self.credit().bytes as usize
     }
 
-    /// It may have something to say by itself, which waits until no more than so many bytes wait for the link.
+    /// `Some` if it sends events without requests: it sends the next one when at most so many bytes wait for the link.
     fn room_wanted(&self) -> Option<usize> {
         None
     }
 
-    /// What the device is, in its class's words.
+    /// The device's description, in the encoding of its class.
     fn description(&self) -> Vec<u8>;
 
-    /// Whether that is known. Who opens one of which it is not waits until it is, or is refused what
-    /// [`Served::poll_end`] says.
+    /// Whether the description is known. An importer that opens the device before waits until it is, or is refused with
+    /// [`Served::poll_end`].
     fn is_ready(&self) -> bool {
         true
     }
 
-    /// A request, more of its data, or its withdrawal arrived. What is to be said goes to `lanes`.
+    /// Takes a request, more of its data, or its cancel. Answers go to `lanes`.
     ///
     /// # Errors
     /// [`Reject`]: the importer broke the protocol; the session is over.
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject>;
 
-    /// Something may have happened to what [`Served::readiness`] stands for, or the moment of [`Served::poll_timeout`]
-    /// come.
+    /// [`Served::readiness`] may have become ready, or the time of [`Served::poll_timeout`] has come.
     fn handle_ready(&mut self, now: Instant, lanes: &mut Lanes);
 
-    /// When [`Served::handle_ready`] wants to be called, if at all.
+    /// When to call [`Served::handle_ready`]; `None`: never.
     fn poll_timeout(&self) -> Option<Instant>;
 
     /// What to wait on besides the link.
     fn readiness(&self) -> Option<&Readiness>;
 
-    /// Whether it has nothing to say before it is asked something, or its moment comes.
+    /// Whether it sends nothing before the next request or [`Served::poll_timeout`].
     fn is_idle(&self) -> bool {
         false
     }
 
-    /// The owner asks something of the device.
+    /// Carries out a command of the owner.
     ///
     /// # Errors
     /// [`CommandError`] when the device does not know it or refuses.
@@ -69,38 +68,39 @@ pub trait Served: Send {
         Err(CommandError::unknown(command))
     }
 
-    /// Where it takes buffers from, if it does. The session lends it its own, to which what was sent comes back.
+    /// The pool from which it takes buffers, if it takes any. The session lends its own pool, to which sent buffers
+    /// return.
     fn pool_mut(&mut self) -> Option<&mut BufferPool> {
         None
     }
 
-    /// Why it is of no use any more, if it is.
+    /// Why it ended, if it has ended.
     fn poll_end(&mut self) -> Option<End>;
 
-    /// The importer hands the device over as it is: nothing is reset. What is in flight is withdrawn; its importer has
-    /// waited for what it wants answered. Says whether it waits for its successor now. A class that knows no such thing
-    /// ends.
+    /// The importer hands the device over: nothing is reset. Requests in flight are withdrawn; the importer has waited
+    /// for those whose answers it needs. Returns whether the device waits for its successor now. A class without
+    /// handover ends.
     fn hand_over(self: Box<Self>, now: Instant, migration: Migration) -> bool {
         let _ = migration;
         self.finish(now);
         false
     }
 
-    /// The attachment is over: everything in flight is withdrawn, and the device given back.
+    /// Ends the attachment: withdraws all requests in flight and gives the device back.
     fn finish(self: Box<Self>, now: Instant);
 
-    /// Another process is to go on with it: what would wait for ever is taken back from the device, as if it had not
-    /// got there yet.
+    /// Prepares to continue in another process: takes requests that may wait for ever back from the device, as if they
+    /// had not reached it.
     fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
         let _ = (now, lanes);
     }
 
-    /// Whether the device has nothing of the importer's.
+    /// Whether the device has no request of the importer.
     fn is_at_rest(&self) -> bool {
         true
     }
 
-    /// Writes down, at rest, what another process needs to go on. A class that knows no such thing ends there.
+    /// Saves, when the device has no request, what another process needs to continue. A class without that ends there.
     ///
     /// # Errors
     /// [`Unmovable`].
@@ -109,55 +109,55 @@ pub trait Served: Send {
         Err(Unmovable)
     }
 
-    /// The same of what it goes through; nothing without modules.
+    /// Saves the state of its modules; nothing without modules.
     ///
     /// # Errors
-    /// [`Unmovable`]: one of them cannot go on elsewhere.
+    /// [`Unmovable`]: a module cannot continue in another process.
     fn save_modules(&self, to: &mut Writer) -> Result<(), Unmovable> {
         let _ = to;
         Ok(())
     }
 
-    /// It is as another process wrote it down, over a device that is new here; [`Served::go_on`] begins. One that
-    /// cannot be is of no more use than to be finished.
+    /// Restores what another process saved, over a device that is new here; [`Served::go_on`] starts it. After an error
+    /// it can only be finished.
     ///
     /// # Errors
-    /// [`Reject`]: none can have stood so.
+    /// [`Reject`]: no attachment can have had this state.
     fn restore(&mut self, now: Instant, from: &mut Reader<'_>) -> Result<(), Reject> {
         let _ = (now, from);
         Err(Reject::new("class", 0, "it is one that can go on in another process"))
     }
 
-    /// It begins in another process, or stays here after all: what was taken back goes to the device again.
+    /// Starts it in the other process, or again in this one: requests that were taken back go to the device again.
     fn go_on(&mut self, now: Instant, lanes: &mut Lanes) {
         let _ = (now, lanes);
     }
 
-    /// Ends the attachment without touching the device, which another process has now.
+    /// Ends the attachment without using the device, which another process has now.
     fn leave(self: Box<Self>, now: Instant) {
         self.finish(now);
     }
 }
 
-/// To whom a device is handed over.
+/// The successor of a handover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// The key of the host that goes on with it; zeros for one without.
+    /// The key of the host that continues; zeros for a host without a key.
     pub successor: [u8; 32],
-    /// What that host is given along with it.
+    /// The data that the host gets with the device.
     pub migration_state: Vec<u8>,
-    /// How long it waits for that host; none: as long as is usual there.
+    /// How long the device waits for that host; `None`: the exporter's default.
     pub left: Option<Duration>,
 }
 
-/// A device that was handed over and that nobody has fetched, in its importer's hands again: another process is to wait
-/// for its successor.
+/// A device that was handed over and whose successor has not come; its importer has it again, so that another process
+/// can wait for the successor.
 pub struct Recalled {
     /// The lease under which it was handed over.
     pub lease: u64,
     /// The exporter's end of the attachment, as it was before the handover.
     pub served: Box<dyn Served>,
-    /// To whom it goes.
+    /// The successor.
     pub migration: Migration,
 }
 
@@ -176,6 +176,6 @@ impl Migration {
     }
 }
 
-/// A device that no other process can go on with.
+/// The error of a device with which no other process can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmovable;

@@ -1,4 +1,4 @@
-//! A block device of ours, served to an importer.
+//! A block device of this host, served to an importer.
 
 use farbus_model::block_device::take_lost;
 use farbus_model::limits::CREDIT_BYTES_MAX;
@@ -17,9 +17,9 @@ use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests in flight: what a kernel's block layer keeps (Linux: `nr_requests` 128), doubled.
+/// The most requests in flight: twice what a kernel's block layer keeps (Linux: `nr_requests` 128).
 const REQUESTS_MAX: u16 = 256;
-/// Idle buffers that are kept.
+/// The most bytes of idle buffers that are kept.
 const POOL_BYTES: usize = 8 << 20;
 
 /// A block device and the requests of its importer.
@@ -27,7 +27,7 @@ pub struct ServedBlock<D> {
     served: ServedDevice<D, BlockRequest, ()>,
     durability: u64,
     done: Completions<BlockDone>,
-    /// What it is said to be, if that is not what it is here.
+    /// The description for the importer, if it is not the device's own.
     said: Option<BlockInfo>,
 }
 
@@ -49,30 +49,30 @@ impl<D: BlockDevice> ServedBlock<D> {
         }
     }
 
-    /// The same with so many bytes of data in flight.
+    /// As `new`, with so many bytes of data in flight.
     #[must_use]
     pub fn with_credit(mut self, bytes: usize) -> Self {
         self.served.credit.bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self
     }
 
-    /// The same for its successor, who is told what it will be: `device` may only be read.
+    /// As `new`, for a successor, which gets the description of the later device: `device` may only be read.
     #[must_use]
     pub fn promising(mut self, info: BlockInfo) -> Self {
         self.said = Some(info);
         self
     }
 
-    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its
-    /// successor.
+    /// Permits a handover: `pass_on` is called then in place of `give_back`, and returns whether the device waits for
+    /// its successor.
     #[must_use]
     pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Migration) -> bool + Send + 'static) -> Self {
         self.served.pass_on = Some(Box::new(pass_on));
         self
     }
 
-    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment
-    /// that it began at, and a device that answers before its call returns takes no time.
+    /// Measures the device's time with `clock`. Without a clock everything in a turn happens at its beginning, and a
+    /// device that answers before its call returns takes no time.
     #[must_use]
     pub fn timed_by(mut self, clock: ReadClock) -> Self {
         self.served.clock = Some(clock);
@@ -86,7 +86,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         let request = block::decode_request(BlockId(tag.into()), &part.contiguous())?;
         let missing = if request.op == BlockOp::Write { request.length as usize } else { 0 };
         let cost = match request.op {
-            // What is longer than a request may be is refused, and reserves nothing.
+            // A request that is too long is refused, and takes no credit.
             BlockOp::Read | BlockOp::Write => request.length.min(self.served.device.info().request_bytes_max),
             _ => 0,
         };
@@ -98,7 +98,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         Ok(())
     }
 
-    /// All of a request is here.
+    /// Begins a request of which all data has arrived.
     fn act(&mut self, now: Instant, tag: u16, mut request: BlockRequest, data: Payload, lanes: &mut Lanes) {
         self.served.begin(now, tag);
         request.payload = data;
@@ -109,7 +109,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         self.collect(now, lanes);
     }
 
-    /// What the device has done is said.
+    /// Answers the requests that the device has completed.
     fn collect(&mut self, now: Instant, lanes: &mut Lanes) {
         for lost in take_lost() {
             self.reply(now, lost, Err(StoreError::Medium), Payload::Empty, lanes);
@@ -157,7 +157,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
                 }
                 Ok(())
             }
-            // A block request ends by itself, and soon.
+            // A block request ends soon by itself.
             _ => Ok(()),
         }
     }
@@ -251,7 +251,7 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
         self.finish(now);
     }
 
-    /// Requests that are with the device are the device's to end; nobody hears of it.
+    /// The device ends its requests; their answers go nowhere.
     fn finish(self: Box<Self>, now: Instant) {
         self.served.give_back(now);
     }

@@ -1,4 +1,4 @@
-//! A device that answers requests, served to an importer: what is alike for all classes of these.
+//! A device that answers requests, served to an importer: the part that is the same for all such classes.
 
 use farbus_model::{Instant, Payload, Pieces};
 use farbus_wire::native::control::Credit;
@@ -10,34 +10,34 @@ use super::tagged::Tagged;
 use super::timing::ReadClock;
 use crate::Reject;
 
-/// Takes a device that is handed over as it is; says whether it waits for its successor.
+/// Takes a device that is handed over; returns whether it waits for its successor.
 type PassOn<D> = Box<dyn FnOnce(D, Instant, Migration) -> bool + Send>;
 
-/// A device and its importer's requests: each an `R`, of which `S` says what its class has to know.
+/// A device and its importer's requests: each is an `R`, and `S` is what the class keeps of it.
 pub(super) struct ServedDevice<D, R, S> {
     pub attachment: u16,
     pub device: D,
     /// What may be in flight.
     pub credit: Credit,
-    /// By tag. Those with the device, and those whose data is still arriving.
+    /// Requests by tag: those with the device, and those whose data is still arriving.
     pub flights: Tagged<Flight<R, S>>,
-    /// What they take of the credit.
+    /// The credit that they take.
     pub bytes: u64,
-    /// Takes the device in the end.
+    /// Takes the device at the end.
     give_back: Box<dyn FnOnce(D, Instant) + Send>,
-    /// Takes it instead, if it is handed over and may be.
+    /// Takes it in place of `give_back` if it is handed over; `None`: no handover.
     pub pass_on: Option<PassOn<D>>,
     /// Measures requests that are timed.
     pub clock: Option<ReadClock>,
 }
 
 pub(super) struct Flight<R, S> {
-    /// Bytes of the credit.
+    /// The credit that it takes, in bytes.
     pub cost: u32,
-    /// The request, while its data is not all here.
+    /// The request, until all of its data has arrived.
     pub arriving: Option<Box<Arriving<R>>>,
     pub times: Times,
-    /// What its class has to know of it.
+    /// What the class keeps of it.
     pub state: S,
 }
 
@@ -47,14 +47,14 @@ pub(super) struct Arriving<R> {
     pub missing: usize,
 }
 
-/// When a request was where.
+/// The times of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Times {
-    /// Whether that is asked for.
+    /// Whether the importer wants them.
     pub is_timed: bool,
-    /// When its first byte was seen.
+    /// When its first byte arrived.
     pub arrived: Instant,
-    /// When the device was given it.
+    /// When the device got it.
     pub begun: Instant,
 }
 
@@ -69,7 +69,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         Self { attachment, device, credit, flights, bytes: 0, give_back, pass_on: None, clock: None }
     }
 
-    /// A request begins to arrive, which takes so much of the credit.
+    /// Registers a request that begins to arrive, and the credit that it takes.
     #[inline]
     pub fn enter(&mut self, now: Instant, tag: u16, cost: u32, is_timed: bool, state: S) -> Result<(), Reject> {
         match self.bytes > 0 && self.bytes + u64::from(cost) > self.credit.bytes.into() {
@@ -78,7 +78,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         }
     }
 
-    /// The same of one that another process let in, whose credit in bytes may have been another.
+    /// Registers a request that another process accepted, whose credit in bytes may have been different.
     #[inline]
     pub fn enter_again(&mut self, now: Instant, tag: u16, cost: u32, is_timed: bool, state: S) -> Result<(), Reject> {
         if self.flights.len() >= self.credit.requests.into() {
@@ -97,7 +97,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         Reject::new("credit", self.bytes, "no more is asked than the credit allows")
     }
 
-    /// More data of a request: it and all of them, once they are here.
+    /// Takes more data of a request; returns the request and all data when it is complete.
     #[inline]
     pub fn go_on(&mut self, tag: u16, data: Payload, has_more: bool) -> Result<Option<(R, Payload)>, Reject> {
         match self.flights.get_mut(tag).and_then(|flight| flight.arriving.take()) {
@@ -106,7 +106,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         }
     }
 
-    /// The same of one that begins with these.
+    /// As [`ServedDevice::go_on`], for a request whose data begins with this.
     #[inline]
     pub fn take_in(
         &mut self,
@@ -128,7 +128,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         Ok(Some((arriving.request, arriving.data.into_payload())))
     }
 
-    /// The device is given a request.
+    /// Notes that the device gets a request.
     #[inline]
     pub fn begin(&mut self, now: Instant, tag: u16) -> &mut Flight<R, S> {
         let flight = self.flights.get_mut(tag).expect("it is in flight");
@@ -138,8 +138,8 @@ impl<D, R, S> ServedDevice<D, R, S> {
         flight
     }
 
-    /// A request leaves: with the head of its reply, the reply's part and when it was done, if it is timed. `outcome`
-    /// is what its class says of it, if it is not plain.
+    /// Removes a request; returns it with the head of its reply, the reply's part, and when it was done if it is timed.
+    /// `outcome` is the class's part of the reply, if it is not the plain one.
     #[inline]
     pub fn answer(
         &mut self,
@@ -165,7 +165,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         (flight, head, part, done_at)
     }
 
-    /// The device goes to its successor, or back if it may not be handed over.
+    /// Gives the device to its successor, or back if it may not be handed over.
     pub fn hand_over(self, now: Instant, migration: Migration) -> bool {
         match self.pass_on {
             Some(pass_on) => pass_on(self.device, now, migration),
@@ -176,7 +176,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         }
     }
 
-    /// The device goes back.
+    /// Gives the device back.
     pub fn give_back(self, now: Instant) {
         (self.give_back)(self.device, now);
     }

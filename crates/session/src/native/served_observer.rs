@@ -1,4 +1,4 @@
-//! What a device of ours shows by itself, served to somebody who looks on: its events, or a stream's frames.
+//! Events of a device of this host, or frames of a stream, served to an observer or reader.
 
 use std::fmt;
 
@@ -12,21 +12,21 @@ use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 use crate::{observe, stream};
 
-/// What is looked at, from one place.
+/// A source of events for one observer.
 pub trait Shown: Send {
-    /// What was shown longest ago, as its class says it: its part, and data.
+    /// Takes the oldest event in the encoding of its class: the head, and data.
     fn take(&mut self) -> Option<(Part, Payload)>;
 
-    /// How many may be asked for beforehand.
+    /// How many events may be requested in advance.
     fn grant_max(&self) -> u32;
 
-    /// The most that wait for the link before the next is taken, bytes.
+    /// The next event is taken when at most so many bytes wait for the link.
     fn waiting_bytes_max(&self) -> usize;
 
-    /// Whether another process can show it from where this one stops.
+    /// Whether another process can continue where this one stops.
     fn is_movable(&self) -> bool;
 
-    /// Why nothing more comes, if it does not.
+    /// Why no more events follow, if none do.
     fn over(&self) -> Option<&'static str>;
 }
 
@@ -39,12 +39,12 @@ impl Shown for observe::Observer {
         OBSERVED_GRANT_MAX
     }
 
-    /// What the link does not take waits in the seat, which drops what is too much.
+    /// What the link does not take waits in the source, which drops what is too much.
     fn waiting_bytes_max(&self) -> usize {
         OBSERVED_BYTES_MAX
     }
 
-    /// What nobody has sent by then is not seen.
+    /// Events that are not sent by then are lost.
     fn is_movable(&self) -> bool {
         true
     }
@@ -68,7 +68,7 @@ impl Shown for stream::Subscriber {
         description.window() as usize * description.frame_bytes_max as usize
     }
 
-    /// Who wants all would miss what waits here.
+    /// A reader of all frames would miss those that wait here.
     fn is_movable(&self) -> bool {
         self.policy() == stream::Policy::Latest
     }
@@ -78,20 +78,20 @@ impl Shown for stream::Subscriber {
     }
 }
 
-/// A seat, and what its owner asked for.
+/// A source, and how much its observer has requested.
 pub struct ServedObserver {
     attachment: u16,
     observer: Box<dyn Shown>,
     readiness: Readiness,
-    /// Makes it unready: what it stood for is being seen to.
+    /// Makes the readiness unready again.
     hush: Box<dyn Fn() + Send>,
-    /// What it is, in its class's words.
+    /// The description, in the encoding of its class.
     description: Vec<u8>,
-    /// Events that may yet be sent.
+    /// How many events may still be sent.
     granted: u32,
-    /// The next event's.
+    /// The number of the next event.
     tag: u16,
-    /// More may be there, and may be sent, once the link has taken some.
+    /// Whether more events may be there, to be sent when the link has taken some.
     waits_for_room: bool,
     give_back: Option<Box<dyn FnOnce(Instant) + Send>>,
 }
@@ -103,8 +103,8 @@ impl fmt::Debug for ServedObserver {
 }
 
 impl ServedObserver {
-    /// Serves `observer` as `attachment`; `readiness` is what the seat's wake makes ready and `hush` unready, and
-    /// `give_back` is called in the end.
+    /// Serves `observer` as `attachment`. The source's wake makes `readiness` ready, and `hush` makes it unready.
+    /// `give_back` is called at the end.
     pub fn new(
         attachment: u16,
         observer: Box<dyn Shown>,

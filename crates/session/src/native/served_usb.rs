@@ -1,4 +1,4 @@
-//! A USB device of ours, served to an importer.
+//! A USB device of this host, served to an importer.
 
 use farbus_model::urb::take_lost;
 use farbus_model::{
@@ -17,8 +17,8 @@ use super::timing::ReadClock;
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
-/// Requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a far importer keeps up to
-/// 1024 at each endpoint that it receives ahead ([`crate::far`]).
+/// The most requests in flight: Linux's usb-storage needs 1, uas 30, testusb 32, a camera about 64; a far importer
+/// keeps up to 1024 at each endpoint that it receives ahead ([`crate::far`]).
 const REQUESTS_MAX: u16 = 4096;
 
 /// A USB device and the requests of its importer.
@@ -27,7 +27,7 @@ pub struct ServedUsb<D> {
     record: DeviceRecord,
     done: Completions,
     iso_bytes: usize,
-    /// The place of the next request among all.
+    /// The place of the next request among all requests.
     next_order: u64,
     is_resting: bool,
 }
@@ -35,23 +35,23 @@ pub struct ServedUsb<D> {
 type Flight = super::served_device::Flight<Request, UsbFlight>;
 
 struct UsbFlight {
-    /// What its packets' descriptors take, which no credit counts.
+    /// The memory of its packet descriptors, which no credit counts.
     iso_bytes: usize,
     urgency: Urgency,
     flow: Flow,
-    /// Its place among all: what was taken back is asked again in the same order.
+    /// Its place among all requests: those that were taken back are sent again in this order.
     order: u64,
-    /// What an answer does not repeat of its request.
+    /// The part of the request that an answer does not repeat.
     manner: Manner,
-    /// By its importer, be it before it began.
+    /// The importer has withdrawn it, perhaps before it began.
     is_withdrawn: bool,
-    /// It ends when the device has something to say, whenever that is.
+    /// It ends when the device has data, which may never happen.
     may_wait: bool,
-    /// It was taken back from the device, which had not begun it.
+    /// It was taken back from the device before the device had begun it.
     taken_back: Option<Box<Urb>>,
 }
 
-/// How a request is to be done.
+/// How to carry out a request.
 #[derive(Clone, Copy, Default)]
 struct Manner {
     flags: UrbFlags,
@@ -66,8 +66,8 @@ impl Flight {
 }
 
 impl<D: Device> ServedUsb<D> {
-    /// Serves `device`, which is called what `record` says, as `attachment`; `give_back` is called with it in the end,
-    /// after a reset.
+    /// Serves `device`, described by `record`, as `attachment`; `give_back` is called with it at the end, after a
+    /// reset.
     pub fn new(
         attachment: u16,
         device: D,
@@ -87,16 +87,16 @@ impl<D: Device> ServedUsb<D> {
         }
     }
 
-    /// The same, that may be handed over: `pass_on` is called instead then, and says whether it waits for its
-    /// successor.
+    /// Permits a handover: `pass_on` is called then in place of `give_back`, and returns whether the device waits for
+    /// its successor.
     #[must_use]
     pub fn inheritable(mut self, pass_on: impl FnOnce(D, Instant, Migration) -> bool + Send + 'static) -> Self {
         self.served.pass_on = Some(Box::new(pass_on));
         self
     }
 
-    /// The same, whose stay with the device is measured with `clock`; without one all of a turn happens in the moment
-    /// that it began at, and a device that answers before its call returns takes no time.
+    /// Measures the device's time with `clock`. Without a clock everything in a turn happens at its beginning, and a
+    /// device that answers before its call returns takes no time.
     #[must_use]
     pub fn timed_by(mut self, clock: ReadClock) -> Self {
         self.served.clock = Some(clock);
@@ -135,14 +135,14 @@ impl<D: Device> ServedUsb<D> {
         self.served.enter(now, tag, cost, is_timed, state)
     }
 
-    /// Replies of one endpoint keep their order; those of bulk endpoints let all others pass.
+    /// Replies of one endpoint keep their order; replies of other endpoints may overtake those of bulk endpoints.
     fn way_of(&self, endpoint: EpAddr) -> (Urgency, Flow) {
         let kind = self.served.device.selection().endpoint(endpoint).map(|endpoint| endpoint.kind);
         let urgency = if kind == Some(TransferType::Bulk) { Urgency::Low } else { Urgency::High };
         (urgency, Flow(u32::from(self.served.attachment) << 8 | u32::from(endpoint.as_byte())))
     }
 
-    /// All of a request is here.
+    /// Begins a request of which all data has arrived.
     fn act(&mut self, now: Instant, tag: u16, request: Request, data: Payload, lanes: &mut Lanes) {
         let is_cancelled = self.served.begin(now, tag).state.is_withdrawn;
         match request {
@@ -179,7 +179,7 @@ impl<D: Device> ServedUsb<D> {
     }
 
     fn withdraw(&mut self, now: Instant, tag: u16, lanes: &mut Lanes) {
-        // One that was answered meanwhile is not there any more: its answer is on its way.
+        // A request that was answered meanwhile is gone: its answer is on its way.
         if let Some(flight) = self.served.flights.get_mut(tag) {
             flight.state.is_withdrawn = true;
             if flight.arriving.is_none() {
@@ -187,7 +187,7 @@ impl<D: Device> ServedUsb<D> {
             }
             self.collect(now, lanes);
         }
-        // Only now can the tag mean another request.
+        // From here on the tag may mean another request.
         lanes.send(Message::control(Kind::Cancel, self.served.attachment, tag, Part::empty()));
     }
 
@@ -205,7 +205,7 @@ impl<D: Device> ServedUsb<D> {
         }
     }
 
-    /// Whether this is a request that nothing came of yet: another process asks it again.
+    /// Whether this request has had no effect yet, so that another process can send it again.
     fn take_back(&mut self, done: &mut Done) -> bool {
         let Some(flight) = self.served.flights.get_mut(done.id.0 as u16) else { return false };
         let flight = &mut flight.state;
@@ -213,7 +213,7 @@ impl<D: Device> ServedUsb<D> {
             return false;
         }
         if done.actual > 0 || done.direction == Direction::Out {
-            // Part of it has happened: to ask again would do that twice.
+            // A part of it is done: to send it again would do that twice.
             done.status = Status::Protocol;
             return false;
         }
@@ -321,7 +321,7 @@ impl<D: Device> Served for ServedUsb<D> {
         while let Some(done) = self.done.pop() {
             self.served.flights.remove(done.id.0 as u16);
         }
-        // What is still under way would be answered to the successor: a real device takes its time to let go.
+        // Requests that are still under way would be answered to the successor: a real device takes time to cancel.
         if !self.served.flights.is_empty() {
             self.finish(now);
             return false;
@@ -329,7 +329,7 @@ impl<D: Device> Served for ServedUsb<D> {
         self.served.hand_over(now, migration)
     }
 
-    /// A transfer that may wait for ever is one that waits for the device to say something.
+    /// Whether a transfer may wait for ever: it waits for data of the device.
     fn come_to_rest(&mut self, now: Instant, lanes: &mut Lanes) {
         self.is_resting = true;
         let may_wait = |flight: &Flight| flight.has_device() && flight.state.may_wait;
@@ -340,7 +340,7 @@ impl<D: Device> Served for ServedUsb<D> {
             .filter(|(_, flight)| may_wait(flight))
             .map(|(tag, flight)| (flight.state.order, tag))
             .collect();
-        // The last first: what comes meanwhile is the first one's.
+        // The last one first: data that arrives meanwhile belongs to the first.
         waiting.sort_unstable();
         for (_, tag) in waiting.into_iter().rev() {
             self.served.device.cancel(now, UrbId(tag.into()), &mut self.done);
@@ -434,7 +434,7 @@ impl<D: Device> Served for ServedUsb<D> {
 
     fn finish(mut self: Box<Self>, now: Instant) {
         self.served.device.reset(now, &mut self.done);
-        // A device that cannot be made durable says so itself at the next command.
+        // A device that cannot be made durable reports that at the next command.
         let _ = self.served.device.command(now, &Command::Sync, &mut self.done);
         while self.done.pop().is_some() {}
         self.served.give_back(now);

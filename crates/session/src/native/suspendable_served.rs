@@ -1,8 +1,7 @@
-//! A device of ours that is suspended at times, whatever its class asks: what its importer says waits meanwhile, in
-//! order.
+//! A device of this host that can be suspended, for all classes: frames of its importer wait meanwhile, in order.
 //!
-//! A USB device is suspended endpoint by endpoint ([`crate::reserve::SuspendableDevice`]); of a disk or a stream of
-//! frames all waits, except that it is given back.
+//! A USB device is suspended endpoint by endpoint ([`crate::reserve::SuspendableDevice`]); for a disk or a stream of
+//! frames everything waits, except its end.
 
 use std::collections::VecDeque;
 
@@ -15,32 +14,31 @@ use crate::Reject;
 use crate::reserve::Suspension;
 use crate::snapshot::{Reader, Writer};
 
-/// Frames that wait beside their credit in bytes: a request may be cut into as many as its bytes, and is not.
+/// The most frames that wait, besides their limit in bytes: a request could be sent as single bytes.
 const FRAMES_MAX: usize = 16_384;
 
-/// What is served, behind a gate.
+/// A served device whose frames can be held back.
 pub struct SuspendableServed {
     served: Box<dyn Served>,
     suspension: Suspension,
     held: VecDeque<Arrived>,
     held_bytes: u64,
-    /// What comes without being asked for waits, too.
+    /// Whether events without requests wait, too.
     is_quiet: bool,
-    /// Another process is to go on: what waits is let through.
+    /// Another process is to continue: frames that wait are let through.
     is_resting: bool,
-    /// What waited was wrong.
+    /// The rule that a waiting frame broke.
     end: Option<End>,
 }
 
 impl SuspendableServed {
-    /// What its importer says to `served` waits while `suspension` is closed. The code that
-    /// opens it wakes the session.
+    /// Frames of the importer to `served` wait while `suspension` is closed. The code that opens it wakes the session.
     pub fn new(served: Box<dyn Served>, suspension: Suspension) -> Self {
         let (held, is_quiet) = (VecDeque::new(), false);
         Self { served, suspension, held, held_bytes: 0, is_quiet, is_resting: false, end: None }
     }
 
-    /// The same of one that says things by itself, which wait as well.
+    /// As `new`, for a device that sends events without requests; these wait, too.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.is_quiet = true;
@@ -92,7 +90,7 @@ impl Served for SuspendableServed {
         }
         self.held_bytes += arrived.body.len() as u64;
         self.held.push_back(arrived);
-        // A request's own words are beside its data.
+        // The head of a request counts besides its data.
         let bytes_max = 2 * u64::from(self.served.credit().bytes) + (1 << 20);
         match self.held.len() > FRAMES_MAX || self.held_bytes > bytes_max {
             true => Err(Reject::new("credit", self.held_bytes, "no more is asked than the credit allows")),
@@ -120,7 +118,7 @@ impl Served for SuspendableServed {
     }
 
     fn readiness(&self) -> Option<&Readiness> {
-        // Nobody is woken for what has to wait.
+        // Frames that have to wait wake no thread.
         self.served.readiness().filter(|_| !(self.is_closed() && self.is_quiet))
     }
 
