@@ -1,4 +1,4 @@
-# The exporter has two sound cards, at full and at high speed. What the microphone hears is recorded, and played on the speaker.
+# The exporter has two sound cards, at full and at high speed. The test records the microphone and plays that on the speaker.
 ln -s "$(command -v aplay)" /run/arecord
 has_card() { [ -c /dev/snd/pcmC0D0p ] && [ -c /dev/snd/pcmC0D0c ]; }
 no_card() { [ ! -e /proc/asound/card0 ]; }

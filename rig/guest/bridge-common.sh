@@ -1,4 +1,4 @@
-# Steps of two machines that a bridge joins, however its ends were attached: OWN and OTHER are their addresses.
+# Steps of two machines that a bridge joins, however its ends are attached. OWN and OTHER are their addresses.
 ip=/usr/bin/ip
 adapter() {
   for name in /sys/class/net/*; do
@@ -9,13 +9,13 @@ no_adapter() { [ -z "$(adapter)" ]; }
 carrier() { [ "$(cat "/sys/class/net/$net/carrier" 2>/dev/null)" = "$1" ]; }
 raw() { bulkpair "$(usb_node "$(far_device 0525:a4a1)")" 2 "$@" || fail "raw $*: $(dmesg | tail -n 5)"; }
 
-# The adapter of this machine's end, up.
+# Brings up the adapter of this machine's end.
 with_adapter() {
   wait_for 20 adapter || fail "cdc_ncm drives nothing"
   net=$(adapter)
   $ip addr add "$OWN/24" dev "$net" && $ip link set "$net" up || fail "$net does not go up"
 }
-# Does what the host asks for, if it is one of these.
+# Handles a request of the host, if it is one of these.
 common() {
   case $1 in
   plugged) wait_for 10 carrier 1 || fail "no carrier" ;;
@@ -26,7 +26,7 @@ common() {
     ;;
   serve)
     iperf3 -s -1 >/run/served 2>&1 &
-    # Port 5201, in the kernel's own words: what iperf3 prints stays in its buffer.
+    # Port 5201 as the kernel shows it, because iperf3 buffers its output.
     listening() { cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1451 [0-9A-F]*:0000 0A'; }
     wait_for 10 listening || fail "iperf3 -s: $(cat /run/served)"
     ;;

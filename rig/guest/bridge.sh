@@ -1,4 +1,4 @@
-# This machine has one end of a bridge: DEVICE is which. What to do with it the host says.
+# This machine has one end of a bridge, named by DEVICE. The host says what to do with it.
 attach "$DEVICE"
 with_adapter
 echo "address $(cat "/sys/class/net/$net/address")"

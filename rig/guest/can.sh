@@ -1,4 +1,4 @@
-# The exporter has a USB-CAN adapter of two channels: on the first bus a unit sends a counter, on the second only the adapter sends.
+# The exporter has a USB-CAN adapter with two channels. On the first bus a unit sends a counter; on the second only the adapter sends.
 has_can() { [ -e /sys/class/net/can1 ]; }
 no_can() { [ ! -e /sys/class/net/can0 ]; }
 ip=/usr/bin/ip

@@ -1,4 +1,4 @@
-# Two hosts in one guest that know each other: lab3's daemon shares by a rule, desk's keeps it attached. What follows this script
+# Two paired hosts in one guest: lab3's daemon shares by a rule, and desk's daemon keeps the device attached. The script after this one
 # uses the disk.
 make_host lab3
 make_host desk

@@ -1,4 +1,4 @@
-# One host, desk, whose daemon keeps what the rig's host shares attached in a session. What follows this script uses the disk.
+# One host, desk. Its daemon keeps attached in a session what the rig's host shares. The script after this one uses the disk.
 make_host desk
 cat >/run/desk/farbus.toml <<END
 plain.listen = []

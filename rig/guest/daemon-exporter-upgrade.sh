@@ -1,5 +1,5 @@
-# The exporter's daemon is restarted in the middle of writing and reading: the stick it took stays taken, nobody above hears of it, and
-# neither does the stick. What comes before this script has two daemons and the disk.
+# Restarts the exporter's daemon during writes and reads. The stick stays taken and is not reset, and no user of the disk notices. The
+# script before this one provides two daemons and the disk.
 mount_disk stick
 near() { cat "$(near_device 46f4:0001)/devnum"; }
 before=$(near)
@@ -14,7 +14,7 @@ heard_nothing "vhci|detected"
 grep -E "does not go on|begins anew|started anew" /run/share.log /run/attach.log && fail "its session did not go on"
 said
 detach
-# What the last process inherited it gives back as well as what it took.
+# The last process gives back the device that it inherited as well as one that it took itself.
 kill -TERM "$daemon" || fail "it has ended"
 has_driver() { [ "$(basename "$(readlink "/sys/bus/usb/devices/$shared:1.0/driver")")" = usb-storage ]; }
 wait_for 20 has_driver || fail "the stick's driver does not have it again: $(cat /run/share.log)"

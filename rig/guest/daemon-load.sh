@@ -1,8 +1,8 @@
-# Words for what happens to two daemons, lab3 that shares a stick and desk that has it, while the stick's file system is at work: the
-# scripts that go on from here say what. FAR is what the importer's kernel sees of it.
+# Functions for changes to two daemons while the file system of a stick is under load: lab3 shares the stick, desk has it attached. The
+# scripts after this one say which changes. FAR is the stick's disk in the importer's kernel.
 FAR=${FAR:-46f4:0001}
 
-# mount_disk DEVICE: what is to go on under load.
+# mount_disk DEVICE: mounts what is to continue under load.
 mount_disk() {
   attach_disk "$1"
   mount -t ext4 "/dev/$dev" /mnt || fail "mount"
@@ -10,12 +10,12 @@ mount_disk() {
   dmesg | tail -n 1 >/run/before
 }
 
-# under_load TIMES COMMAND...: so often the command runs in mid-write, and in mid-read, of a tree that checks out.
+# under_load TIMES COMMAND...: runs the command TIMES times during a write, and during a read, of a tree that is verified.
 under_load() {
   times=$1
   shift
   for pass in $(seq "$times"); do
-    # Not all of a soak's trees fit on the disk; the first stays for those that come back to it.
+    # A soak writes more trees than fit on the disk; the first one stays for the reads.
     [ "$pass" -lt 7 ] || rm -rf "/mnt/guest-$((pass - 5))" || fail "no room could be made"
     write_tree "/mnt/guest-$pass" &
     worker=$!
@@ -33,7 +33,7 @@ under_load() {
   done
 }
 
-# restart HOST ANSWER: that host's daemon, whose process $daemon is, goes on in another process, and says so.
+# restart HOST ANSWER: replaces the process $daemon of that host's daemon by another one, and checks that it says so.
 restarts=0
 still=
 restart() {
@@ -47,11 +47,11 @@ restart() {
   still="$still $(sed -n 's/.*"still_ms":\([0-9]*\).*/\1/p' /run/restart)"
 }
 
-# Links made again after the first.
+# How many links were made again after the first.
 links() { grep -c "linked again" /run/attach.log; }
 said() { echo "note: $restarts restarts, $(links) new links; still for$still ms until let go of"; }
 
-# heard_nothing WORDS: the disk is let go of, and is the one it was; the kernel said none of these.
+# heard_nothing WORDS: detaches the disk, checks that it is the same one, and that the kernel's log has none of these words.
 heard_nothing() {
   umount /mnt || fail "umount"
   [ "$(cat "$(far_device "$FAR")/devnum")" = "$number" ] || fail "the device is another one"

@@ -1,5 +1,5 @@
-# Two hosts in one guest that do not know each other: lab3's daemon shares by a rule, desk's keeps it attached in a session. What follows
-# this script uses the disk.
+# Two hosts in one guest that are not paired: lab3's daemon shares by a rule, desk's keeps the device attached in a session. The script
+# after this one uses the disk.
 make_host lab3
 make_host desk
 

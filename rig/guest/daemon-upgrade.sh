@@ -1,17 +1,17 @@
-# The importer's daemon is restarted in the middle of writing and reading, each time as the program that is there now; nobody above
-# hears of it. What comes before this script has two daemons and the disk.
+# Restarts the importer's daemon during writes and reads, each time as the program that is installed then; no user of the disk notices.
+# The script before this one provides two daemons and the disk.
 mount_disk "${DEVICE:-1-1}"
 if [ -n "$DRIVER" ]; then
   driver=$(basename "$(readlink "$(usb_interface_of "$dev")/driver")")
   [ "$driver" = "$DRIVER" ] || fail "driver is $driver"
 fi
-# The port in use, but for the number of a descriptor in a process that is gone.
+# The port in use, without the number of a descriptor of a process that has ended.
 port() { awk '$3 == 6 { print $1, $2, $4, $5, $7 }' /sys/devices/platform/vhci_hcd.0/status*; }
 plugged=$(port)
 [ -n "$plugged" ] || fail "no port is in use: $(cat /sys/devices/platform/vhci_hcd.0/status)"
 daemon=$attach_pid
 under_load $((3 * TIMES)) restart desk '"kept":\["'
-# One that does not come up changes nothing, and asking by signal is asking as well.
+# A new process that does not come up changes nothing. A signal asks for a restart, too.
 kill -USR2 "$daemon" || fail "signal"
 gone() { ! grep -q farbus "/proc/$daemon/cmdline" 2>/dev/null; }
 wait_for 20 gone || fail "a signal restarts nothing: $(cat /run/attach.log)"

@@ -1,12 +1,12 @@
-# A raw disk in requests of 4 KiB, one after the other, past the page cache: the guest's own, and through vhci by each importer. RTTS, and how
-# much is moved, come from the case.
+# A raw disk in requests of 4 KiB, one after the other, past the page cache: the guest's own, and through vhci by each importer. The case
+# sets RTTS and the amount of data.
 measure fill /tmp/disk $((NEAR_KIB * 1024)) || fail "no disk"
 
-# measured WAY RTT KIB: the disk that is there, read and written.
+# measured WAY RTT KIB: reads and writes the disk that is there.
 measured() {
   wait_for 60 has_disk || fail "no disk appeared"
   dev=/dev/$(disk)
-  # What the kernel asks of a new disk is over.
+  # Wait until the kernel has examined the new disk.
   sleep $((1 + $2 / 50))
   read4k=$(measure read "$dev" 4096 $(($3 * 1024))) || fail "$read4k"
   write4k=$(measure write "$dev" 4096 $(($3 * 1024))) || fail "$write4k"
@@ -27,7 +27,7 @@ echo >$gadget/UDC
 wait_for 10 no_disk || fail "the stick stayed"
 
 share disk:/tmp/disk
-# through WAY CLIENT DEVICE OPTIONS: at every distance.
+# through WAY CLIENT DEVICE OPTIONS: measures at every distance.
 through() {
   for rtt in $RTTS; do
     distance "$rtt"
@@ -38,7 +38,7 @@ through() {
     measured "$1" "$rtt" "$kib"
     detach
     wait_for 10 no_disk || fail "the disk stayed after detach"
-    # The exporter resets it and has it again.
+    # The exporter resets the device and offers it again.
     sleep 1
   done
   distance 0

@@ -1,4 +1,4 @@
-# disk_gadget UDC: makes a disk with a tree on it out of the kernel's own gadget, plugged into that controller.
+# disk_gadget UDC: makes a disk with a tree of files from the kernel's own gadget, plugged into that controller.
 disk_gadget() {
   mount -t configfs none /sys/kernel/config
   write_tree /run/tree

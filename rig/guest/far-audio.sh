@@ -1,10 +1,10 @@
-# A sound card 100 ms away, give or take 10 ms each way: what its microphone hears is recorded, and played on its speaker.
+# A sound card 100 ms away, with 10 ms of jitter each way: the test records its microphone and plays that on its speaker.
 ln -s "$(command -v aplay)" /run/arecord
 has_card() { [ -c /dev/snd/pcmC0D0p ] && [ -c /dev/snd/pcmC0D0c ]; }
 no_card() { [ ! -e /proc/asound/card0 ]; }
 sound="-q -D hw:0,0 -t raw -f S16_LE -r 48000 -c 2"
 frames=$((SECONDS_OF_SOUND * 48000))
-# The count of that name, of the card that is shared.
+# The counter of that name, of the shared card.
 count() { farbus status --json | tr ',{' '\n\n' | sed -n "s/^ *\"$1\": *\([0-9]*\).*/\1/p" | head -n 1; }
 
 share audio
@@ -12,13 +12,13 @@ distance 100 10
 ATTACH_OPTIONS="--via kernel --grace 20"
 attach 1-1
 wait_for 30 has_card || fail "no sound card appeared"
-# The first program finds out how much the way shakes.
+# The first program lets farbus measure the jitter.
 /run/arecord $sound -s 48000 /run/first || fail "arecord"
 sleep 1
 
-# Whoever begins and whoever ends does that at one end before the other: a stream is judged by what was counted in between.
+# A stream starts and ends at one end before the other, so the test counts only what happens in between.
 late_in() { echo "$(count $1_late) $(count $1_missed_intervals)"; }
-# during SPEAKER_OR_MICROPHONE COMMAND...: leaves in $late and $missed how often, and for how many milliseconds, the card was kept waiting.
+# during SPEAKER_OR_MICROPHONE COMMAND...: sets $late and $missed: how often the card had to wait, and for how many milliseconds.
 during() {
   which=$1
   shift
@@ -38,7 +38,7 @@ END
   late=$((late_then - late))
   missed=$((missed_then - missed))
   runs=$(grep -c -i -e overrun -e underrun /run/said)
-  # What is on its way is played.
+  # Wait until what is under way has been played.
   sleep 2
 }
 during microphone /run/arecord $sound -s $frames /run/heard

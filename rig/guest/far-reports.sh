@@ -1,4 +1,4 @@
-# A mouse 100 ms away that says something every millisecond: one of the kernel's own, behind usbfs.
+# A mouse 100 ms away that sends a report every millisecond: a gadget of the kernel's, behind usbfs.
 mount -t configfs none /sys/kernel/config
 insmod /modules/dummy_hcd.ko || fail "dummy_hcd"
 gadget=/sys/kernel/config/usb_gadget/mouse
@@ -7,7 +7,7 @@ echo 0x1d6b >$gadget/idVendor
 echo 0x0105 >$gadget/idProduct
 echo mouse >$gadget/strings/0x409/product
 echo 4 >$gadget/functions/hid.0/report_length
-# Two axes of 16 bits each, relative.
+# Two relative axes of 16 bits each.
 printf '\x05\x01\x09\x02\xa1\x01\x09\x01\xa1\x00\x09\x30\x09\x31\x16\x01\x80\x26\xff\x7f\x75\x10\x95\x02\x81\x06\xc0\xc0' >$gadget/functions/hid.0/report_desc
 ln -s $gadget/functions/hid.0 $gadget/configs/c.1
 echo dummy_udc.0 >$gadget/UDC || fail "the gadget does not bind"
@@ -18,7 +18,7 @@ input() { ls -d "$(far_device 1d6b:0105)"/*:*/*/input/input*/event* | head -n 1 
 node() { [ -c "/dev/input/$(basename "$(input)")" ]; }
 share "usb:$mouse"
 distance $RTT
-# The second comes while the port is being reset after the first.
+# The second client attaches while the kernel still resets the port after the first.
 for client in stock farbus; do
   CLIENT=$client
   count=$REPORTS
@@ -35,6 +35,6 @@ done
 distance 0
 unshare
 [ -z "$failed" ] || fail "$failed"
-# Half a round trip, and two milliseconds.
+# Half a round trip plus two milliseconds.
 most=$(echo "$said" | sed -n 's/.*seconds at most \([0-9]*\) us;.*/\1/p')
 [ "$most" -le $((RTT * 500 + 2000)) ] || fail "a report was on its way for $most us"

@@ -1,4 +1,4 @@
-# A serial line 100 ms away with a loopback plug: 3 Mbit/s there and back, by the kernel's cdc_acm.
+# A serial line 100 ms away that returns what is sent: 3 Mbit/s in both directions, by the kernel's cdc_acm.
 has_tty() { [ -c /dev/ttyACM0 ]; }
 no_tty() { [ ! -e /dev/ttyACM0 ]; }
 share serial
@@ -15,7 +15,7 @@ for client in stock farbus; do
   echo "far: bytes at $RTT ms by $client: $said"
   [ $client = stock ] || {
     rate=$(echo "$said" | sed -n 's/.*: \([0-9]*\) B.*/\1/p')
-    # For so long that all is full that is kept for it: a megabyte and the terminal's own.
+    # Long enough to fill all buffers: a megabyte, and the terminal's own.
     said=$(measure bytes /dev/ttyACM0 /dev/ttyACM0 3000000 3000000 8000) || fail "a reader that looks away: $said"
     echo "far: and of a reader that looks away for 8 s: $said"
   }
@@ -24,5 +24,5 @@ for client in stock farbus; do
 done
 distance 0
 unshare
-# What is on its way when the last byte leaves takes its time, too.
+# What is under way when the last byte leaves takes its time, too.
 [ "$rate" -ge 285000 ] || fail "$rate bytes a second are not the line's rate"

@@ -1,4 +1,4 @@
-# The kernel's own tests of unlinking and of bulk data, on a device that is received ahead of its driver.
+# The kernel's own tests of unlinking and of bulk data, on a device whose data farbus receives ahead of the driver.
 share zero
 bound() { ls -d /sys/bus/usb/drivers/usbtest/*:*; }
 for rtt in $RTTS; do
@@ -11,7 +11,7 @@ for rtt in $RTTS; do
   start=$(uptime_now)
   for number in 27 28 29; do testusb -D "$device" -t $number -c 16 -s 2048 -g 8 -v 512 >>/run/pass 2>&1; done
   for number in 11 12 24; do testusb -D "$device" -t $number -c 16 -s 2048 -g 8 >>/run/pass 2>&1; done
-  # And once more, with what the first round left behind.
+  # Once more, with what the first round left behind.
   for number in 28 2 4 6 8; do testusb -D "$device" -t $number -c 16 -s 2048 -g 8 -v 512 >>/run/pass 2>&1; done
   grep -v '^high speed' /run/pass
   passed=$(grep -c secs /run/pass)

@@ -1,11 +1,11 @@
-# A way that takes its time, for what follows. Exporter and importer are one guest, whose lo it is; the guest's time is its own.
+# A path with a delay, for the scripts after this one. Exporter and importer are in one guest and use its lo; the guest has a clock of its own.
 
-# A machine of half a gigabyte lets a connection have less on its way than one with the memory that is usual: that one's limits.
+# With half a gigabyte of memory Linux gives connections smaller buffers than usual: set the usual limits.
 echo "4096 131072 6291456" >/proc/sys/net/ipv4/tcp_rmem
 echo "4096 16384 4194304" >/proc/sys/net/ipv4/tcp_wmem
 
-# distance MS [JITTER_MS]: how long lo takes there and back from now on, and how much longer or shorter a packet may be on its way, each way.
-# What was sent first arrives first: a way that shakes does not overtake.
+# distance MS [JITTER_MS]: sets the round trip of lo, and by how much the delay of a packet varies each way.
+# Packets keep their order: jitter does not let one overtake another.
 distance() {
   /usr/bin/tc qdisc del dev lo root 2>/dev/null
   [ "$1" = 0 ] && return
@@ -14,7 +14,7 @@ distance() {
   [ -z "$2" ] || /usr/bin/tc qdisc add dev lo parent 1:1 pfifo limit 100000 || fail "no order"
 }
 
-# share WHAT...: offers it all, for stock importers and for sessions.
+# share WHAT...: offers it to stock importers and to sessions.
 share() {
   rm -f /run/share.log
   farbus share "$@" --listen "127.0.0.1:$PORT" >/run/share.log 2>&1 &
@@ -26,12 +26,12 @@ unshare() {
   wait $share_pid || fail "farbus share ended with $? after Ctrl-C: $(cat /run/share.log)"
 }
 
-# attached DRIVER COMMAND...: runs it, and leaves what "measure attach" says of it in $total and $session.
+# attached DRIVER COMMAND...: runs the command, and sets $total and $session from the output of "measure attach".
 attached() {
   measure attach "$@" >/run/attached || fail "$* $(cat /run/attached)"
   read -r total session </run/attached
 }
 
-# A whole number in tenths of what one of them is worth: 3.1 for (313, 100).
+# A quotient with one decimal place: 3.1 for (313, 100).
 per() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%.1f", a / b }'; }
 share_of() { awk -v a="$1" -v b="$2" 'BEGIN { printf "%d", 100 * a / (b > 0 ? b : 1) }'; }

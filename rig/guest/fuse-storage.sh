@@ -4,7 +4,7 @@ attach_pid=$!
 has_file() { [ -s /run/far/disk.img ]; }
 wait_for 20 has_file || fail "no file appeared"
 refused 3 refused
-# QEMU's stick loses the status of a long read that farbus asks for early: half a minute, once.
+# QEMU's stick loses the status of a long read that farbus requests early: a delay of half a minute, once.
 mount -t ext4 -o loop /run/far/disk.img /mnt || fail "mount"
 start=$(uptime_now)
 (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree: $(grep -v OK /run/check | head -n 5)"

@@ -1,2 +1,2 @@
-# A far disk as a file: no kernel USB on this side. VIA is for refusals.
+# A distant disk as a file: no kernel USB on this side. VIA is for the refusals.
 VIA=fuse

@@ -1,8 +1,8 @@
 #!/bin/busybox sh
-# The guest's first and only user process. Kernel messages go to the first serial line, the case talks on the
-# second. The busybox shell runs its own applets before it looks at PATH, so no links are needed.
+# The guest's first and only user process. Kernel messages go to the first serial line; the case uses the
+# second. The busybox shell runs its own applets before it searches PATH, so no links are needed.
 export PATH=/usr/bin:/usr/sbin:/bin:/sbin
-# It finds itself through /proc, so that one mount has to name it.
+# It finds itself through /proc, so that only one mount has to name it.
 /bin/busybox mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs dev /dev
@@ -18,7 +18,7 @@ if [ -e /sys/class/net/eth0 ]; then
   ip addr add 10.0.2.15/24 dev eth0
   ip link set eth0 up
 fi
-# The fixed wait before a stick is looked at is for slow hardware.
+# The fixed wait before the kernel examines a stick is for slow hardware.
 [ -e /sys/module/usb_storage ] && echo 0 >/sys/module/usb_storage/parameters/delay_use
 echo "@rig up $(cut -d ' ' -f 1 /proc/uptime)"
 sh /rig/case

@@ -1,5 +1,5 @@
-# Makes a disk out of the kernel's own gadget and offers it by the kernel's own exporter; what follows this
-# script uses it as DEVICE, as if it were farbus's.
+# Makes a disk from the kernel's own gadget and offers it by the kernel's own exporter. The script after this one
+# uses it as DEVICE, as if it were farbus's.
 disk_gadget dummy_udc.0
 has_gadget() { usb_device 1d6b:0104; }
 wait_for 5 has_gadget || fail "the gadget did not enumerate"

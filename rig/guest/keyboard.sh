@@ -1,5 +1,5 @@
 attach "${DEVICE:-1-1}"
-# Other input devices may exist (a power button); ours hangs on USB, which is bus 3.
+# Other input devices may exist (a power button); this keyboard is on USB, which is bus 3.
 keyboard() {
   for input in /sys/class/input/event*; do
     [ "$(cat "$input/device/id/bustype" 2>/dev/null)" = 0003 ] && [ -e "/dev/input/${input##*/}" ] &&

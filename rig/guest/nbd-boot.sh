@@ -1,4 +1,4 @@
-# The root file system is on a remote disk, which QEMU has by NBD: what runs from here on comes from there.
+# The root file system is on a remote disk that QEMU has by NBD: everything from here on is loaded from there.
 wait_for 15 test -b /dev/vda || fail "no disk appeared"
 mount -t ext4 /dev/vda /mnt || fail "mount"
 mkdir -p /mnt/proc /mnt/dev /mnt/run /mnt/guest && mount -t proc proc /mnt/proc && mount -t devtmpfs dev /mnt/dev || fail "its folders"

@@ -17,7 +17,7 @@ rm -r /mnt/many || fail "rm"
 umount /mnt || fail "umount"
 echo "note: host's tree checked in $(elapsed "$start" "$read_done") s, own written in $(elapsed "$read_done" "$(uptime_now)") s"
 
-# What was written survives the connections, and the file system is whole.
+# The data survives the end of the connections, and the file system is intact.
 nbd-client -d /dev/nbd0 || fail "disconnect"
 no_size() { [ "$(cat /sys/block/nbd0/size)" = 0 ]; }
 wait_for 5 no_size || fail "the disk stayed after it was let go"

@@ -3,7 +3,7 @@
 #
 # The disk has two halves. In each round fio writes one half at random, syncs it and reads it again; the other half, of
 # a round before, has to be there. The bytes say the round and the place. A cut and a killed exporter fail no call, and
-# the kernel hears of neither. A killed importer ends its disk and fio with it: the half that was being written is
+# the kernel notices neither. A killed importer ends its disk and fio with it: the half that was being written is
 # written anew, and the other half is there.
 HALF_BYTES=2097152
 ATTACH_OPTIONS="--via uas --grace 60 --wait=60"
@@ -47,7 +47,7 @@ for fault in $(seq "$((3 * TIMES))"); do
   wait_for 30 is_busy || fail "fio does nothing: $(cat /run/fio)"
   case $((fault % 3)) in
   1)
-    # Longer than TCP here waits for an answer.
+    # Longer than TCP waits for an answer here.
     ip link set lo down || fail "the link does not go down"
     sleep 6
     ip link set lo up

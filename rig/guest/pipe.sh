@@ -4,11 +4,11 @@ cd /sys/fs/cgroup || fail "nowhere to go"
 start() {
   farbus pipe --here can,traffic=10 --can 500000 --rate 400 --buffer 40 --execution-us 5000 --cpus 1 "$@" &
   pipe=$!
-  # Whoever keeps the rights has taken it, and which process that is does not matter.
+  # The process that keeps the rights has taken the processor; which process that is does not matter.
   is_there() { ours=$(echo farbus-*-1) && [ "$(cat "$ours/cpuset.cpus.partition")" = root ] && [ -n "$(deadlines)" ]; }
   wait_for 30 is_there || fail "no partition: $(cat farbus-*/cpuset.cpus.partition)"
 }
-# Of each thread that keeps a pipe's promise, field 41 of its status: which policy (6 is a deadline).
+# For each thread that keeps a pipe's promise, field 41 of its status: the policy (6 is SCHED_DEADLINE).
 deadlines() {
   for thread in /proc/"$pipe"/task/*; do
     case $(cat "$thread/comm") in pipe-*) sed 's/.*) //' "$thread/stat" | cut -d ' ' -f 39 ;; esac
@@ -24,12 +24,12 @@ echo "policies $(deadlines | sort -u)"
 sleep 1
 kill -INT "$pipe"
 wait "$pipe"
-# Whether it was in time is no matter of an emulated machine's.
+# An emulated machine cannot show whether deadlines are met, so that is not checked.
 grep -q '"is_kept"' /run/report.json || fail "no report"
 echo "messages $(sed -n 's/.*"messages": \([0-9]*\),/\1/p' /run/report.json)"
 echo "left $(ls -d farbus-* 2>/dev/null | wc -l)"
 echo "effective $(cat cpuset.cpus.effective)"
-# One that is killed has another half that puts all in order; without one, the next pipe does.
+# After a kill, the pipe's other process cleans up; if that is killed, too, the next pipe does.
 start
 kill -KILL "$pipe"
 wait "$pipe"

@@ -1,10 +1,10 @@
-# Words that the guest scripts of all cases use. The rig puts CLIENT, EXPORTER and PORT before it.
+# Functions for the guest scripts of all cases. The rig sets CLIENT, EXPORTER and PORT before it.
 
-# Tells the host that a point is reached; waits for the host's word.
+# Tells the host that a point is reached, and waits for the host's answer.
 say() { echo "@rig say $*"; }
 await() { read -r word && [ "$word" = "$1" ] || fail "expected the host to say $1, it said: $word"; }
 
-# From here on the host's word makes a file, so that a load may look whether it is enough.
+# From here on the host's answer creates a file, so that a load can check whether to stop.
 listen_for() {
   word=$1
   (
@@ -21,7 +21,7 @@ fail() {
   exit 1
 }
 
-# wait_for SECONDS COMMAND...: until the command succeeds.
+# wait_for SECONDS COMMAND...: waits until the command succeeds.
 wait_for() {
   patience=$(($1 * 20))
   shift
@@ -34,7 +34,7 @@ wait_for() {
 
 uptime_now() { cut -d ' ' -f 1 /proc/uptime; }
 
-# attach DEVICE: by the client that this case is about.
+# attach DEVICE: attaches with the client that this case tests.
 attach() {
   case $CLIENT in
   stock) usbip --tcp-port "$PORT" attach -r "$EXPORTER" -b "$1" || fail "usbip attach $1" ;;
@@ -43,7 +43,7 @@ attach() {
     farbus attach "$EXPORTER:$PORT/$1" ${ATTACH_OPTIONS:---via kernel} >/run/attach.log 2>&1 &
     attach_pid=$!
     ;;
-  # The machine has it plugged in from the start.
+  # The machine has the device plugged in from the start.
   redir) ;;
   esac
 }
@@ -51,7 +51,7 @@ attach() {
 ports_in_use() { cat /sys/devices/platform/vhci_hcd.*/status* | awk '$3 == "006" { print $2 }'; }
 no_port_in_use() { [ -z "$(ports_in_use)" ]; }
 
-# Gives the device back, and insists that the client ends well and the port falls free.
+# Detaches the device, and checks that the client ends well and the port becomes free.
 detach() {
   case $CLIENT in
   stock) for port in $(ports_in_use); do usbip detach -p "$port" || fail "usbip detach $port"; done ;;
@@ -81,7 +81,7 @@ share_usb() {
   cat /run/share.log
 }
 
-# Ends sharing and insists that the driver named has the device again.
+# Ends sharing, and checks that the named driver has the device again.
 unshare_usb() {
   kill -INT "$share_pid"
   wait "$share_pid" || fail "farbus share ended with $?: $(cat /run/share.log)"
@@ -89,7 +89,7 @@ unshare_usb() {
   wait_for 10 has_driver "$1" || fail "the device was not given back to $1: $(cat /run/share.log)"
 }
 
-# The name of the only SCSI disk, once it is there with a size.
+# The name of the only SCSI disk, when it exists and has a size.
 disk() { ls /sys/block | grep '^sd' | head -n 1; }
 has_disk() { d=$(disk) && [ -n "$d" ] && [ -b "/dev/$d" ] && [ "$(cat /sys/block/"$d"/size)" -gt 0 ]; }
 no_disk() { [ -z "$(disk)" ]; }
@@ -100,21 +100,21 @@ attach_disk() {
   dev=$(disk)
 }
 
-# The USB device below vhci with this vendor and product, as its folder in sysfs.
+# The folder in sysfs of the USB device below vhci with this vendor and product.
 usb_device() {
   for folder in /sys/bus/usb/devices/*-*; do
     [ "$(cat "$folder/idVendor" 2>/dev/null):$(cat "$folder/idProduct" 2>/dev/null)" = "$1" ] && echo "$folder"
   done | grep .
 }
 
-# Those of them that came through vhci, and those that are the guest's own.
+# Those that came through vhci, and the guest's own.
 far_device() { for folder in $(usb_device "$1"); do case $(realpath "$folder") in *vhci*) echo "$folder" ;; esac done | grep .; }
 near_device() { for folder in $(usb_device "$1"); do case $(realpath "$folder") in *vhci*) ;; *) echo "$folder" ;; esac done | grep .; }
 
-# A folder's node for programs that want the device itself.
+# The device node for a folder in sysfs, for programs that open the device itself.
 usb_node() { printf '/dev/bus/usb/%03d/%03d' "$(cat "$1/busnum")" "$(cat "$1/devnum")"; }
 
-# The USB interface that a SCSI disk hangs on.
+# The USB interface of a SCSI disk.
 usb_interface_of() {
   folder=$(realpath "/sys/block/$1/device")
   until [ -e "$folder/bInterfaceNumber" ]; do
@@ -124,7 +124,7 @@ usb_interface_of() {
   echo "$folder"
 }
 
-# write_tree FOLDER: files of many sizes with a manifest, as the host checks it.
+# write_tree FOLDER: writes files of many sizes with a manifest that the host checks.
 write_tree() {
   mkdir -p "$1/a/b/c" "$1/many" || fail "mkdir on the disk"
   index=0
@@ -141,8 +141,8 @@ write_tree() {
 
 elapsed() { awk "BEGIN { printf \"%.2f\", $2 - $1 }"; }
 
-# test_all DEVICE: one pass of testusb. Its own defaults (1000 rounds of each) are for hardware; here a round
-# trip costs up to a millisecond of emulation. Each test says what it needs:
+# test_all DEVICE: one pass of testusb. Its defaults (1000 rounds of each test) are for hardware; here a round
+# trip costs up to a millisecond of emulation. The parameters of each test:
 test_all() {
   # 0 to 8, 17 to 20: single and scattered bulk, fixed and varied, aligned and not. -v is a multiple of the
   # packet size because 4 and 8 would otherwise ask for a short packet that never comes.

@@ -1,5 +1,5 @@
-# A load that checks itself, and does not know that it moves from host to host: a USB disk and a block disk that are read past the cache and
-# written, a keyboard.
+# A load that verifies itself and does not know that it moves between hosts: a USB disk and a block disk that are read past the cache and
+# written, and a keyboard.
 attach_disk 1-1
 folder_of_disk=$(dirname "$(usb_interface_of "$dev")")
 keyboard() {
@@ -19,7 +19,7 @@ sound="-D hw:0,0 -t raw -f S16_LE -r 48000 -c 2 --buffer-time=1000000"
 /run/arecord -q $sound -s 48000 /run/tone || fail "arecord"
 numbers() { echo "$(cat "$folder_of_sound/devnum") $(cat "$folder_of_disk/devnum") $(cat "$folder_of_keyboard/../devnum" "$folder_of_keyboard/devnum" 2>/dev/null)"; }
 before=$(numbers)
-# All there is at once, and ahead of the load: the kernel keeps 64 events for a reader, and drops them all if he is late.
+# Reads all events at once, before the load: the kernel keeps 64 events for a reader, and drops all of them if the reader is late.
 cat "/dev/input/${input##*/}" >/run/events &
 reader=$!
 renice -n -20 -p $reader || fail "renice"
@@ -35,7 +35,7 @@ say ready
 pass=0
 is_last=
 until [ -n "$is_last" ]; do
-  # One pass begins after the last move, in any case.
+  # At least one pass begins after the last move.
   if has_heard enough; then is_last=yes; fi
   pass=$((pass + 1))
   head -c 300000 /dev/urandom >/run/written

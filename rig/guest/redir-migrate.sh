@@ -1,4 +1,4 @@
-# A load that checks itself, and does not know that it moves: reads past the cache, and files written, synced and read back.
+# A load that verifies itself and does not know that it moves: reads past the cache, and files that are written, synced and read back.
 attach_disk 1-1
 folder=$(dirname "$(usb_interface_of "$dev")")
 number() { cat "$folder/devnum"; }
@@ -11,7 +11,7 @@ say ready
 pass=0
 is_last=
 until [ -n "$is_last" ]; do
-  # One pass begins after the last move, in any case.
+  # At least one pass begins after the last move.
   if has_heard enough; then is_last=yes; fi
   pass=$((pass + 1))
   head -c 300000 /dev/urandom >/run/written

@@ -5,14 +5,14 @@ device=$(usb_node "$(usb_device 0525:a4a0)")
 [ -c "$device" ] || fail "no node $device"
 dmesg -c >/dev/null
 start=$(uptime_now)
-# One by one, each named before it begins: one that hangs is then known.
+# One by one, each named before it begins, so that a test that hangs is known.
 try() {
   say trying "$1"
   number=$1
   shift
   testusb -D "$device" -t "$number" "$@" 2>&1 | grep -v '^high speed'
 }
-# Not 24: QEMU's own controller forgets the transfers that wait behind one that is unlinked.
+# Without 24: QEMU's own controller forgets the transfers that wait behind an unlinked one.
 for number in $(seq 0 23) $(seq 25 29); do
   case $number in
   9) try 9 -c 8 ;;
@@ -20,7 +20,7 @@ for number in $(seq 0 23) $(seq 25 29); do
   14 | 21) try $number -c 16 -s 512 -v 33 ;;
   11 | 12 | 13 | 24) try $number -c 32 -s 2048 -g 8 ;;
   15 | 22) try $number -c 8 -s 2048 -g 4 ;;
-  # QEMU hands out nothing until it has 60 ms of it, and a test may lose a tenth.
+  # QEMU passes nothing on until it has 60 ms of data, and a test may lose a tenth.
   16 | 23) try $number -c 512 -s 8192 -g 8 ;;
   25 | 26) try $number -c 16 -s 512 ;;
   *) try $number -c 32 -s 2048 -g 8 -v 512 ;;

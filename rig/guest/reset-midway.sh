@@ -6,7 +6,7 @@ for pass in 1 2 3; do
   sum=$(sha256sum <"/dev/$dev")
   [ "${sum%% *}" = "$SUM" ] || fail "pass $pass: what was read is not what the disk holds"
 done
-# The kernel counts in hexadecimal.
+# The kernel's numbers are hexadecimal.
 echo "timeouts: $(($(cat /sys/block/"$dev"/device/iotmo_cnt)))"
 [ "$(disk)" = "$dev" ] || fail "the disk has another name now: the device was enumerated anew"
 detach

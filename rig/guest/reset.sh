@@ -1,8 +1,8 @@
 attach_disk 1-1
-# Small commands: many of them, so that resets fall into and between them.
+# Many small commands, so that resets happen during and between them.
 echo 64 >/sys/block/"$dev"/queue/max_sectors_kb
 node=$(usb_node "$(dirname "$(usb_interface_of "$dev")")")
-# However fast the disk is, it is being read whenever it is reset.
+# The disk is being read at each reset, however fast it is.
 read_on() {
   until [ -e /run/enough ]; do
     echo 3 >/proc/sys/vm/drop_caches

@@ -1,5 +1,5 @@
-# The link goes down for 6 s, longer than TCP here waits for an answer, during writing and reading; no user of the disk notices.
-# What comes before this script has two daemons and the disk.
+# The link is down for 6 s, longer than TCP waits for an answer here, during writes and reads; no user of the disk notices.
+# The script before this one provides two daemons and the disk.
 mount_disk "${DEVICE:-1-1}"
 cut() {
   before=$(links)

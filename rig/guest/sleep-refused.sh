@@ -1,4 +1,4 @@
-# A machine goes to sleep as far as its devices do, which is where vhci has its say, and wakes up at once (Documentation/power/basic-pm-debugging).
+# Suspends the devices only, which vhci can refuse, and wakes up at once (Documentation/power/basic-pm-debugging).
 grep -qw freeze /sys/power/state || fail "this kernel does not sleep: $(cat /sys/power/state)"
 echo devices >/sys/power/pm_test || fail "this kernel cannot try to sleep: $(cat /sys/power/pm_test)"
 echo 1 >/sys/module/suspend/parameters/pm_test_delay
@@ -6,7 +6,7 @@ nap() { echo freeze 2>/run/nap >/sys/power/state; }
 asleep() { dmesg | grep -c "PM: suspend exit"; }
 
 nap || fail "nothing is attached, and it does not sleep: $(cat /run/nap)"
-# What the kernel has attached keeps it awake.
+# A device that is attached through the kernel prevents sleep.
 attach keyboard
 plugged() { [ -n "$(ports_in_use)" ]; }
 wait_for 15 plugged || fail "no device appeared"

@@ -1,10 +1,10 @@
-# With the hook of farbus's package it sleeps: what is attached is let go of before, and taken again afterwards. What comes before this
-# script has the words, the hook and the daemon.
+# With the hook of farbus's package the machine sleeps: the hook detaches devices before, and attaches them again afterwards. The script
+# before this one provides the functions, the hook and the daemon.
 hook() { env $(cat /run/desk/env) sh /run/farbus-sleep "$1" >/run/hook 2>&1; }
 attach_disk disk
 mount -t ext4 "/dev/$dev" /mnt || fail "mount"
 write_tree /mnt/guest
-# A file system whose disk is taken away has lost it.
+# A file system loses its disk if the disk is detached.
 hook pre && fail "a disk that is mounted was let go of"
 grep "is mounted at /mnt" /run/hook || fail "it does not say what is mounted: $(cat /run/hook)"
 [ -n "$(ports_in_use)" ] || fail "a disk that is mounted was unplugged"

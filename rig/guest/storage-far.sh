@@ -1,6 +1,6 @@
-# A disk at distances: its rates, and how long a read here and there takes. RTTS, and how much is moved, come from the case.
+# A disk at several distances: its rates, and the time of a read here and there. The case sets RTTS and the amount of data.
 MIB=$((1 << 20))
-# What farbus shares by itself, and a stick with the same medium, one after the other: one of the kernel's own, behind usbfs or
+# First what farbus shares itself, then a stick with the same medium: one of the kernel's own, behind usbfs or
 # behind usbip_host.
 measure fill /tmp/disk $((DISK_MIB * MIB)) || fail "no disk"
 mount -t configfs none /sys/kernel/config
@@ -17,13 +17,13 @@ wait_for 15 has_disk || fail "no stick"
 stick=$(basename "$(near_device 1d6b:0104)")
 echo "the stick itself: $(measure read /dev/$(disk) 131072 $((8 * MIB))) KiB/s in order"
 
-# measured WAY RTT: the disk that is attached.
+# measured WAY RTT: measures the attached disk.
 measured() {
   way=$1
   rtt=$2
   wait_for 60 has_disk || fail "no disk appeared"
   dev=/dev/$(disk)
-  # What the kernel asks of a new disk is over (some thirty round trips), and how far it is is known.
+  # Wait until the kernel has examined the new disk (about thirty round trips), and farbus knows the distance.
   sleep $((1 + rtt / 50))
   measure random "$dev" 4096 8 >/run/random || fail "$(cat /run/random)"
   measure random "$dev" 4096 64 >/run/random || fail "$(cat /run/random)"
@@ -36,7 +36,7 @@ measured() {
   echo "far: row $way $rtt $read128 $read1m $write128 $write1m $median $most"
 }
 
-# over_distances WAY CLIENT TARGET: attaches it at every distance.
+# over_distances WAY CLIENT TARGET: attaches the disk at every distance.
 over_distances() {
   for rtt in $RTTS; do
     distance "$rtt"
@@ -58,7 +58,7 @@ goes() { case " $WAYS " in *" $1 "*) ;; *) false ;; esac }
 
 share "usb:$stick"
 wait_for 10 no_disk || fail "its driver still has the stick"
-# Driven by its exporter, and as it is.
+# Driven by its exporter, and as the device itself.
 goes driven && by_farbus driven 1-1 "--via uas --cache writeback --grace 20"
 goes kernel && by_farbus kernel 1-1 "--via kernel --grace 20"
 unshare

@@ -1,4 +1,4 @@
-# Exporter and importer on one stock system: only lo between them.
+# Exporter and importer on one stock system, joined by lo.
 truncate -s 64M /tmp/disk
 mkfs.ext4 -q -F /tmp/disk || fail "mkfs"
 rm -f /run/share.log

@@ -5,7 +5,7 @@ umount /mnt 2>/dev/null
 mount -t ext4 -o ro,noload "/dev/$dev" /mnt || fail "read-only mount"
 (cd /mnt && sha256sum -c MANIFEST >/run/check 2>&1) || fail "the host's tree: $(grep -v OK /run/check | head -n 5)"
 umount /mnt
-# Past the kernel's own refusal, so that the device has to refuse.
+# Bypasses the kernel's own check, so that the device has to refuse.
 blockdev --setrw "/dev/$dev"
 if dd if=/dev/zero of="/dev/$dev" bs=4096 count=1 conv=fsync 2>/run/dd; then fail "a write succeeded"; fi
 cat /run/dd

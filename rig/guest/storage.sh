@@ -12,12 +12,12 @@ rm -r /mnt/many || fail "rm"
 umount /mnt || fail "umount"
 echo "note: host's tree checked in $(elapsed "$start" "$read_done") s, own written in $(elapsed "$read_done" "$(uptime_now)") s"
 
-# What was written survives the page cache being dropped with the file system.
+# The data is still there after the file system was unmounted and the page cache dropped.
 mount -t ext4 "/dev/$dev" /mnt || fail "second mount"
 (cd /mnt/guest && sha256sum -c MANIFEST >/run/check 2>&1) || fail "own tree: $(grep -v OK /run/check | head -n 5)"
 umount /mnt
 
-# Not every device can let go of its medium.
+# Not every device can eject its medium.
 if [ -z "$KEEPS_MEDIUM" ]; then
   /usr/bin/eject "/dev/$dev" || fail "eject"
   gone_empty() { [ "$(blockdev --getsize64 "/dev/$dev" 2>/dev/null || echo 0)" = 0 ]; }

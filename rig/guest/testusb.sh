@@ -11,14 +11,14 @@ device=$(usb_node "$(usb_device 0525:a4a0)")
 [ -c "$device" ] || fail "no node $device"
 
 dmesg -c >/dev/null
-# A failing test says so and the others still run; the host counts.
+# A test that fails is reported and the others still run; the host counts.
 pass=0
 while [ $pass -lt "$TIMES" ]; do
   pass=$((pass + 1))
   start=$(uptime_now)
   test_all "$device" >/run/pass 2>&1
   grep -v '^high speed' /run/pass
-  # Unlinked transfers leave many lines of no interest in the kernel's log.
+  # Unlinked transfers leave many lines in the kernel's log that mean nothing here.
   dmesg -c | grep -v -e 'unlink->seqnum' -e 'was already given back' -e 'unlink retry' >/run/kernel
   if [ "$(grep -c secs /run/pass)" != 30 ] || grep -q lockup /run/kernel; then
     sed 's/^/kernel: /' /run/kernel

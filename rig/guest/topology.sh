@@ -1,4 +1,4 @@
-# This machine is a host of a plan, NAME, with a daemon of its own that brings its links up.
+# This machine is a host of a plan, NAME. Its daemon brings its links up.
 export FARBUS_STATE=/run/state FARBUS_NAME="$NAME" XDG_RUNTIME_DIR=/run
 here=$($ip -4 -o addr show dev eth0 | sed 's/.* inet \([0-9.]*\).*/\1/')
 cat >/run/farbus.toml <<'END'
@@ -28,7 +28,7 @@ while read -r word code; do
     farbus daemon --config /run/farbus.toml >/run/attach.log 2>&1 &
     wait_for 20 grep -q "for paired hosts" /run/attach.log || fail "daemon"
     ;;
-  # Begun before the other host is there: nothing hangs, and nothing is up.
+  # Started before the other host: nothing hangs, and no link is up.
   early) farbus topology up /run/line.toml --wait 1 && fail "up, with nobody at the other end" ;;
   links)
     farbus topology up /run/line.toml || fail "up"

@@ -7,7 +7,7 @@ attach 1-1
 wait_for 15 has_card || fail "no sound card appeared"
 sleep 0.5
 amixer -c 0 sset PCM 100% unmute >/dev/null 2>&1
-# Three seconds of a square wave, 48 kHz, 16 bits, two channels: 24 samples up, 24 down.
+# Three seconds of a square wave, 48 kHz, 16 bits, two channels: 24 samples high, 24 low.
 awk 'BEGIN { for (s = 0; s < 24; s++) printf "\\100\\037\\100\\037"; for (s = 0; s < 24; s++) printf "\\300\\340\\300\\340" }' >/run/words
 printf "$(cat /run/words)" >/run/period
 index=0

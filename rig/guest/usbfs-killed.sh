@@ -1,4 +1,4 @@
-# If this guest stands still, what waits for what is on its console after a minute.
+# If this guest hangs, its console shows after a minute which task waits where.
 tell_what_waits() {
   sleep 60
   echo w >/proc/sysrq-trigger
@@ -18,14 +18,14 @@ sleep 0.5
 start=$(uptime_now)
 kill -9 "$share_pid"
 wait_for 5 no_port_in_use || fail "the port is still in use"
-# The same disk again, by its own driver.
+# The same disk again, with its own driver.
 has_own() { has_disk && case $(realpath "/sys/block/$(disk)") in *vhci*) false ;; esac }
 wait_for 10 has_own || fail "the stick was not given back to its driver: $(cat /run/share.log)"
 echo "note: given back $(elapsed "$start" "$(uptime_now)") s after the kill"
-# The stick may have the vhci disk's name now, and is nobody's to read while its driver lets go of it.
+# The stick may now have the vhci disk's name, and cannot be read while its driver releases it.
 touch /run/enough
 wait "$reader"
 dd if="/dev/$(disk)" of=/dev/null bs=128k count=8 iflag=direct 2>/dev/null || fail "it does not read"
-# And nothing stands against sharing it again.
+# Nothing prevents sharing it again.
 share_usb 46f4:0001
 unshare_usb usb-storage

@@ -1,4 +1,4 @@
-# Every device of the guest that is no hub, seen before it is shared and by way of farbus.
+# Every device of the guest except hubs, before it is shared and through farbus.
 own() {
   for folder in /sys/bus/usb/devices/*-*; do
     case $folder in *:*) continue ;; esac
@@ -7,7 +7,7 @@ own() {
 }
 count_of_own() { [ "$(own | wc -l)" = "$DEVICES" ]; }
 wait_for 20 count_of_own || fail "the guest has only these devices: $(own)"
-# Bus and device number differ; nothing else may.
+# Only bus and device number may differ.
 seen() { lsusb -v -s "$(cat "$1/busnum"):$(cat "$1/devnum")" 2>&1 | sed 1,2d | grep -v '^Bus '; }
 sleep 1
 index=0

@@ -1,4 +1,4 @@
-# The kernel's own gadget, taken by farbus from usbtest, and used by usbtest by way of farbus.
+# The kernel's own gadget: farbus takes it from usbtest, and usbtest uses it through farbus.
 mount -t configfs none /sys/kernel/config
 gadget=/sys/kernel/config/usb_gadget/g
 mkdir $gadget && cd $gadget || fail "no gadget support"

@@ -15,7 +15,7 @@ wait_for 5 no_port_in_use || fail "the port is still in use"
 cat /run/share.log
 say pulled
 
-# Plugged in again it is offered again, under the name and bus id that it had.
+# Plugged in again, it is offered again under the same name and bus id.
 await plugged
 wait_for 15 listed || fail "what was plugged in again is not listed: $(cat /run/share.log)"
 attach_disk 1-1

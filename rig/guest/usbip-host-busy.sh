@@ -1,4 +1,4 @@
-# usbipd leaves a device that is in use out of its list, and answers "busy" to a client that asks for it nevertheless.
+# usbipd leaves a device that is in use out of its list, and answers "busy" to a client that asks for it all the same.
 attach_disk "$DEVICE"
 refused 3 refused
 grep -q "in use" /run/refusal || fail "farbus attach does not say that the device is in use"

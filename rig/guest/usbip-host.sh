@@ -1,8 +1,8 @@
-# The guest's own stick, offered by the kernel's exporter and its usbipd; what follows this script uses it as DEVICE.
+# The guest's own stick, offered by the kernel's exporter and its usbipd. The script after this one uses it as DEVICE.
 wait_for 15 has_disk || fail "no disk in the guest"
 DEVICE=$(basename "$(near_device 46f4:0001)")
 
-# refused STATUS WORD: an attach that has to end so, and say so.
+# refused STATUS WORD: an attach that has to end with this status and message.
 refused() {
   farbus attach "$EXPORTER:$PORT/$DEVICE" --via "${VIA:-kernel}" >/run/refusal 2>&1
   status=$?
@@ -11,7 +11,7 @@ refused() {
   grep -q "^farbus: $2: " /run/refusal || fail "farbus attach does not say '$2'"
 }
 
-# Nobody listens; then usbipd does, and has nothing to offer.
+# At first no process listens; then usbipd listens and has nothing to offer.
 refused 5 network
 usbipd -D || fail "usbipd"
 can_list() { farbus list "$EXPORTER:$PORT" >/run/list 2>&1; }

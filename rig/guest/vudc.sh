@@ -1,4 +1,4 @@
-# A gadget without any controller of this machine's: the kernel's usbip-vudc exports it straight from where it is made.
+# A gadget without a controller of this machine: the kernel's usbip-vudc exports it directly.
 disk_gadget usbip-vudc.0
 DEVICE=usbip-vudc.0
 usbipd --device -D || fail "usbipd"

@@ -1,6 +1,6 @@
-# Words of both machines of a pair. The devices that they are about have the serial numbers rig-NAME.
+# Functions for both machines of a pair. Their devices have the serial numbers rig-NAME.
 
-# Runs what the host asks for, each in a shell of its own: one that fails leaves the next its chance.
+# Runs each request of the host in a shell of its own, so that a failure does not end the others.
 serve() {
   while read -r words; do
     [ "$words" = end ] && return
@@ -31,7 +31,7 @@ find_device() {
   for folder in /sys/bus/usb/devices/*-*; do
     serial=
     [ -e "$folder/serial" ] && read -r serial <"$folder/serial"
-    # farbus's own source and sink brings a serial number of its own.
+    # farbus's source and sink has a serial number of its own.
     [ "$serial" = "rig-$1" ] || [ "$1 $serial" = "zero 0" ] || continue
     case $(realpath "$folder") in *vhci*) side=far ;; *) side=near ;; esac
     [ $side = "$2" ] && echo "$folder" && return
@@ -52,7 +52,7 @@ drivers_of() {
   true
 }
 
-# An oops ends the machine; what the kernel only warns of is to be seen too. The log is emptied as the steps go, so they keep this.
+# An oops ends the machine; warnings of the kernel count, too. The steps empty the log, so they keep them here.
 kernel_is_content() {
   dmesg >>/run/kernel.log
   if grep -E 'WARNING:|BUG:|blocked for more than|soft lockup|rcu.*stall' /run/kernel.log; then fail "the kernel is not content"; fi

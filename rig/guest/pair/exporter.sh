@@ -13,7 +13,7 @@ offer() {
     seen "$folder"
     drivers_of "$folder" >"/run/drivers.$name"
     case $(realpath "$folder") in
-    # Another machine's device is shared on only when it is told by its place.
+    # A device of another machine is shared only if it is named by its bus id.
     *vhci*) words="$words usb:$(basename "$folder")" ;;
     *) words="$words usb:serial=rig-$name" ;;
     esac
@@ -42,7 +42,7 @@ withdraw() {
   echo "note: $(ls /run/drivers.* | wc -l) devices have their $(cat /run/drivers.* | wc -l) drivers again"
 }
 
-# expect_twin NAME: a device that is there and not shared, which is to have its drivers again in the end.
+# expect_twin NAME: a device that is plugged in and not shared, and has to have its drivers again at the end.
 expect_twin() {
   within 20 near "$1" || fail "this machine has no device $1"
   has_drivers() { drivers_of "$(near "$1")" | grep .; }
@@ -50,7 +50,7 @@ expect_twin() {
   drivers_of "$(near "$1")" >"/run/drivers.$1"
 }
 
-# swap_for DEVICE NAME TWIN: what is shared as DEVICE, and is NAME here, is TWIN from now on, and NAME has its drivers again.
+# swap_for DEVICE NAME TWIN: swaps NAME, which is shared as DEVICE, for TWIN; NAME has to have its drivers again.
 swap_for() {
   farbus swap "$1" --to "usb:$(basename "$(near "$3")")" || fail "farbus swap"
   as_before() { drivers_of "$(near "$2")" | cmp -s - "/run/drivers.$2"; }
@@ -59,7 +59,7 @@ swap_for() {
   cat /run/share.log
 }
 
-# What the exporter has to say when a step has failed.
+# Prints what the exporter knows after a step has failed.
 complaints() {
   tail -n 15 /run/share.log | sed 's/^/share: /'
   dmesg | tail -n 10 | sed 's/^/exporter: /'

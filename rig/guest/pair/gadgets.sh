@@ -1,4 +1,4 @@
-# Devices made by the exporter's own kernel: one gadget each, each on a controller of its own that is made of nothing.
+# Devices made by the exporter's own kernel: one gadget each, each on an emulated controller of its own.
 
 # gadget NAME VENDOR PRODUCT FUNCTION: leaves the shell in the function's folder.
 gadget() {
@@ -70,7 +70,7 @@ press() {
   done
 }
 
-# What comes out of the printer, until it has been quiet.
+# Reads the printer's output until no more arrives.
 receive_page() {
   cat /dev/g_printer0 >/run/page &
   printer=$!
@@ -83,14 +83,14 @@ receive_page() {
   echo "sha256: $(sha256sum </run/page)"
 }
 
-# The gadget's MIDI port says again what it hears, so many bytes.
+# The gadget's MIDI port returns what it receives, so many bytes.
 answer_midi() {
   port=$(ls /dev/snd/midiC*D0 | head -n 1)
   [ -c "$port" ] || fail "no MIDI port: $(ls /dev/snd)"
   (dd if="$port" of=/run/midi bs=1 count="$1" 2>/dev/null && cat /run/midi >"$port") &
 }
 
-# What the other machine wrote is in the file behind the gadget.
+# Checks that the file behind the gadget has what the other machine wrote.
 check_disk() {
   e2fsck -f -n /tmp/disk >/run/check 2>&1 || fail "fsck: $(cat /run/check)"
   mount -t ext4 -o ro,loop /tmp/disk /mnt || fail "mount"

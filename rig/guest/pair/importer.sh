@@ -8,7 +8,7 @@ let_go() {
   dmesg -c >>/run/kernel.log
 }
 
-# take NAME NUMBER: attaches device 1-NUMBER, which has to be the one called NAME and to look as it does over there.
+# take NAME NUMBER: attaches device 1-NUMBER, which has to be NAME and to have the same descriptors as there.
 take() {
   attach "1-$2"
   configured() { folder=$(far "$1") && [ -n "$(cat "$folder/bConfigurationValue")" ]; }
@@ -21,7 +21,7 @@ take() {
 has_driver() { drivers_of "$device" | grep -q " $1\$"; }
 insist_on_driver() { within 15 has_driver "$1" || fail "driver $1 did not take it; it has: $(drivers_of "$device")"; }
 
-# lsusb after the driver, so that both sides are asked in the same state.
+# lsusb after the driver is there, so that the device is in the same state on both sides.
 compare() {
   sleep 0.5
   seen "$device"
@@ -29,7 +29,7 @@ compare() {
 
 note() { echo "note: $*"; }
 
-# use_disk NAME NUMBER DRIVER: the host's tree is read, a tree of our own is written.
+# use_disk NAME NUMBER DRIVER: reads the host's tree, and writes another one.
 use_disk() {
   take "$1" "$2"
   within 20 has_disk || fail "no disk appeared"
@@ -60,7 +60,7 @@ use_disc() {
   detach
 }
 
-# use_input NAME NUMBER: what happens at /dev/input while the host plays on it.
+# use_input NAME NUMBER: reads the events at /dev/input while the host makes them.
 use_input() {
   take "$1" "$2"
   input() { ls -d "$device"/*:*/*/input/input*/event* | head -n 1 | grep .; }
@@ -102,7 +102,7 @@ use_audio() {
   detach
 }
 
-# use_serial NAME NUMBER DRIVER: the line's other end answers in capitals.
+# use_serial NAME NUMBER DRIVER: the other end of the line answers in capital letters.
 use_serial() {
   take "$1" "$2"
   tty() { ls -d "$device"/*:*/ttyUSB* "$device"/*:*/tty/ttyACM* 2>/dev/null | head -n 1 | grep .; }
@@ -128,7 +128,7 @@ use_serial() {
   detach
 }
 
-# use_twins NAME NUMBER DRIVER: a serial port that is another one from the middle on. Nobody here notices.
+# use_twins NAME NUMBER DRIVER: a serial port that is swapped for another one during use, unnoticed on this machine.
 use_twins() {
   take "$1" "$2"
   tty() { ls -d "$device"/*:*/ttyUSB* 2>/dev/null | head -n 1 | grep .; }

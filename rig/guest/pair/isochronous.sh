@@ -1,4 +1,4 @@
-# The exporter has farbus's own source and sink too: shared over the loopback, attached by vhci, and so one of its devices.
+# The exporter also has farbus's source and sink: shared over the loopback and attached by vhci, it is one of its devices.
 
 near() { find_device "$1" near || find_device "$1" far; }
 
@@ -9,7 +9,7 @@ attach_zero() {
   within 20 near zero || fail "zero did not appear: $(cat /run/zero.log /run/zero-attach.log)"
 }
 
-# Whether zero itself found fault with what it was sent, or was lost.
+# Whether zero itself counted wrong or lost data.
 zero_is_content() {
   near zero >/dev/null || fail "zero is gone: $(cat /run/zero-attach.log)"
   ! grep -iE "warn|error" /run/zero.log
