@@ -82,9 +82,11 @@ fn what_was_detached_stays_detached_through_restarts_until_a_reload() {
     let (_share, _daemon, desk) = attached(&harness, &image, "via='nbd'");
     desk.ok(&["detach"]);
     wait_until(PATIENCE, "it is detached", || state_of(&desk) == "detached");
+    let mut later = Vec::new();
     for _ in 0..2 {
         let answer = desk.run(&["daemon", "restart", "--json"]);
         assert_eq!(answer.code, Some(0), "{answer:?}");
+        later.push(Later::of(&serde_json::from_str(&answer.stdout).unwrap()));
         wait_until(PATIENCE, "the replacement answers", || !state_of(&desk).is_empty());
         // Attaching takes a few milliseconds.
         let until = Instant::now() + Duration::from_secs(1);
