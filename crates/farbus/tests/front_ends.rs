@@ -310,7 +310,7 @@ fn prepared_front_end_stays_for_another_try_while_the_device_is_in_use() {
         for _ in 0..2 {
             assert!(front_end.take(&client, request, &mut prepared).is_err(), "one user at a time");
             if let Some(path) = request.place.as_ref().and_then(Place::path) {
-                assert!(path.exists(), "whoever connects waits");
+                assert!(path.exists(), "a client that connects waits");
             }
         }
         drop(user);

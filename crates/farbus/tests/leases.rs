@@ -163,7 +163,7 @@ fn usb_device_migrates_without_a_reset() {
     assert_eq!(successor.linked.selection().configuration(), 1, "it was not reset");
     assert_eq!(successor.key(), 5, "what was typed and not read is read by its successor");
     assert!(successor.linked.remote().lease() > lease);
-    assert_eq!(cause(&exporter.keyboard(lease).linked), Some(Cause::Stale), "whoever had it is fenced off");
+    assert_eq!(cause(&exporter.keyboard(lease).linked), Some(Cause::Stale), "the former user is refused");
     let history = &exporter.share.status()[0].history;
     assert_eq!(history[0].ended, "handed over");
 

@@ -344,7 +344,7 @@ fn busy_client_of_a_slow_device_does_not_delay_the_others() {
     stop.end();
     assert!(matches!(thread.join().unwrap(), Ended::Asked));
     let all = count.load(Ordering::Acquire);
-    assert!(all < 1000, "nor whoever ends it: {all} were carried out");
+    assert!(all < 1000, "nor the thread that ends it: {all} were carried out");
 }
 
 #[test]

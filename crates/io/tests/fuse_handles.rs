@@ -29,7 +29,7 @@ fn each_open_file_is_told_of_a_loss_once_even_after_another_closed() {
         file.sync_all().expect(who);
     }
     let late = open();
-    late.sync_all().expect("whoever comes after somebody was told has lost nothing");
+    late.sync_all().expect("a program that opens it after the loss was told has lost nothing");
 }
 
 #[test]

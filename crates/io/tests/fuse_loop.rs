@@ -285,7 +285,7 @@ fn a_dropped_disk_refuses_the_users_that_are_left() {
     drop(disk);
     assert!(!scratch.path("at").exists());
     assert_eq!(errno(file.read_at(&mut [0; 512], 0)), Errno::NODEV);
-    assert!(strings.store_is_dropped(), "whoever waits for the link's end need not wait for the users");
+    assert!(strings.store_is_dropped(), "a wait for the link's end does not wait for the users");
 }
 
 /// Not a test by itself: what the next test does as an ordinary user.

@@ -250,7 +250,7 @@ fn check(ledger: &mut Ledger, buses: &[&str], paths: &[&str]) {
             assert!(ledger.path_bits_per_s(path) <= measured.bits_per_s / 100 * 90);
         }
     }
-    assert!(ledger.settle_again().is_empty(), "nothing is left to be settled: whoever can be resumed was");
+    assert!(ledger.settle_again().is_empty(), "nothing is left to be settled: everything that can be resumed was");
     for line in ledger.lines() {
         let is_high = line.reservation.criticality == Criticality::High;
         assert!(!is_high || line.report.state == State::Admitted, "high criticality is never displaced");

@@ -28,7 +28,7 @@ fn greeted(name: &str) -> Option<Event> {
 /// Runs a pairing up to the joiner's proof, which the waiter has checked.
 fn until_proof(joiners: [u8; 32]) -> (Pairing, Pairing, Option<Event>) {
     let (mut joiner, mut waiter) = pair();
-    assert!(waiter.poll_transmit().is_empty(), "a waiter says nothing to whoever says nothing");
+    assert!(waiter.poll_transmit().is_empty(), "a waiter sends nothing to a peer that sends nothing");
     assert_eq!(carry(&mut joiner, &mut waiter), greeted("desk"));
     waiter.prove(WAITERS, JOINERS);
     assert_eq!(carry(&mut waiter, &mut joiner), greeted("lab3"));

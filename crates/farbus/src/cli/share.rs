@@ -372,7 +372,7 @@ fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place)
     {
         eprintln!(
             "farbus: warning: {address} is not this machine alone. USB/IP has no password and no encryption:\n  \
-             whoever reaches this address can use these devices and read what they say."
+             every program that reaches this address can use these devices and read what they say."
         );
     }
     Ok((listener, place))

@@ -36,7 +36,7 @@ impl Protocol {
         (!place.is_local()).then(|| {
             format!(
                 "{address} is not this machine alone. {} has no password and no encryption here:\n  \
-                 whoever reaches this address can use what is there, read all of it and change it.",
+                 every program that reaches this address can use what is there, read all of it and change it.",
                 self.name
             )
         })

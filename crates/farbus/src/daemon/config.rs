@@ -405,7 +405,7 @@ fn share_from(table: ShareTable, names: &mut BTreeSet<String>) -> Result<Shared,
     names.insert(name.clone());
     let reservation = reservation_from(&table.reserve)?;
     if let (Some(word), What::Usb(_)) = (table.reserve.first(), &what) {
-        let message = "a real device may be several, and come and go: whoever attaches it says 'reserve'";
+        let message = "a real device may be several, and come and go: the host that attaches it says 'reserve'";
         return Err((Some(word.span()), message.into()));
     }
     Ok(Shared { name, is_named, what, reservation })

@@ -565,7 +565,7 @@ impl Supervisor {
         });
         let torn: Vec<String> = torn.chain(self.share.unmovable()).collect();
         if !torn.is_empty() && !interrupt {
-            let what = "nobody can go on with that: whoever uses it would get errors";
+            let what = "the new process cannot continue with that: its users would get errors";
             let next = "detach it first, or 'farbus daemon restart --interrupt'";
             return Err(Failure::new(Attribute::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
         }

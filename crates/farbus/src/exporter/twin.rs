@@ -85,7 +85,7 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
                 drop(twin);
                 why
             }
-            Err(_) => "whoever used it went away, and it with him".to_owned(),
+            Err(_) => "its user has gone, and the device with its user".to_owned(),
         };
         warn!(device, to, why = failure, "not swapped: it stays what it was");
         let message = format!("{device} was not swapped for {to}: {failure}\n  {device} stays what it was");

@@ -458,7 +458,7 @@ mod tests {
         });
         let count = |refusal| verdicts.iter().filter(|&&verdict| verdict == refusal).count();
         assert_eq!((count(Refusal::WrongCode), count(Refusal::Void)), (3, 47));
-        assert_eq!(server.judge(&first, true, from()), Err(Refusal::Void), "a void code is void for whoever has it");
+        assert_eq!(server.judge(&first, true, from()), Err(Refusal::Void), "a void code is void for every host");
         let second = server.state().code.clone();
         assert_eq!(server.judge(&second, true, from()), Ok(()));
         assert_eq!(server.judge(&second, true, from()), Err(Refusal::Taken), "one code, one host");

@@ -196,7 +196,7 @@ fn reservation_by_the_owner_covers_the_path_to_the_importer() {
     });
     attach.signal(rustix::process::Signal::INT);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
-    wait_until(PATIENCE, "it is reserved for whoever comes next", || stands()["state"] == "admitted");
+    wait_until(PATIENCE, "it is reserved for the next user", || stands()["state"] == "admitted");
 }
 
 /// How many frames of the stream the reader has taken.

@@ -62,7 +62,7 @@ fn restart_often(
         later.push(Later::of(&answer));
         wait_until(PATIENCE, "it has a link", || state_of(desk) == "attached");
         thread::sleep(Duration::from_millis(200));
-        assert!(is_at_work(), "whoever uses it goes on\n{}", daemon.log());
+        assert!(is_at_work(), "its user continues\n{}", daemon.log());
     }
     later
 }

@@ -76,7 +76,10 @@ fn a_share_for_paired_hosts_keeps_its_folder_and_no_capability() {
         let owner = fs::metadata(harness.path("state")).unwrap().uid();
         let users = of_process(pid, "Uid");
         assert!(users.split_whitespace().all(|user| user == owner.to_string()), "{users}: the folder is {owner}'s");
-        assert!(owner != 0 || !rustix::process::geteuid().is_root(), "whoever hears strangers is not root");
+        assert!(
+            owner != 0 || !rustix::process::geteuid().is_root(),
+            "the process that reads from strangers is not root"
+        );
         // A process that has its rights works in the folder as before.
         assert_eq!(harness.run(&["peers", "--json"]).code, Some(0));
         let refused = harness.run(&["unpair", "nobody"]);

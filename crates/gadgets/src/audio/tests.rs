@@ -89,7 +89,7 @@ fn a_host_that_is_late_and_one_that_drops_or_cuts_are_counted() {
     host.now = Instant::from_nanos(50_000_000);
     host.record(192, 10);
     let sound = host.next().payload.into_vec();
-    assert_eq!(host.counts()[8], 0, "whoever begins is not late");
+    assert_eq!(host.counts()[8], 0, "the first interval is not late");
     host.play(&sound[..960], 192);
     host.next();
     host.now = host.now + Duration::from_micros(2500);

@@ -197,7 +197,7 @@ mod tests {
             bus.send(at(130), 7, frame(id));
             let events = std::iter::from_fn(|| bus.poll(at(5 * 126)));
             let ours: Vec<bool> = events.map(|event| matches!(event, Event::Sent(..))).collect();
-            assert_eq!(ours, outcome, "a full bus leaves nothing to whoever has less to say than the unit");
+            assert_eq!(ours, outcome, "a full bus leaves nothing to a unit of lower priority");
         }
     }
 

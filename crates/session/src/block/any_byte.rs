@@ -353,7 +353,7 @@ impl Saved {
     fn read(from: &mut Reader<'_>) -> Result<Self, Reject> {
         let next_job = from.u64("next number")?;
         if next_job > NUMBER_MAX {
-            return Err(Reject::new("next number", next_job, "nobody has counted so far"));
+            return Err(Reject::new("next number", next_job, "it is beyond every number of a job"));
         }
         let mut saved = Self { next_job, jobs: Vec::new(), waiting: Vec::new() };
         for _ in 0..from.count("requests carried out", 40)? {

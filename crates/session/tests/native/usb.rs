@@ -625,7 +625,7 @@ impl<S: Driver> UsbWorld<S> {
         assert_eq!(self.world.remote.owes(), 0);
         if self.reserves && *self.world.remote.state() == State::Open {
             let told = self.world.remote.remote().reserved().map(|report| report.state);
-            assert_eq!(told, Some(Reserved::Admitted), "and whoever was suspended goes on");
+            assert_eq!(told, Some(Reserved::Admitted), "and the suspended device continues");
         }
         let silicon = self.exporter_services.silicon.lock().unwrap();
         let mut arrived = silicon.arrived.iter();

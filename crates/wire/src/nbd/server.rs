@@ -471,7 +471,7 @@ impl ServerConn {
     /// # Panics
     /// If that request is not in flight.
     pub fn complete(&mut self, done: BlockDone, pool: &mut BufferPool) {
-        assert_eq!(Self::number_of(done.id), self.number, "an answer goes to whoever asked");
+        assert_eq!(Self::number_of(done.id), self.number, "an answer goes to the connection that asked");
         let (slot, piece) = (done.id.0 >> SLOT_SHIFT & FIELD, (done.id.0 & FIELD) as usize);
         let flight = self.flights[slot as usize].as_mut().expect("a request is answered once");
         flight.asked -= 1;

@@ -153,7 +153,7 @@ fn answers_that_are_swallowed_are_waited_for_only_so_long() {
             Err(refused) => {
                 assert_eq!((refused.field, refused.value), ("status", 0));
                 assert_eq!(id as usize, LIMITS.urbs_in_flight_max);
-                assert_eq!(client.conn.in_flight(), 1, "whoever asked last is answered when the link is given up");
+                assert_eq!(client.conn.in_flight(), 1, "the last request is answered when the link is given up");
                 return;
             }
         }

@@ -357,7 +357,7 @@ impl DeviceUse {
         }
         let device = export.open(Mode::Read).map_err(|what| refusal(native::Cause::Device, what))?;
         self.session.observes.get_or_init(|| bus_id.to_owned());
-        info!(device = bus_id, peer = self.session.peer, "read by whoever is to inherit it");
+        info!(device = bus_id, peer = self.session.peer, "read by the host that is to inherit it");
         self.shared.permissions.record(&self.session, Use::Observe, bus_id, Ok(()));
         let used = self.clone();
         let leave = Box::new(move |_| used.end());

@@ -36,7 +36,7 @@ pub fn offer(
     let add = |device: Box<dyn Device>| share.offer(naming, device, DeviceClass::Usb, made(format!("{what:?}")));
     let one = match *what {
         What::Usb(ref selector) => {
-            let real = real.as_mut().expect("whoever offers real devices has somebody who opens them");
+            let real = real.as_mut().expect("a share with real devices has a way to open them");
             let name = matches!(naming, Naming::Given(_)).then(|| naming.text());
             return real.add(share, selector, name).map_err(|error| Failure::new(error.attribute(), error));
         }

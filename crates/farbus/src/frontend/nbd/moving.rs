@@ -123,7 +123,7 @@ impl Moving {
                 }
             }
             Stay::Held(Held { successor: Some(_), since, .. }) if now - *since >= LEAVE_WITHIN => {
-                warn!("whoever uses the disk has not left: it stays here");
+                warn!("the clients of the disk have not left: it stays here");
                 self.stay = Stay::Here;
             }
             Stay::Held(_) => {}

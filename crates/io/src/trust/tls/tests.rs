@@ -129,7 +129,7 @@ fn bytes_sent_with_the_last_handshake_message_are_there_at_once() {
     let server = thread::spawn(move || server_terms.accept(server_end).unwrap().link);
     let server = server.join().unwrap();
     let _client = client.join().unwrap();
-    assert!(server.has_received(), "so whoever waits on the socket asks here first");
+    assert!(server.has_received(), "so a caller that waits on the socket asks here first");
     assert_eq!(server.receive(&mut [0; 16]).unwrap(), 5);
 }
 

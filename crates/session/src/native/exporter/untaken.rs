@@ -105,7 +105,11 @@ impl ExporterSession {
             _ => {}
         }
         if untaken > self.backlog.lone_bytes_max + ANSWERS_BYTES_MAX + 2 * PROMPT_ANSWERS_BYTES_MAX {
-            return Err(Reject::new("answers", untaken as u64, "whoever goes on asking takes its answers"));
+            return Err(Reject::new(
+                "answers",
+                untaken as u64,
+                "an importer that continues to ask has to take its answers",
+            ));
         }
         if !self.may_hold(0) {
             return Err(Reject::new(
@@ -142,7 +146,11 @@ impl ExporterSession {
     fn hold(&mut self, mut arrived: Arrived) -> Result<(), Reject> {
         let bytes = self.backlog.held_bytes + cost(&arrived);
         if bytes > WAITING_REQUESTS_BYTES_MAX {
-            return Err(Reject::new("answers", bytes as u64, "whoever asks for more takes the answers before"));
+            return Err(Reject::new(
+                "answers",
+                bytes as u64,
+                "an importer that asks for more has to take the earlier answers",
+            ));
         }
         arrived.body.own();
         self.backlog.held_bytes = bytes;
