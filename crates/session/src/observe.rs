@@ -16,10 +16,10 @@ use farbus_wire::native::usb::Event;
 
 /// All observers of a device.
 #[derive(Clone, Default)]
-pub struct Audience(Arc<Hall>);
+pub struct Audience(Arc<Inner>);
 
 #[derive(Default)]
-struct Hall {
+struct Inner {
     observers: Mutex<Vec<Arc<Place>>>,
     /// Number of observers, readable without the lock.
     count: AtomicUsize,
@@ -40,7 +40,7 @@ struct Waiting {
 
 /// One observer of a device; dropping it ends the observation.
 pub struct Observer {
-    hall: Arc<Hall>,
+    inner: Arc<Inner>,
     place: Arc<Place>,
 }
 
@@ -65,7 +65,7 @@ impl Audience {
         let place = Arc::new(Place { waiting: Mutex::default(), wake: Box::new(wake) });
         observers.push(Arc::clone(&place));
         self.0.count.store(observers.len(), Ordering::Release);
-        Some(Observer { hall: Arc::clone(&self.0), place })
+        Some(Observer { inner: Arc::clone(&self.0), place })
     }
 
     /// Tells all observers that the device is no longer shared.
@@ -135,15 +135,15 @@ impl Observer {
 
     /// Whether the device is no longer shared, so that no further events come.
     pub fn is_over(&self) -> bool {
-        self.hall.is_closed.load(Ordering::Acquire)
+        self.inner.is_closed.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Observer {
     fn drop(&mut self) {
-        let mut observers = locked(&self.hall.observers);
+        let mut observers = locked(&self.inner.observers);
         observers.retain(|place| !Arc::ptr_eq(place, &self.place));
-        self.hall.count.store(observers.len(), Ordering::Release);
+        self.inner.count.store(observers.len(), Ordering::Release);
     }
 }
 

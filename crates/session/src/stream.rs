@@ -31,9 +31,9 @@ const DROPPED: usize = 2;
 
 /// The place where a source shows its frames. Clones share one state.
 #[derive(Clone)]
-pub struct Stage(Arc<Hall>);
+pub struct Stage(Arc<Inner>);
 
-struct Hall {
+struct Inner {
     description: Description,
     subscribers: Mutex<Vec<Arc<Place>>>,
     is_closed: AtomicBool,
@@ -50,7 +50,7 @@ struct Place {
 
 /// A reader of a source's frames; dropping it ends the subscription.
 pub struct Subscriber {
-    hall: Arc<Hall>,
+    inner: Arc<Inner>,
     place: Arc<Place>,
 }
 
@@ -68,7 +68,7 @@ impl Stage {
     /// A stage without readers. `wake_source` is called, by any thread, when a reader comes, goes or has room again,
     /// and when the stage closes.
     pub fn new(description: Description, wake_source: impl Fn() + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Hall {
+        Self(Arc::new(Inner {
             description,
             subscribers: Mutex::default(),
             is_closed: AtomicBool::new(false),
@@ -132,7 +132,7 @@ impl Stage {
             place
         };
         (self.0.wake_source)();
-        Some(Subscriber { hall: Arc::clone(&self.0), place })
+        Some(Subscriber { inner: Arc::clone(&self.0), place })
     }
 
     /// Closes the stage, because the source has ended or is no longer shared, and tells all readers.
@@ -154,16 +154,16 @@ impl Subscriber {
     /// Takes the oldest frame in the queue.
     pub fn take(&self) -> Option<Frame> {
         let frame = locked(&self.place.frames).pop_front()?;
-        self.hall.tally.count(TAKEN, 1);
+        self.inner.tally.count(TAKEN, 1);
         if self.place.policy == Policy::All {
-            (self.hall.wake_source)();
+            (self.inner.wake_source)();
         }
         Some(frame)
     }
 
     /// The description of the stream.
     pub fn description(&self) -> &Description {
-        &self.hall.description
+        &self.inner.description
     }
 
     /// The reader's policy.
@@ -173,14 +173,14 @@ impl Subscriber {
 
     /// Whether the stage is closed and all frames were taken.
     pub fn is_over(&self) -> bool {
-        self.hall.is_closed.load(Ordering::Acquire) && locked(&self.place.frames).is_empty()
+        self.inner.is_closed.load(Ordering::Acquire) && locked(&self.place.frames).is_empty()
     }
 }
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        locked(&self.hall.subscribers).retain(|place| !Arc::ptr_eq(place, &self.place));
-        (self.hall.wake_source)();
+        locked(&self.inner.subscribers).retain(|place| !Arc::ptr_eq(place, &self.place));
+        (self.inner.wake_source)();
     }
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct Incoming {
     /// How many unused chunks are kept.
     left_max: usize,
     /// Windows hold [`BORROWED_BYTES_MAX`] of chunks: further payloads are copied.
-    is_crowded: bool,
+    is_at_limit: bool,
     /// Payloads up to this size are copied rather than lent.
     copied_max: usize,
     /// Payloads are copied while the chunk holds no more than this.
@@ -60,7 +60,7 @@ impl Incoming {
         let (chunk, left_max) = (Arc::default(), CHUNKS_LEFT_MAX);
         Self {
             chunk,
-            is_crowded: false,
+            is_at_limit: false,
             start: 0,
             end: 0,
             wanted: 0,
@@ -90,7 +90,7 @@ impl Incoming {
     /// Drops what is there, and frees its memory until bytes are to be received again.
     pub fn release(&mut self) {
         (self.chunk, self.start, self.end, self.wanted) = (Arc::default(), 0, 0, 0);
-        (self.left, self.left_bytes, self.is_crowded) = (Vec::new(), 0, false);
+        (self.left, self.left_bytes, self.is_at_limit) = (Vec::new(), 0, false);
     }
 
     /// Bytes of all chunks, including those that windows show and those kept for reuse.
@@ -117,7 +117,7 @@ impl Incoming {
         if self.chunk.is_empty() {
             self.chunk = new_chunk(self.capacity);
         }
-        if self.is_crowded {
+        if self.is_at_limit {
             self.see_who_looks();
         }
         let have = self.end - self.start;
@@ -187,7 +187,7 @@ impl Incoming {
 
     /// A window on bytes at the front, relative to it, as far as they are there.
     pub fn window(&self, range: Range<usize>) -> Payload {
-        if range.len() <= self.copied_max || self.end <= self.lone_max || self.is_crowded {
+        if range.len() <= self.copied_max || self.end <= self.lone_max || self.is_at_limit {
             return self.bytes()[range].into();
         }
         Payload::shared(&self.chunk, self.start + range.start..self.start + range.end)
@@ -260,7 +260,7 @@ impl Incoming {
             is_kept
         });
         self.left_bytes = left_bytes;
-        self.is_crowded = lent_bytes >= BORROWED_BYTES_MAX;
+        self.is_at_limit = lent_bytes >= BORROWED_BYTES_MAX;
     }
 }
 
@@ -495,7 +495,7 @@ mod tests {
         assert!(kept.iter().all(|(n, payload)| payload.contiguous().as_ref() == [*n; 8]));
         kept.clear();
         push(&mut incoming, &[1; 60 << 10]);
-        assert!(!incoming.is_crowded && incoming.left.len() <= RECEIVE_BUFFERS_KEPT_MAX, "and they are given back");
+        assert!(!incoming.is_at_limit && incoming.left.len() <= RECEIVE_BUFFERS_KEPT_MAX, "and they are given back");
         incoming.release();
         assert!(incoming.chunk.is_empty() && incoming.left.is_empty());
     }

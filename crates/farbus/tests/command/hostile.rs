@@ -271,14 +271,14 @@ fn connections_that_come_and_go_leave_no_memory_behind() {
 
 #[test]
 fn many_connections_at_once_cost_little_memory_each() {
-    const CROWD: u64 = 100;
+    const CONNECTIONS: u64 = 100;
     let (_harness, share, witness) = besieged();
     let before_kib = share.process.peak_kib();
-    let crowd: Vec<_> = (0..CROWD).map(|_| connect(&share)).collect();
+    let connections: Vec<_> = (0..CONNECTIONS).map(|_| connect(&share)).collect();
     witness.assert_unharmed();
-    let each_kib = share.process.peak_grown_kib(before_kib) / CROWD;
+    let each_kib = share.process.peak_grown_kib(before_kib) / CONNECTIONS;
     println!("{each_kib} KiB each");
     assert!(each_kib < 512, "{each_kib} KiB");
-    drop(crowd);
+    drop(connections);
     witness.end();
 }

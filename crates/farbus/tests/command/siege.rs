@@ -41,7 +41,7 @@ fn one_address_gets_at_most_half_of_all_connections() {
     let harness = Harness::new();
     let share = harness.share(&["zero,fill=mod63,verify", "zero"]);
     // The connections stay silent for now. Those beyond the half that one peer may have are read eight at a time.
-    let crowd: Vec<_> = (0..256 + 7).map(|_| connect_as_attacker(&share.address).unwrap()).collect();
+    let connections: Vec<_> = (0..256 + 7).map(|_| connect_as_attacker(&share.address).unwrap()).collect();
     let mut one_more = connect_as_attacker(&share.address).unwrap();
     one_more.write_all(&import_request("1-2")).unwrap();
     let mut answer = [0; 8];
@@ -56,7 +56,7 @@ fn one_address_gets_at_most_half_of_all_connections() {
     witness.assert_unharmed();
 
     // A connection that ends makes room for the same peer again.
-    drop((crowd, one_more));
+    drop((connections, one_more));
     wait_until(PATIENCE, "it is let in again", || {
         let Ok(mut stream) = connect_as_attacker(&share.address) else { return false };
         stream.write_all(&import_request("1-2")).unwrap();

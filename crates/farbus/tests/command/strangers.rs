@@ -22,11 +22,11 @@ fn connect_from(from: [u8; 4], to: &str) -> std::io::Result<TcpStream> {
 
 /// Keeps a silent connection open from each of 60 addresses, half of them in the paired host's own network; replaces
 /// each one that is closed.
-fn idle_crowd(to: &str, is_over: &AtomicBool, opened: &AtomicU64) {
+fn hold_idle_connections(to: &str, is_over: &AtomicBool, opened: &AtomicU64) {
     let address = |n: u8| if n < 30 { [127, 0, 0, 100 + n] } else { [127, 7, n, 1] };
-    let mut crowd: Vec<(u8, Option<TcpStream>)> = (0..60).map(|n| (n, None)).collect();
+    let mut connections: Vec<(u8, Option<TcpStream>)> = (0..60).map(|n| (n, None)).collect();
     while !is_over.load(Ordering::Relaxed) {
-        for (n, stream) in &mut crowd {
+        for (n, stream) in &mut connections {
             let is_open = |stream: &TcpStream| {
                 let mut stream = stream;
                 matches!(stream.read(&mut [0; 64]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
@@ -57,8 +57,8 @@ fn sixty_idle_addresses_do_not_keep_a_paired_host_out() {
     attach.wait_for_line("attached as ");
     let (is_over, opened) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
-        scope.spawn(|| idle_crowd(&address, &is_over, &opened));
-        wait_until(PATIENCE, "the crowd is there", || opened.load(Ordering::Relaxed) >= 120);
+        scope.spawn(|| hold_idle_connections(&address, &is_over, &opened));
+        wait_until(PATIENCE, "the connections are there", || opened.load(Ordering::Relaxed) >= 120);
         let lists = (0..12).filter(|_| desk.run(&["list", "lab3", "--address", &address]).code == Some(0)).count();
         cutter.cut();
         let is_linked = || attach.log().contains("linked again");
@@ -89,7 +89,7 @@ fn full_plain_port_keeps_neither_paired_hosts_nor_others_out() {
     let secure = share.wait_for_line("for paired hosts").split_whitespace().nth(2).unwrap().to_owned();
     desk.ok(&["list", "lab3", "--address", &secure]);
     // More connections than there are places, ten from each address.
-    let crowd: Vec<_> = (0..640u32).map(|n| connect_from([127, 9, (n / 10) as u8, 1], &plain).unwrap()).collect();
+    let connections: Vec<_> = (0..640u32).map(|n| connect_from([127, 9, (n / 10) as u8, 1], &plain).unwrap()).collect();
     for n in 0..3 {
         let listed = desk.run(&["list", "lab3"]);
         assert_eq!(listed.code, Some(0), "{n}: {listed:?}");
@@ -98,7 +98,7 @@ fn full_plain_port_keeps_neither_paired_hosts_nor_others_out() {
     thread::sleep(Duration::from_secs(1));
     let listed = desk.run(&["list", &plain]);
     assert_eq!(listed.code, Some(0), "{listed:?}");
-    drop(crowd);
+    drop(connections);
 }
 
 /// A plain USB/IP import of a device that does not exist.

@@ -10,7 +10,7 @@
 //! | 0 | any other | all but [`PROVED_PLACES`] |
 //!
 //! If no place is left, the oldest connection of a lower rank is cut at once; if there is none, the oldest of the same
-//! rank that has had [`PRESSED_TIME`], or whose network has more than [`CROWDED_NETWORK`] places while the newcomer's
+//! rank that has had [`PRESSED_TIME`], or whose network has more than [`NETWORK_PLACES`] places while the newcomer's
 //! has fewer. Only if there is no such connection is the newcomer refused. So idle connections do not keep a paired
 //! host out, however many addresses they come from.
 
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farbus_model::Instant;
 
 use super::limits::{
-    ADDRESSES_MAX, CROWDED_NETWORK, FAILURES_MAX, FORGIVEN_AFTER, PRESSED_TIME, PROVED_FOR, PROVED_MAX, PROVED_PLACES,
+    ADDRESSES_MAX, FAILURES_MAX, FORGIVEN_AFTER, NETWORK_PLACES, PRESSED_TIME, PROVED_FOR, PROVED_MAX, PROVED_PLACES,
     STRANGERS_MAX, STRANGERS_OF_ADDRESS_MAX, TRUSTED_FOR,
 };
 
@@ -30,9 +30,9 @@ use super::limits::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// Too many connections have not proved a key yet.
-    Crowded,
+    TooMany,
     /// Too many of them from this address.
-    CrowdedByAddress,
+    TooManyOfAddress,
     /// Too many handshakes from this address failed.
     Failures {
         /// Whether this is the first refusal since the last success or pause, and so worth a line in a log.
@@ -43,8 +43,8 @@ pub enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Crowded => write!(f, "{STRANGERS_MAX} connections are proving their keys already"),
-            Refusal::CrowdedByAddress => {
+            Refusal::TooMany => write!(f, "{STRANGERS_MAX} connections are proving their keys already"),
+            Refusal::TooManyOfAddress => {
                 write!(f, "{STRANGERS_OF_ADDRESS_MAX} connections from its address are proving their keys already")
             }
             Refusal::Failures { .. } => write!(f, "{FAILURES_MAX} handshakes from its address have failed lately"),
@@ -235,12 +235,12 @@ impl State {
         if record.connected >= STRANGERS_OF_ADDRESS_MAX {
             let mut own = self.waiting.iter().filter(|(_, other)| other.address == address);
             let oldest = own.next().filter(|(_, other)| now >= other.since + PRESSED_TIME).map(|(number, _)| *number);
-            cut.push(self.cut(oldest.ok_or(Refusal::CrowdedByAddress)?));
+            cut.push(self.cut(oldest.ok_or(Refusal::TooManyOfAddress)?));
         }
         let of_strangers = self.waiting.values().filter(|other| other.rank == 0).count();
         let is_full = self.waiting.len() >= STRANGERS_MAX;
         if is_full || (rank == 0 && of_strangers >= STRANGERS_MAX - PROVED_PLACES) {
-            let victim = self.victim(address, rank, now).ok_or(Refusal::Crowded)?;
+            let victim = self.victim(address, rank, now).ok_or(Refusal::TooMany)?;
             cut.push(self.cut(victim));
         }
         Ok(rank)
@@ -256,11 +256,11 @@ impl State {
         let mut of_networks = HashMap::<IpAddr, usize>::new();
         peers().for_each(|(_, other)| *of_networks.entry(network(other.address)).or_default() += 1);
         let own = of_networks.get(&network(address)).copied().unwrap_or(0);
-        let is_crowded = |other: &Waiting| {
+        let has_too_many = |other: &Waiting| {
             let of_network = of_networks[&network(other.address)];
-            of_network > CROWDED_NETWORK && own < CROWDED_NETWORK
+            of_network > NETWORK_PLACES && own < NETWORK_PLACES
         };
-        let mut who_may = peers().filter(|(_, other)| now >= other.since + PRESSED_TIME || is_crowded(other));
+        let mut who_may = peers().filter(|(_, other)| now >= other.since + PRESSED_TIME || has_too_many(other));
         who_may.next().map(|(number, _)| *number)
     }
 
@@ -410,9 +410,9 @@ mod tests {
         for n in 0..100 {
             // Each is still in its handshake when the next arrives; all fail much later.
             let now = Instant::from_nanos(n * 100_000_000);
-            let crowd: Vec<Ticket> = (0..20).filter_map(|_| admission.enter(guesser, now).ok()).collect();
-            tried += crowd.len();
-            crowd.into_iter().for_each(|ticket| ticket.leave(now, Proof::Failed));
+            let tickets: Vec<Ticket> = (0..20).filter_map(|_| admission.enter(guesser, now).ok()).collect();
+            tried += tickets.len();
+            tickets.into_iter().for_each(|ticket| ticket.leave(now, Proof::Failed));
         }
         assert_eq!(tried, 10 + 1);
     }
@@ -430,10 +430,10 @@ mod tests {
         }
         let own: Vec<_> =
             (0..STRANGERS_OF_ADDRESS_MAX).map(|_| admission.enter(elsewhere(1), at(1)).unwrap()).collect();
-        assert_eq!(admission.enter(elsewhere(1), at(1)).unwrap_err(), Refusal::CrowdedByAddress);
+        assert_eq!(admission.enter(elsewhere(1), at(1)).unwrap_err(), Refusal::TooManyOfAddress);
         let strangers: Vec<_> = (0..100).map_while(|n| admission.enter(elsewhere(10 + n), at(1)).ok()).collect();
         assert_eq!(strangers.len(), STRANGERS_MAX - PROVED_PLACES);
-        assert_eq!(admission.enter(elsewhere(200), at(1)).unwrap_err(), Refusal::Crowded);
+        assert_eq!(admission.enter(elsewhere(200), at(1)).unwrap_err(), Refusal::TooMany);
         assert_eq!(admission.state().waiting.len(), STRANGERS_MAX);
         drop((own, strangers));
         assert_eq!(admission.state().waiting.len(), 0);
@@ -446,22 +446,22 @@ mod tests {
         let admission = Admission::default();
         let paired = IpAddr::from([10, 0, 0, 7]);
         admission.visit(paired, at(1), Proof::Given).unwrap();
-        let mut crowd = Vec::new();
+        let mut tickets = Vec::new();
         for n in 0..60 {
             // Idle connections from its own network and from others, at the same moment.
-            crowd.extend(admission.enter(IpAddr::from([10, 0, 0, 100 + n]), at(2)));
-            crowd.extend(admission.enter(elsewhere(n.into()), at(2)));
+            tickets.extend(admission.enter(IpAddr::from([10, 0, 0, 100 + n]), at(2)));
+            tickets.extend(admission.enter(elsewhere(n.into()), at(2)));
         }
         assert_eq!(admission.state().waiting.len(), STRANGERS_MAX);
         for n in 0..12 {
             let ticket = admission.enter(paired, at(2)).unwrap_or_else(|refusal| panic!("{n}: {refusal}"));
             assert!(!ticket.is_cut());
             ticket.leave(at(2), Proof::Given);
-            crowd.extend(admission.enter(elsewhere(100 + n), at(2)));
-            crowd.extend(admission.enter(IpAddr::from([10, 0, 0, 200 + n as u8]), at(2)));
+            tickets.extend(admission.enter(elsewhere(100 + n), at(2)));
+            tickets.extend(admission.enter(IpAddr::from([10, 0, 0, 200 + n as u8]), at(2)));
         }
         // After a day its priority has expired.
-        crowd.clear();
+        tickets.clear();
         let later = at(2) + PROVED_FOR;
         assert_eq!(admission.state().rank(paired, later), 0);
     }
@@ -470,37 +470,37 @@ mod tests {
     fn oldest_connection_is_cut_after_a_second_if_all_places_are_taken() {
         let admission = Admission::default();
         let places = STRANGERS_MAX - PROVED_PLACES;
-        let crowd: Vec<_> = (0..places).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
+        let tickets: Vec<_> = (0..places).map(|n| admission.enter(elsewhere(n), at(1)).unwrap()).collect();
         let ended = Arc::new(Mutex::new(Vec::new()));
-        for (n, ticket) in crowd.iter().enumerate() {
+        for (n, ticket) in tickets.iter().enumerate() {
             let ended = Arc::clone(&ended);
             ticket.on_cut(move || ended.lock().unwrap().push(n));
         }
-        assert_eq!(admission.enter(elsewhere(100), at(1)).unwrap_err(), Refusal::Crowded, "each has its second");
+        assert_eq!(admission.enter(elsewhere(100), at(1)).unwrap_err(), Refusal::TooMany, "each has its second");
         let first = admission.enter(elsewhere(100), at(2)).unwrap();
         let second = admission.enter(elsewhere(101), at(2)).unwrap();
         assert_eq!(*ended.lock().unwrap(), [0, 1]);
-        assert!(crowd[0].is_cut() && !crowd[2].is_cut());
+        assert!(tickets[0].is_cut() && !tickets[2].is_cut());
         assert_eq!(admission.state().waiting.len(), places);
         // A connection that registers late is ended at once.
-        crowd[0].on_cut({
+        tickets[0].on_cut({
             let ended = Arc::clone(&ended);
             move || ended.lock().unwrap().push(99)
         });
         assert_eq!(*ended.lock().unwrap(), [0, 1, 99]);
-        drop((first, second, crowd));
+        drop((first, second, tickets));
         assert!(admission.state().waiting.is_empty());
     }
 
     #[test]
     fn a_network_that_fills_all_places_gives_way_at_once_to_another() {
         let admission = Admission::default();
-        let mut crowd: Vec<_> =
+        let mut tickets: Vec<_> =
             (0..60).filter_map(|n| admission.enter(IpAddr::from([10, 9, 9, n]), at(1)).ok()).collect();
-        assert_eq!(crowd.len(), STRANGERS_MAX - PROVED_PLACES);
-        crowd.push(admission.enter(elsewhere(1), at(1)).unwrap());
-        assert!(crowd[0].is_cut());
-        assert_eq!(admission.enter(IpAddr::from([10, 9, 9, 99]), at(1)).unwrap_err(), Refusal::Crowded);
+        assert_eq!(tickets.len(), STRANGERS_MAX - PROVED_PLACES);
+        tickets.push(admission.enter(elsewhere(1), at(1)).unwrap());
+        assert!(tickets[0].is_cut());
+        assert_eq!(admission.enter(IpAddr::from([10, 9, 9, 99]), at(1)).unwrap_err(), Refusal::TooMany);
     }
 
     #[test]
@@ -508,13 +508,13 @@ mod tests {
         let admission = Admission::default();
         let paired = IpAddr::from([10, 0, 0, 7]);
         admission.note_proved(paired, at(1));
-        let mut crowd = std::collections::VecDeque::new();
+        let mut tickets = std::collections::VecDeque::new();
         for n in 0..100_000u32 {
             // A thousand each second, each from another address.
             let now = at(2) + std::time::Duration::from_millis(n.into());
-            crowd.extend(admission.enter(IpAddr::from((0x0b00_0000 + n).to_be_bytes()), now));
-            while crowd.front().is_some_and(Ticket::is_cut) {
-                crowd.pop_front();
+            tickets.extend(admission.enter(IpAddr::from((0x0b00_0000 + n).to_be_bytes()), now));
+            while tickets.front().is_some_and(Ticket::is_cut) {
+                tickets.pop_front();
             }
             if n % 1000 == 0 {
                 admission.visit(paired, now, Proof::Given).unwrap();
@@ -522,7 +522,7 @@ mod tests {
         }
         let state = admission.state();
         assert!(state.waiting.len() <= STRANGERS_MAX && state.addresses.len() <= ADDRESSES_MAX);
-        assert!(crowd.len() <= STRANGERS_MAX);
+        assert!(tickets.len() <= STRANGERS_MAX);
     }
 
     #[test]

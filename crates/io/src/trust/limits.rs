@@ -24,7 +24,7 @@ pub const PROVED_MAX: usize = 1024;
 /// slowest.
 pub const PRESSED_TIME: Duration = Duration::from_secs(1);
 /// A network that has more places than this gives way at once to one that has fewer.
-pub const CROWDED_NETWORK: usize = 8;
+pub const NETWORK_PLACES: usize = 8;
 /// How many failed handshakes an address may accumulate; each is forgiven after [`FORGIVEN_AFTER`]. A person who has
 /// not paired tries two or three times; a program that guesses is limited to one try in that time.
 pub const FAILURES_MAX: u32 = 10;

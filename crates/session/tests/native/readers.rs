@@ -27,7 +27,7 @@ const SIZES: [usize; 3] = [512, 384, 640];
 const IMPORTERS: usize = 3;
 
 /// The disk and its users.
-struct Shop {
+struct Store {
     /// The contents of each block with their moments, latest last, including blocks behind the current end.
     blocks: Vec<Vec<(u64, u8)>>,
     /// Current size, blocks.
@@ -37,7 +37,7 @@ struct Shop {
     lease: u64,
 }
 
-impl Shop {
+impl Store {
     fn latest(&self, block: usize) -> u8 {
         self.blocks[block].last().expect("it begins with something").1
     }
@@ -64,13 +64,13 @@ impl Shop {
 }
 
 /// The disk as one user sees it: everything is answered at once.
-struct Shelf {
-    shop: Arc<Mutex<Shop>>,
+struct StoreBlocks {
+    store: Arc<Mutex<Store>>,
     user: usize,
     info: BlockInfo,
 }
 
-impl BlockDevice for Shelf {
+impl BlockDevice for StoreBlocks {
     fn info(&self) -> &BlockInfo {
         &self.info
     }
@@ -79,14 +79,14 @@ impl BlockDevice for Shelf {
         if let Err(error) = self.info.check(&request) {
             return done.push(request.fail(error));
         }
-        let mut shop = self.shop.lock().unwrap();
+        let mut store = self.store.lock().unwrap();
         let first = (request.offset / BLOCK) as usize;
         let blocks = first..first + (u64::from(request.length) / BLOCK) as usize;
         let payload = match request.op {
-            BlockOp::Read => blocks.flat_map(|block| [shop.latest(block); BLOCK as usize]).collect::<Vec<u8>>().into(),
+            BlockOp::Read => blocks.flat_map(|block| [store.latest(block); BLOCK as usize]).collect::<Vec<u8>>().into(),
             BlockOp::Write => {
                 let bytes = request.take_payload().into_vec();
-                blocks.zip(bytes.chunks(BLOCK as usize)).for_each(|(block, bytes)| shop.write(block, bytes[0]));
+                blocks.zip(bytes.chunks(BLOCK as usize)).for_each(|(block, bytes)| store.write(block, bytes[0]));
                 Payload::Empty
             }
             _ => Payload::Empty,
@@ -96,42 +96,44 @@ impl BlockDevice for Shelf {
 }
 
 /// The services for one importer.
-struct Counter {
-    shop: Arc<Mutex<Shop>>,
+struct StoreServices {
+    store: Arc<Mutex<Store>>,
     user: usize,
 }
 
-impl Services for Counter {
+impl Services for StoreServices {
     fn identity(&mut self, _open: &Open) -> Option<Identity> {
         Some(Identity { id: 10, generation: 0 })
     }
 
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
-        let mut shop = self.shop.lock().unwrap();
+        let mut store = self.store.lock().unwrap();
         let goes_beside = |mode: Mode| mode == Mode::Read && open.mode == Mode::Read;
-        if !shop.users.iter().all(|(_, mode)| goes_beside(*mode)) {
+        if !store.users.iter().all(|(_, mode)| goes_beside(*mode)) {
             return Err(End { cause: Cause::Busy, message: "somebody has it".into() });
         }
-        shop.users.push((self.user, open.mode));
-        shop.lease += 1;
+        store.users.push((self.user, open.mode));
+        store.lease += 1;
         let info = BlockInfo {
-            size_bytes: BLOCK * shop.size as u64,
+            size_bytes: BLOCK * store.size as u64,
             block_bytes: BLOCK as u32,
             preferred_bytes: 4096,
             request_bytes_max: 64 << 10,
             is_read_only: open.mode == Mode::Read,
             trims: false,
         };
-        let shelf = Shelf { shop: Arc::clone(&self.shop), user: self.user, info };
-        let give_back = |shelf: Shelf, _| shelf.shop.lock().unwrap().users.retain(|(user, _)| *user != shelf.user);
-        Ok((shop.lease, Box::new(ServedBlock::new(number, shelf, 1, give_back))))
+        let user_blocks = StoreBlocks { store: Arc::clone(&self.store), user: self.user, info };
+        let give_back = |user_blocks: StoreBlocks, _| {
+            user_blocks.store.lock().unwrap().users.retain(|(user, _)| *user != user_blocks.user)
+        };
+        Ok((store.lease, Box::new(ServedBlock::new(number, user_blocks, 1, give_back))))
     }
 }
 
 /// One importer, and its cache.
 struct Importer {
     world: World<Piped<RemoteBlock>>,
-    counter: Counter,
+    services: StoreServices,
     cached: Cached,
     mode: Mode,
     blocks: u64,
@@ -147,17 +149,17 @@ struct Importer {
 }
 
 impl Importer {
-    fn begin(random: &mut Random, shop: &Arc<Mutex<Shop>>, user: usize) -> Option<Self> {
+    fn begin(random: &mut Random, store: &Arc<Mutex<Store>>, user: usize) -> Option<Self> {
         let mode = if random.once_in(3) { Mode::Exclusive } else { Mode::Read };
         let open = Open { class: Class::BLOCK, mode, epoch: 0, name: "disk".into(), reason: "".into() };
         let mut world = World::new(Piped::new(RemoteBlock::new(1, open), None));
-        let mut counter = Counter { shop: Arc::clone(shop), user };
+        let mut services = StoreServices { store: Arc::clone(store), user };
         let nothing = || Completions::new(BufferPool::new(1 << 20));
         let mut below = nothing();
         while !world.is_linked() {
             world.link(random, &mut below);
         }
-        world.exchange(&mut counter, &mut below);
+        world.exchange(&mut services, &mut below);
         if *world.remote.state() != State::Open {
             return None;
         }
@@ -165,7 +167,7 @@ impl Importer {
         let (cached, blocks) = (Cached::new(info), info.size_bytes / BLOCK);
         let (asked, linked) = (BTreeMap::new(), None);
         let done = nothing();
-        Some(Self { world, counter, cached, mode, blocks, below, done, asked, next_id: 0, at: 0, linked })
+        Some(Self { world, services, cached, mode, blocks, below, done, asked, next_id: 0, at: 0, linked })
     }
 
     fn is_over(&self) -> bool {
@@ -177,7 +179,7 @@ impl Importer {
     }
 
     fn ask(&mut self, random: &mut Random) {
-        let moment = self.counter.shop.lock().unwrap().moment;
+        let moment = self.services.store.lock().unwrap().moment;
         let count = random.pick(&[1, 8, 8, 16]).min(self.blocks);
         if random.once_in(6) || self.at + count > self.blocks {
             self.at = random.below(self.blocks - count + 1);
@@ -214,12 +216,12 @@ impl Importer {
             if self.mode != Mode::Read {
                 continue;
             }
-            let shop = self.counter.shop.lock().unwrap();
+            let store = self.services.store.lock().unwrap();
             let bytes = done.payload.into_vec();
             assert_eq!(bytes.len() as u64, count * BLOCK);
             for (block, bytes) in (first..).zip(bytes.chunks(BLOCK as usize)) {
                 let since = asked.min(self.linked.unwrap_or(asked));
-                assert!(shop.had(block as usize, bytes[0], since), "block {block} is old: {:#x}", bytes[0]);
+                assert!(store.had(block as usize, bytes[0], since), "block {block} is old: {:#x}", bytes[0]);
             }
         }
         answered
@@ -239,7 +241,7 @@ impl Importer {
                 session.close(now, 1, &End { cause: Cause::Refused, message: "taken back by its owner".into() });
             }
             self.ask(random);
-            self.counter.shop.lock().unwrap().spoil(random);
+            self.services.store.lock().unwrap().spoil(random);
             self.ask(random);
         }
     }
@@ -248,13 +250,13 @@ impl Importer {
     fn end(mut self) -> u32 {
         if self.world.is_linked() && !self.is_over() {
             for _ in 0..20 {
-                self.world.exchange(&mut self.counter, &mut self.below);
+                self.world.exchange(&mut self.services, &mut self.below);
                 self.pump();
             }
             let answered = self.check();
             assert!(self.is_over() || self.asked.is_empty(), "nothing hangs: {:?}", self.asked);
             self.world.remote.close();
-            self.world.exchange(&mut self.counter, &mut self.below);
+            self.world.exchange(&mut self.services, &mut self.below);
             return answered + self.leave();
         }
         self.leave()
@@ -274,7 +276,7 @@ impl Importer {
 
 /// The world of all importers.
 pub struct ReadersWorld {
-    shop: Arc<Mutex<Shop>>,
+    store: Arc<Mutex<Store>>,
     importers: [Option<Importer>; IMPORTERS],
     answered: u32,
 }
@@ -283,22 +285,22 @@ impl ReadersWorld {
     pub fn new(random: &mut Random) -> Self {
         let most = SIZES.into_iter().max().expect("there are some");
         let blocks = (0..most).map(|_| vec![(0, random.below(256) as u8)]).collect();
-        let shop = Shop { blocks, size: SIZES[0], users: Vec::new(), moment: 1, lease: 0 };
-        Self { shop: Arc::new(Mutex::new(shop)), importers: Default::default(), answered: 0 }
+        let store = Store { blocks, size: SIZES[0], users: Vec::new(), moment: 1, lease: 0 };
+        Self { store: Arc::new(Mutex::new(store)), importers: Default::default(), answered: 0 }
     }
 
     pub fn step(&mut self, random: &mut Random) {
         let moment = {
-            let mut shop = self.shop.lock().unwrap();
-            shop.moment += 1;
-            shop.moment
+            let mut store = self.store.lock().unwrap();
+            store.moment += 1;
+            store.moment
         };
         if random.once_in(120) {
             return self.crash(random, moment);
         }
         let user = random.below(IMPORTERS as u64) as usize;
         let Some(mut importer) = self.importers[user].take() else {
-            self.importers[user] = Importer::begin(random, &self.shop, user);
+            self.importers[user] = Importer::begin(random, &self.store, user);
             return;
         };
         importer.world.now = importer.world.now + Duration::from_micros(random.below(1000));
@@ -320,7 +322,7 @@ impl ReadersWorld {
             }
             22 => importer.world.cut_unnoticed(),
             23 => importer.lose_device(random),
-            _ => importer.world.shuffle(random, &mut importer.counter, &mut importer.below),
+            _ => importer.world.shuffle(random, &mut importer.services, &mut importer.below),
         }
         importer.pump();
         self.answered += importer.check();
@@ -337,12 +339,12 @@ impl ReadersWorld {
             importer.linked.get_or_insert(moment);
             importer.world.crash();
         }
-        let mut shop = self.shop.lock().unwrap();
-        shop.users.clear();
+        let mut store = self.store.lock().unwrap();
+        store.users.clear();
         if random.once_in(2) {
-            let (before, now) = (shop.size, random_size(shop.size, moment));
-            (before..now).for_each(|block| shop.write(block, random.below(256) as u8));
-            shop.size = now;
+            let (before, now) = (store.size, random_size(store.size, moment));
+            (before..now).for_each(|block| store.write(block, random.below(256) as u8));
+            store.size = now;
         }
     }
 
@@ -350,7 +352,7 @@ impl ReadersWorld {
         for user in 0..IMPORTERS {
             self.answered += self.importers[user].take().map_or(0, |importer| importer.end());
         }
-        assert!(self.shop.lock().unwrap().users.is_empty(), "everybody has given it back");
+        assert!(self.store.lock().unwrap().users.is_empty(), "everybody has given it back");
         self.answered
     }
 }

@@ -127,7 +127,7 @@ impl Drop for Counting {
 }
 
 /// The reservations of the exporter's host, which are lost with its process; and reports for the session.
-struct Office {
+struct Reservations {
     ledger: Ledger,
     suspension: Suspension,
     /// Whether a competing reservation of high criticality exists.
@@ -135,14 +135,14 @@ struct Office {
     news: Option<ReservationReport>,
 }
 
-impl Default for Office {
+impl Default for Reservations {
     fn default() -> Self {
         let ledger = Ledger::new(2, Cost { turn_ns: 20_000, kib_ns: 1000 });
         Self { ledger, suspension: Suspension::default(), has_rival: false, news: None }
     }
 }
 
-impl Office {
+impl Reservations {
     fn carrier() -> Carrier {
         let device = SourceSink::device(Speed::High, Fill::Zeros, false);
         Carrier::new("bus", device.descriptors(), Speed::High)
@@ -180,7 +180,7 @@ impl Office {
 struct TestExporter {
     silicon: Arc<Mutex<Silicon>>,
     seed: u64,
-    office: Office,
+    reservations: Reservations,
 }
 
 impl TestExporter {
@@ -191,7 +191,7 @@ impl TestExporter {
         let (silicon, random) = (Arc::clone(&self.silicon), Random::new(self.seed));
         let device = Box::new(Counting { inner, silicon, queues: BTreeMap::new(), random });
         let silicon = Arc::clone(&self.silicon);
-        let (suspendable, _) = SuspendableDevice::new(device, self.office.suspension.clone(), vec![INTERRUPT_IN]);
+        let (suspendable, _) = SuspendableDevice::new(device, self.reservations.suspension.clone(), vec![INTERRUPT_IN]);
         let give_back = move |device: Box<dyn Device>, _| {
             drop(device);
             silicon.lock().unwrap().is_taken = false;
@@ -226,12 +226,12 @@ impl Services for TestExporter {
         path: Path,
     ) -> Result<ReservationReport, (ReservationReport, End)> {
         assert!(path.bits_per_s > 0, "it was measured");
-        let carrier = Office::carrier();
+        let carrier = Reservations::carrier();
         let asked = Claimed { device: "zero", carrier: &carrier, reservation: reservation.clone(), path: Some("desk") };
-        match self.office.ledger.admit(asked) {
+        match self.reservations.ledger.admit(asked) {
             Ok(news) => {
-                self.office.hear(news);
-                Ok(self.office.ledger.report("zero").unwrap())
+                self.reservations.hear(news);
+                Ok(self.reservations.ledger.report("zero").unwrap())
             }
             Err(refusal) => {
                 let end = End { cause: Cause::Reservation, message: refusal.to_string() };
@@ -241,7 +241,7 @@ impl Services for TestExporter {
     }
 
     fn unreserve(&mut self, _open: &Open) {
-        self.office.ledger.release("zero");
+        self.reservations.ledger.release("zero");
     }
 
     fn open(&mut self, _now: Instant, number: u16, open: &Open) -> Result<(u64, Box<dyn Served>), End> {
@@ -408,7 +408,7 @@ impl<S: Driver> UsbWorld<S> {
             exporter_services: TestExporter {
                 silicon: Arc::default(),
                 seed: random.next() >> 1,
-                office: Office::default(),
+                reservations: Reservations::default(),
             },
             reserves,
             done: Completions::new(BufferPool::new(1 << 20)),
@@ -437,14 +437,14 @@ impl<S: Driver> UsbWorld<S> {
             0..=9 => self.ask(random),
             10 if random.once_in(4) => self.world.cut_some(random),
             24 if self.reserves && self.world.is_linked() && self.is_in_office() => {
-                self.exporter_services.office.rival();
+                self.exporter_services.reservations.rival();
             }
             11 if random.once_in(16) => {
                 self.world.crash();
                 self.crashes += 1;
                 self.note_gap();
                 self.exporter_services.silicon.lock().unwrap().is_taken = false;
-                self.exporter_services.office = Office::default();
+                self.exporter_services.reservations = Reservations::default();
             }
             12 | 13 if !self.world.is_all_linked() => self.world.link(random, &mut self.done),
             14..=18 => {
@@ -494,14 +494,14 @@ impl<S: Driver> UsbWorld<S> {
     fn is_in_office(&self) -> bool {
         let session = self.world.exporter.as_ref();
         session.is_some_and(|session| session.is_attached(1))
-            && self.exporter_services.office.ledger.report("zero").is_some()
+            && self.exporter_services.reservations.ledger.report("zero").is_some()
     }
 
     /// Does what the session's thread does when it is woken.
     fn tell(&mut self) {
         if let Some(session) = &mut self.world.exporter
             && session.is_attached(1)
-            && let Some(report) = self.exporter_services.office.news.take()
+            && let Some(report) = self.exporter_services.reservations.news.take()
         {
             session.say_report(1, report);
         }
@@ -612,8 +612,8 @@ impl<S: Driver> UsbWorld<S> {
             self.world.link(random, &mut self.done);
         }
         self.world.exchange(&mut self.exporter_services, &mut self.done);
-        if self.exporter_services.office.has_rival {
-            self.exporter_services.office.rival();
+        if self.exporter_services.reservations.has_rival {
+            self.exporter_services.reservations.rival();
             self.tell();
         }
         for _ in 0..20 {

@@ -24,11 +24,11 @@ use farbus_model::{
 };
 
 use super::export::Export;
-use super::haggle::{self, Haggled};
 use super::message::{
     self, Failure, OPTION_HEADER_BYTES, OptionHeader, REQUEST_BYTES, Reject, Request, chunk, command, command_flag,
     handshake_flag, reply,
 };
+use super::negotiation::{self, Negotiated};
 use crate::buffer::{Incoming, Outgoing, Runs};
 use crate::native::block;
 use crate::snapshot::{Reader, Writer};
@@ -301,14 +301,14 @@ impl ServerConn {
         self.count_option()?;
         let data = &self.incoming.bytes()[OPTION_HEADER_BYTES..total];
         let (exports, to) = (&self.exports, &mut self.outgoing);
-        let haggled = haggle::haggle(header.option, data, exports, self.is_structured, is_padded, to);
+        let negotiated = negotiation::negotiate(header.option, data, exports, self.is_structured, is_padded, to);
         self.incoming.consume(total);
-        match haggled {
-            Haggled::On => {}
-            Haggled::Structured => self.is_structured = true,
-            Haggled::Begin(export) => self.phase = Phase::Transmission { export },
-            Haggled::End => self.phase = Phase::Closing,
-            Haggled::HangUp => {
+        match negotiated {
+            Negotiated::On => {}
+            Negotiated::Structured => self.is_structured = true,
+            Negotiated::Begin(export) => self.phase = Phase::Transmission { export },
+            Negotiated::End => self.phase = Phase::Closing,
+            Negotiated::HangUp => {
                 return Err(Reject::new("export name", u64::from(header.length), "it names an export that there is"));
             }
         }
@@ -549,7 +549,7 @@ impl ServerConn {
     fn refuse(&mut self, refusal: Refusal) {
         match refusal {
             Refusal::Option(option) => {
-                haggle::answer(&mut self.outgoing, option, reply::ERR_TOO_BIG, b"no option needs so much data");
+                negotiation::answer(&mut self.outgoing, option, reply::ERR_TOO_BIG, b"no option needs so much data");
             }
             Refusal::Request(request, failure) => {
                 let why = match failure {

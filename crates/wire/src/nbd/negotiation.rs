@@ -21,7 +21,7 @@ use crate::buffer::Outgoing;
 
 /// The outcome of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Haggled {
+pub(crate) enum Negotiated {
     /// The handshake continues.
     On,
     /// The client uses the export with this index from now on.
@@ -90,29 +90,29 @@ fn find(exports: &[Export], name: &str) -> Option<usize> {
 }
 
 /// Answers one option. `is_structured` says whether structured replies were agreed on before.
-pub(crate) fn haggle(
+pub(crate) fn negotiate(
     kind: u32,
     data: &[u8],
     exports: &[Export],
     is_structured: bool,
     is_padded: bool,
     to: &mut Outgoing,
-) -> Haggled {
+) -> Negotiated {
     match kind {
         option::EXPORT_NAME => {
             let Some(at) = std::str::from_utf8(data).ok().and_then(|name| find(exports, name)) else {
-                return Haggled::HangUp;
+                return Negotiated::HangUp;
             };
             to.put(&exports[at].info.size_bytes.to_be_bytes());
             to.put(&message::transmission_flags(&exports[at].info, is_structured).to_be_bytes());
             if is_padded {
                 to.put(&[0; 124]);
             }
-            return Haggled::Begin(at);
+            return Negotiated::Begin(at);
         }
         option::ABORT => {
             answer(to, kind, reply::ACK, &[]);
-            return Haggled::End;
+            return Negotiated::End;
         }
         option::LIST if data.is_empty() => {
             for export in exports {
@@ -126,7 +126,7 @@ pub(crate) fn haggle(
         option::INFO | option::GO => return tell(kind, data, exports, is_structured, to),
         option::STRUCTURED_REPLY if data.is_empty() => {
             answer(to, kind, reply::ACK, &[]);
-            return Haggled::Structured;
+            return Negotiated::Structured;
         }
         option::LIST_META_CONTEXT | option::SET_META_CONTEXT if is_structured => match read_meta_request(data) {
             Some(name) if find(exports, name).is_some() => answer(to, kind, reply::ACK, &[]),
@@ -139,17 +139,17 @@ pub(crate) fn haggle(
         option::LIST | option::STRUCTURED_REPLY => answer(to, kind, reply::ERR_INVALID, b"it has no data"),
         _ => answer(to, kind, reply::ERR_UNSUP, b"this server does not know that"),
     }
-    Haggled::On
+    Negotiated::On
 }
 
-fn tell(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mut Outgoing) -> Haggled {
+fn tell(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mut Outgoing) -> Negotiated {
     let Some((name, asked)) = read_info_request(data) else {
         answer(to, kind, reply::ERR_INVALID, b"its data does not add up");
-        return Haggled::On;
+        return Negotiated::On;
     };
     let Some(at) = find(exports, name) else {
         answer(to, kind, reply::ERR_UNKNOWN, b"there is no such export");
-        return Haggled::On;
+        return Negotiated::On;
     };
     let export = &exports[at];
     let mut told = info::EXPORT.to_be_bytes().to_vec();
@@ -164,7 +164,7 @@ fn tell(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mu
         }
     }
     answer(to, kind, reply::ACK, &[]);
-    if kind == option::GO { Haggled::Begin(at) } else { Haggled::On }
+    if kind == option::GO { Negotiated::Begin(at) } else { Negotiated::On }
 }
 
 /// "Block size constraints": minimum, preferred, and the most bytes of a payload.
