@@ -11,6 +11,7 @@
 
 mod api;
 mod bench;
+mod book;
 mod cargo;
 mod changes;
 mod check;
@@ -46,6 +47,7 @@ use std::process::ExitCode;
     bin_name = "cargo xtask",
     after_help = "Examples:
   cargo xtask api --bless              write down the library's public API after a change
+  cargo xtask book --bless             write the book's reference after a change of help
   cargo xtask check                    format, clippy, tidy and the fast tests of what changed
   cargo xtask test                     everything that must pass, in order
   cargo xtask test --skip-rig          the same without virtual machines
@@ -66,6 +68,8 @@ enum Command {
     Check(check::Arguments),
     /// Hold the rules of the architecture (ARCHITECTURE.toml) against the code
     Tidy,
+    /// Compare the book's reference with the commands' help, or write it; make the book's pages
+    Book(book::Arguments),
     /// Compare the listings of the library's public API with the sources, or write them
     Api(api::Arguments),
     /// Hold the rules for dependencies (deny.toml) against Cargo.lock
@@ -98,6 +102,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Check(arguments) => check::run(&arguments),
         Command::Tidy => tidy::run(),
+        Command::Book(arguments) => book::run(&arguments),
         Command::Api(arguments) => api::run(&arguments),
         Command::Deny => deny::run().map(drop),
         Command::Test(arguments) => test::run(&arguments),

@@ -4,7 +4,7 @@
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
-use crate::{fuzz, prerequisites, rig, test, upgrade};
+use crate::{book, fuzz, prerequisites, rig, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -53,6 +53,9 @@ const RIG_TIMES: u32 = 10;
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let steps = ["fuzz", "machine", "upgrade", "rig"];
     prerequisites::check(if arguments.skip_rig { &steps[..3] } else { &steps }, false)?;
+    if let Done::Skipped(why) = book::build()? {
+        println!("SKIPPED: {why}");
+    }
     let start = Instant::now();
     let end = start + Duration::from_secs(60 * u64::from(arguments.minutes));
     let mut round = 0u32;

@@ -43,99 +43,152 @@ use crate::importer::options::transport::Over;
 use crate::link::modules::recipe;
 
 /// Use a device of another machine here, until detached or interrupted.
+///
+/// It stays until Ctrl-C, 'farbus detach', or the loss of the device.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Ways:\n  \
-    kernel  the device appears to this machine's kernel as if plugged in (root, module vhci-hcd)\n  \
-    uas     a disk appears to it as one that takes many commands at a time: quick over distance (root, module vhci-hcd)\n  \
-    fuse    a disk appears as a file, without any kernel USB; for losetup, mkfs, mount, qemu\n  \
-    nbd     a disk is served to programs that speak NBD, nothing is mounted; for qemu, nbdcopy, fio, nbd-client\n  \
-    redir   any device appears in a virtual machine: QEMU's usb-redir connects to a socket; no kernel USB here, no root\n  \
-    auto    with this machine's kernel: a disk in a session as by uas, anything else as by kernel; fuse where there is no such kernel\n\n\
-    Examples:\n  farbus attach lab3/disk\n  farbus attach disk                       what is shared on this machine\n  farbus attach 10.0.0.7/1-1 --via kernel\n  \
-    farbus attach lab3/disk --via fuse --at /mnt/disk &\n  losetup --direct-io=on -f --show /mnt/disk/disk.img\n  \
-    farbus attach lab3/disk --via nbd &\n  nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n  \
-    farbus attach lab3/disk --via redir &\n  \
-    qemu-system-x86_64 -device qemu-xhci -chardev socket,id=disk,path=/run/farbus/redir-disk.sock \
-    -device usb-redir,chardev=disk\n  \
-    farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
-    farbus attach lab3/disk --via nbd --mode read &\n  \
-    farbus attach lab3/disk --via uas --cache writeback\n  \
-    farbus attach lab3/disk --module zstd --module seal:key-file=seal.key\n\n\
-    Exit codes: 3 in use or taken back by its owner, 4 the exporter has no such device (any more), 5 the link was lost.")]
+#[command(
+    after_help = "Examples:\n  \
+        farbus attach lab3/disk                  a disk of a paired host\n  \
+        farbus attach disk                       what is shared on this machine\n  \
+        farbus attach 10.0.0.7/1-1 --via kernel  a bus id of any USB/IP exporter\n  \
+        farbus attach lab3/disk --via nbd --mode read\n  \
+        farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n\n\
+        'farbus attach --help' says more of each option.",
+    after_long_help = "Ways (--via):\n  \
+        kernel  the device itself, as if plugged in; root, module vhci-hcd\n  \
+        uas     a disk that takes many commands at a time; root, module vhci-hcd\n  \
+        fuse    a disk as a file; for losetup, mkfs, mount, qemu\n  \
+        nbd     a disk for programs that speak NBD; qemu, nbdcopy, fio, nbd-client\n  \
+        redir   any device in a virtual machine, by QEMU's usb-redir\n  \
+        auto    uas for a disk in a session, kernel for anything else;\n          \
+        fuse where the kernel has no vhci-hcd\n\n\
+        Examples:\n  \
+        farbus attach lab3/disk                  a disk of a paired host\n  \
+        farbus attach disk                       what is shared on this machine\n  \
+        farbus attach 10.0.0.7/1-1 --via kernel  a bus id of any USB/IP exporter\n\n  \
+        farbus attach lab3/disk --via fuse --at /mnt/disk &\n  \
+        losetup --direct-io=on -f --show /mnt/disk/disk.img\n\n  \
+        farbus attach lab3/disk --via nbd &\n  \
+        nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.sock'\n\n  \
+        farbus attach lab3/disk --via redir &\n  \
+        qemu-system-x86_64 -device qemu-xhci -device usb-redir,chardev=disk \\\n      \
+        -chardev socket,id=disk,path=/run/farbus/redir-disk.sock\n\n  \
+        farbus attach lab3/disk --wait=600 --reason 'nightly backup'\n  \
+        farbus attach lab3/disk --via nbd --mode read &\n  \
+        farbus attach lab3/disk --via uas --cache writeback\n  \
+        farbus attach lab3/disk --module zstd --module seal:key-file=seal.key\n\n\
+        Exit codes: 3 in use, or taken back by its owner; 4 the exporter does not have the device (any more); 5 the link was lost."
+)]
 pub struct AttachArgs {
-    /// [HOST[:PORT]/]DEVICE; HOST may be the name of a paired host; without it, or as 'localhost', it is what 'farbus share' offers on
-    /// this machine; DEVICE is a name or bus id that 'farbus list HOST' shows.
+    /// What to use: [HOST[:PORT]/]DEVICE.
+    ///
+    /// HOST is the name of a paired host, or an address. Without HOST, or with 'localhost', farbus takes what 'farbus
+    /// share' offers on this machine. DEVICE is a name or bus id that 'farbus list HOST' shows.
     #[arg(value_parser = target_from)]
     target: Target,
-    /// How it appears here.
-    #[arg(long, value_parser = via_parser(), default_value = "auto")]
+    /// How it appears: kernel, uas, fuse, nbd, redir.
+    #[arg(long, value_parser = via_parser(), default_value = "auto", hide_possible_values = true)]
     via: Via,
-    /// fuse: the folder in which the disk's file appears (made if missing).
+    /// fuse: the folder for the disk's file.
+    ///
+    /// farbus makes the folder if it is missing.
     #[arg(long, value_name = "PATH")]
     at: Option<PathBuf>,
-    /// nbd, redir: the Unix socket at which programs find it; only its owner and root may connect.
+    /// nbd, redir: the Unix socket for programs.
+    ///
+    /// Only its owner and root may connect. Without it, the socket is in the runtime folder.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// nbd, redir: the TCP address at which programs find it instead, without password or encryption (port 10809 with
-    /// nbd, 4000 with redir, unless it says another).
-    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
+    /// nbd, redir: a TCP address instead.
+    ///
+    /// ADDR[:PORT]; the port is 10809 with nbd and 4000 with redir, unless you name another. There is no password and
+    /// no encryption.
+    #[arg(long, value_name = "ADDR", conflicts_with = "socket")]
     listen: Option<String>,
-    /// Wait for a device that is in use, for ever or so long; who waited longest comes next.
+    /// Wait while another host uses the device.
+    ///
+    /// Without SECONDS there is no limit. The host that has waited longest comes next.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
-    /// fuse, nbd, uas: 'exclusive', by you alone, who may change it; 'read', by you and others, none of whom changes
-    /// it.
+    /// fuse, nbd, uas: exclusive or read.
+    ///
+    /// 'exclusive': you alone use the disk, and may write it. 'read': you read it beside other readers, and nobody
+    /// writes it.
     #[arg(long, value_name = "MODE", default_value = DiskMode::Exclusive.as_str())]
     mode: DiskMode,
-    /// fuse, nbd, uas: what is kept here of a distant disk. 'none'; 'ahead', what is read in order is fetched before it
-    /// is asked for; 'writeback', what is written is answered before it has arrived, too: what is to be durable is
-    /// flushed (fsync), as on any disk with a write cache. [default: ahead]
+    /// fuse, nbd, uas: none, ahead or writeback.
+    ///
+    /// What farbus keeps here of a distant disk. 'none': nothing. 'ahead': data that programs read in order is fetched
+    /// before they ask for it. 'writeback': as 'ahead', and writes are answered before they have arrived; a program
+    /// that wants a write to be durable flushes (fsync), as with any disk that has a write cache. [default: ahead]
     #[arg(long, value_name = "CACHE")]
     cache: Option<Cache>,
-    /// redir, nbd: the device is to be handed over to this host by 'farbus migrate', with the virtual machine that has
-    /// it: whoever connects waits until it is, and goes on where the machine was. A disk may be read before that.
+    /// redir, nbd: take over with a virtual machine.
+    ///
+    /// 'farbus migrate' on another host hands the device to this one, together with the virtual machine that has it.
+    /// A QEMU that connects here waits until then, and continues where the machine was. It may read a disk before.
     #[arg(long)]
     inherit: bool,
-    /// How long the device outlives its link, seconds: it waits, and goes on over the next one. 0: not at all, which is
-    /// usual with hosts that are not paired; else 60 with fuse, nbd and uas, and 20 with kernel and redir. Its exporter
-    /// has to be a farbus.
+    /// How long to wait for a lost link.
+    ///
+    /// Requests wait, and continue over the next link. 0: the device is lost with its link, which is the default with
+    /// hosts that are not paired. Otherwise the default is 60 with fuse, nbd and uas, and 20 with kernel and redir.
+    /// 120 at most. The exporter has to be a farbus.
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
-    /// Over how many links its session is, 1 to 8: what a bulk endpoint or a disk moves is spread over them, each waits
-    /// for itself when it is cut, and control, interrupt and isochronous transfers keep the first. For long or lossy
-    /// paths, on which one link is slow. Its exporter has to be a farbus.
+    /// Links of the session, 1 to 8.
+    ///
+    /// For long or lossy paths, on which one link is slow. What a disk or a bulk endpoint moves is spread over the
+    /// links; control, interrupt and isochronous transfers stay on the first. If a link is cut, the others continue.
+    /// The exporter has to be a farbus.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(LANES_MAX)))]
     links: u16,
-    /// Over what links of its session are made: 'quic' for networks that lose much or change their address; with paired
-    /// hosts.
+    /// What links are made of.
+    ///
+    /// 'quic' is for networks that lose many packets or change their address. It needs a paired host.
     #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
     over: Over,
-    /// kernel: what is done about a device's distance. auto: descriptors travel once, all together, and what keyboards,
-    /// serial lines and the like send is fetched before it is asked for; off: the device is asked what the kernel asks,
-    /// and nothing else.
+    /// kernel: fetch ahead of the kernel's requests.
+    ///
+    /// 'auto': descriptors travel once, all together, and farbus fetches what keyboards, serial adapters and the like
+    /// send before the kernel asks for it, if the device is far enough away. 'off': farbus asks the device only what
+    /// the kernel asks.
     #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str())]
     ahead: Ahead,
-    /// What everything goes through, the device's user first: compression, sealing, faults; see 'farbus module'. May be
-    /// given more than once; undone at the exporter in reverse order.
-    #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
+    /// Pass everything through a module.
+    ///
+    /// NAME[:KEY=VALUE,…]: compression, encryption, faults; see 'farbus module list'. May be given several times: the
+    /// first is next to the device's user. The exporter undoes them in reverse order.
+    #[arg(long, value_name = "NAME")]
     module: Vec<Asked>,
-    /// What is to be reserved for it where it is shared: bytes each period (in microframes; in frames at full speed) of
-    /// its bus if it is on one, of a processor there and of the path to here, or it is refused with what is missing.
-    /// May be given more than once, for several endpoints; low criticality is suspended when high needs what it has.
-    /// High has to be allowed there ('farbus allow --reserve-high'), low has not. Its exporter has to be a farbus.
-    #[arg(long, value_name = "bytes=N,period=N[,criticality=low][,latency=5ms][,endpoint=0x83]")]
+    /// Reserve bus, processor and path for it.
+    ///
+    /// bytes=N,period=N[,criticality=low][,latency=5ms][,endpoint=0x83]: so many bytes each period, in microframes of
+    /// 125 µs (frames of 1 ms at low and full speed). The exporter reserves them of the device's bus, of a processor
+    /// and of the path to this host; if something is missing it refuses the attachment and says what. Give the option
+    /// once for each endpoint. Low criticality is suspended when high criticality needs what it has; high has to be
+    /// allowed at the exporter ('farbus allow --reserve-high'). The exporter has to be a farbus.
+    #[arg(long, value_name = "WORDS")]
     reserve: Vec<ReservationRequest>,
-    /// What you need it for: shown to others here, and by the exporter where it is told (on this machine).
+    /// What you need it for.
+    ///
+    /// Other users of this machine see it, and the exporter if it is this machine.
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// Failures as JSON, too, on standard output; and where it is, with --via nbd.
+    /// Print JSON, for programs.
+    ///
+    /// A failure is an object on standard output, and so is the address with '--via nbd'.
     #[arg(long)]
     pub json: bool,
-    /// Where the paired host is now; remembered once it has proved its key there.
-    #[arg(long, value_name = "HOST[:PORT]", value_parser = check_host)]
+    /// Where the paired host is now.
+    ///
+    /// HOST[:PORT]. farbus remembers it after the host has proved its key there.
+    #[arg(long, value_name = "HOST", value_parser = check_host)]
     address: Option<String>,
-    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no
-    /// files and makes no connections by itself.
+    /// Keep the rights of the user who started it.
+    ///
+    /// Without it, the process that reads from the network runs as a user without rights, sees no files and makes no
+    /// connections by itself.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -146,16 +199,8 @@ fn via_parser() -> impl TypedValueParser<Value = Via> {
     PossibleValuesParser::new(values).try_map(|name| name.parse::<Via>())
 }
 
-/// Hold a virtual machine's device still before the machine is migrated, or go on if it was not.
+/// A device that 'farbus hold' and 'farbus resume' are about.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "A machine that has a device by '--via redir' may migrate between two QEMUs of this host; the\n\
-    destination has the same options and '-incoming', and is connected to the same socket:\n  \
-    farbus hold lab3/disk        returns when nothing is under way: now migrate\n  \
-    farbus resume lab3/disk      only if the migration failed; else it goes on by itself\n\n\
-    Between two hosts: 'farbus migrate lab3/disk --to HOST' instead of 'hold'.\n\
-    While it is held its guest waits for the device, and nothing is lost."
-)]
 pub struct MovingArgs {
     /// Its name, or HOST[:PORT]/DEVICE as attached.
     device: String,
@@ -163,15 +208,17 @@ pub struct MovingArgs {
 
 /// Let go of an attached device.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "A disk that programs have open is not detached: close them, or unmount its file systems.\n\n\
-    Examples:\n  farbus detach            the only one\n  farbus detach lab3/disk\n  farbus detach lab3/disk --unmount")]
+#[command(
+    after_help = "farbus does not detach a disk that programs have open: close them, or unmount its file systems.\n\n\
+    Examples:\n  farbus detach                      the only one\n  farbus detach lab3/disk\n  farbus detach lab3/disk --unmount"
+)]
 pub struct DetachArgs {
-    /// Its name, or HOST[:PORT]/DEVICE as attached; not needed where there is only one.
+    /// Its name, or HOST[:PORT]/DEVICE as attached; not needed if there is only one.
     device: Option<String>,
-    /// First write out and unmount the file systems on it, and release its loop devices.
+    /// First write out and unmount its file systems, and release its loop devices.
     #[arg(long)]
     unmount: bool,
-    /// Also while programs have it open: what they have not written out is lost.
+    /// Detach it while programs have it open: what they have not written out is lost.
     #[arg(long, conflicts_with = "unmount")]
     force: bool,
 }
@@ -185,7 +232,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     let (request, front_end) = request_from(&args)?;
     let target = &request.target;
     let recipe = recipe(&request.modules).map_err(Failure::local)?;
-    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     // From here on, input from the network is read without rights.
     let mut broker_policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
@@ -209,7 +256,9 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     }
     let shown = Arc::new(Shown::new(&request));
     let for_control_socket = Arc::clone(&shown);
-    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
+    control_socket
+        .open(control_listener, move |question| for_control_socket.answer(question))
+        .map_err(Failure::local)?;
     // Prepare before a device is taken. Programs that connect while the device is waited for wait, too.
     let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown);

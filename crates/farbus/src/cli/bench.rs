@@ -44,18 +44,17 @@ pub const NAMES: [&str; 27] = [
 
 /// Measure farbus on this machine, against its peers and the papers' figures.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "It is the program farbus-bench, beside this one or in PATH, which is told all that stands here.\n\n\
-    Examples:\n  farbus bench list                            what there is, and the target of each\n  \
-    farbus bench device                          a raw device in 4 KiB requests, over every path\n  \
-    farbus bench modules --plots .               what a pair of modules costs; ten minutes\n  \
-    farbus bench realtime --plots .              the real-time paper's experiments, in simulation\n  \
-    farbus bench round-trip deep --quick         two of them, shortly\n  \
-    farbus bench -- --help                       all its options\n\n\
-    Exit codes: 0 all targets met, 1 one was missed, 2 something could not be measured."
-)]
+#[command(after_help = "It starts farbus-bench, from the folder of this program or from PATH.\n\n\
+    Examples:\n  \
+    farbus bench list                     what there is, and the target of each\n  \
+    farbus bench device                   a raw device in 4 KiB requests; 5 minutes\n  \
+    farbus bench modules --plots .        what a pair of modules costs; 10 minutes\n  \
+    farbus bench realtime --plots .       the real-time paper, in simulation\n  \
+    farbus bench round-trip deep --quick  two of them, shortened\n  \
+    farbus bench -- --help                all its options\n\n\
+    Exit codes: 0 all targets are met, 1 one is missed, 2 something could not be measured.")]
 pub struct Args {
-    /// Names, and options of farbus-bench; none: all that have a target
+    /// Names, and options of farbus-bench; without any, all that have a target
     #[arg(value_name = "NAME", trailing_var_arg = true, allow_hyphen_values = true, value_parser = Named)]
     words: Vec<OsString>,
 }

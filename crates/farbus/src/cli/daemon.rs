@@ -13,19 +13,24 @@ use crate::daemon::{Options, Ready, serve};
 /// Share and attach what a configuration file says, and keep it so.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "The file is TOML; packaging/farbus.toml shows all of it:\n\n  \
-    [plain]                                   where plain USB/IP is served\n  \
-    listen = [\"loopback\"]                    else a socket, where 'farbus attach' finds it; another address needs:\n  \
-    allow = [\"192.0.2.0/24\"]                  who may connect\n  \
-    [secure]                                  where paired hosts are served: everywhere, unless it says 'listen'\n  \
-    [[share]]\n  what = \"disk:/srv/backup.img\"             as in 'farbus share'\n  \
+    [plain]                    where plain USB/IP is served\n  \
+    listen = [\"loopback\"]      without it: a socket, for 'farbus attach'\n  \
+    allow = [\"192.0.2.0/24\"]   who may connect to an address of the network\n  \
+    [secure]                   where paired hosts are served; everywhere, unless\n                             \
+    it has 'listen'\n  \
+    [[share]]\n  \
+    what = \"disk:/srv/a.img\"   as in 'farbus share'\n  \
     name = \"backup\"\n  \
-    [[attach]]\n  target = \"lab3/disk\"                     attached, and again whenever it is lost\n  \
-    via = \"fuse\"\n  at = \"/mnt/lab3\"\n\n\
-    Examples:\n  farbus daemon --config farbus.toml --check\n  farbus daemon --config farbus.toml\n  \
-    farbus daemon reload            read it again; sessions of what stays go on (so does SIGHUP)\n  \
-    farbus daemon restart           go on as the program that is installed now; what is attached stays (so does SIGUSR2)\n\n\
-    It is controlled by the same commands as a share: status, release, detach, eject, type. Under systemd it\n\
-    notifies, takes sockets (packaging/systemd) and keeps the watchdog. SIGTERM ends it in good order.")]
+    [[attach]]\n  \
+    target = \"lab3/disk\"       attached, and again whenever it is lost\n  \
+    via = \"fuse\"\n  \
+    at = \"/mnt/lab3\"\n\n\
+    The commands status, release, detach, eject and type control a daemon as they control a share. Under systemd it notifies, takes sockets (packaging/systemd) and serves the watchdog. SIGTERM ends it in good order.\n\n\
+    Examples:\n  \
+    farbus daemon --config farbus.toml --check\n  \
+    farbus daemon --config farbus.toml\n  \
+    farbus daemon reload     read it again (SIGHUP); sessions continue\n  \
+    farbus daemon restart    start the installed program (SIGUSR2)")]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
     #[command(subcommand)]
@@ -33,11 +38,13 @@ pub struct Args {
     /// What to share and attach.
     #[arg(long, value_name = "FILE", default_value = "/etc/farbus/farbus.toml")]
     config: PathBuf,
-    /// Read the file, say what is wrong with it, and do nothing else.
+    /// Only say what is wrong with the file.
     #[arg(long)]
     check: bool,
-    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no
-    /// files and makes no connections by itself.
+    /// Keep the rights of the user who started it.
+    ///
+    /// Without it, the process that reads from the network runs as a user without rights, sees no files and makes no
+    /// connections by itself.
     #[arg(long)]
     no_sandbox: bool,
     /// Go on in the place of another process, which passes on what it has; started by that alone.
@@ -55,39 +62,39 @@ impl Args {
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
     /// Let the running daemon read its configuration again.
-    Reload,
-    /// Before this machine sleeps: let go of what its kernel would not sleep with, until 'wake'.
     #[command(
-        after_help = "Linux does not suspend while anything is attached through its kernel (vhci_hcd). What nobody has mounted is let go of and\n\
-        taken again by 'wake'; a disk that is mounted stays, and so does this machine: 3 is returned, with what is mounted.\n\
-        packaging/systemd/farbus-sleep in /usr/lib/systemd/system-sleep does both by itself. Attachments via fuse, nbd and redir\n\
-        sleep as they are.\n\n\
+        after_help = "Sessions of devices that stay in the file continue. SIGHUP does the same.\n\nExamples:\n  farbus daemon --config farbus.toml --check && farbus daemon reload"
+    )]
+    Reload,
+    /// Before this machine sleeps: detach what its kernel would not sleep with.
+    #[command(
+        after_help = "Linux does not suspend while a device is attached through its kernel (vhci_hcd). farbus detaches what is not mounted, and 'wake' attaches it again. A mounted disk stays: exit code 3, with what is mounted, and the machine does not sleep.\n\n\
+        Attachments via fuse, nbd and redir need none of this. packaging/systemd/farbus-sleep, in /usr/lib/systemd/system-sleep, calls both commands.\n\n\
         Examples:\n  farbus daemon sleep && systemctl suspend\n  farbus daemon wake"
     )]
     Sleep {
-        /// Print what was let go of as JSON.
+        /// Print what was detached as JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// After this machine slept: take again what 'sleep' let go of.
+    /// After this machine has slept: attach again what 'sleep' detached.
     #[command(after_help = "Examples:\n  farbus daemon wake\n  farbus daemon wake --json")]
     Wake {
-        /// Print what is taken again as JSON.
+        /// Print what is attached again as JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Let the program that is installed now go on in place of the running daemon: what is attached stays attached.
-    #[command(after_help = "After an upgrade. A new process is started, takes over what is attached and what is\n\
-        listened at, and then the old one ends: same port, same mount, same connections, no error. Devices that are shared are offered again at\n\
-        once; hosts that use them in a session come back by themselves. If the new process does not come up, the old one goes on.\n\n\
-        What is attached as a USB disk that is driven here, or over a plain connection, cannot be passed on: then it is refused, unless\n\
-        '--interrupt' says that it may be taken away for a moment.\n\n\
-        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)")]
+    /// Let the program that is installed now replace the running daemon; what is attached stays attached.
+    #[command(
+        after_help = "Use it after an upgrade. A new process takes over what is attached and the listening addresses, and then the old one ends: same port, same mount, same connections, no error. Devices that are shared are offered again at once; hosts that use them in a session link again by themselves. If the new process does not come up, the old one continues.\n\n\
+        A USB disk that is driven here, and what is attached over a plain connection, cannot be passed on. The restart is refused then, unless --interrupt permits to detach it for a moment.\n\n\
+        Examples:\n  apt upgrade farbus && farbus daemon restart\n  kill -USR2 $(systemctl show -p MainPID --value farbus)"
+    )]
     Restart {
-        /// Also where that takes from somebody, for a moment, what is attached.
+        /// Detach for a moment what cannot be passed on.
         #[arg(long)]
         interrupt: bool,
-        /// Print the answer as JSON.
+        /// Print the answer as JSON, for programs.
         #[arg(long)]
         json: bool,
     },

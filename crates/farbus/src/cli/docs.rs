@@ -16,15 +16,15 @@ use super::Failure;
     farbus completions zsh > ~/.zfunc/_farbus\n  \
     farbus completions fish > ~/.config/fish/completions/farbus.fish")]
 pub struct CompletionsArgs {
-    /// The shell that is to complete.
+    /// The shell.
     shell: Shell,
 }
 
-/// Write man pages, one a verb.
+/// Write manual pages, one for each command.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  farbus man ~/.local/share/man/man1\n  farbus man . && man ./farbus-share.1")]
 pub struct ManArgs {
-    /// Where they go; made if missing.
+    /// The folder; farbus makes it if it is missing.
     folder: PathBuf,
 }
 

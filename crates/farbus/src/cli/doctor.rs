@@ -20,7 +20,7 @@ use finding::{Check, Finding, State};
     Exit codes: 0 done; 1 something that --require names is missing."
 )]
 pub struct Args {
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
     /// Fail unless these are there, by their names in the first column; separated by commas.

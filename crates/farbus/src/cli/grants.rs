@@ -18,38 +18,42 @@ use crate::importer::client::Attribute;
 /// Let a paired host use devices of this one, or show what each may use.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  farbus allow lab3 disk webcam\n  farbus allow lab3 all           every device, those shared later among them\n  \
-    farbus allow lab3 webcam --reserve-high      and what it reserves for it ('farbus attach --reserve') may be of high criticality\n  \
-    farbus allow                    who may use what\n  \
-    farbus allow --json | jq -r '.[] | select(.by == \"name\" and .is_automatic) | .device'\n\n\
-    A name that you gave a device (name=NAME) is allowed as a name. A name that farbus gave, such as disk2, means the device that has it\n\
-    while this is typed, if that can be known again ('farbus identity list').\n\n\
-    Take it back with 'farbus forbid'."
+    after_help = "A name that you gave a device (name=NAME) is allowed as a name. A name that farbus gave, such as disk2, stands for the device that has it now, if farbus can recognise that device again ('farbus identity list'). 'farbus forbid' withdraws a permission.\n\n\
+    Examples:\n  farbus allow lab3 disk webcam\n  \
+    farbus allow lab3 all                      every device, later ones, too\n  \
+    farbus allow lab3 webcam --reserve-high    with high criticality\n  \
+    farbus allow                               who may use what\n  \
+    farbus allow --json | jq -r '.[] | select(.is_automatic) | .device'"
 )]
 pub struct AllowArgs {
     /// The host's name, as 'farbus peers' shows it.
     name: Option<String>,
-    /// Devices by name, as 'farbus status' shows them; or 'all'. Without them: show what is allowed.
+    /// Devices by name, or 'all'; without them, show what is allowed.
     devices: Vec<String>,
-    /// It may use them, and reserve with high criticality for them: then what others have reserved with low criticality
-    /// gives way.
+    /// Let it reserve with high criticality, too.
+    ///
+    /// Devices of low criticality are then suspended when its devices need what they have.
     #[arg(long, requires = "devices")]
     reserve_high: bool,
-    /// Without devices: for programs.
+    /// Print what is allowed as JSON.
     #[arg(long, conflicts_with = "devices")]
     pub json: bool,
 }
 
-/// Take back what a paired host was allowed, and may be using.
+/// Withdraw permissions of a paired host, and cut off what it uses.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  farbus forbid lab3 disk\n  farbus forbid lab3 all          everything")]
+#[command(
+    after_help = "Examples:\n  farbus forbid lab3 disk\n  farbus forbid lab3 all          everything\n  farbus forbid lab3 disk --reserve-high"
+)]
 pub struct ForbidArgs {
     /// The host's name, as 'farbus peers' shows it.
     name: String,
     /// Devices by name; or 'all'.
     #[arg(required = true)]
     devices: Vec<String>,
-    /// It may go on using them, but reserves nothing more with high criticality for them.
+    /// Only the right to reserve as high.
+    ///
+    /// The host may continue to use the devices.
     #[arg(long)]
     reserve_high: bool,
 }

@@ -17,13 +17,13 @@ use crate::devices::identities::shared_now::{SharedNow, shared_now};
 use crate::exporter::sources::what::What;
 use crate::importer::client::Attribute;
 
-/// Show which devices this host has shared, or say that a device is one of before.
+/// Show which devices this host has shared, or give a device the identity of an earlier one.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "A device keeps its identity when it is renamed, plugged into another port or shared in another order; a copy has one of its\n\
-    own. Permissions and sessions follow the identity.\n\n\
-    Examples:\n  farbus identity list\n  farbus identity list --json | jq '.[] | {id, name, medium}'\n  \
-    farbus identity adopt disk 3f2a91c0        the disk that is shared now is the one of before: it was restored from a backup\n  \
+    after_help = "A device keeps its identity when it is renamed, plugged into another port or shared in another order; a copy has an identity of its own. Permissions and sessions follow the identity.\n\n\
+    Examples:\n  farbus identity list\n  \
+    farbus identity list --json | jq '.[] | {id, name, medium}'\n  \
+    farbus identity adopt disk 3f2a91c0    after a restore from a backup\n  \
     farbus identity adopt disk:/srv/new.img backup"
 )]
 pub struct Args {
@@ -34,16 +34,24 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
     /// Show the devices that this host has shared, by identity.
+    #[command(
+        after_help = "Examples:\n  farbus identity list\n  farbus identity list --json | jq '.[] | {id, name, medium}'"
+    )]
     List {
-        /// Print JSON, for programs
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Say that a device is one that was shared before: after it was copied, restored or moved to another file system.
+    /// Give a device the identity of one that was shared before.
+    ///
+    /// Use it after a disk was copied, restored, or moved to another file system.
+    #[command(
+        after_help = "Examples:\n  farbus identity adopt disk 3f2a91c0\n  farbus identity adopt disk:/srv/new.img backup"
+    )]
     Adopt {
-        /// A device that is shared now, by name; or what it is: disk:PATH[,ro][,offset=…], usb:BUSID.
+        /// A device that is shared now, by name; or disk:PATH, usb:BUSID.
         device: String,
-        /// Which it is: the id of 'farbus identity list' or its beginning, or what it was called last.
+        /// An id of 'farbus identity list', its first digits, or the last name.
         id: String,
     },
 }

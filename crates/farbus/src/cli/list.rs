@@ -13,13 +13,13 @@ use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureRepo
 use crate::importer::discovery::everywhere;
 use crate::importer::discovery::local_shares::{self, repeated};
 
-/// Show what a host offers, or everybody who is there.
+/// Show the devices of a host, or of all hosts that farbus knows and finds.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Without a host: this machine's own shares, the hosts that it is paired with (asked over their encrypted\n    links), and hosts nearby that announce themselves (mDNS).\n\n\
-    Examples:\n  farbus list                     everybody\n  \
-    farbus list lab3                one host: a name, announced or not, or an address\n  \
-    farbus list localhost           this machine, as 'farbus share' offers it to you\n  \
+    after_help = "Without HOST it shows this machine's own shares, the hosts that are paired with it (each asked over its encrypted link), and hosts nearby that announce themselves by mDNS.\n\n\
+    Examples:\n  farbus list                 all of them\n  \
+    farbus list lab3            one host: a name, announced or not, or an address\n  \
+    farbus list localhost       this machine, as 'farbus share' offers it to you\n  \
     farbus list 10.0.0.7:3241 --json\n  \
     farbus list --json | jq -r '.[] | select(.state == \"available\") | .target'"
 )]
@@ -27,10 +27,12 @@ pub struct Args {
     /// HOST[:PORT] of a farbus or usbipd, or the name of a paired host.
     #[arg(value_parser = check_host)]
     host: Option<String>,
-    /// Where the paired host is now; remembered once it has proved its key there.
-    #[arg(long, value_name = "HOST[:PORT]", requires = "host", value_parser = check_host)]
+    /// Where the paired host is now.
+    ///
+    /// HOST[:PORT]. farbus remembers it after the host has proved its key there.
+    #[arg(long, value_name = "HOST", requires = "host", value_parser = check_host)]
     address: Option<String>,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }

@@ -13,27 +13,28 @@ use crate::importer::client::Target;
 /// Hand an attached device over to another host, as it is.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "What is under way ends first; then the device keeps its state and waits 20 s for the other host and for\n\
-    nobody else. There:\n  \
-    farbus attach lab3/disk --wait=20       before this command, or after it\n\n\
-    A disk whose file programs have open (--via fuse) is not handed over: close them, or say --unmount.\n\n\
-    If that host does not come in time the device goes on here. Once it has come, whoever had the device is fenced off.\n\
-    It takes a session: a paired host, or --grace SECONDS.\n\n\
-    A device that a virtual machine has (--via redir) goes with the machine. On the other host, before anything else:\n  \
-    farbus attach lab3/disk --via redir --socket PATH --inherit\n\
-    and a QEMU with the same options and '-incoming', connected there. When this command returns the device is held still:\n\
-    migrate the machine, and end the QEMU here. If it is still here after 20 s, or 'farbus resume' says so, it goes on here.\n\
-    Its block disks (--via nbd, with --inherit there) go along, too: hand them over in QEMU's state 'pre-switchover'\n\
-    (capability pause-before-switchover), when it has drained them.\n\n\
-    Examples:\n  farbus migrate lab3/disk --to desk2"
+    after_help = "Examples:\n  \
+        farbus migrate lab3/disk --to desk2\n  \
+        farbus attach lab3/disk --wait=20           on desk2: before that, or within 20 s\n  \
+        farbus migrate lab3/disk --to desk2 --unmount",
+    after_long_help = "Requests that are under way end first. Then the device keeps its state and waits 20 s for the other host, and for no other. If that host does not attach it in time, the device continues here. Afterwards the exporter refuses requests of the host that had it before.\n\n\
+        The device needs a session: a paired host, or 'farbus attach --grace SECONDS'. A disk whose file programs have open (--via fuse) is not handed over: close them, or use --unmount.\n\n\
+        A device that a virtual machine has (--via redir) goes with the machine. On the other host, before anything else, type\n\n  \
+        farbus attach lab3/disk --via redir --socket PATH --inherit\n\n\
+        and start a QEMU with the same options and '-incoming', connected there. When 'farbus migrate' returns, the device is held: migrate the machine, and end the QEMU here. If that QEMU still runs after 20 s, or after 'farbus resume', the device continues here.\n\n\
+        Its block disks (--via nbd, with --inherit there) go with it, too. Hand them over when QEMU has drained them: in its state 'pre-switchover' (capability pause-before-switchover).\n\n\
+        Examples:\n  \
+        farbus migrate lab3/disk --to desk2\n  \
+        farbus attach lab3/disk --wait=20           on desk2: before that, or within 20 s\n  \
+        farbus migrate lab3/disk --to desk2 --unmount"
 )]
 pub struct Args {
     /// Its name, or HOST[:PORT]/DEVICE as attached.
     device: String,
-    /// Who is to have it: the name of a paired host, or the key that 'farbus id' says there.
+    /// The other host: the name of a paired one, or the key that 'farbus id' prints there.
     #[arg(long, value_name = "HOST")]
     to: String,
-    /// First write out and unmount the file systems on it, and release its loop devices (--via fuse).
+    /// First write out and unmount its file systems, and release its loop devices.
     #[arg(long)]
     unmount: bool,
 }

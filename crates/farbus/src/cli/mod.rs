@@ -9,6 +9,8 @@ mod docs;
 mod doctor;
 mod events;
 mod grants;
+#[cfg(test)]
+mod help_tests;
 mod identity;
 mod inventory;
 mod list;
@@ -46,12 +48,12 @@ use crate::link::modules::program;
     max_term_width = 100,
     propagate_version = true,
     after_help = "Examples:\n  \
-        farbus share disk:backup.img zero       offer a disk image and a test device on this machine\n  \
-        farbus share usb:1-1.4                  offer what is plugged in there (see 'farbus share --list')\n  \
-        farbus list lab3                        what does lab3 offer?\n  \
-        farbus attach lab3/disk                 use its disk here\n  \
-        farbus pair                             make another host and this one know each other\n  \
-        farbus demo                             see it all work, in ten seconds\n\n\
+        farbus share disk:backup.img zero   offer a disk image and a test device\n  \
+        farbus share usb:1-1.4              offer a USB device ('farbus share --list')\n  \
+        farbus list lab3                    what does lab3 offer?\n  \
+        farbus attach lab3/disk             use its disk here\n  \
+        farbus pair                         make another host and this one know each other\n  \
+        farbus demo                         see it all work, in ten seconds\n\n\
         Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device."
 )]
 pub struct Cli {
@@ -65,9 +67,18 @@ enum Verb {
     List(list::Args),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
-    /// Hold a virtual machine's device still: the machine is to be migrated.
+    /// Hold a virtual machine's device still, before the machine migrates.
+    #[command(
+        after_help = "A machine that has a device by '--via redir' migrates between two QEMUs of this host. Start the destination with the same options and '-incoming', connected to the same socket; then hold the device, and migrate. The guest waits for the device meanwhile, and loses nothing.\n\n\
+        Between two hosts use 'farbus migrate lab3/disk --to HOST' in its place.\n\n\
+        Examples:\n  \
+        farbus hold lab3/disk        returns when nothing is under way: now migrate\n  \
+        farbus resume lab3/disk      only if the migration failed"
+    )]
     Hold(attach::MovingArgs),
-    /// Let a device that is held go on: the machine was not migrated.
+    /// Let a device that is held continue, because the machine did not migrate.
+    #[command(after_help = "After a migration that succeeded the device continues by itself.\n\n\
+        Examples:\n  farbus hold lab3/disk\n  farbus resume lab3/disk      the migration failed: the guest continues here")]
     Resume(attach::MovingArgs),
     Migrate(migrate::Args),
     Module(module::Args),

@@ -13,8 +13,7 @@ use crate::importer::client::Attribute;
 /// Show the modules that devices can be used through.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "A module is a pair: one half where a device is used, the other where it is; what the one does the other\n\
-    undoes. Several are undone in reverse order.\n\n\
+    after_help = "A module is a pair: one half runs on the host that uses a device, the other on its exporter, and one undoes what the other does. Several are undone in reverse order.\n\n\
     Examples:\n  farbus module list\n  farbus module show seal\n  \
     farbus attach lab/disk --module zstd --module seal:key-file=seal.key\n  \
     farbus share disk:img --allow-module seal:key-file=seal.key"
@@ -26,30 +25,30 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Verb {
-    /// Which modules there are.
+    /// List the modules.
     #[command(after_help = "Examples:\n  farbus module list\n  farbus module list --json")]
     List {
-        /// For programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// A module's manual.
+    /// Show a module's manual.
     #[command(after_help = "Examples:\n  farbus module show zstd\n  farbus module show zstd --json")]
     Show {
-        /// Which.
+        /// The module's name.
         name: String,
-        /// For programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Hold what passes: of a device that is attached here with --module pause.
+    /// Hold everything that passes, for a device attached here with --module pause.
     #[command(
         after_help = "Examples:\n  farbus attach lab/disk --via fuse --module pause\n  farbus module pause lab/disk\n  \
     farbus module resume lab/disk"
     )]
     Pause(DeviceArgs),
-    /// Let it go on.
-    #[command(after_help = "Example:\n  farbus module resume lab/disk")]
+    /// Let what was held pass again.
+    #[command(after_help = "Examples:\n  farbus module resume lab/disk")]
     Resume(DeviceArgs),
 }
 

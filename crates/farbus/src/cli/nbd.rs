@@ -32,32 +32,38 @@ use serde::Serialize;
 /// Serve block devices of this machine to programs that speak NBD, until interrupted.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "WHAT is one of:\n  \
-    block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]\n  \
-    \x20                a file or block device, or a range of it; scratch: changes are kept in memory or in a file,\n  \
-    \x20                and go away\n  \
-    memory:SIZE[,ro] so much memory, which goes away\n\
-    BYTES and SIZE may end in K, M, G or T.\n\n\
-    Examples:\n  farbus nbd block:disk.img &\n  \
-    nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.img.sock'\n  \
-    qemu-system-x86_64 -drive 'file=nbd+unix:///?socket=/run/farbus/nbd-disk.img.sock,format=raw,if=virtio'\n  \
-    farbus nbd block:/dev/sdb,ro memory:1G --socket /tmp/disks.sock      two exports: sdb and memory\n  \
-    farbus nbd memory:1G --listen 127.0.0.1                              at NBD's port, 10809\n\n\
-    A disk of another machine: farbus attach HOST/disk --via nbd")]
+        block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]\n      \
+        a file or block device, or a range of it; with scratch, changes are kept\n      \
+        in memory or in a file, and go away\n  \
+        memory:SIZE[,ro]\n      \
+        so much memory, which goes away\n\n\
+        BYTES and SIZE may end in K, M, G or T.\n\n\
+        Examples:\n  \
+        farbus nbd block:disk.img &\n  \
+        nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.img.sock'\n\n  \
+        farbus nbd block:/dev/sdb,ro memory:1G --socket /tmp/disks.sock\n  \
+        farbus nbd memory:1G --listen 127.0.0.1      at NBD's port, 10809\n\n\
+        A disk of another machine: 'farbus attach HOST/disk --via nbd'.")]
 pub struct Args {
     /// What to serve; the first is also the default export.
     #[arg(required = true)]
     what: Vec<BlockSpec>,
-    /// The Unix socket at which it is served to its owner alone.
+    /// The Unix socket; only its owner and root may connect.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Serve at an address instead, without encryption, to whoever reaches that.
-    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "socket")]
+    /// A TCP address instead, ADDR[:PORT].
+    ///
+    /// The port is 10809 unless you name another. There is no password and no encryption: every program that reaches
+    /// the address may use the disks.
+    #[arg(long, value_name = "ADDR", conflicts_with = "socket")]
     listen: Option<String>,
-    /// Where it is, and failures, as JSON on standard output.
+    /// Print the address, and failures, as JSON.
     #[arg(long)]
     pub json: bool,
-    /// Keep the rights it was started with. Without this, what hears its clients runs as a user without rights, sees no
-    /// other files and makes no connections.
+    /// Keep the rights of the user who started it.
+    ///
+    /// Without it, the process that reads from its clients runs as a user without rights, sees no other files and
+    /// makes no connections by itself.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -74,7 +80,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let names = names(&args.what);
     let place = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
-    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     let (remove, places) = (vec![control_socket.path().to_owned()], vec![place.clone()]);
     let system = match args.no_sandbox {
         true => SystemAccess::Own,
@@ -113,7 +119,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         meters: server.meters(),
     });
     let for_control_socket = Arc::clone(&shown);
-    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
+    control_socket
+        .open(control_listener, move |question| for_control_socket.answer(question))
+        .map_err(Failure::local)?;
     let stop = server.stop();
     thread::spawn(move || {
         if signals.forever().next().is_some() {

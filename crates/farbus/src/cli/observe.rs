@@ -25,10 +25,9 @@ use crate::importer::discovery::local_shares::resolve;
 /// See what a device of another host sends to its user.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Shown are copies of what interrupt and isochronous endpoints bring in, whoever uses the device; it is not in the\n\
-    user's way, and one who looks on too slowly is told what was missed. Its owner says whether this may be at all:\n\
-    farbus share … --observable, or 'observable = true' in the daemon's file.\n\n\
-    Examples:\n  farbus observe lab3/keyboard\n  farbus observe lab3/mouse --count 100 --json | jq -r .data"
+    after_help = "farbus shows copies of what interrupt and isochronous endpoints send while another host uses the device. The user of the device notices nothing. An observer that reads too slowly is told how many transfers it missed.\n\n\
+        The owner has to permit it: 'farbus share … --observable', or 'observable = true' in the daemon's file.\n\n\
+        Examples:\n  farbus observe lab3/keyboard\n  farbus observe lab3/mouse --count 100 --json | jq -r .data"
 )]
 pub struct Args {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
@@ -36,10 +35,10 @@ pub struct Args {
     /// End after so many transfers.
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
-    /// A line of JSON for each.
+    /// Print each as a line of JSON, for programs.
     #[arg(long)]
     pub json: bool,
-    /// Keep the rights it was started with.
+    /// Keep the rights of the user who started it.
     #[arg(long)]
     no_sandbox: bool,
 }

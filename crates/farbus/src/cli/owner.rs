@@ -14,33 +14,35 @@ use crate::devices::reservation::ReservationStatus;
 /// Show every running share and attach of this user.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  farbus status\n  farbus status --watch              the same, live, with rates and latency\n  \
-    farbus status --history            who had what, and how it ended\n  \
-    farbus status --latency            where the time of requests goes: device, bus, network\n  \
-    farbus status --links              each session's links: which are up, what passed, the round trip\n  \
-    farbus status --json | jq '.[].devices[] | {name, state, user, since: .used_s, waiting, history}'"
+    after_help = "Examples:\n  farbus status\n  farbus status --watch      the same, live, with rates and latency\n  \
+    farbus status --history    who had what, and how it ended\n  \
+    farbus status --latency    where the time of requests goes\n  \
+    farbus status --links      each session's links: state, bytes, round trip\n  \
+    farbus status --json | jq '.[].devices[] | {name, state, user, waiting}'"
 )]
 pub struct StatusArgs {
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
-    /// A live table with rates and latency, until q is pressed.
+    /// A live table with rates and latency; q ends it.
     #[arg(long, conflicts_with_all = ["json", "history", "latency", "links"])]
     watch: bool,
     /// Show who had the devices that are shared here.
     #[arg(long, conflicts_with = "json")]
     history: bool,
-    /// Show where the time of requests goes on what is attached here in sessions.
+    /// Show where the time of requests goes.
+    ///
+    /// For what is attached here in sessions.
     #[arg(long, conflicts_with_all = ["json", "history"])]
     latency: bool,
-    /// Show the links of the sessions in which devices are used here or from here.
+    /// Show the links of sessions, at either end.
     #[arg(long, conflicts_with_all = ["json", "history", "latency"])]
     links: bool,
 }
 
 /// Type text on a shared keyboard.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  farbus type 'ls -l'$'\\n'\n  farbus type keyboard2 hello")]
+#[command(after_help = "US layout.\n\nExamples:\n  farbus type 'ls -l'$'\\n'\n  farbus type keyboard2 hello")]
 pub struct TypeArgs {
     /// DEVICE and TEXT, or TEXT alone for the one called 'keyboard'.
     #[arg(required = true, num_args = 1..=2, value_names = ["DEVICE", "TEXT"])]

@@ -6,23 +6,23 @@ use super::Failure;
 use crate::common::asking::ask_owner;
 use crate::common::control::Question;
 
-/// Take a shared device back from whoever uses it.
+/// Take a shared device back from its user.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "The session of its user is ended; the device is reset, made durable and offered again.\n\
-    A disk that its user may write is taken with --force only: his\n\
-    programs get errors, and what they have not written out is lost. 'farbus detach' there loses nothing.\n\
-    'farbus status --history' remembers it.\n\n\
-    Examples:\n  farbus release disk\n  farbus release 1-3 --reason 'needed for the demo' --keep-out 60")]
+#[command(
+    after_help = "farbus ends the session of the user, resets the device, makes it durable and offers it again. 'farbus status --history' keeps a record.\n\n\
+    A disk that its user may write needs --force: the user's programs get errors, and what they have not written out is lost. 'farbus detach' on the user's host loses nothing.\n\n\
+    Examples:\n  farbus release disk\n  farbus release 1-3 --reason 'needed for the demo' --keep-out 60"
+)]
 pub struct Args {
     /// Name or bus id of the shared device.
     device: String,
-    /// What the history is to say of it.
+    /// Why; 'farbus status --history' shows it.
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
-    /// For so long its user's host may not have it again; others may.
+    /// Refuse the device to its last user for so long; others may have it.
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=DAY_S))]
     keep_out: u64,
-    /// Also a disk that its user may write: what that has not written out is lost.
+    /// Take a disk that its user may write, too: what is not written out is lost.
     #[arg(long)]
     force: bool,
 }

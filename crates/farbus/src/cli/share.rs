@@ -46,90 +46,135 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
 
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "WHAT is one of:\n  \
-    disk:PATH[,ro][,sector=BYTES]         a disk over a file or block device: a block device for paired hosts,\n  \
-    \x20                                     a USB disk for all others; one user who writes, or many who read\n  \
-    disk:PATH,offset=BYTES,size=BYTES     a part of it\n  \
-    disk:PATH,scratch[=BYTES|=/PATH]      every user sees changes of his own, which go away; the file stays as it is\n  \
-    block:…, memory:SIZE                  the same, called 'block'; a disk in memory\n  \
-    zero[,speed=SPEED][,fill=FILL][,verify]  source and sink; FILL is zeros or mod63 (usbtest pattern=1),\n  \
-    \x20                                     SPEED is full, high or super\n  \
-    keyboard                              types what 'farbus type' tells it\n  \
-    serial[,speed=SPEED]                  a serial line with a loopback plug: what is sent comes back\n  \
-    can[,channels=N][,traffic=SHARES]     a USB-CAN adapter, a bus behind each channel; traffic=10/20x has a unit take 10 %\n  \
-    \x20                                     of the first and 20 % of the second, with long identifiers\n  \
-    bridge[,speed=SPEED][,id=TEXT]        a cable between two hosts: each attaches one end, bridge-a or bridge-b, and has a network\n  \
-    \x20                                     adapter and a raw pair of endpoints; addresses follow from this host's name, or from TEXT\n  \
-    audio[,speed=SPEED]                   a sound card: its microphone hears a tone, 'farbus status' counts what is played\n  \
-    stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n  \
-    \x20                                     frames of a test picture; 'farbus stream read' reads them\n  \
-    stream:PATH,size=WxH[,format=FORMAT][,rate=FPS], stream:PATH,frame=BYTES\n  \
-    \x20                                     frames out of a FIFO, a device, a file; FORMAT is rgb24, grey or yuyv\n  \
-    usb:BUSID, usb:VENDOR:PRODUCT, usb:serial=TEXT\n  \
-    \x20                                     a real USB device of this machine, taken from its drivers meanwhile\n  \
-    each with ,name=NAME                  its name; else farbus numbers them (disk, disk2), in the order in which they stand here\n\n\
-    Examples:\n  farbus share disk:backup.img\n  farbus share disk:/dev/sdb,ro zero keyboard\n  \
-    farbus share --list                          which USB devices could be shared, and why not\n  \
-    farbus share usb:1-1.4 usb:046d:c52b\n  \
-    farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
-    farbus share disk:backup.img --secure        reachable by paired hosts: see 'farbus pair' and 'farbus allow'\n  \
-    farbus share zero --listen loopback          at port 3240 of this machine alone, where its stock 'usbip' finds it\n  \
-    farbus share zero --listen 0.0.0.0:3240      reachable by everybody: see the warning it prints\n  \
-    farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n  \
-    \x20                                     at a socket, for its owner and group: containers, sandboxes\n\n\
-    On this machine:  farbus attach disk      On another one:  farbus attach HOST/disk   or:  usbip attach -r HOST -b 1-1")]
+#[command(
+    after_help = "Examples:\n  \
+        farbus share disk:backup.img               on this machine\n  \
+        farbus share disk:backup.img --secure      for paired hosts, too\n  \
+        farbus share disk:/dev/sdb,ro zero keyboard\n  \
+        farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
+        farbus share --list                        USB devices; share one: usb:1-1.4\n\n\
+        'farbus share --help' lists what WHAT may be.",
+    after_long_help = "WHAT is one of:\n  \
+        disk:PATH[,ro][,sector=BYTES]\n      \
+        a file or block device: a block device for paired hosts, a USB disk for\n      \
+        others; one user who writes, or many who read\n  \
+        disk:PATH,offset=BYTES,size=BYTES\n      \
+        a part of it\n  \
+        disk:PATH,scratch[=BYTES|=/PATH]\n      \
+        each user has changes of their own, which go away; PATH stays as it is\n  \
+        block:…, memory:SIZE\n      \
+        the same, called 'block'; a disk in memory\n  \
+        zero[,speed=SPEED][,fill=FILL][,verify]\n      \
+        source and sink; SPEED is full, high or super, FILL is zeros or mod63\n      \
+        (usbtest's pattern 1)\n  \
+        keyboard\n      \
+        types what 'farbus type' tells it\n  \
+        serial[,speed=SPEED]\n      \
+        a serial adapter that returns what is sent to it\n  \
+        can[,channels=N][,traffic=SHARES]\n      \
+        a USB-CAN adapter with a bus behind each channel; traffic=10/20x: a unit\n      \
+        takes 10 % of the first bus, and one 20 % of the second with long\n      \
+        identifiers\n  \
+        bridge[,speed=SPEED][,id=TEXT]\n      \
+        joins two hosts: each attaches one end, bridge-a or bridge-b, and has a\n      \
+        network adapter and a raw pair of endpoints; addresses are derived from\n      \
+        this host's name, or from TEXT\n  \
+        audio[,speed=SPEED]\n      \
+        a sound card whose microphone hears a tone; 'farbus status' counts what\n      \
+        its speaker is sent\n  \
+        stream:pattern[,size=640x480][,format=rgb24][,rate=30]\n      \
+        frames of a test picture, for 'farbus stream read'\n  \
+        stream:PATH,size=WxH[,format=FORMAT][,rate=FPS]\n  \
+        stream:PATH,frame=BYTES\n      \
+        frames out of a FIFO, a device or a file; FORMAT is rgb24, grey or yuyv\n  \
+        usb:BUSID, usb:VENDOR:PRODUCT, usb:serial=TEXT\n      \
+        a USB device of this machine, which its drivers lose meanwhile\n\n\
+        Each may end in ',name=NAME', which names it. Without that farbus numbers them (disk, disk2) in the order in which they are typed.\n\n\
+        Examples:\n  \
+        farbus share disk:backup.img\n  \
+        farbus share disk:/dev/sdb,ro zero keyboard\n  \
+        farbus share --list                     USB devices, and what prevents sharing\n  \
+        farbus share usb:1-1.4 usb:046d:c52b\n  \
+        farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
+        farbus share disk:backup.img --secure   paired hosts, see 'farbus pair'\n  \
+        farbus share zero --listen loopback     port 3240, for this machine's 'usbip'\n  \
+        farbus share zero --listen 0.0.0.0:3240 everybody: see the warning it prints\n  \
+        farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n\n\
+        On this machine, type 'farbus attach disk'. On another one, type 'farbus attach HOST/disk', or 'usbip attach -r HOST -b 1-1'."
+)]
 pub struct Args {
     /// What to offer; several at once.
     #[arg(required_unless_present = "list")]
     what: Vec<Called>,
-    /// Show this machine's USB devices, which of them could be shared, and what stands against the others.
+    /// Show which USB devices could be shared.
+    ///
+    /// Each other device is shown with what prevents sharing it.
     #[arg(long, conflicts_with = "what")]
     list: bool,
-    /// With --list: for programs.
+    /// With --list: print JSON, for programs.
     #[arg(long, requires = "list", conflicts_with = "what")]
     json: bool,
-    /// Where to listen without encryption: 'loopback' is port 3240 of this machine alone, 'none' nowhere; may be given
-    /// more than once. Without it, a socket of yours in the runtime folder, where 'farbus attach DEVICE' looks.
-    #[arg(long, value_name = "ADDR[:PORT]|unix:PATH")]
+    /// Where to listen without encryption.
+    ///
+    /// ADDR[:PORT], unix:PATH, 'loopback' (port 3240 of this machine alone) or 'none'. May be given several times.
+    /// Without it, farbus listens at a socket of yours in the runtime folder, where 'farbus attach DEVICE' looks.
+    #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
-    /// Which users of this machine may connect by TCP without encryption besides you and root: a name, a number, or
-    /// 'all'. May be given more than once.
-    #[arg(long, value_name = "NAME[,NAME…]", value_delimiter = ',')]
+    /// Local users served by TCP, besides you, root.
+    ///
+    /// Names or numbers, separated by commas, or 'all'. The option is about connections of this machine without
+    /// encryption. May be given several times.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     local_users: Vec<LocalUser>,
-    /// Who may connect at a unix:PATH, as a file's mode: 600 its owner, 660 its group too, 666 every user of this
-    /// machine.
+    /// Mode of a unix:PATH socket.
+    ///
+    /// 600: its owner may connect. 660: its group, too. 666: every user of this machine.
     #[arg(long, value_name = "MODE", default_value = "600")]
     socket_mode: SocketMode,
-    /// Listen for paired hosts too, encrypted; everywhere, unless an address is given. Each may use what 'farbus allow'
-    /// says.
-    #[arg(long, value_name = "ADDR[:PORT]", num_args = 0..=1, default_missing_value = "")]
+    /// Serve paired hosts, encrypted.
+    ///
+    /// At every address and port 3241, unless ADDR[:PORT] is given. Each host may use what 'farbus allow' says.
+    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "")]
     secure: Option<String>,
-    /// Whoever may use a device may look on at what it sends while another uses it ('farbus observe'): what somebody
-    /// types, too.
+    /// Let others observe what devices send.
+    ///
+    /// Every host that may use a device may then observe it while another uses it ('farbus observe'). That includes
+    /// what somebody types on a keyboard.
     #[arg(long)]
     observable: bool,
-    /// A module that importers may ask for besides those that need nothing of this host: see 'farbus module'. May be
-    /// given more than once.
-    #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
+    /// Allow importers this module.
+    ///
+    /// NAME[:KEY=VALUE,…]. Modules that need nothing of this host are always allowed: see 'farbus module list'. May be
+    /// given several times.
+    #[arg(long, value_name = "NAME")]
     allow_module: Vec<Asked>,
-    /// What is reserved for whoever uses a device, by its name: bytes each period (in microframes; in frames at full
-    /// speed) of its bus and of a processor. May be given more than once; an importer may ask for something else
-    /// ('farbus attach --reserve').
-    #[arg(long, value_name = "DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]")]
+    /// Reserve bus and processor for a device.
+    ///
+    /// DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]: for every user of the device with this name, so many
+    /// bytes each period, in microframes of 125 µs (frames of 1 ms at low and full speed). May be given several times.
+    /// An importer may ask for something else ('farbus attach --reserve').
+    #[arg(long, value_name = "WORDS")]
     reserve: Vec<DeviceReservation>,
-    /// Whoever comes from there without a key may reserve with high criticality too, as programs of this machine do;
-    /// for paired hosts 'farbus allow --reserve-high' says it. May be given more than once.
-    #[arg(long, value_name = "ADDR[/BITS]")]
+    /// Addresses that may reserve as high.
+    ///
+    /// ADDR[/BITS]: hosts that connect from there without encryption may reserve with high criticality, as programs
+    /// of this machine may. For paired hosts use 'farbus allow --reserve-high'. May be given several times.
+    #[arg(long, value_name = "ADDR")]
     reserve_high: Vec<Network>,
-    /// How much memory a peer that uses devices may make this process hold, in MiB. One that uses none has 64 MiB at
-    /// most.
+    /// Memory for each peer, in MiB.
+    ///
+    /// So much may a peer that uses devices make this process hold, 16 to 65536. A peer that uses none has 64 at most.
     #[arg(long, value_name = "MIB", default_value_t = PEER_MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
     peer_memory: u32,
-    /// Write each session's last requests, stage by stage, to this file (JSON lines).
+    /// Write requests, stage by stage, to FILE.
+    ///
+    /// The last requests of each session, as lines of JSON, when the session ends.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Keep the rights it was started with. Without this, what hears the network runs as a user without rights, sees no
-    /// files and makes no connections.
+    /// Keep the rights of the user who started it.
+    ///
+    /// Without it, the process that reads from the network runs as a user without rights, sees no files and makes no
+    /// connections by itself.
     #[arg(long)]
     no_sandbox: bool,
 }
@@ -164,7 +209,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         return super::inventory::run(args.json);
     }
     let share = Arc::new(Share::default());
-    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     let users =
         LocalUsers::of(&args.local_users, |name| SystemAccess::Own.user_number(name)).map_err(Failure::local)?;
     share.serve_local_users(users);
@@ -234,7 +279,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     }
     let for_control_socket = Arc::clone(&share);
     control_socket
-        .open(knocks, move |question| answer(&for_control_socket, &address, question))
+        .open(control_listener, move |question| answer(&for_control_socket, &address, question))
         .map_err(Failure::local)?;
     for (listener, place) in plain {
         share.listen_at(listener, None).map_err(Failure::local)?;

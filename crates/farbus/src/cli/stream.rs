@@ -36,35 +36,42 @@ enum What {
 /// Write a stream's frames to standard output, one behind the other.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All frames come, in order, and the source waits for whoever is slow; there is one such reader at a time.\n\
-    With --latest there may be many: each gets the newest frame, and the source drops what he is too slow for.\n\
-    What the frames are, and in the end how many came, is said on standard error.\n\n\
-    Examples:\n  farbus stream read lab3/cam > frames.rgb\n  \
-    farbus stream read lab3/cam --latest | ffplay -f rawvideo -pixel_format rgb24 -video_size 640x480 -\n  \
-    mkfifo /run/cam; farbus stream read lab3/cam > /run/cam      # a program reads it as a device\n  \
-    farbus stream read lab3/cam --module stale --module zstd > now.rgb      # through modules\n  \
-    farbus stream read lab3/cam --count 300 --json | jq .per_second"
+    after_help = "All frames arrive, in order, and the source waits for a reader that is slow. There is one such reader at a time. With --latest there may be many: each gets the newest frame, and misses the frames that it is too slow for. The format, and at the end the number of frames, goes to standard error.\n\n\
+        Examples:\n  \
+        farbus stream read lab3/cam > frames.rgb\n  \
+        farbus stream read lab3/cam --latest | \\\n      \
+        ffplay -f rawvideo -pixel_format rgb24 -video_size 640x480 -\n  \
+        mkfifo /run/cam; farbus stream read lab3/cam > /run/cam\n  \
+        farbus stream read lab3/cam --module stale --module zstd > now.rgb\n  \
+        farbus stream read lab3/cam --count 300 --json | jq .per_second"
 )]
 struct ReadArgs {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
     target: Target,
-    /// The newest frames only, beside other readers.
+    /// Only the newest frames, beside other readers.
     #[arg(long)]
     latest: bool,
     /// End after so many frames.
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
-    /// Write no frames: a JSON object in the end, of what came and how fast.
+    /// Write no frames, but JSON at the end.
+    ///
+    /// An object that says how many frames arrived, and how fast.
     #[arg(long)]
     json: bool,
-    /// What the frames go through, their reader first; see 'farbus module'. May be given more than once.
-    #[arg(long, value_name = "NAME[:KEY=VALUE,…]")]
+    /// Pass the frames through a module.
+    ///
+    /// NAME[:KEY=VALUE,…]; see 'farbus module list'. May be given several times: the first is next to the reader.
+    #[arg(long, value_name = "NAME")]
     module: Vec<Asked>,
-    /// What is to be reserved for it where it is shared: bytes each period (in microframes) of a processor there and of
-    /// the path to here, or it is refused with what is missing. Low criticality waits when high needs what it has.
-    #[arg(long, value_name = "bytes=N,period=N[,criticality=low][,latency=5ms]", conflicts_with = "latest")]
+    /// Reserve processor and path for it.
+    ///
+    /// bytes=N,period=N[,criticality=low][,latency=5ms]: so many bytes each period, in microframes of 125 µs, of a
+    /// processor of the exporter and of the path to this host. If something is missing, the exporter refuses and says
+    /// what. Low criticality waits when high criticality needs what it has.
+    #[arg(long, value_name = "WORDS", conflicts_with = "latest")]
     reserve: Option<ReservationRequest>,
-    /// Keep the rights it was started with.
+    /// Keep the rights of the user who started it.
     #[arg(long)]
     no_sandbox: bool,
 }

@@ -38,41 +38,49 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Move a shared disk to another place, or swap a USB device for its twin, in use.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Its users notice nothing: all of it is copied, then what was changed meanwhile, and for the last moment both\n\
-    are written. Whatever PATH held is overwritten; a file that is not there is made. A power cut at any moment leaves\n\
-    one complete disk: PATH if the swap is done, else the old one, and the same command continues. Ctrl-C cancels.\n\n\
-    From then on share PATH: the old one is refused, because it is old, until 'farbus swap --forget OLD'.\n\n\
-    A real USB device is swapped for another of the same make, as it is plugged in here and not shared: it is told what the\n\
-    first was told, and what waits for data waits for it. The first one may be unplugged then.\n\n\
-    Examples:\n  farbus swap disk --to block:/srv/new.img\n  \
-    farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
-    farbus swap disk                          watch one that is under way\n  \
-    farbus swap disk --cancel\n  \
-    farbus swap b.img --to block:c.img        what 'farbus nbd block:b.img' serves\n  \
-    farbus swap serial --to usb:1-3           another adapter takes its place\n  \
-    farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
-    farbus swap --forget a.img                use what was left behind all the same"
+    after_help = "Examples:\n  \
+        farbus swap disk --to block:/srv/new.img\n  \
+        farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
+        farbus swap disk                     watch one that is under way\n  \
+        farbus swap disk --cancel\n  \
+        farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
+        farbus swap serial --to usb:1-3      another adapter takes its place\n  \
+        farbus swap --forget a.img           share what was left behind all the same",
+    after_long_help = "Users of the disk notice nothing. farbus copies all of it, then what was changed meanwhile; for the last moment it writes to both places. What PATH held is overwritten; a file that does not exist is made. A power cut at any moment leaves one complete disk: PATH if the swap is done, otherwise the old one, and the same command continues. Ctrl-C cancels.\n\n\
+        From then on share PATH. farbus refuses to share the old medium, because it is out of date, until 'farbus swap --forget OLD'.\n\n\
+        A real USB device is swapped for another one of the same make that is plugged in here and is not shared. farbus tells it what the first one was told, and requests that wait for data wait for the second one. You may unplug the first one then.\n\n\
+        Examples:\n  \
+        farbus swap disk --to block:/srv/new.img\n  \
+        farbus swap disk --to block:/dev/nvme0n1 --rate 100M --verify\n  \
+        farbus swap disk                     watch one that is under way\n  \
+        farbus swap disk --cancel\n  \
+        farbus swap b.img --to block:c.img   what 'farbus nbd block:b.img' serves\n  \
+        farbus swap serial --to usb:1-3      another adapter takes its place\n  \
+        farbus swap disk --to block:b.img --json | jq '{state, bytes_per_s, quiet_ms}'\n  \
+        farbus swap --forget a.img           share what was left behind all the same"
 )]
 pub struct Args {
     /// Name or bus id of the shared device, or name of what 'farbus nbd' serves.
     #[arg(required_unless_present = "forget")]
     device: Option<String>,
-    /// Where to: 'block:' and the path of a file or block device, at least as large; 'usb:' and a twin's bus id.
-    #[arg(long, value_name = "block:PATH|usb:BUSID", value_parser = place_from)]
+    /// block:PATH or usb:BUSID.
+    ///
+    /// A file or block device that is at least as large; or another device of the same make.
+    #[arg(long, value_name = "PLACE", value_parser = place_from)]
     to: Option<Place>,
-    /// Copy at most so many bytes a second: 100M.
+    /// Copy at most so many bytes a second (100M).
     #[arg(long, value_name = "BYTES", value_parser = rate_from, requires = "to")]
     rate: Option<u64>,
     /// Read and compare both before the switch.
     #[arg(long, requires = "to")]
     verify: bool,
-    /// Stop the one that is under way; the disk stays where it was.
+    /// Cancel it; the disk stays where it was.
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
-    /// Let a disk be shared again that a swap left behind, or did not finish.
+    /// Let this old or unfinished disk be shared.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["device", "to", "cancel"])]
     forget: Option<PathBuf>,
-    /// For programs: what became of it, when it has ended.
+    /// Print JSON when it has ended, for programs.
     #[arg(long)]
     pub json: bool,
 }

@@ -17,18 +17,19 @@ use crate::importer::client::Attribute;
 /// How often to ask for the state of the links.
 const GLANCE: Duration = Duration::from_millis(100);
 
-/// Join hosts by USB: bring links up as a plan says, show them, take them down.
+/// Join hosts by USB links, as a plan says.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Every host of the plan runs 'farbus daemon' and is paired with those that it is linked to; its\n\
-    configuration says:\n\n  \
-    [topology]\n  plan = \"topology.toml\"                beside the configuration, put there by 'up'\n  \
-    host = \"left\"                         which of the plan's hosts this one is; its own name, unless said\n  \
-    via = \"kernel\"                        or redir, for virtual machines; the kernel where there is one that can\n  \
-    at = {roof = \"lab3\"}                  a host that is paired under another name than the plan's\n\n\
-    and on each of them the same plan is brought up, in any order, whenever it pleases:\n  \
-    farbus topology plan cube.toml        what will be which link, and who waits for whom\n  \
-    farbus topology up cube.toml          and every time the daemon starts\n  \
+    after_help = "Every host of the plan runs 'farbus daemon', and is paired with the hosts that it is linked to. Its configuration says:\n\n  \
+    [topology]\n  \
+    plan = \"topology.toml\"    beside the configuration; 'up' puts it there\n  \
+    host = \"left\"             which host of the plan this is; without it, its name\n  \
+    via = \"kernel\"            or redir, for virtual machines\n  \
+    at = {roof = \"lab3\"}      a host that is paired under another name\n\n\
+    Bring the same plan up on each of them, in any order, at any time.\n\n\
+    Examples:\n  \
+    farbus topology plan cube.toml    what will be which link, and what waits for what\n  \
+    farbus topology up cube.toml      now, and every time the daemon starts\n  \
     farbus topology status\n  farbus topology down"
 )]
 pub struct Args {
@@ -42,33 +43,33 @@ enum Verb {
     Plan(plan::Args),
     /// Bring this host's links up, and wait until they are.
     #[command(
-        after_help = "Each host does its part as soon as its neighbours have done theirs; who comes late is waited for.\n\
-        What is up already stays as it is. 3 is returned if a link is not up in time, with what it waits\n\
-        for: the daemon goes on trying.\n\n\
-        Examples:\n  farbus topology up cube.toml\n  farbus topology up                     as the plan says that is there already\n  \
+        after_help = "Each host does its part as soon as its neighbours have done theirs, and waits for hosts that come late. Links that are up stay as they are. If a link is not up in time, the exit code is 3 and the message says what it waits for; the daemon continues to try.\n\n\
+        Examples:\n  farbus topology up cube.toml\n  farbus topology up               the plan that the daemon has already\n  \
         farbus topology up cube.toml --wait 0"
     )]
     Up {
-        /// The plan; the same on every host. It takes the place of the one that the configuration names.
+        /// The plan, the same on every host; it replaces the one of the configuration.
         file: Option<PathBuf>,
-        /// For how long it may take.
+        /// How long to wait for the links.
         #[arg(long, value_name = "SECONDS", default_value_t = 60)]
         wait: u64,
-        /// For programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Show how this host's links do, and what they wait for.
+    /// Show the state of this host's links, and what they wait for.
     #[command(after_help = "Examples:\n  farbus topology status\n  farbus topology status --json")]
     Status {
-        /// For programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },
-    /// Take this host's links down, until 'up', 'farbus daemon reload' or the daemon's next start.
-    #[command(after_help = "Examples:\n  farbus topology down && farbus topology up other.toml")]
+    /// Take this host's links down.
+    #[command(
+        after_help = "They stay down until 'up', 'farbus daemon reload' or the daemon's next start.\n\nExamples:\n  farbus topology down\n  farbus topology down && farbus topology up other.toml"
+    )]
     Down {
-        /// For programs.
+        /// Print JSON, for programs.
         #[arg(long)]
         json: bool,
     },

@@ -18,11 +18,11 @@ use crate::hosts::trust::Trust;
 /// Show this host's name and the fingerprint of its key.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "The key is made at first need, in $FARBUS_STATE, /var/lib/farbus (root) or ~/.local/state/farbus.\n\n\
+    after_help = "farbus makes the key when it first needs one, in $FARBUS_STATE, /var/lib/farbus (root) or ~/.local/state/farbus.\n\n\
     Examples:\n  farbus id\n  farbus id --json | jq -r .fingerprint"
 )]
 pub struct IdArgs {
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }
@@ -30,29 +30,32 @@ pub struct IdArgs {
 /// Make this host and another know each other, with a code that you carry between them.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  farbus pair                          on one host: shows a code and waits, 2 minutes\n  \
-    farbus pair lab3 4821-0937           on the other: joins\n  \
-    farbus pair --allow disk             and lets the other use this host's device 'disk'\n\n\
-    A code is good for one pairing. Three wrong tries make it void; after nine, nothing is waited for any more.\n\
-    Pairing alone lets nobody use anything: see 'farbus allow'."
+    after_help = "A code is valid for one pairing. After three wrong tries farbus makes a new one; after nine it stops. Pairing alone permits nothing: see 'farbus allow'.\n\n\
+    Examples:\n  farbus pair                    on one host: shows a code, waits 2 minutes\n  \
+    farbus pair lab3 4821-0937     on the other: joins\n  \
+    farbus pair --allow disk       and lets the other host use this host's 'disk'"
 )]
 pub struct PairArgs {
-    /// HOST[:PORT] where 'farbus pair' waits; without it this host waits itself.
+    /// HOST[:PORT] where 'farbus pair' waits; without it, wait here.
     #[arg(value_parser = check_host)]
     host: Option<String>,
-    /// The code that it shows; asked for if missing.
+    /// The code that it shows; without it, farbus asks for it.
     #[arg(requires = "host")]
     code: Option<Code>,
-    /// What to call the other host here, if not as it calls itself.
+    /// A name for the other host, used here.
     #[arg(long = "as", value_name = "NAME")]
     name: Option<String>,
-    /// A device of this host that the other may use, by name; 'all' for every one. May be given several times.
+    /// A device that the other host may use.
+    ///
+    /// By name, or 'all'. May be given several times.
     #[arg(long, value_name = "DEVICE")]
     allow: Vec<String>,
-    /// Where to wait; open only while waiting.
-    #[arg(long, value_name = "ADDR[:PORT]", conflicts_with = "host")]
+    /// Where to wait, ADDR[:PORT].
+    ///
+    /// The port is open only while this command waits.
+    #[arg(long, value_name = "ADDR", conflicts_with = "host")]
     listen: Option<String>,
-    /// For programs: a line of JSON for each thing that happens.
+    /// Print a line of JSON for each event.
     #[arg(long)]
     json: bool,
 }
@@ -61,15 +64,15 @@ pub struct PairArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  farbus peers\n  farbus peers --json | jq '.[] | {name, allow}'")]
 pub struct PeersArgs {
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     json: bool,
 }
 
-/// Forget a paired host, and take from it what it uses.
+/// Forget a paired host, and end its sessions.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  farbus unpair lab3\n\nThe other host still knows this one until 'farbus unpair' is typed there too."
+    after_help = "The other host still knows this one until 'farbus unpair' is typed there, too.\n\nExamples:\n  farbus unpair lab3"
 )]
 pub struct UnpairArgs {
     /// Its name, as 'farbus peers' shows it.

@@ -281,7 +281,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// [`ControlSocketError`].
-    pub fn hang() -> Result<(Self, UnixListener), ControlSocketError> {
+    pub fn bind() -> Result<(Self, UnixListener), ControlSocketError> {
         let name = socket_of(std::process::id());
         let path = folder().join(&name);
         let listener = RuntimeFolder::make().map_err(io::Error::from).and_then(|folder| folder.listen(&name));

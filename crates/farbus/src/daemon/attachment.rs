@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use farbus_io::sys::vhci::Port;
 use tracing::{info, warn};
 
-use super::modules::Workshop;
+use super::modules::ReadyModules;
 use crate::broker::SystemAccess;
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::Failure;
@@ -98,16 +98,16 @@ impl Kept {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn start(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
-        let mut kept = Self::new(request, workshop, system)?;
+    pub fn start(request: Request, ready_modules: &ReadyModules, system: &SystemAccess) -> std::io::Result<Self> {
+        let mut kept = Self::new(request, ready_modules, system)?;
         kept.begin()?;
         Ok(kept)
     }
 
-    fn new(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
+    fn new(request: Request, ready_modules: &ReadyModules, system: &SystemAccess) -> std::io::Result<Self> {
         // An own line to the broker: waiting for one host must not delay the others.
         let system = system.apart()?;
-        let modules = workshop.recipe(&request).map_err(std::io::Error::other)?;
+        let modules = ready_modules.recipe(&request).map_err(std::io::Error::other)?;
         let client = Client::through(system, request.client_config(modules));
         let shared = Arc::new(Shared { client, state: Mutex::default(), changed: Condvar::new() });
         Ok(Self { request, shared, restored: None, thread: None })
@@ -117,8 +117,8 @@ impl Kept {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn detached(request: Request, workshop: &Workshop, system: &SystemAccess) -> std::io::Result<Self> {
-        let mut kept = Self::new(request, workshop, system)?;
+    pub fn detached(request: Request, ready_modules: &ReadyModules, system: &SystemAccess) -> std::io::Result<Self> {
+        let mut kept = Self::new(request, ready_modules, system)?;
         kept.shared.state().word = Word::Detached;
         kept.begin()?;
         Ok(kept)
@@ -131,13 +131,13 @@ impl Kept {
     /// [`ClientError`]: this process cannot continue it.
     pub fn restored(
         request: Request,
-        workshop: &Workshop,
+        ready_modules: &ReadyModules,
         system: &SystemAccess,
         ports: &[u32],
         saved: Saved,
     ) -> Result<Self, ClientError> {
         let local = |error: std::io::Error| ClientError::Local(error.to_string());
-        let mut kept = Self::new(request, workshop, system).map_err(local)?;
+        let mut kept = Self::new(request, ready_modules, system).map_err(local)?;
         let (client, request) = (&kept.shared.client, &kept.request);
         let front_end = request.via.front_end(request, client.system());
         kept.restored = Some(front_end.restore(client, request, ports, saved)?);

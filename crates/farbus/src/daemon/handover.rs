@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 use super::attachment::Kept;
 use super::config::Config;
-use super::modules::Workshop;
+use super::modules::ReadyModules;
 use crate::broker::SystemAccess;
 use crate::frontend::Request;
 use crate::saving::{SaveReply, Saved};
@@ -113,7 +113,7 @@ pub struct Taken {
 }
 
 /// What the old process passes on.
-pub struct Estate {
+pub struct PassedOn {
     /// Listening sockets.
     pub listeners: Vec<Passed>,
     /// Saved attachments.
@@ -182,13 +182,13 @@ impl Replacement {
     ///
     /// # Errors
     /// The passage failed, or the replacement said something unexpected.
-    pub fn pass(&self, estate: &Estate) -> io::Result<Taken> {
-        for Passed { asked, is_secure, listener } in &estate.listeners {
+    pub fn pass(&self, passed_on: &PassedOn) -> io::Result<Taken> {
+        for Passed { asked, is_secure, listener } in &passed_on.listeners {
             let is_passed = listener.is_passed();
             let word = Word::Listener { asked: *asked, is_secure: *is_secure, is_passed };
             say(&self.passage, &word, Some(listener.as_fd()))?;
         }
-        for Leaving { target, manner, save_reply } in &estate.leaving {
+        for Leaving { target, manner, save_reply } in &passed_on.leaving {
             let Saved { snapshot, descriptors } = &save_reply.saved;
             let (target, manner) = (target.clone(), manner.clone());
             let word = Word::Attachment { target, manner, descriptors: descriptors.len() };
@@ -197,13 +197,13 @@ impl Replacement {
                 say(&self.passage, &Word::Open, Some(open.as_fd()))?;
             }
         }
-        for session in &estate.sessions {
+        for session in &passed_on.sessions {
             say(&self.passage, &Word::Session, Some(memory(&session.saved)?.as_fd()))?;
         }
-        for target in &estate.detached {
+        for target in &passed_on.detached {
             say(&self.passage, &Word::Detached { target: target.clone() }, None)?;
         }
-        if estate.is_down {
+        if passed_on.is_down {
             say(&self.passage, &Word::Down, None)?;
         }
         say(&self.passage, &Word::All, None)?;
@@ -287,7 +287,7 @@ impl Predecessor {
     pub fn inherit(
         &self,
         config: &Config,
-        workshop: &Workshop,
+        ready_modules: &ReadyModules,
         system: &SystemAccess,
         ports: &[u32],
         take_session: TakeSession<'_>,
@@ -321,7 +321,7 @@ impl Predecessor {
                             return Err(format!("it was attached in another manner: {manner}"));
                         }
                         let saved = Saved { snapshot, descriptors };
-                        Kept::restored(request, workshop, system, ports, saved).map_err(|error| error.to_string())
+                        Kept::restored(request, ready_modules, system, ports, saved).map_err(|error| error.to_string())
                     });
                     match kept {
                         Ok(kept) => {
@@ -378,28 +378,28 @@ mod tests {
         (Replacement::new(ours), Predecessor::new(Passage::over(theirs)))
     }
 
-    fn estate() -> Estate {
+    fn passed_on() -> PassedOn {
         let listener = Listener::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let asked = Some("127.0.0.1:0".parse().unwrap());
         let listeners = vec![Passed { asked, is_secure: true, listener }];
         let detached = vec!["lab3:3240/disk".into()];
-        Estate { listeners, leaving: Vec::new(), sessions: Vec::new(), detached, is_down: true }
+        PassedOn { listeners, leaving: Vec::new(), sessions: Vec::new(), detached, is_down: true }
     }
 
     #[test]
     fn sockets_and_detached_targets_are_inherited_after_go() {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+            predecessor.inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
-        let estate = estate();
-        assert!(replacement.pass(&estate).unwrap().targets.is_empty());
+        let passed_on = passed_on();
+        assert!(replacement.pass(&passed_on).unwrap().targets.is_empty());
         replacement.go().unwrap();
         let inherited = new.join().unwrap().unwrap();
         let [Passed { asked, is_secure: true, listener }] = &inherited.listeners[..] else { panic!("one socket") };
-        assert_eq!(asked, &estate.listeners[0].asked);
-        assert_eq!(listener.address().unwrap(), estate.listeners[0].listener.address().unwrap());
+        assert_eq!(asked, &passed_on.listeners[0].asked);
+        assert_eq!(listener.address().unwrap(), passed_on.listeners[0].listener.address().unwrap());
         assert!(inherited.detached.contains("lab3:3240/disk") && inherited.is_down);
     }
 
@@ -408,17 +408,17 @@ mod tests {
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
             predecessor
-                .inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+                .inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
                 .map(drop)
         });
         replacement.wait().unwrap();
-        replacement.pass(&estate()).unwrap();
+        replacement.pass(&passed_on()).unwrap();
         replacement.stay();
         assert!(new.join().unwrap().is_err());
         let (replacement, predecessor) = both();
         let new = thread::spawn(move || {
             predecessor
-                .inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+                .inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
                 .map(drop)
         });
         replacement.wait().unwrap();
@@ -468,10 +468,10 @@ mod tests {
         say_more(&replacement.passage, r#"{"say":"detached","target":"lab3:3240/disk","since":5}"#, None);
         say_more(&predecessor.passage, r#"{"say":"version","number":14}"#, None);
         let new = thread::spawn(move || {
-            predecessor.inherit(&Config::default(), &Workshop::default(), &SystemAccess::Own, &[], &|_| Ok(()))
+            predecessor.inherit(&Config::default(), &ReadyModules::default(), &SystemAccess::Own, &[], &|_| Ok(()))
         });
         replacement.wait().unwrap();
-        replacement.pass(&estate()).unwrap();
+        replacement.pass(&passed_on()).unwrap();
         replacement.go().unwrap();
         assert!(new.join().unwrap().unwrap().detached.contains("lab3:3240/disk"));
     }
@@ -484,7 +484,7 @@ mod tests {
         let config = Config::parse_file(std::path::Path::new("farbus.toml"), text).unwrap();
         let target = config.attachments[0].target.to_string();
         let new = thread::spawn(move || {
-            predecessor.inherit(&config, &Workshop::default(), &SystemAccess::Own, &[3], &|_| Ok(()))
+            predecessor.inherit(&config, &ReadyModules::default(), &SystemAccess::Own, &[3], &|_| Ok(()))
         });
         let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let (manner, descriptors) = ("kernel".to_owned(), 1);

@@ -38,7 +38,7 @@ use crate::hosts::mdns::Nearby;
 use crate::hosts::trust::Trust;
 use config::Config;
 use handover::Predecessor;
-use modules::Workshop;
+use modules::ReadyModules;
 use supervisor::{Supervisor, Tools};
 
 /// How often the daemon retries what failed and reports to the watchdog that it lives.
@@ -58,7 +58,7 @@ pub struct Options {
 /// A parsed configuration and its modules, which were opened while the process had its rights.
 pub struct Ready {
     config: Config,
-    workshop: Workshop,
+    ready_modules: ReadyModules,
 }
 
 impl Ready {
@@ -68,8 +68,8 @@ impl Ready {
     /// [`Failure`]: what is wrong with it, and where.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let config = Config::read(path).map_err(Failure::local)?;
-        let workshop = Workshop::open(&config)?;
-        Ok(Self { config, workshop })
+        let ready_modules = ReadyModules::open(&config)?;
+        Ok(Self { config, ready_modules })
     }
 
     /// The configuration in one line.
@@ -111,7 +111,7 @@ fn replacement(options: &Options) -> Vec<String> {
 /// # Errors
 /// [`Failure`]: it could not begin, or a device may not be durable.
 pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<(), Failure> {
-    let Ready { config, workshop } = ready;
+    let Ready { config, ready_modules } = ready;
     let handover_state = if options.take_over { Some(handover_state().map_err(Failure::local)?) } else { None };
     let replacement = replacement(&options);
     let Options { config: path, no_sandbox, .. } = options;
@@ -122,7 +122,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         report_protection(&protection);
     }
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
-    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     let broker_policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
         ports: handover_state.as_ref().map(|start| start.handover_state.ports.clone()).unwrap_or_default(),
@@ -152,7 +152,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     let tools = Tools {
         manager: Manager::from_environment().map_err(Failure::local)?,
         broker,
-        workshop,
+        ready_modules,
         trust,
         nearby: Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok(),
         hotplug: Hotplug::new().inspect_err(|error| info!(%error, "what is plugged in is seen a little later")).ok(),
@@ -176,7 +176,9 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         return Err(failure);
     }
     let for_control_socket = Arc::clone(&supervisor);
-    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
+    control_socket
+        .open(control_listener, move |question| for_control_socket.answer(question))
+        .map_err(Failure::local)?;
     tick(&supervisor).map_err(Failure::local)?;
     join(&supervisor).map_err(Failure::local)?;
     for address in supervisor.unused() {
@@ -214,10 +216,13 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
 fn take_over(supervisor: &Supervisor, passage: Passage, handover_state: &HandoverState) -> Result<(), Failure> {
     let predecessor = Predecessor::new(passage);
     let config = supervisor.read()?;
-    let inherited =
-        predecessor.inherit(&config, supervisor.workshop(), supervisor.system(), &handover_state.ports, &|saved| {
-            supervisor.take_session(saved)
-        });
+    let inherited = predecessor.inherit(
+        &config,
+        supervisor.ready_modules(),
+        supervisor.system(),
+        &handover_state.ports,
+        &|saved| supervisor.take_session(saved),
+    );
     supervisor.inherit(inherited.map_err(|error| Failure::local(format!("not needed: {error}")))?);
     predecessor.wait_for_end();
     Ok(())

@@ -13,7 +13,7 @@ use crate::link::modules::{allowed, recipe};
 
 /// Modules that are ready for use.
 #[derive(Default)]
-pub struct Workshop {
+pub struct ReadyModules {
     /// For each attachment: its target, the modules as configured, and their recipe. A program serves one attachment at
     /// a time, so each attachment has its own.
     recipes: Vec<(String, Vec<Asked>, Recipe)>,
@@ -21,7 +21,7 @@ pub struct Workshop {
     allowed: Option<(Vec<Asked>, Arc<Allowed>)>,
 }
 
-impl Workshop {
+impl ReadyModules {
     /// Reads and starts the modules that this configuration names.
     ///
     /// # Errors
@@ -106,20 +106,21 @@ mod tests {
         let sealed = format!("modules = [\"zstd\", \"seal:key-file={key}\"]");
         let of = |target: &str, modules: &str| config(&format!("[[attach]]\ntarget = \"{target}\"\n{modules}"));
         let began = of("a/b", &sealed);
-        let shop = Workshop::open(&began).unwrap();
-        shop.check(&began).unwrap();
-        let names = |config: &Config| shop.recipe(&config.attachments[0]).map(|made| made.names().collect::<Vec<_>>());
+        let modules = ReadyModules::open(&began).unwrap();
+        modules.check(&began).unwrap();
+        let names =
+            |config: &Config| modules.recipe(&config.attachments[0]).map(|made| made.names().collect::<Vec<_>>());
         assert_eq!(names(&began).unwrap(), ["zstd", "seal"]);
         // A module that needs nothing of this host can be named at any time.
         let plain = of("a/c", "modules = [\"lz4\"]");
-        shop.check(&plain).unwrap();
+        modules.check(&plain).unwrap();
         assert_eq!(names(&plain).unwrap(), ["lz4"]);
         for late in [of("a/c", &sealed), of("a/b", "modules = [\"./x.ring\"]"), config("allow_modules = [\"./x\"]\n")] {
-            let why = shop.check(&late).unwrap_err().to_string();
+            let why = modules.check(&late).unwrap_err().to_string();
             assert!(why.contains("farbus daemon restart"), "{why}");
         }
         let gone = of("a/b", "modules = [\"seal:key-file=/nonexistent/key\"]");
-        let why = Workshop::open(&gone).err().unwrap().to_string();
+        let why = ReadyModules::open(&gone).err().unwrap().to_string();
         assert!(why.contains("to attach a:3240/b: module 'seal'") && why.contains("it cannot be read"), "{why}");
     }
 }

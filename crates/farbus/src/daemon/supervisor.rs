@@ -17,8 +17,8 @@ use tracing::{debug, info, warn};
 
 use super::attachment::{Going, Kept};
 use super::config::Config;
-use super::handover::{self, Estate, Leaving, Passed, Replacement, Taken, TakenOver};
-use super::modules::Workshop;
+use super::handover::{self, Leaving, Passed, PassedOn, Replacement, Taken, TakenOver};
+use super::modules::ReadyModules;
 use super::spec::Shared;
 use super::topology_links::{Joining, Sight};
 use super::topology_plan::plan_path;
@@ -54,7 +54,7 @@ pub struct Supervisor {
     /// Does what this process has no rights for.
     broker: Arc<Broker>,
     system: SystemAccess,
-    workshop: Workshop,
+    ready_modules: ReadyModules,
     /// This host's key and paired hosts; `None` if no paired host is served or attached.
     trust: Option<Trust>,
     nearby: Option<Nearby>,
@@ -100,7 +100,7 @@ pub struct Tools {
     pub manager: Manager,
     /// The broker.
     pub broker: Arc<Broker>,
-    pub workshop: Workshop,
+    pub ready_modules: ReadyModules,
     /// This host's key and paired hosts.
     pub trust: Option<Trust>,
     /// Announces this host to hosts nearby.
@@ -146,14 +146,14 @@ impl Supervisor {
     /// # Errors
     /// The system has no more threads or descriptors.
     pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
-        let Tools { manager, broker, workshop, trust, nearby, hotplug, passed, devices } = tools;
+        let Tools { manager, broker, ready_modules, trust, nearby, hotplug, passed, devices } = tools;
         let share = Arc::new(Share::default());
         let recorder = match &trust {
             Some(trust) => Ok(Recorder::Own(trust.audit())),
             None => broker.line().map(Recorder::Through),
         };
         share.record_by(recorder?);
-        if let Some(modules) = workshop.allowed() {
+        if let Some(modules) = ready_modules.allowed() {
             share.allow_modules(modules);
         }
         let system = SystemAccess::Through(Arc::clone(&broker));
@@ -181,7 +181,7 @@ impl Supervisor {
             manager,
             broker,
             system,
-            workshop,
+            ready_modules,
             trust,
             nearby,
             joining,
@@ -246,7 +246,7 @@ impl Supervisor {
     /// The daemon cannot listen at an address. Devices that are not available are retried later, and shown in the
     /// status.
     pub fn apply(&self, config: Config) -> Result<Changes, Failure> {
-        self.workshop.check(&config)?;
+        self.ready_modules.check(&config)?;
         let mut has = self.has();
         let mut changes = Changes::default();
         self.listen(&mut has, &config, &mut changes)?;
@@ -494,8 +494,8 @@ impl Supervisor {
         }
     }
 
-    pub fn workshop(&self) -> &Workshop {
-        &self.workshop
+    pub fn ready_modules(&self) -> &ReadyModules {
+        &self.ready_modules
     }
 
     /// How this process does what it has no rights for.
@@ -633,9 +633,10 @@ impl Supervisor {
         let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
         let detached = detached.map(|(name, _)| name.clone()).collect();
         let is_down = self.joining.is_down();
-        let estate = Estate { listeners, leaving, sessions, detached, is_down };
-        let taken = replacement.pass(&estate)?;
-        let left = estate.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
+        let passed_on = PassedOn { listeners, leaving, sessions, detached, is_down };
+        let taken = replacement.pass(&passed_on)?;
+        let left =
+            passed_on.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
         if let Some(left) = left.filter(|_| !interrupt) {
             let what = format!("the program that is installed now cannot go on with {left}");
             return Err(std::io::Error::other(format!("{what}; its log says why\n  --interrupt begins it anew")));
@@ -644,12 +645,12 @@ impl Supervisor {
         // From here on the service manager listens to the replacement.
         self.manager.hand_over(pid);
         self.share.addresses().hand_over();
-        for Leaving { target, save_reply, .. } in estate.leaving {
+        for Leaving { target, save_reply, .. } in passed_on.leaving {
             if taken.targets.contains(&target) {
                 save_reply.go();
             }
         }
-        for (number, session) in estate.sessions.into_iter().enumerate() {
+        for (number, session) in passed_on.sessions.into_iter().enumerate() {
             if taken.sessions.contains(&number) {
                 session.go();
             }
@@ -793,8 +794,8 @@ impl Supervisor {
                 continue;
             }
             let kept = match has.detached.remove(&name) {
-                true => Kept::detached(request.clone(), &self.workshop, &self.system),
-                false => Kept::start(request.clone(), &self.workshop, &self.system),
+                true => Kept::detached(request.clone(), &self.ready_modules, &self.system),
+                false => Kept::start(request.clone(), &self.ready_modules, &self.system),
             };
             match kept {
                 Ok(kept) => {

@@ -35,8 +35,8 @@ use crate::importer::port::DevicePort;
 /// See all of it work: share a disk, attach it, read its files back, in a few seconds.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "It makes a small disk image in the temporary folder, shares it on a free port of this machine,\n\
-    takes it back as another machine would, and leaves nothing behind. As root it is also mounted."
+    after_help = "It makes a small disk image in the temporary folder, shares it on a free port of this machine, attaches it as another machine would, and leaves nothing behind. As root it also mounts the disk.\n\n\
+    Examples:\n  farbus demo\n  sudo farbus demo      with the mount"
 )]
 pub struct Args {}
 

@@ -44,80 +44,112 @@ const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 /// Run a function on a device's data each period, with a bound on their delay.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "From --rate, --buffer and --execution-us follow the period in which the buffer fills, whether the endpoint and a processor carry \
-    it (see 'farbus plan pipe'), and how late a message is at the worst: said before it runs. In the end it is said what was kept. \
-    What comes is counted unless it is told where to go. What other pipes, shares and the daemon have promised of the processors is theirs: a pipe \
-    has what is left, or is refused with what is missing ('farbus status' shows it while it runs). Deadlines take CAP_SYS_NICE: without it a pipe runs and says that nothing \
-    is promised. That, and CAP_IPC_LOCK, is all that is kept of the rights it was started with (--no-sandbox keeps them); programs that it starts have theirs.\n\n\
-    Examples:\n  farbus pipe --here can,traffic=paper --can 500000,250000,500000,500000,500000 --channel 4 --rate 2752 --buffer 128 \\\n      \
-    --execution-us 2000 --seconds 10           count the frames of an adapter's fifth bus\n  \
-    farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 --execution-us 500 --program 'candump-to-db'\n      \
-    a program reads them from its standard input, 20 bytes each as gs_usb has them\n  \
-    farbus pipe lab3/serial --message 1 --rate 11520 --buffer 128 --execution-us 200 --write log.txt\n  \
-    farbus pipe lab3/serial --message 1 --rate 960 --buffer 64 --execution-us 200 --out --program 'cat greeting.txt'\n      \
-    what a program writes goes to the device\n  \
-    farbus pipe lab3/zero --message 512 --rate 1000 --buffer 16 --execution-us 500 --forward lab4/zero\n      \
-    from host to host; the bound is that of both\n  \
-    farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 --execution-us 500 --cpus 1 --json\n\n\
-    Exit codes: 0 kept, 1 failed here or not kept, 2 usage, 3 refused, 4 gone, 5 network, 6 device."
+    after_help = "Examples:\n  \
+        farbus pipe --here can,traffic=paper --channel 4 \\\n      \
+        --can 500000,250000,500000,500000,500000 --rate 2752 --buffer 128 \\\n      \
+        --execution-us 2000 --seconds 10\n  \
+        farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 \\\n      \
+        --execution-us 500 --program candump-to-db\n\n\
+        'farbus pipe --help' says what is promised, and has more examples.",
+    after_long_help = "From --rate, --buffer and --execution-us farbus computes the period in which the buffer fills, whether the endpoint and a processor carry it (see 'farbus plan pipe'), and how late a message is at the worst. It prints that before it starts, and at the end what was kept. It counts what the device sends, unless an option says where that goes.\n\n\
+        A pipe gets the processor time that other pipes, shares and the daemon have left, or is refused with what is missing. 'farbus status' shows who has reserved it. Deadlines need CAP_SYS_NICE; without it a pipe runs, and says that nothing is promised. CAP_SYS_NICE and CAP_IPC_LOCK are all that it keeps of the rights it was started with, unless you give --no-sandbox. Programs that it starts have the rights of the user who started the pipe.\n\n\
+        Examples:\n  \
+        farbus pipe --here can,traffic=paper --channel 4 \\\n      \
+        --can 500000,250000,500000,500000,500000 --rate 2752 --buffer 128 \\\n      \
+        --execution-us 2000 --seconds 10\n    \
+        counts the frames of an adapter's fifth bus\n\n  \
+        farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 \\\n      \
+        --execution-us 500 --program candump-to-db\n    \
+        a program reads frames of 20 bytes, as gs_usb has them\n\n  \
+        farbus pipe lab3/serial --message 1 --rate 11520 --buffer 128 \\\n      \
+        --execution-us 200 --write log.txt\n\n  \
+        farbus pipe lab3/serial --message 1 --rate 960 --buffer 64 \\\n      \
+        --execution-us 200 --out --program 'cat greeting.txt'\n    \
+        what a program writes goes to the device\n\n  \
+        farbus pipe lab3/zero --message 512 --rate 1000 --buffer 16 \\\n      \
+        --execution-us 500 --forward lab4/zero\n    \
+        from host to host; the bound is that of both\n\n\
+        Exit codes: 0 kept, 1 failed here or not kept, 2 usage, 3 refused, 4 gone, 5 network, 6 device."
 )]
 pub struct Args {
     /// HOST[:PORT]/DEVICE; HOST may be the name of a paired host.
     #[arg(required_unless_present = "here", conflicts_with = "here", value_parser = target)]
     target: Option<Target>,
-    /// A device of this process, as 'farbus share' has them: can, zero or serial.
+    /// A device of this process: can, zero, serial.
     #[arg(long, value_name = "DEVICE")]
     here: Option<What>,
-    /// Channels, counted from 0; each has a pipe.
-    #[arg(long, value_name = "NUMBER,…", value_delimiter = ',', default_value = "0")]
+    /// Channels, counted from 0, with commas.
+    ///
+    /// Each channel has a pipe of its own.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "0")]
     channel: Vec<usize>,
-    /// Data go to the device.
+    /// Send data to the device, not from it.
     #[arg(long)]
     out: bool,
-    /// It is a USB-CAN adapter: its channels' rates in bit/s, 0 for one that stays off.
-    #[arg(long, value_name = "BITS/S,…", value_delimiter = ',', conflicts_with = "message")]
+    /// A USB-CAN adapter: bit/s of each channel.
+    ///
+    /// Separated by commas; 0 for a channel that stays off.
+    #[arg(long, value_name = "RATES", value_delimiter = ',', conflicts_with = "message")]
     can: Vec<u32>,
-    /// Bytes of a message of any other device.
+    /// Bytes of a message, other devices.
     #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     message: u32,
-    /// Messages a second, at the most, on each channel.
+    /// Messages a second on each channel, at most.
     #[arg(long, value_name = "NUMBER")]
     rate: u64,
-    /// Messages of a pipe's buffer: when it is full it must have been processed.
+    /// Messages that a pipe's buffer keeps.
+    ///
+    /// The function has to process them before the buffer is full again.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     buffer: u64,
-    /// What the function takes to process a full buffer.
+    /// Time for a full buffer, in microseconds.
+    ///
+    /// What the function takes at the most to process it.
     #[arg(long, value_name = "US")]
     execution_us: u64,
-    /// Write what comes to this file.
+    /// Write what the device sends to FILE.
     #[arg(long, value_name = "FILE", group = "to", conflicts_with = "out")]
     write: Option<PathBuf>,
-    /// Give what comes to this program's standard input; with --out, send what it writes.
+    /// Give what the device sends to a program.
+    ///
+    /// On the program's standard input. With --out, send what the program writes to its standard output.
     #[arg(long, value_name = "COMMAND", group = "to")]
     program: Option<String>,
-    /// Send what comes to this device's first channel, of the same kind.
-    #[arg(long, value_name = "HOST/DEVICE", group = "to", conflicts_with = "out")]
+    /// Send it on to another device.
+    ///
+    /// HOST/DEVICE of the same kind; its first channel.
+    #[arg(long, value_name = "DEVICE", group = "to", conflicts_with = "out")]
     forward: Option<Target>,
-    /// End after so long.
+    /// End after so many seconds.
     #[arg(long, value_name = "NUMBER")]
     seconds: Option<u64>,
-    /// What is asked of the scheduler: what it denies is replaced by the next, and said.
+    /// What to ask of the scheduler.
+    ///
+    /// If the system denies a policy, farbus takes the next one and says so.
     #[arg(long, value_name = "POLICY", default_value = "deadline", value_parser = ["deadline", "fifo", "none"])]
     policy: String,
-    /// Processors of its own, taken from all others meanwhile; without this all of them together.
-    #[arg(long, value_name = "NUMBER,…", value_delimiter = ',')]
+    /// Processors for this pipe alone.
+    ///
+    /// Numbers, separated by commas. All other processes lose them meanwhile. Without the option, all processors keep
+    /// the deadlines together.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',')]
     cpus: Vec<usize>,
-    /// How long the network takes at the worst; without this, four times the longest of some round trips.
+    /// Worst delay of the network, microseconds.
+    ///
+    /// Without it, farbus takes four times the longest of 32 round trips.
     #[arg(long, value_name = "US")]
     network_us: Option<u64>,
-    /// Keep the rights it was started with.
+    /// Keep the rights of the user who started it.
     #[arg(long)]
     no_sandbox: bool,
-    /// For programs: one object on standard output, when it has ended. What --program prints goes to standard error
-    /// then.
+    /// Print JSON at the end, for programs.
+    ///
+    /// One object on standard output. What --program prints goes to standard error then.
     #[arg(long)]
     pub json: bool,
-    /// The same object into this file, and standard output is that of --program.
+    /// Write that JSON object to FILE.
+    ///
+    /// Standard output then belongs to --program.
     #[arg(long, value_name = "FILE", conflicts_with = "json")]
     report: Option<PathBuf>,
 }
@@ -153,7 +185,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let report = args.report.as_ref().map(|path| created(path)).transpose()?;
     // Start programs before any thread has a deadline or has lost its rights: such a thread may not.
     let functions = args.functions()?;
-    let (control_socket, knocks) = ControlSocket::hang().map_err(Failure::local)?;
+    let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
     let there = |target: &Option<Target>| target.clone().map(resolve).transpose();
     let (from, to) = (there(&args.target)?, there(&args.forward)?);
     let targets = || [&from, &to].into_iter().flatten();
@@ -186,7 +218,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let (name, host) = args.names();
     let shown = Arc::new(Shown::new(name, host, &host_pipes, Arc::clone(&is_over)));
     let for_control_socket = Arc::clone(&shown);
-    control_socket.open(knocks, move |question| for_control_socket.answer(question)).map_err(Failure::local)?;
+    control_socket
+        .open(control_listener, move |question| for_control_socket.answer(question))
+        .map_err(Failure::local)?;
     let endpoint = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
         (None, Some(target)) => args.open_there(target, &processors)?,

@@ -15,13 +15,13 @@ use super::layout::{write_columns, write_wrapped};
     farbus plan bandwidth --speed full --kind bulk   one of them\n  \
     farbus plan bandwidth --json | jq '.bulk_only[0]'")]
 pub struct Args {
-    /// This speed alone.
+    /// Only this speed.
     #[arg(long, value_enum)]
     speed: Option<SpeedName>,
-    /// This transfer type alone.
+    /// Only this transfer type.
     #[arg(long, value_enum)]
     kind: Option<KindName>,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }

@@ -9,8 +9,12 @@ pub mod topology;
 
 use super::output::Failure;
 
-/// Work out what a USB bus can carry, and a schedule for it.
+/// Compute what a USB bus, a processor and a network of hosts can carry.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  farbus plan bandwidth --speed full\n  farbus plan schedule car.toml --svg car.svg\n  \
+    farbus plan topology cube.toml\n  farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000"
+)]
 pub struct Args {
     #[command(subcommand)]
     what: What,

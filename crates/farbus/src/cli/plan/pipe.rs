@@ -11,13 +11,14 @@ use super::super::output::{Failure, print_json, say};
 use super::layout::thousandths;
 use crate::importer::client::Attribute;
 
-/// Work out budget, period and worst delay of a tuned pipe.
+/// Compute budget, period and worst delay of a tuned pipe.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000\n      \
-    a pipe of 512 kb/s with a buffer of 128 bytes, whose function takes 1 ms\n  \
-    farbus plan pipe --rate 1409024 --buffer 8192 --execution-us 2000 --endpoint-rate 2250000 \\\n      \
-    --receiver-us 14000 --task 2000/14000 --io-percent 1\n      \
-    the same beside other tasks (budget/period in us) and a bottom half of 1 %")]
+#[command(after_help = "Examples:\n  \
+    farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000\n    \
+    512 kbit/s into a buffer of 128 bytes, and a function that takes 1 ms\n\n  \
+    farbus plan pipe --rate 1409024 --buffer 8192 --execution-us 2000 \\\n      \
+    --endpoint-rate 2250000 --receiver-us 14000 --task 2000/14000 --io-percent 1\n    \
+    beside other tasks, and a bottom half that takes 1 % of the processor")]
 pub struct Args {
     /// Bits a second that arrive.
     #[arg(long, value_name = "BITS/S")]
@@ -25,25 +26,31 @@ pub struct Args {
     /// The pipe's buffer in bytes.
     #[arg(long, value_name = "BYTES")]
     buffer: u64,
-    /// What its function takes to process a full buffer.
+    /// Time to process a full buffer, in microseconds.
     #[arg(long, value_name = "US")]
     execution_us: u64,
-    /// Bits a second that the endpoint moves at the most.
+    /// Bits a second that the endpoint moves, at most.
     #[arg(long, value_name = "BITS/S")]
     endpoint_rate: Option<u64>,
-    /// How long a transfer takes on the bus at the worst (see 'farbus plan schedule').
+    /// Longest transfer on the bus, in microseconds.
+    ///
+    /// 'farbus plan schedule' computes it.
     #[arg(long, value_name = "US", default_value_t = 125)]
     transfer_us: u64,
-    /// Period of the thread that receives and distributes; the pipe's own if not said.
+    /// Period of the receiving thread.
+    ///
+    /// In microseconds; without it, the pipe's own period.
     #[arg(long, value_name = "US")]
     receiver_us: Option<u64>,
-    /// Another task of the same processor: budget and period in microseconds.
+    /// Another task: budget and period.
+    ///
+    /// Of the same processor, in microseconds. May be given several times.
     #[arg(long = "task", value_name = "US/US")]
     tasks: Vec<Task>,
-    /// Share of the same processor for a bottom half.
+    /// Share of the processor for a bottom half.
     #[arg(long = "io-percent", value_name = "PERCENT")]
     io_percent: Vec<u32>,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }

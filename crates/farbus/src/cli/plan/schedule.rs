@@ -14,36 +14,40 @@ use super::file;
 use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapped};
 use crate::importer::client::Attribute;
 
-/// Plan a bus: who is admitted, when each may send, what it is promised.
+/// Plan a bus: which endpoints are admitted, when each may send, what it is promised.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  farbus plan schedule car.toml                    admitted or refused, and a timetable\n  \
-    farbus plan schedule car.toml --svg car.svg      the timetable as a drawing\n  \
-    farbus plan schedule car.toml --mode printed     as the 2023 paper prints its algorithms\n  \
-    farbus plan schedule car.toml --mode spread --reservation most    c as in its Table 2\n\n\
-    car.toml:\n  speed = \"super\"             # or low, full, high\n\n  \
-    [[endpoint]]\n  name = \"camera\"\n  kind = \"isochronous\"        # or interrupt, bulk, control\n  \
-    packet_bytes = 1024\n  burst_packets = 11          # packets a burst; 1 if not said\n  \
-    bursts = 3                  # bursts a microframe; 1 if not said\n  \
-    budget_bytes = 33792        # each period; what the wire carries if not said\n  \
-    period = 2                  # in microframes (frames at low and full speed)\n  \
-    criticality = \"low\"         # suspended when high needs it; high if not said\n  \
-    direction = \"in\"            # or out; in if not said"
-)]
+#[command(after_help = "car.toml:\n\n  \
+    speed = \"super\"             # or low, full, high\n\n  \
+    [[endpoint]]\n  name = \"camera\"\n  \
+    kind = \"isochronous\"        # or interrupt, bulk, control\n  \
+    packet_bytes = 1024\n  \
+    burst_packets = 11          # packets a burst; 1 if left out\n  \
+    bursts = 3                  # bursts a microframe; 1 if left out\n  \
+    budget_bytes = 33792        # each period; what the wire carries if left out\n  \
+    period = 2                  # microframes; frames at low and full speed\n  \
+    criticality = \"low\"         # suspended when high needs it; else \"high\"\n  \
+    direction = \"in\"            # or out; in if left out\n\n\
+    Examples:\n  \
+    farbus plan schedule car.toml                 admitted or refused; a timetable\n  \
+    farbus plan schedule car.toml --svg car.svg   the timetable as a drawing\n  \
+    farbus plan schedule car.toml --mode printed\n  \
+    farbus plan schedule car.toml --mode spread --reservation most")]
 pub struct Args {
     /// What the endpoints ask for, as TOML.
     file: PathBuf,
-    /// How exactly the bus is reckoned.
+    /// How exactly to compute the bus.
     #[arg(long, value_enum, default_value = "sound")]
     mode: ModeName,
-    /// How much of each interval bulk and control keep: the least with which they have their budgets each period, or
-    /// all that the periodic endpoints leave (as in Table 2 of the 2023 paper).
+    /// What bulk and control keep of each interval.
+    ///
+    /// 'least': the least with which they have their budgets each period. 'most': all that the periodic endpoints
+    /// leave, as in Table 2 of the 2023 paper.
     #[arg(long, value_enum, default_value = "least")]
     reservation: ReservationName,
-    /// Draw the timetable into this file.
+    /// Draw the timetable into FILE.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }

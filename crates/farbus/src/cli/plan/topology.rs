@@ -13,19 +13,20 @@ use super::super::output::{Failure, print_json, say};
 use super::file;
 use crate::daemon::planned::Planned;
 
-/// Plan how hosts are joined by USB, with as few bridges as there can be.
+/// Plan how to join hosts by USB with the fewest bridges.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Examples:\n  farbus plan topology cube.toml             links, and what each host does in which order\n  \
-    farbus plan topology cube.toml --json\n\n\
-    cube.toml, a network that has a name (line, star, tree, ring, hypercube):\n  network = \"hypercube\"\n  hosts = 8\n\n\
-    or any other:\n  hosts = [\"left\", \"right\", \"roof\"]\n  cables = [[\"left\", \"right\"], [\"right\", \"roof\"]]\n  \
-    without_debug = [\"roof\"]     # its controller has no debug capability to lend"
-)]
+#[command(after_help = "A network that has a name (line, star, tree, ring, hypercube):\n\n  \
+    network = \"hypercube\"\n  hosts = 8\n\n\
+    Any other network:\n\n  \
+    hosts = [\"left\", \"right\", \"roof\"]\n  \
+    cables = [[\"left\", \"right\"], [\"right\", \"roof\"]]\n  \
+    without_debug = [\"roof\"]     # its controller has no debug capability\n\n\
+    Examples:\n  farbus plan topology cube.toml      the links, and what each host does when\n  \
+    farbus plan topology cube.toml --json")]
 pub struct Args {
     /// Hosts and cables, as TOML.
     file: PathBuf,
-    /// For programs.
+    /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }
