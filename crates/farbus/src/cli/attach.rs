@@ -42,7 +42,7 @@ use crate::importer::options::cache::Cache;
 use crate::importer::options::transport::Over;
 use crate::link::modules::recipe;
 
-/// Use a device of another machine here, until detached or interrupted.
+/// Use a device of another machine here, until detached.
 ///
 /// It stays until Ctrl-C, 'farbus detach', or the loss of the device.
 #[derive(Debug, clap::Args)]

@@ -13,7 +13,7 @@ use super::output::say;
 /// How often the log is read while it is followed.
 const READ_EVERY: Duration = Duration::from_millis(500);
 
-/// Show the audit log: what hosts used or were refused here, and who was allowed what.
+/// Show what hosts used or were refused here: the audit log.
 ///
 /// The log is kept in the state folder, in files of limited size; the oldest lines are dropped.
 #[derive(Debug, clap::Args)]

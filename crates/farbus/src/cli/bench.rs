@@ -42,12 +42,12 @@ pub const NAMES: [&str; 27] = [
     "survey",
 ];
 
-/// Measure farbus on this machine, against its peers and the papers' figures.
+/// Measure farbus here, against its peers and the papers' figures.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "It starts farbus-bench, from the folder of this program or from PATH.\n\n\
     Examples:\n  \
     farbus bench list                     what there is, and the target of each\n  \
-    farbus bench device                   a raw device in 4 KiB requests; 5 minutes\n  \
+    farbus bench device                   raw device, 4 KiB requests; 5 minutes\n  \
     farbus bench modules --plots .        what a pair of modules costs; 10 minutes\n  \
     farbus bench realtime --plots .       the real-time paper, in simulation\n  \
     farbus bench round-trip deep --quick  two of them, shortened\n  \

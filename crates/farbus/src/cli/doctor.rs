@@ -10,7 +10,7 @@ use super::output::{print_json, print_table, say, table};
 use checks::CHECKS;
 use finding::{Check, Finding, State};
 
-/// Show what this machine can do with farbus, and what to type for what it lacks.
+/// Show what this machine can do, and what to type for each lack.
 ///
 /// Looks only: nothing is changed, and no other host is asked.
 #[derive(Debug, clap::Args)]

@@ -17,14 +17,14 @@ use crate::common::events::{Event, Kind, Latest};
 /// How often the processes are asked.
 const ASK_EVERY: Duration = Duration::from_millis(200);
 
-/// Show what happens: who uses what, what is attached, links that are lost and come back.
+/// Show what happens: who uses what, and which links are lost.
 ///
 /// Begins with the latest events that the running shares, attachments and daemons of this user keep, and shows further
 /// ones as they happen, until Ctrl-C. For what paired hosts did earlier see 'farbus audit'.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  farbus events\n  farbus events --device disk\n  farbus events --lines 100 --no-follow\n  \
-    farbus events --json | jq -r 'select(.event == \"link-lost\") | .at + \" \" + .host'"
+    farbus events --json | jq 'select(.event == \"link-lost\") | .host'"
 )]
 pub struct Args {
     /// One JSON object a line.

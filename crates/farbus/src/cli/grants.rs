@@ -15,7 +15,7 @@ use crate::devices::identities::shared_now::{SharedNow, shared_now};
 use crate::hosts::trust::Trust;
 use crate::importer::client::Attribute;
 
-/// Let a paired host use devices of this one, or show what each may use.
+/// Let a paired host use devices, or show what each may use.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "A name that you gave a device (name=NAME) is allowed as a name. A name that farbus gave, such as disk2, stands for the device that has it now, if farbus can recognise that device again ('farbus identity list'). 'farbus forbid' withdraws a permission.\n\n\

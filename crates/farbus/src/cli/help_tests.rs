@@ -9,8 +9,8 @@ use super::Cli;
 
 /// The terminals that help is written for.
 const WIDTHS: [usize; 2] = [80, 100];
-/// Lines of a short help: it fits a terminal of 50 lines with its prompt.
-const SHORT_LINES_MAX: usize = 45;
+/// Lines of a short help: with its prompt it fits a terminal of 50 lines.
+const SHORT_LINES_MAX: usize = 49;
 /// Set to write the reference instead of comparing it: `cargo xtask book --bless`.
 const BLESS: &str = "FARBUS_BLESS";
 /// Where each of the sections of the reference begins that these tests write.
@@ -152,7 +152,7 @@ fn reference(text: &str) -> (String, Vec<String>) {
             let command = commands.iter().find(|(known, _)| known == name).map(|(_, command)| command.clone());
             if let Some(command) = command.or_else(|| hidden(name)) {
                 missing.retain(|other| other != name);
-                section(&command, name, &mut written);
+                section(&command, &mut written);
                 is_replaced = true;
             }
         }
@@ -167,18 +167,15 @@ fn hidden(name: &str) -> Option<Command> {
 }
 
 /// A command's section below its heading.
-fn section(command: &Command, name: &str, into: &mut String) {
-    let _ = writeln!(into, "\n{}\n", about(command, true));
+fn section(command: &Command, into: &mut String) {
+    let _ = writeln!(into, "\n{}", about(command, true));
     let usage = command.clone().render_usage().to_string();
     for line in usage.lines() {
         let line = line.trim().trim_start_matches("Usage:").trim();
-        let _ = writeln!(
-            into,
-            "    {}",
-            if line.starts_with("farbus") { line.to_owned() } else { format!("{name} {line}") }
-        );
+        let before = if line.starts_with("farbus") { "\n    " } else { " " };
+        let _ = write!(into, "{before}{line}");
     }
-    into.push('\n');
+    into.push_str("\n\n");
     let arguments: Vec<&Arg> = command
         .get_arguments()
         .filter(|argument| !argument.is_hide_set() && !matches!(argument.get_id().as_str(), "help" | "version"))

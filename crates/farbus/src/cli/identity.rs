@@ -17,7 +17,7 @@ use crate::devices::identities::shared_now::{SharedNow, shared_now};
 use crate::exporter::sources::what::What;
 use crate::importer::client::Attribute;
 
-/// Show which devices this host has shared, or give a device the identity of an earlier one.
+/// Show what this host has shared, or adopt an earlier identity.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "A device keeps its identity when it is renamed, plugged into another port or shared in another order; a copy has an identity of its own. Permissions and sessions follow the identity.\n\n\

@@ -13,7 +13,7 @@ use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureRepo
 use crate::importer::discovery::everywhere;
 use crate::importer::discovery::local_shares::{self, repeated};
 
-/// Show the devices of a host, or of all hosts that farbus knows and finds.
+/// Show the devices of a host, or of all hosts known and found.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Without HOST it shows this machine's own shares, the hosts that are paired with it (each asked over its encrypted link), and hosts nearby that announce themselves by mDNS.\n\n\

@@ -15,7 +15,7 @@ use crate::importer::client::Target;
 #[command(
     after_help = "Examples:\n  \
         farbus migrate lab3/disk --to desk2\n  \
-        farbus attach lab3/disk --wait=20           on desk2: before that, or within 20 s\n  \
+        farbus attach lab3/disk --wait=20       on desk2: before, or within 20 s\n  \
         farbus migrate lab3/disk --to desk2 --unmount",
     after_long_help = "Requests that are under way end first. Then the device keeps its state and waits 20 s for the other host, and for no other. If that host does not attach it in time, the device continues here. Afterwards the exporter refuses requests of the host that had it before.\n\n\
         The device needs a session: a paired host, or 'farbus attach --grace SECONDS'. A disk whose file programs have open (--via fuse) is not handed over: close them, or use --unmount.\n\n\
@@ -25,7 +25,7 @@ use crate::importer::client::Target;
         Its block disks (--via nbd, with --inherit there) go with it, too. Hand them over when QEMU has drained them: in its state 'pre-switchover' (capability pause-before-switchover).\n\n\
         Examples:\n  \
         farbus migrate lab3/disk --to desk2\n  \
-        farbus attach lab3/disk --wait=20           on desk2: before that, or within 20 s\n  \
+        farbus attach lab3/disk --wait=20       on desk2: before, or within 20 s\n  \
         farbus migrate lab3/disk --to desk2 --unmount"
 )]
 pub struct Args {

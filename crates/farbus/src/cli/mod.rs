@@ -47,12 +47,20 @@ use crate::link::modules::program;
     version,
     max_term_width = 100,
     propagate_version = true,
+    help_template = "{about-with-newline}\n{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
     after_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
         farbus share usb:1-1.4              offer a USB device ('farbus share --list')\n  \
         farbus list lab3                    what does lab3 offer?\n  \
         farbus attach lab3/disk             use its disk here\n  \
-        farbus pair                         make another host and this one know each other\n  \
+        farbus demo                         see it all work, in ten seconds\n\n\
+        'farbus COMMAND --help' has options and examples, and 'farbus help' exit codes.",
+    after_long_help = "Examples:\n  \
+        farbus share disk:backup.img zero   offer a disk image and a test device\n  \
+        farbus share usb:1-1.4              offer a USB device ('farbus share --list')\n  \
+        farbus pair                         let two hosts know each other\n  \
+        farbus list lab3                    what does lab3 offer?\n  \
+        farbus attach lab3/disk             use its disk here\n  \
         farbus demo                         see it all work, in ten seconds\n\n\
         Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device."
 )]
@@ -67,7 +75,7 @@ enum Verb {
     List(list::Args),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
-    /// Hold a virtual machine's device still, before the machine migrates.
+    /// Hold a virtual machine's device before the machine migrates.
     #[command(
         after_help = "A machine that has a device by '--via redir' migrates between two QEMUs of this host. Start the destination with the same options and '-incoming', connected to the same socket; then hold the device, and migrate. The guest waits for the device meanwhile, and loses nothing.\n\n\
         Between two hosts use 'farbus migrate lab3/disk --to HOST' in its place.\n\n\
@@ -76,7 +84,7 @@ enum Verb {
         farbus resume lab3/disk      only if the migration failed"
     )]
     Hold(attach::MovingArgs),
-    /// Let a device that is held continue, because the machine did not migrate.
+    /// Let a held device continue: the machine did not migrate.
     #[command(after_help = "After a migration that succeeded the device continues by itself.\n\n\
         Examples:\n  farbus hold lab3/disk\n  farbus resume lab3/disk      the migration failed: the guest continues here")]
     Resume(attach::MovingArgs),

@@ -29,7 +29,7 @@ use farbus_io::sys::writeback::protect_writeback_path;
 use farbus_session::block::BlockExport;
 use serde::Serialize;
 
-/// Serve block devices of this machine to programs that speak NBD, until interrupted.
+/// Serve block devices of this machine to programs that speak NBD.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "WHAT is one of:\n  \
         block:PATH[,ro][,offset=BYTES][,size=BYTES][,scratch[=BYTES|=/PATH]]\n      \

@@ -35,7 +35,7 @@ use crate::importer::client::Attribute;
 /// How often to ask for the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Move a shared disk to another place, or swap a USB device for its twin, in use.
+/// Move a disk, or swap a USB device for its twin, while in use.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  \

@@ -28,7 +28,7 @@ const GLANCE: Duration = Duration::from_millis(100);
     at = {roof = \"lab3\"}      a host that is paired under another name\n\n\
     Bring the same plan up on each of them, in any order, at any time.\n\n\
     Examples:\n  \
-    farbus topology plan cube.toml    what will be which link, and what waits for what\n  \
+    farbus topology plan cube.toml    what will be which link\n  \
     farbus topology up cube.toml      now, and every time the daemon starts\n  \
     farbus topology status\n  farbus topology down"
 )]

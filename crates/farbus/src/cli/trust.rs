@@ -27,7 +27,7 @@ pub struct IdArgs {
     json: bool,
 }
 
-/// Make this host and another know each other, with a code that you carry between them.
+/// Make this host and another know each other, with a code.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "A code is valid for one pairing. After three wrong tries farbus makes a new one; after nine it stops. Pairing alone permits nothing: see 'farbus allow'.\n\n\

@@ -31,17 +31,20 @@ fn run(program: &str, arguments: &[&str]) -> String {
 /// An ext4 file system on a loop device over a disk's file, mounted. Dropping it removes what is left of it.
 struct Tree {
     device: String,
+    /// The device and inode number of the file below it.
+    file: String,
     at: PathBuf,
 }
 
 impl Tree {
     fn over(harness: &Harness, file: &Path) -> Self {
         let device = run("losetup", &["--find", "--show", "--direct-io=on", file.to_str().unwrap()]);
+        let file = file_below(&device);
         run("mkfs.ext4", &["-q", "-F", &device]);
         let at = harness.path("tree");
         fs::create_dir_all(&at).unwrap();
         run("mount", &[&device, at.to_str().unwrap()]);
-        Self { device, at }
+        Self { device, file, at }
     }
 
     /// Writes a file without syncing it.
@@ -55,8 +58,16 @@ impl Tree {
 impl Drop for Tree {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.at).output();
-        let _ = Command::new("losetup").args(["-d", &self.device]).output();
+        // farbus may have released it, and another test may have the device of this number since.
+        if file_below(&self.device) == self.file {
+            let _ = Command::new("losetup").args(["-d", &self.device]).output();
+        }
     }
+}
+
+/// What file a loop device is on; nothing if it is on none.
+fn file_below(device: &str) -> String {
+    run("losetup", &["--noheadings", "-O", "BACK-MAJ:MIN,BACK-INO", device])
 }
 
 /// Reads this file from the file system in an image.

@@ -32,7 +32,7 @@ use crate::importer::client::{ClientError, Target, list, name_of, open_disk};
 use crate::importer::disk::OpenedDisk;
 use crate::importer::port::DevicePort;
 
-/// See all of it work: share a disk, attach it, read its files back, in a few seconds.
+/// See it all work: share a disk, attach it, read its files back.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "It makes a small disk image in the temporary folder, shares it on a free port of this machine, attaches it as another machine would, and leaves nothing behind. As root it also mounts the disk.\n\n\

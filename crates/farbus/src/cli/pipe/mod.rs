@@ -41,9 +41,10 @@ const NS_PER_S: u64 = 1_000_000_000;
 /// How often to look for further processes that promise processor time.
 const GREETING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Run a function on a device's data each period, with a bound on their delay.
+/// Run a function on a device's data, with a bound on the delay.
 #[derive(Debug, clap::Args)]
 #[command(
+    override_usage = "farbus pipe [OPTIONS] <TARGET | --here DEVICE>\n            --rate <NUMBER> --buffer <NUMBER> --execution-us <US>",
     after_help = "Examples:\n  \
         farbus pipe --here can,traffic=paper --channel 4 \\\n      \
         --can 500000,250000,500000,500000,500000 --rate 2752 --buffer 128 \\\n      \

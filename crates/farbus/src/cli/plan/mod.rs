@@ -9,7 +9,7 @@ pub mod topology;
 
 use super::output::Failure;
 
-/// Compute what a USB bus, a processor and a network of hosts can carry.
+/// Compute what a bus, a processor and a network can carry.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  farbus plan bandwidth --speed full\n  farbus plan schedule car.toml --svg car.svg\n  \

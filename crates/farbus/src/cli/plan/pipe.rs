@@ -13,12 +13,16 @@ use crate::importer::client::Attribute;
 
 /// Compute budget, period and worst delay of a tuned pipe.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Examples:\n  \
+#[command(
+    override_usage = "farbus plan pipe [OPTIONS] --rate <BITS/S> --buffer <BYTES>\n                 --execution-us <US>",
+    after_help = "Examples:\n  \
     farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000\n    \
     512 kbit/s into a buffer of 128 bytes, and a function that takes 1 ms\n\n  \
     farbus plan pipe --rate 1409024 --buffer 8192 --execution-us 2000 \\\n      \
-    --endpoint-rate 2250000 --receiver-us 14000 --task 2000/14000 --io-percent 1\n    \
-    beside other tasks, and a bottom half that takes 1 % of the processor")]
+    --endpoint-rate 2250000 --receiver-us 14000 --task 2000/14000 \\\n      \
+    --io-percent 1\n    \
+    beside other tasks, and a bottom half that takes 1 % of the processor"
+)]
 pub struct Args {
     /// Bits a second that arrive.
     #[arg(long, value_name = "BITS/S")]
