@@ -52,87 +52,96 @@ pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>>
 }
 
 /// Runs the cases and prints a line as each ends: up to `jobs` at a time, and then, one by one, those that have to run
-/// alone. A case that failed beside another is repeated alone: only that result counts. If there are many cases, one
-/// that failed alone is repeated once more at the end, because a shared machine is never quite idle.
+/// alone. Each result is final. When all have ended, the cases that failed are repeated alone, and what came of it is
+/// printed: a diagnosis, which changes neither the score nor the records.
 pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
+    run_with(cases, jobs, |case, purpose| try_case(workshop, case, purpose))
+}
+
+fn run_with(cases: &[&'static Case], jobs: usize, run_one: impl Fn(&Case, Purpose) -> Verdict + Sync) -> Score {
     let (alone, together): (VecDeque<_>, VecDeque<_>) =
         cases.iter().copied().partition(|case| jobs == 1 || cases::runs_alone(case));
-    let score = Mutex::new(Score::default());
-    let (waiting, again) = (Mutex::new(together), Mutex::new(Vec::new()));
+    let results = Mutex::new((Score::default(), Vec::new()));
+    let count = |case: &'static Case| {
+        let verdict = run_one(case, Purpose::Result);
+        let (score, failed) = &mut *results.lock().unwrap_or_else(PoisonError::into_inner);
+        match verdict {
+            Verdict::Passed => score.passed += 1,
+            Verdict::Skipped => score.skipped += 1,
+            Verdict::Failed => {
+                score.failed += 1;
+                failed.push(case);
+            }
+        }
+    };
+    let waiting = Mutex::new(together);
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     std::thread::scope(|scope| {
         for _ in 0..jobs {
             scope.spawn(|| {
                 while let Some(case) = next() {
-                    if try_case(workshop, case, &score, Attempt::First) == Verdict::Open {
-                        again.lock().unwrap_or_else(PoisonError::into_inner).push(case);
-                    }
+                    count(case);
                 }
             });
         }
     });
-    let mut again = again.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let attempt = if jobs == 1 || cases.len() == 1 { Attempt::Last } else { Attempt::First };
-    again.extend(alone.into_iter().filter(|case| try_case(workshop, case, &score, attempt) == Verdict::Open));
-    for case in again {
-        try_case(workshop, case, &score, Attempt::Last);
+    alone.into_iter().for_each(count);
+    let (score, failed) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if cases.len() > 1 {
+        for case in failed.into_iter().take(DIAGNOSED_MAX) {
+            run_one(case, Purpose::Diagnosis);
+        }
     }
-    score.into_inner().unwrap_or_else(PoisonError::into_inner)
+    score
 }
 
-/// Whether a failure is final.
+/// Failed cases that are repeated. If more fail, the fault is hardly that they ran beside each other.
+const DIAGNOSED_MAX: usize = 4;
+
+/// Why a case runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Attempt {
-    First,
-    Last,
+enum Purpose {
+    /// Its result counts, and is recorded.
+    Result,
+    /// It failed, and runs again alone so that one reads whether it fails then, too.
+    Diagnosis,
 }
 
-/// Whether a case has a final result.
-#[derive(PartialEq, Eq)]
+/// The result of one case.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    Given,
-    /// It failed beside others, and is tried again.
-    Open,
+    Passed,
+    Skipped,
+    Failed,
 }
 
-fn try_case(workshop: &Workshop, case: &Case, score: &Mutex<Score>, attempt: Attempt) -> Verdict {
+fn try_case(workshop: &Workshop, case: &Case, purpose: Purpose) -> Verdict {
     let start = Instant::now();
     let lab = workshop.lab(case.name);
     let outcome = (case.run)(&lab);
     let seconds = start.elapsed().as_secs_f64();
-    if attempt == Attempt::First
-        && let Err(error) = &outcome
-        && !matches!(error, Error::Skip(_))
-    {
-        let note = error.to_string().replace('\n', "\n    ");
-        println!("{:<24} failed, and is tried again alone: {seconds:6.1} s  {note}", case.name);
-        return Verdict::Open;
+    if purpose == Purpose::Result {
+        let record = match &outcome {
+            Ok(note) => Record::passed(case.name, note, &lab.met()),
+            Err(Error::Skip(_)) => Record::skipped(case.name),
+            Err(_) => Record::failed(case.name),
+        };
+        if let Err(error) = record.write(workshop.records()) {
+            eprintln!("rig: no record of {}: {error}", case.name);
+        }
     }
-    let record = match &outcome {
-        Ok(note) => Record::passed(case.name, note, &lab.met()),
-        Err(Error::Skip(_)) => Record::skipped(case.name),
-        Err(_) => Record::failed(case.name),
+    let (verdict, word, note) = match outcome {
+        Ok(note) => (Verdict::Passed, "ok", note),
+        Err(Error::Skip(why)) => (Verdict::Skipped, "SKIPPED", why),
+        Err(error) => (Verdict::Failed, "FAILED", error.to_string().replace('\n', "\n    ")),
     };
-    if let Err(error) = record.write(workshop.records()) {
-        eprintln!("rig: no record of {}: {error}", case.name);
+    match purpose {
+        Purpose::Result => println!("{:<24} {word:<7} {seconds:6.1} s  {note}", case.name),
+        Purpose::Diagnosis => {
+            println!("{:<24} again, alone: {word}, {seconds:.1} s (it failed all the same)  {note}", case.name)
+        }
     }
-    let mut score = score.lock().unwrap_or_else(PoisonError::into_inner);
-    let (verdict, note) = match outcome {
-        Ok(note) => {
-            score.passed += 1;
-            ("ok", note)
-        }
-        Err(Error::Skip(why)) => {
-            score.skipped += 1;
-            ("SKIPPED", why)
-        }
-        Err(error) => {
-            score.failed += 1;
-            ("FAILED", error.to_string().replace('\n', "\n    "))
-        }
-    };
-    println!("{:<24} {verdict:<7} {seconds:6.1} s  {note}", case.name);
-    Verdict::Given
+    verdict
 }
 
 #[cfg(test)]
@@ -177,5 +186,32 @@ mod tests {
         assert!(!score.is_good(false));
         assert!(score.is_good(true));
         assert_eq!(score.to_string(), "3 passed, 0 failed, 1 skipped");
+    }
+
+    #[test]
+    fn a_failure_counts_even_if_the_case_passes_alone() {
+        let cases = select(&["smoke".into(), "kernel-self".into(), "pair-xhci".into()], &[]).unwrap();
+        for jobs in [1, 2] {
+            let ran = Mutex::new(Vec::new());
+            let score = run_with(&cases, jobs, |case, purpose| {
+                ran.lock().unwrap().push((case.name, purpose == Purpose::Diagnosis));
+                if case.name == "smoke" && purpose == Purpose::Result { Verdict::Failed } else { Verdict::Passed }
+            });
+            assert_eq!(score, Score { passed: 2, failed: 1, skipped: 0 });
+            assert!(!score.is_good(true));
+            let ran = ran.into_inner().unwrap();
+            assert_eq!(ran.len(), 4, "{ran:?}");
+            assert_eq!(ran.last(), Some(&("smoke", true)));
+        }
+    }
+
+    #[test]
+    fn one_case_is_not_repeated() {
+        let ran = Mutex::new(0);
+        let score = run_with(&select(&["smoke".into()], &[]).unwrap(), 2, |_, _| {
+            *ran.lock().unwrap() += 1;
+            Verdict::Failed
+        });
+        assert_eq!((score.failed, ran.into_inner().unwrap()), (1, 1));
     }
 }
