@@ -20,7 +20,7 @@ const GUEST: &str = "10.0.2.15";
 const OTHER_GUEST: &str = "10.0.2.16";
 
 /// What all cases share and none changes.
-pub struct Workshop {
+pub struct Rig {
     kernel: PathBuf,
     base: Base,
     farbus: Option<PathBuf>,
@@ -35,9 +35,9 @@ pub struct Workshop {
     pub steps: Vec<String>,
 }
 
-/// A workshop with one case in it.
+/// A rig with one case in it.
 pub struct Lab<'a> {
-    workshop: &'a Workshop,
+    rig: &'a Rig,
     name: &'static str,
     boots: std::cell::Cell<u32>,
     met: RefCell<BTreeMap<String, String>>,
@@ -107,7 +107,7 @@ impl Default for Boot<'_> {
     }
 }
 
-impl Workshop {
+impl Rig {
     /// Checks or installs the prerequisites, and prepares kernel, programs and folders.
     pub fn open(farbus: Option<PathBuf>, logs: Option<PathBuf>, times: u32, steps: Vec<String>) -> Result<Self> {
         prerequisites::ensure()?;
@@ -132,7 +132,7 @@ impl Workshop {
 
     /// The environment of the case with this name.
     pub fn lab(&self, name: &'static str) -> Lab<'_> {
-        Lab { workshop: self, name, boots: std::cell::Cell::new(0), met: RefCell::new(self.versions.clone()) }
+        Lab { rig: self, name, boots: std::cell::Cell::new(0), met: RefCell::new(self.versions.clone()) }
     }
 
     /// Where the logs go.
@@ -146,7 +146,7 @@ impl Workshop {
     }
 }
 
-impl Drop for Workshop {
+impl Drop for Rig {
     fn drop(&mut self) {
         // Images are made anew each time; what cannot be removed now is in the target folder anyway.
         let _ = std::fs::remove_dir_all(&self.scratch);
@@ -156,12 +156,12 @@ impl Drop for Workshop {
 impl Lab<'_> {
     /// How many passes a repeating case makes.
     pub fn times(&self) -> u32 {
-        self.workshop.times
+        self.rig.times
     }
 
     /// Whether this step of the case is to run.
     pub fn tries(&self, step: &str) -> bool {
-        self.workshop.steps.is_empty() || self.workshop.steps.iter().any(|wanted| wanted == step)
+        self.rig.steps.is_empty() || self.rig.steps.iter().any(|wanted| wanted == step)
     }
 
     /// Boots a machine for this case.
@@ -173,12 +173,12 @@ impl Lab<'_> {
             role => format!("{}.{role}", self.name),
         };
         let root = self.scratch(&format!("{name}.cpio"));
-        write_whole(&root, &self.workshop.base.image(&script(boot), boot.modules, boot.programs)?)?;
+        write_whole(&root, &self.rig.base.image(&script(boot), boot.modules, boot.programs)?)?;
         Guest::boot(&Spec {
-            kernel: &self.workshop.kernel,
+            kernel: &self.rig.kernel,
             root: &root,
             patience: boot.patience,
-            logs: &self.workshop.logs,
+            logs: &self.rig.logs,
             name: &name,
             capture: boot.capture.clone(),
             network: &boot.network,
@@ -192,18 +192,18 @@ impl Lab<'_> {
 
     /// The farbus under test, or the reason to skip the case.
     pub fn farbus(&self) -> Result<Farbus> {
-        Farbus::new(self.program()?, &self.scratch("run"), &self.workshop.logs, self.name)
+        Farbus::new(self.program()?, &self.scratch("run"), &self.rig.logs, self.name)
     }
 
     fn program(&self) -> Result<PathBuf> {
-        self.workshop.farbus.clone().ok_or_else(|| {
+        self.rig.farbus.clone().ok_or_else(|| {
             Error::Skip("no farbus program: build it (cargo build --release -p farbus) or give --farbus PATH".into())
         })
     }
 
     /// A host of this name, with a key of its own.
     pub fn host(&self, name: &'static str) -> Result<Host> {
-        Host::new(self.program()?, name, &self.scratch("hosts"), &self.workshop.logs.join(self.name))
+        Host::new(self.program()?, name, &self.scratch("hosts"), &self.rig.logs.join(self.name))
     }
 
     /// `farbus share` on the host's loopback, ready for connections.
@@ -213,12 +213,12 @@ impl Lab<'_> {
 
     /// A file of this case that goes away after the run.
     pub fn scratch(&self, name: &str) -> PathBuf {
-        self.workshop.scratch.join(format!("{}.{name}", self.name))
+        self.rig.scratch.join(format!("{}.{name}", self.name))
     }
 
     /// The folder for files that are made or fetched once.
     pub fn cache(&self) -> &Path {
-        &self.workshop.cache
+        &self.rig.cache
     }
 
     /// Notes the version of a peer that is not from this distribution.
@@ -233,7 +233,7 @@ impl Lab<'_> {
 
     /// A file of this case that stays with the logs.
     pub fn log(&self, name: &str) -> PathBuf {
-        self.workshop.logs.join(format!("{}.{name}", self.name))
+        self.rig.logs.join(format!("{}.{name}", self.name))
     }
 }
 

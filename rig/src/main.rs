@@ -1,7 +1,7 @@
 //! The rig's command line.
 
 use clap::{Parser, Subcommand};
-use farbus_rig::lab::{Workshop, records_folder};
+use farbus_rig::lab::{Rig, records_folder};
 use farbus_rig::{Error, Result, cases, interop, peers, record, run};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -67,8 +67,8 @@ fn main() -> ExitCode {
             Ok(true)
         }
         Command::Run { names, except, farbus, times, step, log_dir, jobs, allow_skip } => {
-            let workshop = || Workshop::open(farbus, log_dir, times, step);
-            try_cases(&names, &except, workshop, jobs.map_or_else(processors, |jobs| jobs as usize), allow_skip)
+            let rig = || Rig::open(farbus, log_dir, times, step);
+            try_cases(&names, &except, rig, jobs.map_or_else(processors, |jobs| jobs as usize), allow_skip)
         }
         Command::Peer { what } => {
             peers::crate_server::serve(&what).map(|()| true).map_err(Error::io(format!("serve a {what}")))
@@ -88,14 +88,14 @@ fn main() -> ExitCode {
 fn try_cases(
     names: &[String],
     except: &[String],
-    workshop: impl FnOnce() -> Result<Workshop>,
+    rig: impl FnOnce() -> Result<Rig>,
     jobs: usize,
     allow_skip: bool,
 ) -> Result<bool> {
     let chosen = run::select(names, except)?;
-    let workshop = workshop()?;
-    let score = run::run(&workshop, &chosen, jobs);
-    println!("logs: {}", workshop.logs().display());
+    let rig = rig()?;
+    let score = run::run(&rig, &chosen, jobs);
+    println!("logs: {}", rig.logs().display());
     println!("{score}");
     Ok(score.is_good(allow_skip))
 }

@@ -1,7 +1,7 @@
 //! Runs cases, several at a time where possible, and counts the results.
 
 use crate::cases::{self, Case};
-use crate::lab::Workshop;
+use crate::lab::Rig;
 use crate::record::Record;
 use crate::{Error, Result};
 use std::collections::VecDeque;
@@ -54,8 +54,8 @@ pub fn select(names: &[String], except: &[String]) -> Result<Vec<&'static Case>>
 /// Runs the cases and prints a line as each ends: up to `jobs` at a time, and then, one by one, those that have to run
 /// alone. Each result is final. When all have ended, the cases that failed are repeated alone, and what came of it is
 /// printed: a diagnosis, which changes neither the score nor the records.
-pub fn run(workshop: &Workshop, cases: &[&'static Case], jobs: usize) -> Score {
-    run_with(cases, jobs, |case, purpose| try_case(workshop, case, purpose))
+pub fn run(rig: &Rig, cases: &[&'static Case], jobs: usize) -> Score {
+    run_with(cases, jobs, |case, purpose| try_case(rig, case, purpose))
 }
 
 fn run_with(cases: &[&'static Case], jobs: usize, run_one: impl Fn(&Case, Purpose) -> Verdict + Sync) -> Score {
@@ -115,9 +115,9 @@ enum Verdict {
     Failed,
 }
 
-fn try_case(workshop: &Workshop, case: &Case, purpose: Purpose) -> Verdict {
+fn try_case(rig: &Rig, case: &Case, purpose: Purpose) -> Verdict {
     let start = Instant::now();
-    let lab = workshop.lab(case.name);
+    let lab = rig.lab(case.name);
     let outcome = (case.run)(&lab);
     let seconds = start.elapsed().as_secs_f64();
     if purpose == Purpose::Result {
@@ -126,7 +126,7 @@ fn try_case(workshop: &Workshop, case: &Case, purpose: Purpose) -> Verdict {
             Err(Error::Skip(_)) => Record::skipped(case.name),
             Err(_) => Record::failed(case.name),
         };
-        if let Err(error) = record.write(workshop.records()) {
+        if let Err(error) = record.write(rig.records()) {
             eprintln!("rig: no record of {}: {error}", case.name);
         }
     }

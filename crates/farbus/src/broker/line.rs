@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::broker_policy::BrokerPolicy;
 use super::protocol::{Answer, Question, to_json};
-use super::replacement::Replacement;
+use super::replacement::ReplacementProcess;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::Identified;
 
@@ -162,10 +162,10 @@ impl Broker {
     ///
     /// # Errors
     /// The system or the policy refuses.
-    pub fn replacement(&self) -> io::Result<Replacement> {
+    pub fn replacement(&self) -> io::Result<ReplacementProcess> {
         let (pid, fd) = self.ask(&Question::Replacement, None)?;
         let fd = fd.ok_or_else(|| io::Error::other("no descriptor came along"))?;
-        Ok(Replacement { pid, passage: Passage::over(fd) })
+        Ok(ReplacementProcess { pid, passage: Passage::over(fd) })
     }
 
     /// Identifies a USB device.

@@ -38,6 +38,6 @@ mod taken;
 pub use broker_policy::BrokerPolicy;
 pub use line::Broker;
 pub use protocol::HandoverState;
-pub use replacement::{Replacement, ReplacementStart, handover_state};
+pub use replacement::{ReplacementProcess, ReplacementStart, handover_state};
 pub use rights::run;
 pub use system_access::SystemAccess;

@@ -17,7 +17,7 @@ use super::protocol::{HandoverState, to_json};
 
 /// A replacement process and the passage to it.
 #[derive(Debug)]
-pub struct Replacement {
+pub struct ReplacementProcess {
     /// Its process id.
     pub pid: u32,
     /// The passage to it. The replacement sees its end once the old process and the old broker have both ended.

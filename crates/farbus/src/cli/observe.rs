@@ -77,10 +77,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut seen = Vec::new();
     let mut linked = client.observe(target, &mut seen)?;
-    let session_stop = linked.session_stop();
+    let stop_signal = linked.stop_signal();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
-            session_stop.quit();
+            stop_signal.end();
         }
     });
     say(format!("{target} is observed   (Ctrl-C ends)"));

@@ -136,10 +136,10 @@ fn read(args: &ReadArgs) -> Result<(), Failure> {
     }
     let wanted = if args.latest { Wanted::Latest } else { Wanted::All };
     let mut frames = open_stream(&client, target, wanted)?;
-    let session_stop = frames.session_stop();
+    let stop_signal = frames.stop_signal();
     thread::spawn(move || {
         if signals.forever().next().is_some() {
-            session_stop.quit();
+            stop_signal.end();
         }
     });
     let mut report = Report { format: frames.description().format.to_string(), ..Report::default() };

@@ -16,4 +16,5 @@ pub mod process_status;
 pub mod processor_leases;
 pub mod runtime_folder;
 pub mod socket_place;
+pub mod stop_signal;
 pub mod units;

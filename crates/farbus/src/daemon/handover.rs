@@ -157,11 +157,11 @@ fn unexpected(word: &Word) -> io::Error {
 }
 
 /// The old process's end of the passage to its replacement.
-pub struct Replacement {
+pub struct ReplacementPassage {
     passage: Passage,
 }
 
-impl Replacement {
+impl ReplacementPassage {
     /// Uses the passage to a process that was started.
     pub fn new(passage: Passage) -> Self {
         Self { passage }
@@ -373,9 +373,9 @@ mod tests {
     use super::*;
     use std::thread;
 
-    fn both() -> (Replacement, Predecessor) {
+    fn both() -> (ReplacementPassage, Predecessor) {
         let (ours, theirs) = Passage::pair().unwrap();
-        (Replacement::new(ours), Predecessor::new(Passage::over(theirs)))
+        (ReplacementPassage::new(ours), Predecessor::new(Passage::over(theirs)))
     }
 
     fn passed_on() -> PassedOn {

@@ -17,12 +17,12 @@ use tracing::{debug, info, warn};
 
 use super::attachment::{Going, Kept};
 use super::config::Config;
-use super::handover::{self, Leaving, Passed, PassedOn, Replacement, Taken, TakenOver};
+use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
 use super::modules::ReadyModules;
 use super::spec::Shared;
 use super::topology_links::{Joining, Sight};
 use super::topology_plan::plan_path;
-use crate::broker::{Broker, Replacement as Started, SystemAccess};
+use crate::broker::{Broker, ReplacementProcess, SystemAccess};
 use crate::common::control::{Answer, Question, TopologyAct};
 use crate::common::failure::Failure;
 use crate::common::listen_words::listen_failure;
@@ -570,8 +570,8 @@ impl Supervisor {
             return Err(Failure::new(Attribute::Refused, format!("{}; {what}\n  {next}", torn.join(", "))));
         }
         let failed = |error: std::io::Error| Failure::local(format!("this process goes on: {error}"));
-        let Started { pid, passage } = self.broker.replacement().map_err(failed)?;
-        let replacement = Replacement::new(passage);
+        let ReplacementProcess { pid, passage } = self.broker.replacement().map_err(failed)?;
+        let replacement = ReplacementPassage::new(passage);
         let (taken, still) = replacement
             .wait()
             .and_then(|()| self.pass_on(&has, &going, &replacement, (pid, interrupt)))
@@ -592,7 +592,7 @@ impl Supervisor {
         &self,
         has: &Has,
         going: &[(&String, Going)],
-        replacement: &Replacement,
+        replacement: &ReplacementPassage,
         (pid, interrupt): (u32, bool),
     ) -> std::io::Result<(Taken, Duration)> {
         let began = Instant::now();

@@ -29,16 +29,15 @@ mod remote_usb;
 mod running;
 mod shown_disk;
 mod steering;
-mod stop_signal;
 pub mod stream;
 mod table;
 pub mod tuned_pipe;
 
+pub use crate::common::stop_signal::StopSignal;
 pub use attachment::{Attachment, Ended, Export, Introduction, Restored, Status, over, undurable};
 pub use front_end::{FrontEnd, Need, Prepared, Request, Via, tell_reason};
 pub use fuse::FileAttachment;
 pub use handle::{Handle, Migration, Refused};
 pub use running::{AttachmentStatus, Running};
 pub use steering::steer;
-pub use stop_signal::StopSignal;
 pub use table::FRONT_ENDS;

@@ -6,8 +6,9 @@ use std::{fmt, io};
 use farbus_session::native::control::{Cause, Mode};
 use farbus_session::native::{RemoteStream, stream};
 
+use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{Attribute, Client, ClientError, FailureReport, Target};
-use crate::importer::session::connection::{Linked, SessionStop};
+use crate::importer::session::connection::Linked;
 
 pub use stream::{Description, Format, Frame, PixelFormat};
 
@@ -58,11 +59,11 @@ impl Frames {
     }
 
     /// Ends [`Frames::next_frame`] from any thread.
-    pub fn session_stop(&self) -> SessionStop {
-        self.linked.session_stop()
+    pub fn stop_signal(&self) -> StopSignal {
+        self.linked.stop_signal()
     }
 
-    /// Waits for the next frame; `None` once another thread has ended the stream by [`Frames::session_stop`].
+    /// Waits for the next frame; `None` once another thread has ended the stream by [`Frames::stop_signal`].
     ///
     /// # Errors
     /// Why there is none: the attribute is *gone* when the source has ended.

@@ -19,11 +19,12 @@ use farbus_session::native::control::{Cause, End, Mode};
 use farbus_session::native::{Attached, RemoteBlock};
 use farbus_session::snapshot;
 
+use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
 use crate::importer::port::{Cutter, DevicePort};
-use crate::importer::session::connection::{BLOCK_KIND, Linked, Redial, SessionStop};
+use crate::importer::session::connection::{BLOCK_KIND, Linked, Redial};
 use crate::importer::session::status::SessionStatus;
 
 /// How a disk is used.
@@ -136,7 +137,7 @@ impl OpenedDisk {
 
     /// Wraps a block device of a session.
     pub fn block(linked: Linked<RemoteBlock>) -> Self {
-        let (clock, status, cutter) = (linked.clock(), linked.status(), Cutter::of(linked.session_stop()));
+        let (clock, status, cutter) = (linked.clock(), linked.status(), Cutter::of(linked.stop_signal()));
         let way = Way::Device { is_movable: linked.is_movable() };
         Self { device: Box::new(SessionDisk { linked, is_left: false }), clock, way, cutter, status: Some(status) }
     }
@@ -225,8 +226,8 @@ impl OpenedDisk {
 }
 
 impl Cutter {
-    fn of(session_stop: SessionStop) -> Self {
-        Self::new(move || session_stop.quit())
+    fn of(stop_signal: StopSignal) -> Self {
+        Self::new(move || stop_signal.end())
     }
 }
 

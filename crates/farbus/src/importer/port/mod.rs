@@ -50,8 +50,8 @@ impl DevicePort {
                 Cutter::new(move || link.shut_down())
             }
             DevicePort::Session(port) => {
-                let session_stop = port.ask(Linked::session_stop);
-                Cutter::new(move || session_stop.quit())
+                let stop_signal = port.ask(Linked::stop_signal);
+                Cutter::new(move || stop_signal.end())
             }
         })
     }

@@ -5,7 +5,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::Duration;
@@ -22,6 +21,7 @@ use farbus_session::snapshot::{Reader, Writer};
 use tracing::{debug, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
+use crate::common::stop_signal::StopSignal;
 use crate::importer::session::status::SessionStatus;
 use crate::link::greeting;
 use crate::link::link_set::LinkSet;
@@ -63,7 +63,7 @@ pub struct Linked<A: Attached> {
     host: String,
     /// How many links of the first lane were made after its first.
     relinks: u32,
-    session_stop: SessionStop,
+    stop_signal: StopSignal,
     status: SessionStatus,
     /// Whether it is migrating to another host.
     is_migrating: bool,
@@ -140,7 +140,7 @@ impl<A: Attached> Linked<A> {
         let dialer = Dialer::start(dial)?;
         link_set.watch(&*dialer.wake)?;
         let readiness = link_set.readiness();
-        let session_stop = SessionStop { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let stop_signal = StopSignal::waking(Arc::clone(&dialer.wake));
         let status = SessionStatus::waking(Arc::clone(&dialer.wake), link_set.shown().clone());
         status.note_expected(remote.is_expected());
         if remote.goes_through("pause") {
@@ -155,7 +155,7 @@ impl<A: Attached> Linked<A> {
             clock,
             host,
             relinks: 0,
-            session_stop,
+            stop_signal,
             status,
             is_migrating: false,
             is_new_here: false,
@@ -210,8 +210,8 @@ impl<A: Attached> Linked<A> {
     }
 
     /// Ends it, from any thread.
-    pub fn session_stop(&self) -> SessionStop {
-        self.session_stop.clone()
+    pub fn stop_signal(&self) -> StopSignal {
+        self.stop_signal.clone()
     }
 
     /// Its status, which any thread may read.
@@ -285,7 +285,7 @@ impl<A: Attached> Linked<A> {
         if let Some(successor) = self.status.successor().filter(|_| self.end().is_none() && !self.is_migrating) {
             self.hand_over_to(successor, done);
         }
-        if self.end().is_none() && self.session_stop.is_quit.load(Ordering::Acquire) {
+        if self.end().is_none() && self.stop_signal.was_asked() {
             self.remote.handle_over(Cause::Asked, "given up here", done);
         }
         // While it has a link there is no such moment, and the clock need not be read.
@@ -367,7 +367,7 @@ impl<A: Attached> Linked<A> {
         let link_set = LinkSet::new()?;
         link_set.watch(&*dialer.wake)?;
         let readiness = link_set.readiness();
-        let session_stop = SessionStop { is_quit: Arc::default(), wake: Arc::clone(&dialer.wake) };
+        let stop_signal = StopSignal::waking(Arc::clone(&dialer.wake));
         let restored = ImporterSession::restore(clock.now(), LaneLimits::DEFAULT, from).map_err(wrong)?;
         let (session, mut remote): (_, Piped<A>) = restored;
         if let Err(reject) = remote.resume(through) {
@@ -389,7 +389,7 @@ impl<A: Attached> Linked<A> {
             clock,
             host,
             relinks,
-            session_stop,
+            stop_signal,
             status,
             is_migrating,
             is_new_here,
@@ -579,21 +579,6 @@ impl<A: Attached> Linked<A> {
         if let Some(link) = self.link_set.link() {
             link.finish_sending();
         }
-    }
-}
-
-/// Ends a session from any thread, whatever it waits for.
-#[derive(Clone, Debug)]
-pub struct SessionStop {
-    is_quit: Arc<AtomicBool>,
-    wake: Arc<Wake>,
-}
-
-impl SessionStop {
-    /// Ends it: the device is no longer needed.
-    pub fn quit(&self) {
-        self.is_quit.store(true, Ordering::Release);
-        self.wake.wake();
     }
 }
 

@@ -19,7 +19,12 @@ impl StopSignal {
     /// # Errors
     /// If the system has no more descriptors.
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { asked: Arc::default(), wake: Arc::new(Wake::new()?) })
+        Ok(Self::waking(Arc::new(Wake::new()?)))
+    }
+
+    /// A signal that has not been given, for a thread that waits on this event.
+    pub(crate) fn waking(wake: Arc<Wake>) -> Self {
+        Self { asked: Arc::default(), wake }
     }
 
     /// The event that wakes the thread, for others that have a reason to wake it.
