@@ -1,5 +1,7 @@
 //! The taps of the request path: which request passed which stage when. A fixed ring, written without allocation.
 
+use std::fmt;
+
 use crate::time::Instant;
 
 /// A stage of the request path, in the order in which a request passes them.
@@ -51,17 +53,34 @@ pub struct Ring {
     capacity: usize,
     next: usize,
     written: u64,
+    clock: Option<Clock>,
+}
+
+/// What tells the time of each tap.
+struct Clock(Box<dyn Fn() -> Instant + Send>);
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
 }
 
 impl Ring {
     /// A ring of `capacity` taps (rounded up to a power of two).
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.next_power_of_two();
-        Self { taps: Vec::with_capacity(capacity), capacity, next: 0, written: 0 }
+        Self { taps: Vec::with_capacity(capacity), capacity, next: 0, written: 0, clock: None }
     }
 
-    /// Records one tap.
+    /// Reads `clock` at each tap from now on. Without it, a tap has the time that its engine was given for a whole turn,
+    /// in which a request may pass several stages.
+    pub fn read_clock(&mut self, clock: impl Fn() -> Instant + Send + 'static) {
+        self.clock = Some(Clock(Box::new(clock)));
+    }
+
+    /// Records one tap. `at` is its time unless the ring reads a clock.
     pub fn tap(&mut self, key: u64, endpoint: u8, stage: Stage, at: Instant) {
+        let at = self.clock.as_ref().map_or(at, |Clock(now)| now());
         let tap = Tap { key, endpoint, stage, at };
         if self.taps.len() < self.capacity {
             self.taps.push(tap);
@@ -96,5 +115,16 @@ mod tests {
         }
         assert_eq!(ring.taps().map(|tap| tap.key).collect::<Vec<_>>(), [2, 3, 4, 5]);
         assert_eq!(ring.written(), 6);
+    }
+
+    #[test]
+    fn taps_of_one_turn_have_their_own_times_if_the_ring_reads_a_clock() {
+        let mut ring = Ring::new(4);
+        let ticks = std::sync::atomic::AtomicU64::new(7);
+        ring.read_clock(move || Instant::from_nanos(ticks.fetch_add(5, std::sync::atomic::Ordering::Relaxed)));
+        for stage in [Stage::Received, Stage::Submitted, Stage::Completed] {
+            ring.tap(1, 0x81, stage, Instant::from_nanos(2));
+        }
+        assert_eq!(ring.taps().map(|tap| tap.at.as_nanos()).collect::<Vec<_>>(), [7, 12, 17]);
     }
 }

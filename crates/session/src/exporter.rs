@@ -455,6 +455,11 @@ impl<D: Device> Exporter<D> {
         &self.trace
     }
 
+    /// Reads `clock` at each tap from now on: see [`Ring::read_clock`].
+    pub fn trace_with_clock(&mut self, clock: impl Fn() -> Instant + Send + 'static) {
+        self.trace.read_clock(clock);
+    }
+
     /// Ends the connection: cancels everything in flight, resets and syncs the device and returns it, ready for the
     /// next client.
     pub fn finish(mut self, now: Instant) -> Option<D> {

@@ -105,6 +105,10 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
         link.shut_down();
         return shared.sessions.end(number);
     }
+    if serving.trace.is_on() {
+        let clock = serving.clock;
+        exporter.trace_with_clock(move || clock.now());
+    }
     let mut engine = Engine {
         link,
         exporter,

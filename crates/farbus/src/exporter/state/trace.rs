@@ -18,6 +18,11 @@ impl TraceWriter {
         *self.0.lock().expect("no session panics while it writes") = Some(file);
     }
 
+    /// Whether traces are written. Then each tap is worth reading the clock.
+    pub fn is_on(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Writes the last taps of a connection that has ended. An error is logged.
     pub fn write(&self, peer: &str, exporter: &Exporter<Box<dyn Device>>) {
         let mut trace = self.0.lock().unwrap_or_else(PoisonError::into_inner);
