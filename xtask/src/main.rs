@@ -24,6 +24,7 @@ mod git;
 mod library;
 mod man;
 mod meter;
+mod package;
 mod packages;
 mod parts;
 mod prerequisites;
@@ -90,6 +91,8 @@ enum Command {
     Interop,
     /// Build the release program as it is shipped, its debug information apart
     Dist(dist::Arguments),
+    /// Make the Debian package, the static program and the container image; test the package
+    Package(package::Arguments),
     /// List what the release program consists of, by section and by crate
     Size(size::Arguments),
     /// Generate shell completions and man pages
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         Command::Rig(arguments) => rig::run(&arguments),
         Command::Interop => rig::write_interop(),
         Command::Dist(arguments) => dist::run(&arguments),
+        Command::Package(arguments) => package::run(&arguments),
         Command::Size(arguments) => size::run(&arguments),
         Command::Man(arguments) => man::run(&arguments),
         Command::Demo => demo::run(),

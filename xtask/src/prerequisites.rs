@@ -17,19 +17,25 @@ struct Package {
 /// The package of each program or file that a step uses.
 const PACKAGES: &[Package] = &[
     // To link anything at all.
-    Package { name: "gcc", steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo"] },
-    Package { name: "libc6-dev", steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo"] },
+    Package {
+        name: "gcc",
+        steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
+    },
+    Package {
+        name: "libc6-dev",
+        steps: &["clippy", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"],
+    },
     // Splits the release program into itself and its debug information.
-    Package { name: "binutils", steps: &["rig", "demo"] },
+    Package { name: "binutils", steps: &["rig", "demo", "package"] },
     // Brings the previous release out of the history. (Which parts of the gate run is asked of it too; without it all
     // do.)
     Package { name: "git", steps: &["upgrade"] },
     // Images with file systems in them, and mounting what farbus shows.
-    Package { name: "e2fsprogs", steps: &["test", "examples", "machine", "rig", "demo"] },
+    Package { name: "e2fsprogs", steps: &["test", "examples", "machine", "rig", "demo", "package"] },
     Package { name: "dosfstools", steps: &["test", "machine", "rig", "demo"] },
     Package { name: "fuse3", steps: &["test", "examples", "machine", "upgrade", "demo"] },
     Package { name: "mount", steps: &["test", "machine", "demo"] },
-    Package { name: "util-linux", steps: &["test", "machine", "demo"] },
+    Package { name: "util-linux", steps: &["test", "machine", "demo", "package"] },
     Package { name: "fio", steps: &["machine", "upgrade"] },
     Package { name: "nbdkit", steps: &["machine"] },
     // Other people's NBD clients.
@@ -39,15 +45,15 @@ const PACKAGES: &[Package] = &[
     // Reads our usbredir packets and says them again.
     Package { name: "libusbredirparser-dev", steps: &["test"] },
     // Networks that go silent.
-    Package { name: "iproute2", steps: &["machine", "rig"] },
+    Package { name: "iproute2", steps: &["machine", "rig", "package"] },
     Package { name: "procps", steps: &["machine"] },
     // Real kernels in virtual machines, what their guests run, and what reads their traffic.
-    Package { name: "qemu-system-x86", steps: &["rig"] },
-    Package { name: "linux-image-amd64", steps: &["rig"] },
+    Package { name: "qemu-system-x86", steps: &["rig", "package"] },
+    Package { name: "linux-image-amd64", steps: &["rig", "package"] },
     Package { name: "linux-source-6.1", steps: &["rig"] },
     Package { name: "busybox-static", steps: &["rig"] },
     Package { name: "cpio", steps: &["rig"] },
-    Package { name: "kmod", steps: &["rig"] },
+    Package { name: "kmod", steps: &["rig", "package"] },
     Package { name: "usbip", steps: &["rig"] },
     Package { name: "usbutils", steps: &["rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
@@ -65,6 +71,10 @@ const PACKAGES: &[Package] = &[
     // Fetches a client that is written in Python.
     Package { name: "python3-pip", steps: &["rig"] },
     Package { name: "xz-utils", steps: &["rig"] },
+    // A Debian package, what Debian says of it, and a Debian to install it in.
+    Package { name: "dpkg-dev", steps: &["package"] },
+    Package { name: "lintian", steps: &["package"] },
+    Package { name: "mmdebstrap", steps: &["package"] },
 ];
 
 /// Checks, and if need be installs, what the named steps need.

@@ -4,7 +4,7 @@
 
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
-use crate::{book, fuzz, prerequisites, rig, test, upgrade};
+use crate::{book, fuzz, package, prerequisites, rig, test, upgrade};
 use clap::Args;
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,7 @@ const PACE: [&str; 3] = ["pipes", "mixed", "congestion"];
 const RIG_TIMES: u32 = 10;
 
 pub fn run(arguments: &Arguments) -> Result<(), String> {
-    let steps = ["fuzz", "machine", "upgrade", "rig"];
+    let steps = ["fuzz", "machine", "upgrade", "rig", "package"];
     prerequisites::check(if arguments.skip_rig { &steps[..3] } else { &steps }, false)?;
     if let Done::Skipped(why) = book::build()? {
         println!("SKIPPED: {why}");
@@ -83,6 +83,7 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     if arguments.skip_rig {
         return Ok(());
     }
+    package::run_all()?;
     rig::run_cases(RIG_TIMES, &[])?;
     rig::run_case(RIG_FAULTS.0, RIG_FAULTS.1)
 }

@@ -7,13 +7,13 @@ use crate::cargo::{self, cargo};
 use crate::changes;
 use crate::parts::{self, Plan};
 use crate::steps::{self, Done, Step};
-use crate::{demo, deny, fuzz, library, prerequisites, rerun, rig, tidy, upgrade, workspace};
+use crate::{demo, deny, fuzz, library, package, prerequisites, rerun, rig, tidy, upgrade, workspace};
 use clap::Args;
 use std::process::Command;
 
 /// The steps in the order they run, cheapest first.
-pub const STEPS: [&str; 11] =
-    ["format", "clippy", "tidy", "deny", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo"];
+pub const STEPS: [&str; 12] =
+    ["format", "clippy", "tidy", "deny", "test", "examples", "fuzz", "machine", "upgrade", "rig", "demo", "package"];
 
 /// How long each fuzz target runs when it is one step among others.
 const FUZZ_SECONDS: u32 = 5;
@@ -31,6 +31,7 @@ const FUZZ_SECONDS: u32 = 5;
   upgrade   this version and the previous release with each other (xtask/previous.toml)
   rig       real kernels in virtual machines
   demo      what the README promises
+  package   the Debian package, in a fresh Debian and in a guest with systemd (root)
 
 The parts that xtask/gate.toml names run when a file that they test changed: since this branch left the main one, or since the commit that
 FARBUS_GATE_BASE names. Where that is not known, everything runs. What was left out is listed at the end with the line that runs it.
@@ -141,6 +142,7 @@ fn step(name: &'static str) -> Step {
         "upgrade" => Step::new(name, UPGRADE, || upgrade::run(&[])),
         "rig" => Step::new(name, "real kernels in virtual machines", || rig::run_cases(1, &[])),
         "demo" => Step::new(name, "what the README promises", demo::run),
+        "package" => Step::new(name, "the Debian package is installed, used, upgraded and purged", package::gate),
         _ => unreachable!("a name of STEPS"),
     }
 }

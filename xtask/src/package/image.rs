@@ -1,0 +1,161 @@
+//! The container image: one layer with the static program, in the layout of the OCI Image Format 1.0, as one archive that
+//! `podman load`, `docker load`, `skopeo` and `ctr` read.
+//!
+//! The same program makes the same image, byte for byte: times are 0, names are sorted.
+
+use crate::cargo;
+use crate::package::tree;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+/// The image's users: the process that reads from the network becomes `farbus`.
+const USERS: &str = "root:x:0:0:root:/root:/sbin/nologin\nfarbus:x:65520:65520:farbus:/var/lib/farbus:/sbin/nologin\n";
+const GROUPS: &str = "root:x:0:\nfarbus:x:65520:\n";
+
+/// Something that the image's layout names by its checksum.
+struct Blob {
+    digest: String,
+    bytes: u64,
+}
+
+impl Blob {
+    fn described(&self, media_type: &str) -> Value {
+        json!({"mediaType": media_type, "digest": format!("sha256:{}", self.digest), "size": self.bytes})
+    }
+}
+
+/// Makes `farbus-VERSION-ARCHITECTURE.oci.tar` in `out` of a static program. `work` is a folder for what is in between.
+///
+/// # Errors
+/// A file cannot be written, or a program failed.
+pub fn make(out: &Path, work: &Path, version: &str, program: &Path) -> Result<PathBuf, String> {
+    let root = work.join("layer");
+    tree::put(program, &root.join("usr/bin/farbus"), 0o755)?;
+    tree::put_text(USERS.as_bytes(), &root.join("etc/passwd"), 0o644)?;
+    tree::put_text(GROUPS.as_bytes(), &root.join("etc/group"), 0o644)?;
+    for (folder, mode) in [("var/lib/farbus", 0o700), ("run", 0o755), ("tmp", 0o1777)] {
+        tree::folder_of_mode(&root.join(folder), mode)?;
+    }
+    let layout = work.join("oci");
+    let blobs = layout.join("blobs/sha256");
+    tree::folder_of_mode(&blobs, 0o755)?;
+    let layer_file = work.join("layer.tar");
+    pack(&root, &layer_file)?;
+    let layer = keep(&blobs, &layer_file)?;
+    let architecture = architecture()?;
+    let config = json!({
+        "architecture": architecture,
+        "os": "linux",
+        "config": {
+            "Entrypoint": ["/usr/bin/farbus"],
+            "Cmd": ["--help"],
+            "Env": ["PATH=/usr/bin", "FARBUS_STATE=/var/lib/farbus"],
+            "Volumes": {"/var/lib/farbus": {}},
+            "ExposedPorts": {"3241/tcp": {}, "3241/udp": {}},
+            "Labels": {
+                "org.opencontainers.image.title": "farbus",
+                "org.opencontainers.image.version": version,
+                "org.opencontainers.image.licenses": "MIT OR Apache-2.0",
+            },
+        },
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", layer.digest)]},
+    });
+    let config = keep_json(work, &blobs, &config)?;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config.described(CONFIG),
+        "layers": [layer.described(LAYER)],
+    });
+    let manifest = keep_json(work, &blobs, &manifest)?;
+    let mut described = manifest.described(MANIFEST);
+    described["annotations"] = json!({"org.opencontainers.image.ref.name": version});
+    let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [described]});
+    tree::put_text(index.to_string().as_bytes(), &layout.join("index.json"), 0o644)?;
+    tree::put_text(br#"{"imageLayoutVersion":"1.0.0"}"#, &layout.join("oci-layout"), 0o644)?;
+    let image = out.join(format!("farbus-{version}-{architecture}.oci.tar"));
+    pack(&layout, &image)?;
+    Ok(image)
+}
+
+/// The name of this machine's architecture in an image.
+fn architecture() -> Result<&'static str, String> {
+    match std::env::consts::ARCH {
+        "x86_64" => Ok("amd64"),
+        "aarch64" => Ok("arm64"),
+        other => Err(format!("no image is made for {other}")),
+    }
+}
+
+fn pack(folder: &Path, archive: &Path) -> Result<(), String> {
+    let mut tar = Command::new("tar");
+    tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--format=ustar"]);
+    tar.arg("--file").arg(archive).arg("--create").arg("--directory").arg(folder);
+    tar.args(tree::names(folder)?);
+    tree::succeed(tar)
+}
+
+fn keep_json(work: &Path, blobs: &Path, value: &Value) -> Result<Blob, String> {
+    let file = work.join("blob.json");
+    tree::put_text(value.to_string().as_bytes(), &file, 0o644)?;
+    keep(blobs, &file)
+}
+
+/// Moves a file to where the layout has it.
+fn keep(blobs: &Path, file: &Path) -> Result<Blob, String> {
+    let cannot = |error: std::io::Error| format!("cannot keep {}: {error}", file.display());
+    let bytes = std::fs::metadata(file).map_err(cannot)?.len();
+    let mut sum = Command::new("sha256sum");
+    sum.arg(file);
+    let said = String::from_utf8_lossy(&cargo::output(sum)?).into_owned();
+    let digest = said.split_whitespace().next().unwrap_or_default().trim_start_matches('\\').to_owned();
+    std::fs::rename(file, blobs.join(&digest)).map_err(cannot)?;
+    Ok(Blob { digest, bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_names_every_part_by_its_checksum_and_is_the_same_each_time() {
+        let folder = std::env::temp_dir().join(format!("xtask-image-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        let program = folder.join("program");
+        tree::put_text(b"#!/bin/true\n", &program, 0o755).unwrap();
+        let made = |name: &str| {
+            let (out, work) = (folder.join(name), folder.join(name).join("work"));
+            tree::folder_of_mode(&out, 0o755).unwrap();
+            let image = make(&out, &work, "1.2.3", &program).unwrap();
+            (std::fs::read(image).unwrap(), work)
+        };
+        let ((first, work), (second, _)) = (made("a"), made("b"));
+        assert!(first == second && first.len() > 4096);
+        let json = |path: &Path| serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).unwrap();
+        let layout = work.join("oci");
+        let blob = |digest: &Value| {
+            layout.join("blobs/sha256").join(digest.as_str().unwrap().strip_prefix("sha256:").unwrap())
+        };
+        let index = json(&layout.join("index.json"));
+        let manifest = json(&blob(&index["manifests"][0]["digest"]));
+        let config = json(&blob(&manifest["config"]["digest"]));
+        assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
+        let layer = blob(&manifest["layers"][0]["digest"]);
+        assert_eq!(std::fs::metadata(&layer).unwrap().len(), manifest["layers"][0]["size"].as_u64().unwrap());
+        let mut list = Command::new("tar");
+        list.arg("--list").arg("--verbose").arg("--file").arg(layer);
+        let listed = String::from_utf8(cargo::output(list).unwrap()).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let is_there = |line: &str, end: &str| line.ends_with(end) && line.contains(" 0/0 ");
+        for (mode, end) in [("-rwxr-xr-x", "usr/bin/farbus"), ("drwx------", "var/lib/farbus/"), ("drwxrwxrwt", "tmp/")]
+        {
+            assert!(listed.lines().any(|line| line.starts_with(mode) && is_there(line, end)), "{end}: {listed}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! `cargo xtask package`: a Debian package, a static program and a container image, and the test that they work where
+//! nothing of farbus was before.
+
+mod check;
+mod deb;
+mod image;
+mod tree;
+
+use crate::cargo::{self, cargo};
+use crate::steps::Done;
+use crate::{dist, prerequisites, workspace};
+use clap::{Args, ValueEnum};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// A Debian package: command, daemon, units, benchmarks, manual pages, book
+    Deb,
+    /// The command alone, which needs no library (musl)
+    Static,
+    /// An OCI image of the static command, as an archive
+    Image,
+}
+
+#[derive(Args)]
+#[command(after_help = "Everything goes to target/package. A static program needs Debian's musl-tools and
+  rustup target add x86_64-unknown-linux-musl
+
+Examples:
+  cargo xtask package                      all of them
+  cargo xtask package deb --check          installed in a fresh Debian and a booted guest, upgraded, purged (root)
+  apt install ./target/package/farbus_0.1.0_amd64.deb
+  podman load --input target/package/farbus-0.1.0-amd64.oci.tar")]
+pub struct Arguments {
+    /// What to make; without it, all
+    forms: Vec<Form>,
+    /// Test the Debian package: install, use, upgrade and purge it
+    #[arg(long)]
+    check: bool,
+}
+
+const MUSL: &str = "x86_64-unknown-linux-musl";
+
+pub fn run(arguments: &Arguments) -> Result<(), String> {
+    let wants = |form| arguments.forms.is_empty() || arguments.forms.contains(&form);
+    let (out, work) = folders()?;
+    if wants(Form::Deb) || arguments.check {
+        let programs = programs(&work)?;
+        let package = deb::make(&out, &work, version(), &programs)?;
+        show(&package)?;
+        if arguments.check {
+            prerequisites::check(&["package"], false)?;
+            check::check(&package, &later(&out, &work, &programs)?, &work)?;
+        }
+    }
+    if wants(Form::Static) || wants(Form::Image) {
+        let program = static_program(&out)?;
+        show(&program)?;
+        if wants(Form::Image) {
+            show(&image::make(&out, &work, version(), &program)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The step of the gate: the Debian package, made and tested.
+///
+/// # Errors
+/// It cannot be made, or does not do what it should.
+pub fn gate() -> Result<Done, String> {
+    run(&Arguments { forms: vec![Form::Deb], check: true })?;
+    Ok(Done::Without(vec![
+        "package: the static program and the image; to run it: cargo xtask package static image".to_owned(),
+    ]))
+}
+
+/// All of them, and the test.
+///
+/// # Errors
+/// One cannot be made, or does not do what it should.
+pub fn run_all() -> Result<(), String> {
+    run(&Arguments { forms: Vec::new(), check: true })
+}
+
+fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}
+
+/// Where packages go, and an empty folder for what is in between.
+fn folders() -> Result<(PathBuf, PathBuf), String> {
+    let out = workspace::root().join("target").join("package");
+    let work = out.join("work");
+    if work.exists() {
+        std::fs::remove_dir_all(&work).map_err(|error| format!("cannot empty {}: {error}", work.display()))?;
+    }
+    tree::folder_of_mode(&work, 0o755)?;
+    Ok((out, work))
+}
+
+fn programs(work: &Path) -> Result<tree::Programs, String> {
+    let farbus = dist::program()?;
+    let build = cargo(&["build", "--release", "--package", "farbus-bench", "--bin", "farbus-bench"]);
+    let built = cargo::program(&cargo::executables(build)?, "farbus-bench")?;
+    let bench = work.join("farbus-bench");
+    strip(&built, &bench)?;
+    Ok(tree::Programs { farbus, bench: Some(bench) })
+}
+
+/// The same package with a later version: what an upgrade installs.
+fn later(out: &Path, work: &Path, programs: &tree::Programs) -> Result<PathBuf, String> {
+    let work = work.join("later");
+    tree::folder_of_mode(&work, 0o755)?;
+    let made = deb::make(&work, &work, &format!("{}+1", version()), programs)?;
+    debug_assert!(made.starts_with(out));
+    Ok(made)
+}
+
+fn static_program(out: &Path) -> Result<PathBuf, String> {
+    let there = Command::new("rustc").args(["--print", "target-libdir", "--target", MUSL]).output();
+    let folder = there.map_err(|error| format!("cannot start rustc: {error}"))?.stdout;
+    if !Path::new(String::from_utf8_lossy(&folder).trim()).is_dir() {
+        return Err(format!("rustc has no library for {MUSL}; type:\n  rustup target add {MUSL}"));
+    }
+    if Command::new("musl-gcc").arg("--version").output().is_err() {
+        return Err("musl-gcc is missing; as root, type:\n  apt-get install musl-tools".to_owned());
+    }
+    let mut build = cargo(&["build", "--release", "--package", "farbus", "--bin", "farbus", "--target", MUSL]);
+    build.env("CC_x86_64_unknown_linux_musl", "musl-gcc");
+    let built = cargo::program(&cargo::executables(build)?, "farbus")?;
+    let program = out.join(format!("farbus-{}-x86_64-static", version()));
+    strip(&built, &program)?;
+    Ok(program)
+}
+
+fn strip(built: &Path, to: &Path) -> Result<(), String> {
+    let mut strip = Command::new("objcopy");
+    strip.arg("--strip-all").arg(built).arg(to);
+    cargo::run(strip)
+}
+
+fn show(file: &Path) -> Result<(), String> {
+    let bytes = std::fs::metadata(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?.len();
+    println!("{bytes:>12} bytes  {}", file.strip_prefix(workspace::root()).unwrap_or(file).display());
+    Ok(())
+}
