@@ -52,7 +52,7 @@ const GREETING_INTERVAL: Duration = Duration::from_secs(1);
         farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 \\\n      \
         --execution-us 500 --program candump-to-db\n\n\
         'farbus pipe --help' says what is promised, and has more examples.",
-    after_long_help = "From --rate, --buffer and --execution-us farbus computes the period in which the buffer fills, whether the endpoint and a processor carry it (see 'farbus plan pipe'), and how late a message is at the worst. It prints that before it starts, and at the end what was kept. It counts what the device sends, unless an option says where that goes.\n\n\
+    after_long_help = "From --rate, --buffer and --execution-us farbus computes the period in which the buffer fills, whether the endpoint, its transfers, a CAN bus and a processor carry it (see 'farbus plan pipe'), and how late a message is at the worst. It prints that before it starts, and at the end what was kept. It counts what the device sends, unless an option says where that goes.\n\n\
         A pipe gets the processor time that other pipes, shares and the daemon have left, or is refused with what is missing. 'farbus status' shows who has reserved it. Deadlines need CAP_SYS_NICE; without it a pipe runs, and says that nothing is promised. CAP_SYS_NICE and CAP_IPC_LOCK are all that it keeps of the rights it was started with, unless you give --no-sandbox. Programs that it starts have the rights of the user who started the pipe.\n\n\
         Examples:\n  \
         farbus pipe --here can,traffic=paper --channel 4 \\\n      \
@@ -516,6 +516,14 @@ mod tests {
         let (attribute, said) = refusal(line);
         assert_eq!(attribute, Attribute::Refused);
         assert!(said.contains("larger buffer"), "{said}");
+        for (line, advice) in [
+            ("--here zero --rate 20000 --buffer 1000 --execution-us 100", "--rate 6153"),
+            ("--here can --can 500000 --rate 15000 --buffer 1000 --execution-us 100", "--rate 9803"),
+        ] {
+            let (attribute, said) = refusal(&format!("pipe {line} --policy none --no-sandbox"));
+            assert_eq!(attribute, Attribute::Refused);
+            assert!(said.contains(advice) && said.contains("are missing"), "{said}");
+        }
         assert!(refusal(&format!("pipe --here zero {USUAL} --can 500000 --policy none")).1.contains("gs_usb"));
     }
 

@@ -4,7 +4,8 @@
 //! **Its period.** In the worst case a periodic thread looks twice within two periods: once as early and once as late
 //! as possible. So its period is half the time in which the device's room fills at the rates of all pipes, and no
 //! longer than any of theirs, whose deadline it inherits (as the paper's bottom half inherits the priority of the task
-//! that it works for). Its budget is a share of that period.
+//! that it works for). The transfers under way have to carry those rates as well: each keeps its place for two periods
+//! and the delay of the path. A rate that no period carries is refused. Its budget is a share of that period.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use farbus_host::{IdSource, PortError};
 use farbus_io::sys::pi_lock::PiLock;
 use farbus_model::{Direction, Done, EpAddr, Setup, Status, Urb};
-use farbus_realtime::pipe::{Attributes, Quality, Stage, fill_ns};
+use farbus_realtime::pipe::{Attributes, Quality, Stage, carried_per_s, carrying_period_ns, fill_ns};
 use farbus_realtime::vcpu::Reserve;
 use serde::Serialize;
 
@@ -64,6 +65,17 @@ pub struct Shape {
     pub room_in: Option<usize>,
     /// Messages of a channel that it buffers until they are out; `None` if there is no need to know.
     pub room_out: Option<usize>,
+    /// For each channel, the bus behind it, if it limits the messages. Empty if no channel has one.
+    pub buses: Vec<Bus>,
+}
+
+/// What a bus behind a channel carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bus {
+    /// Its bit rate; 0 if it is off.
+    pub bits_per_s: u32,
+    /// The most messages a second, each as short as it can be.
+    pub messages_per_s_max: u64,
 }
 
 /// The receiving thread's share of a processor, and the delay between it and the device.
@@ -89,6 +101,11 @@ impl Terms {
     pub const fn there(delay_ns: u64) -> Self {
         Self { transfer: Stage::Network { delay_ns }, reads: 32, ..Self::HERE }
     }
+
+    /// The reads that are made at once.
+    fn reads_max(&self) -> usize {
+        self.reads.clamp(1, READS_MAX)
+    }
 }
 
 /// An open device, for pipes.
@@ -101,7 +118,10 @@ pub struct Endpoint {
     has: [bool; 2],
     room_in: Option<usize>,
     room_out: Option<usize>,
+    buses: Vec<Bus>,
     message_bytes: usize,
+    /// The messages that one read takes, if the device has so many.
+    messages_per_read: usize,
     terms: Terms,
     thread: Option<JoinHandle<()>>,
 }
@@ -204,7 +224,8 @@ impl Endpoint {
             granted: PiLock::default(),
         });
         let (attributes, message_bytes) = (shape.attributes, shape.codec.message_bytes());
-        let (room_in, room_out) = (shape.room_in, shape.room_out);
+        let messages_per_read = (shape.read_bytes as usize / message_bytes).max(1);
+        let (room_in, room_out, buses) = (shape.room_in, shape.room_out, shape.buses.clone());
         let has = [shape.input.is_some(), shape.output.is_some()];
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let (for_thread, own_share) = (Arc::clone(&shared), Arc::clone(&share));
@@ -257,7 +278,9 @@ impl Endpoint {
             has,
             room_in,
             room_out,
+            buses,
             message_bytes,
+            messages_per_read,
             terms,
             thread,
         })
@@ -327,13 +350,24 @@ impl Endpoint {
         }
         let others: Vec<Quality> = channels.opened.iter().filter(beside).map(|opened| opened.quality).collect();
         let period_ns = derive(&self.attributes, &others)?;
+        if let Some(bus) = self.buses.get(channel) {
+            let asked_per_s = messages_per_s(quality, self.message_bytes);
+            if asked_per_s > bus.messages_per_s_max {
+                return Err(PipeError::Bus { channel, asked_per_s, bus: *bus });
+            }
+        }
         let opened = Opened { channel, direction, quality: *quality, period_ns };
         let receiver_ns = self.receiver_period(channels.opened.iter().chain([&opened]))?;
         self.share.change(reserve_of(receiver_ns, self.terms.share_ppm))?;
         // A user without a thread is given what other threads collected: as much as their buffers, twice.
         let own_ns = if period_ns == u64::MAX { 0 } else { period_ns };
         let buffered = 2 * (quality.buffer_bytes as usize).div_ceil(self.message_bytes);
-        let messages = messages_in(2 * (own_ns + receiver_ns), quality, self.message_bytes).max(buffered) + buffered;
+        let mut messages =
+            messages_in(2 * (own_ns + receiver_ns), quality, self.message_bytes).max(buffered) + buffered;
+        if direction == Direction::In {
+            // The reads under way are made only if there is room for what they bring.
+            messages += self.terms.reads_max() * self.messages_per_read;
+        }
         *self.shared.lane(channel, direction).lock() =
             Lane { ring: Some(Ring::new(self.message_bytes, messages)), ..Lane::default() };
         channels.opened.push(opened);
@@ -361,13 +395,28 @@ impl Endpoint {
         let of_pipes = opened.clone().map(|opened| opened.period_ns).min().unwrap_or(u64::MAX);
         let rate = opened.clone().filter(is_in).map(|opened| bits_per_s(&opened.quality)).fold(0, u64::saturating_add);
         let of_input = self.room_in.filter(|_| rate > 0).map(|room| emptied_ns(fill_ns(bytes(room), rate, NS_PER_S)));
-        let of_output = self.room_out.and_then(|room| {
-            let outputs = opened.filter(|opened| !is_in(opened)).map(|opened| bits_per_s(&opened.quality));
-            outputs.map(|rate| fill_ns(bytes(room), rate, NS_PER_S) / 2).min()
-        });
-        let all = [Some(IDLE_PERIOD_NS), Some(of_pipes), of_input, of_output];
-        let period_ns = all.into_iter().flatten().min().unwrap_or(IDLE_PERIOD_NS);
+        let per_s = |opened: &Opened| messages_per_s(&opened.quality, self.message_bytes);
+        let outputs = || opened.clone().filter(|opened| !is_in(opened)).map(per_s);
+        // Each channel has its part of the device's room, and all together the writes that are under way at once.
+        let [reads, writes] = [self.terms.reads_max() * self.messages_per_read, WRITES_MAX];
+        let carried = [
+            self.carrying(reads, opened.clone().filter(is_in).map(per_s).fold(0, u64::saturating_add))?,
+            self.carrying(writes, outputs().fold(0, u64::saturating_add))?,
+            self.carrying(self.room_out.unwrap_or(writes), outputs().max().unwrap_or(0))?,
+        ];
+        let all = [IDLE_PERIOD_NS, of_pipes].into_iter().chain(of_input).chain(carried);
+        let period_ns = all.min().unwrap_or(IDLE_PERIOD_NS);
         in_range("the receiving thread", period_ns)
+    }
+
+    /// The longest period in which `places` messages under way carry `per_s` messages a second.
+    fn carrying(&self, places: usize, per_s: u64) -> Result<u64, PipeError> {
+        let (places, delay_ns) = (places as u64, self.terms.transfer.worst_ns());
+        match carrying_period_ns(places, per_s, delay_ns) {
+            _ if per_s == 0 => Ok(u64::MAX),
+            PERIOD_NS_MIN.. => Ok(carrying_period_ns(places, per_s, delay_ns)),
+            _ => Err(PipeError::Rate { asked_per_s: per_s, max_per_s: carried_per_s(places, PERIOD_NS_MIN, delay_ns) }),
+        }
     }
 }
 
@@ -391,6 +440,11 @@ const NS_PER_S: u64 = 1_000_000_000;
 fn bits_per_s(quality: &Quality) -> u64 {
     let bits = u128::from(quality.throughput_bits) * u128::from(NS_PER_S);
     u64::try_from(bits.div_ceil(u128::from(quality.latency_ns.max(1)))).unwrap_or(u64::MAX)
+}
+
+/// How many messages of this size that is a second, rounded up.
+pub(super) fn messages_per_s(quality: &Quality, message_bytes: usize) -> u64 {
+    bits_per_s(quality).div_ceil(8 * (message_bytes as u64).max(1))
 }
 
 fn messages_in(span_ns: u64, quality: &Quality, message_bytes: usize) -> usize {
@@ -481,7 +535,7 @@ struct Receiver {
 impl Receiver {
     fn new(way: Box<dyn Way>, shape: Shape, shared: Arc<Shared>, terms: Terms) -> Self {
         let scratch = Vec::with_capacity(shape.codec.message_bytes() * WRITES_MAX);
-        let (ids, reads_max) = (IdSource::new(), terms.reads.clamp(1, READS_MAX));
+        let (ids, reads_max) = (IdSource::new(), terms.reads_max());
         let counts = Received::default();
         Self { way, shape, shared, ids, reads: 0, reads_max, begun: 0, writes: VecDeque::new(), scratch, counts }
     }
@@ -596,10 +650,24 @@ impl Receiver {
 
     fn ask(&mut self) {
         let Some(input) = self.shape.input else { return };
-        while self.reads < self.reads_max {
+        let reads_max = self.reads_max.min(self.reads_with_room());
+        while self.reads < reads_max {
             self.reads += 1;
             self.way.submit(Urb::data_in(self.ids.next_id(), input, self.shape.read_bytes));
         }
+    }
+
+    /// The reads for which a pipe has room. A device that makes its source wait loses nothing if it is not read; all
+    /// others are read in any case.
+    fn reads_with_room(&self) -> usize {
+        if self.shape.room_in.is_some() {
+            return usize::MAX;
+        }
+        let per_read = (self.shape.read_bytes as usize / self.shape.codec.message_bytes()).max(1);
+        // Without a pipe, what arrives is counted and dropped.
+        let rooms =
+            self.shared.lanes[of(Direction::In)].iter().filter_map(|lane| lane.lock().ring.as_ref().map(Ring::room));
+        rooms.min().map_or(usize::MAX, |room| room / per_read)
     }
 
     fn close(mut self) {

@@ -42,7 +42,7 @@ pub use farbus_io::sys::scheduling;
 pub use crate::common::processor_leases::Beside;
 pub use codec::{Codec, Sorted, Whole};
 pub use endpoint::{
-    CHANNELS_MAX, Endpoint, Granted, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms,
+    Bus, CHANNELS_MAX, Endpoint, Granted, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms,
 };
 pub use error::PipeError;
 pub use farbus_io::sys::pi_lock::PiLock;

@@ -93,6 +93,7 @@ impl Shape {
             },
             room_in: None,
             room_out: None,
+            buses: Vec::new(),
         })
     }
 }
