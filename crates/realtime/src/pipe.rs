@@ -113,9 +113,9 @@ pub fn fill_ns(buffer_bytes: u64, bits: u64, window_ns: u64) -> u64 {
     u64::try_from(time).unwrap_or(u64::MAX)
 }
 
-/// The longest period, in nanoseconds, of a thread that keeps `places` messages under way and carries `per_s` messages a
-/// second with them; 0 if there is none. A message keeps its place until the thread has looked again, which is two
-/// periods at the worst, and on a path that delays it by `delay_ns`.
+/// The longest period, in nanoseconds, of a thread that keeps `places` messages under way and carries `per_s` messages
+/// a second with them; 0 if there is none. A message keeps its place until the thread has looked again, which is two
+/// periods at the worst, and for the `delay_ns` of its path.
 pub fn carrying_period_ns(places: u64, per_s: u64, delay_ns: u64) -> u64 {
     let each_ns = u128::from(places) * 1_000_000_000 / u128::from(per_s.max(1));
     u64::try_from(each_ns).unwrap_or(u64::MAX).saturating_sub(delay_ns) / 2

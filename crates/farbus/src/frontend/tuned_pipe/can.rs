@@ -6,8 +6,9 @@ use farbus_host::{Port, RemoteDevice, RemoteError};
 use farbus_model::{Direction, Setup, Status, TransferType};
 use farbus_realtime::pipe::Attributes;
 
+use super::bus::Bus;
 use super::codec::{Codec, Sorted};
-use super::endpoint::{Bus, Shape};
+use super::endpoint::Shape;
 use super::unfit::SetUpError;
 
 const HOST_FORMAT: u8 = 0;

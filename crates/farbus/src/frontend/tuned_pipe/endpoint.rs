@@ -19,6 +19,7 @@ use farbus_realtime::pipe::{Attributes, Quality, Stage, carried_per_s, carrying_
 use farbus_realtime::vcpu::Reserve;
 use serde::Serialize;
 
+use super::bus::Bus;
 use super::codec::{Codec, Sorted};
 use super::error::PipeError;
 use super::job::{Jobs, Roster};
@@ -67,15 +68,6 @@ pub struct Shape {
     pub room_out: Option<usize>,
     /// For each channel, the bus behind it, if it limits the messages. Empty if no channel has one.
     pub buses: Vec<Bus>,
-}
-
-/// What a bus behind a channel carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bus {
-    /// Its bit rate; 0 if it is off.
-    pub bits_per_s: u32,
-    /// The most messages a second, each as short as it can be.
-    pub messages_per_s_max: u64,
 }
 
 /// The receiving thread's share of a processor, and the delay between it and the device.

@@ -7,7 +7,7 @@ use farbus_host::{PortError, RemoteError};
 use farbus_realtime::pipe::Refusal;
 use farbus_realtime::vcpu::Overload;
 
-use super::endpoint::Bus;
+use super::bus::Bus;
 use super::unfit::SetUpError;
 use crate::common::failure::Attribute;
 
