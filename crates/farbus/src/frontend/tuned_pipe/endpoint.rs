@@ -244,13 +244,8 @@ impl Endpoint {
                     now = wanted;
                 }
                 receiver.begin();
-                let jobs = roster.end(job);
-                if jobs.overruns > receiver.counts.jobs.overruns {
-                    // Its jobs are short, so an overrun means that the processor stood still under it. Without
-                    // renewal the pipes would pay until its budgets have recovered.
-                    reservation.renew();
-                }
-                receiver.counts.jobs = jobs;
+                // A job that took too long stays in debt: what it took was promised to others.
+                receiver.counts.jobs = roster.end(job);
                 let counts = receiver.counts;
                 *receiver.shared.counts.lock() = counts;
             }
