@@ -219,6 +219,31 @@ fn transfers_under_way_carry_the_rate_or_the_pipe_is_refused() {
 }
 
 #[test]
+fn source_that_a_slow_function_makes_wait_is_reported_as_late() {
+    let device = here(SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
+    let shape = Shape::bulk(&device, Speed::High, 512).unwrap();
+    let processors = Processors::anywhere(Strictness::None);
+    let endpoint =
+        Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::HERE).map(Arc::new).unwrap();
+    let quality =
+        Quality { latency_ns: SECOND_NS, throughput_bits: 1000 * 4096, buffer_bytes: 8192, execution_ns: 1000 };
+    // Its fifth job takes a second: the pipe fills, and its device has to wait.
+    let slow = |_: &mut Turn<'_>, jobs: &mut u64| {
+        *jobs += 1;
+        let until = now_ns() + if *jobs == 5 { SECOND_NS } else { 0 };
+        while now_ns() < until {
+            thread::yield_now();
+        }
+        Flow::On
+    };
+    let pipe = tpipe(&endpoint, end(0, Direction::In), quality, slow, 0).unwrap();
+    wait_until("it goes on", || pipe.report().jobs.ran > 6);
+    let (_, report) = pipe.stop();
+    assert!(!report.is_kept() && report.lost == 0, "{report:?}");
+    assert!(report.behind_ns > report.bound_ns && report.worst_ns > report.bound_ns, "{report:?}");
+}
+
+#[test]
 fn a_refused_or_denied_pipe_leaves_the_terms_of_another_as_they_are() {
     let endpoint = adapter("traffic=30/30", &RATES[..2], Strictness::Deadline).unwrap();
     let open = |channel, quality| tpipe(&endpoint, end(channel, Direction::In), quality, count, Seen::default());

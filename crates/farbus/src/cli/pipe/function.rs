@@ -15,7 +15,11 @@ pub enum Function {
     /// Counts the messages; the report contains the number.
     Count,
     /// Writes them to a file.
-    Write(File),
+    Write {
+        file: File,
+        /// Why it could not be written any further.
+        failed: Option<io::Error>,
+    },
     /// Writes them to a program's standard input.
     Feed {
         child: Child,
@@ -38,7 +42,8 @@ const REST_BYTES_MAX: usize = 1 << 20;
 impl Function {
     /// A function that writes to a file.
     pub fn write(path: &Path) -> Result<Self, String> {
-        File::create(path).map(Self::Write).map_err(|error| format!("cannot write {}: {error}", path.display()))
+        let create = File::create(path).map(|file| Self::Write { file, failed: None });
+        create.map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
 
     /// A function that feeds a program. With `has_no_output`, the program's standard output goes to standard error,
@@ -89,7 +94,8 @@ impl Function {
                     Err(_) => Ok(()),
                 }
             }
-            Self::Write(file) => file.sync_all().map_err(|error| format!("the file is not whole: {error}")),
+            Self::Write { failed: Some(error), .. } => Err(format!("the file is not whole: {error}")),
+            Self::Write { file, .. } => file.sync_all().map_err(|error| format!("the file is not whole: {error}")),
             Self::Count | Self::Forward(_) | Self::Numbers { .. } => Ok(()),
         }
     }
@@ -111,7 +117,10 @@ fn never_wait(pipe: &impl AsFd) -> Result<(), String> {
 pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
     match function {
         Function::Count => Flow::On,
-        Function::Write(file) => on_if(file.write_all(turn.bytes()).is_ok()),
+        Function::Write { file, failed } => {
+            *failed = file.write_all(turn.bytes()).err();
+            on_if(failed.is_none())
+        }
         Function::Forward(inlet) => {
             // The other device counts the messages for which it has no room.
             turn.messages().for_each(|message| _ = inlet.put(message));

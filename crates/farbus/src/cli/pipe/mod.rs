@@ -18,7 +18,7 @@ use farbus_host::RemoteDevice;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::cpuset::CpusetEntry;
-use farbus_model::{Device, Direction};
+use farbus_model::{Device, Direction, Tally};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -173,6 +173,21 @@ struct Outcome {
     failure: Option<FailureReport>,
 }
 
+impl Outcome {
+    fn broken(&self) -> String {
+        let of = |report: &Report| {
+            let named = |what: String| format!("pipe {} {}: {what}", report.channel, report.direction);
+            report.broken().into_iter().map(named).collect::<Vec<_>>()
+        };
+        let broken: Vec<String> = self.pipes.iter().flat_map(of).collect();
+        if broken.is_empty() {
+            "messages were lost or late on the way to the other device".to_owned()
+        } else {
+            broken.join("; ")
+        }
+    }
+}
+
 pub fn run(args: &Args) -> Result<(), Failure> {
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -222,9 +237,9 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     control_socket
         .open(control_listener, move |question| for_control_socket.answer(question))
         .map_err(Failure::local)?;
-    let endpoint = match (&args.here, &target) {
+    let (endpoint, tally) = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
-        (None, Some(target)) => args.open_there(target, &processors)?,
+        (None, Some(target)) => (args.open_there(target, &processors)?, None),
         (None, None) => unreachable!("clap asks for one of both"),
     };
     let forward = forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
@@ -258,9 +273,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             greeted = Instant::now();
         }
     }
-    let reports: Vec<Report> = shown.pipes().iter().map(Pipe::report).collect();
+    let mut reports: Vec<Report> = shown.pipes().iter().map(Pipe::report).collect();
+    if let Some(tally) = tally {
+        reports.iter_mut().for_each(|report| counted_by_device(report, &tally));
+    }
     let receiver = endpoint.counts();
-    let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.lost() == 0);
+    let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.is_kept());
     let mut outcome = Outcome {
         processors: processors.described(),
         memory_not_locked: processors.unlocked().map(str::to_owned),
@@ -278,9 +296,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let result = match (finished, lost) {
         (Err(failure), _) | (Ok(()), Some(failure)) => Err(failure),
         (Ok(()), None) if is_kept => Ok(()),
-        (Ok(()), None) => Err(Failure::local(
-            "the promise was not kept: messages were lost or late\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
-        )),
+        (Ok(()), None) => Err(Failure::local(format!(
+            "the promise was not kept: {}\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
+            outcome.broken()
+        ))),
     };
     outcome.failure = result.as_ref().err().map(Failure::report);
     if let Some(file) = report {
@@ -400,9 +419,15 @@ impl Args {
         self.channel.iter().map(one).collect::<Result<_, _>>().map_err(Failure::local)
     }
 
-    fn open_here(&self, what: &What, processors: &Processors) -> Result<Arc<Endpoint>, Failure> {
+    /// A device of this process, and its own counters if it has some.
+    fn open_here(&self, what: &What, processors: &Processors) -> Result<(Arc<Endpoint>, Option<Tally>), Failure> {
+        let mut tally = None;
         let opened = match what {
-            What::Can(settings) => here(Can::device(settings)).map(|device| (device, farbus_model::Speed::High)),
+            What::Can(settings) => {
+                let adapter = Can::device(settings);
+                tally = adapter.tally();
+                here(adapter).map(|device| (device, farbus_model::Speed::High))
+            }
             What::Zero { speed, fill, verify } => {
                 here(SourceSink::device(*speed, *fill, *verify)).map(|device| (device, *speed))
             }
@@ -417,7 +442,7 @@ impl Args {
             }
         };
         let (device, speed) = opened.map_err(Failure::local)?;
-        self.endpoint(device, speed, processors, Terms::HERE)
+        Ok((self.endpoint(device, speed, processors, Terms::HERE)?, tally))
     }
 
     fn open_there(
@@ -452,14 +477,26 @@ impl Args {
     }
 }
 
+/// Replaces what the device has reported of its losses by what it has counted, which is all of them.
+fn counted_by_device(report: &mut Report, tally: &Tally) {
+    let name = format!("can{}_overruns", report.channel);
+    let counted = tally.read().find(|(counter, _)| *counter == name).map(|(_, count)| count);
+    report.device_lost = counted.filter(|_| report.direction == "in").unwrap_or(0).max(report.device_lost);
+}
+
 fn ms(ns: u64) -> String {
     format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000)
 }
 
 fn conclusion(report: &Report) -> String {
-    let Report { channel, direction, messages, lost, device_overruns, worst_ns, jobs, .. } = report;
+    let Report { channel, direction, messages, lost, device_overruns, device_lost, worst_ns, jobs, .. } = report;
+    let by_device = match device_lost {
+        0 => "0 lost by the device".to_owned(),
+        _ if device_lost == device_overruns => format!("at least {device_lost} lost by the device"),
+        _ => format!("{device_lost} lost by the device"),
+    };
     format!(
-        "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {device_overruns} overruns of the device, {} at the worst; {} jobs, \
+        "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {by_device}, {} at the worst; {} jobs, \
          {} missed, {} late, {} too long, {} jumps of the clock",
         ms(*worst_ns),
         jobs.ran,
@@ -525,6 +562,32 @@ mod tests {
             assert!(said.contains(advice) && said.contains("are missing"), "{said}");
         }
         assert!(refusal(&format!("pipe --here zero {USUAL} --can 500000 --policy none")).1.contains("gs_usb"));
+    }
+
+    #[test]
+    fn what_was_not_kept_is_named_and_no_success() {
+        let refusal =
+            |line: &str| run(&read(&format!("{line} --policy none --no-sandbox")).unwrap()).unwrap_err().to_string();
+        // Frames of 8 bytes have 126 bits: 3,968 a second, where the shortest are 9,803.
+        let line = "pipe --here can --can 500000 --rate 9800 --buffer 128 --execution-us 500 --out --seconds 2";
+        let said = refusal(line);
+        assert!(said.contains("behind 9800 messages/s"), "{said}");
+        // Reads of 512 bytes are one message of 500.
+        let line = "pipe --here zero --message 500 --rate 100 --buffer 10 --execution-us 500 --seconds 1";
+        assert!(refusal(line).contains("no whole message"));
+        let full = refusal("pipe --here zero --rate 100 --buffer 10 --execution-us 500 --seconds 5 --write /dev/full");
+        assert!(full.contains("the file is not whole"), "{full}");
+    }
+
+    #[test]
+    fn a_device_that_counts_its_losses_is_believed() {
+        let losses = Tally::new(&["can0_overruns"]);
+        losses.count(0, 1371);
+        let mut report = Report { direction: "in", device_overruns: 15, device_lost: 15, ..Report::default() };
+        assert!(conclusion(&report).contains("at least 15 lost by the device"), "{}", conclusion(&report));
+        counted_by_device(&mut report, &losses);
+        assert!(conclusion(&report).contains(" 1371 lost by the device"), "{}", conclusion(&report));
+        assert!(!report.is_kept());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use farbus_host::{IdSource, PortError};
 use farbus_io::sys::pi_lock::PiLock;
+use farbus_io::sys::scheduling::now_ns;
 use farbus_model::{Direction, Done, EpAddr, Setup, Status, Urb};
 use farbus_realtime::pipe::{Attributes, Quality, Stage, carried_per_s, carrying_period_ns, fill_ns};
 use farbus_realtime::vcpu::Reserve;
@@ -23,6 +24,7 @@ use super::bus::Bus;
 use super::codec::{Codec, Sorted};
 use super::error::PipeError;
 use super::job::{Jobs, Roster};
+use super::lag::Lag;
 use super::processors::{ProcessorShare, Processors, said};
 use super::ring::Ring;
 use super::way::Way;
@@ -163,6 +165,10 @@ struct Lane {
     went_out: u64,
     device_lost: u64,
     waited_ns: u64,
+    /// Incoming, from a device that makes its source wait.
+    lag: Lag,
+    /// Messages at the last look.
+    seen: u64,
 }
 
 /// The counters of the receiving thread.
@@ -176,6 +182,8 @@ pub struct Received {
     pub writes: u64,
     /// Messages for channels that are not open, or do not exist.
     pub unknown: u64,
+    /// Bytes of reads that were no whole message, and were dropped.
+    pub cut_bytes: u64,
 }
 
 /// The counters of a lane.
@@ -185,7 +193,9 @@ pub struct LaneCounts {
     pub lost: u64,
     pub device_lost: u64,
     pub went_out: u64,
+    /// The longest that a message waited, the one that waits now included.
     pub waited_ns: u64,
+    pub behind_ns: u64,
 }
 
 const fn of(direction: Direction) -> usize {
@@ -355,8 +365,9 @@ impl Endpoint {
             // The reads under way are made only if there is room for what they bring.
             messages += self.terms.reads_max() * self.messages_per_read;
         }
+        let lag = Lag::new(messages_per_s(quality, self.message_bytes));
         *self.shared.lane(channel, direction).lock() =
-            Lane { ring: Some(Ring::new(self.message_bytes, messages)), ..Lane::default() };
+            Lane { ring: Some(Ring::new(self.message_bytes, messages)), lag, ..Lane::default() };
         channels.opened.push(opened);
         self.shared.promise(reserve_of(receiver_ns, self.terms.share_ppm));
         self.shared.used.fetch_or(1 << channel, Ordering::Release);
@@ -498,8 +509,11 @@ impl Shared {
     pub fn counts_of(&self, channel: usize, direction: Direction) -> LaneCounts {
         let lane = self.lane(channel, direction).lock();
         let (messages, lost) = lane.ring.as_ref().map_or((0, 0), |ring| (ring.count(), ring.lost()));
-        let Lane { went_out, device_lost, waited_ns, .. } = *lane;
-        LaneCounts { messages, lost, device_lost, went_out, waited_ns }
+        let waits_ns =
+            lane.ring.as_ref().and_then(Ring::since_ns).map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
+        let Lane { went_out, device_lost, waited_ns, lag, .. } = *lane;
+        let (waited_ns, behind_ns) = (waited_ns.max(waits_ns), lag.worst_ns());
+        LaneCounts { messages, lost, device_lost, went_out, waited_ns, behind_ns }
     }
 }
 
@@ -517,6 +531,8 @@ struct Receiver {
     writes: VecDeque<usize>,
     scratch: Vec<u8>,
     counts: Received,
+    /// Whether each read since the last job was as long as it could be.
+    were_full: bool,
 }
 
 impl Receiver {
@@ -524,13 +540,26 @@ impl Receiver {
         let scratch = Vec::with_capacity(shape.codec.message_bytes() * WRITES_MAX);
         let (ids, reads_max) = (IdSource::new(), terms.reads_max());
         let counts = Received::default();
-        Self { way, shape, shared, ids, reads: 0, reads_max, begun: 0, writes: VecDeque::new(), scratch, counts }
+        Self {
+            way,
+            shape,
+            shared,
+            ids,
+            reads: 0,
+            reads_max,
+            begun: 0,
+            writes: VecDeque::new(),
+            scratch,
+            counts,
+            were_full: true,
+        }
     }
 
     /// One job: takes what arrived, sends what waits, and starts the next reads.
     fn turn(&mut self, now_ns: u64) -> Result<(), PortError> {
         self.way.turn()?;
         self.take_in(now_ns)?;
+        self.note_lag(now_ns);
         self.send(now_ns);
         self.ask();
         self.way.turn()?;
@@ -538,6 +567,19 @@ impl Receiver {
         self.take_in(now_ns)?;
         self.ask();
         self.way.turn()
+    }
+
+    /// Notes whether a device that makes its source wait had more than was read: then all reads have ended, and none
+    /// before its length.
+    fn note_lag(&mut self, now_ns: u64) {
+        let has_more = std::mem::replace(&mut self.were_full, true) && self.reads == 0;
+        if self.shape.room_in.is_some() || self.shape.channels != 1 {
+            return;
+        }
+        let mut lane = self.shared.lane(0, Direction::In).lock();
+        let Some(count) = lane.ring.as_ref().map(Ring::count) else { return };
+        let messages = count - std::mem::replace(&mut lane.seen, count);
+        lane.lag.note(now_ns, messages, has_more);
     }
 
     /// Turns on the channels that were claimed since the last job.
@@ -580,6 +622,8 @@ impl Receiver {
     fn sort(&mut self, done: Done, now_ns: u64) {
         self.counts.reads += 1;
         let bytes = done.payload.contiguous();
+        self.were_full &= bytes.len() == self.shape.read_bytes as usize;
+        self.counts.cut_bytes += (bytes.len() % self.shape.codec.message_bytes()) as u64;
         for message in bytes.chunks_exact(self.shape.codec.message_bytes()) {
             match self.shape.codec.sort(message) {
                 Sorted::WentOut { channel } => self.went_out(channel),

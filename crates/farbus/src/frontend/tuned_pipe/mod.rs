@@ -30,6 +30,7 @@ mod endpoint;
 mod error;
 mod inlet;
 pub mod job;
+mod lag;
 mod opening;
 mod pipe;
 mod processors;
