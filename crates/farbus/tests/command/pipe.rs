@@ -190,3 +190,24 @@ fn device_without_pipes_is_refused_with_what_to_type() {
     assert!(nobody.code == Some(4) && nobody.stderr.contains("but keyboard, can"), "{nobody:?}");
     drop(share);
 }
+
+/// A bridge has a network, whose data flows in setting 1 of an interface, and a raw pair.
+#[test]
+fn raw_pair_of_a_bridge_carries_a_pipe_by_its_endpoint() {
+    let harness = Harness::new();
+    let share = harness.share(&["bridge"]);
+    let (a, b) = (share.target("bridge-a"), share.target("bridge-b"));
+    let usual = ["--rate", "50", "--buffer", "10", "--execution-us", "500", "--policy", "none"];
+    let pipe = |target, more: &[&'static str]| harness.command(&[&["pipe", target], &usual[..], more].concat());
+    let mut sender = Running::start(pipe(&a, &["--seconds", "4", "--endpoint", "0x03", "--out"]));
+    sender.wait_for_line("pipe 0 out");
+    let mut receiver = Running::start(pipe(&b, &["--seconds", "2", "--endpoint", "0x83"]));
+    let line = receiver.wait_for_line("messages");
+    assert!(!line.contains(" 0 messages"), "{line}");
+    for process in [&mut sender, &mut receiver] {
+        assert!(process.wait_for_end(PATIENCE).is_some());
+    }
+    let mut network = Running::start(pipe(&b, &["--endpoint", "0x82"]));
+    assert_eq!(network.wait_for_end(PATIENCE), Some(3));
+    assert!(network.log().contains("in setting 1"), "{}", network.log());
+}

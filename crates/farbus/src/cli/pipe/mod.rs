@@ -18,7 +18,7 @@ use farbus_host::RemoteDevice;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::cpuset::CpusetEntry;
-use farbus_model::{Device, Direction, Tally};
+use farbus_model::{Device, Direction, EpAddr, Tally};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -95,6 +95,11 @@ pub struct Args {
     /// Bytes of a message, other devices.
     #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     message: u32,
+    /// The bulk endpoint to use, as in 0x83.
+    ///
+    /// With the one of the other direction in the same interface. Without it, the device's first ones.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "can", value_parser = endpoint_address)]
+    endpoint: Option<EpAddr>,
     /// Messages a second on each channel, at most.
     #[arg(long, value_name = "NUMBER")]
     rate: u64,
@@ -239,10 +244,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         .map_err(Failure::local)?;
     let (endpoint, tally) = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
-        (None, Some(target)) => (args.open_there(target, &processors)?, None),
+        (None, Some(target)) => (args.open_there(target, &processors, args.endpoint)?, None),
         (None, None) => unreachable!("clap asks for one of both"),
     };
-    let forward = forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
+    let forward = forward.as_ref().map(|target| args.open_there(target, &processors, None)).transpose()?;
     let quality = args.quality(&endpoint);
     let inlet = forward.as_ref().map(|to| Inlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
     let direction = if args.out { Direction::Out } else { Direction::In };
@@ -341,6 +346,17 @@ fn target(text: &str) -> Result<Target, String> {
         ),
         Err(_) => error,
     })
+}
+
+/// Parses the address of an endpoint, as `lsusb -v` prints it or in decimal digits.
+fn endpoint_address(text: &str) -> Result<EpAddr, String> {
+    let address = match text.strip_prefix("0x") {
+        Some(digits) => u8::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let is_valid = |address: &u8| address & 0x70 == 0 && address & 0x0f != 0;
+    let address = address.filter(is_valid).ok_or("an endpoint is 0x81 to 0x8f (in) or 0x01 to 0x0f (out)")?;
+    Ok(EpAddr::from_byte(address))
 }
 
 fn created(path: &std::path::Path) -> Result<File, Failure> {
@@ -442,30 +458,35 @@ impl Args {
             }
         };
         let (device, speed) = opened.map_err(Failure::local)?;
-        Ok((self.endpoint(device, speed, processors, Terms::HERE)?, tally))
+        Ok((self.open(device, speed, processors, Terms::HERE, self.endpoint)?, tally))
     }
 
     fn open_there(
         &self,
         (client, target): &(Client, &Target),
         processors: &Processors,
+        endpoint: Option<EpAddr>,
     ) -> Result<Arc<Endpoint>, Failure> {
         let (mut device, speed) = there(client, target)?;
         let delay = match self.network_us {
             Some(us) => us.saturating_mul(1000),
             None => delay_ns(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
         };
-        self.endpoint(device, speed, processors, Terms::there(delay))
+        self.open(device, speed, processors, Terms::there(delay), endpoint)
     }
 
-    fn endpoint(
+    fn open(
         &self,
         mut device: RemoteDevice<Patient>,
         speed: farbus_model::Speed,
         processors: &Processors,
         terms: Terms,
+        endpoint: Option<EpAddr>,
     ) -> Result<Arc<Endpoint>, Failure> {
-        let shape = if self.can.is_empty() {
+        let shape = if let Some(address) = endpoint {
+            Shape::bulk_at(&device, speed, self.message_bytes(), address)
+                .map_err(|error| refused(PipeError::Device(error)))?
+        } else if self.can.is_empty() {
             let none = "it has no bulk endpoints: 'farbus attach' makes it this machine's, whatever it is";
             let shape = Shape::bulk(&device, speed, self.message_bytes());
             shape.ok_or_else(|| Failure::new(Attribute::Refused, none))?
@@ -561,6 +582,9 @@ mod tests {
             assert_eq!(attribute, Attribute::Refused);
             assert!(said.contains(advice) && said.contains("are missing"), "{said}");
         }
+        let said = refusal(&format!("pipe --here zero --endpoint 0x84 {USUAL} --policy none")).1;
+        assert!(said.contains("no bulk endpoint 0x84: there are 0x81, 0x01"), "{said}");
+        assert!(read(&format!("pipe --here zero --endpoint 0x90 {USUAL}")).unwrap_err().contains("0x81 to 0x8f"));
         assert!(refusal(&format!("pipe --here zero {USUAL} --can 500000 --policy none")).1.contains("gs_usb"));
     }
 
