@@ -404,14 +404,20 @@ impl Args {
         forward_bound_ns: Option<u64>,
     ) {
         self.tell(format_args!("processors  {}", processors.described()));
-        self.tell(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), endpoint.granted().policy));
-        let mut warnings = endpoint.granted().warnings;
+        let granted = endpoint.granted();
+        self.tell(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), granted.policy));
+        let mut warnings = granted.warnings;
         for pipe in pipes {
-            let Report { channel, direction, budget_ns, period_ns, bound_ns, granted, .. } = pipe.report();
+            let Report { channel, direction, budget_ns, period_ns, bound_ns, equation_9_ns, granted, .. } =
+                pipe.report();
             let (budget, period, bound) = (ms(budget_ns), ms(period_ns), ms(bound_ns));
             self.tell(format_args!(
                 "pipe {channel} {direction:<3}  {budget} each {period}, {bound} late at the worst, {}",
                 granted.policy
+            ));
+            let equation_9 = ms(equation_9_ns);
+            self.tell(format_args!(
+                "            {equation_9} by Equation 9 ('farbus plan pipe'), where a message wakes the function; here it looks each {period}"
             ));
             warnings.extend(granted.warnings);
         }

@@ -9,8 +9,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use farbus_host::{IdSource, PortError};
 use farbus_io::sys::pi_lock::PiLock;
@@ -44,6 +45,8 @@ pub const CHANNELS_MAX: usize = 64;
 /// The most reads, and the most writes, that are under way at once.
 const READS_MAX: usize = 64;
 const WRITES_MAX: usize = 64;
+/// How long to wait for a thread to ask for what it needs: many of its periods.
+const GRANT_PATIENCE: Duration = Duration::from_secs(1);
 const PPM: u64 = 1_000_000;
 
 /// The properties of a device's endpoints.
@@ -154,6 +157,9 @@ pub struct Shared {
     ended: OnceLock<PortError>,
     counts: PiLock<Received>,
     granted: PiLock<Granted>,
+    /// What the thread has asked the kernel for last, and who waits for that.
+    asked: Mutex<Reserve>,
+    has_asked: Condvar,
 }
 
 /// One direction of one channel.
@@ -224,6 +230,8 @@ impl Endpoint {
             ended: OnceLock::new(),
             counts: PiLock::default(),
             granted: PiLock::default(),
+            asked: Mutex::new(reserve),
+            has_asked: Condvar::new(),
         });
         let (attributes, message_bytes) = (shape.attributes, shape.codec.message_bytes());
         let messages_per_read = (shape.read_bytes as usize / message_bytes).max(1);
@@ -250,6 +258,7 @@ impl Endpoint {
                     reservation.change(&own_share.wishes(wanted));
                     let granted = Granted { policy: reservation.policy().to_string(), warnings: said(&reservation) };
                     *receiver.shared.granted.lock() = granted;
+                    receiver.shared.note_asked(wanted);
                     roster.change(wanted);
                     now = wanted;
                 }
@@ -260,6 +269,7 @@ impl Endpoint {
                 *receiver.shared.counts.lock() = counts;
             }
             receiver.shared.is_ended.store(true, Ordering::Release);
+            receiver.shared.has_asked.notify_all();
             receiver.close();
         });
         let thread = Some(thread.map_err(PipeError::System)?);
@@ -283,8 +293,12 @@ impl Endpoint {
         })
     }
 
-    /// What its thread was granted last.
+    /// What its thread was granted last. Waits until the thread has asked for what the present pipes need, a second at
+    /// the most.
     pub fn granted(&self) -> Granted {
+        let asked = self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_behind = |asked: &mut Reserve| *asked != self.shared.reserve() && !self.shared.is_ended();
+        drop(self.shared.has_asked.wait_timeout_while(asked, GRANT_PATIENCE, is_behind));
         self.shared.granted.lock().clone()
     }
 
@@ -474,6 +488,11 @@ impl Shared {
     fn promise(&self, reserve: Reserve) {
         self.budget_ns.store(reserve.budget_ns, Ordering::Relaxed);
         self.period_ns.store(reserve.period_ns, Ordering::Release);
+    }
+
+    fn note_asked(&self, reserve: Reserve) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = reserve;
+        self.has_asked.notify_all();
     }
 
     fn reserve(&self) -> Reserve {
