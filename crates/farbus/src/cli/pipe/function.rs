@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::frontend::tuned_pipe::{Flow, Inlet, Turn};
@@ -91,7 +90,7 @@ impl Function {
             Self::Feed { mut child, ended, stdin, lost, rest } => {
                 drop(stdin);
                 if !is_readable_within(&ended, ENDING_PATIENCE).map_err(|error| error.to_string())? {
-                    // Where this process has lost the right to end it, the broker does that when this process has ended.
+                    // If this process has lost the right to end it, the broker does that when this process has ended.
                     if child.kill().is_ok() {
                         let _ = child.wait();
                     }
@@ -125,10 +124,9 @@ fn is_readable_within(file: &OwnedFd, patience: Duration) -> io::Result<bool> {
     let until = Instant::now() + patience;
     loop {
         let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(io::Error::other)?;
-        match poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&left)) {
-            Ok(count) => return Ok(count > 0),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+        match poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&left)).map_err(io::Error::from) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(|count| count > 0),
         }
     }
 }
