@@ -12,14 +12,15 @@ use std::time::Duration;
 use farbus::Share;
 use farbus::client::{Client, Target};
 use farbus::gadgets::can::{Can, Settings};
+use farbus::gadgets::zero::{Fill, SourceSink};
 use farbus::internals::control::Answer;
 use farbus::internals::socket_place::Place;
 use farbus::tuned::{
-    End, Endpoint, Flow, Overload, PipeError, Processors, Quality, Refusal, Report, STILL_NS_MAX, Strictness, Terms,
-    Turn, can, delay_ns, here, there, tpipe,
+    End, Endpoint, Flow, Overload, PipeError, Processors, Quality, Refusal, Report, STILL_NS_MAX, Shape, Strictness,
+    Terms, Turn, can, delay_ns, here, there, tpipe,
 };
 use farbus_io::sys::scheduling::{Policy, Reservation, now_ns};
-use farbus_model::Direction;
+use farbus_model::{Direction, Speed};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// The limit for anything that should take no time, on a machine that is busy or stalls.
@@ -126,7 +127,8 @@ fn outgoing_messages_reach_the_bus_and_channels_do_not_delay_each_other() {
         tpipe(&endpoint, end(channel, direction), quality(per_s, 32, 500_000), send, 0).unwrap()
     };
     let began = now_ns();
-    let pipes = [open(0, 2752), open(1, 2752)];
+    // As many frames of 8 bytes as the slow bus carries.
+    let pipes = [open(0, 2752), open(1, 79)];
     wait_until("a second's frames go out", || pipes[0].report().went_out > 2752 && pipes[1].report().went_out > 0);
     let [fast, slow] = pipes.map(|pipe| pipe.stop().1);
     let seconds = (now_ns() - began).div_ceil(SECOND_NS);
@@ -157,11 +159,88 @@ fn impossible_pipe_is_refused_with_its_reason_and_takes_no_processor_time() {
     let beyond = input(0, quality(1000, 10, 9_000_000));
     assert!(matches!(beyond, PipeError::Processor(Overload::Demand(load)) if load.missing_ppb() > 0), "{beyond}");
 
+    // A bus carries no more frames than its bits are, however short they are.
+    let full = input(0, quality(9804, 100, 1000));
+    assert!(
+        matches!(full, PipeError::Bus { asked_per_s: 9804, .. }) && full.to_string().contains("--rate 9803"),
+        "{full}"
+    );
+    let half = input(1, quality(9803, 100, 1000));
+    assert!(half.to_string().contains("at most 4901 messages/s"), "{half}");
+
     // None of the refused pipes took anything.
     let pipe = open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap();
     assert!(matches!(input(0, quality(1, 1, 1)), PipeError::Taken(0)));
     drop(pipe);
     drop(open(0, Direction::In, quality(500, 10, 1_000_000)).unwrap());
+}
+
+#[test]
+fn transfers_under_way_carry_the_rate_or_the_pipe_is_refused() {
+    let endpoint = |terms| {
+        let device = here(SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
+        let shape = Shape::bulk(&device, Speed::High, 512).unwrap();
+        let processors = Processors::anywhere(Strictness::None);
+        Endpoint::open(device.into_port().into_way(), shape, &processors, terms).map(Arc::new).unwrap()
+    };
+    let quality = |per_s: u64, messages: u64| Quality {
+        latency_ns: SECOND_NS,
+        throughput_bits: per_s * 512 * 8,
+        buffer_bytes: messages * 512,
+        execution_ns: 1000,
+    };
+    let nothing = |_: &mut Turn<'_>, (): &mut ()| Flow::On;
+    let open = |endpoint: &Arc<Endpoint>, direction, quality| tpipe(endpoint, end(0, direction), quality, nothing, ());
+
+    // Two reads of one message each, which last for two periods and a microframe: 2 / (2 x 100 us + 125 us).
+    let near = endpoint(Terms::HERE);
+    let refused = open(&near, Direction::In, quality(20_000, 1000)).map(drop).unwrap_err();
+    assert!(matches!(refused, PipeError::Rate { asked_per_s: 20_000, max_per_s: 6153 }), "{refused}");
+    assert!(refused.to_string().contains("--rate 6153"), "{refused}");
+    let pipe = open(&near, Direction::In, quality(2000, 100)).unwrap();
+    assert_eq!(near.period_ns(), (SECOND_NS / 1000 - 125_000) / 2);
+    let began = now_ns();
+    wait_until("a source that always has data fills the pipe", || pipe.report().messages > 2000);
+    let (_, report) = pipe.stop();
+    assert_eq!(report.lost, 0, "a device that makes its source wait loses nothing: {report:?}");
+    assert!(now_ns() - began < PATIENCE_NS);
+    // 64 writes are under way.
+    drop(open(&near, Direction::Out, quality(20_000, 1000)).unwrap());
+
+    // 32 reads, and a path that delays by 10 ms.
+    let far = endpoint(Terms::there(10_000_000));
+    assert!(matches!(
+        open(&far, Direction::In, quality(20_000, 1000)).map(drop),
+        Err(PipeError::Rate { max_per_s: 3137, .. })
+    ));
+    let pipe = open(&far, Direction::In, quality(2500, 100)).unwrap();
+    assert_eq!(far.period_ns(), (32 * SECOND_NS / 2500 - 10_000_000) / 2);
+    drop(pipe);
+}
+
+#[test]
+fn source_that_a_slow_function_makes_wait_is_reported_as_late() {
+    let device = here(SourceSink::device(Speed::High, Fill::Zeros, false)).unwrap();
+    let shape = Shape::bulk(&device, Speed::High, 512).unwrap();
+    let processors = Processors::anywhere(Strictness::None);
+    let endpoint =
+        Endpoint::open(device.into_port().into_way(), shape, &processors, Terms::HERE).map(Arc::new).unwrap();
+    let quality =
+        Quality { latency_ns: SECOND_NS, throughput_bits: 1000 * 4096, buffer_bytes: 8192, execution_ns: 1000 };
+    // Its fifth job takes a second: the pipe fills, and its device has to wait.
+    let slow = |_: &mut Turn<'_>, jobs: &mut u64| {
+        *jobs += 1;
+        let until = now_ns() + if *jobs == 5 { SECOND_NS } else { 0 };
+        while now_ns() < until {
+            thread::yield_now();
+        }
+        Flow::On
+    };
+    let pipe = tpipe(&endpoint, end(0, Direction::In), quality, slow, 0).unwrap();
+    wait_until("it goes on", || pipe.report().jobs.ran > 6);
+    let (_, report) = pipe.stop();
+    assert!(!report.is_kept() && report.lost == 0, "{report:?}");
+    assert!(report.behind_ns > report.bound_ns && report.worst_ns > report.bound_ns, "{report:?}");
 }
 
 #[test]

@@ -108,16 +108,19 @@ fn pipe_keeps_only_the_right_to_deadlines() {
     pipe.signal(Signal::INT);
     assert!(pipe.wait_for_line("messages").contains("pipe 0 in"));
     assert!(pipe.wait_for_end(PATIENCE).is_some());
-    // A program that does not end by itself ends with its pipe.
+    // A program that does not end by itself ends with its pipe, whichever way its data go.
     let mark = harness.path("alive");
     let program = format!("echo $$ >{0}.new; mv {0}.new {0}; exec sleep 1000", mark.display());
-    let out = [&HALF[..], &["--out", "--program", &program, "--seconds", "1"]].concat();
-    let ended = harness.run(&out);
-    assert!(ended.code == Some(0) || ended.stderr.contains("not kept"), "{ended:?}");
-    let program = fs::read_to_string(&mark).unwrap();
-    let is_there =
-        || fs::read_to_string(format!("/proc/{}/stat", program.trim())).is_ok_and(|stat| !stat.contains(") Z"));
-    wait_until(PATIENCE, "it ends as well", || !is_there());
+    for (direction, outcome) in [(&["--out"][..], "not kept"), (&[], "did not end within 5 s")] {
+        let _ = fs::remove_file(&mark);
+        let ended = harness.run(&[&HALF[..], direction, &["--program", &program, "--seconds", "1"]].concat());
+        let is_kept = ended.code == Some(0) && !direction.is_empty();
+        assert!(is_kept || (ended.code == Some(1) && ended.stderr.contains(outcome)), "{ended:?}");
+        let program = fs::read_to_string(&mark).unwrap();
+        let is_there =
+            || fs::read_to_string(format!("/proc/{}/stat", program.trim())).is_ok_and(|stat| !stat.contains(") Z"));
+        wait_until(PATIENCE, "it ends as well", || !is_there());
+    }
 }
 
 #[test]
@@ -139,6 +142,18 @@ fn pipe_whose_process_was_stopped_starts_again_and_reports_the_jump() {
     assert!(stopped.wait_for_end(PATIENCE).is_some());
     // The other pipe is not stopped. (Its clock may jump as well if the whole machine stands still.)
     assert!(other.wait_for_end(PATIENCE).is_some());
+}
+
+/// Equation 9 is shown beside the bound, which is larger, and the receiver's grant is that of the period beside it.
+#[test]
+fn the_bound_says_what_it_adds_to_the_plan_and_the_grant_is_new() {
+    let harness = Harness::new();
+    let line = "pipe --here can,traffic=paper --can 500000,250000,500000,500000,500000 --channel 4 --rate 2752 --buffer 128 --execution-us 2000 --seconds 1";
+    let told = harness.run(&line.split(' ').collect::<Vec<_>>());
+    assert!(told.stdout.contains("111.404 ms late at the worst"), "{told:?}");
+    assert!(told.stdout.contains("64.892 ms by Equation 9 ('farbus plan pipe')"), "{told:?}");
+    let receiver = told.stdout.lines().find(|line| line.starts_with("receiver")).expect("it is shown");
+    assert!(receiver.contains("each 9.127 ms") && !receiver.contains("each 10ms"), "{receiver}");
 }
 
 #[test]
@@ -189,4 +204,25 @@ fn device_without_pipes_is_refused_with_what_to_type() {
     let nobody = run(&[&share.target("nothing")]);
     assert!(nobody.code == Some(4) && nobody.stderr.contains("but keyboard, can"), "{nobody:?}");
     drop(share);
+}
+
+/// A bridge has a network, whose data flows in setting 1 of an interface, and a raw pair.
+#[test]
+fn raw_pair_of_a_bridge_carries_a_pipe_by_its_endpoint() {
+    let harness = Harness::new();
+    let share = harness.share(&["bridge"]);
+    let (a, b) = (share.target("bridge-a"), share.target("bridge-b"));
+    let usual = ["--rate", "50", "--buffer", "10", "--execution-us", "500", "--policy", "none"];
+    let pipe = |target, more: &[&'static str]| harness.command(&[&["pipe", target], &usual[..], more].concat());
+    let mut sender = Running::start(pipe(&a, &["--seconds", "4", "--endpoint", "0x03", "--out"]));
+    sender.wait_for_line("pipe 0 out");
+    let mut receiver = Running::start(pipe(&b, &["--seconds", "2", "--endpoint", "0x83"]));
+    let line = receiver.wait_for_line("messages");
+    assert!(!line.contains(" 0 messages"), "{line}");
+    for process in [&mut sender, &mut receiver] {
+        assert!(process.wait_for_end(PATIENCE).is_some());
+    }
+    let mut network = Running::start(pipe(&b, &["--endpoint", "0x82"]));
+    assert_eq!(network.wait_for_end(PATIENCE), Some(3));
+    assert!(network.log().contains("in setting 1"), "{}", network.log());
 }

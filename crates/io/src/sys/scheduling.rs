@@ -126,21 +126,6 @@ impl Reservation {
         }
     }
 
-    /// Begins a granted deadline anew. Time that a hypervisor took while a thread ran counts as that thread's: it is
-    /// then in debt for many periods, and does not run until they are over. A thread that knows it did not use that
-    /// time itself can clear the debt with this.
-    pub fn renew(&mut self) {
-        if let policy @ Policy::Deadline { .. } = self.policy {
-            // A smaller need is never denied. The kernel keeps the promised time for the rest of the period, so that no
-            // other thread is given it.
-            let _ = set(Policy::Ordinary);
-            if let Err(denied) = set(policy) {
-                self.policy = Policy::Ordinary;
-                self.denied.push(denied);
-            }
-        }
-    }
-
     /// The policy that was granted.
     pub fn policy(&self) -> Policy {
         self.policy
@@ -339,19 +324,6 @@ mod tests {
             assert_eq!(reservation.denied().len(), denied);
             drop(reservation);
             assert_eq!(policy_now(), libc::SCHED_OTHER);
-        });
-    }
-
-    #[test]
-    fn a_deadline_that_begins_anew_owes_nothing() {
-        let wish = Policy::Deadline { budget: MS, period: 10 * MS };
-        apart(|| {
-            let mut reservation = Reservation::take(&[wish]);
-            let was = reservation.policy();
-            reservation.renew();
-            assert_eq!((reservation.policy(), reservation.denied().is_empty()), (was, was == wish));
-            let expected = if was == wish { libc::SCHED_DEADLINE } else { libc::SCHED_OTHER };
-            assert_eq!(policy_now(), expected);
         });
     }
 

@@ -3,10 +3,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::frontend::tuned_pipe::{Flow, Inlet, Turn};
 
@@ -15,10 +19,16 @@ pub enum Function {
     /// Counts the messages; the report contains the number.
     Count,
     /// Writes them to a file.
-    Write(File),
+    Write {
+        file: File,
+        /// Why it could not be written any further.
+        failed: Option<io::Error>,
+    },
     /// Writes them to a program's standard input.
     Feed {
         child: Child,
+        /// Becomes readable when the program has ended.
+        ended: OwnedFd,
         stdin: ChildStdin,
         /// What the program has not read yet.
         rest: Vec<u8>,
@@ -35,10 +45,14 @@ pub enum Function {
 /// How much a program may leave unread before messages are lost.
 const REST_BYTES_MAX: usize = 1 << 20;
 
+/// How long a program may run on after the end of its input.
+const ENDING_PATIENCE: Duration = Duration::from_secs(5);
+
 impl Function {
     /// A function that writes to a file.
     pub fn write(path: &Path) -> Result<Self, String> {
-        File::create(path).map(Self::Write).map_err(|error| format!("cannot write {}: {error}", path.display()))
+        let create = File::create(path).map(|file| Self::Write { file, failed: None });
+        create.map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
 
     /// A function that feeds a program. With `has_no_output`, the program's standard output goes to standard error,
@@ -49,7 +63,9 @@ impl Function {
         let mut child = start(command, Stdio::piped(), output)?;
         let stdin = child.stdin.take().expect("it was asked for");
         never_wait(&stdin)?;
-        Ok(Self::Feed { child, stdin, rest: Vec::new(), lost: 0 })
+        let ended = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let ended = ended.map_err(|error| format!("cannot watch the program: {error}"))?;
+        Ok(Self::Feed { child, ended, stdin, rest: Vec::new(), lost: 0 })
     }
 
     /// A function that sends what a program writes.
@@ -60,10 +76,10 @@ impl Function {
         Ok(Self::FedBy { child, stdout, message: vec![0; message_bytes], filled: 0 })
     }
 
-    /// The process that does not end by itself with the pipe.
+    /// The process that may not end by itself with the pipe.
     pub fn program(&self) -> Option<u32> {
         match self {
-            Self::FedBy { child, .. } => Some(child.id()),
+            Self::FedBy { child, .. } | Self::Feed { child, .. } => Some(child.id()),
             _ => None,
         }
     }
@@ -71,8 +87,16 @@ impl Function {
     /// Ends the function after the pipe has stopped.
     pub fn finish(self) -> Result<(), String> {
         match self {
-            Self::Feed { mut child, stdin, lost, rest } => {
+            Self::Feed { mut child, ended, stdin, lost, rest } => {
                 drop(stdin);
+                if !is_readable_within(&ended, ENDING_PATIENCE).map_err(|error| error.to_string())? {
+                    // If this process has lost the right to end it, the broker does that when this process has ended.
+                    if child.kill().is_ok() {
+                        let _ = child.wait();
+                    }
+                    let limit = ENDING_PATIENCE.as_secs();
+                    return Err(format!("the program did not end within {limit} s after its input, and was killed"));
+                }
                 let status = child.wait().map_err(|error| format!("the program was lost: {error}"))?;
                 match (status.success(), lost + rest.len() as u64) {
                     (false, _) => Err(format!("the program ended with {status}")),
@@ -89,8 +113,20 @@ impl Function {
                     Err(_) => Ok(()),
                 }
             }
-            Self::Write(file) => file.sync_all().map_err(|error| format!("the file is not whole: {error}")),
+            Self::Write { failed: Some(error), .. } => Err(format!("the file is not whole: {error}")),
+            Self::Write { file, .. } => file.sync_all().map_err(|error| format!("the file is not whole: {error}")),
             Self::Count | Self::Forward(_) | Self::Numbers { .. } => Ok(()),
+        }
+    }
+}
+
+fn is_readable_within(file: &OwnedFd, patience: Duration) -> io::Result<bool> {
+    let until = Instant::now() + patience;
+    loop {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now())).map_err(io::Error::other)?;
+        match poll(&mut [PollFd::new(file, PollFlags::IN)], Some(&left)).map_err(io::Error::from) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(|count| count > 0),
         }
     }
 }
@@ -111,7 +147,10 @@ fn never_wait(pipe: &impl AsFd) -> Result<(), String> {
 pub fn run_once(turn: &mut Turn<'_>, function: &mut Function) -> Flow {
     match function {
         Function::Count => Flow::On,
-        Function::Write(file) => on_if(file.write_all(turn.bytes()).is_ok()),
+        Function::Write { file, failed } => {
+            *failed = file.write_all(turn.bytes()).err();
+            on_if(failed.is_none())
+        }
         Function::Forward(inlet) => {
             // The other device counts the messages for which it has no room.
             turn.messages().for_each(|message| _ = inlet.put(message));
@@ -169,4 +208,18 @@ fn on_if(is_well: bool) -> Flow {
 
 fn is_soon(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_that_does_not_end_with_its_input_is_killed() {
+        let began = Instant::now();
+        let failure = Function::feed("exec sleep 600", true).unwrap().finish().unwrap_err();
+        assert!(failure.contains("did not end within 5 s"), "{failure}");
+        assert!(began.elapsed() < Duration::from_secs(120));
+        assert_eq!(Function::feed("cat >/dev/null", true).unwrap().finish(), Ok(()));
+    }
 }

@@ -18,7 +18,7 @@ use farbus_host::RemoteDevice;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::cpuset::CpusetEntry;
-use farbus_model::{Device, Direction};
+use farbus_model::{Device, Direction, EpAddr, Tally};
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -52,7 +52,7 @@ const GREETING_INTERVAL: Duration = Duration::from_secs(1);
         farbus pipe lab3/can --can 500000 --rate 400 --buffer 16 \\\n      \
         --execution-us 500 --program candump-to-db\n\n\
         'farbus pipe --help' says what is promised, and has more examples.",
-    after_long_help = "From --rate, --buffer and --execution-us farbus computes the period in which the buffer fills, whether the endpoint and a processor carry it (see 'farbus plan pipe'), and how late a message is at the worst. It prints that before it starts, and at the end what was kept. It counts what the device sends, unless an option says where that goes.\n\n\
+    after_long_help = "From --rate, --buffer and --execution-us farbus computes the period in which the buffer fills, whether the endpoint, its transfers, a CAN bus and a processor carry it (see 'farbus plan pipe'), and how late a message is at the worst. It prints that before it starts, and at the end what was kept. It counts what the device sends, unless an option says where that goes.\n\n\
         A pipe gets the processor time that other pipes, shares and the daemon have left, or is refused with what is missing. 'farbus status' shows who has reserved it. Deadlines need CAP_SYS_NICE; without it a pipe runs, and says that nothing is promised. CAP_SYS_NICE and CAP_IPC_LOCK are all that it keeps of the rights it was started with, unless you give --no-sandbox. Programs that it starts have the rights of the user who started the pipe.\n\n\
         Examples:\n  \
         farbus pipe --here can,traffic=paper --channel 4 \\\n      \
@@ -95,6 +95,11 @@ pub struct Args {
     /// Bytes of a message, other devices.
     #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     message: u32,
+    /// The bulk endpoint to use, as in 0x83.
+    ///
+    /// With the one of the other direction in the same interface. Without it, the device's first ones.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "can", value_parser = endpoint_address)]
+    endpoint: Option<EpAddr>,
     /// Messages a second on each channel, at most.
     #[arg(long, value_name = "NUMBER")]
     rate: u64,
@@ -173,6 +178,21 @@ struct Outcome {
     failure: Option<FailureReport>,
 }
 
+impl Outcome {
+    fn broken(&self) -> String {
+        let of = |report: &Report| {
+            let named = |what: String| format!("pipe {} {}: {what}", report.channel, report.direction);
+            report.broken().into_iter().map(named).collect::<Vec<_>>()
+        };
+        let broken: Vec<String> = self.pipes.iter().flat_map(of).collect();
+        if broken.is_empty() {
+            "messages were lost or late on the way to the other device".to_owned()
+        } else {
+            broken.join("; ")
+        }
+    }
+}
+
 pub fn run(args: &Args) -> Result<(), Failure> {
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -222,12 +242,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     control_socket
         .open(control_listener, move |question| for_control_socket.answer(question))
         .map_err(Failure::local)?;
-    let endpoint = match (&args.here, &target) {
+    let (endpoint, tally) = match (&args.here, &target) {
         (Some(what), _) => args.open_here(what, &processors)?,
-        (None, Some(target)) => args.open_there(target, &processors)?,
+        (None, Some(target)) => (args.open_there(target, &processors, args.endpoint)?, None),
         (None, None) => unreachable!("clap asks for one of both"),
     };
-    let forward = forward.as_ref().map(|target| args.open_there(target, &processors)).transpose()?;
+    let forward = forward.as_ref().map(|target| args.open_there(target, &processors, None)).transpose()?;
     let quality = args.quality(&endpoint);
     let inlet = forward.as_ref().map(|to| Inlet::open(to, 0, &quality).map(Arc::new)).transpose().map_err(refused)?;
     let direction = if args.out { Direction::Out } else { Direction::In };
@@ -258,9 +278,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
             greeted = Instant::now();
         }
     }
-    let reports: Vec<Report> = shown.pipes().iter().map(Pipe::report).collect();
+    let mut reports: Vec<Report> = shown.pipes().iter().map(Pipe::report).collect();
+    if let Some(tally) = tally {
+        reports.iter_mut().for_each(|report| counted_by_device(report, &tally));
+    }
     let receiver = endpoint.counts();
-    let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.lost() == 0);
+    let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.is_kept());
     let mut outcome = Outcome {
         processors: processors.described(),
         memory_not_locked: processors.unlocked().map(str::to_owned),
@@ -278,9 +301,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let result = match (finished, lost) {
         (Err(failure), _) | (Ok(()), Some(failure)) => Err(failure),
         (Ok(()), None) if is_kept => Ok(()),
-        (Ok(()), None) => Err(Failure::local(
-            "the promise was not kept: messages were lost or late\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
-        )),
+        (Ok(()), None) => Err(Failure::local(format!(
+            "the promise was not kept: {}\n  a larger --buffer, --policy deadline as root, or --cpus gives more",
+            outcome.broken()
+        ))),
     };
     outcome.failure = result.as_ref().err().map(Failure::report);
     if let Some(file) = report {
@@ -322,6 +346,17 @@ fn target(text: &str) -> Result<Target, String> {
         ),
         Err(_) => error,
     })
+}
+
+/// Parses the address of an endpoint, as `lsusb -v` prints it or in decimal digits.
+fn endpoint_address(text: &str) -> Result<EpAddr, String> {
+    let address = match text.strip_prefix("0x") {
+        Some(digits) => u8::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let is_valid = |address: &u8| address & 0x70 == 0 && address & 0x0f != 0;
+    let address = address.filter(is_valid).ok_or("an endpoint is 0x81 to 0x8f (in) or 0x01 to 0x0f (out)")?;
+    Ok(EpAddr::from_byte(address))
 }
 
 fn created(path: &std::path::Path) -> Result<File, Failure> {
@@ -369,14 +404,20 @@ impl Args {
         forward_bound_ns: Option<u64>,
     ) {
         self.tell(format_args!("processors  {}", processors.described()));
-        self.tell(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), endpoint.granted().policy));
-        let mut warnings = endpoint.granted().warnings;
+        let granted = endpoint.granted();
+        self.tell(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), granted.policy));
+        let mut warnings = granted.warnings;
         for pipe in pipes {
-            let Report { channel, direction, budget_ns, period_ns, bound_ns, granted, .. } = pipe.report();
+            let Report { channel, direction, budget_ns, period_ns, bound_ns, equation_9_ns, granted, .. } =
+                pipe.report();
             let (budget, period, bound) = (ms(budget_ns), ms(period_ns), ms(bound_ns));
             self.tell(format_args!(
                 "pipe {channel} {direction:<3}  {budget} each {period}, {bound} late at the worst, {}",
                 granted.policy
+            ));
+            let equation_9 = ms(equation_9_ns);
+            self.tell(format_args!(
+                "            {equation_9} by Equation 9 ('farbus plan pipe'), where a message wakes the function; here it looks each {period}"
             ));
             warnings.extend(granted.warnings);
         }
@@ -400,9 +441,15 @@ impl Args {
         self.channel.iter().map(one).collect::<Result<_, _>>().map_err(Failure::local)
     }
 
-    fn open_here(&self, what: &What, processors: &Processors) -> Result<Arc<Endpoint>, Failure> {
+    /// A device of this process, and its own counters if it has some.
+    fn open_here(&self, what: &What, processors: &Processors) -> Result<(Arc<Endpoint>, Option<Tally>), Failure> {
+        let mut tally = None;
         let opened = match what {
-            What::Can(settings) => here(Can::device(settings)).map(|device| (device, farbus_model::Speed::High)),
+            What::Can(settings) => {
+                let adapter = Can::device(settings);
+                tally = adapter.tally();
+                here(adapter).map(|device| (device, farbus_model::Speed::High))
+            }
             What::Zero { speed, fill, verify } => {
                 here(SourceSink::device(*speed, *fill, *verify)).map(|device| (device, *speed))
             }
@@ -417,30 +464,35 @@ impl Args {
             }
         };
         let (device, speed) = opened.map_err(Failure::local)?;
-        self.endpoint(device, speed, processors, Terms::HERE)
+        Ok((self.open(device, speed, processors, Terms::HERE, self.endpoint)?, tally))
     }
 
     fn open_there(
         &self,
         (client, target): &(Client, &Target),
         processors: &Processors,
+        endpoint: Option<EpAddr>,
     ) -> Result<Arc<Endpoint>, Failure> {
         let (mut device, speed) = there(client, target)?;
         let delay = match self.network_us {
             Some(us) => us.saturating_mul(1000),
             None => delay_ns(&mut device).map_err(|error| Failure::new(Attribute::Device, error))?,
         };
-        self.endpoint(device, speed, processors, Terms::there(delay))
+        self.open(device, speed, processors, Terms::there(delay), endpoint)
     }
 
-    fn endpoint(
+    fn open(
         &self,
         mut device: RemoteDevice<Patient>,
         speed: farbus_model::Speed,
         processors: &Processors,
         terms: Terms,
+        endpoint: Option<EpAddr>,
     ) -> Result<Arc<Endpoint>, Failure> {
-        let shape = if self.can.is_empty() {
+        let shape = if let Some(address) = endpoint {
+            Shape::bulk_at(&device, speed, self.message_bytes(), address)
+                .map_err(|error| refused(PipeError::Device(error)))?
+        } else if self.can.is_empty() {
             let none = "it has no bulk endpoints: 'farbus attach' makes it this machine's, whatever it is";
             let shape = Shape::bulk(&device, speed, self.message_bytes());
             shape.ok_or_else(|| Failure::new(Attribute::Refused, none))?
@@ -452,14 +504,26 @@ impl Args {
     }
 }
 
+/// Replaces what the device has reported of its losses by what it has counted, which is all of them.
+fn counted_by_device(report: &mut Report, tally: &Tally) {
+    let name = format!("can{}_overruns", report.channel);
+    let counted = tally.read().find(|(counter, _)| *counter == name).map(|(_, count)| count);
+    report.device_lost = counted.filter(|_| report.direction == "in").unwrap_or(0).max(report.device_lost);
+}
+
 fn ms(ns: u64) -> String {
     format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000)
 }
 
 fn conclusion(report: &Report) -> String {
-    let Report { channel, direction, messages, lost, device_overruns, worst_ns, jobs, .. } = report;
+    let Report { channel, direction, messages, lost, device_overruns, device_lost, worst_ns, jobs, .. } = report;
+    let by_device = match device_lost {
+        0 => "0 lost by the device".to_owned(),
+        _ if device_lost == device_overruns => format!("at least {device_lost} lost by the device"),
+        _ => format!("{device_lost} lost by the device"),
+    };
     format!(
-        "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {device_overruns} overruns of the device, {} at the worst; {} jobs, \
+        "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {by_device}, {} at the worst; {} jobs, \
          {} missed, {} late, {} too long, {} jumps of the clock",
         ms(*worst_ns),
         jobs.ran,
@@ -516,7 +580,44 @@ mod tests {
         let (attribute, said) = refusal(line);
         assert_eq!(attribute, Attribute::Refused);
         assert!(said.contains("larger buffer"), "{said}");
+        for (line, advice) in [
+            ("--here zero --rate 20000 --buffer 1000 --execution-us 100", "--rate 6153"),
+            ("--here can --can 500000 --rate 15000 --buffer 1000 --execution-us 100", "--rate 9803"),
+        ] {
+            let (attribute, said) = refusal(&format!("pipe {line} --policy none --no-sandbox"));
+            assert_eq!(attribute, Attribute::Refused);
+            assert!(said.contains(advice) && said.contains("are missing"), "{said}");
+        }
+        let said = refusal(&format!("pipe --here zero --endpoint 0x84 {USUAL} --policy none")).1;
+        assert!(said.contains("no bulk endpoint 0x84: there are 0x81, 0x01"), "{said}");
+        assert!(read(&format!("pipe --here zero --endpoint 0x90 {USUAL}")).unwrap_err().contains("0x81 to 0x8f"));
         assert!(refusal(&format!("pipe --here zero {USUAL} --can 500000 --policy none")).1.contains("gs_usb"));
+    }
+
+    #[test]
+    fn what_was_not_kept_is_named_and_no_success() {
+        let refusal =
+            |line: &str| run(&read(&format!("{line} --policy none --no-sandbox")).unwrap()).unwrap_err().to_string();
+        // Frames of 8 bytes have 126 bits: 3,968 a second, where the shortest are 9,803.
+        let line = "pipe --here can --can 500000 --rate 9800 --buffer 128 --execution-us 500 --out --seconds 2";
+        let said = refusal(line);
+        assert!(said.contains("behind 9800 messages/s"), "{said}");
+        // Reads of 512 bytes are one message of 500.
+        let line = "pipe --here zero --message 500 --rate 100 --buffer 10 --execution-us 500 --seconds 1";
+        assert!(refusal(line).contains("no whole message"));
+        let full = refusal("pipe --here zero --rate 100 --buffer 10 --execution-us 500 --seconds 5 --write /dev/full");
+        assert!(full.contains("the file is not whole"), "{full}");
+    }
+
+    #[test]
+    fn a_device_that_counts_its_losses_is_believed() {
+        let losses = Tally::new(&["can0_overruns"]);
+        losses.count(0, 1371);
+        let mut report = Report { direction: "in", device_overruns: 15, device_lost: 15, ..Report::default() };
+        assert!(conclusion(&report).contains("at least 15 lost by the device"), "{}", conclusion(&report));
+        counted_by_device(&mut report, &losses);
+        assert!(conclusion(&report).contains(" 1371 lost by the device"), "{}", conclusion(&report));
+        assert!(!report.is_kept());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use farbus_host::{Port, RemoteDevice, RemoteError};
 use farbus_model::{Direction, Setup, Status, TransferType};
 use farbus_realtime::pipe::Attributes;
 
+use super::bus::Bus;
 use super::codec::{Codec, Sorted};
 use super::endpoint::Shape;
 use super::unfit::SetUpError;
@@ -119,7 +120,12 @@ pub fn set_up<P: Port>(device: &mut RemoteDevice<P>, rates: &[Option<u32>], room
         },
         room_in: Some(room),
         room_out: Some((room / channels).max(1)),
+        buses: (0..channels).map(|channel| bus_of(rates.get(channel).copied().flatten().unwrap_or(0))).collect(),
     })
+}
+
+fn bus_of(bits_per_s: u32) -> Bus {
+    Bus { bits_per_s, messages_per_s_max: u64::from(bits_per_s) / FRAME_BITS_MIN }
 }
 
 fn told(request: u8, channel: u16, words: &[u32]) -> (Setup, Vec<u8>) {

@@ -4,23 +4,28 @@
 //! **Its period.** In the worst case a periodic thread looks twice within two periods: once as early and once as late
 //! as possible. So its period is half the time in which the device's room fills at the rates of all pipes, and no
 //! longer than any of theirs, whose deadline it inherits (as the paper's bottom half inherits the priority of the task
-//! that it works for). Its budget is a share of that period.
+//! that it works for). The transfers under way have to carry those rates as well: each keeps its place for two periods
+//! and the delay of the path. A rate that no period carries is refused. Its budget is a share of that period.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use farbus_host::{IdSource, PortError};
 use farbus_io::sys::pi_lock::PiLock;
+use farbus_io::sys::scheduling::now_ns;
 use farbus_model::{Direction, Done, EpAddr, Setup, Status, Urb};
-use farbus_realtime::pipe::{Attributes, Quality, Stage, fill_ns};
+use farbus_realtime::pipe::{Attributes, Quality, Stage, carried_per_s, carrying_period_ns, fill_ns};
 use farbus_realtime::vcpu::Reserve;
 use serde::Serialize;
 
+use super::bus::Bus;
 use super::codec::{Codec, Sorted};
 use super::error::PipeError;
 use super::job::{Jobs, Roster};
+use super::lag::Lag;
 use super::processors::{ProcessorShare, Processors, said};
 use super::ring::Ring;
 use super::way::Way;
@@ -40,6 +45,8 @@ pub const CHANNELS_MAX: usize = 64;
 /// The most reads, and the most writes, that are under way at once.
 const READS_MAX: usize = 64;
 const WRITES_MAX: usize = 64;
+/// How long to wait for a thread to ask for what it needs: many of its periods.
+const GRANT_PATIENCE: Duration = Duration::from_secs(1);
 const PPM: u64 = 1_000_000;
 
 /// The properties of a device's endpoints.
@@ -64,6 +71,8 @@ pub struct Shape {
     pub room_in: Option<usize>,
     /// Messages of a channel that it buffers until they are out; `None` if there is no need to know.
     pub room_out: Option<usize>,
+    /// For each channel, the bus behind it, if it limits the messages. Empty if no channel has one.
+    pub buses: Vec<Bus>,
 }
 
 /// The receiving thread's share of a processor, and the delay between it and the device.
@@ -89,6 +98,11 @@ impl Terms {
     pub const fn there(delay_ns: u64) -> Self {
         Self { transfer: Stage::Network { delay_ns }, reads: 32, ..Self::HERE }
     }
+
+    /// The reads that are made at once.
+    fn reads_max(&self) -> usize {
+        self.reads.clamp(1, READS_MAX)
+    }
 }
 
 /// An open device, for pipes.
@@ -101,7 +115,10 @@ pub struct Endpoint {
     has: [bool; 2],
     room_in: Option<usize>,
     room_out: Option<usize>,
+    buses: Vec<Bus>,
     message_bytes: usize,
+    /// The messages that one read takes, if the device has so many.
+    messages_per_read: usize,
     terms: Terms,
     thread: Option<JoinHandle<()>>,
 }
@@ -140,6 +157,9 @@ pub struct Shared {
     ended: OnceLock<PortError>,
     counts: PiLock<Received>,
     granted: PiLock<Granted>,
+    /// What the thread has asked the kernel for last, and who waits for that.
+    asked: Mutex<Reserve>,
+    has_asked: Condvar,
 }
 
 /// One direction of one channel.
@@ -151,6 +171,10 @@ struct Lane {
     went_out: u64,
     device_lost: u64,
     waited_ns: u64,
+    /// Incoming, from a device that makes its source wait.
+    lag: Lag,
+    /// Messages at the last look.
+    seen: u64,
 }
 
 /// The counters of the receiving thread.
@@ -164,6 +188,8 @@ pub struct Received {
     pub writes: u64,
     /// Messages for channels that are not open, or do not exist.
     pub unknown: u64,
+    /// Bytes of reads that were no whole message, and were dropped.
+    pub cut_bytes: u64,
 }
 
 /// The counters of a lane.
@@ -173,7 +199,9 @@ pub struct LaneCounts {
     pub lost: u64,
     pub device_lost: u64,
     pub went_out: u64,
+    /// The longest that a message waited, the one that waits now included.
     pub waited_ns: u64,
+    pub behind_ns: u64,
 }
 
 const fn of(direction: Direction) -> usize {
@@ -202,9 +230,12 @@ impl Endpoint {
             ended: OnceLock::new(),
             counts: PiLock::default(),
             granted: PiLock::default(),
+            asked: Mutex::new(reserve),
+            has_asked: Condvar::new(),
         });
         let (attributes, message_bytes) = (shape.attributes, shape.codec.message_bytes());
-        let (room_in, room_out) = (shape.room_in, shape.room_out);
+        let messages_per_read = (shape.read_bytes as usize / message_bytes).max(1);
+        let (room_in, room_out, buses) = (shape.room_in, shape.room_out, shape.buses.clone());
         let has = [shape.input.is_some(), shape.output.is_some()];
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let (for_thread, own_share) = (Arc::clone(&shared), Arc::clone(&share));
@@ -227,21 +258,18 @@ impl Endpoint {
                     reservation.change(&own_share.wishes(wanted));
                     let granted = Granted { policy: reservation.policy().to_string(), warnings: said(&reservation) };
                     *receiver.shared.granted.lock() = granted;
+                    receiver.shared.note_asked(wanted);
                     roster.change(wanted);
                     now = wanted;
                 }
                 receiver.begin();
-                let jobs = roster.end(job);
-                if jobs.overruns > receiver.counts.jobs.overruns {
-                    // Its jobs are short, so an overrun means that the processor stood still under it. Without
-                    // renewal the pipes would pay until its budgets have recovered.
-                    reservation.renew();
-                }
-                receiver.counts.jobs = jobs;
+                // A job that took too long stays in debt: what it took was promised to others.
+                receiver.counts.jobs = roster.end(job);
                 let counts = receiver.counts;
                 *receiver.shared.counts.lock() = counts;
             }
             receiver.shared.is_ended.store(true, Ordering::Release);
+            receiver.shared.has_asked.notify_all();
             receiver.close();
         });
         let thread = Some(thread.map_err(PipeError::System)?);
@@ -257,14 +285,20 @@ impl Endpoint {
             has,
             room_in,
             room_out,
+            buses,
             message_bytes,
+            messages_per_read,
             terms,
             thread,
         })
     }
 
-    /// What its thread was granted last.
+    /// What its thread was granted last. Waits until the thread has asked for what the present pipes need, a second at
+    /// the most.
     pub fn granted(&self) -> Granted {
+        let asked = self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_behind = |asked: &mut Reserve| *asked != self.shared.reserve() && !self.shared.is_ended();
+        drop(self.shared.has_asked.wait_timeout_while(asked, GRANT_PATIENCE, is_behind));
         self.shared.granted.lock().clone()
     }
 
@@ -327,15 +361,27 @@ impl Endpoint {
         }
         let others: Vec<Quality> = channels.opened.iter().filter(beside).map(|opened| opened.quality).collect();
         let period_ns = derive(&self.attributes, &others)?;
+        if let Some(bus) = self.buses.get(channel) {
+            let asked_per_s = messages_per_s(quality, self.message_bytes);
+            if asked_per_s > bus.messages_per_s_max {
+                return Err(PipeError::Bus { channel, asked_per_s, bus: *bus });
+            }
+        }
         let opened = Opened { channel, direction, quality: *quality, period_ns };
         let receiver_ns = self.receiver_period(channels.opened.iter().chain([&opened]))?;
         self.share.change(reserve_of(receiver_ns, self.terms.share_ppm))?;
         // A user without a thread is given what other threads collected: as much as their buffers, twice.
         let own_ns = if period_ns == u64::MAX { 0 } else { period_ns };
         let buffered = 2 * (quality.buffer_bytes as usize).div_ceil(self.message_bytes);
-        let messages = messages_in(2 * (own_ns + receiver_ns), quality, self.message_bytes).max(buffered) + buffered;
+        let mut messages =
+            messages_in(2 * (own_ns + receiver_ns), quality, self.message_bytes).max(buffered) + buffered;
+        if direction == Direction::In {
+            // The reads under way are made only if there is room for what they bring.
+            messages += self.terms.reads_max() * self.messages_per_read;
+        }
+        let lag = Lag::new(messages_per_s(quality, self.message_bytes));
         *self.shared.lane(channel, direction).lock() =
-            Lane { ring: Some(Ring::new(self.message_bytes, messages)), ..Lane::default() };
+            Lane { ring: Some(Ring::new(self.message_bytes, messages)), lag, ..Lane::default() };
         channels.opened.push(opened);
         self.shared.promise(reserve_of(receiver_ns, self.terms.share_ppm));
         self.shared.used.fetch_or(1 << channel, Ordering::Release);
@@ -361,13 +407,28 @@ impl Endpoint {
         let of_pipes = opened.clone().map(|opened| opened.period_ns).min().unwrap_or(u64::MAX);
         let rate = opened.clone().filter(is_in).map(|opened| bits_per_s(&opened.quality)).fold(0, u64::saturating_add);
         let of_input = self.room_in.filter(|_| rate > 0).map(|room| emptied_ns(fill_ns(bytes(room), rate, NS_PER_S)));
-        let of_output = self.room_out.and_then(|room| {
-            let outputs = opened.filter(|opened| !is_in(opened)).map(|opened| bits_per_s(&opened.quality));
-            outputs.map(|rate| fill_ns(bytes(room), rate, NS_PER_S) / 2).min()
-        });
-        let all = [Some(IDLE_PERIOD_NS), Some(of_pipes), of_input, of_output];
-        let period_ns = all.into_iter().flatten().min().unwrap_or(IDLE_PERIOD_NS);
+        let per_s = |opened: &Opened| messages_per_s(&opened.quality, self.message_bytes);
+        let outputs = || opened.clone().filter(|opened| !is_in(opened)).map(per_s);
+        // Each channel has its part of the device's room, and all together the writes that are under way at once.
+        let [reads, writes] = [self.terms.reads_max() * self.messages_per_read, WRITES_MAX];
+        let carried = [
+            self.carrying(reads, opened.clone().filter(is_in).map(per_s).fold(0, u64::saturating_add))?,
+            self.carrying(writes, outputs().fold(0, u64::saturating_add))?,
+            self.carrying(self.room_out.unwrap_or(writes), outputs().max().unwrap_or(0))?,
+        ];
+        let all = [IDLE_PERIOD_NS, of_pipes].into_iter().chain(of_input).chain(carried);
+        let period_ns = all.min().unwrap_or(IDLE_PERIOD_NS);
         in_range("the receiving thread", period_ns)
+    }
+
+    /// The longest period in which `places` messages under way carry `per_s` messages a second.
+    fn carrying(&self, places: usize, per_s: u64) -> Result<u64, PipeError> {
+        let (places, delay_ns) = (places as u64, self.terms.transfer.worst_ns());
+        match carrying_period_ns(places, per_s, delay_ns) {
+            _ if per_s == 0 => Ok(u64::MAX),
+            PERIOD_NS_MIN.. => Ok(carrying_period_ns(places, per_s, delay_ns)),
+            _ => Err(PipeError::Rate { asked_per_s: per_s, max_per_s: carried_per_s(places, PERIOD_NS_MIN, delay_ns) }),
+        }
     }
 }
 
@@ -391,6 +452,11 @@ const NS_PER_S: u64 = 1_000_000_000;
 fn bits_per_s(quality: &Quality) -> u64 {
     let bits = u128::from(quality.throughput_bits) * u128::from(NS_PER_S);
     u64::try_from(bits.div_ceil(u128::from(quality.latency_ns.max(1)))).unwrap_or(u64::MAX)
+}
+
+/// How many messages of this size that is a second, rounded up.
+pub(super) fn messages_per_s(quality: &Quality, message_bytes: usize) -> u64 {
+    bits_per_s(quality).div_ceil(8 * (message_bytes as u64).max(1))
 }
 
 fn messages_in(span_ns: u64, quality: &Quality, message_bytes: usize) -> usize {
@@ -422,6 +488,11 @@ impl Shared {
     fn promise(&self, reserve: Reserve) {
         self.budget_ns.store(reserve.budget_ns, Ordering::Relaxed);
         self.period_ns.store(reserve.period_ns, Ordering::Release);
+    }
+
+    fn note_asked(&self, reserve: Reserve) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = reserve;
+        self.has_asked.notify_all();
     }
 
     fn reserve(&self) -> Reserve {
@@ -457,8 +528,11 @@ impl Shared {
     pub fn counts_of(&self, channel: usize, direction: Direction) -> LaneCounts {
         let lane = self.lane(channel, direction).lock();
         let (messages, lost) = lane.ring.as_ref().map_or((0, 0), |ring| (ring.count(), ring.lost()));
-        let Lane { went_out, device_lost, waited_ns, .. } = *lane;
-        LaneCounts { messages, lost, device_lost, went_out, waited_ns }
+        let waits_ns =
+            lane.ring.as_ref().and_then(Ring::since_ns).map_or(0, |since_ns| now_ns().saturating_sub(since_ns));
+        let Lane { went_out, device_lost, waited_ns, lag, .. } = *lane;
+        let (waited_ns, behind_ns) = (waited_ns.max(waits_ns), lag.worst_ns());
+        LaneCounts { messages, lost, device_lost, went_out, waited_ns, behind_ns }
     }
 }
 
@@ -476,20 +550,35 @@ struct Receiver {
     writes: VecDeque<usize>,
     scratch: Vec<u8>,
     counts: Received,
+    /// Whether each read since the last job was as long as it could be.
+    were_full: bool,
 }
 
 impl Receiver {
     fn new(way: Box<dyn Way>, shape: Shape, shared: Arc<Shared>, terms: Terms) -> Self {
         let scratch = Vec::with_capacity(shape.codec.message_bytes() * WRITES_MAX);
-        let (ids, reads_max) = (IdSource::new(), terms.reads.clamp(1, READS_MAX));
+        let (ids, reads_max) = (IdSource::new(), terms.reads_max());
         let counts = Received::default();
-        Self { way, shape, shared, ids, reads: 0, reads_max, begun: 0, writes: VecDeque::new(), scratch, counts }
+        Self {
+            way,
+            shape,
+            shared,
+            ids,
+            reads: 0,
+            reads_max,
+            begun: 0,
+            writes: VecDeque::new(),
+            scratch,
+            counts,
+            were_full: true,
+        }
     }
 
     /// One job: takes what arrived, sends what waits, and starts the next reads.
     fn turn(&mut self, now_ns: u64) -> Result<(), PortError> {
         self.way.turn()?;
         self.take_in(now_ns)?;
+        self.note_lag(now_ns);
         self.send(now_ns);
         self.ask();
         self.way.turn()?;
@@ -497,6 +586,19 @@ impl Receiver {
         self.take_in(now_ns)?;
         self.ask();
         self.way.turn()
+    }
+
+    /// Notes whether a device that makes its source wait had more than was read: then all reads have ended, and none
+    /// before its length.
+    fn note_lag(&mut self, now_ns: u64) {
+        let has_more = std::mem::replace(&mut self.were_full, true) && self.reads == 0;
+        if self.shape.room_in.is_some() || self.shape.channels != 1 {
+            return;
+        }
+        let mut lane = self.shared.lane(0, Direction::In).lock();
+        let Some(count) = lane.ring.as_ref().map(Ring::count) else { return };
+        let messages = count - std::mem::replace(&mut lane.seen, count);
+        lane.lag.note(now_ns, messages, has_more);
     }
 
     /// Turns on the channels that were claimed since the last job.
@@ -539,6 +641,8 @@ impl Receiver {
     fn sort(&mut self, done: Done, now_ns: u64) {
         self.counts.reads += 1;
         let bytes = done.payload.contiguous();
+        self.were_full &= bytes.len() == self.shape.read_bytes as usize;
+        self.counts.cut_bytes += (bytes.len() % self.shape.codec.message_bytes()) as u64;
         for message in bytes.chunks_exact(self.shape.codec.message_bytes()) {
             match self.shape.codec.sort(message) {
                 Sorted::WentOut { channel } => self.went_out(channel),
@@ -596,10 +700,24 @@ impl Receiver {
 
     fn ask(&mut self) {
         let Some(input) = self.shape.input else { return };
-        while self.reads < self.reads_max {
+        let reads_max = self.reads_max.min(self.reads_with_room());
+        while self.reads < reads_max {
             self.reads += 1;
             self.way.submit(Urb::data_in(self.ids.next_id(), input, self.shape.read_bytes));
         }
+    }
+
+    /// The reads for which a pipe has room. A device that makes its source wait loses nothing if it is not read; all
+    /// others are read in any case.
+    fn reads_with_room(&self) -> usize {
+        if self.shape.room_in.is_some() {
+            return usize::MAX;
+        }
+        let per_read = (self.shape.read_bytes as usize / self.shape.codec.message_bytes()).max(1);
+        // Without a pipe, what arrives is counted and dropped.
+        let rooms =
+            self.shared.lanes[of(Direction::In)].iter().filter_map(|lane| lane.lock().ring.as_ref().map(Ring::room));
+        rooms.min().map_or(usize::MAX, |room| room / per_read)
     }
 
     fn close(mut self) {

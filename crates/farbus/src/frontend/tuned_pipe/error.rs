@@ -7,6 +7,7 @@ use farbus_host::{PortError, RemoteError};
 use farbus_realtime::pipe::Refusal;
 use farbus_realtime::vcpu::Overload;
 
+use super::bus::Bus;
 use super::unfit::SetUpError;
 use crate::common::failure::Attribute;
 
@@ -29,6 +30,22 @@ pub enum PipeError {
         min_ns: u64,
         /// The longest that is accepted.
         max_ns: u64,
+    },
+    /// The transfers that are under way at once do not carry that many messages, even in the shortest period.
+    Rate {
+        /// Asked for, with the other pipes of the endpoint in that direction, in messages a second.
+        asked_per_s: u64,
+        /// The most that they carry, in messages a second.
+        max_per_s: u64,
+    },
+    /// The bus behind the channel does not carry that many messages.
+    Bus {
+        /// The channel.
+        channel: usize,
+        /// Asked for, in messages a second.
+        asked_per_s: u64,
+        /// What there is.
+        bus: Bus,
     },
     /// The device has no endpoint in that direction.
     Direction,
@@ -54,6 +71,7 @@ impl PipeError {
     pub fn attribute(&self) -> Attribute {
         match self {
             Self::Quality(_) | Self::Processor(_) | Self::Promised(_) | Self::Period { .. } => Attribute::Refused,
+            Self::Rate { .. } | Self::Bus { .. } => Attribute::Refused,
             Self::Taken(_) | Self::Direction | Self::Channel { .. } | Self::Device(SetUpError::Unfit(_)) => {
                 Attribute::Refused
             }
@@ -87,6 +105,21 @@ impl fmt::Display for PipeError {
                 let (more, what) = if period_ns < min_ns { ("larger", "longer") } else { ("smaller", "shorter") };
                 write!(f, "a {more} buffer makes it {what}")
             }
+            Self::Rate { asked_per_s, max_per_s } => write!(
+                f,
+                "{asked_per_s} messages/s: the transfers to the device carry at most {max_per_s} messages/s, {} are missing\n  \
+                 ask for --rate {max_per_s}, or for larger messages and fewer of them",
+                asked_per_s.saturating_sub(*max_per_s)
+            ),
+            Self::Bus { channel, bus: Bus { bits_per_s: 0, .. }, .. } => {
+                write!(f, "channel {channel} is off, and carries nothing\n  --can gives the bit rate of each channel")
+            }
+            Self::Bus { channel, asked_per_s, bus: Bus { bits_per_s, messages_per_s_max } } => write!(
+                f,
+                "{asked_per_s} messages/s: the bus of channel {channel}, with {bits_per_s} bit/s, carries at most {messages_per_s_max} \
+                 messages/s, {} are missing\n  ask for --rate {messages_per_s_max} at the most, or for a faster bus",
+                asked_per_s.saturating_sub(*messages_per_s_max)
+            ),
             Self::Direction => f.write_str("the device has no bulk endpoint in that direction"),
             Self::Channel { asked, channels } => {
                 write!(f, "the device has no channel {asked}: there are {channels}, counted from 0")

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use farbus_io::sys::scheduling::now_ns;
 use farbus_model::Direction;
-use farbus_realtime::pipe::{Quality, Stage};
+use farbus_realtime::pipe::{Quality, Stage, worst_ns};
 
 use super::endpoint::Endpoint;
 use super::error::PipeError;
@@ -36,6 +36,12 @@ impl Inlet {
     pub fn stages(&self) -> [Stage; 3] {
         let server = Stage::Server { period_ns: self.endpoint.period_ns() };
         [server, server, self.endpoint.transfer()]
+    }
+
+    /// Whether no message was lost here, or waited longer than the stages allow.
+    pub fn is_kept(&self) -> bool {
+        let counts = self.endpoint.shared().counts_of(self.channel, Direction::Out);
+        counts.lost == 0 && counts.waited_ns <= worst_ns(&self.stages())
     }
 
     /// Messages for which there was no room.

@@ -23,12 +23,14 @@
 //! | I/O VCPU and receiving thread of an endpoint | one thread: what the kernel did before it belongs to no process |
 //! | VCPUs of one processor | [`Processors`]: all together, or each a cpuset of its own |
 
+mod bus;
 pub mod can;
 mod codec;
 mod endpoint;
 mod error;
 mod inlet;
 pub mod job;
+mod lag;
 mod opening;
 mod pipe;
 mod processors;
@@ -40,6 +42,7 @@ mod way;
 pub use farbus_io::sys::scheduling;
 
 pub use crate::common::processor_leases::Beside;
+pub use bus::Bus;
 pub use codec::{Codec, Sorted, Whole};
 pub use endpoint::{
     CHANNELS_MAX, Endpoint, Granted, PERIOD_NS_MAX, PERIOD_NS_MIN, Received, STILL_NS_MAX, Shape, Terms,

@@ -2,14 +2,16 @@
 
 use farbus_host::{RemoteDevice, RemoteError};
 use farbus_io::link::Clock;
+use farbus_model::descriptor::{AltSetting, Endpoint};
 use farbus_model::usb::request;
-use farbus_model::{Device, Direction, Setup, Speed, TransferType};
+use farbus_model::{Device, Direction, EpAddr, Setup, Speed, TransferType};
 use farbus_realtime::bandwidth;
 use farbus_realtime::pipe::Attributes;
 use farbus_realtime::{Speed as BusSpeed, TransferKind};
 
 use super::codec::Whole;
 use super::endpoint::Shape;
+use super::unfit::SetUpError;
 use super::way::{Driven, InSession, Patient, Plain};
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
 
@@ -70,11 +72,61 @@ pub fn delay_ns(device: &mut RemoteDevice<Patient>) -> Result<u64, RemoteError> 
 
 impl Shape {
     /// The first bulk endpoints of a device, cut into messages of one size. The device makes its source wait until data
-    /// is fetched.
+    /// is fetched. Only the settings count that an interface has at first (0).
     pub fn bulk(device: &RemoteDevice<Patient>, speed: Speed, message_bytes: usize) -> Option<Self> {
-        let settings = &device.descriptors().configuration(device.configuration())?.settings;
-        let find = |direction| settings.iter().find_map(|setting| setting.find(TransferType::Bulk, direction));
-        let (input, output) = (find(Direction::In), find(Direction::Out));
+        let configuration = device.descriptors().configuration(device.configuration())?;
+        let find =
+            |direction| configuration.interfaces().find_map(|setting| setting.find(TransferType::Bulk, direction));
+        Self::of_bulk(find(Direction::In), find(Direction::Out), speed, message_bytes)
+    }
+
+    /// The bulk endpoint with this address, and the one of the other direction in the same interface: the one with the
+    /// same number if there is one.
+    ///
+    /// # Errors
+    /// [`SetUpError::Unfit`] if there is no such endpoint, or if its interface has it in another setting than 0.
+    pub fn bulk_at(
+        device: &RemoteDevice<Patient>,
+        speed: Speed,
+        message_bytes: usize,
+        address: EpAddr,
+    ) -> Result<Self, SetUpError> {
+        let name = format!("0x{:02x}", address.as_byte());
+        let configuration = device.descriptors().configuration(device.configuration());
+        let settings = configuration.map_or(&[][..], |configuration| &configuration.settings);
+        let bulk = |setting: &AltSetting| {
+            let found = setting.endpoints.iter().filter(|endpoint| endpoint.kind == TransferType::Bulk);
+            found.copied().collect::<Vec<_>>()
+        };
+        let with = settings.iter().filter(|setting| bulk(setting).iter().any(|endpoint| endpoint.address == address));
+        let Some(setting) = with.min_by_key(|setting| setting.alternate) else {
+            let all: Vec<_> = settings.iter().filter(|setting| setting.alternate == 0).flat_map(bulk).collect();
+            let all: Vec<_> = all.iter().map(|endpoint| format!("0x{:02x}", endpoint.address.as_byte())).collect();
+            let all = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
+            return Err(SetUpError::Unfit(format!("it has no bulk endpoint {name}: there are {all}")));
+        };
+        if setting.alternate != 0 {
+            let what = format!(
+                "endpoint {name} is in setting {} of its interface, and pipes use setting 0",
+                setting.alternate
+            );
+            return Err(SetUpError::Unfit(what));
+        }
+        let endpoints = bulk(setting);
+        let find = |direction: Direction| {
+            let of = || endpoints.iter().filter(|endpoint| endpoint.address.direction() == direction);
+            of().find(|endpoint| endpoint.address.number() == address.number()).or_else(|| of().next())
+        };
+        let shape = Self::of_bulk(find(Direction::In), find(Direction::Out), speed, message_bytes);
+        shape.ok_or_else(|| SetUpError::Unfit(format!("{message_bytes} bytes are too many for a transfer")))
+    }
+
+    fn of_bulk(
+        input: Option<&Endpoint>,
+        output: Option<&Endpoint>,
+        speed: Speed,
+        message_bytes: usize,
+    ) -> Option<Self> {
         let packet_bytes = u32::from(input.or(output)?.packet_bytes_max.max(1));
         let bytes_per_s = bulk_bytes_per_s(speed);
         Some(Self {
@@ -93,6 +145,7 @@ impl Shape {
             },
             room_in: None,
             room_out: None,
+            buses: Vec::new(),
         })
     }
 }

@@ -13,9 +13,10 @@ use farbus_realtime::timetable::Jump;
 use farbus_realtime::vcpu::Reserve;
 use serde::Serialize;
 
-use super::endpoint::{Endpoint, Granted, in_range};
+use super::endpoint::{Endpoint, Granted, in_range, messages_per_s};
 use super::error::PipeError;
 use super::job::{Jobs, Roster};
+use super::lag::Lag;
 
 /// One direction of one channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,7 @@ impl Turn<'_> {
 pub struct Pipe<A> {
     end: End,
     reserve: Reserve,
+    asked_per_s: u64,
     granted: Granted,
     endpoint: Arc<Endpoint>,
     inside: Arc<Inside>,
@@ -98,10 +100,11 @@ struct Counts {
     jobs: Jobs,
     messages: u64,
     worst_ns: u64,
+    behind_ns: u64,
 }
 
 /// How well a pipe kept its promise.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// Its channel.
     pub channel: usize,
@@ -129,14 +132,37 @@ pub struct Report {
     pub lost: u64,
     /// How often the device reported that it had lost messages.
     pub device_overruns: u64,
+    /// Messages that the device lost, at least: one for each report, if it does not count them.
+    pub device_lost: u64,
+    /// Bytes of the endpoint's reads that were no whole message, and were dropped.
+    pub cut_bytes: u64,
+    /// The rate that was granted, in messages a second.
+    pub asked_per_s: u64,
+    /// The longest lag behind that rate in nanoseconds, while there were more messages to carry.
+    pub behind_ns: u64,
     /// Outgoing: messages that the device has sent.
     pub went_out: u64,
 }
 
 impl Report {
-    /// Whether no message was lost or too late.
+    /// Whether no message was lost or too late, and the rate was carried as far as there were messages.
     pub fn is_kept(&self) -> bool {
-        self.lost == 0 && self.device_overruns == 0 && self.worst_ns <= self.bound_ns
+        self.broken().is_empty()
+    }
+
+    /// What was not kept, for people; empty if all was.
+    pub fn broken(&self) -> Vec<String> {
+        let Self { lost, device_lost, cut_bytes, worst_ns, bound_ns, asked_per_s, behind_ns, .. } = *self;
+        let ms = |ns: u64| format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000);
+        let (late, bound, behind) = (ms(worst_ns), ms(bound_ns), ms(behind_ns));
+        let all = [
+            (lost > 0, format!("{lost} messages were lost here")),
+            (device_lost > 0, format!("the device lost at least {device_lost} messages")),
+            (cut_bytes > 0, format!("{cut_bytes} bytes were no whole message, and were dropped")),
+            (worst_ns > bound_ns, format!("a message was late by {late}, and {bound} were promised")),
+            (behind_ns > bound_ns, format!("it fell {behind} behind {asked_per_s} messages/s")),
+        ];
+        all.into_iter().filter(|(is_so, _)| *is_so).map(|(_, what)| what).collect()
     }
 }
 
@@ -165,8 +191,16 @@ pub fn tpipe<A: Send + 'static>(
     // From here on a drop gives everything back.
     let inside = Arc::new(Inside::default());
     let granted = Granted::default();
-    let mut pipe =
-        Pipe { end, reserve, granted, endpoint: Arc::clone(endpoint), inside: Arc::clone(&inside), thread: None };
+    let asked_per_s = messages_per_s(&quality, endpoint.message_bytes());
+    let mut pipe = Pipe {
+        end,
+        reserve,
+        asked_per_s,
+        granted,
+        endpoint: Arc::clone(endpoint),
+        inside: Arc::clone(&inside),
+        thread: None,
+    };
     let (shared, message_bytes) = (Arc::clone(endpoint.shared()), endpoint.message_bytes());
     let quota = (quality.buffer_bytes as usize / message_bytes).max(1);
     let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -174,7 +208,7 @@ pub fn tpipe<A: Send + 'static>(
     let thread = thread::Builder::new().name(name).spawn(move || {
         let (reservation, warnings) = share.reserve(reserve);
         let _ = tell.send(Granted { policy: reservation.policy().to_string(), warnings });
-        let (mut roster, mut counts) = (Roster::new(reserve), Counts::default());
+        let (mut roster, mut counts, mut lag) = (Roster::new(reserve), Counts::default(), Lag::new(asked_per_s));
         let room_bytes = quota * message_bytes;
         let (mut received, mut outgoing) = (Vec::with_capacity(2 * room_bytes), Vec::with_capacity(room_bytes));
         loop {
@@ -203,6 +237,12 @@ pub fn tpipe<A: Send + 'static>(
             let flow = function(&mut turn, &mut argument);
             if !outgoing.is_empty() {
                 shared.put(channel, message_bytes, &outgoing, now_ns());
+            }
+            if direction == Direction::Out {
+                // A function that used all of its room may have had more.
+                let sent = outgoing.len() / message_bytes;
+                lag.note(job.now_ns, sent as u64, sent == room);
+                counts.behind_ns = lag.worst_ns();
             }
             counts.jobs = roster.end(job);
             counts.messages += ((received.len() + outgoing.len()) / message_bytes) as u64;
@@ -268,7 +308,7 @@ impl<A> Pipe<A> {
     pub fn report(&self) -> Report {
         let End { channel, direction } = self.end;
         let lane = self.endpoint.shared().counts_of(channel, direction);
-        let Counts { jobs, messages, worst_ns } = *self.inside.counts.lock();
+        let Counts { jobs, messages, worst_ns, behind_ns } = *self.inside.counts.lock();
         Report {
             channel,
             direction: direction_name(direction),
@@ -282,6 +322,10 @@ impl<A> Pipe<A> {
             messages,
             lost: lane.lost,
             device_overruns: lane.device_lost,
+            device_lost: lane.device_lost,
+            cut_bytes: if direction == Direction::In { self.endpoint.counts().cut_bytes } else { 0 },
+            asked_per_s: self.asked_per_s,
+            behind_ns: behind_ns.max(lane.behind_ns),
             went_out: lane.went_out,
         }
     }
