@@ -1,6 +1,7 @@
 //! The owner's commands: share, list, status, type, eject; and the exit code of each kind of failure.
 
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use farbus::client;
@@ -8,7 +9,7 @@ use farbus::model::EpAddr;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE};
+use super::harness::{Harness, PATIENCE, Running, has_fuse};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -56,6 +57,34 @@ fn status_shows_who_uses_what() {
     assert!(device["user"].as_str().unwrap().starts_with("127.0.0.1:") && device["used_s"].is_number(), "{device}");
     assert!(device["meters"]["bytes_in"].as_u64().unwrap() >= 100_000, "{device}");
     assert!(harness.run(&["status"]).stdout.contains("in use"));
+}
+
+#[test]
+fn status_counts_the_requests_of_a_disk_in_a_session_at_both_ends() {
+    if !has_fuse() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("image", 4 << 20).display())]);
+    let at = harness.path("at");
+    let target = share.target("disk");
+    let arguments = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--grace", "20"];
+    let attach = Running::start(harness.command(&[&arguments[..], &["--cache", "none"]].concat()));
+    attach.wait_for_line("attached as");
+    let file = at.join("disk.img");
+    assert_eq!(std::fs::read(&file).unwrap().len(), 4 << 20);
+    let opened = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    opened.write_all_at(&[7; 65536], 0).unwrap();
+    opened.sync_all().unwrap();
+    drop(opened);
+    let status = harness.json(&["status", "--json"]);
+    for role in ["share", "attach"] {
+        let process = status.as_array().unwrap().iter().find(|process| process["role"] == role).unwrap();
+        let meters = &process["devices"][0]["meters"];
+        assert!(meters["urbs"].as_u64().unwrap() >= 2, "{role}: {status}");
+        assert!(meters["bytes_in"].as_u64().unwrap() >= 4 << 20, "{role}: {status}");
+        assert!(meters["bytes_out"].as_u64().unwrap() >= 65536, "{role}: {status}");
+    }
 }
 
 #[test]

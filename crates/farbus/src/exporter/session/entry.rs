@@ -41,7 +41,7 @@ pub struct Session {
     pub taken: Mutex<Option<Taken>>,
     pub credit_bytes: AtomicUsize,
     pub(crate) mailbox: Mailbox,
-    pub(crate) meters: Meters,
+    pub(crate) meters: Arc<Meters>,
     /// The links of the session that this entry is, or belongs to.
     pub links: Links,
     pub bus_id: Mutex<Option<String>>,
@@ -104,7 +104,7 @@ impl Session {
             taken: Mutex::default(),
             credit_bytes: AtomicUsize::new(CREDIT_BYTES_MAX),
             mailbox: Mailbox::new()?,
-            meters: Meters::default(),
+            meters: Arc::default(),
             links,
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
@@ -262,6 +262,10 @@ impl SessionHandle for Session {
 
     fn links(&self) -> &Links {
         &self.links
+    }
+
+    fn meters(&self) -> Option<Arc<Meters>> {
+        Some(Arc::clone(&self.meters))
     }
 
     fn end(&self) -> Option<native::End> {
