@@ -48,6 +48,8 @@ pub struct Session {
     /// The bus id of the device that it observes.
     pub observes: OnceLock<String>,
     pub is_taken_back: AtomicBool,
+    /// The owner's remark on taking its device back.
+    pub remark: OnceLock<String>,
     /// Its device was used in the process before this one, and it continues that use.
     pub is_successor: AtomicBool,
     /// How the session ended, if it did.
@@ -109,6 +111,7 @@ impl Session {
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
+            remark: OnceLock::new(),
             is_successor: AtomicBool::new(false),
             ending: Mutex::default(),
             handover_outcome: Mutex::default(),
@@ -271,10 +274,13 @@ impl SessionHandle for Session {
     fn end(&self) -> Option<native::End> {
         self.is_told.load(Ordering::Acquire).then(|| {
             let message = match self.is_taken_back.load(Ordering::Acquire) {
-                true => "taken back by its owner",
-                false => "not shared with you any more",
+                true => match self.remark.get() {
+                    Some(remark) => format!("released by its owner: {remark}"),
+                    None => "released by its owner".to_owned(),
+                },
+                false => "not shared with you any more".to_owned(),
             };
-            native::End { cause: native::Cause::Refused, message: message.to_owned() }
+            native::End { cause: native::Cause::Refused, message }
         })
     }
 

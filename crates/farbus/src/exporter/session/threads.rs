@@ -292,7 +292,9 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 opened_device.served(number, self.provider.limits(), self.provider.clock(), None).finish(now);
             }
         }
+        let is_used = self.session.attachments() > 0;
         match last {
+            Last::Over if !is_used => debug!(peer = self.peer, "the session ended; it had no device"),
             Last::Over => warn!(peer = self.peer, "nobody came back in time; its devices are offered again"),
             Last::Ended | Last::CutOff => debug!(peer = self.peer, "the session ended"),
             Last::HandedOver => debug!(peer = self.peer, "the session goes on in another process"),
