@@ -123,6 +123,18 @@ fn status_shows_where_an_attachment_is_and_its_modules_and_detach_all_ends_every
 }
 
 #[test]
+fn connection_that_its_own_user_closes_at_once_is_not_said_to_be_turned_away() {
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    for _ in 0..50 {
+        drop(std::net::TcpStream::connect(&share.address).unwrap());
+    }
+    // The share has accepted all of them once it answers the next one.
+    assert_eq!(harness.run(&["list", &share.address]).code, Some(0));
+    assert!(!share.process.log().contains("turned away"), "{}", share.process.log());
+}
+
+#[test]
 fn host_that_is_kept_out_is_told_so_and_a_released_one_hears_the_reason() {
     if !has_fuse() {
         return;
