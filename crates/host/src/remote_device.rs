@@ -129,7 +129,7 @@ impl<P: Port> RemoteDevice<P> {
     pub fn into_disk(self, options: Options) -> Result<RemoteDisk<P>, DiskError> {
         let configuration = self.descriptors.configuration(self.configuration);
         let target = configuration.and_then(|configuration| Target::find(configuration, self.speed));
-        let target = target.ok_or(DiskError::Unsupported("it has no Bulk-Only interface"))?;
+        let target = target.ok_or(DiskError::Unsupported(crate::storage::NO_DISK))?;
         RemoteDisk::new(self.port, self.ids, target, options)
     }
 

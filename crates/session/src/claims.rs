@@ -180,6 +180,12 @@ impl Claims {
         Ok(())
     }
 
+    /// For how long the owner still keeps `who` out; `None` if it does not.
+    pub fn kept_out_for(&self, who: &str, now: Instant) -> Option<Duration> {
+        let mut kept_out = self.kept_out.iter().filter(|(host, until)| host == host_of(who) && now < *until);
+        kept_out.next().map(|(_, until)| *until - now)
+    }
+
     /// Records that `who` was refused for a reason other than its claim, as if another user held the device.
     pub fn refuse(&mut self, who: &str, now: Instant) {
         self.remember(host_of(who), now);
@@ -273,8 +279,8 @@ pub fn host_of(who: &str) -> &str {
     }
 }
 
-/// One line of limited length, for tables and logs.
-fn shortened(text: &str) -> String {
+/// One line of [`REASON_BYTES_MAX`] at most, for tables, logs and messages.
+pub fn shortened(text: &str) -> String {
     let mut line: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut end = line.len().min(REASON_BYTES_MAX);
     while !line.is_char_boundary(end) {

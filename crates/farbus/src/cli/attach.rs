@@ -210,11 +210,14 @@ pub struct MovingArgs {
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "farbus does not detach a disk that programs have open: close them, or unmount its file systems.\n\n\
-    Examples:\n  farbus detach                      the only one\n  farbus detach lab3/disk\n  farbus detach lab3/disk --unmount"
+    Examples:\n  farbus detach                      the only one\n  farbus detach lab3/disk\n  farbus detach lab3/disk --unmount\n  farbus detach --all"
 )]
 pub struct DetachArgs {
     /// Its name, or HOST[:PORT]/DEVICE as attached; not needed if there is only one.
     device: Option<String>,
+    /// Detach everything that is attached here.
+    #[arg(long, conflicts_with = "device")]
+    all: bool,
     /// First write out and unmount its file systems, and release its loop devices.
     #[arg(long)]
     unmount: bool,
@@ -450,6 +453,7 @@ fn end_on(mut signals: Signals, handle: Handle) {
 struct Shown {
     target: Target,
     reason: Option<String>,
+    modules: Vec<Asked>,
     state: Mutex<State>,
 }
 
@@ -461,7 +465,8 @@ struct State {
 
 impl Shown {
     fn new(request: &Request) -> Self {
-        Self { target: request.target.clone(), reason: request.reason.clone(), state: Mutex::default() }
+        let (target, reason) = (request.target.clone(), request.reason.clone());
+        Self { target, reason, modules: request.modules.clone(), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -519,6 +524,7 @@ impl Shown {
         let state = self.state();
         let word = if state.running.is_some() { "attached" } else { "waiting" };
         let device = AttachmentStatus::of(&self.target, word, self.reason.as_ref(), state.running.as_ref());
+        let device = device.through(&self.modules);
         let address = self.target.address.clone();
         ProcessStatus { pid: std::process::id(), role: "attach", address, devices: vec![device] }.answer()
     }
@@ -533,20 +539,37 @@ pub fn resume(args: MovingArgs) -> Result<(), Failure> {
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {
-    let name = args.device.map_or_else(only_one_attached, Ok)?;
-    if !args.force {
-        in_use::make_free(&name, args.unmount)?;
+    if args.all {
+        let names = all_attached()?;
+        if names.is_empty() {
+            return Err(nothing_attached());
+        }
+        // One that cannot be detached keeps none of the others.
+        let ended: Vec<_> = names.iter().map(|name| detach_one(name, args.unmount, args.force)).collect();
+        return ended.into_iter().collect();
     }
-    // Several processes may have it under that name: ask all.
-    let question = Question::Detach { device: Some(name.clone()), force: args.force };
-    let answers = ask_all(&question).map_err(Failure::local)?;
-    let next = "or 'farbus detach --force', which loses that";
-    let heard = heard(&name, answers.into_iter().map(|(_, answer)| answer));
-    heard.map(drop).map_err(|failure| in_use::explain(&name, failure, next))
+    let name = args.device.map_or_else(only_one_attached, Ok)?;
+    detach_one(&name, args.unmount, args.force)
 }
 
-/// The name of the only attached device, if the command names none.
-fn only_one_attached() -> Result<String, Failure> {
+fn detach_one(name: &str, is_unmounted: bool, is_forced: bool) -> Result<(), Failure> {
+    if !is_forced {
+        in_use::make_free(name, is_unmounted)?;
+    }
+    // Several processes may have it under that name: ask all.
+    let question = Question::Detach { device: Some(name.to_owned()), force: is_forced };
+    let answers = ask_all(&question).map_err(Failure::local)?;
+    let next = "or 'farbus detach --force', which loses that";
+    let heard = heard(name, answers.into_iter().map(|(_, answer)| answer));
+    heard.map(drop).map_err(|failure| in_use::explain(name, failure, next))
+}
+
+fn nothing_attached() -> Failure {
+    Failure::new(Attribute::Gone, "nothing is attached here")
+}
+
+/// The names of all devices that are attached here, as attached.
+fn all_attached() -> Result<Vec<String>, Failure> {
     let mut attached = Vec::new();
     for (_, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
         let Answer::Ok(process) = answer else { continue };
@@ -555,8 +578,14 @@ fn only_one_attached() -> Result<String, Failure> {
         let here = devices.filter(|device| device["bus_id"].is_null() && device["state"] != "detached");
         attached.extend(here.filter_map(|device| device["title"].as_str().map(str::to_owned)));
     }
+    Ok(attached)
+}
+
+/// The name of the only attached device, if the command names none.
+fn only_one_attached() -> Result<String, Failure> {
+    let mut attached = all_attached()?;
     match attached.len() {
-        0 => Err(Failure::new(Attribute::Gone, "nothing is attached here")),
+        0 => Err(nothing_attached()),
         1 => Ok(attached.remove(0)),
         _ => Err(Failure::local(format!("which one? farbus detach {}", attached.join(" | ")))),
     }

@@ -91,7 +91,7 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         print_links(&running);
         return Ok(());
     }
-    let mut table = table(&["NAME", "BUS", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"]);
+    let mut table = table(&["NAME", "BUS / AT", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"]);
     for process in &running {
         for device in devices_of(process) {
             table.add_row(row(process, device));
@@ -132,6 +132,10 @@ fn say_more(device: &Value) {
     }
     if let Some(pipe) = device["pipe"].as_object() {
         say(format!("{name}: {}", pipe_in_a_line(pipe)));
+    }
+    let modules: Vec<_> = device["modules"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if !modules.is_empty() {
+        say(format!("{name}: through modules: {}", modules.join(", ")));
     }
     if let Some(reason) = device["reason"].as_str() {
         say(format!("{name}: used for: {reason}"));
@@ -251,7 +255,7 @@ fn row(process: &Value, device: &Value) -> Vec<String> {
     let bytes = |name: &str| count(name).map(format_bytes).unwrap_or_default();
     vec![
         text(&device["name"]),
-        text(&device["bus_id"]),
+        text(if device["bus_id"].is_null() { &device["at"] } else { &device["bus_id"] }),
         text(&device["title"]),
         state_of(device),
         text(&device["user"]),

@@ -183,8 +183,9 @@ impl Kept {
     /// Its status, and why it is not attached.
     pub fn status(&self) -> (AttachmentStatus, Option<FailureReport>) {
         let state = self.shared.state();
-        let Request { target, reason, .. } = &self.request;
+        let Request { target, reason, modules, .. } = &self.request;
         let status = AttachmentStatus::of(target, state.word.as_str(), reason.as_ref(), state.running.as_ref());
+        let status = status.through(modules);
         (status, state.failure.clone())
     }
 

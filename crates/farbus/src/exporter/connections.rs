@@ -12,12 +12,13 @@ use farbus_model::Instant;
 use farbus_model::budget::Allowance;
 use farbus_session::native::hello;
 use farbus_session::{Ending, Exporter};
-use tracing::{error, info, warn};
+use tracing::{debug, error, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::socket_place::Origin;
 use crate::exporter::access::encrypted::ConnectionHandler;
 use crate::exporter::access::listener::Listening;
+use crate::exporter::access::local_users::NotServed;
 use crate::exporter::access::memory::QUESTIONS_BYTES;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::Visitor;
@@ -44,7 +45,13 @@ pub fn accept_all(shared: &Arc<Shared>, listening: &Listening) {
                 warn!(%from, at = %listening.place(), "not on the list of those allowed here");
             }
             Ok((link, from)) => {
-                let known = shared.permissions.local_peers.recognize(&link, from).map_err(io::Error::other);
+                let known = shared.permissions.local_peers.recognize(&link, from);
+                if let Err(why @ NotServed::Closed) = &known {
+                    // Nobody is turned away: one's own programs close connections as soon as they know enough.
+                    debug!(%from, %why, "the connection is over");
+                    continue;
+                }
+                let known = known.map_err(io::Error::other);
                 if let Err(error) = known.and_then(|from| begin(shared, link, from))
                     && shared.sessions.complaint.is_due(shared.serving.clock.now())
                 {

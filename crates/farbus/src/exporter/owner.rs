@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use farbus_model::{BufferPool, Command, Completions};
 use farbus_session::Ending;
+use farbus_session::claims::shortened;
 use farbus_session::native::control as native;
 use farbus_session::registry::Entry;
 
@@ -53,7 +54,7 @@ pub fn remove(shared: &Shared, device: &str) -> Result<(), ShareError> {
     publish(Event::of(Kind::Unshared, shared.registry.device_name(&bus_id).unwrap_or_else(|| bus_id.clone())));
     let is_idle = shared.registry.lock().retire(&bus_id);
     if is_idle == Some(false) {
-        end_users_of(shared, &bus_id);
+        end_users_of(shared, &bus_id, None);
     }
     // A successor that waits for the device learns that it is gone.
     shared.sessions.wake_all();
@@ -80,12 +81,12 @@ pub fn take_back(
         claims.take_back(remark, until);
         who.ok_or_else(|| ShareError::NotInUse(device.to_owned()))?
     };
-    end_users_of(shared, &bus_id);
+    end_users_of(shared, &bus_id, remark);
     Ok(who)
 }
 
 /// Ends the sessions that use a device and waits until they have released it, for [`COMMAND_TIME_MAX`] at most.
-fn end_users_of(shared: &Shared, bus_id: &str) {
+fn end_users_of(shared: &Shared, bus_id: &str, remark: Option<&str>) {
     let key = shared.registry.key_of(bus_id);
     let handed_over = shared.registry.leases().take_back(&key);
     if let Some(handed_over) = handed_over {
@@ -94,6 +95,10 @@ fn end_users_of(shared: &Shared, bus_id: &str) {
     }
     let users: Vec<Arc<Session>> = shared.sessions.holders_of(bus_id);
     for session in &users {
+        if let Some(remark) = remark {
+            // The first remark counts.
+            let _ = session.remark.set(shortened(remark));
+        }
         session.is_taken_back.store(true, Ordering::Release);
         session.end();
     }

@@ -2,13 +2,14 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::frontend::fuse::{DiskMount, Health, Resting};
 use farbus_io::link::{Interest, Link, wait};
 use tracing::warn;
 
-use super::shown_disk::ShownDisk;
+use super::shown_disk::{CountedDisk, ShownDisk};
 use super::{Attachment, Ended, FrontEnd, Handle, Introduction, Need, Prepared, Request, Restored, Status, StopSignal};
 use crate::broker::SystemAccess;
 use crate::common::units::format_bytes;
@@ -18,6 +19,7 @@ use crate::importer::disk::{OpenedDisk, Way};
 use crate::importer::port::Cutter;
 use crate::importer::port::session::{Seen, SessionPort};
 use crate::importer::session::status::SessionStatus;
+use crate::link::meters::Meters;
 use crate::saving::Saved;
 
 /// The name of the file in the mounted folder.
@@ -74,11 +76,13 @@ impl FrontEnd for Fuse {
         let resting = Resting::restore(saved, |device| {
             let (disk, pending) = OpenedDisk::restore(dial, device)?;
             let (disk, device, clock, way) = ShownDisk::of(disk);
-            known = Some((disk, way));
-            Ok((device, pending, clock))
+            let meters = Arc::<Meters>::default();
+            let device = Box::new(CountedDisk::new(device, Arc::clone(&meters)));
+            known = Some((disk, way, meters));
+            Ok((device as _, pending, clock))
         });
-        let (resting, (disk, way)) = (resting.map_err(local)?, known.expect("its device was restored"));
-        Ok(Box::new(RestoredFile { resting, disk, way, target: request.target.clone() }))
+        let (resting, (disk, way, meters)) = (resting.map_err(local)?, known.expect("its device was restored"));
+        Ok(Box::new(RestoredFile { resting, disk, way, meters, target: request.target.clone() }))
     }
 }
 
@@ -87,6 +91,7 @@ pub struct FileAttachment {
     mount: DiskMount,
     disk: ShownDisk,
     way: Way,
+    meters: Arc<Meters>,
     target: Target,
     stop: StopSignal,
 }
@@ -96,6 +101,7 @@ struct RestoredFile {
     resting: Resting,
     disk: ShownDisk,
     way: Way,
+    meters: Arc<Meters>,
     target: Target,
 }
 
@@ -106,12 +112,20 @@ impl FileAttachment {
     /// [`ClientError::Local`].
     pub fn over(disk: OpenedDisk, target: &Target, system: &SystemAccess, at: &Path) -> Result<Self, ClientError> {
         let (disk, device, clock, way) = ShownDisk::of(disk.with_any_byte());
+        let meters = Arc::<Meters>::default();
+        let device = Box::new(CountedDisk::new(device, Arc::clone(&meters)));
         let mount = DiskMount::mount_by(system, at, DISK_FILE, device, clock).map_err(local)?;
-        Self::at(mount, disk, way, target.clone())
+        Self::at(mount, disk, way, meters, target.clone())
     }
 
-    fn at(mount: DiskMount, disk: ShownDisk, way: Way, target: Target) -> Result<Self, ClientError> {
-        Ok(Self { mount, disk, way, target, stop: StopSignal::new().map_err(local)? })
+    fn at(
+        mount: DiskMount,
+        disk: ShownDisk,
+        way: Way,
+        meters: Arc<Meters>,
+        target: Target,
+    ) -> Result<Self, ClientError> {
+        Ok(Self { mount, disk, way, meters, target, stop: StopSignal::new().map_err(local)? })
     }
 
     /// The path of the disk's file.
@@ -228,6 +242,7 @@ impl Attachment for FileAttachment {
         self.disk
             .steered_by(Handle::new(self.stop.clone()))
             .cutting_by(cutter)
+            .metered_by(Arc::clone(&self.meters))
             .saving_by(self.disk.is_movable.then(|| self.mount.save_requester()))
             .used_by(OpenUsers::new(
                 move || files.count(),
@@ -260,11 +275,11 @@ impl Attachment for FileAttachment {
 
 impl Restored for RestoredFile {
     fn go_on(self: Box<Self>, system: &SystemAccess) -> Result<Box<dyn Attachment>, ClientError> {
-        let Self { resting, disk, way, target } = *self;
+        let Self { resting, disk, way, meters, target } = *self;
         match system.keep_mount(resting.at()) {
             Ok(keeper) => {
                 let mount = resting.go_on(keeper).map_err(local)?;
-                Ok(Box::new(FileAttachment::at(mount, disk, way, target)?))
+                Ok(Box::new(FileAttachment::at(mount, disk, way, meters, target)?))
             }
             Err(error) => {
                 resting.leave();

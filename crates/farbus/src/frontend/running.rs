@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use farbus_modules::Asked;
 use serde::Serialize;
 
 use super::{Attachment, Handle, Status};
@@ -73,6 +74,9 @@ pub struct AttachmentStatus {
     /// What has passed through, if it is counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub meters: Option<Readings>,
+    /// The modules that its data passes through, the importer's end first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub modules: Vec<String>,
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
@@ -97,8 +101,15 @@ impl AttachmentStatus {
             links: None,
             reservation: None,
             meters: None,
+            modules: Vec::new(),
             open: None,
         }
+    }
+
+    /// Adds the modules that its data passes through.
+    #[must_use]
+    pub fn through(self, modules: &[Asked]) -> Self {
+        Self { modules: modules.iter().map(ToString::to_string).collect(), ..self }
     }
 
     /// The status of the attachment of `target`, which is in `state`, and of `running` if it runs.

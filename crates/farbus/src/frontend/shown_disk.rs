@@ -1,14 +1,51 @@
 //! What a front end knows of a disk that it shows, besides the device itself.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use farbus_io::link::Clock;
-use farbus_model::BlockDevice;
+use farbus_model::{BlockDevice, BlockDone, BlockInFlight, BlockOp, Completions, Instant};
 
 use super::Handle;
 use crate::importer::disk::{DiskMode, OpenedDisk, Way};
 use crate::importer::port::Cutter;
 use crate::importer::session::status::SessionStatus;
+use crate::link::meters::Meters;
+
+/// A disk whose requests are counted.
+pub struct CountedDisk {
+    device: Box<dyn BlockDevice>,
+    meters: Arc<Meters>,
+}
+
+impl CountedDisk {
+    /// Counts in `meters` what is asked of `device`.
+    pub fn new(device: Box<dyn BlockDevice>, meters: Arc<Meters>) -> Self {
+        Self { device, meters }
+    }
+}
+
+impl farbus_model::BlockLayer for CountedDisk {
+    type Inner = dyn BlockDevice;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.device
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.device
+    }
+
+    fn submit(&mut self, now: Instant, request: BlockInFlight, done: &mut Completions<BlockDone>) {
+        let bytes = u64::from(request.length);
+        match request.op {
+            BlockOp::Read => self.meters.add_request(bytes, 0),
+            BlockOp::Write => self.meters.add_request(0, bytes),
+            _ => self.meters.add_request(0, 0),
+        }
+        BlockDevice::submit(&mut *self.device, now, request, done);
+    }
+}
 
 /// The facts about a disk that do not change while it is shown.
 pub struct ShownDisk {

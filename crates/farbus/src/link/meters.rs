@@ -69,6 +69,14 @@ impl Meters {
         }
     }
 
+    /// Adds one answered request that moved so many bytes from the device and to it. For a session, whose engine
+    /// publishes no counters of single devices.
+    pub fn add_request(&self, bytes_in: u64, bytes_out: u64) {
+        for (value, more) in self.values.iter().zip([1, bytes_in, bytes_out]) {
+            value.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
     /// Reads all counters.
     pub fn read(&self) -> Readings {
         let [urbs, bytes_in, bytes_out, unlinked, no_credit, resets, lost, receive_calls, send_calls, wait_calls] =

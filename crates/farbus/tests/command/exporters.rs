@@ -134,11 +134,11 @@ fn device_that_an_exporter_does_not_list_is_reported_as_in_use_or_gone() {
     let busy = assert_refused("busy and not listed", &unlisted(2), 3, "refused");
     assert!(busy.contains("in use"), "{busy}");
     let gone = assert_refused("no device and not listed", &unlisted(4), 4, "gone");
-    assert!(gone.contains("offers no '1-1', but 1-2"), "{gone}");
+    assert!(gone.contains("shares no '1-1'; it shares: 1-2"), "{gone}");
     let nothing = assert_refused("nothing is bound", &[say(list(&[])), say(op(0x0111, 3, 4))], 4, "gone");
     assert!(nothing.contains("offers no device at all") && nothing.contains("usbip bind"), "{nothing}");
     let gone = assert_refused("not available and not listed", &unlisted(1), 4, "gone");
-    assert!(gone.contains("offers no '1-1', but 1-2"), "{gone}");
+    assert!(gone.contains("shares no '1-1'; it shares: 1-2"), "{gone}");
 }
 
 #[test]

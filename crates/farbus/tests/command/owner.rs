@@ -1,6 +1,7 @@
 //! The owner's commands: share, list, status, type, eject; and the exit code of each kind of failure.
 
 use std::net::TcpListener;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use farbus::client;
@@ -8,7 +9,7 @@ use farbus::model::EpAddr;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::harness::{Harness, PATIENCE};
+use super::harness::{Harness, PATIENCE, Running, has_fuse};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -56,6 +57,101 @@ fn status_shows_who_uses_what() {
     assert!(device["user"].as_str().unwrap().starts_with("127.0.0.1:") && device["used_s"].is_number(), "{device}");
     assert!(device["meters"]["bytes_in"].as_u64().unwrap() >= 100_000, "{device}");
     assert!(harness.run(&["status"]).stdout.contains("in use"));
+}
+
+#[test]
+fn status_counts_the_requests_of_a_disk_in_a_session_at_both_ends() {
+    if !has_fuse() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("image", 4 << 20).display())]);
+    let at = harness.path("at");
+    let target = share.target("disk");
+    let arguments = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--grace", "20"];
+    let attach = Running::start(harness.command(&[&arguments[..], &["--cache", "none"]].concat()));
+    attach.wait_for_line("attached as");
+    let file = at.join("disk.img");
+    assert_eq!(std::fs::read(&file).unwrap().len(), 4 << 20);
+    let opened = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
+    opened.write_all_at(&[7; 65536], 0).unwrap();
+    opened.sync_all().unwrap();
+    drop(opened);
+    let status = harness.json(&["status", "--json"]);
+    for role in ["share", "attach"] {
+        let process = status.as_array().unwrap().iter().find(|process| process["role"] == role).unwrap();
+        let meters = &process["devices"][0]["meters"];
+        assert!(meters["urbs"].as_u64().unwrap() >= 2, "{role}: {status}");
+        assert!(meters["bytes_in"].as_u64().unwrap() >= 4 << 20, "{role}: {status}");
+        assert!(meters["bytes_out"].as_u64().unwrap() >= 65536, "{role}: {status}");
+    }
+}
+
+#[test]
+fn status_shows_where_an_attachment_is_and_its_modules_and_detach_all_ends_every_one() {
+    if !has_fuse() {
+        return;
+    }
+    let harness = Harness::new();
+    let disk = |name| format!("disk:{}", harness.image(name, 1 << 20).display());
+    let share = harness.share(&[&disk("one"), &disk("two")]);
+    let places = ["one at", "two at"].map(|name| harness.path(name));
+    let mut attached: Vec<_> = std::iter::zip(["disk", "disk2"], &places)
+        .map(|(name, at)| {
+            let target = share.target(name);
+            let arguments = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--grace", "20"];
+            let attach = Running::start(harness.command(&[&arguments[..], &["--module", "zstd"]].concat()));
+            attach.wait_for_line("attached as");
+            attach
+        })
+        .collect();
+    let status = harness.json(&["status", "--json"]);
+    let process = status.as_array().unwrap().iter().find(|process| process["role"] == "attach").unwrap();
+    assert_eq!(process["devices"][0]["modules"], json!(["zstd"]), "{status}");
+    let text = harness.run(&["status"]).stdout;
+    assert!(text.contains("through modules: zstd"), "{text}");
+    for at in &places {
+        assert!(text.contains(at.join("disk.img").to_str().unwrap()), "{text}");
+    }
+    assert_eq!(harness.run(&["detach", "disk", "--all"]).code, Some(2), "one of the two");
+    let detached = harness.run(&["detach", "--all"]);
+    assert_eq!(detached.code, Some(0), "{detached:?}");
+    for attach in &mut attached {
+        assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
+    }
+    assert_eq!(harness.run(&["detach", "--all"]).code, Some(4), "nothing is attached any more");
+}
+
+#[test]
+fn connection_that_its_own_user_closes_at_once_is_not_said_to_be_turned_away() {
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    for _ in 0..50 {
+        drop(std::net::TcpStream::connect(&share.address).unwrap());
+    }
+    // The share has accepted all of them once it answers the next one.
+    assert_eq!(harness.run(&["list", &share.address]).code, Some(0));
+    assert!(!share.process.log().contains("turned away"), "{}", share.process.log());
+}
+
+#[test]
+fn host_that_is_kept_out_is_told_so_and_a_released_one_hears_the_reason() {
+    if !has_fuse() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("image", 1 << 20).display())]);
+    let (at, target) = (harness.path("at"), share.target("disk"));
+    let arguments = ["attach", &target, "--via", "fuse", "--at", at.to_str().unwrap(), "--grace", "20"];
+    let mut attach = Running::start(harness.command(&arguments));
+    attach.wait_for_line("attached as");
+    let released = harness.run(&["release", "disk", "--force", "--reason", "needed here", "--keep-out", "600"]);
+    assert_eq!(released.code, Some(0), "{released:?}");
+    assert_eq!(attach.wait_for_end(PATIENCE), Some(3), "{}", attach.log());
+    assert!(attach.log().contains("released by its owner: needed here"), "{}", attach.log());
+    let kept_out = harness.run(&arguments);
+    assert!(kept_out.code == Some(3) && !kept_out.stderr.contains("in use"), "{kept_out:?}");
+    assert!(kept_out.stderr.contains("its owner keeps this host out for another "), "{kept_out:?}");
 }
 
 #[test]
@@ -118,12 +214,12 @@ fn each_way_to_fail_has_its_exit_code() {
         (1, &["share", &format!("disk:{}", missing.display())][..], "there is no such file"),
         (1, &["share", "zero", "--listen", &share.address], "another share"),
         (1, &["share", "zero", "--listen", "not an address"], "no address to listen at"),
-        (4, &["attach", &share.target("tape")], "offers no 'tape', but zero"),
+        (4, &["attach", &share.target("tape")], "shares no 'tape'; it shares: zero"),
         (4, &["detach"], "nothing is attached here"),
         (4, &["type", "x"], "no device called 'keyboard'"),
         (5, &["list", &free.to_string()], "cannot connect"),
         (5, &["attach", &format!("{free}/disk")], "cannot connect"),
-        (6, &["attach", &share.target("zero"), "--via", "fuse"], "no Bulk-Only interface"),
+        (6, &["attach", &share.target("zero"), "--via", "fuse"], "is no disk"),
     ] {
         let outcome = harness.run(arguments);
         assert!(outcome.code == Some(code) && outcome.stderr.contains(said), "{arguments:?}: {outcome:?}");

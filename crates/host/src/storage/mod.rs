@@ -31,4 +31,4 @@ pub use error::{DiskError, Fault};
 pub use info::{DiskInfo, Options};
 pub use sense::Sense;
 pub use step::Answer;
-pub use target::{BULK_ONLY, Target};
+pub use target::{BULK_ONLY, NO_DISK, Target};

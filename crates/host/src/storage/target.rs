@@ -5,6 +5,8 @@ use farbus_model::{Direction, EpAddr, Speed, TransferType};
 
 /// Class, subclass, protocol: mass storage, SCSI transparent command set, Bulk-Only (BOT §4.3).
 pub const BULK_ONLY: [u8; 3] = [0x08, 0x06, 0x50];
+/// Why a device without such an interface is not driven ([`DiskError::Unsupported`](super::DiskError)).
+pub const NO_DISK: &str = "it has no Bulk-Only interface";
 
 /// A Bulk-Only interface and its two pipes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -80,4 +80,4 @@ pub use served_block::ServedBlock;
 pub use served_observer::ServedObserver;
 pub use served_usb::ServedUsb;
 pub use suspendable_served::SuspendableServed;
-pub use timing::{ReadClock, Timed};
+pub use timing::{CountRequest, ReadClock, Timed};

@@ -13,7 +13,7 @@ use farbus_wire::native::{Arrived, Flow, Kind, Lanes, Message, Urgency};
 
 use super::exporter::{Migration, Served, Unmovable};
 use super::served_device::{Arriving, ServedDevice};
-use super::timing::ReadClock;
+use super::timing::{CountRequest, ReadClock};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
@@ -79,6 +79,13 @@ impl<D: BlockDevice> ServedBlock<D> {
         self
     }
 
+    /// Reports each answered request to `count`.
+    #[must_use]
+    pub fn counted_by(mut self, count: CountRequest) -> Self {
+        self.served.count = Some(count);
+        self
+    }
+
     fn begin(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
         let Head { tag, flags, .. } = arrived.head;
         let mut body = arrived.body;
@@ -115,6 +122,12 @@ impl<D: BlockDevice> ServedBlock<D> {
             self.reply(now, lost, Err(StoreError::Medium), Payload::Empty, lanes);
         }
         while let Some(done) = self.done.pop() {
+            let moved = if done.result.is_ok() { u64::from(done.length) } else { 0 };
+            match done.op {
+                BlockOp::Read => self.served.count(moved, 0),
+                BlockOp::Write => self.served.count(0, moved),
+                _ => self.served.count(0, 0),
+            }
             self.done.pool.recycle(done.spent);
             self.reply(now, done.id, done.result, done.payload, lanes);
         }

@@ -7,7 +7,7 @@ use farbus_wire::native::{Kind, Part};
 
 use super::served::Migration;
 use super::tagged::Tagged;
-use super::timing::ReadClock;
+use super::timing::{CountRequest, ReadClock};
 use crate::Reject;
 
 /// Takes a device that is handed over; returns whether it waits for its successor.
@@ -29,6 +29,8 @@ pub(super) struct ServedDevice<D, R, S> {
     pub pass_on: Option<PassOn<D>>,
     /// Measures requests that are timed.
     pub clock: Option<ReadClock>,
+    /// Counts requests that are answered.
+    pub count: Option<CountRequest>,
 }
 
 pub(super) struct Flight<R, S> {
@@ -66,7 +68,7 @@ impl<D, R, S> ServedDevice<D, R, S> {
         give_back: impl FnOnce(D, Instant) + Send + 'static,
     ) -> Self {
         let (flights, give_back) = (Tagged::default(), Box::new(give_back));
-        Self { attachment, device, credit, flights, bytes: 0, give_back, pass_on: None, clock: None }
+        Self { attachment, device, credit, flights, bytes: 0, give_back, pass_on: None, clock: None, count: None }
     }
 
     /// Registers a request that begins to arrive, and the credit that it takes.
@@ -136,6 +138,14 @@ impl<D, R, S> ServedDevice<D, R, S> {
             flight.times.begun = self.clock.as_ref().map_or(now, |clock| clock());
         }
         flight
+    }
+
+    /// Counts a request that is answered.
+    #[inline]
+    pub fn count(&self, bytes_in: u64, bytes_out: u64) {
+        if let Some(count) = &self.count {
+            count(bytes_in, bytes_out);
+        }
     }
 
     /// Removes a request; returns it with the head of its reply, the reply's part, and when it was done if it is timed.

@@ -13,7 +13,7 @@ use farbus_wire::usbip::DeviceRecord;
 
 use super::exporter::{Migration, Served, Unmovable};
 use super::served_device::{Arriving, ServedDevice};
-use super::timing::ReadClock;
+use super::timing::{CountRequest, ReadClock};
 use crate::Reject;
 use crate::snapshot::{Reader, Writer};
 
@@ -100,6 +100,13 @@ impl<D: Device> ServedUsb<D> {
     #[must_use]
     pub fn timed_by(mut self, clock: ReadClock) -> Self {
         self.served.clock = Some(clock);
+        self
+    }
+
+    /// Reports each answered request to `count`.
+    #[must_use]
+    pub fn counted_by(mut self, count: CountRequest) -> Self {
+        self.served.count = Some(count);
         self
     }
 
@@ -198,6 +205,10 @@ impl<D: Device> ServedUsb<D> {
         while let Some(mut done) = self.done.pop() {
             if self.is_resting && self.take_back(&mut done) {
                 continue;
+            }
+            match done.direction {
+                Direction::In => self.served.count(done.actual.into(), 0),
+                Direction::Out => self.served.count(0, done.actual.into()),
             }
             let part = usb::reply_part(&done);
             let Done { id, payload, .. } = done;

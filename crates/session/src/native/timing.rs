@@ -18,6 +18,9 @@ const ISOCHRONOUS_ONE_IN: u32 = 5;
 /// Reads the clock whose moments are arguments elsewhere, for measurements within one turn.
 pub type ReadClock = Box<dyn Fn() -> Instant + Send>;
 
+/// Counts one answered request: its bytes from the device, and its bytes to the device.
+pub type CountRequest = Box<dyn Fn(u64, u64) + Send>;
+
 /// How long one request took, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {

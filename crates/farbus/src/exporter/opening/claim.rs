@@ -129,7 +129,9 @@ impl Offer<'_> {
         claimed.map(|(what, _)| what).map_err(|refused| match refused {
             ClassRefusal::NoDevice => refusal(native::Cause::Gone, OpStatus::NoDevice.to_string()),
             ClassRefusal::Class => refusal(native::Cause::Class, lacking.to_owned()),
-            ClassRefusal::Busy => self.shared.registry.busy(bus_id, self.shared.serving.clock.now()),
+            ClassRefusal::Busy => {
+                self.shared.registry.busy_for(bus_id, &self.session.peer, self.shared.serving.clock.now())
+            }
         })
     }
 

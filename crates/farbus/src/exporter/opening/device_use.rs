@@ -194,8 +194,8 @@ impl DeviceUse {
             ));
         }
         let claimed = self.offer().claim(bus_id);
-        let (record, device) =
-            claimed.map_err(|status| self.shared.registry.why_not_claimed(bus_id, status, self.now()))?;
+        let (record, device) = claimed
+            .map_err(|status| self.shared.registry.why_not_claimed(bus_id, &self.session.peer, status, self.now()))?;
         Ok(self.usb_class(record, device))
     }
 
@@ -230,7 +230,8 @@ impl DeviceUse {
         let reservations = &self.shared.reservations;
         let carrier = reservations.carrier(bus_id, Some(native::Class::USB));
         let claimed = self.offer().claim(bus_id);
-        let (_, device) = claimed.map_err(|status| self.shared.registry.why_not_claimed(bus_id, status, self.now()))?;
+        let (_, device) = claimed
+            .map_err(|status| self.shared.registry.why_not_claimed(bus_id, &self.session.peer, status, self.now()))?;
         let disk = match DrivenDisk::new(device) {
             Ok(disk) => disk,
             Err(device) => {

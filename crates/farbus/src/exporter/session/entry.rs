@@ -41,13 +41,15 @@ pub struct Session {
     pub taken: Mutex<Option<Taken>>,
     pub credit_bytes: AtomicUsize,
     pub(crate) mailbox: Mailbox,
-    pub(crate) meters: Meters,
+    pub(crate) meters: Arc<Meters>,
     /// The links of the session that this entry is, or belongs to.
     pub links: Links,
     pub bus_id: Mutex<Option<String>>,
     /// The bus id of the device that it observes.
     pub observes: OnceLock<String>,
     pub is_taken_back: AtomicBool,
+    /// The owner's remark on taking its device back.
+    pub remark: OnceLock<String>,
     /// Its device was used in the process before this one, and it continues that use.
     pub is_successor: AtomicBool,
     /// How the session ended, if it did.
@@ -104,11 +106,12 @@ impl Session {
             taken: Mutex::default(),
             credit_bytes: AtomicUsize::new(CREDIT_BYTES_MAX),
             mailbox: Mailbox::new()?,
-            meters: Meters::default(),
+            meters: Arc::default(),
             links,
             bus_id: Mutex::default(),
             observes: OnceLock::new(),
             is_taken_back: AtomicBool::new(false),
+            remark: OnceLock::new(),
             is_successor: AtomicBool::new(false),
             ending: Mutex::default(),
             handover_outcome: Mutex::default(),
@@ -264,13 +267,20 @@ impl SessionHandle for Session {
         &self.links
     }
 
+    fn meters(&self) -> Option<Arc<Meters>> {
+        Some(Arc::clone(&self.meters))
+    }
+
     fn end(&self) -> Option<native::End> {
         self.is_told.load(Ordering::Acquire).then(|| {
             let message = match self.is_taken_back.load(Ordering::Acquire) {
-                true => "taken back by its owner",
-                false => "not shared with you any more",
+                true => match self.remark.get() {
+                    Some(remark) => format!("released by its owner: {remark}"),
+                    None => "released by its owner".to_owned(),
+                },
+                false => "not shared with you any more".to_owned(),
             };
-            native::End { cause: native::Cause::Refused, message: message.to_owned() }
+            native::End { cause: native::Cause::Refused, message }
         })
     }
 

@@ -10,7 +10,7 @@ use farbus_model::{BlockDevice, BlockInfo, BufferPool, Completions, Device, Iden
 use farbus_session::native::control::{End, Inherit, Open};
 use farbus_session::native::served_observer::Shown;
 use farbus_session::native::{
-    Allowed, Left, Migration, Served, ServedBlock, ServedObserver, ServedUsb, SuspendableServed,
+    Allowed, CountRequest, Left, Migration, Served, ServedBlock, ServedObserver, ServedUsb, SuspendableServed,
 };
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{Reservation, ReservationReport, Suspension};
@@ -19,6 +19,7 @@ use farbus_session::{DeviceRecord, Ending, Reject};
 use crate::exporter::access::quota::Visitor;
 use crate::exporter::session::engine::Mailbox;
 use crate::exporter::session::saved::Owner;
+use crate::link::meters::Meters;
 use crate::link::status::Links;
 
 /// The exporter's reference to one attachment of a session, by which other threads end or command it.
@@ -32,6 +33,11 @@ pub trait SessionHandle: Send + Sync {
     /// What may be in flight on its device, bytes of data.
     fn credit_bytes(&self) -> usize {
         CREDIT_BYTES_MAX
+    }
+
+    /// Where the requests of its device are counted; `None`: they are not.
+    fn meters(&self) -> Option<Arc<Meters>> {
+        None
     }
 
     /// Why the attachment has to end, if it has to.
@@ -144,21 +150,27 @@ pub enum OpenedDevice {
 }
 
 impl OpenedDevice {
-    pub fn served(self, number: u16, limits: Limits, clock: Clock) -> Box<dyn Served> {
+    /// Serves the device as attachment `number`, and counts its requests in `meters`.
+    pub fn served(self, number: u16, limits: Limits, clock: Clock, meters: Option<Arc<Meters>>) -> Box<dyn Served> {
+        let count: CountRequest = Box::new(move |bytes_in, bytes_out| {
+            if let Some(meters) = &meters {
+                meters.add_request(bytes_in, bytes_out);
+            }
+        });
         let clock = Box::new(move || clock.now());
         let credit = limits.payload_bytes_max;
         match self {
             OpenedDevice::Usb { record, device, give_back, pass_on } => {
                 let usb = ServedUsb::new(number, device, record, limits, give_back);
-                Box::new(usb.inheritable(pass_on).timed_by(clock))
+                Box::new(usb.inheritable(pass_on).timed_by(clock).counted_by(count))
             }
             OpenedDevice::Block { device, durability, give_back, pass_on, suspension } => {
                 let block = ServedBlock::new(number, device, durability, give_back).with_credit(credit);
-                behind(suspension, Box::new(block.inheritable(pass_on).timed_by(clock)))
+                behind(suspension, Box::new(block.inheritable(pass_on).timed_by(clock).counted_by(count)))
             }
             OpenedDevice::Shown { device, info, durability, leave } => {
                 let block = ServedBlock::new(number, device, durability, move |_, now| leave(now));
-                Box::new(block.with_credit(credit).promising(info).timed_by(clock))
+                Box::new(block.with_credit(credit).promising(info).timed_by(clock).counted_by(count))
             }
             OpenedDevice::Disk { disk, durability, give_back, suspension } => {
                 let give_back = move |disk: Box<DrivenDisk<Box<dyn Device>>>, now| {
@@ -168,7 +180,7 @@ impl OpenedDevice {
                     give_back(device, now);
                 };
                 let block = ServedBlock::new(number, disk, durability, give_back).with_credit(credit);
-                behind(suspension, Box::new(block.timed_by(clock)))
+                behind(suspension, Box::new(block.timed_by(clock).counted_by(count)))
             }
             OpenedDevice::Observer { observer, readiness, hush, description, leave, suspension } => {
                 let shown = Box::new(ServedObserver::new(number, observer, readiness, hush, description, leave));
@@ -182,8 +194,14 @@ impl OpenedDevice {
 
     /// Serves the device from the state that another process saved. If the state is invalid, resets and releases the
     /// device.
-    pub fn serve_again(self, clock: Clock, limits: Limits, left: &Left) -> Result<Box<dyn Served>, Reject> {
-        let mut served = self.served(left.number, limits, clock);
+    pub fn serve_again(
+        self,
+        clock: Clock,
+        limits: Limits,
+        left: &Left,
+        meters: Option<Arc<Meters>>,
+    ) -> Result<Box<dyn Served>, Reject> {
+        let mut served = self.served(left.number, limits, clock, meters);
         let missing = Reject::new("state", 0, "it is one that can go on in another process");
         let state = left.state.as_ref().ok_or(missing);
         match state.and_then(|state| served.restore(clock.now(), &mut state.reader())) {

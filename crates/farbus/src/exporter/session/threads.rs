@@ -289,10 +289,12 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         for (&number, session_handle) in &self.session_handles.by_number {
             session_handle.note_ending(ending);
             if let Some(HandoverOutcome::Back(opened_device, _)) = session_handle.leave() {
-                opened_device.served(number, self.provider.limits(), self.provider.clock()).finish(now);
+                opened_device.served(number, self.provider.limits(), self.provider.clock(), None).finish(now);
             }
         }
+        let is_used = self.session.attachments() > 0;
         match last {
+            Last::Over if !is_used => debug!(peer = self.peer, "the session ended; it had no device"),
             Last::Over => warn!(peer = self.peer, "nobody came back in time; its devices are offered again"),
             Last::Ended | Last::CutOff => debug!(peer = self.peer, "the session ended"),
             Last::HandedOver => debug!(peer = self.peer, "the session goes on in another process"),
@@ -446,7 +448,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
             let (number, now) = (left.number, self.clock.now());
             let served = opened.and_then(|Opened { opened_device, session_handle, .. }| {
                 let limits = limits_of(&**self.provider, &*session_handle);
-                let served = opened_device.serve_again(self.clock, limits, &left);
+                let served = opened_device.serve_again(self.clock, limits, &left, session_handle.meters());
                 self.session_handles.by_number.insert(number, session_handle);
                 served.map_err(|reject| End { cause: Cause::Device, message: format!("it cannot go on: {reject}") })
             });
@@ -677,7 +679,12 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
                 Some(HandoverOutcome::Over(end)) => session.let_go(number, &end),
                 Some(HandoverOutcome::Back(opened_device, lease)) => {
                     let limits = limits_of(&**self.provider, &**session_handle);
-                    session.take_back(now, number, lease, opened_device.served(number, limits, self.provider.clock()));
+                    session.take_back(
+                        now,
+                        number,
+                        lease,
+                        opened_device.served(number, limits, self.provider.clock(), session_handle.meters()),
+                    );
                 }
             }
             if let Some(report) = session_handle.take_reserved() {
@@ -770,8 +777,9 @@ impl<H: DeviceProvider> Opening<'_, H> {
         Opened { opened_device, session_handle, lease }: Opened,
     ) -> (u64, Box<dyn Served>) {
         let limits = limits_of(&**self.provider, &*session_handle);
+        let meters = session_handle.meters();
         self.session_handles.by_number.insert(number, session_handle);
         self.session_handles.has_news = true;
-        (lease, opened_device.served(number, limits, self.provider.clock()))
+        (lease, opened_device.served(number, limits, self.provider.clock(), meters))
     }
 }

@@ -161,10 +161,22 @@ impl DeviceRegistry {
         native::End { cause: native::Cause::Busy, message }
     }
 
-    /// The answer to an importer that could not claim a device.
-    pub fn why_not_claimed(&self, bus_id: &str, status: OpStatus, now: Instant) -> native::End {
+    /// The answer to the importer `who`, which wants a device that is in use, or from which its owner keeps it out.
+    pub fn busy_for(&self, bus_id: &str, who: &str, now: Instant) -> native::End {
+        let kept_out = {
+            let registry = self.lock();
+            let entry = registry.entries().find(|entry| entry.record.bus_id == bus_id && entry.holder.is_none());
+            entry.and_then(|entry| entry.claims.kept_out_for(who, now))
+        };
+        let Some(span) = kept_out else { return self.busy(bus_id, now) };
+        let message = format!("its owner keeps this host out for another {} s", span.as_secs_f64().ceil());
+        native::End { cause: native::Cause::Refused, message }
+    }
+
+    /// The answer to the importer `who`, which could not claim a device.
+    pub fn why_not_claimed(&self, bus_id: &str, who: &str, status: OpStatus, now: Instant) -> native::End {
         let cause = match status {
-            OpStatus::Busy => return self.busy(bus_id, now),
+            OpStatus::Busy => return self.busy_for(bus_id, who, now),
             OpStatus::NoDevice => native::Cause::Gone,
             OpStatus::DeviceError => native::Cause::Device,
             _ => native::Cause::Refused,

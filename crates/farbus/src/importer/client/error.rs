@@ -152,7 +152,7 @@ impl fmt::Display for ClientError {
                 )
             }
             ClientError::NoDevice { target, offered } => {
-                write!(f, "{} offers no '{}', but {}", target.address, target.device, offered.join(", "))
+                write!(f, "{} shares no '{}'; it shares: {}", target.address, target.device, offered.join(", "))
             }
             ClientError::Device { target, what } => write!(f, "{target}: {what}"),
             ClientError::Here(error) => error.fmt(f),

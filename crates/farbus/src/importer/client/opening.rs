@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use farbus_host::storage::BULK_ONLY;
+use farbus_host::storage::{BULK_ONLY, NO_DISK};
 use farbus_host::{DiskError, Options, RemoteDisk, RemoteError};
 use farbus_io::link::Link;
 use farbus_model::{BufferPool, Completions, Device};
@@ -43,6 +43,14 @@ const ATTACHMENT: u16 = 1;
 pub struct Client {
     connector: Connector,
     config: ClientConfig,
+}
+
+/// What is said of a device that a front end for disks cannot show, and what can.
+fn no_disk(target: &Target) -> String {
+    format!(
+        "it is no disk, and --via fuse, nbd and uas show disks only\n  \
+         try: farbus attach {target} --via kernel (needs vhci-hcd), or --via redir for a virtual machine"
+    )
 }
 
 /// How an exporter answers the request to open a device in a session: the open device, or why it is refused.
@@ -168,6 +176,7 @@ impl Client {
         let disk = self.open(target)?.into_disk(Options::default());
         disk.map_err(|error| match error {
             DiskError::Port(error) => unreachable(target, error),
+            DiskError::Unsupported(NO_DISK) => ClientError::Device { target: target.clone(), what: no_disk(target) },
             error => ClientError::Device { target: target.clone(), what: error.to_string() },
         })
     }
