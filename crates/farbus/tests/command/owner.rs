@@ -132,6 +132,19 @@ fn each_way_to_fail_has_its_exit_code() {
 }
 
 #[test]
+fn a_missing_image_is_reported_before_a_taken_port_and_the_port_once() {
+    let harness = Harness::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    let missing = format!("disk:{}", harness.path("no such image").display());
+    let outcome = harness.run(&["share", &missing, "--listen", &port]);
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("there is no such file"), "{outcome:?}");
+    assert!(!outcome.stderr.contains("cannot listen"), "{outcome:?}");
+    let outcome = harness.run(&["share", "zero", "--listen", &port]);
+    assert_eq!((outcome.code, outcome.stderr.matches("cannot listen at").count()), (Some(1), 1), "{outcome:?}");
+}
+
+#[test]
 fn an_image_is_shared_once() {
     let harness = Harness::new();
     let disk = format!("disk:{}", harness.image("image", 1 << 20).display());
