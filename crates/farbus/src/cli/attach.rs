@@ -27,6 +27,7 @@ use crate::common::host_address::check_host;
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::reservation::{ReservationRequest, together};
+use crate::exporter::session::threads::GRACE_MAX;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
@@ -303,6 +304,9 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
         reason: args.reason.clone(),
         ..Request::new(args.target.clone(), args.via)
     };
+    if request.grace.is_some_and(|grace| grace > GRACE_MAX) {
+        eprintln!("farbus: warning: exporters wait {} s for a link that was lost, and no longer", GRACE_MAX.as_secs());
+    }
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.place = place_from(args, front_end)?;
     match args.mode {

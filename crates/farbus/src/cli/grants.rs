@@ -94,7 +94,24 @@ pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
     for device in &args.devices {
         explain(device, &now);
     }
+    warn_of_unknown(&args.devices, &now);
     Ok(())
+}
+
+/// Warns of names under which nothing is shared now: one of them may be mistyped.
+fn warn_of_unknown(devices: &[String], now: &[SharedNow]) {
+    let names: BTreeSet<&str> = now.iter().map(|shared| shared.name.as_str()).collect();
+    let unknown = devices.iter().filter(|device| *device != "all" && !names.contains(device.as_str()));
+    let shared = match names.is_empty() {
+        true => "nothing".to_owned(),
+        false => names.iter().copied().collect::<Vec<_>>().join(", "),
+    };
+    for device in unknown {
+        eprintln!(
+            "farbus: warning: no device called '{device}' is shared here now; the permission is kept for one that will be.\n  \
+             Shared now: {shared}"
+        );
+    }
 }
 
 pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {

@@ -230,6 +230,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         check_images(&args.what)?;
     }
     let offered_first = if has_usb { None } else { Some(offer_all(&mut None)?) };
+    warn_of_partial_sectors(&args.what);
     let plain = bind_all_plain(&args.listen, args.socket_mode)?;
     let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
     let remove = paths.chain([control_socket.path().to_owned()]).collect();
@@ -332,6 +333,21 @@ fn check_images(what: &[Called]) -> Result<(), Failure> {
         })?;
     }
     Ok(())
+}
+
+/// Warns of images whose last bytes are no whole sector: a USB disk ends before them.
+fn warn_of_partial_sectors(what: &[Called]) {
+    for called in what {
+        let What::Disk { spec, sector_bytes, .. } = &called.what else { continue };
+        let beyond = spec.bytes_beyond_sectors(*sector_bytes);
+        if beyond > 0 {
+            eprintln!(
+                "farbus: warning: the size of {} is no multiple of {sector_bytes} bytes, a sector:\n  \
+                 users of the USB disk cannot reach its last {beyond} bytes.",
+                called.text
+            );
+        }
+    }
 }
 
 /// A reservation for a device that this command shares.

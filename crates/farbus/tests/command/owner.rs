@@ -145,6 +145,19 @@ fn a_missing_image_is_reported_before_a_taken_port_and_the_port_once() {
 }
 
 #[test]
+fn values_that_cannot_be_had_in_full_are_warned_of() {
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("odd", 1000).display())]);
+    share.process.assert_logged("cannot reach its last 488 bytes");
+    let even = harness.share(&[&format!("disk:{}", harness.image("even", 1024).display())]);
+    assert!(!even.process.log().contains("warning"), "{}", even.process.log());
+    for (grace, is_warned) in [("1000", true), ("120", false)] {
+        let outcome = harness.run(&["attach", &share.target("tape"), "--grace", grace]);
+        assert_eq!(outcome.stderr.contains("exporters wait 120 s"), is_warned, "{outcome:?}");
+    }
+}
+
+#[test]
 fn an_image_is_shared_once() {
     let harness = Harness::new();
     let disk = format!("disk:{}", harness.image("image", 1 << 20).display());
