@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::listen::place_told;
-use super::output::say;
+use super::output::{print_done, say};
 use super::served::say_exports;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -205,6 +205,9 @@ fn via_parser() -> impl TypedValueParser<Value = Via> {
 pub struct MovingArgs {
     /// Its name, or HOST[:PORT]/DEVICE as attached.
     device: String,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Let go of an attached device.
@@ -222,6 +225,9 @@ pub struct DetachArgs {
     /// Detach it while programs have it open: what they have not written out is lost.
     #[arg(long, conflicts_with = "unmount")]
     force: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
@@ -529,11 +535,13 @@ impl Shown {
 }
 
 pub fn hold(args: MovingArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Hold { device: args.device.clone() })
+    ask_owner(&args.device, Question::Hold { device: args.device.clone() })?;
+    print_done(args.json, "hold", &args.device)
 }
 
 pub fn resume(args: MovingArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Resume { device: args.device.clone() })
+    ask_owner(&args.device, Question::Resume { device: args.device.clone() })?;
+    print_done(args.json, "resume", &args.device)
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {
@@ -546,7 +554,8 @@ pub fn detach(args: DetachArgs) -> Result<(), Failure> {
     let answers = ask_all(&question).map_err(Failure::local)?;
     let next = "or 'farbus detach --force', which loses that";
     let heard = heard(&name, answers.into_iter().map(|(_, answer)| answer));
-    heard.map(drop).map_err(|failure| in_use::explain(&name, failure, next))
+    heard.map_err(|failure| in_use::explain(&name, failure, next))?;
+    print_done(args.json, "detach", &name)
 }
 
 /// The name of the only attached device, if the command names none.

@@ -196,6 +196,13 @@ impl Called {
     }
 }
 
+impl Args {
+    /// Whether `--json` was given.
+    pub fn is_for_programs(&self) -> bool {
+        self.json
+    }
+}
+
 impl FromStr for Called {
     type Err = String;
 

@@ -158,6 +158,43 @@ fn values_that_cannot_be_had_in_full_are_warned_of() {
 }
 
 #[test]
+fn what_an_owner_asks_is_answered_as_one_json_object() {
+    let harness = Harness::new();
+    let image = harness.image("image", 1 << 20);
+    let share = harness.share(&[&format!("disk:{}", image.display()), "keyboard", "zero"]);
+    let _user = client::open(&share.library_target("zero")).unwrap();
+    for (arguments, device) in [
+        (&["eject", "disk"][..], "disk"),
+        (&["insert", "disk"], "disk"),
+        (&["type", "x"], "keyboard"),
+        (&["release", "zero"], "zero"),
+    ] {
+        let answer = harness.json(&[arguments, &["--json"]].concat());
+        assert_eq!((&answer["device"], &answer["done"]), (&device.into(), &arguments[0].into()), "{answer}");
+    }
+    for arguments in [
+        &["eject", "tape"][..],
+        &["insert", "tape"],
+        &["type", "keyboard2", "x"],
+        &["release", "tape"],
+        &["detach", "tape"],
+        &["hold", "tape"],
+        &["resume", "tape"],
+        &["module", "pause", "tape"],
+        &["swap", "tape", "--cancel"],
+        &["daemon", "reload"],
+        &["unpair", "nobody"],
+        &["allow", "nobody", "disk"],
+        &["forbid", "nobody", "disk"],
+    ] {
+        let outcome = harness.run(&[arguments, &["--json"]].concat());
+        let answer: Value =
+            serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+        assert_eq!((outcome.code, &answer["failure"]["attribute"]), (Some(4), &"gone".into()), "{outcome:?}");
+    }
+}
+
+#[test]
 fn an_image_is_shared_once() {
     let harness = Harness::new();
     let disk = format!("disk:{}", harness.image("image", 1 << 20).display());

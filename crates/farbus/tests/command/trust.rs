@@ -220,6 +220,8 @@ fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
     let unknown = lab3.run(&["allow", "desk", "nonexistent"]);
     assert!(unknown.code == Some(0) && unknown.stderr.contains("no device called 'nonexistent'"), "{unknown:?}");
     assert!(unknown.stderr.contains("Shared now: disk, zero"), "{unknown:?}");
+    let granted = lab3.json(&["forbid", "desk", "nonexistent", "--json"]);
+    assert_eq!((&granted["done"], &granted["may_use"]), (&"forbid".into(), &serde_json::json!(["disk"])), "{granted}");
     let listed = desk.json(&["list", "lab3", "--json"]);
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"disk".into(), &"available".into()));

@@ -90,8 +90,8 @@ impl BlockSpec {
         medium.into_iter().chain(scratch)
     }
 
-    /// How many bytes at the end of an image are no whole sector of a USB disk with sectors of `sector_bytes` bytes. 0 if
-    /// the size cannot be found out: opening the image reports why.
+    /// How many bytes at the end of an image are no whole sector of a USB disk with sectors of `sector_bytes` bytes.
+    /// 0 if the size cannot be found out: opening the image reports why.
     pub fn bytes_beyond_sectors(&self, sector_bytes: u32) -> u64 {
         let whole = match &self.medium {
             Medium::Memory(size) => Some(*size),
