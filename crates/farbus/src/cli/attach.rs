@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 
 use super::Failure;
 use super::listen::place_told;
-use super::output::say;
+use super::output::{print_done, say};
 use super::served::say_exports;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -27,6 +27,7 @@ use crate::common::host_address::check_host;
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::reservation::{ReservationRequest, together};
+use crate::exporter::session::threads::GRACE_MAX;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
@@ -204,6 +205,9 @@ fn via_parser() -> impl TypedValueParser<Value = Via> {
 pub struct MovingArgs {
     /// Its name, or HOST[:PORT]/DEVICE as attached.
     device: String,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Let go of an attached device.
@@ -224,6 +228,9 @@ pub struct DetachArgs {
     /// Detach it while programs have it open: what they have not written out is lost.
     #[arg(long, conflicts_with = "unmount")]
     force: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
@@ -306,6 +313,9 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
         reason: args.reason.clone(),
         ..Request::new(args.target.clone(), args.via)
     };
+    if request.grace.is_some_and(|grace| grace > GRACE_MAX) {
+        eprintln!("farbus: warning: exporters wait {} s for a link that was lost, and no longer", GRACE_MAX.as_secs());
+    }
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.place = place_from(args, front_end)?;
     match args.mode {
@@ -531,11 +541,13 @@ impl Shown {
 }
 
 pub fn hold(args: MovingArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Hold { device: args.device.clone() })
+    ask_owner(&args.device, Question::Hold { device: args.device.clone() })?;
+    print_done(args.json, "hold", &args.device)
 }
 
 pub fn resume(args: MovingArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Resume { device: args.device.clone() })
+    ask_owner(&args.device, Question::Resume { device: args.device.clone() })?;
+    print_done(args.json, "resume", &args.device)
 }
 
 pub fn detach(args: DetachArgs) -> Result<(), Failure> {
@@ -545,11 +557,16 @@ pub fn detach(args: DetachArgs) -> Result<(), Failure> {
             return Err(nothing_attached());
         }
         // One that cannot be detached keeps none of the others.
-        let ended: Vec<_> = names.iter().map(|name| detach_one(name, args.unmount, args.force)).collect();
+        let end = |name: &String| {
+            detach_one(name, args.unmount, args.force)?;
+            print_done(args.json, "detach", name)
+        };
+        let ended: Vec<_> = names.iter().map(end).collect();
         return ended.into_iter().collect();
     }
     let name = args.device.map_or_else(only_one_attached, Ok)?;
-    detach_one(&name, args.unmount, args.force)
+    detach_one(&name, args.unmount, args.force)?;
+    print_done(args.json, "detach", &name)
 }
 
 fn detach_one(name: &str, is_unmounted: bool, is_forced: bool) -> Result<(), Failure> {

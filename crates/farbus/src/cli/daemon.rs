@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::output::say;
+use super::output::{print_json, say};
 use super::{Failure, sleep};
 use crate::common::control::{Answer, Question, ask_all};
 use crate::common::failure::Attribute;
@@ -57,6 +57,16 @@ impl Args {
     pub fn is_successor(&self) -> bool {
         self.take_over
     }
+
+    /// Whether `--json` was given.
+    pub fn is_for_programs(&self) -> bool {
+        match self.verb {
+            Some(Verb::Reload { json } | Verb::Restart { json, .. } | Verb::Sleep { json } | Verb::Wake { json }) => {
+                json
+            }
+            None => false,
+        }
+    }
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -65,7 +75,11 @@ enum Verb {
     #[command(
         after_help = "Sessions of devices that stay in the file continue. SIGHUP does the same.\n\nExamples:\n  farbus daemon --config farbus.toml --check && farbus daemon reload"
     )]
-    Reload,
+    Reload {
+        /// Print what was added and removed as JSON, for programs.
+        #[arg(long)]
+        json: bool,
+    },
     /// Before this machine sleeps: detach what its kernel would not sleep with.
     #[command(
         after_help = "Linux does not suspend while a device is attached through its kernel (vhci_hcd). farbus detaches what is not mounted, and 'wake' attaches it again. A mounted disk stays: exit code 3, with what is mounted, and the machine does not sleep.\n\n\
@@ -102,7 +116,7 @@ enum Verb {
 
 pub fn run(args: Args) -> Result<(), Failure> {
     match args.verb {
-        Some(Verb::Reload) => return reload(),
+        Some(Verb::Reload { json }) => return reload(json),
         Some(Verb::Restart { interrupt, json }) => return restart(interrupt, json),
         Some(Verb::Sleep { json }) => return sleep::sleep(json),
         Some(Verb::Wake { json }) => return sleep::wake(json),
@@ -141,8 +155,11 @@ fn restart(interrupt: bool, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn reload() -> Result<(), Failure> {
+fn reload(json: bool) -> Result<(), Failure> {
     let changes = ask_daemon(&Question::Reload)?;
+    if json {
+        return print_json(&changes);
+    }
     let words = |of: &str| -> Vec<String> {
         let names = changes[of].as_array().into_iter().flatten();
         names.filter_map(|name| name.as_str().map(str::to_owned)).collect()

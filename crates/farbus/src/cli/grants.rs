@@ -36,7 +36,7 @@ pub struct AllowArgs {
     #[arg(long, requires = "devices")]
     reserve_high: bool,
     /// Print what is allowed as JSON.
-    #[arg(long, conflicts_with = "devices")]
+    #[arg(long)]
     pub json: bool,
 }
 
@@ -56,6 +56,23 @@ pub struct ForbidArgs {
     /// The host may continue to use the devices.
     #[arg(long)]
     reserve_high: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a host may use after a change, as `farbus allow` and `farbus forbid` show it with `--json`.
+#[derive(Serialize)]
+struct Granted<'a> {
+    host: &'a str,
+    /// The devices that the command named.
+    devices: &'a [String],
+    /// What was done to them: `allow` or `forbid`.
+    done: &'a str,
+    /// Everything that the host may use now.
+    may_use: Vec<&'a str>,
+    /// What it may reserve with high criticality.
+    may_reserve_high: Vec<&'a str>,
 }
 
 /// A permission, as `farbus allow --json` shows it.
@@ -80,7 +97,7 @@ pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
         only => return list(only.as_deref(), args.json),
     };
     let now = shared_now();
-    change_grant(name, &args.devices, "allow", |peer, device| {
+    change_grant(name, &args.devices, "allow", args.json, |peer, device| {
         if args.reserve_high {
             peer.reserve_high.add(device);
         }
@@ -91,15 +108,32 @@ pub fn allow(args: &AllowArgs) -> Result<(), Failure> {
         bind_to(peer, device, &now);
         true
     })?;
-    for device in &args.devices {
-        explain(device, &now);
+    if !args.json {
+        args.devices.iter().for_each(|device| explain(device, &now));
     }
+    warn_of_unknown(&args.devices, &now);
     Ok(())
+}
+
+/// Warns of names under which nothing is shared now: one of them may be mistyped.
+fn warn_of_unknown(devices: &[String], now: &[SharedNow]) {
+    let names: BTreeSet<&str> = now.iter().map(|shared| shared.name.as_str()).collect();
+    let unknown = devices.iter().filter(|device| *device != "all" && !names.contains(device.as_str()));
+    let shared = match names.is_empty() {
+        true => "nothing".to_owned(),
+        false => names.iter().copied().collect::<Vec<_>>().join(", "),
+    };
+    for device in unknown {
+        eprintln!(
+            "farbus: warning: no device called '{device}' is shared here now; the permission is kept for one that will be.\n  \
+             Shared now: {shared}"
+        );
+    }
 }
 
 pub fn forbid(args: &ForbidArgs) -> Result<(), Failure> {
     let now = shared_now();
-    change_grant(&args.name, &args.devices, "forbid", |peer, device| {
+    change_grant(&args.name, &args.devices, "forbid", args.json, |peer, device| {
         let ids = now.iter().filter(|shared| shared.name == device).filter_map(SharedNow::id).collect();
         let was_high = peer.reserve_high.remove(device);
         let was = if args.reserve_high { was_high } else { peer.allow.remove(device) | peer.unbind(&ids) };
@@ -217,6 +251,7 @@ fn change_grant(
     name: &str,
     devices: &[String],
     verb: &str,
+    json: bool,
     change: impl Fn(&mut Peer, &str) -> bool,
 ) -> Result<(), Failure> {
     let trust = Trust::open()?;
@@ -230,9 +265,16 @@ fn change_grant(
         trust.record(&Event { device: Some(device), ..of(&peer, verb) });
     }
     let words: Vec<_> = peer.allow.words().collect();
+    // With --json a failure is the only object.
+    if json && unchanged.is_empty() {
+        let may_reserve_high = peer.reserve_high.words().collect();
+        return print_json(&Granted { host: &peer.name, devices, done: verb, may_use: words, may_reserve_high });
+    }
     let may = if words.is_empty() { "nothing".to_owned() } else { words.join(", ") };
-    say(format!("{} may use: {may}", peer.name));
-    if !peer.reserve_high.is_empty() {
+    if !json {
+        say(format!("{} may use: {may}", peer.name));
+    }
+    if !json && !peer.reserve_high.is_empty() {
         let high = peer.reserve_high.words().collect::<Vec<_>>().join(", ");
         say(format!("{} may reserve with high criticality: {high}", peer.name));
     }

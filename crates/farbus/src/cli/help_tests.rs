@@ -105,6 +105,22 @@ fn every_command_has_examples() {
     assert_eq!(commands().into_iter().filter_map(lack).collect::<Vec<_>>(), [""; 0]);
 }
 
+/// The commands without `--json`, and why.
+const WITHOUT_JSON: [(&str, &str); 2] = [
+    ("farbus bench", "it passes its words to another program, farbus-bench, which has options of its own"),
+    ("farbus completions", "it prints a script for a shell"),
+];
+
+#[test]
+fn every_command_speaks_json_or_says_why_not() {
+    let has = |command: &Command| command.get_arguments().any(|argument| argument.get_long() == Some("json"));
+    let lack: Vec<String> = commands()
+        .into_iter()
+        .filter_map(|(name, command)| (is_leaf(&command) && !has(&command)).then_some(name))
+        .collect();
+    assert_eq!(lack, WITHOUT_JSON.map(|(name, _)| name.to_owned()));
+}
+
 #[test]
 fn no_two_commands_have_one_description() {
     let mut abouts: Vec<(String, String)> =

@@ -53,13 +53,16 @@ enum Verb {
         device: String,
         /// An id of 'farbus identity list', its first digits, or the last name.
         id: String,
+        /// Print the result as JSON, for programs.
+        #[arg(long)]
+        json: bool,
     },
 }
 
 impl Args {
     /// Whether a failure is to be reported as JSON, too.
     pub fn is_for_programs(&self) -> bool {
-        matches!(self.verb, Verb::List { json: true })
+        matches!(self.verb, Verb::List { json: true } | Verb::Adopt { json: true, .. })
     }
 }
 
@@ -88,7 +91,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let folder = Folder::of_user()?;
     match &args.verb {
         Verb::List { json } => list(&folder, *json),
-        Verb::Adopt { device, id } => adopt(&folder, device, id),
+        Verb::Adopt { device, id, json } => adopt(&folder, device, id, *json),
     }
 }
 
@@ -153,12 +156,15 @@ struct Subject {
     view: String,
 }
 
-fn adopt(folder: &Folder, device: &str, id: &str) -> Result<(), Failure> {
+fn adopt(folder: &Folder, device: &str, id: &str, json: bool) -> Result<(), Failure> {
     let (all, now) = (Devices::load(folder)?, shared_now());
     let subject = subject_of(device, &all, &now)?;
     let wanted = find(&all, id, &subject)?;
     let current = all.find(&subject.medium, &subject.view).map(|known| known.id);
     if current == Some(wanted.id) {
+        if json {
+            return print_adopted(device, wanted.id, &[]);
+        }
         say(format!("{device} is {} already", wanted.id.short()));
         return Ok(());
     }
@@ -181,14 +187,28 @@ fn adopt(folder: &Folder, device: &str, id: &str) -> Result<(), Failure> {
     let generation = wanted.identity().adopted().generation;
     let id = wanted.id;
     Devices::change(folder, |all| all.give(id, generation, &subject.medium, &subject.view))?;
-    say(format!("{device} is {} from now on", id.short()));
+    if !json {
+        say(format!("{device} is {} from now on", id.short()));
+    }
+    let mut outdated = Vec::new();
     for SharedNow { pid, name, .. } in running {
         let question = Question::Adopt { device: name.clone(), id, generation };
         if !matches!(ask_one(*pid, &question, &[]), Ok(Answer::Ok(_))) {
-            say(format!("  process {pid} shares it as what it was: share it again"));
+            outdated.push(*pid);
         }
     }
+    if json {
+        return print_adopted(device, id, &outdated);
+    }
+    for pid in outdated {
+        say(format!("  process {pid} shares it as what it was: share it again"));
+    }
     Ok(())
+}
+
+/// Prints the result of an adoption as JSON. The processes in `outdated_pids` share the device as what it was.
+fn print_adopted(device: &str, id: DeviceId, outdated_pids: &[u32]) -> Result<(), Failure> {
+    print_json(&serde_json::json!({ "device": device, "done": "adopt", "id": id, "outdated_pids": outdated_pids }))
 }
 
 fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject, Failure> {

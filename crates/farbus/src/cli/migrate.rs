@@ -3,7 +3,7 @@
 use farbus_io::trust::Fingerprint;
 
 use super::Failure;
-use super::output::say;
+use super::output::{print_json, say};
 use crate::common::asking::hear_owner;
 use crate::common::control::Question;
 use crate::frontend::in_use;
@@ -37,18 +37,27 @@ pub struct Args {
     /// First write out and unmount its file systems, and release its loop devices.
     #[arg(long)]
     unmount: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Args { device, to, unmount } = args;
+    let Args { device, to, unmount, json } = args;
     let successor = key_of(&to)?.to_string();
     in_use::make_free(&device, unmount)?;
     let clients = in_use::nbd_clients(&device)?;
-    if clients > 0 {
+    if clients > 0 && !json {
         say(waits_for(&device, &to, clients));
     }
     let answer = hear_owner(&device, Question::Migrate { device: device.clone(), successor });
     let answer = answer.map_err(|failure| in_use::explain(&device, failure, "and try again"))?;
+    if json {
+        let is_machine = answer["machine"] == true;
+        return print_json(&serde_json::json!({
+            "device": device, "done": "migrate", "to": to, "machine": is_machine, "nbd_clients": clients,
+        }));
+    }
     if answer["machine"] == true && clients > 0 {
         say(format!("{device} is held still"));
         return Ok(());

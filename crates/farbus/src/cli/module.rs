@@ -5,7 +5,7 @@ use farbus_modules::module::{Manifest, Parameter};
 use serde_json::{Value, json};
 
 use super::Failure;
-use super::output::say;
+use super::output::{print_done, say};
 use crate::common::asking::ask_owner;
 use crate::common::control::Question;
 use crate::importer::client::Attribute;
@@ -57,12 +57,18 @@ enum Verb {
 struct DeviceArgs {
     /// Its name, or HOST[:PORT]/DEVICE as attached.
     device: String,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Args {
     /// Whether the output is JSON.
     pub fn is_for_programs(&self) -> bool {
-        matches!(self.verb, Verb::List { json: true } | Verb::Show { json: true, .. })
+        match self.verb {
+            Verb::List { json } | Verb::Show { json, .. } => json,
+            Verb::Pause(DeviceArgs { json, .. }) | Verb::Resume(DeviceArgs { json, .. }) => json,
+        }
     }
 }
 
@@ -86,14 +92,15 @@ pub fn run(args: &Args) -> Result<(), Failure> {
                 false => say(format!("{}\nCosts {}.", manifest.manual, manifest.cost)),
             }
         }
-        Verb::Pause(DeviceArgs { device }) => pause(device, true)?,
-        Verb::Resume(DeviceArgs { device }) => pause(device, false)?,
+        Verb::Pause(args) => pause(args, true)?,
+        Verb::Resume(args) => pause(args, false)?,
     }
     Ok(())
 }
 
-fn pause(device: &str, is_paused: bool) -> Result<(), Failure> {
-    ask_owner(device, Question::Pause { device: device.to_owned(), is_paused })
+fn pause(DeviceArgs { device, json }: &DeviceArgs, is_paused: bool) -> Result<(), Failure> {
+    ask_owner(device, Question::Pause { device: device.to_owned(), is_paused })?;
+    print_done(*json, if is_paused { "pause" } else { "resume" }, device)
 }
 
 fn in_json(manifest: &'static Manifest) -> Value {

@@ -64,6 +64,17 @@ pub fn format_span(span: Duration) -> String {
     indicatif::HumanDuration(span).to_string()
 }
 
+/// Reports as JSON, if asked, that `verb` was done to `device`.
+///
+/// # Errors
+/// As [`print_json`].
+pub fn print_done(is_asked: bool, verb: &str, device: &str) -> Result<(), Failure> {
+    if !is_asked {
+        return Ok(());
+    }
+    print_json(&serde_json::json!({ "device": device, "done": verb }))
+}
+
 /// Prints JSON for programs.
 ///
 /// # Errors

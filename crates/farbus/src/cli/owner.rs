@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::output::{format_span, print_json, print_table, say, table};
+use super::output::{format_span, print_done, print_json, print_table, say, table};
 use super::{Failure, watch};
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all};
@@ -47,6 +47,9 @@ pub struct TypeArgs {
     /// DEVICE and TEXT, or TEXT alone for the one called 'keyboard'.
     #[arg(required = true, num_args = 1..=2, value_names = ["DEVICE", "TEXT"])]
     words: Vec<String>,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A shared device that has a medium.
@@ -55,6 +58,9 @@ pub struct DeviceArgs {
     /// Name or bus id of the shared device.
     #[arg(default_value = "disk")]
     device: String,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn status(args: &StatusArgs) -> Result<(), Failure> {
@@ -272,13 +278,16 @@ pub fn type_text(args: TypeArgs) -> Result<(), Failure> {
     let mut words = args.words;
     let text = words.pop().expect("clap wants one");
     let device = words.pop().unwrap_or_else(|| "keyboard".to_owned());
-    ask_owner(&device, Question::Type { device: device.clone(), text })
+    ask_owner(&device, Question::Type { device: device.clone(), text })?;
+    print_done(args.json, "type", &device)
 }
 
 pub fn eject(args: DeviceArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Eject { device: args.device.clone() })
+    ask_owner(&args.device, Question::Eject { device: args.device.clone() })?;
+    print_done(args.json, "eject", &args.device)
 }
 
 pub fn insert(args: DeviceArgs) -> Result<(), Failure> {
-    ask_owner(&args.device, Question::Insert { device: args.device.clone() })
+    ask_owner(&args.device, Question::Insert { device: args.device.clone() })?;
+    print_done(args.json, "insert", &args.device)
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Failure;
+use super::output::print_done;
 use crate::common::asking::ask_owner;
 use crate::common::control::Question;
 
@@ -25,11 +26,15 @@ pub struct Args {
     /// Take a disk that its user may write, too: what is not written out is lost.
     #[arg(long)]
     force: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 const DAY_S: u64 = Duration::from_secs(24 * 3600).as_secs();
 
 pub fn run(args: Args) -> Result<(), Failure> {
-    let Args { device, reason, keep_out: keep_out_s, force } = args;
-    ask_owner(&device.clone(), Question::Release { device, reason, keep_out_s, force })
+    let Args { device, reason, keep_out: keep_out_s, force, json } = args;
+    ask_owner(&device, Question::Release { device: device.clone(), reason, keep_out_s, force })?;
+    print_done(json, "release", &device)
 }

@@ -1,5 +1,6 @@
 //! `farbus share`.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -195,6 +196,13 @@ impl Called {
     }
 }
 
+impl Args {
+    /// Whether `--json` was given.
+    pub fn is_for_programs(&self) -> bool {
+        self.json
+    }
+}
+
 impl FromStr for Called {
     type Err = String;
 
@@ -216,19 +224,28 @@ pub fn run(args: Args) -> Result<(), Failure> {
     // Report first that a device is not plugged in, whether or not the port is free.
     usb::check_present(args.what.iter().filter_map(|called| called.what.usb()))
         .map_err(|error| Failure::new(error.attribute(), error))?;
+    // For the same reason open what needs no broker first. The broker has to know the sockets' paths when it starts.
+    let has_usb = args.what.iter().any(|called| called.what.usb().is_some());
+    let offer_all = |real: &mut Option<usb::Shared>| {
+        let offer_one = |Called { what, name, .. }: &Called| {
+            let naming = name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given);
+            offer(&share, real, &SystemAccess::Own, naming, what)
+        };
+        args.what.iter().map(offer_one).collect::<Result<Vec<Vec<DeviceRecord>>, _>>()
+    };
+    if has_usb {
+        check_images(&args.what)?;
+    }
+    let offered_first = if has_usb { None } else { Some(offer_all(&mut None)?) };
+    warn_of_partial_sectors(&args.what);
     let plain = bind_all_plain(&args.listen, args.socket_mode)?;
     let paths = plain.iter().filter_map(|(_, place)| place.path().cloned());
     let remove = paths.chain([control_socket.path().to_owned()]).collect();
     let usb: Vec<String> = args.what.iter().filter_map(|called| called.what.usb()).map(Selector::to_string).collect();
     let broker_policy = BrokerPolicy { remove, usb, ..BrokerPolicy::default() };
-    let has_usb = !broker_policy.usb.is_empty();
     let broker = if has_usb || !args.no_sandbox { Some(Arc::new(start_broker(&broker_policy)?)) } else { None };
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
-    let offer_one = |Called { what, name, .. }: &Called| {
-        let naming = name.as_deref().map_or(Naming::Automatic(what.kind()), Naming::Given);
-        offer(&share, &mut real, &SystemAccess::Own, naming, what)
-    };
-    let offered: Vec<Vec<DeviceRecord>> = args.what.iter().map(offer_one).collect::<Result<_, _>>()?;
+    let offered = offered_first.map_or_else(|| offer_all(&mut real), Ok)?;
     for record in offered.iter().flatten() {
         println!(
             "{:<10} {}  {:04x}:{:04x}  {} speed",
@@ -306,6 +323,37 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Ok(())
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
+    }
+}
+
+/// Fails if a disk image is missing. Only this much can be checked before a share with USB devices listens.
+fn check_images(what: &[Called]) -> Result<(), Failure> {
+    let disks = what.iter().filter_map(|called| match &called.what {
+        What::Disk { spec, .. } => Some(spec),
+        _ => None,
+    });
+    // The medium comes first; farbus makes a file for scratch.
+    for (image, _) in disks.filter_map(|spec| spec.images().next()) {
+        std::fs::metadata(image).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => Failure::local(format!("{}: there is no such file", image.display())),
+            _ => Failure::local(format!("{}: {error}", image.display())),
+        })?;
+    }
+    Ok(())
+}
+
+/// Warns of images whose last bytes are no whole sector: a USB disk ends before them.
+fn warn_of_partial_sectors(what: &[Called]) {
+    for called in what {
+        let What::Disk { spec, sector_bytes, .. } = &called.what else { continue };
+        let beyond = spec.bytes_beyond_sectors(*sector_bytes);
+        if beyond > 0 {
+            eprintln!(
+                "farbus: warning: the size of {} is no multiple of {sector_bytes} bytes, a sector:\n  \
+                 users of the USB disk cannot reach its last {beyond} bytes.",
+                called.text
+            );
+        }
     }
 }
 

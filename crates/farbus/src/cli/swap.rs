@@ -18,7 +18,7 @@ use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::Failure;
-use super::output::{print_json, say};
+use super::output::{print_done, print_json, say};
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all, ask_one};
 use crate::common::failure::FailureReport;
@@ -111,11 +111,12 @@ fn rate_from(text: &str) -> Result<u64, String> {
 
 pub fn run(args: &Args) -> Result<(), Failure> {
     if let Some(path) = &args.forget {
-        return forget(path);
+        return forget(path, args.json);
     }
     let device = args.device.as_deref().unwrap_or_default();
     if args.cancel {
-        return ask_owner(device, Question::SwapCancel { device: device.to_owned() });
+        ask_owner(device, Question::SwapCancel { device: device.to_owned() })?;
+        return print_done(args.json, "cancel", device);
     }
     let owner = Owner::of(device)?;
     // From here on, Ctrl-C cancels the swap.
@@ -172,12 +173,13 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn forget(path: &Path) -> Result<(), Failure> {
+fn forget(path: &Path, json: bool) -> Result<(), Failure> {
     // Record the devices' identities before the swap is forgotten here.
     Folder::of_user().map_err(io::Error::other).and_then(|folder| settle(&folder)).map_err(Failure::local)?;
     let forgotten =
         Journals::of_user().and_then(|journals| journals.forget(&Medium::at(path))).map_err(Failure::local)?;
     match forgotten {
+        true if json => print_json(&serde_json::json!({ "path": path, "done": "forget" })),
         true => {
             say(format!("{} may be shared again as it is", path.display()));
             Ok(())

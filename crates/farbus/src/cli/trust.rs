@@ -24,7 +24,7 @@ use crate::hosts::trust::Trust;
 pub struct IdArgs {
     /// Print JSON, for programs.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Make this host and another know each other, with a code.
@@ -57,7 +57,7 @@ pub struct PairArgs {
     listen: Option<String>,
     /// Print a line of JSON for each event.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Show the hosts that are paired with this one.
@@ -66,7 +66,7 @@ pub struct PairArgs {
 pub struct PeersArgs {
     /// Print JSON, for programs.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Forget a paired host, and end its sessions.
@@ -77,6 +77,9 @@ pub struct PeersArgs {
 pub struct UnpairArgs {
     /// Its name, as 'farbus peers' shows it.
     name: String,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 impl From<StateError> for Failure {
@@ -220,6 +223,9 @@ pub fn unpair(args: &UnpairArgs) -> Result<(), Failure> {
     let trust = Trust::open()?;
     let Some(peer) = trust.change(|peers| peers.remove(&args.name))? else { return Err(no_such_peer(&args.name)) };
     trust.record(&of(&peer, "unpair"));
+    if args.json {
+        return print_json(&serde_json::json!({ "unpaired": peer }));
+    }
     say(format!("{} is forgotten  {}", peer.name, peer.fingerprint));
     Ok(())
 }

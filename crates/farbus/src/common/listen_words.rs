@@ -58,5 +58,28 @@ pub fn listen_failure(place: &Place, error: &std::io::Error) -> Failure {
         }
         _ => "",
     };
-    Failure::local(format!("cannot listen at {place}: {error}{hint}"))
+    // An error of `Place::listen` names the place itself; one of the system does not.
+    let told = error.to_string();
+    let subject = format!("cannot listen at {place}: ");
+    let subject = if told.starts_with(&subject) { "" } else { &subject };
+    Failure::local(format!("{subject}{told}{hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_listen_failure_names_the_place_once() {
+        let taken = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let place = Place::Address(taken.local_addr().unwrap());
+        let of_place = listen_failure(&place, &place.listen().unwrap_err()).to_string();
+        let of_system = listen_failure(&place, &ErrorKind::AddrInUse.into()).to_string();
+        for text in [of_place, of_system] {
+            assert_eq!(text.matches("cannot listen at").count(), 1, "{text}");
+            assert!(text.contains("another share or usbipd is there"), "{text}");
+        }
+    }
 }

@@ -38,6 +38,15 @@ fn the_demo_works_and_leaves_nothing() {
 }
 
 #[test]
+fn the_demo_is_one_json_object_for_programs() {
+    let harness = Harness::new();
+    let told = harness.json(&["demo", "--json"]);
+    let steps: Vec<&str> = told["steps"].as_array().unwrap().iter().filter_map(|step| step["step"].as_str()).collect();
+    assert!(told["done"] == "demo" && steps.contains(&"attach") && steps.ends_with(&["check"]), "{told}");
+    assert_nothing_is_left(&harness);
+}
+
+#[test]
 fn the_demo_works_without_any_rights() {
     if !rustix::process::geteuid().is_root() {
         // The test above has already covered this user.

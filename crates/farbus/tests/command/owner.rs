@@ -228,6 +228,69 @@ fn each_way_to_fail_has_its_exit_code() {
 }
 
 #[test]
+fn a_missing_image_is_reported_before_a_taken_port_and_the_port_once() {
+    let harness = Harness::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().to_string();
+    let missing = format!("disk:{}", harness.path("no such image").display());
+    let outcome = harness.run(&["share", &missing, "--listen", &port]);
+    assert!(outcome.code == Some(1) && outcome.stderr.contains("there is no such file"), "{outcome:?}");
+    assert!(!outcome.stderr.contains("cannot listen"), "{outcome:?}");
+    let outcome = harness.run(&["share", "zero", "--listen", &port]);
+    assert_eq!((outcome.code, outcome.stderr.matches("cannot listen at").count()), (Some(1), 1), "{outcome:?}");
+}
+
+#[test]
+fn values_that_cannot_be_had_in_full_are_warned_of() {
+    let harness = Harness::new();
+    let share = harness.share(&[&format!("disk:{}", harness.image("odd", 1000).display())]);
+    share.process.assert_logged("cannot reach its last 488 bytes");
+    let even = harness.share(&[&format!("disk:{}", harness.image("even", 1024).display())]);
+    assert!(!even.process.log().contains("warning"), "{}", even.process.log());
+    for (grace, is_warned) in [("1000", true), ("120", false)] {
+        let outcome = harness.run(&["attach", &share.target("tape"), "--grace", grace]);
+        assert_eq!(outcome.stderr.contains("exporters wait 120 s"), is_warned, "{outcome:?}");
+    }
+}
+
+#[test]
+fn what_an_owner_asks_is_answered_as_one_json_object() {
+    let harness = Harness::new();
+    let image = harness.image("image", 1 << 20);
+    let share = harness.share(&[&format!("disk:{}", image.display()), "keyboard", "zero"]);
+    let _user = client::open(&share.library_target("zero")).unwrap();
+    for (arguments, device) in [
+        (&["eject", "disk"][..], "disk"),
+        (&["insert", "disk"], "disk"),
+        (&["type", "x"], "keyboard"),
+        (&["release", "zero"], "zero"),
+    ] {
+        let answer = harness.json(&[arguments, &["--json"]].concat());
+        assert_eq!((&answer["device"], &answer["done"]), (&device.into(), &arguments[0].into()), "{answer}");
+    }
+    for arguments in [
+        &["eject", "tape"][..],
+        &["insert", "tape"],
+        &["type", "keyboard2", "x"],
+        &["release", "tape"],
+        &["detach", "tape"],
+        &["hold", "tape"],
+        &["resume", "tape"],
+        &["module", "pause", "tape"],
+        &["swap", "tape", "--cancel"],
+        &["daemon", "reload"],
+        &["unpair", "nobody"],
+        &["allow", "nobody", "disk"],
+        &["forbid", "nobody", "disk"],
+    ] {
+        let outcome = harness.run(&[arguments, &["--json"]].concat());
+        let answer: Value =
+            serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+        assert_eq!((outcome.code, &answer["failure"]["attribute"]), (Some(4), &"gone".into()), "{outcome:?}");
+    }
+}
+
+#[test]
 fn an_image_is_shared_once() {
     let harness = Harness::new();
     let disk = format!("disk:{}", harness.image("image", 1 << 20).display());

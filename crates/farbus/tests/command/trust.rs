@@ -215,7 +215,13 @@ fn a_paired_host_uses_what_it_is_allowed_and_sees_nothing_else() {
     let listed = desk.run(&["list", "lab3", "--address", &address]);
     assert!(listed.stdout.contains("offers nothing to this host"), "{listed:?}");
     assert_eq!(desk.run(&["attach", "lab3/disk", "--via", "fuse"]).code, Some(4));
-    lab3.ok(&["allow", "desk", "disk"]);
+    let known = lab3.run(&["allow", "desk", "disk"]);
+    assert!(known.code == Some(0) && !known.stderr.contains("warning"), "{known:?}");
+    let unknown = lab3.run(&["allow", "desk", "nonexistent"]);
+    assert!(unknown.code == Some(0) && unknown.stderr.contains("no device called 'nonexistent'"), "{unknown:?}");
+    assert!(unknown.stderr.contains("Shared now: disk, zero"), "{unknown:?}");
+    let granted = lab3.json(&["forbid", "desk", "nonexistent", "--json"]);
+    assert_eq!((&granted["done"], &granted["may_use"]), (&"forbid".into(), &serde_json::json!(["disk"])), "{granted}");
     let listed = desk.json(&["list", "lab3", "--json"]);
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"disk".into(), &"available".into()));

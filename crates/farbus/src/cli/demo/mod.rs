@@ -38,7 +38,11 @@ use crate::importer::port::DevicePort;
     after_help = "It makes a small disk image in the temporary folder, shares it on a free port of this machine, attaches it as another machine would, and leaves nothing behind. As root it also mounts the disk.\n\n\
     Examples:\n  farbus demo\n  sudo farbus demo      with the mount"
 )]
-pub struct Args {}
+pub struct Args {
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// The bytes of one command: as many as a FUSE request or a loop device asks for.
 const BLOCK_BYTES: usize = 128 << 10;
@@ -49,8 +53,8 @@ const REOFFER_TIME_MAX: Duration = Duration::from_secs(2);
 
 type Disk = RemoteDisk<DevicePort>;
 
-pub fn run(_args: &Args) -> Result<(), Failure> {
-    let mut stage = Stage::new()?;
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let mut stage = Stage::new(args.json)?;
     stage.begin("a disk is shared here, and used as another machine would use it");
     let scratch = Scratch::new()?;
     let image = Image::make(&scratch, &mut stage)?;
@@ -61,8 +65,10 @@ pub fn run(_args: &Args) -> Result<(), Failure> {
     read_back(disk, &target, &image, &scratch, &mut stage)?;
     give_back(&share, &image, &stage)?;
     drop(scratch);
-    stage.end();
-    say_what_next();
+    stage.end()?;
+    if !args.json {
+        say_what_next();
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! What the demo's steps share: output, interruption, and the temporary folder.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal};
@@ -10,10 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::super::Failure;
-use super::super::output::say;
+use super::super::output::{print_json, say};
 
 /// Reports progress to the user, and tells the steps whether to continue.
 pub struct Stage {
@@ -23,11 +25,22 @@ pub struct Stage {
     /// Hidden unless standard error is a terminal.
     spinner: ProgressBar,
     reductions: Vec<String>,
+    /// Whether all of it is printed as one JSON object at the end.
+    as_json: bool,
+    /// The steps that were done, for that object.
+    steps: RefCell<Vec<Step>>,
+}
+
+/// A step of the demo, as JSON has it.
+#[derive(Serialize)]
+struct Step {
+    step: String,
+    result: String,
 }
 
 impl Stage {
     /// Catches Ctrl-C from now on; a second one ends the process immediately.
-    pub fn new() -> Result<Self, Failure> {
+    pub fn new(as_json: bool) -> Result<Self, Failure> {
         let is_interrupted = Arc::<AtomicBool>::default();
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_interrupted))
@@ -36,12 +49,22 @@ impl Stage {
         }
         let spinner = ProgressBar::new_spinner().with_style(ProgressStyle::default_spinner());
         let is_styled = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Ok(Self { began: Instant::now(), is_interrupted, is_styled, spinner, reductions: Vec::new() })
+        Ok(Self {
+            began: Instant::now(),
+            is_interrupted,
+            is_styled,
+            spinner,
+            reductions: Vec::new(),
+            as_json,
+            steps: RefCell::default(),
+        })
     }
 
     /// Prints what the demo does.
     pub fn begin(&self, what: &str) {
-        say(format!("{}: {what}\n", self.bold("farbus demo")));
+        if !self.as_json {
+            say(format!("{}: {what}\n", self.bold("farbus demo")));
+        }
     }
 
     /// Begins a step, unless the user has interrupted the demo.
@@ -57,6 +80,10 @@ impl Stage {
     /// Prints the result of a step.
     pub fn done(&self, step: &str, result: impl fmt::Display) {
         self.spinner.disable_steady_tick();
+        if self.as_json {
+            self.steps.borrow_mut().push(Step { step: step.to_owned(), result: result.to_string() });
+            return;
+        }
         self.spinner.suspend(|| say(format!("  {} {result}", self.bold(&format!("{step:<8}")))));
     }
 
@@ -76,18 +103,28 @@ impl Stage {
         self.reductions.push(why);
     }
 
-    /// Prints the conclusion.
-    pub fn end(&self) {
+    /// Prints the conclusion, with `--json` all of it.
+    ///
+    /// # Errors
+    /// As [`print_json`].
+    pub fn end(&self) -> Result<(), Failure> {
         self.spinner.finish_and_clear();
         let took = self.began.elapsed().as_secs_f64();
+        if self.as_json {
+            let (steps, reduced) = (&*self.steps.borrow(), &self.reductions);
+            return print_json(
+                &serde_json::json!({ "done": "demo", "took_s": took, "steps": steps, "reduced": reduced }),
+            );
+        }
         if self.reductions.is_empty() {
             say(format!("\nAll of it works here: {took:.1} s, and nothing is left behind."));
-            return;
+            return Ok(());
         }
         say(format!("\nIt works here: {took:.1} s, and nothing is left behind. Done in a lesser way:"));
         for why in &self.reductions {
             say(format!("  - {}", why.replace('\n', "\n   ")));
         }
+        Ok(())
     }
 
     fn bold(&self, text: &str) -> String {

@@ -1,6 +1,7 @@
 //! Block devices, parsed from the words in which people name them.
 
 use std::fmt;
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -87,6 +88,17 @@ impl BlockSpec {
         let medium = self.medium.path().map(|path| (path, self.opens_read_only()));
         let scratch = self.scratch.as_ref().and_then(Medium::path).map(|path| (path, false));
         medium.into_iter().chain(scratch)
+    }
+
+    /// How many bytes at the end of an image are no whole sector of a USB disk with sectors of `sector_bytes` bytes.
+    /// 0 if the size cannot be found out: opening the image reports why.
+    pub fn bytes_beyond_sectors(&self, sector_bytes: u32) -> u64 {
+        let whole = match &self.medium {
+            Medium::Memory(size) => Some(*size),
+            Medium::Path(path) => std::fs::metadata(path).ok().filter(Metadata::is_file).map(|file| file.len()),
+        };
+        let size = self.size.or(whole.map(|whole| whole.saturating_sub(self.offset))).unwrap_or_default();
+        size % u64::from(sector_bytes)
     }
 
     /// Whether the medium is opened read-only, so that several processes may open it.
