@@ -72,8 +72,8 @@ impl Ring {
         Self { taps: Vec::with_capacity(capacity), capacity, next: 0, written: 0, clock: None }
     }
 
-    /// Reads `clock` at each tap from now on. Without it, a tap has the time that its engine was given for a whole turn,
-    /// in which a request may pass several stages.
+    /// Reads `clock` at each tap from now on. Without it, a tap has the time that its engine was given for a turn, in
+    /// which a request may pass several stages.
     pub fn read_clock(&mut self, clock: impl Fn() -> Instant + Send + 'static) {
         self.clock = Some(Clock(Box::new(clock)));
     }

@@ -57,8 +57,8 @@ fn read(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-/// The licences, in the form that Debian wants: the text indented, and a dot on each empty line. Every Debian machine has
-/// the other licence's text, and `copyright` says where.
+/// The licences, in the form that Debian wants: the text indented, and a dot on each empty line. Every Debian machine
+/// has the other licence's text, and `copyright` says where.
 fn copyright() -> Result<String, String> {
     let mut text = read(&source("copyright"))?;
     for line in read(&workspace::root().join("LICENSE-MIT"))?.lines() {

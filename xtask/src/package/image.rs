@@ -1,5 +1,5 @@
-//! The container image: one layer with the static program, in the layout of the OCI Image Format 1.0, as one archive that
-//! `podman load`, `docker load`, `skopeo` and `ctr` read.
+//! The container image: one layer with the static program, in the layout of the OCI Image Format 1.0, as one archive
+//! that `podman load`, `docker load`, `skopeo` and `ctr` read.
 //!
 //! The same program makes the same image, byte for byte: times are 0, names are sorted.
 

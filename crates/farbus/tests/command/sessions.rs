@@ -126,7 +126,7 @@ fn trace_records_every_tap_of_every_request_with_its_time() {
     for (key, steps) in journeys {
         let stages: Vec<_> = steps.iter().map(|(stage, _)| stage.as_str()).collect();
         assert_eq!(stages, ["received", "submitted", "completed", "replied"], "{key:?}");
-        // A device made of code answers within one turn of the session: its stages have times of their own all the same.
+        // A device made of code answers within one turn of the session: its stages have times of their own.
         assert!(steps.is_sorted_by(|(_, earlier), (_, later)| earlier < later), "{key:?}: {steps:?}");
     }
 }
