@@ -330,7 +330,7 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
 
 /// Layers of other crates, each over one type of the same crate that belongs to a link: they override what concerns the
 /// link or the end.
-const ELSEWHERE: [&str; 3] = ["Linked", "SessionDisk", "FarDevice"];
+const ELSEWHERE: [&str; 4] = ["Linked", "SessionDisk", "FarDevice", "CountedDisk"];
 
 fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {
     for (method, call) in calls {

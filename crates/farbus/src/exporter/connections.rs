@@ -12,7 +12,7 @@ use farbus_model::Instant;
 use farbus_model::budget::Allowance;
 use farbus_session::native::hello;
 use farbus_session::{Ending, Exporter};
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use crate::common::events::{Event, Kind, publish};
 use crate::common::socket_place::Origin;
@@ -48,7 +48,9 @@ pub fn accept_all(shared: &Arc<Shared>, listening: &Listening) {
                 let known = shared.permissions.local_peers.recognize(&link, from);
                 if let Err(why @ NotServed::Closed) = &known {
                     // Nobody is turned away: one's own programs close connections as soon as they know enough.
-                    debug!(%from, %why, "the connection is over");
+                    if shared.sessions.complaint.is_due(shared.serving.clock.now()) {
+                        info!(%from, %why, "the connection is over");
+                    }
                     continue;
                 }
                 let known = known.map_err(io::Error::other);

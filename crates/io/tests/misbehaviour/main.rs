@@ -37,10 +37,11 @@ fn otherwise(case: &Case) -> Option<String> {
     let took = began.elapsed();
     let is_over = half.as_mut().is_none_or(|half| (0..ASKED_AGAIN).any(|_| is_over(&mut **half)));
     let then = hired().err().unwrap_or_default();
-    let is_well = why.as_ref().is_some_and(|why| why.contains(case.word) && why.len() < 2000)
-        && took < LONG
-        && is_over
-        && (case.is_alone || then.starts_with("it was ended: "));
+    let is_well =
+        why.as_ref().is_some_and(|why| case.word.split('|').any(|word| why.contains(word)) && why.len() < 2000)
+            && took < LONG
+            && is_over
+            && (case.is_alone || then.starts_with("it was ended: "));
     (!is_well).then(|| format!("{}: {why:?} after {took:?}, then {then:?}", case.name))
 }
 
