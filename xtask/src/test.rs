@@ -31,7 +31,7 @@ const FUZZ_SECONDS: u32 = 5;
   upgrade   this version and the previous release with each other (xtask/previous.toml)
   rig       real kernels in virtual machines
   demo      what the README promises
-  package   the Debian package, in a fresh Debian and in a guest with systemd (root)
+  package   the Debian package, installed, used and purged in a fresh Debian (root)
 
 The parts that xtask/gate.toml names run when a file that they test changed: since this branch left the main one, or since the commit that
 FARBUS_GATE_BASE names. Where that is not known, everything runs. What was left out is listed at the end with the line that runs it.
@@ -142,7 +142,9 @@ fn step(name: &'static str) -> Step {
         "upgrade" => Step::new(name, UPGRADE, || upgrade::run(&[])),
         "rig" => Step::new(name, "real kernels in virtual machines", || rig::run_cases(1, &[])),
         "demo" => Step::new(name, "what the README promises", demo::run),
-        "package" => Step::new(name, "the Debian package is installed, used, upgraded and purged", package::gate),
+        "package" => {
+            Step::new(name, "the Debian package is installed, used and purged in a fresh Debian", package::gate)
+        }
         _ => unreachable!("a name of STEPS"),
     }
 }

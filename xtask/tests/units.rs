@@ -23,3 +23,20 @@ fn systemd_understands_every_line_of_the_unit() {
         Err(_) => eprintln!("SKIPPED: no systemd-analyze here"),
     }
 }
+
+/// `systemd-analyze security` rates what a service may still do: 0 is nothing, 10 everything.
+#[test]
+fn confined_unit_is_hardly_exposed() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd/farbus-confined.service");
+    let rated = Command::new("systemd-analyze")
+        .args(["security", "--offline=yes", "--threshold=30", "--no-pager"])
+        .arg(&unit)
+        .output();
+    match rated {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("farbus-confined.service"), "{said}");
+        }
+        Err(_) => eprintln!("SKIPPED: no systemd-analyze here"),
+    }
+}
