@@ -426,7 +426,7 @@ impl Endpoint {
         let (places, delay_ns) = (places as u64, self.terms.transfer.worst_ns());
         match carrying_period_ns(places, per_s, delay_ns) {
             _ if per_s == 0 => Ok(u64::MAX),
-            PERIOD_NS_MIN.. => Ok(carrying_period_ns(places, per_s, delay_ns)),
+            period_ns @ PERIOD_NS_MIN.. => Ok(period_ns),
             _ => Err(PipeError::Rate { asked_per_s: per_s, max_per_s: carried_per_s(places, PERIOD_NS_MIN, delay_ns) }),
         }
     }

@@ -40,7 +40,7 @@ pub enum PipeError {
     },
     /// The bus behind the channel does not carry that many messages.
     Bus {
-        /// The channel.
+        /// The channel with that bus, counted from 0.
         channel: usize,
         /// Asked for, in messages a second.
         asked_per_s: u64,
