@@ -22,17 +22,16 @@ const TALK_PAUSE: Duration = Duration::from_millis(10);
 
 /// The links of one end of a session, and the other descriptors that its thread waits on.
 pub(crate) struct LinkSet {
-    /// The link of the first lane.
-    first: Option<LaneLink>,
-    further: Vec<LaneLink>,
+    /// In the order of their lanes.
+    links: Vec<LaneLink>,
     /// Where the links are shown.
     shown: Links,
     all: Gathering,
     /// Whether `all` has anything but links.
     has_others: Cell<bool>,
-    /// Whether the last receive brought bytes.
+    /// Whether the last receive on the first lane brought bytes.
     is_talking: bool,
-    /// The result of a receive call in which the thread waited.
+    /// The result of a receive call on the first lane in which the thread waited.
     early: Option<io::Result<usize>>,
 }
 
@@ -88,8 +87,8 @@ impl LinkSet {
 
     /// A link set without links, which shows its links in `shown`.
     pub fn shown_by(shown: Links) -> io::Result<Self> {
-        let (all, further) = (Gathering::new()?, Vec::new());
-        Ok(Self { first: None, further, shown, all, has_others: Cell::new(false), is_talking: false, early: None })
+        let (all, links) = (Gathering::new()?, Vec::new());
+        Ok(Self { links, shown, all, has_others: Cell::new(false), is_talking: false, early: None })
     }
 
     /// Where the links are shown.
@@ -99,23 +98,27 @@ impl LinkSet {
 
     /// The link of the first lane, if there is one.
     pub fn link(&self) -> Option<&Link> {
-        self.first.as_ref().map(|strand| &*strand.link)
+        self.of(0).map(|lane_link| &*lane_link.link)
     }
 
-    /// Whether no link takes more bytes at the moment.
+    fn of(&self, number: u16) -> Option<&LaneLink> {
+        self.links.iter().find(|lane_link| lane_link.number == number)
+    }
+
+    /// Whether no link takes more bytes at the moment. Without a link of the first lane there is none that refuses them.
     pub fn is_blocked(&self) -> bool {
-        self.is_first_blocked() && self.further.iter().all(|strand| strand.is_blocked)
+        self.of(0).is_some() && self.links.iter().all(|lane_link| lane_link.is_blocked)
     }
 
-    fn is_first_blocked(&self) -> bool {
-        self.first.as_ref().is_some_and(|strand| strand.is_blocked)
-    }
-
-    /// Adds the link of the first lane, on which the greeting is over.
-    pub fn put(&mut self, link: Link) -> io::Result<()> {
-        self.cut();
-        self.first = Some(self.strand(0, link)?);
-        self.limit_receive()
+    /// Adds the link of a lane, on which the greeting is over. It replaces the lane's earlier one.
+    pub fn put(&mut self, number: u16, link: Link) -> io::Result<()> {
+        self.cut(number);
+        self.all.watch(link.as_fd(), false)?;
+        let link = Arc::new(link);
+        let counts = self.shown.note_up(number, &link);
+        let at = self.links.partition_point(|other| other.number < number);
+        self.links.insert(at, LaneLink { number, link, counts, is_blocked: false });
+        if number == 0 { self.limit_receive() } else { Ok(()) }
     }
 
     /// Sets the timeout of a blocking receive, only if the thread also waits for something else. Without a timeout the
@@ -133,52 +136,27 @@ impl LinkSet {
         }
     }
 
-    fn strand(&self, number: u16, link: Link) -> io::Result<LaneLink> {
-        self.all.watch(link.as_fd(), false)?;
-        let link = Arc::new(link);
-        let counts = self.shown.note_up(number, &link);
-        Ok(LaneLink { number, link, counts, is_blocked: false })
-    }
-
-    fn let_go(&self, strand: LaneLink) {
-        self.shown.note_down(strand.number);
-        self.all.forget(strand.link.as_fd());
-        strand.link.shut_down();
-    }
-
-    /// Drops the link of the first lane.
-    pub fn cut(&mut self) {
-        if let Some(strand) = self.first.take() {
-            self.let_go(strand);
+    /// Drops the link of a lane, if it has one.
+    pub fn cut(&mut self, number: u16) {
+        if let Some(at) = self.links.iter().position(|lane_link| lane_link.number == number) {
+            let lane_link = self.links.remove(at);
+            self.shown.note_down(number);
+            self.all.forget(lane_link.link.as_fd());
+            lane_link.link.shut_down();
         }
-        (self.is_talking, self.early) = (false, None);
-    }
-
-    /// Adds the link of a further lane, on which the greeting is over.
-    pub fn put_further(&mut self, number: u16, link: Link) -> io::Result<()> {
-        self.cut_further(number);
-        let strand = self.strand(number, link)?;
-        self.further.push(strand);
-        Ok(())
-    }
-
-    /// Drops the link of a further lane.
-    pub fn cut_further(&mut self, number: u16) {
-        if let Some(at) = self.further.iter().position(|strand| strand.number == number) {
-            let strand = self.further.swap_remove(at);
-            self.let_go(strand);
+        if number == 0 {
+            (self.is_talking, self.early) = (false, None);
         }
     }
 
     /// Drops all links.
     pub fn cut_all(&mut self) {
-        self.cut();
-        self.further().for_each(|number| self.cut_further(number));
+        self.lanes().for_each(|number| self.cut(number));
     }
 
-    /// The further lanes that have a link.
-    pub fn further(&self) -> impl Iterator<Item = u16> + use<> {
-        let mut left = self.further.iter().fold(0_u64, |set, strand| set | 1 << strand.number);
+    /// The lanes that have a link now, the first one first.
+    pub fn lanes(&self) -> impl Iterator<Item = u16> + use<> {
+        let mut left = self.links.iter().fold(0_u64, |set, lane_link| set | 1 << lane_link.number);
         std::iter::from_fn(move || {
             let number = (left != 0).then(|| left.trailing_zeros() as u16);
             left &= left.wrapping_sub(1);
@@ -202,8 +180,7 @@ impl LinkSet {
     pub fn watch_anew(&mut self) -> io::Result<()> {
         self.all = Gathering::new()?;
         self.note_others(false)?;
-        let mut strands = self.first.iter().chain(&self.further);
-        strands.try_for_each(|strand| self.all.watch(strand.link.as_fd(), strand.is_blocked))
+        self.links.iter().try_for_each(|lane_link| self.all.watch(lane_link.link.as_fd(), lane_link.is_blocked))
     }
 
     /// The readiness of all of it, for the loop of another thread.
@@ -213,27 +190,26 @@ impl LinkSet {
 
     /// Whether received bytes wait inside a link while its socket is not readable.
     pub fn has_received(&self) -> bool {
-        self.early.is_some() || self.first.iter().chain(&self.further).any(|strand| strand.link.has_received())
+        self.early.is_some() || self.links.iter().any(|lane_link| lane_link.link.has_received())
     }
 
     /// Waits until something may have happened, `span` at most. With `only_talk` the thread may block in the receive
-    /// call; other events may then be noticed 10 ms late.
+    /// call of the first lane's link, if there is no other; other events may then be noticed 10 ms late.
     pub fn wait(&mut self, lane: &mut Lane, span: Option<Duration>, only_talk: bool) -> io::Result<()> {
         // A receive without a timeout cannot wait for a moment that comes.
         let is_long = span.is_none_or(|span| span > TALK_PAUSE && self.has_others.get());
-        let may_receive =
-            only_talk && self.is_talking && is_long && !self.is_first_blocked() && self.further.is_empty();
-        let Some(strand) = self.first.as_ref().filter(|_| may_receive) else {
-            return self.all.wait(if self.has_received() { Some(Duration::ZERO) } else { span });
+        let lane_link = match &self.links[..] {
+            [only] if only.number == 0 && !only.is_blocked && only_talk && self.is_talking && is_long => only,
+            _ => return self.all.wait(if self.has_received() { Some(Duration::ZERO) } else { span }),
         };
-        match strand.link.receive(lane.receive_space()) {
+        match lane_link.link.receive(lane.receive_space()) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 self.is_talking = false;
             }
             received => {
                 if let Ok(count) = received {
                     lane.handle_received(count);
-                    strand.counts.note_received(count);
+                    lane_link.counts.note_received(count);
                 }
                 self.early = Some(received);
             }
@@ -241,32 +217,25 @@ impl LinkSet {
         Ok(())
     }
 
-    /// Receives without blocking. Returns the number of bytes, 0 at the end of the link, or `None` if there are none.
-    /// Each call is one receive, so that its bytes are processed while they are in the processor's cache.
-    pub fn receive(&mut self, lane: &mut Lane) -> io::Result<Option<usize>> {
-        let Some(strand) = &self.first else { return Ok(None) };
-        let received = match self.early.take() {
-            Some(early) => early.map(Some),
-            None => strand.receive(lane),
+    /// Receives on the link of a lane without blocking. Returns the number of bytes, 0 at the end of the link, or `None`
+    /// if there are none. Each call is one receive, so that its bytes are processed while they are in the processor's
+    /// cache.
+    pub fn receive(&mut self, number: u16, lane: &mut Lane) -> io::Result<Option<usize>> {
+        let early = if number == 0 { self.early.take() } else { None };
+        let received = match (early, self.of(number)) {
+            (Some(early), _) => early.map(Some),
+            (None, Some(lane_link)) => lane_link.receive(lane),
+            (None, None) => Ok(None),
         };
-        self.is_talking = matches!(received, Ok(Some(1..)));
+        if number == 0 {
+            self.is_talking = matches!(received, Ok(Some(1..)));
+        }
         received
     }
 
-    /// Receives on the link of a further lane, as [`LinkSet::receive`] does.
-    pub fn receive_further(&mut self, number: u16, lane: &mut Lane) -> io::Result<Option<usize>> {
-        let strand = self.further.iter().find(|strand| strand.number == number);
-        strand.map_or(Ok(None), |strand| strand.receive(lane))
-    }
-
-    /// Sends what can be sent on the link of a further lane.
-    pub fn send_further(&mut self, number: u16, lane: &mut Lane, clock: Clock) -> io::Result<()> {
-        let strand = self.further.iter_mut().find(|strand| strand.number == number);
-        strand.map_or(Ok(()), |strand| strand.send(lane, clock, &self.all))
-    }
-
-    /// Sends what can be sent on the link of the first lane.
-    pub fn send(&mut self, lane: &mut Lane, clock: Clock) -> io::Result<()> {
-        self.first.as_mut().map_or(Ok(()), |strand| strand.send(lane, clock, &self.all))
+    /// Sends what can be sent on the link of a lane.
+    pub fn send(&mut self, number: u16, lane: &mut Lane, clock: Clock) -> io::Result<()> {
+        let lane_link = self.links.iter_mut().find(|lane_link| lane_link.number == number);
+        lane_link.map_or(Ok(()), |lane_link| lane_link.send(lane, clock, &self.all))
     }
 }

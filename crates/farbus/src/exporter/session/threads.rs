@@ -14,7 +14,7 @@ use farbus_io::link::{Clock, Gathering, Link, LinkEnd, Wake, wait_exactly};
 use farbus_model::limits::LANES_MAX;
 use farbus_model::{Identity, Instant, Readiness};
 use farbus_session::native::control::{Cause, End, Inherit, Open};
-use farbus_session::native::hello::{Hello, Outcome, SessionId, Welcome};
+use farbus_session::native::hello::{Hello, Outcome, SessionId};
 use farbus_session::native::{ExporterSession, Inherited, LaneLimits, Left, Recalled, Served, Services, exporter};
 use farbus_session::reserve::ledger::Path;
 use farbus_session::reserve::{Reservation, ReservationReport};
@@ -245,7 +245,7 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         let clock = provider.clock();
         let mut link_set = LinkSet::shown_by(caller.links().clone())?;
         if let Some(link) = link {
-            link_set.put(link)?;
+            link_set.put(0, link)?;
         }
         let (session_handles, watched) = (SessionHandles::default(), Vec::new());
         let (prioritized, identity_changes) = (PrioritizedDevices::default(), provider.identity_changes());
@@ -524,22 +524,16 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         let links = std::mem::take(&mut *self.inbox.links.lock().unwrap_or_else(PoisonError::into_inner));
         for (link, hello) in links {
             let welcome = self.session.resume(&hello);
-            if hello.position.lane != 0 {
-                self.take_further(link, &welcome)?;
-                continue;
-            }
-            if welcome.outcome == Outcome::Resumed {
+            let number = welcome.position.lane;
+            let is_ours = welcome.outcome == Outcome::Resumed;
+            if is_ours {
                 // The old link is lost, even if no error has shown it yet.
-                self.link_set.cut();
-                info!(peer = self.peer, link = hello.position.link, "the session goes on over a new link");
-                publish(Event::new(Kind::LinkBack).host(self.peer.as_str()));
+                self.link_set.cut(number);
+                self.tell_resumed(number, hello.position.link);
             }
             match greeting::welcome(&link, &welcome, GREETING_TIME_MAX) {
-                Ok(()) if welcome.outcome == Outcome::Resumed => {
-                    self.link_set.put(link)?;
-                    self.prioritized.note_link();
-                }
-                Err(error) if welcome.outcome == Outcome::Resumed => self.lose_to(&error),
+                Ok(()) if is_ours => self.use_link(number, link)?,
+                Err(error) if is_ours => self.lose_to(number, &error),
                 Ok(()) => {}
                 Err(error) => debug!(peer = self.peer, %error, "a link that was refused ended in its greeting"),
             }
@@ -547,44 +541,38 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         Ok(())
     }
 
-    /// Takes a link for a further lane, whatever happens to the first one's link.
-    fn take_further(&mut self, link: Link, welcome: &Welcome) -> io::Result<()> {
-        let (number, is_ours) = (welcome.position.lane, welcome.outcome == Outcome::Resumed);
-        if is_ours {
-            self.link_set.cut_further(number);
-            debug!(peer = self.peer, lane = number, "the session has a further link");
+    fn tell_resumed(&self, number: u16, link: u64) {
+        if number != 0 {
+            return debug!(peer = self.peer, lane = number, "the session has a further link");
         }
-        match greeting::welcome(&link, welcome, GREETING_TIME_MAX) {
-            Ok(()) if is_ours => self.link_set.put_further(number, link),
-            Ok(()) => Ok(()),
-            Err(error) => {
-                debug!(peer = self.peer, lane = number, %error, "a link was lost in its greeting");
-                if is_ours {
-                    self.session.handle_lost(number, self.clock.now());
-                }
-                Ok(())
-            }
+        info!(peer = self.peer, link, "the session goes on over a new link");
+        publish(Event::new(Kind::LinkBack).host(self.peer.as_str()));
+    }
+
+    fn use_link(&mut self, number: u16, link: Link) -> io::Result<()> {
+        self.link_set.put(number, link)?;
+        if number == 0 {
+            self.prioritized.note_link();
         }
+        Ok(())
     }
 
-    /// Drops the link of a further lane. The importer replaces it within the time that it chose.
-    fn lose_further(&mut self, number: u16, why: &str) {
-        self.link_set.cut_further(number);
-        self.session.handle_lost(number, self.clock.now());
-        debug!(peer = self.peer, lane = number, why, "a further link was lost");
+    /// Drops a lane's link after this error.
+    fn lose_to(&mut self, number: u16, error: &io::Error) {
+        self.lose(number, LinkEnd::of(error), &error.to_string());
     }
 
-    /// Drops the first lane's link after this error.
-    fn lose_to(&mut self, error: &io::Error) {
-        self.lose(LinkEnd::of(error), &error.to_string());
-    }
-
-    fn lose(&mut self, end: LinkEnd, why: &str) {
+    /// Drops a lane's link. The importer replaces it within the time that it chose. Only the end of the first lane's link
+    /// says whether the importer closed its session.
+    fn lose(&mut self, number: u16, end: LinkEnd, why: &str) {
         let now = self.clock.now();
-        self.link_set.cut();
+        self.link_set.cut(number);
         match end {
-            LinkEnd::Closed => self.session.handle_closed(now),
-            LinkEnd::Lost => self.session.handle_lost(0, now),
+            LinkEnd::Closed if number == 0 => self.session.handle_closed(now),
+            _ => self.session.handle_lost(number, now),
+        }
+        if number != 0 {
+            return debug!(peer = self.peer, lane = number, why, "a further link was lost");
         }
         if !self.session.is_ended() && self.session.attachments() > 0 {
             warn!(peer = self.peer, end = end.as_str(), why, "the link was lost; its session waits for another");
@@ -594,32 +582,21 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
 
     /// Receives on all lanes. Returns whether the importer kept to the protocol.
     fn receive(&mut self) -> bool {
-        match self.link_set.receive(self.session.lane_mut()) {
-            Ok(None) => {}
-            Ok(Some(0)) => self.lose(LinkEnd::Closed, "the peer closed it"),
-            Ok(Some(_)) => {
-                if let Err(reject) = self.advance() {
-                    warn!(peer = self.peer, %reject, "the session was cut off");
-                    return false;
-                }
-            }
-            Err(error) => self.lose_to(&error),
-        }
-        self.link_set.further().all(|number| self.receive_further(number))
+        self.link_set.lanes().all(|number| self.receive_on(number))
     }
 
-    fn receive_further(&mut self, number: u16) -> bool {
+    fn receive_on(&mut self, number: u16) -> bool {
         let Some(lane) = self.session.lanes_mut().get_mut(number) else { return true };
-        match self.link_set.receive_further(number, lane) {
+        match self.link_set.receive(number, lane) {
             Ok(None) => {}
-            Ok(Some(0)) => self.lose_further(number, "the peer closed it"),
+            Ok(Some(0)) => self.lose(number, LinkEnd::Closed, "the peer closed it"),
             Ok(Some(_)) => {
                 if let Err(reject) = self.advance() {
                     warn!(peer = self.peer, lane = number, %reject, "the session was cut off");
                     return false;
                 }
             }
-            Err(error) => self.lose_further(number, &error.to_string()),
+            Err(error) => self.lose_to(number, &error),
         }
         true
     }
@@ -643,13 +620,10 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
     }
 
     fn flush(&mut self) {
-        if let Err(error) = self.link_set.send(self.session.lane_mut(), self.clock) {
-            self.lose_to(&error);
-        }
-        for number in self.link_set.further() {
+        for number in self.link_set.lanes() {
             let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
-            if let Err(error) = self.link_set.send_further(number, lane, self.clock) {
-                self.lose_further(number, &error.to_string());
+            if let Err(error) = self.link_set.send(number, lane, self.clock) {
+                self.lose_to(number, &error);
             }
         }
     }

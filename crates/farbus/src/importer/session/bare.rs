@@ -81,10 +81,10 @@ fn serve_session(
     services: &mut impl Services,
 ) -> io::Result<()> {
     let mut link_set = LinkSet::new()?;
-    link_set.put(link)?;
+    link_set.put(0, link)?;
     let mut attachments = 0;
     loop {
-        let received = link_set.receive(session.lane_mut())?;
+        let received = link_set.receive(0, session.lane_mut())?;
         let mut now = clock.now();
         match received {
             None => {}
@@ -93,7 +93,7 @@ fn serve_session(
                 let wrong = |reject| io::Error::new(io::ErrorKind::InvalidData, reject);
                 while session.advance(now, services).map_err(wrong)? {
                     if !link_set.is_blocked() {
-                        link_set.send(session.lane_mut(), clock)?;
+                        link_set.send(0, session.lane_mut(), clock)?;
                     }
                     now = clock.now();
                 }
@@ -104,7 +104,7 @@ fn serve_session(
             link_set.watch_anew()?;
             session.readiness().try_for_each(|readiness| link_set.watch_device(readiness))?;
         }
-        link_set.send(session.lane_mut(), clock)?;
+        link_set.send(0, session.lane_mut(), clock)?;
         if session.is_ended() {
             return Ok(());
         }

@@ -134,7 +134,7 @@ impl<A: Attached> Linked<A> {
         session.their_incarnation().into_iter().for_each(|incarnation| remote.note_exporter(incarnation));
         debug!(host, "session began");
         let mut link_set = LinkSet::new()?;
-        link_set.put(link)?;
+        link_set.put(0, link)?;
         link_further(&mut session, &mut dial, &mut link_set)?;
         remote.use_lanes(session.usable_lanes());
         let dialer = Dialer::start(dial)?;
@@ -193,7 +193,7 @@ impl<A: Attached> Linked<A> {
 
     /// How many links it has now.
     pub fn links(&self) -> usize {
-        usize::from(self.link_set.link().is_some()) + self.link_set.further().count()
+        self.link_set.lanes().count()
     }
 
     /// How many links of the first lane were made after its first.
@@ -422,15 +422,16 @@ impl<A: Attached> Linked<A> {
             let number = welcome.position.lane;
             self.dialling.retain(|&other| other != number);
             match self.session.handle_welcome(&welcome) {
-                Ok(Progress::Linked) if number != 0 => self.use_further(number, link),
                 Ok(Progress::Linked) => {
-                    self.use_link(link);
-                    self.note_exporter();
+                    self.use_link(number, link);
+                    if number == 0 {
+                        self.note_exporter();
+                    }
                 }
                 Ok(Progress::Renewed) => {
                     warn!(host = self.host, "its exporter was started anew: the device is opened again");
                     self.link_set.cut_all();
-                    self.use_link(link);
+                    self.use_link(number, link);
                     self.remote.handle_renewed(self.clock.now(), done);
                     self.note_exporter();
                 }
@@ -455,24 +456,21 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    fn use_link(&mut self, link: Link) {
-        self.relinks += 1;
-        if let Err(error) = self.link_set.put(link) {
-            return self.lose(LinkEnd::of(&error), &error.to_string());
+    fn use_link(&mut self, number: u16, link: Link) {
+        if number == 0 {
+            self.relinks += 1;
+        }
+        if let Err(error) = self.link_set.put(number, link) {
+            return self.lose(number, LinkEnd::of(&error), &error.to_string());
+        }
+        self.remote.use_lanes(self.session.usable_lanes());
+        if number != 0 {
+            return info!(host = self.host, lane = number, "a further link is there");
         }
         info!(host = self.host, "linked again");
         publish(Event::new(Kind::LinkBack).host(self.host.as_str()));
         self.status.note_link(true);
-        self.remote.use_lanes(self.session.usable_lanes());
         self.dial_further(Duration::ZERO);
-    }
-
-    fn use_further(&mut self, number: u16, link: Link) {
-        if let Err(error) = self.link_set.put_further(number, link) {
-            return self.lose_further(number, &error.to_string());
-        }
-        info!(host = self.host, lane = number, "a further link is there");
-        self.remote.use_lanes(self.session.usable_lanes());
     }
 
     /// Makes links for further lanes that have none.
@@ -485,23 +483,19 @@ impl<A: Attached> Linked<A> {
         }
     }
 
-    /// The lane's frames wait for its next link; new requests use the other lanes.
-    fn lose_further(&mut self, number: u16, why: &str) {
-        self.link_set.cut_further(number);
+    /// Drops a lane's link. The lane's frames wait for its next one; new requests use the other lanes.
+    fn lose(&mut self, number: u16, end: LinkEnd, why: &str) {
+        let was_linked = self.session.is_linked();
+        self.link_set.cut(number);
         self.session.handle_lost(number, self.clock.now());
         self.remote.use_lanes(self.session.usable_lanes());
-        if self.end().is_none() {
+        if self.end().is_some() {
+            return;
+        }
+        if number != 0 {
             info!(host = self.host, lane = number, why, "a further link was lost; others go on");
             self.dial_further(Duration::ZERO);
-        }
-    }
-
-    fn lose(&mut self, end: LinkEnd, why: &str) {
-        let was_linked = self.session.is_linked();
-        self.link_set.cut();
-        self.session.handle_lost(0, self.clock.now());
-        self.remote.use_lanes(self.session.usable_lanes());
-        if self.end().is_none() && was_linked {
+        } else if was_linked {
             warn!(host = self.host, end = end.as_str(), why, "the link was lost; the device waits for another");
             publish(Event::new(Kind::LinkLost).host(self.host.as_str()).how(end.as_str()).why(why));
             self.status.note_link(false);
@@ -510,19 +504,13 @@ impl<A: Attached> Linked<A> {
     }
 
     fn receive(&mut self, done: &mut A::Done) {
-        match self.link_set.receive(self.session.lane_mut()) {
-            Ok(None) => {}
-            Ok(Some(0)) => self.lose(LinkEnd::Closed, "its exporter closed it"),
-            Ok(Some(_)) => self.take_in(0, done),
-            Err(error) => self.lose(LinkEnd::of(&error), &error.to_string()),
-        }
-        for number in self.link_set.further() {
+        for number in self.link_set.lanes() {
             let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
-            match self.link_set.receive_further(number, lane) {
+            match self.link_set.receive(number, lane) {
                 Ok(None) => {}
-                Ok(Some(0)) => self.lose_further(number, "its exporter closed it"),
+                Ok(Some(0)) => self.lose(number, LinkEnd::Closed, "its exporter closed it"),
                 Ok(Some(_)) => self.take_in(number, done),
-                Err(error) => self.lose_further(number, &error.to_string()),
+                Err(error) => self.lose(number, LinkEnd::of(&error), &error.to_string()),
             }
         }
     }
@@ -550,13 +538,10 @@ impl<A: Attached> Linked<A> {
         while let Some(message) = self.remote.poll_message() {
             self.session.send(message);
         }
-        if let Err(error) = self.link_set.send(self.session.lane_mut(), self.clock) {
-            self.lose(LinkEnd::of(&error), &error.to_string());
-        }
-        for number in self.link_set.further() {
+        for number in self.link_set.lanes() {
             let Some(lane) = self.session.lanes_mut().get_mut(number) else { continue };
-            if let Err(error) = self.link_set.send_further(number, lane, self.clock) {
-                self.lose_further(number, &error.to_string());
+            if let Err(error) = self.link_set.send(number, lane, self.clock) {
+                self.lose(number, LinkEnd::of(&error), &error.to_string());
             }
         }
     }
@@ -594,7 +579,7 @@ fn link_further(session: &mut ImporterSession, dial: &mut Dial, link_set: &mut L
             return Ok(());
         };
         match session.handle_welcome(&welcome) {
-            Ok(Progress::Linked) => link_set.put_further(number, link)?,
+            Ok(Progress::Linked) => link_set.put(number, link)?,
             // The first lane reports what is wrong with the exporter.
             _ => return Ok(()),
         }
