@@ -105,7 +105,7 @@ impl LinkSet {
         self.links.iter().find(|lane_link| lane_link.number == number)
     }
 
-    /// Whether no link takes more bytes at the moment. Without a link of the first lane there is none that refuses them.
+    /// Whether no link takes more bytes at the moment; never without a link of the first lane.
     pub fn is_blocked(&self) -> bool {
         self.of(0).is_some() && self.links.iter().all(|lane_link| lane_link.is_blocked)
     }
@@ -217,9 +217,9 @@ impl LinkSet {
         Ok(())
     }
 
-    /// Receives on the link of a lane without blocking. Returns the number of bytes, 0 at the end of the link, or `None`
-    /// if there are none. Each call is one receive, so that its bytes are processed while they are in the processor's
-    /// cache.
+    /// Receives on the link of a lane without blocking. Returns the number of bytes, 0 at the end of the link, or
+    /// `None` if there are none. Each call is one receive, so that its bytes are processed while they are in the
+    /// processor's cache.
     pub fn receive(&mut self, number: u16, lane: &mut Lane) -> io::Result<Option<usize>> {
         let early = if number == 0 { self.early.take() } else { None };
         let received = match (early, self.of(number)) {

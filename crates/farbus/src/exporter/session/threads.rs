@@ -562,8 +562,8 @@ impl<'a, H: DeviceProvider> Engine<'a, H> {
         self.lose(number, LinkEnd::of(error), &error.to_string());
     }
 
-    /// Drops a lane's link. The importer replaces it within the time that it chose. Only the end of the first lane's link
-    /// says whether the importer closed its session.
+    /// Drops a lane's link. The importer replaces it within the time that it chose. Only the end of the first lane's
+    /// link says whether the importer closed its session.
     fn lose(&mut self, number: u16, end: LinkEnd, why: &str) {
         let now = self.clock.now();
         self.link_set.cut(number);
