@@ -332,7 +332,7 @@ impl Pipe {
         self.pipeline.poll_timeout().is_some()
     }
 
-    /// What came out of the modules is nothing that the class takes: the end of the attachment, which names them.
+    /// The end of the attachment whose modules made a message that the class refused; it names them.
     pub fn rejected(&self, reject: &Reject) -> End {
         let names: Vec<_> = self.pipeline.names().map(|name| format!("'{name}'")).collect();
         let modules = if names.len() == 1 { "module" } else { "modules" };
@@ -354,7 +354,7 @@ impl Pipe {
     pub fn let_go(&mut self, now: Instant) {
         for _ in 0..LETTING_GO_MAX {
             let Some(due) = self.pipeline.poll_timeout() else { return };
-            // Not through the deadlines: this is earlier than it says.
+            // Not `handle_timeout`: `now` is before the modules' deadlines.
             self.pipeline.handle_timeout(due.max(now), &mut self.turn);
             self.collect();
         }
@@ -535,5 +535,5 @@ impl Pipe {
     }
 }
 
-/// A message of a module that breaks the contract: what it did.
+/// How a module's message breaks the contract.
 struct Breach(&'static str);

@@ -1,4 +1,4 @@
-//! A device of theirs that is used through modules, or through none.
+//! The importing end of an attachment of any class, with the modules between it and the link, if there are any.
 
 use std::collections::VecDeque;
 
@@ -16,26 +16,26 @@ use super::pipe::{Pipe, Saved, end_of, place_of};
 use super::timing::Timed;
 use crate::Reject;
 
-/// What an attachment goes through, and where its modules get randomness from.
+/// The modules that an attachment asks for, and where they get random bytes from.
 pub struct Through {
-    /// Which modules.
+    /// The modules, in the order in which a request passes them.
     pub recipe: Recipe,
-    /// Fills bytes that nobody can guess.
+    /// The source of random bytes.
     pub random: FillOwn,
 }
 
-/// Fills bytes that nobody can guess.
+/// Fills a buffer with random bytes that are fit for keys.
 pub type FillOwn = Box<dyn FnMut(&mut [u8]) + Send>;
 
-/// Any class's importing end, and the modules between it and the link.
+/// The importing end of any class, and the modules between it and the link.
 pub struct Piped<A> {
     remote: A,
     modules: Option<Box<Modules>>,
-    /// Its modules as another process wrote them down: [`Piped::resume`] makes them.
+    /// The modules of a snapshot, until [`Piped::resume`] restores them.
     saved: Option<SavedModules>,
 }
 
-/// Modules as they are written down.
+/// Modules as a snapshot has them.
 struct SavedModules {
     attachment: u16,
     class: Class,
@@ -44,20 +44,20 @@ struct SavedModules {
 
 struct Modules {
     through: Through,
-    /// What was asked for last.
+    /// The attachment for which the modules were negotiated last.
     attachment: u16,
     class: Class,
-    /// The moment of the call that is under way.
+    /// The time of the current call.
     now: Instant,
     begun: Option<Beginning>,
     answers: Vec<Vec<u8>>,
-    /// Its description is arriving, or what came along with it.
+    /// Whether the device's description, or what follows it, is still arriving.
     is_opening: bool,
     pipe: Option<Pipe>,
     below: VecDeque<Message>,
-    /// It cannot go on: its class is to be told.
+    /// Why the attachment must end, until the class is told.
     failed: Option<End>,
-    /// It was told.
+    /// Whether the class was told.
     is_over: bool,
 }
 
@@ -68,19 +68,18 @@ impl<A> From<A> for Piped<A> {
 }
 
 impl<A: Attached> Piped<A> {
-    /// Through these; through none if there are none.
+    /// Puts modules between `remote` and the link, if `through` names any.
     pub fn new(remote: A, through: Option<Through>) -> Self {
         let through = through.filter(|through| !through.recipe.is_empty());
         let modules = through.map(|through| Box::new(Modules::new(through)));
         Self { remote, modules, saved: None }
     }
 
-    /// The class's own end.
+    /// The class's importing end.
     pub fn inner(&self) -> &A {
         &self.remote
     }
 
-    /// The same, to be asked something.
     pub fn inner_mut(&mut self) -> &mut A {
         &mut self.remote
     }
@@ -90,27 +89,27 @@ impl<A: Attached> Piped<A> {
         self.modules.is_some()
     }
 
-    /// What it goes through; nothing without modules.
+    /// The modules; an empty recipe if there are none.
     pub fn recipe(&self) -> Recipe {
         self.modules.as_ref().map(|modules| modules.through.recipe.clone()).unwrap_or_default()
     }
 
-    /// Whether all that it goes through can go on in another process.
+    /// Whether all modules can be saved for another process.
     pub fn is_movable(&self) -> bool {
         self.modules.as_ref().is_none_or(|modules| modules.through.recipe.is_movable())
     }
 
-    /// Whether its modules have nothing that would be missed if it were written down now.
+    /// Whether the modules can be saved now: they hold no message, and the device is open.
     pub fn is_at_rest(&self) -> bool {
         let Some(modules) = &self.modules else { return true };
         let pipe = modules.pipe.as_ref().filter(|_| !modules.is_opening && modules.failed.is_none());
         pipe.is_some_and(Pipe::can_be_saved)
     }
 
-    /// One that was restored goes through what it went through in the other process.
+    /// Restores the modules of a restored attachment from its snapshot.
     ///
     /// # Errors
-    /// [`Reject`]: it went through something else, or what was written down is nothing that its modules can have been.
+    /// [`Reject`]: `through` names other modules than the snapshot has, or their saved states are not valid.
     pub fn resume(&mut self, through: Option<Through>) -> Result<(), Reject> {
         let wrong = |rule| Reject::new("modules", 0, rule);
         let (saved, mut through) = match (self.saved.take(), through.filter(|through| !through.recipe.is_empty())) {
@@ -128,26 +127,26 @@ impl<A: Attached> Piped<A> {
         Ok(())
     }
 
-    /// Its owner wants nothing to pass, or all again.
+    /// Stops all messages in the modules (`is_paused`), or lets them continue.
     pub fn pause(&mut self, now: Instant, is_paused: bool) {
         if let Some(pipe) = self.modules.as_mut().and_then(|modules| modules.pipe.as_mut()) {
             pipe.pause(now, is_paused);
         }
     }
 
-    /// Whether one of this name is among its modules.
+    /// Whether a module of this name is among them.
     pub fn goes_through(&self, name: &str) -> bool {
         self.modules.as_ref().is_some_and(|modules| modules.through.recipe.names().any(|known| known == name))
     }
 
-    /// It is this late: what is said next is said now.
+    /// Sets the time of the messages that the class sends next.
     pub fn tell_time(&mut self, now: impl FnOnce() -> Instant) {
         if let Some(modules) = &mut self.modules {
             modules.now = now();
         }
     }
 
-    /// What came out of the modules is heard.
+    /// Passes to the class what came out of the modules, and ends the attachment if a module failed.
     fn settle(&mut self, done: &mut A::Done) {
         let Some(modules) = &mut self.modules else { return };
         while let Some(pipe) = modules.pipe.as_mut()
@@ -197,7 +196,7 @@ impl Modules {
         self.failed.get_or_insert(End { cause: Cause::Module, message: refusal.to_string() });
     }
 
-    /// The device is asked for: first through which modules.
+    /// Asks the exporter for the modules, before the device is opened.
     fn begin(&mut self, attachment: u16, class: Class) {
         (self.pipe, self.attachment, self.class) = (None, attachment, class);
         self.answers.clear();
@@ -213,7 +212,7 @@ impl Modules {
         }
     }
 
-    /// The device is there.
+    /// The device was opened: makes the pipeline on which both ends agreed.
     fn open(&mut self, attachment: u16) {
         let Some(begun) = &self.begun else { return };
         match begun.finish(&std::mem::take(&mut self.answers)) {
@@ -225,7 +224,7 @@ impl Modules {
     fn say(&mut self, message: Message) {
         match (message.head.kind, &mut self.pipe) {
             (Kind::Open | Kind::Inherit, _) => {
-                // An successor's begins with what he understands.
+                // The request of a successor has its version first.
                 let words: &[u8] = &message.part;
                 let words = if message.head.kind == Kind::Inherit { words.get(8..).unwrap_or_default() } else { words };
                 let class = Open::decode(words).map(|open| open.class).expect("our own class says it so");
@@ -253,7 +252,7 @@ impl<A: Attached> Attached for Piped<A> {
         let Some(modules) = &mut self.modules else { return self.remote.handle_arrived(now, arrived, done) };
         modules.now = now;
         let Arrived { head, body } = &arrived;
-        // Its class knows why it is over; that its exporter was told is no news.
+        // The class knows already why the attachment ended.
         if modules.is_over {
             return Ok(());
         }
@@ -322,7 +321,7 @@ impl<A: Attached> Attached for Piped<A> {
         self.remote.poll_timed()
     }
 
-    /// What goes through modules keeps one order.
+    /// Messages that pass modules keep one order, and therefore one lane.
     fn use_lanes(&mut self, usable: LaneSet) {
         if self.modules.is_none() && self.saved.is_none() {
             self.remote.use_lanes(usable);
@@ -351,7 +350,7 @@ impl<A: Movable> Movable for Piped<A> {
         }
     }
 
-    /// Modules that cannot be written down just now are missing: the other process does not go on with them.
+    /// Leaves out modules that cannot be saved now; the other process then refuses the snapshot.
     fn save(&self, to: &mut Writer) {
         to.flag(self.modules.is_some());
         if let Some(modules) = &self.modules {

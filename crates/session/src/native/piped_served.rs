@@ -1,4 +1,4 @@
-//! A device of ours that is served through modules.
+//! The exporting end of an attachment of any class, with the modules between it and the link.
 
 use farbus_model::module::Role;
 use farbus_model::{BufferPool, Command, CommandError, Instant, Readiness};
@@ -11,21 +11,21 @@ use super::served::{Migration, Served, Unmovable};
 use crate::Reject;
 use crate::snapshot::Writer;
 
-/// Any class's half of an exporter, behind modules. It goes on in another process if all of them can; the class's half
-/// is got to know there as if it had none, and this laid around it.
+/// The exporting end of any class, behind modules. It can be saved if all of its modules can. The other process
+/// restores the class's end as if it had no modules, and then puts this around it.
 pub struct PipedServed {
     attachment: u16,
     served: Box<dyn Served>,
     pipe: Pipe,
-    /// What the class says before it went through the modules; it has no link.
+    /// What the class sent and the modules have not seen yet. It has no link.
     inner: Lanes,
     end: Option<End>,
-    /// Another process is to go on: nothing is kept back for a while.
+    /// Whether modules must keep nothing back, because a snapshot is about to be taken.
     is_resting: bool,
 }
 
 impl PipedServed {
-    /// `served`, as `attachment`, behind `pipeline`.
+    /// Puts `served`, which is attachment `attachment`, behind `pipeline`.
     pub fn new(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline) -> Self {
         Self::over(attachment, served, Pipe::new(pipeline, Role::Exporter, attachment))
     }
@@ -35,13 +35,13 @@ impl PipedServed {
         Self { attachment, served, pipe, inner, end: None, is_resting: false }
     }
 
-    /// `served`, which goes on, behind modules that do: `saved` is [`Served::save_modules`]'s, without their own
-    /// states.
+    /// Puts the restored `served` behind the restored `pipeline`. `saved` is what [`Served::save_modules`] wrote,
+    /// without the states of the modules.
     pub fn resumed(attachment: u16, served: Box<dyn Served>, pipeline: Pipeline, saved: Saved) -> Self {
         Self::over(attachment, served, Pipe::resumed(pipeline, Role::Exporter, attachment, saved))
     }
 
-    /// What came out of the modules goes on, until there is nothing more.
+    /// Moves messages between class, modules and link until none can move.
     fn settle(&mut self, now: Instant, lanes: &mut Lanes) -> Result<(), Reject> {
         loop {
             while let Some(message) = self.pipe.poll_below() {
@@ -49,7 +49,7 @@ impl PipedServed {
             }
             let lost = self.pipe.take_lost();
             if lost > 0 {
-                // To the class it is as if the importer had granted as many more.
+                // For the class this is a grant of the importer.
                 let head = Head::new(Kind::Grant, self.attachment, 0);
                 let body = lost.to_le_bytes().to_vec().into();
                 self.served.handle_arrived(now, Arrived { head, body }, &mut self.inner)?;
@@ -69,8 +69,8 @@ impl PipedServed {
         Ok(())
     }
 
-    /// The same where nothing was heard that could be wrong. If a module's half gave the class what no importer says,
-    /// the attachment ends: the other half may be to blame, and the session is not.
+    /// [`PipedServed::settle`] where the peer sent nothing. If a module gave the class a message that no importer sends,
+    /// only the attachment ends: a module is at fault, not the session.
     fn flush(&mut self, now: Instant, lanes: &mut Lanes) {
         if let Err(reject) = self.settle(now, lanes) {
             let end = self.pipe.rejected(&reject);
