@@ -1,5 +1,7 @@
 //! Asking git.
 
+use crate::cargo;
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -34,4 +36,27 @@ pub fn paths(printed: &[u8]) -> impl Iterator<Item = String> {
         .split(|&byte| byte == 0)
         .filter(|path| !path.is_empty())
         .map(|path| String::from_utf8_lossy(path).into_owned())
+}
+
+/// Makes `folder` the tree of a commit, whatever it was before. Its files have the time of this call: cargo compares
+/// times with what it built before.
+pub fn unpack(root: &Path, commit: &str, folder: &Path) -> Result<(), String> {
+    remove(folder)?;
+    fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    let archive = folder.with_extension("tar");
+    output(root, &["archive", "--output", &archive.display().to_string(), commit])?;
+    let mut unpack = Command::new("tar");
+    unpack.args(["--extract", "--touch", "--file"]).arg(&archive).arg("--directory").arg(folder);
+    cargo::run(unpack)?;
+    fs::remove_file(&archive).map_err(|error| format!("cannot remove {}: {error}", archive.display()))
+}
+
+/// Removes a folder, if it is there.
+pub fn remove(folder: &Path) -> Result<(), String> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot remove {}: {error}", folder.display()))
+        }
+        _ => Ok(()),
+    }
 }

@@ -2,6 +2,8 @@
 //! machine's mounts, the previous release, and the kernels' own stress test ten times a round. It leaves out nothing
 //! that the gate may leave out.
 
+mod beside;
+
 use crate::cargo::{self, cargo};
 use crate::steps::Done;
 use crate::{book, fuzz, package, prerequisites, rig, test, upgrade};
@@ -19,8 +21,13 @@ pub struct Arguments {
     /// Leave out the virtual machines
     #[arg(long)]
     skip_rig: bool,
+    /// Only run the suite so often, beside a daemon, a share, spinning processes and the suite of another checkout
+    #[arg(long, value_name = "PASSES", value_parser = clap::value_parser!(u32).range(1..))]
+    only_beside: Option<u32>,
 }
 
+/// Passes of the whole suite beside other work, in one round.
+const PASSES_BESIDE: u32 = 3;
 /// The tests that play made-up worlds, how many in one round, and the variable that says so. A world of a swap has a
 /// power cut at each of its writes.
 const WORLDS: [(&str, &str, &str); 6] = [
@@ -53,6 +60,9 @@ const RIG_TIMES: u32 = 10;
 pub fn run(arguments: &Arguments) -> Result<(), String> {
     let steps = ["fuzz", "machine", "upgrade", "rig", "package"];
     prerequisites::check(if arguments.skip_rig { &steps[..3] } else { &steps }, false)?;
+    if let Some(passes) = arguments.only_beside {
+        return beside::run(passes);
+    }
     if let Done::Skipped(why) = book::build()? {
         println!("SKIPPED: {why}");
     }
@@ -80,6 +90,7 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     if let Done::Skipped(why) = upgrade::run(&[("FARBUS_REQUIRE_RIG", "1")])? {
         println!("SKIPPED: {why}");
     }
+    beside::run(PASSES_BESIDE)?;
     if arguments.skip_rig {
         return Ok(());
     }

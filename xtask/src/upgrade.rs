@@ -7,7 +7,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde::Deserialize;
 
@@ -71,14 +70,7 @@ fn program_of(root: &Path, previous: &Previous, commit: &str) -> Result<PathBuf,
     println!("building release {} from {commit}", previous.release);
     let trouble = |what: &str, trouble: std::io::Error| format!("{what}: {trouble}");
     let (sources, build) = (folder.join(commit), folder.join("build"));
-    remove(&sources)?;
-    fs::create_dir_all(&sources).map_err(|error| trouble("cannot make target/previous", error))?;
-    let archive = folder.join(format!("{commit}.tar"));
-    git::output(root, &["archive", "--output", &archive.display().to_string(), commit])?;
-    let mut unpack = Command::new("tar");
-    // Their times are those of the unpacking: cargo compares them with what it built before.
-    unpack.args(["--extract", "--touch", "--file"]).arg(&archive).arg("--directory").arg(&sources);
-    cargo::run(unpack)?;
+    git::unpack(root, commit, &sources)?;
     let mut command = cargo(&["build", "--locked", "--package", "farbus", "--bin", "farbus"]);
     command.current_dir(&sources).env("CARGO_TARGET_DIR", &build).env("CARGO_PROFILE_DEV_DEBUG", "false");
     cargo::run(command)?;
@@ -86,19 +78,9 @@ fn program_of(root: &Path, previous: &Previous, commit: &str) -> Result<PathBuf,
     fs::copy(build.join("debug/farbus"), &fresh).map_err(|error| trouble("cannot keep the program", error))?;
     fs::rename(&fresh, &program).map_err(|error| trouble("cannot keep the program", error))?;
     // The program is all that is needed of it again.
-    fs::remove_file(&archive).map_err(|error| trouble("cannot remove the archive", error))?;
-    remove(&sources)?;
-    remove(&build)?;
+    git::remove(&sources)?;
+    git::remove(&build)?;
     Ok(program)
-}
-
-fn remove(folder: &Path) -> Result<(), String> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("cannot remove {}: {error}", folder.display()))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

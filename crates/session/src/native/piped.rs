@@ -80,6 +80,7 @@ impl<A: Attached> Piped<A> {
         &self.remote
     }
 
+    /// The class's importing end, for calls that change it.
     pub fn inner_mut(&mut self) -> &mut A {
         &mut self.remote
     }
