@@ -6,7 +6,8 @@
 //! of it; [`isochronous`] carries the streams of a far device, [`far`] hides its distance. [`Registry`] knows the
 //! exports, [`claims`] who holds, waits for and had a device, [`leases`] who has it next, [`reserve`] what is reserved
 //! for it. [`observe`] serves observers, [`stream`] the viewers of a source's frames. [`twin`] exchanges a device for
-//! an identical one, [`rules`] decides which real devices are shared.
+//! an identical one, [`usbfs`] shows one to programs as a kernel does, [`rules`] decides which real devices are
+//! shared.
 //!
 //! **It may touch** bytes and moments that it is given as arguments, and devices.
 //!
@@ -33,6 +34,7 @@ pub mod reserve;
 pub mod rules;
 pub mod stream;
 pub mod twin;
+pub mod usbfs;
 
 pub use claims::{Claims, Ending, Holder};
 pub use exporter::{Counters, Exporter, Fault, Offers, OnReset};

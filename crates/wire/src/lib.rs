@@ -24,6 +24,7 @@ pub mod pairing;
 mod reader;
 mod reject;
 pub mod snapshot;
+pub mod usbfs;
 pub mod usbip;
 pub mod usbredir;
 

@@ -30,6 +30,8 @@ pub struct Scripted {
     queues: BTreeMap<EpAddr, VecDeque<InFlight>>,
     /// Cancelled requests that were not given back yet.
     withdrawn: Vec<UrbId>,
+    /// Whether it was unplugged.
+    is_gone: bool,
     /// Whether it drops every request.
     pub is_broken: bool,
     /// What happened, in order.
@@ -57,6 +59,7 @@ impl Scripted {
             manners,
             queues: BTreeMap::new(),
             withdrawn: Vec::new(),
+            is_gone: false,
             is_broken: false,
             events: Vec::new(),
             taken: 0,
@@ -98,6 +101,12 @@ impl Scripted {
         let id = self.withdrawn.remove(0);
         self.give_cancelled(id, done);
         true
+    }
+
+    /// Unplugs it: every request ends as [`Status::Gone`].
+    pub fn unplug(&mut self, done: &mut Completions) {
+        self.is_gone = true;
+        self.withdraw_all(Status::Gone, done);
     }
 
     /// Number of requests that it holds.
@@ -144,7 +153,7 @@ impl Scripted {
         let (value, index) = (setup.value as u8, setup.index as u8);
         let is_known = if setup.is_standard(request::SET_CONFIGURATION, Recipient::Device) {
             let control = self.queues.remove(&EpAddr::CONTROL);
-            self.withdraw_all(done);
+            self.withdraw_all(Status::Shutdown, done);
             self.queues.extend(control.map(|queue| (EpAddr::CONTROL, queue)));
             self.selection.select_configuration(&self.descriptors, value)
         } else if setup.is_standard(request::SET_INTERFACE, Recipient::Interface) {
@@ -168,11 +177,11 @@ impl Scripted {
         });
     }
 
-    fn withdraw_all(&mut self, done: &mut Completions) {
+    fn withdraw_all(&mut self, status: Status, done: &mut Completions) {
         self.withdrawn.clear();
         for urb in std::mem::take(&mut self.queues).into_values().flatten() {
             self.given += 1;
-            done.push(urb.fail(Status::Shutdown));
+            done.push(urb.fail(status));
         }
     }
 }
@@ -211,6 +220,10 @@ impl Device for Scripted {
         &self.selection
     }
 
+    fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
     fn submit(&mut self, _now: Instant, mut urb: InFlight, done: &mut Completions) {
         if self.is_broken {
             return drop(urb);
@@ -235,7 +248,7 @@ impl Device for Scripted {
 
     fn reset(&mut self, _now: Instant, done: &mut Completions) {
         self.events.push(Event::Reset);
-        self.withdraw_all(done);
+        self.withdraw_all(Status::Shutdown, done);
         self.selection.clear();
     }
 }

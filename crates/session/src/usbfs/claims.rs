@@ -1,0 +1,138 @@
+//! Which open of a node has which interface: what a kernel keeps as "bound to the driver usbfs".
+
+use std::collections::BTreeMap;
+
+use farbus_model::usb::{Recipient, RequestKind};
+use farbus_model::{Descriptors, EpAddr, Selection, Setup};
+
+use super::{OpenId, Refusal};
+
+/// Interface numbers that can be claimed are below this: as many as an open has bits for (`struct usb_dev_state`).
+const INTERFACES_MAX: u32 = 64;
+
+/// The interfaces that are claimed.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    by_interface: BTreeMap<u8, OpenId>,
+}
+
+/// The device that interfaces belong to, as it stands now.
+#[derive(Clone, Copy)]
+pub(super) struct Layout<'a> {
+    pub descriptors: &'a Descriptors,
+    pub selection: &'a Selection,
+}
+
+impl Layout<'_> {
+    fn has_interface(&self, interface: u8) -> bool {
+        let active = self.descriptors.configuration(self.selection.configuration());
+        active.is_some_and(|active| active.settings.iter().any(|setting| setting.interface == interface))
+    }
+
+    /// The interface with this endpoint, in whatever setting (`findintfep`).
+    fn interface_of(&self, endpoint: EpAddr) -> Result<u8, Refusal> {
+        let active = self.descriptors.configuration(self.selection.configuration()).ok_or(Refusal::Unconfigured)?;
+        let has = |address| active.settings.iter().find(|s| s.endpoints.iter().any(|e| e.address == address));
+        has(endpoint).map(|setting| setting.interface).ok_or(Refusal::NotFound)
+    }
+}
+
+impl Claims {
+    /// Who has the interface.
+    pub fn holder(&self, interface: u32) -> Option<OpenId> {
+        u8::try_from(interface).ok().and_then(|interface| self.by_interface.get(&interface).copied())
+    }
+
+    /// Whether any interface is claimed.
+    pub fn is_empty(&self) -> bool {
+        self.by_interface.is_empty()
+    }
+
+    /// Whether anybody but this open has an interface.
+    pub fn others_hold(&self, open: OpenId) -> bool {
+        self.by_interface.values().any(|&holder| holder != open)
+    }
+
+    /// Gives an interface to an open (`claimintf`).
+    ///
+    /// # Errors
+    /// EINVAL: the number is too large; ENOENT: no such interface now; EBUSY: another open has it.
+    pub fn claim(&mut self, open: OpenId, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
+        let number = u8::try_from(interface).ok().filter(|_| interface < INTERFACES_MAX).ok_or(Refusal::Invalid)?;
+        match self.by_interface.get(&number) {
+            Some(&holder) if holder == open => Ok(()),
+            _ if !layout.has_interface(number) => Err(Refusal::NotFound),
+            Some(_) => Err(Refusal::Busy),
+            None => {
+                self.by_interface.insert(number, open);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes an interface from its open (`releaseintf`).
+    ///
+    /// # Errors
+    /// EINVAL: the open does not have it.
+    pub fn release(&mut self, open: OpenId, interface: u32) -> Result<u8, Refusal> {
+        let number = u8::try_from(interface).ok().filter(|_| self.holder(interface) == Some(open));
+        let number = number.ok_or(Refusal::Invalid)?;
+        self.by_interface.remove(&number);
+        Ok(number)
+    }
+
+    /// Takes an interface from its holder, if it has one.
+    pub fn detach(&mut self, interface: u32) {
+        self.by_interface.retain(|&number, _| u32::from(number) != interface);
+    }
+
+    /// Takes all interfaces from an open.
+    pub fn release_all(&mut self, open: OpenId) {
+        self.by_interface.retain(|_, holder| *holder != open);
+    }
+
+    /// The open may use this interface: it has it, or gets it now (`checkintf`).
+    ///
+    /// # Errors
+    /// As [`Claims::claim`].
+    pub fn check_interface(&mut self, open: OpenId, interface: u32, layout: Layout<'_>) -> Result<(), Refusal> {
+        self.claim(open, interface, layout)
+    }
+
+    /// The open may use this endpoint. Returns the endpoint's interface.
+    ///
+    /// # Errors
+    /// As [`Claims::claim`]; ESRCH: the device is not configured; ENOENT: no such endpoint, or not in this setting.
+    pub fn check_endpoint(&mut self, open: OpenId, endpoint: EpAddr, layout: Layout<'_>) -> Result<u8, Refusal> {
+        let interface = layout.interface_of(endpoint)?;
+        self.check_interface(open, interface.into(), layout)?;
+        layout.selection.endpoint(endpoint).map(|_| interface).ok_or(Refusal::NotFound)
+    }
+
+    /// The open may send this control request (`check_ctrlrecip`): one to an interface or an endpoint needs the claim,
+    /// unless it is a vendor's.
+    ///
+    /// # Errors
+    /// As [`Claims::check_endpoint`].
+    pub fn check_control(&mut self, open: OpenId, setup: Setup, layout: Layout<'_>) -> Result<(), Refusal> {
+        if setup.kind() == RequestKind::Vendor {
+            return Ok(());
+        }
+        let index = setup.index as u8;
+        match setup.recipient() {
+            Recipient::Interface => self.check_interface(open, index.into(), layout),
+            Recipient::Endpoint if index & 0x7f != 0 => {
+                let endpoint =
+                    |byte| if byte & 0x70 == 0 { Ok(EpAddr::from_byte(byte)) } else { Err(Refusal::Invalid) };
+                // Some programs name the other direction.
+                let interface = endpoint(index).and_then(|endpoint| layout.interface_of(endpoint));
+                let interface = interface.or_else(|first| {
+                    let other = endpoint(index ^ 0x80).and_then(|endpoint| layout.interface_of(endpoint));
+                    other.map_err(|_| first)
+                });
+                self.check_interface(open, interface?.into(), layout)
+            }
+            _ => Ok(()),
+        }
+    }
+}

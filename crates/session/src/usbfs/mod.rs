@@ -1,0 +1,40 @@
+//! A device as a program sees it through usbfs: opens, claims and URBs of one node below `/dev/bus/usb`, without a
+//! kernel behind it.
+//!
+//! [`Node`] carries out the commands of [`farbus_wire::usbfs`] on any [`Device`](farbus_model::Device). It behaves as
+//! `drivers/usb/core/devio.c` of Linux 6.1 does, error numbers included; where it differs, the place says so. What
+//! brings the commands (a FUSE file system, a seccomp listener, a library) is not known here.
+//!
+//! The program's memory is read while its command is being handled, and written only by an [`Answer`] to a command that
+//! it still waits for. Data of a finished URB are written when the URB is reaped, into the memory of the process that
+//! reaps it.
+//!
+//! | the race | what the program sees |
+//! |---|---|
+//! | discarded before it finished | the discard succeeds; the URB is reaped with ENOENT |
+//! | finished before the discard came | the discard fails with EINVAL; the URB is reaped with its true status |
+//! | finished after the discard came, before the device cancelled it | the discard succeeds; the URB has its true status |
+//! | discarded twice | the second one fails with EINVAL |
+//! | a signal while it waits in REAPURB | EINTR; the URB is reaped later |
+//! | a signal while it waits in CONTROL or BULK | the transfer is cancelled; EINTR if it was in time |
+//! | the device goes | URBs are reaped with ESHUTDOWN; then every command fails with ENODEV |
+//! | the open is closed | its URBs are cancelled, and nobody hears of them again |
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `command.rs` | what a program asks, and what it is answered |
+//! | `node.rs` | the commands, one function each |
+//! | `claims.rs` | which open has which interface |
+//! | `opened.rs` | one open of the node: finished URBs, who waits for them, rights |
+//! | `transfer.rs` | one transfer: how it becomes a request, and how its result is told |
+
+mod claims;
+mod command;
+mod node;
+mod opened;
+mod transfer;
+
+pub use command::{Answer, CallId, Command, Memory, OpenId};
+pub use farbus_wire::usbfs::{Call, Refusal, Width};
+pub use node::{Node, Place};
+pub use opened::Events;

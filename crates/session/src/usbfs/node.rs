@@ -1,0 +1,746 @@
+//! The node of one device: what each command does.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use farbus_model::{
+    BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Setup, Speed, Status, Urb, UrbId,
+};
+use farbus_wire::usbfs::{
+    Call, ConnectInfo, ConnectInfoEx, Control, DisconnectClaim, DriverIoctl, Refusal, SetInterface, Streams, Transfer,
+    UrbFlag, UrbHead, driver_name, endpoint_number, speed_number,
+};
+
+use super::claims::{Claims, Layout};
+use super::command::{Answer, CallId, Command, Memory, OpenId, Reaper};
+use super::opened::{Events, Opened};
+use super::transfer::{Submitted, Waiting, data_endpoint, read_data};
+
+/// Most bytes of a node's transfers, from their submission until they are reaped. A kernel has 16 MiB for all its nodes
+/// (`usbfs_memory_mb`), which a far device's depth would use up alone.
+const BYTES_MAX: u64 = 64 << 20;
+/// Buffers that are kept for the next transfer, bytes.
+const POOL_BYTES_MAX: usize = 4 << 20;
+/// Most streams of an endpoint (USB 3.2 §8.12.1.4.2).
+const STREAMS_MAX: u32 = 65_533;
+/// The driver of an interface that a program has claimed.
+const DRIVER: &str = "usbfs";
+
+/// USBDEVFS_CAP_*: zero packets, continued bulk transfers, no limit of a packet's size, reaping when the device is
+/// gone, rights that can be dropped, USBDEVFS_CONNINFO_EX, suspending. Not: mapped memory, scattered memory.
+const CAPABILITIES: u32 = 0x01 | 0x02 | 0x04 | 0x10 | 0x40 | 0x80 | 0x100;
+
+/// Where a device is, for programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The bus.
+    pub bus: u16,
+    /// Its number on the bus. Never used again for another device.
+    pub device: u16,
+    /// The ports from the root hub to it, from 1.
+    pub ports: Vec<u8>,
+}
+
+/// What a command did at once.
+enum Outcome {
+    /// It is answered.
+    Now(u32, Vec<(u64, Payload)>),
+    /// Its program waits.
+    Later,
+}
+
+const DONE: Result<Outcome, Refusal> = Ok(Outcome::Now(0, Vec::new()));
+
+/// A request at the device.
+#[derive(Debug)]
+enum Pending {
+    Urb(Submitted),
+    Waiting(Waiting),
+    Steps(Steps),
+    /// Its open was closed.
+    Forgotten(u64),
+}
+
+/// Control requests that a command sends, one after the other.
+#[derive(Debug)]
+struct Steps {
+    id: CallId,
+    left: VecDeque<Setup>,
+    /// A stall is no failure: an interface with one setting need not know SET_INTERFACE (USB 2.0 §9.4.10).
+    may_stall: bool,
+}
+
+/// A device, and all opens of its node. Before it is dropped, its opens are closed, and the device has given back what
+/// it held.
+pub struct Node<D> {
+    device: D,
+    place: Place,
+    opens: BTreeMap<OpenId, Opened>,
+    claims: Claims,
+    /// In the order of their submission.
+    pending: BTreeMap<UrbId, (OpenId, Pending)>,
+    numbers: u64,
+    bytes: u64,
+    done: Completions,
+    answers: VecDeque<Answer>,
+    is_gone: bool,
+}
+
+impl<D: Device> Node<D> {
+    /// A node without opens.
+    pub fn new(device: D, place: Place) -> Self {
+        Self {
+            device,
+            place,
+            opens: BTreeMap::new(),
+            claims: Claims::default(),
+            pending: BTreeMap::new(),
+            numbers: 0,
+            bytes: 0,
+            done: Completions::new(BufferPool::new(POOL_BYTES_MAX)),
+            answers: VecDeque::new(),
+            is_gone: false,
+        }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Lets a caller that is the device's world act on it, and passes on what has ended by that.
+    pub fn with_device<R>(&mut self, now: Instant, act: impl FnOnce(&mut D, &mut Completions) -> R) -> R {
+        let result = act(&mut self.device, &mut self.done);
+        self.settle(now);
+        result
+    }
+
+    /// Where the device is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// What reading the node gives: the device's descriptor and those of all configurations (`usbdev_read`).
+    pub fn descriptors(&self) -> Vec<u8> {
+        let all = self.device.descriptors();
+        let mut bytes = all.device.to_bytes().to_vec();
+        all.configurations.iter().for_each(|configuration| bytes.extend(&configuration.bytes));
+        bytes
+    }
+
+    /// Opens the node, for reading only or for all commands.
+    ///
+    /// # Errors
+    /// ENODEV: the device is gone.
+    pub fn open(&mut self, is_writable: bool) -> Result<OpenId, Refusal> {
+        if self.is_gone {
+            return Err(Refusal::Gone);
+        }
+        self.numbers += 1;
+        let open = OpenId(self.numbers);
+        self.opens.insert(open, Opened::new(is_writable));
+        Ok(open)
+    }
+
+    /// The program closed it, or died: its URBs are cancelled and its interfaces are free.
+    pub fn close(&mut self, now: Instant, open: OpenId) {
+        let Some(opened) = self.opens.remove(&open) else { return };
+        self.bytes -= opened.finished_bytes();
+        self.claims.release_all(open);
+        let ids: Vec<UrbId> = self.pending.iter().filter(|(_, (of, _))| *of == open).map(|(id, _)| *id).collect();
+        for id in ids {
+            if let Some((_, pending)) = self.pending.get_mut(&id) {
+                let bytes = match pending {
+                    Pending::Urb(submitted) => submitted.bytes(),
+                    Pending::Waiting(waiting) => waiting.bytes,
+                    Pending::Steps(_) | Pending::Forgotten(_) => 0,
+                };
+                *pending = Pending::Forgotten(bytes);
+                self.device.cancel(now, id, &mut self.done);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Whether nobody has it open.
+    pub fn is_closed(&self) -> bool {
+        self.opens.is_empty()
+    }
+
+    /// Bytes that its transfers hold, at most 64 MiB.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What `poll` says of an open; of one that is closed, that the device is gone.
+    pub fn events(&self, open: OpenId) -> Events {
+        let gone = Events { can_reap: false, is_gone: true };
+        self.opens.get(&open).map_or(gone, |opened| opened.events(self.is_gone))
+    }
+
+    /// An open for which [`Node::events`] says something new.
+    pub fn poll_change(&mut self) -> Option<OpenId> {
+        let is_gone = self.is_gone;
+        self.opens.iter_mut().find_map(|(open, opened)| opened.take_change(is_gone).then_some(*open))
+    }
+
+    /// The next answer.
+    pub fn poll_answer(&mut self) -> Option<Answer> {
+        self.answers.pop_front()
+    }
+
+    /// Carries out a command. Its answer comes from [`Node::poll_answer`], now or later. After the last command of a
+    /// turn call [`Node::end_turn`].
+    pub fn handle_command(&mut self, now: Instant, open: OpenId, command: &Command, memory: &mut dyn Memory) {
+        let id = command.id;
+        match self.carry_out(now, open, command, memory) {
+            Ok(Outcome::Now(result, writes)) => self.answers.push_back(Answer { id, result: Ok(result), writes }),
+            Ok(Outcome::Later) => {}
+            Err(refusal) => self.answers.push_back(Answer { id, result: Err(refusal), writes: Vec::new() }),
+        }
+        self.settle(now);
+    }
+
+    /// A signal came to the program that waits for this answer. A command that can end, ends.
+    pub fn handle_interrupt(&mut self, now: Instant, id: CallId) {
+        if self.opens.values_mut().any(|opened| opened.stop_waiting(id)) {
+            return self.answers.push_back(Answer { id, result: Err(Refusal::Interrupted), writes: Vec::new() });
+        }
+        self.cancel_waiting(now, Refusal::Interrupted, |waiting| waiting.id == id);
+        self.settle(now);
+    }
+
+    /// After the last command of a turn: the device sends what it was given.
+    pub fn end_turn(&mut self, now: Instant) {
+        self.device.end_turn(now, &mut self.done);
+        self.settle(now);
+    }
+
+    /// What to wait on for the device.
+    pub fn readiness(&self) -> Option<&Readiness> {
+        self.device.readiness()
+    }
+
+    /// The device's readiness is there.
+    pub fn handle_ready(&mut self, now: Instant) {
+        self.device.handle_ready(now, &mut self.done);
+        self.settle(now);
+    }
+
+    /// When [`Node::handle_timeout`] is to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let waiting = self.pending.values().filter_map(|(_, pending)| match pending {
+            Pending::Waiting(waiting) if waiting.cancelled.is_none() => waiting.deadline,
+            _ => None,
+        });
+        waiting.chain(self.device.poll_timeout()).min()
+    }
+
+    /// That moment has come.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if self.device.poll_timeout().is_some_and(|at| at <= now) {
+            self.device.handle_timeout(now, &mut self.done);
+        }
+        self.cancel_waiting(now, Refusal::TimedOut, |waiting| waiting.deadline.is_some_and(|deadline| deadline <= now));
+        self.settle(now);
+    }
+
+    fn cancel_waiting(&mut self, now: Instant, why: Refusal, is_meant: impl Fn(&Waiting) -> bool) {
+        let mut ids = Vec::new();
+        for (id, (_, pending)) in &mut self.pending {
+            if let Pending::Waiting(waiting) = pending
+                && is_meant(waiting)
+                && waiting.cancelled.is_none()
+            {
+                waiting.cancelled = Some(why);
+                ids.push(*id);
+            }
+        }
+        ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
+    }
+
+    fn carry_out(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        command: &Command,
+        memory: &mut dyn Memory,
+    ) -> Result<Outcome, Refusal> {
+        let is_gone = self.is_gone;
+        let opened = self.opens.get_mut(&open).ok_or(Refusal::Gone)?;
+        if !opened.is_writable {
+            return Err(Refusal::ReadOnly);
+        }
+        let Command { id, call, width, argument } = *command;
+        if let Call::ReapUrb | Call::ReapUrbNoDelay = call {
+            return self.reap(open, call, Reaper { id, address: argument, width });
+        }
+        if is_gone {
+            return Err(Refusal::Gone);
+        }
+        match call {
+            Call::Control => self.control(now, open, command, memory),
+            Call::Bulk => self.bulk(now, open, command, memory),
+            Call::SubmitUrb => self.submit(now, open, command, memory),
+            Call::DiscardUrb => self.discard(now, open, id, argument),
+            Call::ClaimInterface => {
+                let interface = number(argument, memory)?;
+                self.check_allowed(open, interface)?;
+                self.claims.claim(open, interface, layout(&self.device))?;
+                DONE
+            }
+            Call::ReleaseInterface => {
+                let interface = self.claims.release(open, number(argument, memory)?)?;
+                self.kill(now, |of, submitted| of == open && submitted.interface == Some(interface));
+                DONE
+            }
+            Call::SetInterface => self.set_interface(now, open, command, memory),
+            Call::SetConfiguration => self.set_configuration(now, open, id, number(argument, memory)?),
+            Call::ResetEndpoint => self.endpoint_of(open, number(argument, memory)?).and(DONE),
+            Call::ClearHalt => {
+                let endpoint = self.endpoint_of(open, number(argument, memory)?)?;
+                self.start(now, open, Steps::of(id, [Setup::clear_halt(endpoint)]))
+            }
+            Call::Reset => self.reset(now, open, id),
+            Call::GetDriver => {
+                let holder = self.claims.holder(number(argument, memory)?);
+                holder.ok_or(Refusal::NoDriver)?;
+                Ok(Outcome::Now(0, vec![(argument.wrapping_add(4), driver_name(DRIVER).into())]))
+            }
+            Call::Ioctl => self.ask_driver(now, open, command, memory),
+            Call::DisconnectClaim => self.disconnect_claim(now, open, argument, memory),
+            Call::AllocStreams => self.streams(open, argument, memory).map(|count| Outcome::Now(count, Vec::new())),
+            Call::FreeStreams => self.streams(open, argument, memory).and(DONE),
+            Call::DropPrivileges => {
+                let mask = u64::from(number(argument, memory)?);
+                let opened = self.opens.get_mut(&open).ok_or(Refusal::Gone)?;
+                opened.allowed = Some(opened.allowed.unwrap_or(u64::MAX) & mask);
+                DONE
+            }
+            Call::GetCapabilities => Ok(Outcome::Now(0, vec![(argument, CAPABILITIES.to_le_bytes().to_vec().into())])),
+            Call::GetSpeed => Ok(Outcome::Now(speed_number(self.device.speed()), Vec::new())),
+            Call::ConnectInfo => {
+                let is_slow = self.device.speed() == Speed::Low;
+                let info = ConnectInfo { device: self.place.device.into(), is_slow };
+                Ok(Outcome::Now(0, vec![(argument, info.to_bytes().into())]))
+            }
+            Call::ConnectInfoEx(room) => {
+                let Place { bus, device, ports } = self.place.clone();
+                let speed = self.device.speed();
+                let info = ConnectInfoEx { bus: bus.into(), device: device.into(), speed, ports };
+                Ok(Outcome::Now(0, vec![(argument, info.to_bytes(room).into())]))
+            }
+            Call::ForbidSuspend | Call::AllowSuspend | Call::WaitForResume => DONE,
+            // Of hubs only, and this is none (`usb_hub_to_struct_hub`).
+            Call::ClaimPort | Call::ReleasePort => Err(Refusal::Gone),
+            // Signals are not sent: programs poll.
+            Call::DisconnectSignal => Err(Refusal::Unknown),
+            Call::ReapUrb | Call::ReapUrbNoDelay => unreachable!("handled before"),
+        }
+    }
+
+    fn check_allowed(&self, open: OpenId, interface: u32) -> Result<(), Refusal> {
+        let may = self.opens.get(&open).is_some_and(|opened| opened.may_claim(interface));
+        if may { Ok(()) } else { Err(Refusal::RightDropped) }
+    }
+
+    /// Whether the open gave up its right to change the whole device.
+    fn check_unrestricted(&self, open: OpenId) -> Result<(), Refusal> {
+        let is_free = self.opens.get(&open).is_some_and(|opened| opened.allowed.is_none());
+        if is_free { Ok(()) } else { Err(Refusal::RightDropped) }
+    }
+
+    fn charge(&mut self, bytes: u64) -> Result<(), Refusal> {
+        if self.bytes + bytes > BYTES_MAX {
+            return Err(Refusal::NoMemory);
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    fn launch(&mut self, now: Instant, open: OpenId, mut urb: Urb, pending: Pending) {
+        self.numbers += 1;
+        urb.id = UrbId(self.numbers);
+        self.pending.insert(urb.id, (open, pending));
+        self.device.submit(now, urb.launch(), &mut self.done);
+    }
+
+    fn control(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        command: &Command,
+        memory: &mut dyn Memory,
+    ) -> Result<Outcome, Refusal> {
+        let mut bytes = vec![0; Control::bytes(command.width)];
+        memory.read(command.argument, &mut bytes)?;
+        let Control { setup, timeout_ms, data } = Control::decode(&bytes, command.width)?;
+        self.claims.check_control(open, setup, layout(&self.device))?;
+        let length = u32::from(setup.length);
+        let out = setup.direction() == Direction::Out;
+        let payload = if out { read_data(data, length, memory)? } else { Payload::Empty };
+        self.wait_for(now, open, Urb::control(UrbId(0), setup, payload), (command.id, data, timeout_ms))
+    }
+
+    fn bulk(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        command: &Command,
+        memory: &mut dyn Memory,
+    ) -> Result<Outcome, Refusal> {
+        let mut bytes = vec![0; Transfer::bytes(command.width)];
+        memory.read(command.argument, &mut bytes)?;
+        let Transfer { endpoint, length, timeout_ms, data } = Transfer::decode(&bytes, command.width)?;
+        data_endpoint(endpoint).ok_or(Refusal::Invalid)?;
+        self.claims.check_endpoint(open, endpoint, layout(&self.device))?;
+        if self.bytes + Waiting::cost(length) > BYTES_MAX {
+            return Err(Refusal::NoMemory);
+        }
+        let urb = match endpoint.direction() {
+            Direction::In => Urb::data_in(UrbId(0), endpoint, length),
+            Direction::Out => Urb::data_out(UrbId(0), endpoint, read_data(data, length, memory)?),
+        };
+        self.wait_for(now, open, urb, (command.id, data, timeout_ms))
+    }
+
+    fn wait_for(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        urb: Urb,
+        (id, data_at, timeout_ms): (CallId, u64, u32),
+    ) -> Result<Outcome, Refusal> {
+        let bytes = Waiting::cost(urb.length);
+        self.charge(bytes)?;
+        let deadline = (timeout_ms > 0).then(|| now + std::time::Duration::from_millis(timeout_ms.into()));
+        self.launch(now, open, urb, Pending::Waiting(Waiting { id, data_at, deadline, cancelled: None, bytes }));
+        Ok(Outcome::Later)
+    }
+
+    fn submit(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        command: &Command,
+        memory: &mut dyn Memory,
+    ) -> Result<Outcome, Refusal> {
+        let mut bytes = vec![0; UrbHead::bytes(command.width)];
+        memory.read(command.argument, &mut bytes)?;
+        let head = UrbHead::decode(&bytes, command.width)?;
+        let (mut interface, mut endpoint) = (None, None);
+        if data_endpoint(head.endpoint).is_some() {
+            interface = Some(self.claims.check_endpoint(open, head.endpoint, layout(&self.device))?);
+            let found = self.device.selection().endpoint(head.endpoint).ok_or(Refusal::NotFound)?;
+            endpoint = Some((found, self.device.speed()));
+        }
+        let name = (command.argument, command.width);
+        let (submitted, mut urb) = Submitted::read(&head, name, (interface, endpoint), memory)?;
+        if endpoint.is_none() {
+            self.claims.check_control(open, urb.setup, layout(&self.device))?;
+        }
+        self.charge(submitted.bytes())?;
+        if let Err(refusal) =
+            submitted.read_data(&mut urb, memory).and_then(|()| self.check_continued(open, &head, &submitted))
+        {
+            self.bytes -= submitted.bytes();
+            return Err(refusal);
+        }
+        self.launch(now, open, urb, Pending::Urb(submitted));
+        DONE
+    }
+
+    /// A bulk transfer that continues a failed one is refused; one that begins anew may.
+    fn check_continued(&mut self, open: OpenId, head: &UrbHead, submitted: &Submitted) -> Result<(), Refusal> {
+        let (Some(opened), Some(bulk)) = (self.opens.get_mut(&open), submitted.bulk) else { return Ok(()) };
+        if !head.has(UrbFlag::BulkContinuation) {
+            opened.failed_bulk &= !(1 << bulk);
+        }
+        if opened.failed_bulk & 1 << bulk == 0 { Ok(()) } else { Err(Refusal::Discontinued) }
+    }
+
+    fn discard(&mut self, now: Instant, open: OpenId, id: CallId, address: u64) -> Result<Outcome, Refusal> {
+        // The oldest, if a program submitted one address twice (`async_getpending` has no rule).
+        let found = self.pending.iter_mut().find_map(|(urb, (of, pending))| match pending {
+            Pending::Urb(submitted) if *of == open && submitted.address == address && !submitted.is_discarded => {
+                (submitted.is_discarded, submitted.discard) = (true, Some(id));
+                Some(*urb)
+            }
+            _ => None,
+        });
+        self.device.cancel(now, found.ok_or(Refusal::Invalid)?, &mut self.done);
+        Ok(Outcome::Later)
+    }
+
+    fn reap(&mut self, open: OpenId, call: Call, reaper: Reaper) -> Result<Outcome, Refusal> {
+        let is_gone = self.is_gone;
+        let opened = self.opens.get_mut(&open).ok_or(Refusal::Gone)?;
+        match opened.reap(reaper) {
+            Some((answer, bytes)) => {
+                self.bytes -= bytes;
+                self.answers.push_back(answer);
+            }
+            None if is_gone => return Err(Refusal::Gone),
+            None if call == Call::ReapUrbNoDelay => return Err(Refusal::NotYet),
+            None => opened.wait(reaper),
+        }
+        Ok(Outcome::Later)
+    }
+
+    /// Cancels URBs, as their program's doing: nobody waits for the end.
+    fn kill(&mut self, now: Instant, is_meant: impl Fn(OpenId, &Submitted) -> bool) {
+        let mut ids = Vec::new();
+        for (id, (open, pending)) in &mut self.pending {
+            if let Pending::Urb(submitted) = pending
+                && is_meant(*open, submitted)
+            {
+                submitted.is_discarded = true;
+                ids.push(*id);
+            }
+        }
+        ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
+    }
+
+    fn endpoint_of(&mut self, open: OpenId, number: u32) -> Result<EpAddr, Refusal> {
+        let endpoint = endpoint_number(number)?;
+        self.claims.check_endpoint(open, endpoint, layout(&self.device)).map(|_| endpoint)
+    }
+
+    fn set_interface(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        command: &Command,
+        memory: &mut dyn Memory,
+    ) -> Result<Outcome, Refusal> {
+        let mut bytes = [0; 8];
+        memory.read(command.argument, &mut bytes)?;
+        let SetInterface { interface, alternate } = SetInterface::decode(bytes);
+        self.claims.check_interface(open, interface, layout(&self.device))?;
+        let (Ok(number), Ok(setting)) = (u8::try_from(interface), u8::try_from(alternate)) else {
+            return Err(Refusal::Invalid);
+        };
+        let active = self.device.descriptors().configuration(self.device.selection().configuration());
+        let active = active.ok_or(Refusal::Invalid)?;
+        active.setting(number, setting).ok_or(Refusal::Invalid)?;
+        let may_stall = active.settings.iter().filter(|setting| setting.interface == number).count() == 1;
+        self.kill(now, |of, submitted| of == open && submitted.interface == Some(number));
+        let steps = Steps { may_stall, ..Steps::of(command.id, [Setup::set_interface(number, setting)]) };
+        self.start(now, open, steps)
+    }
+
+    fn set_configuration(&mut self, now: Instant, open: OpenId, id: CallId, number: u32) -> Result<Outcome, Refusal> {
+        self.check_unrestricted(open)?;
+        // A device in use keeps its configuration, also if it is the same one.
+        if !self.claims.is_empty() {
+            return Err(Refusal::Busy);
+        }
+        // −1 is how programs say none.
+        let value = if number == u32::MAX { 0 } else { u8::try_from(number).map_err(|_| Refusal::Invalid)? };
+        if value != 0 && self.device.descriptors().configuration(value).is_none() {
+            return Err(Refusal::Invalid);
+        }
+        self.start(now, open, Steps::of(id, [Setup::set_configuration(value)]))
+    }
+
+    fn reset(&mut self, now: Instant, open: OpenId, id: CallId) -> Result<Outcome, Refusal> {
+        if self.claims.others_hold(open) {
+            self.check_unrestricted(open)?;
+        }
+        let selection = self.device.selection();
+        let configuration = selection.configuration();
+        let alternates: Vec<Setup> = selection
+            .alternates()
+            .iter()
+            .map(|&(interface, alternate)| Setup::set_interface(interface, alternate))
+            .collect();
+        self.device.reset(now, &mut self.done);
+        self.settle(now);
+        // As it was before, as `usb_reset_and_verify_device` does.
+        match configuration {
+            0 => DONE,
+            value => {
+                self.start(now, open, Steps::of(id, [Setup::set_configuration(value)].into_iter().chain(alternates)))
+            }
+        }
+    }
+
+    fn ask_driver(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        command: &Command,
+        memory: &mut dyn Memory,
+    ) -> Result<Outcome, Refusal> {
+        self.check_unrestricted(open)?;
+        let mut bytes = vec![0; DriverIoctl::bytes(command.width)];
+        memory.read(command.argument, &mut bytes)?;
+        let DriverIoctl { interface, code } = DriverIoctl::decode(&bytes);
+        if self.device.selection().configuration() == 0 {
+            return Err(Refusal::NotReady);
+        }
+        let holder = self.claims.holder(interface);
+        match code {
+            DriverIoctl::DISCONNECT if holder.is_some() => {
+                self.detach(now, interface);
+                DONE
+            }
+            DriverIoctl::DISCONNECT => Err(Refusal::NoDriver),
+            DriverIoctl::CONNECT if holder.is_some() => Err(Refusal::Busy),
+            // There is no driver that could attach.
+            DriverIoctl::CONNECT => DONE,
+            _ => Err(Refusal::Unknown),
+        }
+    }
+
+    /// Takes an interface from its holder, and cancels what is under way on it.
+    fn detach(&mut self, now: Instant, interface: u32) {
+        self.claims.detach(interface);
+        self.kill(now, |_, submitted| submitted.interface.map(u32::from) == Some(interface));
+    }
+
+    fn disconnect_claim(
+        &mut self,
+        now: Instant,
+        open: OpenId,
+        argument: u64,
+        memory: &mut dyn Memory,
+    ) -> Result<Outcome, Refusal> {
+        let mut bytes = vec![0; DisconnectClaim::BYTES];
+        memory.read(argument, &mut bytes)?;
+        let DisconnectClaim { interface, if_driver, except_driver } = DisconnectClaim::decode(&bytes);
+        self.check_unrestricted(open)?;
+        if self.claims.holder(interface).is_some_and(|holder| holder != open) {
+            let is_other = if_driver.is_some_and(|name| name != DRIVER.as_bytes());
+            if is_other || except_driver.is_some_and(|name| name == DRIVER.as_bytes()) {
+                return Err(Refusal::Busy);
+            }
+            self.detach(now, interface);
+        }
+        self.claims.claim(open, interface, layout(&self.device))?;
+        DONE
+    }
+
+    /// Streams need no preparation here: each request names its stream. Returns how many each endpoint has.
+    fn streams(&mut self, open: OpenId, argument: u64, memory: &mut dyn Memory) -> Result<u32, Refusal> {
+        let mut head = [0; Streams::BYTES];
+        memory.read(argument, &mut head)?;
+        let Streams { streams, endpoints } = Streams::decode(head)?;
+        let mut addresses = vec![0; endpoints as usize];
+        memory.read(argument.wrapping_add(Streams::BYTES as u64), &mut addresses)?;
+        for address in addresses {
+            let endpoint = self.endpoint_of(open, address.into())?;
+            let kind = self.device.selection().endpoint(endpoint).map(|endpoint| endpoint.kind);
+            if kind != Some(farbus_model::TransferType::Bulk) || self.device.speed() < Speed::Super {
+                return Err(Refusal::Invalid);
+            }
+        }
+        Ok(streams.min(STREAMS_MAX))
+    }
+
+    /// Sends the first of these requests; the command is answered after the last one.
+    fn start(&mut self, now: Instant, open: OpenId, mut steps: Steps) -> Result<Outcome, Refusal> {
+        let Some(setup) = steps.left.pop_front() else { return DONE };
+        self.launch(now, open, Urb::control(UrbId(0), setup, Payload::Empty), Pending::Steps(steps));
+        Ok(Outcome::Later)
+    }
+
+    /// Passes on everything that has ended.
+    fn settle(&mut self, now: Instant) {
+        while let Some(done) = self.done.pop() {
+            let Some((open, pending)) = self.pending.remove(&done.id) else { continue };
+            match pending {
+                Pending::Urb(mut submitted) => {
+                    if let Some(id) = submitted.discard.take() {
+                        self.answers.push_back(Answer { id, result: Ok(0), writes: Vec::new() });
+                    }
+                    let bulk = submitted.bulk.filter(|_| !matches!(done.status, Status::Ok | Status::Cancelled));
+                    if let Some(bulk) = bulk {
+                        self.fail_continued(now, open, bulk);
+                    }
+                    let Some(opened) = self.opens.get_mut(&open) else { continue };
+                    if let Some((answer, bytes)) = opened.finish(submitted.finish(done)) {
+                        self.bytes -= bytes;
+                        self.answers.push_back(answer);
+                    }
+                }
+                Pending::Waiting(waiting) => {
+                    self.bytes -= waiting.bytes;
+                    self.answers.push_back(waiting.finish(done));
+                }
+                Pending::Steps(steps) => self.go_on(now, open, steps, done.status),
+                Pending::Forgotten(bytes) => self.bytes -= bytes,
+            }
+        }
+        if self.device.is_gone() && !self.is_gone {
+            self.note_gone();
+        }
+    }
+
+    /// A bulk transfer failed: what continues it fails, too (`cancel_bulk_urbs`).
+    fn fail_continued(&mut self, now: Instant, open: OpenId, bulk: usize) {
+        let mut ids = Vec::new();
+        let mut has_new = false;
+        for (id, (of, pending)) in &mut self.pending {
+            let Pending::Urb(submitted) = pending else { continue };
+            if *of != open || submitted.bulk != Some(bulk) {
+                continue;
+            }
+            if !submitted.is_continuation {
+                has_new = true;
+                break;
+            }
+            submitted.bulk = None;
+            ids.push(*id);
+        }
+        if !has_new && let Some(opened) = self.opens.get_mut(&open) {
+            opened.failed_bulk |= 1 << bulk;
+        }
+        ids.into_iter().for_each(|id| self.device.cancel(now, id, &mut self.done));
+    }
+
+    fn go_on(&mut self, now: Instant, open: OpenId, steps: Steps, status: Status) {
+        let id = steps.id;
+        let failure = match status {
+            Status::Stall if steps.may_stall => None,
+            Status::Gone => Some(Refusal::Gone),
+            status => Refusal::of(status),
+        };
+        let result = match failure {
+            Some(refusal) => Err(refusal),
+            None => self.start(now, open, steps),
+        };
+        match result {
+            Ok(Outcome::Later) => {}
+            Ok(Outcome::Now(result, writes)) => self.answers.push_back(Answer { id, result: Ok(result), writes }),
+            Err(refusal) => self.answers.push_back(Answer { id, result: Err(refusal), writes: Vec::new() }),
+        }
+    }
+
+    /// The device is gone for good: nobody waits any longer.
+    fn note_gone(&mut self) {
+        self.is_gone = true;
+        let waiting: Vec<CallId> = self.opens.values_mut().flat_map(Opened::take_reapers).collect();
+        self.answers.extend(waiting.into_iter().map(|id| Answer {
+            id,
+            result: Err(Refusal::Gone),
+            writes: Vec::new(),
+        }));
+    }
+}
+
+impl Steps {
+    fn of(id: CallId, steps: impl IntoIterator<Item = Setup>) -> Self {
+        Self { id, left: steps.into_iter().collect(), may_stall: false }
+    }
+}
+
+fn layout(device: &impl Device) -> Layout<'_> {
+    Layout { descriptors: device.descriptors(), selection: device.selection() }
+}
+
+/// The 32 bits that an argument points to.
+fn number(address: u64, memory: &mut dyn Memory) -> Result<u32, Refusal> {
+    let mut bytes = [0; 4];
+    memory.read(address, &mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
