@@ -26,6 +26,7 @@
 //! | `node.rs` | the commands, one function each |
 //! | `claims.rs` | which open has which interface |
 //! | `opened.rs` | one open of the node: finished URBs, who waits for them, rights |
+//! | `tree.rs` | the device's folder below `/sys/bus/usb/devices` |
 //! | `transfer.rs` | one transfer: how it becomes a request, and how its result is told |
 
 mod claims;
@@ -33,8 +34,10 @@ mod command;
 mod node;
 mod opened;
 mod transfer;
+mod tree;
 
 pub use command::{Answer, CallId, Command, Memory, OpenId};
 pub use farbus_wire::usbfs::{Call, Refusal, Width};
 pub use node::{Node, Place};
 pub use opened::Events;
+pub use tree::{Entry, Shown, folder_name};
