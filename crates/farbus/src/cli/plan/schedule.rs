@@ -275,7 +275,7 @@ impl<'a> Planned<'a> {
             ["period", unit],
             ["rate", "Mb/s"],
             ["share", "of bus"],
-            ["first", unit],
+            ["first", "in"],
             ["then", "every"],
             ["packets", "each"],
             ["done in", unit],
