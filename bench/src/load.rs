@@ -107,7 +107,7 @@ impl<S: Read + Write> Client<S> {
 
     fn run_one_at_a_time(&mut self, transfer: &Transfer, until: Until) -> Result<Tally> {
         let mut request = transfer.header(self.devid).to_vec();
-        request.resize(HEADER_BYTES + transfer.bytes_out(), 0);
+        request.extend(transfer.payload_out());
         if self.receive.len() < HEADER_BYTES + transfer.bytes_in() {
             self.receive.resize(HEADER_BYTES + transfer.bytes_in(), 0);
         }
@@ -220,7 +220,7 @@ struct Submissions {
 impl Submissions {
     fn new(transfer: &Transfer, devid: u32) -> Self {
         let headers = transfer.header(devid).repeat(DEPTH_MAX);
-        Self { headers, payload: vec![0; transfer.bytes_out()] }
+        Self { headers, payload: transfer.payload_out() }
     }
 
     fn send(&mut self, stream: &mut impl Write, first_seqnum: u32, count: usize) -> Result<()> {

@@ -49,27 +49,44 @@ pub struct Transfer {
     pub direction: Direction,
     pub setup: [u8; 8],
     pub bytes: usize,
+    /// Packets of equal length, if the endpoint is isochronous; 0 for every other.
+    pub packets: usize,
 }
+
+/// The description of an isochronous packet: offset, length, actual length, status.
+const PACKET_BYTES: usize = 16;
 
 impl Transfer {
     /// A transfer on endpoint 1 of the source/sink device, which is bulk.
     pub fn bulk(direction: Direction, bytes: usize) -> Self {
-        Self { endpoint: 1, direction, setup: [0; 8], bytes }
+        Self { endpoint: 1, direction, setup: [0; 8], bytes, packets: 0 }
+    }
+
+    /// A transfer on endpoint 3 of the source/sink device, which is isochronous.
+    pub fn isochronous(packets: usize, packet_bytes: usize) -> Self {
+        let bytes = packets * packet_bytes;
+        Self { endpoint: 3, direction: Direction::In, setup: [0; 8], bytes, packets }
     }
 
     pub fn control(direction: Direction, setup: [u8; 8], bytes: usize) -> Self {
-        Self { endpoint: 0, direction, setup, bytes }
+        Self { endpoint: 0, direction, setup, bytes, packets: 0 }
     }
 
     /// The bytes of the header; [`set_seqnum`] then makes each use of it a different request.
     pub fn header(&self, devid: u32) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
         let direction = match self.direction {
             Direction::Out => 0,
             Direction::In => 1,
         };
         // USBIP_URB_DIR_IN is what Linux sends for IN; nothing else is asked for.
-        let transfer_flags: u32 = if self.direction == Direction::In { 0x200 } else { 0 };
-        let mut header = [0; HEADER_BYTES];
+        let mut transfer_flags: u32 = if self.direction == Direction::In { 0x200 } else { 0 };
+        if self.packets > 0 {
+            // URB_ISO_ASAP: in the next interval that is free.
+            transfer_flags |= 0x2;
+            header[32..36].copy_from_slice(&(self.packets as u32).to_be_bytes());
+            header[36..40].copy_from_slice(&1_u32.to_be_bytes());
+        }
         let words = [CMD_SUBMIT, 0, devid, direction, u32::from(self.endpoint), transfer_flags, self.bytes as u32];
         for (word, at) in words.iter().zip((0..).step_by(4)) {
             header[at..at + 4].copy_from_slice(&word.to_be_bytes());
@@ -80,12 +97,24 @@ impl Transfer {
 
     /// Bytes that follow a command's header on the wire.
     pub fn bytes_out(&self) -> usize {
-        if self.direction == Direction::Out { self.bytes } else { 0 }
+        PACKET_BYTES * self.packets + if self.direction == Direction::Out { self.bytes } else { 0 }
+    }
+
+    /// What follows a command's header on the wire: zeros, and the packets.
+    pub fn payload_out(&self) -> Vec<u8> {
+        let mut payload = vec![0; self.bytes_out()];
+        let length = self.bytes / self.packets.max(1);
+        let first = payload.len() - PACKET_BYTES * self.packets;
+        for (at, packet) in payload[first..].chunks_exact_mut(PACKET_BYTES).enumerate() {
+            packet[..4].copy_from_slice(&((at * length) as u32).to_be_bytes());
+            packet[4..8].copy_from_slice(&(length as u32).to_be_bytes());
+        }
+        payload
     }
 
     /// Bytes that follow the header of a successful reply on the wire.
     pub fn bytes_in(&self) -> usize {
-        if self.direction == Direction::In { self.bytes } else { 0 }
+        PACKET_BYTES * self.packets + if self.direction == Direction::In { self.bytes } else { 0 }
     }
 }
 
@@ -188,6 +217,10 @@ pub fn check_reply(header: &[u8; HEADER_BYTES], transfer: &Transfer, seqnum: u32
     if status != 0 {
         bail!("request {seqnum} ({transfer:?}) failed with status {status}");
     }
+    let packet_errors = word(header, 36);
+    if transfer.packets > 0 && packet_errors > 0 {
+        bail!("request {seqnum} lost {packet_errors} of {} packets", transfer.packets);
+    }
     if actual_length as usize != transfer.bytes {
         bail!("request {seqnum} moved {actual_length} bytes instead of {}", transfer.bytes);
     }
@@ -229,7 +262,7 @@ pub fn read_some(stream: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize>
 mod tests {
     use super::*;
 
-    const IN_100: Transfer = Transfer { endpoint: 1, direction: Direction::In, setup: [0; 8], bytes: 100 };
+    const IN_100: Transfer = Transfer { endpoint: 1, direction: Direction::In, setup: [0; 8], bytes: 100, packets: 0 };
     const OUT_100: Transfer = Transfer { direction: Direction::Out, ..IN_100 };
 
     fn reply(seqnum: u32, status: i32, actual_length: u32, payload_bytes: usize) -> Vec<u8> {
@@ -250,6 +283,23 @@ mod tests {
         assert_eq!(words, [CMD_SUBMIT, 7, 0x0001_0002, 1, 1, 0x200, 0x12345, 0, 0, 0, 0, 0]);
         let header = Transfer::control(Direction::Out, SET_CONFIGURATION_1, 0).header(1);
         assert_eq!(header[40..], SET_CONFIGURATION_1);
+    }
+
+    #[test]
+    fn an_isochronous_submit_has_its_packets_behind_the_header() {
+        let transfer = Transfer::isochronous(2, 100);
+        let header = transfer.header(1);
+        let words: Vec<u32> = (12..40).step_by(4).map(|at| word(&header, at)).collect();
+        assert_eq!(words, [1, 3, 0x202, 200, 0, 2, 1], "direction, endpoint, flags, length, frame, packets, interval");
+        let payload = transfer.payload_out();
+        let words: Vec<u32> = (0..32).step_by(4).map(|at| word(&payload, at)).collect();
+        assert_eq!(words, [0, 100, 0, 0, 100, 100, 0, 0]);
+        // The reply has the data, then the packets.
+        let mut lost = reply(1, 0, 200, 200 + 32);
+        let mut replies = Replies::new(transfer, 1);
+        assert_eq!(replies.feed(&lost).expect("a good reply"), 1);
+        lost[39] = 1;
+        assert!(Replies::new(transfer, 1).feed(&lost).expect_err("a lost packet").to_string().contains("lost 1 of 2"));
     }
 
     #[test]

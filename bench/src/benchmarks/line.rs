@@ -2,8 +2,7 @@
 //! 9 to 11), and one each x ms needs a queue deeper than `RTT/x + 1` (its Equation 2, Figure 13).
 //!
 //! As there, the driver is the load generator, the device a source, and both ends speak plain USB/IP; the distance is a
-//! relay that lets every byte wait. The paper's periodic endpoint is isochronous, 8 packets of 125 us a URB; here it is
-//! an interrupt endpoint of 1 ms, of which the paper says the same.
+//! relay that lets every byte wait. The periodic endpoint is isochronous, 8 packets of 125 us a URB, as the paper's.
 
 use std::time::Duration;
 
@@ -29,6 +28,9 @@ const PAPER_GRADIENT: f64 = 6.30e-2;
 const PAPER_BEGINS_MS: f64 = 0.24;
 /// The round trips for the depth rule; the load generator has 64 in flight at most.
 const DEPTH_ROUND_TRIPS_MS: [u64; 6] = [0, 1, 4, 8, 16, 32];
+/// Packets of a URB of the periodic endpoint, one each microframe, and their bytes.
+const PACKETS: usize = 8;
+const PACKET_BYTES: usize = 1024;
 /// Between completions of the periodic endpoint.
 const INTERVAL_MS: f64 = 1.0;
 /// The mean interval between completions up to which the rule counts as kept.
@@ -104,9 +106,8 @@ fn line_finding(ms: u64, points: &[(f64, f64)]) -> Finding {
 
 /// Mean intervals between completions, at depths from one to some beyond the rule.
 fn intervals(lab: &Lab, ms: u64) -> Result<Vec<(usize, f64)>> {
-    // At full speed it is polled once a frame.
-    let mut client = Far::client(lab, "zero,speed=full", ms)?;
-    let transfer = Transfer { endpoint: 2, ..Transfer::bulk(Direction::In, 64) };
+    let mut client = Far::client(lab, "zero", ms)?;
+    let transfer = Transfer::isochronous(PACKETS, PACKET_BYTES);
     let last = ruled(ms) + 6;
     let all: Vec<usize> =
         if lab.quick { (ruled(ms).saturating_sub(6).max(1)..=last).collect() } else { (1..=last).collect() };
@@ -190,7 +191,7 @@ fn depth_chart(depths: &[(u64, Vec<(usize, f64)>)]) -> Chart {
         points: seen.iter().map(|&(depth, mean)| (depth as f64, mean)).collect(),
     };
     Chart {
-        title: "Mean completion intervals of a 1 ms endpoint (2005 paper, Figure 13)".into(),
+        title: "Mean completion intervals of isochronous URBs of 1 ms (2005 paper, Figure 13)".into(),
         across: "queue depth".into(),
         panels: vec![Panel { up: "ms".into(), is_logarithmic: true, lines: depths.iter().map(line).collect() }],
     }

@@ -181,7 +181,7 @@ pub const ALL: [Benchmark; 27] = [
     },
     Benchmark {
         name: line::NAME,
-        target: "none: a URB over 0 to 100 ms takes a s + RTT; a queue of q > RTT/x + 1 keeps an endpoint busy (2005 paper, Figures 9 to 11; Figure 13 on an interrupt endpoint)",
+        target: "none: a URB over 0 to 100 ms takes a s + RTT; a queue of q > RTT/x + 1 keeps an isochronous endpoint busy (2005 paper, Figures 9 to 11 and 13)",
         by_default: false,
         run: line::run,
     },

@@ -3,6 +3,8 @@
 //!
 //! Asynchronous endpoints (`A`: control and bulk) get a reservation `t_A` of every interval, periodic ones of high
 //! criticality (`H`) a place each or the whole set is refused, those of low criticality (`L`) a place if one is left.
+//! The paper's `L` has periodic endpoints only. Here an asynchronous endpoint may be of low criticality, too: it gets
+//! its part of `t_A` if every interval still has room for it, and bounds of high criticality do not get longer by it.
 //! An *interval* is a microframe, at full and low speed a frame.
 //!
 //! A request released at the start of an interval is done after the bound that is stated. One that comes in the middle
@@ -68,14 +70,19 @@ pub fn replan(previous: &Plan, requests: &[Request], options: Options) -> Result
         let is_same = previous.options.mode == options.mode && previous.requests.contains(request);
         is_same.then(|| previous.placement(request.id)).flatten()
     };
-    draft.keep(kept, Criticality::High);
+    draft.keep_high(kept);
     if draft.first_fit_high().is_err() {
         draft = Draft::of(requests, options)?;
         draft.place_high()?;
     }
-    draft.keep(kept, Criticality::Low);
-    draft.is_running = true;
-    draft.place_low();
+    for request in requests.iter().filter(|request| request.criticality == Criticality::Low) {
+        if let Some(place) = kept(request) {
+            draft.take(place);
+        } else if is_low_asynchronous(request) && previous.requests.contains(request) && previous.has(request.id) {
+            draft.add_asynchronous(request);
+        }
+    }
+    draft.add_low();
     let plan = draft.into_plan();
     let change = plan.change_from(previous);
     Ok((plan, change))
@@ -93,8 +100,6 @@ struct Draft {
     slots: Vec<(u32, Slot)>,
     rejected: Vec<Rejected>,
     is_searched: bool,
-    /// Placed endpoints are in use and are not moved for low criticality.
-    is_running: bool,
 }
 
 impl Draft {
@@ -122,22 +127,42 @@ impl Draft {
             slots: Vec::new(),
             rejected: Vec::new(),
             is_searched: false,
-            is_running: false,
         })
     }
 
     fn has(&self, id: u32) -> bool {
         self.slots.iter().any(|(placed, _)| *placed == id)
+            || self.reservation.admitted.iter().any(|request| request.id == id)
     }
 
-    /// Gives those of `criticality` their previous place, as far as it is free.
-    fn keep(&mut self, had: impl Fn(&Request) -> Option<Placement>, criticality: Criticality) {
-        for request in self.requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == criticality) {
-            let Some(place) = had(request) else { continue };
-            let slot = Slot { start: place.start, every: place.every, packets: place.packets, time_ps: place.time_ps };
-            if self.bins.take(&slot) {
-                self.slots.push((request.id, slot));
-            }
+    /// Adds an asynchronous endpoint of low criticality, or returns what is missing of the fullest interval.
+    fn add_asynchronous(&mut self, request: &Request) -> Option<u64> {
+        let speed = request.shape.speed();
+        let smallest_ps = reserve::smallest_quantum_ps(&self.requests);
+        let reservation = self.reservation.with(request, speed, self.options.mode, smallest_ps);
+        let more_ps = reservation.time_ps - self.reservation.time_ps;
+        let more = Slot { start: 0, every: 1, packets: 0, time_ps: more_ps };
+        if !self.bins.take(&more) {
+            return Some(more_ps - self.bins.least_free_ps(0, 1));
+        }
+        let fits = self.empty.take(&more);
+        debug_assert!(fits, "without places there is more room");
+        self.reservation = reservation;
+        None
+    }
+
+    /// Gives those of high criticality their previous place, as far as it is free.
+    fn keep_high(&mut self, had: impl Fn(&Request) -> Option<Placement>) {
+        let high = self.requests.iter().filter(|request| request.criticality == Criticality::High);
+        let places: Vec<_> = high.filter_map(had).collect();
+        places.into_iter().for_each(|place| self.take(place));
+    }
+
+    /// Takes a place if it is free.
+    fn take(&mut self, place: Placement) {
+        let slot = Slot { start: place.start, every: place.every, packets: place.packets, time_ps: place.time_ps };
+        if self.bins.take(&slot) {
+            self.slots.push((place.id, slot));
         }
     }
 
@@ -173,23 +198,42 @@ impl Draft {
         }
     }
 
+    /// Step 4 of Algorithm 1, then the asynchronous endpoints of low criticality.
     fn place_low(&mut self) {
         let mut admitted: Vec<Item> = self.high.clone();
-        let (kept, new): (Vec<_>, Vec<_>) = self.low.clone().into_iter().partition(|item| self.has(item.id));
-        admitted.extend(kept);
-        for item in new {
+        for item in self.low.clone() {
             if let Some(slot) = search::first_fit(&item, &mut self.bins) {
                 self.slots.push((item.id, slot));
                 admitted.push(item);
                 continue;
             }
             admitted.push(item);
-            let work_max = if self.is_running { 0 } else { self.options.work_max };
-            if let search::Found::Places(slots) = search::search(&admitted, &self.empty, work_max) {
+            if let search::Found::Places(slots) = search::search(&admitted, &self.empty, self.options.work_max) {
                 self.adopt(slots);
             } else if let Some(item) = admitted.pop() {
                 self.rejected.push(Rejected { id: item.id, missing_ps: search::missing_ps(&item, &self.bins) });
             }
+        }
+        self.add_low();
+    }
+
+    /// Adds those of low criticality that are in no list yet where room is left, in the order of the requests. Places
+    /// in use are not moved for them.
+    fn add_low(&mut self) {
+        for request in self.requests.clone().iter().filter(|request| request.criticality == Criticality::Low) {
+            let id = request.id;
+            if self.has(id) || self.rejected.iter().any(|rejected| rejected.id == id) {
+                continue;
+            }
+            let missing_ps = if is_low_asynchronous(request) {
+                self.add_asynchronous(request)
+            } else {
+                let item = Item::of(request, self.options.mode);
+                let slot = search::first_fit(&item, &mut self.bins);
+                self.slots.extend(slot.map(|slot| (id, slot)));
+                slot.is_none().then(|| search::missing_ps(&item, &self.bins))
+            };
+            self.rejected.extend(missing_ps.map(|missing_ps| Rejected { id, missing_ps }));
         }
     }
 
@@ -248,7 +292,9 @@ impl Plan {
         let all = Slot { start: 0, every: 1, packets: 0, time_ps: self.bins.least_free_ps(0, 1) };
         if self.bins.take(&all) {
             self.reservation_ps += all.time_ps;
-            self.asynchronous = reserve::bounds(&self.requests, self.speed, self.reservation_ps, self.options.mode);
+            let admitted = |request: &&Request| !request.shape.is_periodic() && self.has(request.id);
+            let admitted: Vec<_> = self.requests.iter().filter(admitted).copied().collect();
+            self.asynchronous = reserve::bounds(&admitted, self.speed, self.reservation_ps, self.options.mode);
         }
     }
 
@@ -262,7 +308,12 @@ impl Plan {
         self.placements.iter().find(|place| place.id == id).copied()
     }
 
-    /// The bounds of the asynchronous endpoints.
+    /// Whether an endpoint is admitted.
+    fn has(&self, id: u32) -> bool {
+        self.placement(id).is_some() || self.asynchronous.iter().any(|bound| bound.id == id)
+    }
+
+    /// The bounds of the admitted asynchronous endpoints.
     pub fn asynchronous(&self) -> &[AsynchronousBound] {
         &self.asynchronous
     }
@@ -304,9 +355,13 @@ impl Plan {
             }
         }
         let rejected = self.rejected.iter().map(|rejected| rejected.id);
-        change.suspended = rejected.filter(|&id| previous.placement(id).is_some()).collect();
+        change.suspended = rejected.filter(|&id| previous.has(id)).collect();
         change
     }
+}
+
+fn is_low_asynchronous(request: &Request) -> bool {
+    !request.shape.is_periodic() && request.criticality == Criticality::Low
 }
 
 /// Checks the requests, and returns the speed of the bus.

@@ -115,7 +115,9 @@ fn random_set(random: &mut Random) -> Vec<Request> {
         let packet_bytes = if random.below(3) == 0 { 1024 } else { packet_bytes };
         let period = 1 + random.below(40) as u32;
         let budget_bytes = 1 + random.below(u64::from(period) * 20_000) as u32;
-        requests.push(bulk(100 + id, packet_bytes, random.below(4) as u32, budget_bytes, period));
+        let mut request = bulk(100 + id, packet_bytes, random.below(4) as u32, budget_bytes, period);
+        request.criticality = random.one_of(&[Criticality::High, Criticality::High, Criticality::Low]);
+        requests.push(request);
     }
     requests
 }
@@ -124,7 +126,8 @@ fn random_set(random: &mut Random) -> Vec<Request> {
 /// endpoints use all their time, no packet crosses the end of an interval, and the victim comes last. Returns the
 /// intervals until its budget is transferred.
 fn worst_intervals(plan: &Plan, victim: usize, phase: u32) -> u64 {
-    let pool: Vec<_> = plan.requests().iter().filter(|r| !r.shape.is_periodic()).collect();
+    let request = |id: u32| plan.requests().iter().find(|request| request.id == id).unwrap();
+    let pool: Vec<_> = plan.asynchronous().iter().map(|bound| request(bound.id)).collect();
     let mut order: Vec<_> = (0..pool.len()).filter(|&i| i != victim).collect();
     order.push(victim);
     let mut left = pool[victim].shape.packets(pool[victim].budget_bytes);
@@ -176,8 +179,47 @@ fn set_admitted_as_sound_never_misses() {
         }
         let highs = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == Criticality::High);
         assert!(highs.into_iter().all(|r| plan.placement(r.id).is_some()));
+        assert_low_asynchronous_takes_nothing(&plan, &requests);
     }
     assert!(admitted > 1000, "{admitted}");
+}
+
+/// Without the asynchronous endpoints of low criticality all others have the same places and bounds, and whoever is not
+/// admitted has no room.
+fn assert_low_asynchronous_takes_nothing(with: &Plan, requests: &[Request]) {
+    let is_low = |r: &Request| !r.shape.is_periodic() && r.criticality == Criticality::Low;
+    let others: Vec<_> = requests.iter().filter(|r| !is_low(r)).copied().collect();
+    if others.is_empty() {
+        return;
+    }
+    let without = plan(&others, Options::default()).unwrap();
+    assert_eq!(with.placements(), without.placements());
+    for bound in without.asynchronous() {
+        let now = with.asynchronous().iter().find(|now| now.id == bound.id).expect("high stays");
+        assert!(now.intervals <= bound.intervals, "{now:?} {bound:?}");
+    }
+    let count = |plan: &Plan| plan.placements().len() + plan.asynchronous().len() + plan.rejected().len();
+    assert_eq!(count(with), requests.len(), "everyone is admitted or refused");
+    assert!(with.rejected().iter().all(|rejected| rejected.missing_ps > 0));
+}
+
+#[test]
+fn low_bulk_endpoint_runs_where_room_remains_and_gives_way() {
+    let low = |id, budget_bytes| Request { criticality: Criticality::Low, ..bulk(id, 1024, 0, budget_bytes, 1) };
+    // Half of each microframe is a camera's.
+    let camera = isochronous(1, 1024, 10, 2, 1, Criticality::High);
+    let before = plan(&[camera, low(2, 16 << 10), low(3, 20 << 10)], Options::default()).unwrap();
+    let admitted = |plan: &Plan| plan.asynchronous().iter().map(|bound| bound.id).collect::<Vec<_>>();
+    assert_eq!(admitted(&before), [2], "38 packets fit beside it: 16 do, but not 20 in turns with them");
+    // High criticality needs 20 of them, and with the other in turns 40.
+    let requests = [camera, bulk(4, 1024, 0, 20 << 10, 1), low(2, 16 << 10)];
+    let (after, change) = replan(&before, &requests, Options::default()).unwrap();
+    assert_eq!((admitted(&after), change.suspended.as_slice(), change.kept.as_slice()), (vec![4], &[2][..], &[1][..]));
+    let room_ps = interval_ps(Speed::Super) - 33 * camera.shape.packet_ps();
+    let missing_ps = 40 * requests[1].shape.packet_ps() - room_ps;
+    assert_eq!(after.rejected().iter().map(|lack| (lack.id, lack.missing_ps)).collect::<Vec<_>>(), [(2, missing_ps)]);
+    let (again, _) = replan(&after, &[camera, low(2, 16 << 10)], Options::default()).unwrap();
+    assert_eq!((admitted(&again), again.placements()), (vec![2], before.placements()));
 }
 
 #[test]
@@ -208,12 +250,13 @@ fn new_plan_moves_no_endpoint_without_need() {
         for &id in &change.kept {
             assert_eq!(before.placement(id), after.placement(id));
         }
-        let all = [&change.kept, &change.moved, &change.suspended].map(Vec::len).iter().sum::<usize>();
+        let suspended: Vec<_> = change.suspended.iter().copied().filter(|id| before.placement(*id).is_some()).collect();
+        let all = [&change.kept, &change.moved, &suspended].map(Vec::len).iter().sum::<usize>();
         assert_eq!(all, before.placements().len(), "nobody is forgotten");
         moved += change.moved.len();
         // The same requests: no place changes.
         let (same, change) = replan(&after, &requests, Options::default()).unwrap();
-        assert_eq!(same.placements(), after.placements());
+        assert_eq!((same.placements(), same.asynchronous()), (after.placements(), after.asynchronous()));
         assert!(change.moved.is_empty() && change.suspended.is_empty() && change.placed.is_empty());
     }
     println!("{moved} moved");
@@ -235,7 +278,6 @@ fn refusals_have_their_types() {
         why(Request { budget_bytes: 1025, ..ok }),
         Invalid::BudgetOverWire { asked_bytes: 1025, max_bytes: 1024 }
     );
-    assert_eq!(why(Request { criticality: Criticality::Low, ..bulk(7, 1024, 0, 1, 1) }), Invalid::LowAsynchronous);
     assert!(matches!(plan(&[ok, ok], Options::default()), Err(Refusal::Invalid { id: 7, why: Invalid::Twice })));
     let other = Shape::new(Speed::High, TransferKind::Bulk, Direction::In, 512, 0, 0).unwrap();
     let other = Request { id: 8, shape: other, budget_bytes: 1, period: 1, criticality: Criticality::High };

@@ -53,8 +53,6 @@ fn claim_that_a_device_cannot_carry_is_refused_with_its_kind_of_lack() {
     let large = refused(ISO_IN, 1025, 1, Criticality::Low);
     assert_eq!(large.lack(), (Lack::Budget, 1));
     assert!(large.to_string().contains("the wire carries 1024 a period"), "{large}");
-    let bulk = refused(0x81, 512, 8, Criticality::Low);
-    assert_eq!(bulk, Refusal::Invalid { endpoint: 0x81, why: Invalid::LowAsynchronous });
     assert_eq!(refused(ISO_IN, 0, 1, Criticality::High).lack(), (Lack::Budget, 0));
     assert_eq!(ledger.lines().count(), 0);
 }
@@ -65,7 +63,32 @@ fn claim_without_endpoint_means_the_endpoint_of_the_devices_data() {
     let claim = Claim { endpoint: 0, bytes: 1024, period: 1 };
     assert_eq!(carrier.address(&claim).as_byte(), ISO_IN);
     let slow = Claim { endpoint: 0x81, ..claim };
-    assert!(carrier.request(1, &slow, Criticality::High).is_ok(), "bulk endpoints are of high criticality");
+    assert!(carrier.request(1, &slow, Criticality::High).is_ok(), "it has bulk endpoints, too");
+}
+
+#[test]
+fn low_bulk_reservation_gives_way_to_high_and_comes_back() {
+    let (mut ledger, carrier) = (Ledger::new(4, COST), carrier("bus", Speed::Full));
+    let bulk = |criticality, bytes| Reservation {
+        criticality,
+        latency_ns: 0,
+        claims: vec![Claim { endpoint: 0x81, bytes, period: 1 }],
+    };
+    ask(&mut ledger, "disk", &carrier, bulk(Criticality::Low, 512)).unwrap();
+    assert_eq!(state(&ledger, "disk"), State::Admitted);
+    let bound_ns = ledger.report("disk").unwrap().bound_ns;
+    ask(&mut ledger, "camera", &carrier, stream(Criticality::High, 256, 1)).unwrap();
+    assert_eq!(state(&ledger, "disk"), State::Admitted, "there is room for both");
+    let place = ledger.plan("bus").unwrap().placements().to_vec();
+    ask(&mut ledger, "can", &carrier, bulk(Criticality::High, 512)).unwrap();
+    assert_eq!(state(&ledger, "disk"), State::Suspended, "in turns with it the disk would have half");
+    assert_eq!(ledger.report("disk").unwrap().lack, Lack::Bus);
+    assert_eq!(ledger.plan("bus").unwrap().placements(), place, "the camera keeps its place");
+    let refused = ask(&mut ledger, "stick", &carrier, bulk(Criticality::Low, 512)).unwrap_err();
+    assert!(matches!(refused.lack(), (Lack::Bus, 1..)), "{refused}");
+    let news = ledger.release("can");
+    assert_eq!(news.iter().map(|news| news.device.as_str()).collect::<Vec<_>>(), ["disk"]);
+    assert_eq!(ledger.report("disk").unwrap().bound_ns, bound_ns);
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod watched;
 #[path = "swap/world.rs"]
 mod world;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -213,6 +213,95 @@ fn bad_block_is_reported_with_its_page() {
     let offset = 1_234_567 / 4096 * 4096;
     assert_eq!(error, SwapError::Medium { side: Side::Source, offset, error: StoreError::Medium });
     assert!(error.to_string().contains("a bad block, or it has become shorter"));
+}
+
+/// A disk that refuses long requests, or whose error was gone at the second attempt, has no bad block.
+#[test]
+fn source_that_can_be_read_block_by_block_is_swapped() {
+    let picky = Watched::new(memory(4 << 20), |asked, range| match asked {
+        Asked::Read if range.end - range.start > 4096 => Err(StoreError::Medium),
+        _ => Ok(()),
+    });
+    let switch = Switch::new(picky).unwrap();
+    let mut user = switch.open().unwrap();
+    user.write_at(1_234_567, b"still here").unwrap();
+    run(&switch, Arc::new(memory(4 << 20)), Options { verify: true, ..Options::default() }).unwrap();
+    let mut bytes = [0; 10];
+    user.read_at(1_234_567, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"still here");
+}
+
+/// In simulated time: a write waits for the piece that is being copied (7 ms to read it, 5 ms to write it), then for
+/// the second medium (5 ms).
+#[test]
+fn delay_of_a_request_is_measured_from_its_arrival_to_the_second_medium() {
+    let clock_ms = Arc::new(AtomicU64::new(1));
+    let advance = |ms: u64| {
+        let clock_ms = Arc::clone(&clock_ms);
+        move || {
+            clock_ms.fetch_add(ms, Ordering::SeqCst);
+        }
+    };
+    let (writes, reads) = (advance(5), advance(7));
+    // The writer, once its write may meet the copy of a piece.
+    let waiting = Arc::new(Mutex::new(None::<Box<dyn BlockStore>>));
+    let writer = Arc::new(Mutex::new(None));
+    let (asked, has_asked) = std::sync::mpsc::channel();
+    let has_asked = Mutex::new(has_asked);
+    let (waits, writes_now) = (Arc::clone(&waiting), Arc::clone(&writer));
+    let source = Watched::new(memory(1 << 20), move |kind, _| {
+        if kind == Asked::Read
+            && let Some(mut user) = waits.lock().unwrap().take()
+        {
+            let thread = std::thread::Builder::new().name("writer".into());
+            let thread = thread.spawn(move || user.write_at(0, &[2; 512]).unwrap()).unwrap();
+            has_asked.lock().unwrap().recv().unwrap();
+            *writes_now.lock().unwrap() = Some(thread);
+            reads();
+        }
+        Ok(())
+    });
+    let destination = Watched::new(memory(1 << 20), move |kind, _| {
+        if kind == Asked::Write {
+            writes();
+        }
+        Ok(())
+    });
+    let switch = Switch::new(source).unwrap();
+    let [mut user, other] = [switch.open().unwrap(), switch.open().unwrap()];
+    let clock = Arc::clone(&clock_ms);
+    let now = move || Instant::from_nanos(clock.load(Ordering::SeqCst) * 1_000_000);
+    let for_requests = {
+        let now = now.clone();
+        move || {
+            let moment = now();
+            if std::thread::current().name() == Some("writer") {
+                let _ = asked.send(());
+            }
+            moment
+        }
+    };
+    let swap = Swap::begin(&switch, destination, Box::new(Nowhere), Options::default(), now()).unwrap();
+    let mut swap = swap.timed_by(for_requests);
+    let mut to = |phase: Phase| {
+        while swap.phase() != phase {
+            assert_eq!(swap.step(now()), Step::Again);
+        }
+        swap.progress(now()).delayed
+    };
+    assert_eq!(to(Phase::Flushing), Duration::ZERO);
+    // What changes now is copied again while both media are written.
+    user.write_at(0, &[1; 512]).unwrap();
+    assert_eq!(to(Phase::Draining), Duration::ZERO);
+    *waiting.lock().unwrap() = Some(other);
+    to(Phase::Deciding);
+    writer.lock().unwrap().take().expect("the piece was copied again").join().unwrap();
+    assert_eq!(to(Phase::Deciding), Duration::from_millis(7 + 5 + 5));
+    assert!(matches!(
+        std::iter::repeat_with(|| swap.step(now())).find(|step| *step != Step::Again),
+        Some(Step::Ended(Ok(_)))
+    ));
+    assert_eq!(swap.progress(now()).delayed, Duration::from_millis(17), "of the whole swap");
 }
 
 #[test]

@@ -122,6 +122,8 @@ impl Controller {
             if request.shape.is_periodic() {
                 let old = old_periodic.iter().find(|old| old.id == request.id);
                 self.periodic.push(Periodic::new(request, plan, old));
+            } else if plan.asynchronous().iter().all(|bound| bound.id != request.id) {
+                // Of low criticality, and not admitted: the host holds its requests back.
             } else if let Some(at) = old_rings.iter().position(|old| old.id == request.id) {
                 self.rings.push(old_rings.swap_remove(at));
             } else {

@@ -160,7 +160,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         None => {
             let rounds = if ended.round == 1 { "one round".to_owned() } else { format!("{} rounds", ended.round) };
             say(format!(
-                "{} lies on {} now: {} copied in {rounds} and {:.1} s; no request was held longer than {:.2} ms",
+                "{} lies on {} now: {} copied in {rounds} and {:.1} s; no request was delayed longer than {:.2} ms",
                 ended.device,
                 ended.to,
                 format_bytes(ended.copied_bytes),

@@ -54,7 +54,8 @@ pub struct SwapStatus {
     pub bytes_per_s: u64,
     /// Seconds since the swap began.
     pub elapsed_s: f64,
-    /// The longest that the swap made a request wait, milliseconds.
+    /// The longest that the swap made a request wait, milliseconds, over all of its phases: for the piece that was
+    /// being copied or compared, and for the second medium while both are written.
     pub quiet_ms: f64,
     /// For a USB device: requests that set up the twin as the device had been set up.
     #[serde(default)]
@@ -163,13 +164,13 @@ impl Run {
         lock(&self.status).state != RUNNING
     }
 
-    fn show(&self, progress: &Progress, elapsed: Duration, quiet: Duration) {
+    fn show(&self, progress: &Progress, elapsed: Duration) {
         let mut status = lock(&self.status);
         progress.phase.as_str().clone_into(&mut status.phase);
         (status.round, status.copied_bytes, status.left_bytes) =
             (progress.round, progress.copied_bytes, progress.left_bytes);
         (status.unverified_bytes, status.bytes_per_s) = (progress.unverified_bytes, progress.rate);
-        (status.elapsed_s, status.quiet_ms) = (elapsed.as_secs_f64(), quiet.as_secs_f64() * 1e3);
+        (status.elapsed_s, status.quiet_ms) = (elapsed.as_secs_f64(), progress.delayed.as_secs_f64() * 1e3);
     }
 }
 
@@ -197,7 +198,8 @@ impl Swaps {
         let from = export.place().unwrap_or_default();
         let notes = Box::new(Notes::to(journal));
         let swap = Swap::begin(export.switch(), Arc::new(destination), notes, options, clock.now())
-            .map_err(|error| report(&error, &device, &to))?;
+            .map_err(|error| report(&error, &device, &to))?
+            .timed_by(move || clock.now());
         let status = SwapStatus {
             device: device.clone(),
             from: from.clone(),
@@ -324,7 +326,7 @@ enum Driven {
 /// Runs the swap to its end, or to a phase that another thread continues.
 fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> bool) -> Driven {
     let began = Instant::ZERO;
-    let (mut shown, mut quiet) = (began, Duration::ZERO);
+    let mut shown = began;
     loop {
         if run.is_cancelled.load(Ordering::Acquire) {
             let _ = swap.cancel();
@@ -332,12 +334,8 @@ fn drive(mut swap: Swap, clock: &Clock, run: &Run, is_enough: impl Fn(Phase) -> 
         let (before, now) = (swap.phase(), clock.now());
         let step = swap.step(now);
         let after = clock.now();
-        // Requests for a piece wait while it is copied or compared. The switch itself makes no request wait.
-        if before == Phase::Draining {
-            quiet = quiet.max(after - now);
-        }
         if after - shown >= LOOK_EVERY || swap.phase() != before || matches!(step, Step::Ended(_)) {
-            run.show(&swap.progress(after), after - began, quiet);
+            run.show(&swap.progress(after), after - began);
             shown = after;
         }
         match step {

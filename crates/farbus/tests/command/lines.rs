@@ -66,6 +66,30 @@ fn a_bus_is_planned_from_a_file_or_refused_with_what_is_missing() {
     assert!(outcome.stderr.contains("car.toml") && outcome.stderr.contains("line 2"), "{outcome:?}");
 }
 
+/// Table 2 of "Real-Time USB Networking and Device I/O" (2023) by one command, and every other example by its own.
+#[test]
+fn each_example_of_a_plan_runs_by_the_command_that_the_list_prints() {
+    let harness = Harness::new();
+    let examples = harness.json(&["plan", "examples", "--json"]);
+    let examples = examples.as_array().unwrap();
+    assert!(examples.len() > 10);
+    for example in examples {
+        let command = example["command"].as_str().unwrap();
+        let outcome = harness.run(&command.split(' ').skip(1).collect::<Vec<_>>());
+        assert!(outcome.code == Some(0) && !outcome.stdout.is_empty(), "{command}: {outcome:?}");
+        let printed = harness.run(&["plan", "examples", example["name"].as_str().unwrap()]);
+        assert_eq!(printed.stdout.trim_end(), example["text"].as_str().unwrap().trim_end());
+    }
+    let table_2 = harness.run(&["plan", "schedule", "--example", "table-2-3"]);
+    let bulk = table_2.stdout.lines().find(|line| line.trim_start().starts_with("b1 ")).unwrap();
+    assert!(bulk.trim_end().ends_with("20 passes           4  500.000"), "{bulk}");
+    assert!(table_2.stdout.contains("end to end: 5500.000 us at the worst"), "{table_2:?}");
+    let list = harness.run(&["plan", "topology", "--example", "list"]);
+    assert!(list.stdout.lines().count() == 4 && list.stdout.contains("--example figure-5c"), "{list:?}");
+    let wrong = harness.run(&["plan", "pipe", "--example", "table-2-1"]);
+    assert!(wrong.code == Some(1) && wrong.stderr.contains("there are section-5, table-7"), "{wrong:?}");
+}
+
 #[test]
 fn arguments_without_a_meaning_are_usage_errors() {
     let harness = Harness::new();

@@ -226,3 +226,31 @@ fn raw_pair_of_a_bridge_carries_a_pipe_by_its_endpoint() {
     assert_eq!(network.wait_for_end(PATIENCE), Some(3));
     assert!(network.log().contains("in setting 1"), "{}", network.log());
 }
+
+/// A pipe promises what its own host's scheduler promises, and says where that ends; a device with fewer messages than
+/// asked is no proof of the rate.
+#[test]
+fn pipe_to_another_host_says_which_end_is_not_promised_and_which_rate_was_not_tried() {
+    let harness = Harness::new();
+    let share = harness.share(&["can,traffic=10"]);
+    let run = |device: &[&str], more: &[&str]| {
+        let usual = ["--can", "500000", "--rate", "2000", "--buffer", "128", "--execution-us", "500"];
+        harness.run(&[&["pipe"], device, &usual, &["--policy", "none", "--seconds", "3"], more].concat())
+    };
+    let target = share.target("can");
+    let far = run(&[&target], &[]);
+    let warning = "only this end is promised: the host that shares the device has no processor time reserved for it";
+    assert!(far.stderr.contains(warning), "{far:?}");
+    assert!(far.stdout.contains("/s of the 2000/s asked: that rate was not tried"), "{far:?}");
+    let here = run(&["--here", "can,traffic=10"], &["--json"]);
+    let outcome = object(&here.stdout);
+    assert_eq!(outcome["is_tried"], false, "{outcome}");
+    let told = outcome["not_promised"].as_array().unwrap();
+    assert!(told.iter().all(|what| !what.as_str().unwrap().contains(warning)), "{outcome}");
+    let far = object(&run(&[&target], &["--json"]).stdout);
+    assert!(
+        far["not_promised"].as_array().unwrap().iter().any(|what| what.as_str().unwrap().contains(warning)),
+        "{far}"
+    );
+    assert_eq!(far["pipes"][0]["is_far_unreserved"], true, "{far}");
+}

@@ -37,7 +37,7 @@ fn impossible_reservation_is_refused_with_the_reason() {
         ("zero:bytes=64,period=3", "a period of 3 intervals is no power of two; 2 serves it at least as often"),
         ("zero:bytes=2000,period=1", "976 too few"),
         ("zero:bytes=64,period=1,endpoint=0x87", "the device has no endpoint 0x87"),
-        ("zero:bytes=512,period=8,endpoint=0x81,criticality=low", "bulk and control endpoints are of high criticality"),
+        ("zero:bytes=65536,period=1,endpoint=0x81,criticality=low", "of an interval are missing"),
         ("none:bytes=64,period=1", "no device called 'none'"),
     ] {
         let refused = harness.run(&["share", "zero", "--listen", "127.0.0.1:0", "--reserve", wish]);

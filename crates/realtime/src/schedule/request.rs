@@ -100,7 +100,8 @@ pub struct AsynchronousBound {
 pub struct Rejected {
     /// The endpoint.
     pub id: u32,
-    /// Bus time that is missing in the fullest interval of the best place there is, in picoseconds.
+    /// Bus time that is missing in the fullest interval of the best place there is, in picoseconds; for an asynchronous
+    /// endpoint, in the fullest of all intervals.
     pub missing_ps: u64,
 }
 
@@ -174,8 +175,6 @@ pub enum Invalid {
         /// The quantum.
         max_bytes: u32,
     },
-    /// Asynchronous endpoints have no low criticality.
-    LowAsynchronous,
 }
 
 impl Default for Options {
@@ -199,7 +198,7 @@ impl Request {
             return Err(Invalid::Period { asked: self.period, max });
         }
         if !self.shape.is_periodic() {
-            return if self.criticality == Criticality::Low { Err(Invalid::LowAsynchronous) } else { Ok(()) };
+            return Ok(());
         }
         if !self.period.is_power_of_two() {
             let shorter = 1 << self.period.ilog2();
@@ -245,7 +244,6 @@ impl fmt::Display for Invalid {
                 )?;
                 write!(f, "{} too few", asked_bytes - max_bytes)
             }
-            Self::LowAsynchronous => write!(f, "bulk and control endpoints are of high criticality"),
         }
     }
 }

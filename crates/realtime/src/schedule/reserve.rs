@@ -1,50 +1,86 @@
-//! The part of each interval that asynchronous endpoints need: Algorithm 2, Equations 5 to 8.
+//! The part of each interval that asynchronous endpoints need: Algorithm 2, Equations 5 to 8. Those of low criticality
+//! are added to it one at a time, as far as there is room.
 
 use crate::bus::Speed;
 use crate::transfer::{Shape, asynchronous_share_ps, interval_ps};
 
 use super::request::{AsynchronousBound, Criticality, Mode, Refusal, Request};
 
-/// `t_A` and its bounds.
+/// `t_A`, who shares it, and their bounds.
 pub(super) struct Reservation {
     pub(super) time_ps: u64,
     pub(super) max_ps: u64,
+    pub(super) admitted: Vec<Request>,
     pub(super) bounds: Vec<AsynchronousBound>,
+    /// The admitted ones with the periods that low criticality must leave them: those of high criticality keep their
+    /// bounds, which may be shorter than their periods.
+    needing: Vec<Request>,
 }
 
-/// The smallest reservation with which every asynchronous endpoint has its budget each period.
+/// The smallest reservation with which every asynchronous endpoint of high criticality has its budget each period.
 pub(super) fn reserve(requests: &[Request], speed: Speed, mode: Mode) -> Result<Reservation, Refusal> {
-    let pool = Pool::of(requests);
-    let (interval_ps, least_ps) = (interval_ps(speed), asynchronous_share_ps(speed));
-    let max_ps = interval_ps.saturating_sub(high_ps(requests, mode)).max(least_ps);
-    // Equation 8 solved for the reservation: the time that the most demanding endpoint needs of each interval.
-    let worst = pool.endpoints.iter().max_by_key(|request| pool.share_ps(request));
-    let Some(worst) = worst else {
-        return Ok(Reservation { time_ps: least_ps, max_ps, bounds: Vec::new() });
-    };
-    let exact_ps = pool.time_for_ps(pool.share_ps(worst), mode).max(least_ps);
-    let refusal = Refusal::Asynchronous { id: worst.id, needed_ps: exact_ps, available_ps: max_ps };
-    if exact_ps > max_ps {
-        return Err(refusal);
+    let admitted: Vec<_> = requests.iter().filter(|r| !r.shape.is_periodic() && is_high(r)).copied().collect();
+    let max_ps = interval_ps(speed).saturating_sub(high_ps(requests, mode)).max(asynchronous_share_ps(speed));
+    let Need { worst, exact_ps, time_ps } = Need::of(&admitted, speed, mode, smallest_quantum_ps(requests));
+    if let Some(id) = worst
+        && exact_ps.max(time_ps) > max_ps
+    {
+        return Err(Refusal::Asynchronous { id, needed_ps: exact_ps, available_ps: max_ps });
     }
-    let time_ps = match mode {
-        Mode::Spread | Mode::Sound => exact_ps,
-        Mode::Printed { step_ps } => {
-            let step_ps = if step_ps == 0 { smallest_quantum_ps(requests) } else { step_ps };
-            // Lines 20 to 32 of Algorithm 2 in one division: the first step at which no endpoint misses its period.
-            least_ps + (exact_ps - least_ps).div_ceil(step_ps) * step_ps
-        }
-    };
-    if time_ps > max_ps {
-        return Err(refusal);
-    }
-    Ok(Reservation { time_ps, max_ps, bounds: bounds(requests, speed, time_ps, mode) })
+    let bounds = bounds(&admitted, speed, time_ps, mode);
+    let needing = admitted.iter().zip(&bounds).map(|(request, bound)| Request {
+        period: u32::try_from(bound.intervals).unwrap_or(request.period).min(request.period),
+        ..*request
+    });
+    let needing = needing.collect();
+    Ok(Reservation { time_ps, max_ps, admitted, bounds, needing })
 }
 
-/// The bounds of the asynchronous endpoints with a reservation of `time_ps`.
-pub(super) fn bounds(requests: &[Request], speed: Speed, time_ps: u64, mode: Mode) -> Vec<AsynchronousBound> {
-    let (pool, interval_ps) = (Pool::of(requests), interval_ps(speed));
-    let bound = |request: &&Request| {
+impl Reservation {
+    /// The reservation that has one more endpoint, of low criticality. No bound of high criticality gets longer by it.
+    /// What several of them need does not depend on their order.
+    pub(super) fn with(&self, request: &Request, speed: Speed, mode: Mode, smallest_quantum_ps: u64) -> Self {
+        let and = |before: &[Request]| before.iter().chain([request]).copied().collect::<Vec<_>>();
+        let (admitted, needing) = (and(&self.admitted), and(&self.needing));
+        let time_ps = Need::of(&needing, speed, mode, smallest_quantum_ps).time_ps.max(self.time_ps);
+        let bounds = bounds(&admitted, speed, time_ps, mode);
+        Self { time_ps, max_ps: self.max_ps, admitted, bounds, needing }
+    }
+}
+
+/// What asynchronous endpoints need of each interval.
+struct Need {
+    /// The most demanding of them.
+    worst: Option<u32>,
+    exact_ps: u64,
+    /// In steps, where the algorithm takes steps.
+    time_ps: u64,
+}
+
+impl Need {
+    fn of(endpoints: &[Request], speed: Speed, mode: Mode, smallest_quantum_ps: u64) -> Self {
+        let (pool, least_ps) = (Pool::of(endpoints), asynchronous_share_ps(speed));
+        // Equation 8 solved for the reservation: the time that the most demanding endpoint needs of each interval.
+        let Some(worst) = endpoints.iter().max_by_key(|request| pool.share_ps(request)) else {
+            return Self { worst: None, exact_ps: least_ps, time_ps: least_ps };
+        };
+        let exact_ps = pool.time_for_ps(pool.share_ps(worst), mode).max(least_ps);
+        let time_ps = match mode {
+            Mode::Spread | Mode::Sound => exact_ps,
+            Mode::Printed { step_ps } => {
+                let step_ps = if step_ps == 0 { smallest_quantum_ps } else { step_ps };
+                // Lines 20 to 32 of Algorithm 2 in one division: the first step at which no endpoint misses its period.
+                (exact_ps - least_ps).div_ceil(step_ps).saturating_mul(step_ps).saturating_add(least_ps)
+            }
+        };
+        Self { worst: Some(worst.id), exact_ps, time_ps }
+    }
+}
+
+/// The bounds of asynchronous `endpoints` with a reservation of `time_ps`.
+pub(super) fn bounds(endpoints: &[Request], speed: Speed, time_ps: u64, mode: Mode) -> Vec<AsynchronousBound> {
+    let (pool, interval_ps) = (Pool::of(endpoints), interval_ps(speed));
+    let bound = |request: &Request| {
         let intervals = pool.intervals(request, time_ps, mode);
         AsynchronousBound {
             id: request.id,
@@ -53,20 +89,18 @@ pub(super) fn bounds(requests: &[Request], speed: Speed, time_ps: u64, mode: Mod
             latency_ns: intervals * (interval_ps / 1000),
         }
     };
-    pool.endpoints.iter().map(bound).collect()
+    endpoints.iter().map(bound).collect()
 }
 
-/// The asynchronous endpoints and the time of one pass over all of them.
-struct Pool<'a> {
-    endpoints: Vec<&'a Request>,
+/// The time of one pass over all asynchronous endpoints, and of their packets.
+struct Pool {
     pass_ps: u64,
     longest_packet_ps: u64,
     is_uniform: bool,
 }
 
-impl<'a> Pool<'a> {
-    fn of(requests: &'a [Request]) -> Self {
-        let endpoints: Vec<_> = requests.iter().filter(|request| !request.shape.is_periodic()).collect();
+impl Pool {
+    fn of(endpoints: &[Request]) -> Self {
         let packets_ps = || endpoints.iter().map(|request| request.shape.packet_ps());
         let longest_packet_ps = packets_ps().max().unwrap_or(0);
         let burst_ps = |shape: &Shape| u64::from(shape.burst_packets()) * shape.packet_ps();
@@ -74,7 +108,6 @@ impl<'a> Pool<'a> {
             pass_ps: endpoints.iter().map(|request| burst_ps(&request.shape)).sum(),
             longest_packet_ps,
             is_uniform: packets_ps().all(|ps| ps == longest_packet_ps),
-            endpoints,
         }
     }
 
@@ -119,7 +152,7 @@ impl<'a> Pool<'a> {
 /// The most time of an interval that high criticality takes, `t_P` of Algorithm 2: as printed, all of its endpoints
 /// meet in one interval. Where budgets are divided it is their average, and the placement checks the rest.
 fn high_ps(requests: &[Request], mode: Mode) -> u64 {
-    let high = requests.iter().filter(|r| r.shape.is_periodic() && r.criticality == Criticality::High);
+    let high = requests.iter().filter(|r| r.shape.is_periodic() && is_high(r));
     high.map(|request| match mode {
         Mode::Printed { .. } => request.shape.quantum_ps(),
         Mode::Spread => request.shape.quantum_ps().div_ceil(u64::from(request.period)),
@@ -131,6 +164,10 @@ fn high_ps(requests: &[Request], mode: Mode) -> u64 {
     .sum()
 }
 
-fn smallest_quantum_ps(requests: &[Request]) -> u64 {
+fn is_high(request: &Request) -> bool {
+    request.criticality == Criticality::High
+}
+
+pub(super) fn smallest_quantum_ps(requests: &[Request]) -> u64 {
     requests.iter().map(|request| request.shape.quantum_ps()).min().unwrap_or(1)
 }

@@ -33,9 +33,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::time::Duration;
 
-use farbus_model::{BlockStore, Medium, StoreError};
+use farbus_model::{BlockStore, Instant, Medium, StoreError};
 
 use super::granules::Granules;
 use super::stripes::Stripes;
@@ -83,7 +84,13 @@ pub(super) struct Tandem {
     /// Locks of the granules that a thread changes on both media, or copies from one to the other.
     pub both: Stripes,
     trouble: Mutex<Trouble>,
+    clock: OnceLock<Now>,
+    /// The longest delay of a request, in nanoseconds.
+    delayed_ns: AtomicU64,
 }
+
+/// The current moment.
+type Now = Box<dyn Fn() -> Instant + Send + Sync>;
 
 /// Errors of the destination while both media are written.
 #[derive(Default)]
@@ -225,6 +232,8 @@ impl Shared {
             both: Stripes::new(dirty.granule_bytes()),
             dirty,
             trouble: Mutex::default(),
+            clock: OnceLock::new(),
+            delayed_ns: AtomicU64::new(0),
         });
         state.swap = Some(Arc::clone(&tandem));
         self.publish(&mut state, Mode::Noting);
@@ -274,6 +283,25 @@ impl Shared {
 }
 
 impl Tandem {
+    pub fn measure_by(&self, clock: Now) {
+        let _ = self.clock.set(clock);
+    }
+
+    /// The longest time by which the swap has delayed a request.
+    pub fn delayed(&self) -> Duration {
+        Duration::from_nanos(self.delayed_ns.load(Ordering::Relaxed))
+    }
+
+    /// The current moment, or zero as long as nothing is measured.
+    fn now(&self) -> Instant {
+        self.clock.get().map_or(Instant::ZERO, |now| now())
+    }
+
+    fn note_delay(&self, delay: Duration) {
+        let ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        self.delayed_ns.fetch_max(ns, Ordering::Relaxed);
+    }
+
     /// Records an error of the destination in a change of both media. The error is returned to the user only after the
     /// decision; before it, the source is the device.
     fn note_trouble(&self, offset: u64, error: StoreError) -> Result<(), StoreError> {
@@ -350,15 +378,22 @@ impl Lanes {
                     Mode::Flipped => (&mut **other, &mut *self.main),
                     _ => (&mut *self.main, &mut **other),
                 };
+                let asked = tandem.now();
                 let _held = tandem.both.hold(offset, length);
-                if let Err(error) = act(source) {
-                    tandem.note_stray(offset, length);
-                    return Err(error);
-                }
-                if tandem.dirty.has_all(offset, length) {
-                    return Ok(());
-                }
-                act(destination).or_else(|error| tandem.note_trouble(offset, error))
+                let begun = tandem.now();
+                let first = act(source);
+                let done = tandem.now();
+                let result = match first {
+                    Err(error) => {
+                        tandem.note_stray(offset, length);
+                        Err(error)
+                    }
+                    Ok(()) if tandem.dirty.has_all(offset, length) => Ok(()),
+                    Ok(()) => act(destination).or_else(|error| tandem.note_trouble(offset, error)),
+                };
+                // One medium takes its time without a swap, too: the rest is the swap's.
+                tandem.note_delay((begun - asked) + (tandem.now() - done));
+                result
             }
         }
     }
@@ -375,7 +410,10 @@ impl Lanes {
         self.main.flush()?;
         match (&self.swap, &mut self.other) {
             (Some(tandem), Some(other)) if self.mode == Mode::Both => {
-                other.flush().or_else(|error| tandem.note_trouble(0, error))
+                let begun = tandem.now();
+                let result = other.flush().or_else(|error| tandem.note_trouble(0, error));
+                tandem.note_delay(tandem.now() - begun);
+                result
             }
             _ => Ok(()),
         }

@@ -483,7 +483,9 @@ fn bound_ns(entry: &Entry, plan: Option<&Plan>, thread: Reserve, delay_ns: u64) 
     let of_bus = of_bus.map(|(plan, request)| {
         let interval_ns = interval_ps(plan.speed()) / 1000;
         let asynchronous = plan.asynchronous().iter().find(|bound| bound.id == request.id);
-        let intervals = asynchronous.map_or(request.period.into(), |bound| bound.intervals);
+        // Others of low criticality may come between, as long as each has its budget in its period.
+        let is_high = request.criticality == schedule::Criticality::High;
+        let intervals = asynchronous.filter(|_| is_high).map_or(request.period.into(), |bound| bound.intervals);
         // A request that arrives within an interval waits for the next.
         Stage::Transfer { intervals: intervals + 1, interval_ns, interrupt_every_ns: URB_NS }
     });

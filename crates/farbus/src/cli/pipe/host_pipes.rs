@@ -172,7 +172,12 @@ impl<A: Send + 'static> Shown<A> {
             let pipe = pipe.report();
             let title = format!("tuned pipe, channel {} {}", pipe.channel, pipe.direction);
             let (name, user, used_s) = (self.name.clone(), self.host.clone(), self.since.elapsed().as_secs_f64());
-            Status { name, title, state: if pipe.is_kept() { "kept" } else { "not kept" }, user, used_s, pipe }
+            let state = match (pipe.is_kept(), pipe.fewer_per_s()) {
+                (false, _) => "not kept",
+                (true, Some(_)) => "not tried",
+                (true, None) => "kept",
+            };
+            Status { name, title, state, user, used_s, pipe }
         };
         let devices = self.pipes().iter().map(status).collect();
         ProcessStatus { pid: std::process::id(), role: "pipe", address: self.host.clone(), devices }.answer()

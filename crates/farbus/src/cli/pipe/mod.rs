@@ -172,7 +172,13 @@ struct Outcome {
     #[serde(skip_serializing_if = "Option::is_none")]
     forward_bound_ns: Option<u64>,
     pipes: Vec<Report>,
+    /// Whether nothing was lost or late, as far as there were messages.
     is_kept: bool,
+    /// Whether the devices sent as many messages as `--rate` says. If not, a pipe that lost nothing has not shown that
+    /// it carries them.
+    is_tried: bool,
+    /// What nobody promised; empty if all of the way was.
+    not_promised: Vec<String>,
     /// Why it ended early, or which promise was broken.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<FailureReport>,
@@ -263,7 +269,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         crate::frontend::tuned_pipe::worst_ns(&stages)
     });
     if !args.json {
-        args.describe(&processors, &endpoint, &shown.pipes(), forward_bound_ns);
+        args.describe(&processors, &endpoint, forward.as_deref(), &shown.pipes(), forward_bound_ns);
     }
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let mut greeted = Instant::now();
@@ -283,6 +289,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         reports.iter_mut().for_each(|report| counted_by_device(report, &tally));
     }
     let receiver = endpoint.counts();
+    let is_tried = reports.iter().all(|report| report.fewer_per_s().is_none());
+    let not_promised = not_promised(&processors, &endpoint, forward.as_deref(), &reports);
     let is_kept = reports.iter().all(Report::is_kept) && inlet.as_ref().is_none_or(|inlet| inlet.is_kept());
     let mut outcome = Outcome {
         processors: processors.described(),
@@ -292,6 +300,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         forward_bound_ns,
         pipes: reports,
         is_kept,
+        is_tried,
+        not_promised,
         failure: None,
     };
     let pipes = std::mem::take(&mut *shown.pipes());
@@ -400,16 +410,17 @@ impl Args {
         &self,
         processors: &Processors,
         endpoint: &Endpoint,
+        forward: Option<&Endpoint>,
         pipes: &[Pipe<Function>],
         forward_bound_ns: Option<u64>,
     ) {
         self.tell(format_args!("processors  {}", processors.described()));
         let granted = endpoint.granted();
         self.tell(format_args!("receiver    each {}, {}", ms(endpoint.period_ns()), granted.policy));
-        let mut warnings = granted.warnings;
-        for pipe in pipes {
-            let Report { channel, direction, budget_ns, period_ns, bound_ns, equation_9_ns, granted, .. } =
-                pipe.report();
+        let reports: Vec<Report> = pipes.iter().map(Pipe::report).collect();
+        for report in &reports {
+            let Report { channel, direction, budget_ns, period_ns, bound_ns, equation_9_ns, granted, .. } = report;
+            let (budget_ns, period_ns, bound_ns, equation_9_ns) = (*budget_ns, *period_ns, *bound_ns, *equation_9_ns);
             let (budget, period, bound) = (ms(budget_ns), ms(period_ns), ms(bound_ns));
             self.tell(format_args!(
                 "pipe {channel} {direction:<3}  {budget} each {period}, {bound} late at the worst, {}",
@@ -419,14 +430,11 @@ impl Args {
             self.tell(format_args!(
                 "            {equation_9} by Equation 9 ('farbus plan pipe'), where a message wakes the function; here it looks each {period}"
             ));
-            warnings.extend(granted.warnings);
         }
         if let Some(bound_ns) = forward_bound_ns {
             self.tell(format_args!("forwarded   {} late at the worst, over both devices", ms(bound_ns)));
         }
-        warnings.extend(processors.unlocked().map(|why| format!("memory may be paged out: {why}")));
-        warnings.sort();
-        warnings.dedup();
+        let warnings = not_promised(processors, endpoint, forward, &reports);
         warnings.iter().for_each(|warning| eprintln!("farbus: warning: {warning}"));
     }
 
@@ -504,6 +512,29 @@ impl Args {
     }
 }
 
+/// What of a pipe nobody promises, in sentences.
+fn not_promised(
+    processors: &Processors,
+    endpoint: &Endpoint,
+    forward: Option<&Endpoint>,
+    reports: &[Report],
+) -> Vec<String> {
+    let mut all = endpoint.granted().warnings;
+    all.extend(reports.iter().flat_map(|report| report.granted.warnings.clone()));
+    all.extend(processors.unlocked().map(|why| format!("memory may be paged out: {why}")));
+    if endpoint.is_far() || forward.is_some_and(Endpoint::is_far) {
+        all.push(FAR_UNRESERVED.to_owned());
+    }
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// What holds for every device of another host.
+const FAR_UNRESERVED: &str = "only this end is promised: the host that shares the device has no processor time reserved \
+    for it. While that host is busy, messages may be late there, and a device that buffers few may lose some: that is \
+    counted as not kept";
+
 /// Replaces what the device has reported of its losses by what it has counted, which is all of them.
 fn counted_by_device(report: &mut Report, tally: &Tally) {
     let name = format!("can{}_overruns", report.channel);
@@ -517,6 +548,9 @@ fn ms(ns: u64) -> String {
 
 fn conclusion(report: &Report) -> String {
     let Report { channel, direction, messages, lost, device_overruns, device_lost, worst_ns, jobs, .. } = report;
+    let fewer = report.fewer_per_s().map_or_else(String::new, |per_s| {
+        format!("; the device sent {per_s}/s of the {}/s asked: that rate was not tried", report.asked_per_s)
+    });
     let by_device = match device_lost {
         0 => "0 lost by the device".to_owned(),
         _ if device_lost == device_overruns => format!("at least {device_lost} lost by the device"),
@@ -524,7 +558,7 @@ fn conclusion(report: &Report) -> String {
     };
     format!(
         "pipe {channel} {direction:<3}  {messages} messages, {lost} lost here, {by_device}, {} at the worst; {} jobs, \
-         {} missed, {} late, {} too long, {} jumps of the clock",
+         {} missed, {} late, {} too long, {} jumps of the clock{fewer}",
         ms(*worst_ns),
         jobs.ran,
         jobs.missed,
@@ -618,6 +652,40 @@ mod tests {
         counted_by_device(&mut report, &losses);
         assert!(conclusion(&report).contains(" 1371 lost by the device"), "{}", conclusion(&report));
         assert!(!report.is_kept());
+    }
+
+    #[test]
+    fn device_that_sends_less_than_the_rate_is_named_and_neither_kept_nor_lost() {
+        let few = Report {
+            direction: "in",
+            messages: 1200,
+            asked_per_s: 2000,
+            ran_ns: 3_000_000_000,
+            bound_ns: 100_000_000,
+            ..Report::default()
+        };
+        assert_eq!((few.fewer_per_s(), few.is_kept()), (Some(400), true));
+        let said = conclusion(&few);
+        assert!(said.ends_with("; the device sent 400/s of the 2000/s asked: that rate was not tried"), "{said}");
+        for enough in [
+            Report { messages: 5400, ..few.clone() },
+            // What was lost was sent.
+            Report { device_lost: 4200, ..few.clone() },
+            Report { direction: "out", ..few.clone() },
+            Report { ran_ns: 900_000_000, ..few.clone() },
+        ] {
+            assert_eq!(enough.fewer_per_s(), None, "{enough:?}");
+            assert!(!conclusion(&enough).contains("asked"));
+        }
+    }
+
+    #[test]
+    fn loss_behind_a_network_names_the_end_without_a_reservation() {
+        let report = Report { direction: "in", device_lost: 3, is_far_unreserved: true, ..Report::default() };
+        assert_eq!(
+            report.broken(),
+            ["the device lost at least 3 messages, whose host has no processor time reserved for it"]
+        );
     }
 
     #[test]

@@ -10,11 +10,9 @@ use super::super::output::Failure;
 /// The largest file that is read: a plan of everything a bus can have is a tenth of it.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// Parses the TOML in `path`; an error names the file, the line and the problem.
-pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, Failure> {
-    let wrong =
-        |error: toml::de::Error| Failure::local(format!("{}: {}", path.display(), error.to_string().trim_end()));
-    toml::from_str(&text(path)?).map_err(wrong)
+/// Parses TOML; an error names its source (`name`), the line and the problem.
+pub fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, Failure> {
+    toml::from_str(text).map_err(|error| Failure::local(format!("{name}: {}", error.to_string().trim_end())))
 }
 
 /// The text in `path`.

@@ -1,6 +1,7 @@
 //! `farbus plan`: what a bus, a processor and a network of hosts can carry, before anything is plugged in.
 
 mod bandwidth;
+mod examples;
 mod file;
 mod layout;
 mod pipe;
@@ -13,7 +14,8 @@ use super::output::Failure;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  farbus plan bandwidth --speed full\n  farbus plan schedule car.toml --svg car.svg\n  \
-    farbus plan topology cube.toml\n  farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000"
+    farbus plan topology cube.toml\n  farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000\n  \
+    farbus plan examples                  the tables and figures of a paper, each by one command"
 )]
 pub struct Args {
     #[command(subcommand)]
@@ -26,6 +28,7 @@ enum What {
     Schedule(schedule::Args),
     Topology(topology::Args),
     Pipe(pipe::Args),
+    Examples(examples::Args),
 }
 
 impl Args {
@@ -36,6 +39,7 @@ impl Args {
             What::Schedule(args) => args.json,
             What::Topology(args) => args.json,
             What::Pipe(args) => args.json,
+            What::Examples(args) => args.json,
         }
     }
 }
@@ -46,5 +50,6 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         What::Schedule(args) => schedule::run(args),
         What::Topology(args) => topology::run(args),
         What::Pipe(args) => pipe::run(args),
+        What::Examples(args) => examples::run(args),
     }
 }

@@ -5,16 +5,20 @@ use std::str::FromStr;
 
 use farbus_realtime::pipe::{Attributes, Quality, Stage, derive, input_stages, worst_ns};
 use farbus_realtime::vcpu::{Overload, Reserve, admit};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::output::{Failure, print_json, say};
+use super::examples::{self, Kind};
+use super::file;
 use super::layout::thousandths;
 use crate::importer::client::Attribute;
 
 /// Compute budget, period and worst delay of a tuned pipe.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "farbus plan pipe [OPTIONS] --rate <BITS/S> --buffer <BYTES>\n                 --execution-us <US>",
+    override_usage = "farbus plan pipe [OPTIONS] --rate <BITS/S> --buffer <BYTES>\n                 --execution-us <US>\n\
+                       farbus plan pipe --example <NAME>",
     after_help = "Examples:\n  \
     farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000\n    \
     512 kbit/s into a buffer of 128 bytes, and a function that takes 1 ms\n\n  \
@@ -25,21 +29,21 @@ use crate::importer::client::Attribute;
 )]
 pub struct Args {
     /// Bits a second that arrive.
-    #[arg(long, value_name = "BITS/S")]
-    rate: u64,
+    #[arg(long, value_name = "BITS/S", required_unless_present = "example")]
+    rate: Option<u64>,
     /// The pipe's buffer in bytes.
-    #[arg(long, value_name = "BYTES")]
-    buffer: u64,
+    #[arg(long, value_name = "BYTES", required_unless_present = "example")]
+    buffer: Option<u64>,
     /// Time to process a full buffer, in microseconds.
-    #[arg(long, value_name = "US")]
-    execution_us: u64,
+    #[arg(long, value_name = "US", required_unless_present = "example")]
+    execution_us: Option<u64>,
     /// Bits a second that the endpoint moves, at most.
     #[arg(long, value_name = "BITS/S")]
     endpoint_rate: Option<u64>,
     /// Longest transfer on the bus, in microseconds.
     ///
     /// 'farbus plan schedule' computes it.
-    #[arg(long, value_name = "US", default_value_t = 125)]
+    #[arg(long, value_name = "US", default_value_t = transfer_us())]
     transfer_us: u64,
     /// Period of the receiving thread.
     ///
@@ -54,13 +58,65 @@ pub struct Args {
     /// Share of the processor for a bottom half.
     #[arg(long = "io-percent", value_name = "PERCENT")]
     io_percent: Vec<u32>,
+    /// An example instead of all these.
+    ///
+    /// A table or figure of the 2023 paper; 'list' prints their names.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["rate", "buffer", "execution_us", "endpoint_rate", "receiver_us", "tasks", "io_percent"])]
+    example: Option<String>,
     /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+/// What is asked of a pipe: the options above, as an example's file has them.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    rate: u64,
+    buffer: u64,
+    execution_us: u64,
+    endpoint_rate: Option<u64>,
+    #[serde(default = "transfer_us")]
+    transfer_us: u64,
+    receiver_us: Option<u64>,
+    #[serde(default, rename = "task")]
+    tasks: Vec<Task>,
+    #[serde(default)]
+    io_percent: Vec<u32>,
+}
+
+/// A packet of super speed is through within a microframe.
+const fn transfer_us() -> u64 {
+    125
+}
+
+impl Wanted {
+    /// What the options ask for.
+    fn of(args: &Args) -> Self {
+        Self {
+            rate: args.rate.unwrap_or_default(),
+            buffer: args.buffer.unwrap_or_default(),
+            execution_us: args.execution_us.unwrap_or_default(),
+            endpoint_rate: args.endpoint_rate,
+            transfer_us: args.transfer_us,
+            receiver_us: args.receiver_us,
+            tasks: args.tasks.clone(),
+            io_percent: args.io_percent.clone(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(try_from = "String")]
 struct Task(Reserve);
+
+impl TryFrom<String> for Task {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
 
 impl FromStr for Task {
     type Err = String;
@@ -74,7 +130,14 @@ impl FromStr for Task {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let planned = Planned::of(args).map_err(|why| Failure::new(Attribute::Refused, why))?;
+    let wanted = match &args.example {
+        None => Wanted::of(args),
+        Some(name) => match examples::find(Kind::Pipe, name, args.json)? {
+            Some(example) => file::parse(name, example.text)?,
+            None => return Ok(()),
+        },
+    };
+    let planned = Planned::of(&wanted).map_err(|why| Failure::new(Attribute::Refused, why))?;
     if args.json {
         return print_json(&planned.to_json());
     }
@@ -91,7 +154,7 @@ struct Planned {
 }
 
 impl Planned {
-    fn of(args: &Args) -> Result<Self, String> {
+    fn of(args: &Wanted) -> Result<Self, String> {
         const SECOND_NS: u64 = 1_000_000_000;
         let ns = |us: u64| us.saturating_mul(1000);
         let attributes = Attributes {
@@ -155,7 +218,27 @@ mod tests {
     }
 
     fn planned(line: &str) -> Result<Planned, String> {
-        Planned::of(&Line::try_parse_from(line.split_whitespace()).unwrap().args)
+        Planned::of(&Wanted::of(&Line::try_parse_from(line.split_whitespace()).unwrap().args))
+    }
+
+    /// "Real-Time USB Networking and Device I/O" (2023): budget and period in sections 5.1 (1 ms each 2 ms), 6.2.1
+    /// (2 ms each 14 ms, Table 7) and 6.2.2 (2 ms each 46 ms, Figure 13; each 41 ms, Figure 15). The paper rounds down.
+    #[test]
+    fn examples_have_the_budgets_and_periods_of_the_paper() {
+        for (name, budget_ms, period_ms) in
+            [("section-5", 1, 2), ("table-7", 2, 14), ("figure-13", 2, 46), ("figure-15", 2, 41)]
+        {
+            let example = examples::find(Kind::Pipe, name, false).unwrap().unwrap();
+            let reserve = Planned::of(&file::parse(name, example.text).unwrap()).unwrap().reserve;
+            assert_eq!(
+                (reserve.budget_ns, reserve.period_ns / 1_000_000),
+                (budget_ms * 1_000_000, period_ms),
+                "{name}: {reserve:?}"
+            );
+        }
+        let line = Line::try_parse_from(["pipe", "--example", "section-5", "--rate", "1"]).unwrap_err();
+        assert!(line.to_string().contains("cannot be used with"), "{line}");
+        assert!(Line::try_parse_from(["pipe", "--example", "section-5"]).is_ok());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::super::output::{Failure, print_json, say};
+use super::examples::{Kind, Source};
 use super::file;
 use super::layout::{percent, thousandths, us_from_ps, write_columns, write_wrapped};
 use crate::importer::client::Attribute;
@@ -17,7 +18,9 @@ use crate::importer::client::Attribute;
 /// Plan a bus: which endpoints are admitted, when each may send, what it is promised.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "car.toml:\n\n  \
-    speed = \"super\"             # or low, full, high\n\n  \
+    speed = \"super\"             # or low, full, high\n  \
+    mode = \"sound\"              # as --mode; may be left out\n  \
+    reservation = \"least\"       # as --reservation; may be left out\n\n  \
     [[endpoint]]\n  name = \"camera\"\n  \
     kind = \"isochronous\"        # or interrupt, bulk, control\n  \
     packet_bytes = 1024\n  \
@@ -26,24 +29,30 @@ use crate::importer::client::Attribute;
     budget_bytes = 33792        # each period; what the wire carries if left out\n  \
     period = 2                  # microframes; frames at low and full speed\n  \
     criticality = \"low\"         # suspended when high needs it; else \"high\"\n  \
-    direction = \"in\"            # or out; in if left out\n\n\
+    direction = \"in\"            # or out; in if left out\n\n  \
+    [[stage]]                   # what delays a message; any number of them\n  name = \"bus\"\n  \
+    endpoint = \"camera\"         # as long as this endpoint's data take, or 'us = 250'\n  \
+    times = 2                   # how often; 1 if left out\n\n\
     Examples:\n  \
     farbus plan schedule car.toml                 admitted or refused; a timetable\n  \
+    farbus plan schedule --example table-2-3      Table 2 of the 2023 paper\n  \
     farbus plan schedule car.toml --svg car.svg   the timetable as a drawing\n  \
     farbus plan schedule car.toml --mode printed\n  \
     farbus plan schedule car.toml --mode spread --reservation most")]
 pub struct Args {
-    /// What the endpoints ask for, as TOML.
-    file: PathBuf,
+    #[command(flatten)]
+    source: Source,
     /// How exactly to compute the bus.
-    #[arg(long, value_enum, default_value = "sound")]
-    mode: ModeName,
+    ///
+    /// 'sound' unless the file says another.
+    #[arg(long, value_enum)]
+    mode: Option<ModeName>,
     /// What bulk and control keep of each interval.
     ///
     /// 'least': the least with which they have their budgets each period. 'most': all that the periodic endpoints
-    /// leave, as in Table 2 of the 2023 paper.
-    #[arg(long, value_enum, default_value = "least")]
-    reservation: ReservationName,
+    /// leave, as in Table 2 of the 2023 paper. 'least' unless the file says otherwise.
+    #[arg(long, value_enum)]
+    reservation: Option<ReservationName>,
     /// Draw the timetable into FILE.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -52,9 +61,11 @@ pub struct Args {
     pub json: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
 enum ModeName {
     /// Whole packets; what it admits is kept.
+    #[default]
     Sound,
     /// A budget divided over its period like a fluid.
     Spread,
@@ -62,9 +73,11 @@ enum ModeName {
     Printed,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
 enum ReservationName {
     /// The least that is enough.
+    #[default]
     Least,
     /// All that is left.
     Most,
@@ -74,7 +87,22 @@ enum ReservationName {
 #[serde(deny_unknown_fields)]
 struct Bus {
     speed: SpeedWord,
+    mode: Option<ModeName>,
+    reservation: Option<ReservationName>,
     endpoint: Vec<Endpoint>,
+    #[serde(default)]
+    stage: Vec<DelayStage>,
+}
+
+/// Something that delays a message on its way from end to end: Equation 10 of the paper.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DelayStage {
+    name: String,
+    us: Option<u64>,
+    endpoint: Option<String>,
+    #[serde(default = "one")]
+    times: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -134,9 +162,12 @@ enum DirectionWord {
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let bus: Bus = file::read(&args.file)?;
-    let planned = Planned::reserving(&bus, args.mode, args.reservation)
-        .map_err(|(attribute, why)| Failure::new(attribute, format!("{}: {why}", args.file.display())))?;
+    let Some((name, text)) = args.source.read(Kind::Schedule, args.json)? else { return Ok(()) };
+    let bus: Bus = file::parse(&name, &text)?;
+    let mode = args.mode.or(bus.mode).unwrap_or_default();
+    let reservation = args.reservation.or(bus.reservation).unwrap_or_default();
+    let planned = Planned::reserving(&bus, mode, reservation)
+        .map_err(|(attribute, why)| Failure::new(attribute, format!("{name}: {why}")))?;
     if let Some(path) = &args.svg {
         file::write(path, &planned.to_svg())?;
     }
@@ -152,6 +183,8 @@ struct Planned<'a> {
     endpoints: &'a [Endpoint],
     mode: ModeName,
     plan: Plan,
+    /// The delay of a message from end to end, if the file has stages: name, times and nanoseconds of each.
+    stages: Vec<(&'a str, u32, u64)>,
 }
 
 impl<'a> Planned<'a> {
@@ -160,7 +193,38 @@ impl<'a> Planned<'a> {
         if reservation == ReservationName::Most {
             planned.plan.reserve_rest();
         }
+        let stages = bus.stage.iter().map(|stage| {
+            let ns =
+                planned.stage_ns(stage).map_err(|why| (Attribute::Local, format!("stage {}: {why}", stage.name)))?;
+            Ok((stage.name.as_str(), stage.times, ns))
+        });
+        planned.stages = stages.collect::<Result<_, _>>()?;
         Ok(planned)
+    }
+
+    fn stage_ns(&self, stage: &DelayStage) -> Result<u64, String> {
+        match (stage.us, &stage.endpoint) {
+            (Some(us), None) => Ok(us.saturating_mul(1000)),
+            (None, Some(name)) => {
+                let request = self.plan.requests().iter().find(|request| self.name(request.id) == name);
+                request.and_then(|request| self.latency_ns(request)).ok_or(format!("no endpoint '{name}' is admitted"))
+            }
+            _ => Err("it has either 'us' or 'endpoint'".to_owned()),
+        }
+    }
+
+    /// The time until a budget is through at the latest; `None` if it is not admitted.
+    fn latency_ns(&self, request: &Request) -> Option<u64> {
+        let bound = self.plan.asynchronous().iter().find(|bound| bound.id == request.id);
+        bound.map(|bound| bound.latency_ns).or(self.plan.periodic_latency_ns(request.id))
+    }
+
+    fn end_to_end_ns(&self) -> Option<u64> {
+        let sum = self
+            .stages
+            .iter()
+            .fold(0, |sum: u64, (_, times, ns)| sum.saturating_add(ns.saturating_mul((*times).into())));
+        (!self.stages.is_empty()).then_some(sum)
     }
 
     fn of(bus: &'a Bus, mode: ModeName) -> Result<Self, (Attribute, String)> {
@@ -181,7 +245,7 @@ impl<'a> Planned<'a> {
             ModeName::Printed => Options { mode: Mode::Printed { step_ps: 0 }, work_max: 0 },
         };
         let plan = plan(&requests, options).map_err(|refusal| refused(&refusal, &bus.endpoint, speed))?;
-        Ok(Self { endpoints: &bus.endpoint, mode, plan })
+        Ok(Self { endpoints: &bus.endpoint, mode, plan, stages: Vec::new() })
     }
 
     fn name(&self, id: u32) -> &str {
@@ -211,9 +275,10 @@ impl<'a> Planned<'a> {
             ["period", unit],
             ["rate", "Mb/s"],
             ["share", "of bus"],
-            ["first", unit],
+            ["first", "in"],
             ["then", "every"],
             ["packets", "each"],
+            ["done in", unit],
             ["done in", "us"],
         ];
         let rows: Vec<_> = plan.requests().iter().map(|request| self.row(request)).collect();
@@ -223,13 +288,16 @@ impl<'a> Planned<'a> {
         for rejected in plan.rejected() {
             let missing = us_from_ps(rejected.missing_ps);
             let name = self.name(rejected.id);
-            write_wrapped(
-                &mut text,
-                "",
-                &format!(
-                    "{name}: not admitted (low criticality): {missing} us are missing in the {unit} with most room"
-                ),
-            );
+            let is_periodic = plan.requests().iter().any(|r| r.id == rejected.id && r.shape.is_periodic());
+            let place = if is_periodic { "in the" } else { "of each" };
+            let room = if is_periodic { " with most room" } else { "" };
+            let lack = format!("{name}: not admitted (low criticality): {missing} us are missing {place} {unit}{room}");
+            write_wrapped(&mut text, "", &lack);
+        }
+        if let Some(ns) = self.end_to_end_ns() {
+            let stages = self.stages.iter().map(|(name, times, ns)| format!("{times} x {name} {}", thousandths(*ns)));
+            let stages = stages.collect::<Vec<_>>().join(", ");
+            write_wrapped(&mut text, "", &format!("end to end: {} us at the worst: {stages}", thousandths(ns)));
         }
         if plan.is_searched() {
             text.push_str("first-fit found no such schedule, a search did\n");
@@ -257,13 +325,14 @@ impl<'a> Planned<'a> {
         let rest = match (plan.placement(request.id), bound) {
             (Some(place), _) => {
                 let latency_ns = plan.periodic_latency_ns(request.id).unwrap_or(0);
-                [place.start.to_string(), place.every.to_string(), self.packets(&place), thousandths(latency_ns)]
+                let (start, every) = (place.start.to_string(), place.every.to_string());
+                [start, every, self.packets(&place), request.period.to_string(), thousandths(latency_ns)]
             }
             (_, Some(bound)) => {
                 let passes = format!("{} passes", bound.passes);
-                ["-".into(), "-".into(), passes, thousandths(bound.latency_ns)]
+                ["-".into(), "-".into(), passes, bound.intervals.to_string(), thousandths(bound.latency_ns)]
             }
-            _ => ["refused".into(), "-".into(), "-".into(), "-".into()],
+            _ => ["refused".into(), "-".into(), "-".into(), "-".into(), "-".into()],
         };
         row.extend(rest);
         row
@@ -324,7 +393,8 @@ impl<'a> Planned<'a> {
                 "packet_ps": request.shape.packet_ps(),
                 "place": place,
                 "passes": bound.map(|bound| bound.passes),
-                "latency_ns": bound.map(|bound| bound.latency_ns).or(plan.periodic_latency_ns(request.id)),
+                "intervals": bound.map(|bound| bound.intervals),
+                "latency_ns": self.latency_ns(request),
                 "missing_ps": rejected.map(|rejected| rejected.missing_ps),
             })
         });
@@ -334,6 +404,7 @@ impl<'a> Planned<'a> {
             "reservation_ps": plan.reservation_ps(),
             "reservation_max_ps": plan.reservation_max_ps(),
             "is_searched": plan.is_searched(),
+            "end_to_end_ns": self.end_to_end_ns(),
             "endpoints": endpoints.collect::<Vec<_>>(),
             "free_ps": (0..plan.cycle()).map(|interval| plan.free_ps(interval)).collect::<Vec<_>>(),
         })
@@ -518,6 +589,77 @@ mod tests {
         let packets: Vec<f64> =
             (0..8).map(|at| ["i1", "i2", "i3", "i4"].map(|name| cells(name)[at]).iter().sum()).collect();
         assert!(packets.iter().all(|&packets| packets * 1.7208 <= 125.0 - 8.891), "{packets:?} {text}");
+    }
+
+    fn example(name: &str) -> Value {
+        let example = super::super::examples::find(Kind::Schedule, name, false).unwrap().unwrap();
+        let bus: Bus = file::parse(name, example.text).unwrap();
+        let (mode, reservation) = (bus.mode.unwrap_or_default(), bus.reservation.unwrap_or_default());
+        let planned = Planned::reserving(&bus, mode, reservation).unwrap();
+        assert!(planned.to_text().lines().all(|line| line.len() <= 100), "{}", planned.to_text());
+        planned.to_json()
+    }
+
+    /// Section 6.1.1 of the same paper, Tables 2 and 3: c of Equation 6, and the end-to-end latency of Equation 10.
+    #[test]
+    fn examples_have_the_latencies_of_table_2() {
+        for (scenario, intervals, end_to_end_us) in
+            [(1, 1, 4000), (2, 2, 4500), (3, 4, 5500), (4, 8, 7500), (5, 16, 11_500)]
+        {
+            let json = example(&format!("table-2-{scenario}"));
+            let bulk: Vec<_> =
+                json["endpoints"].as_array().unwrap()[2..].iter().map(|b| b["intervals"].clone()).collect();
+            assert_eq!(bulk, [intervals; 4], "scenario {scenario}");
+            assert_eq!(json["end_to_end_ns"], end_to_end_us * 1000, "scenario {scenario}");
+        }
+    }
+
+    /// Section 6.1.2, Table 5: shares in parts per million and rates in b/s (the paper rounds), and which cameras run.
+    /// In scenario 2 the paper runs all four, for which the bus has no room (102 %).
+    #[test]
+    fn examples_have_the_shares_rates_and_cameras_of_table_5() {
+        let cameras =
+            [(454_291, 2_162_688_000_u64), (227_145, 1_081_344_000), (113_572, 540_672_000), (56_786, 270_336_000)];
+        for (scenario, bulk, running) in [
+            (1, (7113, 32_768_000), [true; 4]),
+            (2, (42_681, 196_608_000), [true, true, true, false]),
+            (3, (113_817, 524_288_000), [true, false, false, true]),
+        ] {
+            let json = example(&format!("table-5-{scenario}"));
+            let endpoints = json["endpoints"].as_array().unwrap();
+            let seen: Vec<_> = endpoints.iter().map(|e| (e["share_ppm"].clone(), e["bits_per_s"].clone())).collect();
+            let paper: Vec<_> =
+                cameras.into_iter().chain([bulk; 4]).map(|(ppm, bits)| (json!(ppm), json!(bits))).collect();
+            assert_eq!(seen, paper, "scenario {scenario}");
+            let admitted: Vec<_> = endpoints.iter().map(|e| e["is_admitted"] == true).collect();
+            assert_eq!(admitted, [&running[..], &[true; 4]].concat(), "scenario {scenario}");
+        }
+    }
+
+    #[test]
+    fn low_bulk_endpoint_is_refused_alone_and_a_stage_must_be_possible() {
+        let mut bus = table_5(8192, 1);
+        bus.endpoint[7].criticality = CriticalityWord::Low;
+        bus.endpoint[7].budget_bytes = Some(40_960);
+        let text = Planned::of(&bus, ModeName::Sound).unwrap().to_text();
+        assert!(
+            text.contains("b4: not admitted (low criticality): ") && text.contains("us are missing of each"),
+            "{text}"
+        );
+        let stage = |endpoint: Option<&str>, us| DelayStage {
+            name: "way".into(),
+            us,
+            endpoint: endpoint.map(str::to_owned),
+            times: 1,
+        };
+        for (wrong, why) in [
+            (stage(Some("b4"), None), "stage way: no endpoint 'b4' is admitted"),
+            (stage(Some("b1"), Some(1)), "stage way: it has either 'us' or 'endpoint'"),
+        ] {
+            bus.stage = vec![wrong];
+            let refusal = Planned::reserving(&bus, ModeName::Sound, ReservationName::Least).err().unwrap();
+            assert_eq!(refusal, (Attribute::Local, why.to_owned()));
+        }
     }
 
     /// Table 2 of the same paper: c of Equation 6.

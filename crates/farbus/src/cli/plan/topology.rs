@@ -3,13 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use farbus_realtime::topology::Link;
 use farbus_realtime::topology::bring_up::{Act, BringUp};
 use serde_json::{Value, json};
 
 use super::super::output::{Failure, print_json, say};
+use super::examples::{Kind, Source};
 use super::file;
 use crate::daemon::planned::Planned;
 
@@ -22,17 +23,19 @@ use crate::daemon::planned::Planned;
     cables = [[\"left\", \"right\"], [\"right\", \"roof\"]]\n  \
     without_debug = [\"roof\"]     # its controller has no debug capability\n\n\
     Examples:\n  farbus plan topology cube.toml      the links, and what each host does when\n  \
-    farbus plan topology cube.toml --json")]
+    farbus plan topology cube.toml --json\n  \
+    farbus plan topology --example figure-5c")]
 pub struct Args {
-    /// Hosts and cables, as TOML.
-    file: PathBuf,
+    #[command(flatten)]
+    source: Source,
     /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
 }
 
 pub fn run(args: &Args) -> Result<(), Failure> {
-    let (_, planned) = read(&args.file)?;
+    let Some((name, text)) = args.source.read(Kind::Topology, args.json)? else { return Ok(()) };
+    let planned = parse(&name, &text)?;
     if args.json {
         return print_json(&to_json(&planned));
     }
@@ -46,8 +49,12 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 /// What is wrong with it, and where.
 pub fn read(path: &Path) -> Result<(String, Planned), Failure> {
     let text = file::text(path)?;
-    let planned = Planned::parse(&text).map_err(|why| Failure::local(format!("{}: {why}", path.display())))?;
+    let planned = parse(&path.display().to_string(), &text)?;
     Ok((text, planned))
+}
+
+fn parse(name: &str, text: &str) -> Result<Planned, Failure> {
+    Planned::parse(text).map_err(|why| Failure::local(format!("{name}: {why}")))
 }
 
 fn listed<'a>(planned: &'a Planned, hosts: &BTreeSet<u32>) -> Vec<&'a str> {
@@ -131,6 +138,24 @@ mod tests {
         let cube = planned("network = \"hypercube\"\nhosts = 8").unwrap();
         assert!(to_text(&cube).starts_with("12 links: 8 over debug ports, 4 over bridges\n"), "{}", to_text(&cube));
         assert_eq!(to_json(&cube)["bridges"], 4);
+    }
+
+    /// Figures 4 and 5 of "Real-Time USB Networking and Device I/O" (2023), section 4.1.
+    #[test]
+    fn examples_are_the_topologies_of_the_paper() {
+        let of = |name: &str| {
+            let example = super::super::examples::find(Kind::Topology, name, false).unwrap().unwrap();
+            to_text(&planned(example.text).unwrap())
+        };
+        assert!(of("figure-4").starts_with("12 links: 8 over debug ports, 4 over bridges\n"), "{}", of("figure-4"));
+        for (name, order) in [
+            ("figure-5a", &["1: wait for 2 and 3, enumerate\n", "2: enumerate; enable", "3: enumerate; enable"][..]),
+            ("figure-5b", &["3: wait for 1 and 2, enumerate; enable", "4: wait for 3, enumerate\n"]),
+            ("figure-5c", &[" (leader): enable the debug port; wait for "]),
+        ] {
+            let text = of(name);
+            assert!(text.contains(" 0 over bridges") && order.iter().all(|order| text.contains(order)), "{text}");
+        }
     }
 
     #[test]

@@ -334,6 +334,11 @@ impl Endpoint {
         self.terms.transfer
     }
 
+    /// Whether the device is behind a network. The threads of the host that shares it have no reservation.
+    pub fn is_far(&self) -> bool {
+        matches!(self.terms.transfer, Stage::Network { .. })
+    }
+
     fn channels(&self) -> MutexGuard<'_, OpenedChannels> {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -101,6 +101,8 @@ struct Counts {
     messages: u64,
     worst_ns: u64,
     behind_ns: u64,
+    /// Since its first job.
+    ran_ns: u64,
 }
 
 /// How well a pipe kept its promise.
@@ -142,9 +144,32 @@ pub struct Report {
     pub behind_ns: u64,
     /// Outgoing: messages that the device has sent.
     pub went_out: u64,
+    /// The time from its first job to its last one so far, in nanoseconds.
+    pub ran_ns: u64,
+    /// Whether the other end of a network moves the data by threads without a reservation: what comes late or is lost
+    /// there, no bound covers.
+    pub is_far_unreserved: bool,
 }
 
+/// For so long a pipe has to run before its device's rate is known.
+const RATE_NS_MIN: u64 = 1_000_000_000;
+/// The share of the granted rate that a device has to send, for the rate to count as tried.
+const TRIED_PERCENT: u64 = 90;
+
 impl Report {
+    /// How many messages a second the device sent, if these are far fewer than were asked for: then it was not tried
+    /// whether the pipe carries that rate. `None` as long as it is not known, and for outgoing pipes.
+    pub fn fewer_per_s(&self) -> Option<u64> {
+        // What is under way at first has not been sent late.
+        let ran_ns = self.ran_ns.saturating_sub(self.bound_ns);
+        let sent = u128::from(self.messages + self.lost + self.device_lost);
+        let per_s = sent * 1_000_000_000 / u128::from(self.ran_ns.max(1));
+        let asked = u128::from(self.asked_per_s) * u128::from(ran_ns) / 1_000_000_000;
+        let is_fewer = sent * 100 < asked * u128::from(TRIED_PERCENT);
+        let is_known = self.direction == direction_name(Direction::In) && ran_ns >= RATE_NS_MIN;
+        (is_known && is_fewer).then(|| u64::try_from(per_s).unwrap_or(u64::MAX))
+    }
+
     /// Whether no message was lost or too late, and the rate was carried as far as there were messages.
     pub fn is_kept(&self) -> bool {
         self.broken().is_empty()
@@ -155,9 +180,10 @@ impl Report {
         let Self { lost, device_lost, cut_bytes, worst_ns, bound_ns, asked_per_s, behind_ns, .. } = *self;
         let ms = |ns: u64| format!("{}.{:03} ms", ns / 1_000_000, ns / 1000 % 1000);
         let (late, bound, behind) = (ms(worst_ns), ms(bound_ns), ms(behind_ns));
+        let by_far = if self.is_far_unreserved { ", whose host has no processor time reserved for it" } else { "" };
         let all = [
             (lost > 0, format!("{lost} messages were lost here")),
-            (device_lost > 0, format!("the device lost at least {device_lost} messages")),
+            (device_lost > 0, format!("the device lost at least {device_lost} messages{by_far}")),
             (cut_bytes > 0, format!("{cut_bytes} bytes were no whole message, and were dropped")),
             (worst_ns > bound_ns, format!("a message was late by {late}, and {bound} were promised")),
             (behind_ns > bound_ns, format!("it fell {behind} behind {asked_per_s} messages/s")),
@@ -211,8 +237,10 @@ pub fn tpipe<A: Send + 'static>(
         let (mut roster, mut counts, mut lag) = (Roster::new(reserve), Counts::default(), Lag::new(asked_per_s));
         let room_bytes = quota * message_bytes;
         let (mut received, mut outgoing) = (Vec::with_capacity(2 * room_bytes), Vec::with_capacity(room_bytes));
+        let mut first_ns = None;
         loop {
             let job = roster.next_job();
+            counts.ran_ns = job.now_ns - *first_ns.get_or_insert(job.now_ns);
             let is_last = inside.is_ended.load(Ordering::Acquire) || shared.is_ended();
             received.clear();
             outgoing.clear();
@@ -308,7 +336,7 @@ impl<A> Pipe<A> {
     pub fn report(&self) -> Report {
         let End { channel, direction } = self.end;
         let lane = self.endpoint.shared().counts_of(channel, direction);
-        let Counts { jobs, messages, worst_ns, behind_ns } = *self.inside.counts.lock();
+        let Counts { jobs, messages, worst_ns, behind_ns, ran_ns } = *self.inside.counts.lock();
         Report {
             channel,
             direction: direction_name(direction),
@@ -327,6 +355,8 @@ impl<A> Pipe<A> {
             asked_per_s: self.asked_per_s,
             behind_ns: behind_ns.max(lane.behind_ns),
             went_out: lane.went_out,
+            ran_ns,
+            is_far_unreserved: self.endpoint.is_far(),
         }
     }
 
