@@ -59,6 +59,7 @@ mod runtime_folder;
 mod sessions;
 mod siege;
 mod sleep;
+mod socket_access;
 mod sockets;
 mod strangers;
 mod stream;
