@@ -13,6 +13,7 @@ mod bridge;
 mod claims;
 mod cluster;
 mod congestion;
+mod containers;
 mod control_socket;
 mod cuts;
 mod cuts_and_kills;
