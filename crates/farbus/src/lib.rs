@@ -130,7 +130,7 @@ pub mod reservation {
 #[doc(hidden)]
 pub mod internals {
     pub use crate::broker::SystemAccess;
-    pub use crate::common::{control, socket_place};
+    pub use crate::common::{control, socket_access, socket_place};
     pub use crate::devices::media_journal;
     pub use crate::frontend::{StopSignal, hold, nbd, open_users};
     pub use crate::importer::session::{bare, connection};

@@ -122,7 +122,7 @@ fn obstacle(front_end: &dyn FrontEnd, harness: &Harness, request: &Request) -> O
             let device = StoreDevice::new(farbus_model::block::MemoryStore::new(vec![0; 512]));
             DiskMount::mount(&harness.folder.join("try"), "disk", device).err().map(|error| error.to_string())
         }
-        Need::Listen(_) => None,
+        Need::Listen(..) => None,
     };
     let found = chosen.needs(request).iter().find_map(obstacle);
     found.inspect(|why| println!("{}: left out: {why}", front_end.name()))

@@ -9,7 +9,8 @@ use farbus_io::frontend::fuse::MountMark;
 use farbus_io::usb::Selector;
 use serde::{Deserialize, Serialize};
 
-use crate::common::socket_place::{Place, SocketMode};
+use crate::common::socket_access::{SocketAccess, SocketMode};
+use crate::common::socket_place::Place;
 use crate::devices::identities::KnownUsb;
 use crate::devices::selection::Wanted;
 
@@ -38,8 +39,8 @@ pub struct BrokerPolicy {
     pub programs: Vec<u32>,
     /// Whether a device may be plugged into this machine's kernel.
     pub plugs: bool,
-    /// Addresses and sockets at which programs may find a device.
-    pub places: Vec<Place>,
+    /// Addresses and sockets at which programs may find a device, and who may connect there.
+    pub places: Vec<(Place, SocketAccess)>,
     /// Folders at which disks may be mounted, to show them as files.
     pub mounts: Vec<PathBuf>,
     /// Ports of the kernel that are in use, by attachments that another process began.
@@ -72,6 +73,11 @@ pub struct BrokerPolicy {
 pub type ReadConfig = fn(&Path) -> io::Result<(String, BrokerPolicy)>;
 
 impl BrokerPolicy {
+    /// Who may connect at `place`; `None` if nobody may listen there.
+    pub(super) fn access_to(&self, place: &Place) -> Option<SocketAccess> {
+        self.places.iter().find(|(allowed, _)| allowed == place).map(|(_, access)| access.clone())
+    }
+
     /// All USB devices that may be opened.
     pub(super) fn devices(&self) -> Wanted {
         let selectors = self.usb.iter().filter_map(|words| words.strip_prefix("usb:")?.parse::<Selector>().ok());

@@ -37,7 +37,8 @@ use super::system_access::{may_plug, word_of};
 use super::taken::Taken;
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
-use crate::common::socket_place::{Place, SocketMode};
+use crate::common::socket_access::SocketAccess;
+use crate::common::socket_place::Place;
 use crate::devices::media_journal;
 use crate::hosts::known_host::{self, KnownHost};
 use crate::hosts::reach::{self, Hints};
@@ -172,7 +173,7 @@ impl Rights {
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
                 let Place::Address(address) = place else {
                     let mode = opened(&self.broker_policy).socket_mode;
-                    return self.listen_at(place, mode);
+                    return self.listen_at(place, &mode.into());
                 };
                 // On a machine without IPv6, all addresses means all of IPv4.
                 let old = |_| match address.ip() == Ipv6Addr::UNSPECIFIED {
@@ -182,12 +183,12 @@ impl Rights {
                 passed(TcpListener::bind(address).or_else(old)?)
             }
             Question::ListenAt { place } => {
-                let is_meant = opened(&self.broker_policy).places.contains(&place);
-                self.hold(is_meant, || format!("{place} is not listened at"))?;
-                self.listen_at(place, SocketMode::default())
+                let access = opened(&self.broker_policy).access_to(&place);
+                self.hold(access.is_some(), || format!("{place} is not listened at"))?;
+                self.listen_at(place, &access.unwrap_or_default())
             }
             Question::TakePlace { place } => {
-                let is_meant = opened(&self.broker_policy).places.contains(&place);
+                let is_meant = opened(&self.broker_policy).access_to(&place).is_some();
                 self.hold(is_meant, || format!("{place} is not listened at"))?;
                 opened(&self.sockets).extend(place.path().cloned());
                 done(Value::Null)
@@ -379,8 +380,8 @@ impl Rights {
         Hints { proved: hints.proved.filter(|at| addresses.was_dialled(host, *at)), ..hints }
     }
 
-    fn listen_at(&self, place: Place, mode: SocketMode) -> Reply {
-        let listener = place.listen_for(mode)?.into_descriptor()?;
+    fn listen_at(&self, place: Place, access: &SocketAccess) -> Reply {
+        let listener = place.listen_for(access)?.into_descriptor()?;
         if let Place::Socket(path) = place {
             opened(&self.sockets).insert(path);
         }
@@ -623,7 +624,10 @@ mod tests {
     fn only_allowed_places_are_listened_at_and_their_sockets_are_removed_at_the_end() {
         let path = std::env::temp_dir().join(format!("farbus-place-{}.sock", std::process::id()));
         let places = vec![Place::Socket(path.clone()), Place::Address("127.0.0.1:0".parse().unwrap())];
-        let rights = |places| Arc::new(Rights::new(BrokerPolicy { places, ..BrokerPolicy::default() }, no_config));
+        let rights = |places: Vec<Place>| {
+            let places = places.into_iter().map(|place| (place, SocketAccess::default())).collect();
+            Arc::new(Rights::new(BrokerPolicy { places, ..BrokerPolicy::default() }, no_config))
+        };
         let listen_at = |rights: &Arc<Rights>, place: &Place| {
             rights.carry_out(Question::ListenAt { place: place.clone() }, None).map(|(_, fd)| fd.expect("a socket"))
         };

@@ -22,6 +22,7 @@ use super::line::Broker;
 use super::protocol::{MountedAt, Question, in_ms};
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
+use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::identities::{Identified, Identities};
 use crate::devices::media_journal;
@@ -111,13 +112,14 @@ impl SystemAccess {
         }
     }
 
-    /// Listens for programs at `place`. A socket's path is removed when this process has ended at the latest.
+    /// Listens for programs at `place`, where `access` says who may connect. A broker takes that from its policy, not
+    /// from here. A socket's path is removed when this process has ended at the latest.
     ///
     /// # Errors
     /// Why it cannot listen, and what to do.
-    pub fn listen_at(&self, place: &Place) -> io::Result<SocketListener> {
+    pub fn listen_at(&self, place: &Place, access: &SocketAccess) -> io::Result<SocketListener> {
         match self {
-            SystemAccess::Own => place.listen(),
+            SystemAccess::Own => place.listen_for(access),
             SystemAccess::Through(broker) => broker.listen_at(place),
         }
     }

@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
-use super::listen::place_told;
+use super::listen::{SocketAccessArgs, place_told};
 use super::output::{print_done, say};
 use super::served::say_exports;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
@@ -97,9 +97,12 @@ pub struct AttachArgs {
     at: Option<PathBuf>,
     /// nbd, redir: the Unix socket for programs.
     ///
-    /// Only its owner and root may connect. Without it, the socket is in the runtime folder.
+    /// Only its owner and root may connect, unless --socket-mode or --socket-group says otherwise. Without it, the
+    /// socket is in the runtime folder.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    #[command(flatten)]
+    access: SocketAccessArgs,
     /// nbd, redir: a TCP address instead.
     ///
     /// ADDR[:PORT]; the port is 10809 with nbd and 4000 with redir, unless you name another. There is no password and
@@ -301,6 +304,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
 fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), Failure> {
     let mut request = Request {
         at: args.at.clone(),
+        access: args.access.access()?,
         is_handed_over: args.inherit,
         mode: args.mode,
         cache: args.cache.unwrap_or_default(),

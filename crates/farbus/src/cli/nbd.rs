@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
-use super::listen::place_told;
+use super::listen::{SocketAccessArgs, place_told};
 use super::served::say_served;
 use crate::broker::confined::{give_rights_away, report_protection, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
@@ -42,15 +42,20 @@ use serde::Serialize;
         farbus nbd block:disk.img &\n  \
         nbdinfo 'nbd+unix:///?socket=/run/farbus/nbd-disk.img.sock'\n\n  \
         farbus nbd block:/dev/sdb,ro memory:1G --socket /tmp/disks.sock\n  \
+        farbus nbd block:disk.img --socket /srv/vm/disk.sock --socket-group kvm\n  \
         farbus nbd memory:1G --listen 127.0.0.1      at NBD's port, 10809\n\n\
         A disk of another machine: 'farbus attach HOST/disk --via nbd'.")]
 pub struct Args {
     /// What to serve; the first is also the default export.
     #[arg(required = true)]
     what: Vec<BlockSpec>,
-    /// The Unix socket; only its owner and root may connect.
+    /// The Unix socket.
+    ///
+    /// Only its owner and root may connect, unless --socket-mode or --socket-group says otherwise.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    #[command(flatten)]
+    access: SocketAccessArgs,
     /// A TCP address instead, ADDR[:PORT].
     ///
     /// The port is 10809 unless you name another. There is no password and no encryption: every program that reaches
@@ -79,9 +84,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::local(format!("at most {} at once", NbdServer::offers_max())));
     }
     let names = names(&args.what);
+    let access = args.access.access()?;
     let place = place_told(PROTOCOL, args.socket.as_deref(), args.listen.as_deref(), &names[0])?;
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
-    let (remove, places) = (vec![control_socket.path().to_owned()], vec![place.clone()]);
+    let (remove, places) = (vec![control_socket.path().to_owned()], vec![(place.clone(), access.clone())]);
     let system = match args.no_sandbox {
         true => SystemAccess::Own,
         false => {
@@ -96,7 +102,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     });
     let (offers, exports): (Vec<_>, Vec<_>) = offers.collect::<Result<Vec<_>, Failure>>()?.into_iter().unzip();
     let sizes: Vec<u64> = offers.iter().map(|offer| offer.device.info().size_bytes).collect();
-    let listener = system.listen_at(&place).map_err(Failure::local)?;
+    let listener = system.listen_at(&place, &access).map_err(Failure::local)?;
     let place = listener.place().map_err(Failure::local)?;
     let is_alone = names.len() == 1;
     let served = names.iter().zip(sizes).map(|(name, size_bytes)| {

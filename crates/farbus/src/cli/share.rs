@@ -26,7 +26,8 @@ use crate::common::control::ControlSocket;
 use crate::common::failure::Attribute;
 use crate::common::host_address::SECURE_PORT;
 use crate::common::listen_words::{everywhere, listen_address, listen_failure, listen_place};
-use crate::common::socket_place::{Place, SocketListener, SocketMode};
+use crate::common::socket_access::SocketMode;
+use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::class_words::name_of;
 use crate::devices::identities::naming::{Naming, split_name};
 use crate::devices::reservation::{ReservationRequest, together};
@@ -458,7 +459,7 @@ fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListen
 }
 
 fn bind_plain(asked: &Place, mode: SocketMode) -> Result<(SocketListener, Place), Failure> {
-    let listener = asked.listen_for(mode).map_err(|error| listen_failure(asked, &error))?;
+    let listener = asked.listen_for(&mode.into()).map_err(|error| listen_failure(asked, &error))?;
     let place = listener.place().map_err(Failure::local)?;
     if let Place::Address(address) = place
         && !place.is_local()

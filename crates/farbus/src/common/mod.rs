@@ -15,6 +15,7 @@ pub mod passed_files;
 pub mod process_status;
 pub mod processor_leases;
 pub mod runtime_folder;
+pub mod socket_access;
 pub mod socket_place;
 pub mod stop_signal;
 pub mod units;

@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use farbus_io::link::{Connection, Link, Listener, LocalConnection, LocalListener, MODE_BITS, OWNER_ALONE};
+use farbus_io::link::{Connection, Link, Listener, LocalConnection, LocalListener};
 use serde::{Deserialize, Serialize};
 
 use crate::common::host_address::LOCAL;
 use crate::common::runtime_folder::{self, path as folder};
+use crate::common::socket_access::SocketAccess;
 
 /// A protocol of such programs. None of these authenticates or encrypts here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ pub fn plain_name(device: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// At a Unix socket, which is accessible to its owner only.
+    /// At a Unix socket, which is accessible to its owner only unless a [`SocketAccess`] says otherwise.
     Socket(PathBuf),
     /// At a TCP address.
     Address(SocketAddr),
@@ -73,19 +74,22 @@ impl Place {
     /// # Errors
     /// Why it cannot listen, with what to do.
     pub fn listen(&self) -> io::Result<SocketListener> {
-        self.listen_for(SocketMode::default())
+        self.listen_for(&SocketAccess::default())
     }
 
-    /// Listens there with a file mode for the socket: users who may write such a file may connect.
+    /// Listens there. If it is a socket, `access` says which users may connect.
     ///
     /// # Errors
-    /// As [`Place::listen`].
-    pub fn listen_for(&self, mode: SocketMode) -> io::Result<SocketListener> {
+    /// As [`Place::listen`]; and this machine has no such group, or the owner may not give the socket to it.
+    pub fn listen_for(&self, access: &SocketAccess) -> io::Result<SocketListener> {
         match self {
-            Place::Socket(path) => Ok(SocketListener::Local(match runtime_folder::holding(path)? {
-                Some((folder, name)) => LocalListener::bind_through(path, &folder.at(&name), mode.0)?,
-                None => LocalListener::bind_for(path, mode.0)?,
-            })),
+            Place::Socket(path) => {
+                let (mode, group) = (access.mode(), access.group_number()?);
+                Ok(SocketListener::Local(match runtime_folder::holding(path)? {
+                    Some((folder, name)) => LocalListener::bind_through(path, &folder.at(&name), mode, group)?,
+                    None => LocalListener::bind_through(path, path, mode, group)?,
+                }))
+            }
             Place::Address(address) => SocketListener::tcp(*address)
                 .map_err(|error| io::Error::new(error.kind(), format!("cannot listen at {address}: {error}"))),
         }
@@ -146,31 +150,6 @@ impl FromStr for Place {
             Some(path) => std::path::absolute(path).map(Place::Socket).map_err(|error| error.to_string()),
             None => text.parse().map(Place::Address).map_err(|_| format!("'{text}' is no address")),
         }
-    }
-}
-
-/// The file mode of a Unix socket, which decides who may connect. The default is its owner only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SocketMode(u32);
-
-impl Default for SocketMode {
-    fn default() -> Self {
-        Self(OWNER_ALONE)
-    }
-}
-
-impl FromStr for SocketMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let mode = u32::from_str_radix(text, 8)
-            .ok()
-            .filter(|mode| mode & !MODE_BITS == 0 && mode & OWNER_ALONE == OWNER_ALONE);
-        mode.map(Self).ok_or_else(|| {
-            format!(
-                "'{text}' is no mode of a socket: 600 is its owner, 660 its group too, 666 every user of this machine"
-            )
-        })
     }
 }
 
@@ -318,10 +297,6 @@ mod tests {
         let relative: Place = "unix:share.sock".parse().unwrap();
         assert!(relative.path().unwrap().is_absolute(), "{relative}");
         assert!("unix:".parse::<Place>().is_err() && "lab3".parse::<Place>().is_err());
-        assert_eq!("0660".parse(), Ok(SocketMode(0o660)));
-        for wrong in ["", "777", "060", "8", "rw", "1660"] {
-            assert!(wrong.parse::<SocketMode>().is_err(), "{wrong}");
-        }
     }
 
     #[test]

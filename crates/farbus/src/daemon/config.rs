@@ -26,7 +26,8 @@ use super::topology_plan::{Joined, Part, TopologyTable, joined_from, plan_path};
 use crate::broker::BrokerPolicy;
 use crate::common::host_address::{DEFAULT_PORT, SECURE_PORT};
 use crate::common::listen_words::{everywhere, listen_address, listen_place, place_said};
-use crate::common::socket_place::{Place, SocketMode};
+use crate::common::socket_access::{SocketAccess, SocketMode};
+use crate::common::socket_place::Place;
 use crate::devices::identities::naming::{check_name, split_name};
 use crate::devices::reservation::{ReservationRequest, together};
 use crate::devices::selection::Wanted;
@@ -167,6 +168,8 @@ struct AttachTable {
     via: Option<Spanned<String>>,
     at: Option<Spanned<PathBuf>>,
     socket: Option<Spanned<PathBuf>>,
+    socket_mode: Option<Spanned<String>>,
+    socket_group: Option<Spanned<String>>,
     listen: Option<Spanned<String>>,
     mode: Option<Spanned<String>>,
     cache: Option<Spanned<String>>,
@@ -460,6 +463,7 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
         };
         return Err((Some(at.span()), message.into()));
     }
+    let access = attach_access_from(&table)?;
     let place = attach_place_from(via, table.socket, table.listen, &target)?;
     let mode = table.mode.as_ref().map(parsed).transpose()?.unwrap_or_default();
     let for_disks = || Via::for_disks(|name| format!("\"{name}\""));
@@ -490,6 +494,7 @@ fn attach_from(table: AttachTable) -> Result<Request, Wrong> {
         via,
         at,
         place,
+        access,
         is_handed_over,
         mode,
         cache,
@@ -597,6 +602,20 @@ fn attach_place_from(
     }
 }
 
+/// Who may connect at the attachment's socket. A group is looked up when its socket is made, by a process that may read
+/// who is in it.
+fn attach_access_from(table: &AttachTable) -> Result<SocketAccess, Wrong> {
+    let (mode, group) = (table.socket_mode.as_ref(), table.socket_group.as_ref());
+    let span = group.or(mode).map(Spanned::span);
+    if span.is_some() && table.socket.is_none() {
+        let message =
+            "'socket_mode' and 'socket_group' go with 'socket': the folder of other sockets is closed to others";
+        return Err((span, message.into()));
+    }
+    let (mode, group) = (mode.map(parsed).transpose()?, group.map(parsed).transpose()?);
+    SocketAccess::said(mode, group).map_err(|message| (span, message))
+}
+
 fn parsed<T: FromStr<Err = String>>(word: &Spanned<String>) -> Result<T, Wrong> {
     word.get_ref().parse().map_err(|message| (Some(word.span()), message))
 }
@@ -656,7 +675,7 @@ mod tests {
         assert_eq!(broker_policy.images, [("/a".into(), true)]);
         assert_eq!(broker_policy.hosts, ["lab:3240"; 4]);
         let places = [Place::Socket("/run/z.sock".into()), Place::Address("127.0.0.1:4000".parse().unwrap())];
-        assert_eq!(broker_policy.places, places);
+        assert_eq!(broker_policy.places, places.map(|place| (place, SocketAccess::default())));
         assert_eq!((broker_policy.plugs, broker_policy.mounts), (true, vec!["/mnt/y".into()]));
         assert_eq!(broker_policy.listen, [local_shares::place_of_daemon(), "127.0.0.1:3241".parse().unwrap()]);
         assert!(broker_policy.wanted.is_empty() && broker_policy.remove.is_empty() && broker_policy.config.is_none());
@@ -759,6 +778,22 @@ mod tests {
                 "[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\n[[attach]]\ntarget = \"c/b\"\nvia = \"nbd\"",
                 "5:10",
                 "'socket = ' names another place",
+            ),
+            ("[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nsocket_mode = \"660\"", "4:15", "go with 'socket'"),
+            (
+                "[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nsocket = \"/s\"\nsocket_mode = \"777\"",
+                "5:15",
+                "660 its group",
+            ),
+            (
+                "[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nsocket = \"/s\"\nsocket_group = \"a b\"",
+                "5:16",
+                "no group",
+            ),
+            (
+                "[[attach]]\ntarget = \"a/b\"\nvia = \"nbd\"\nsocket = \"/s\"\nsocket_mode = \"600\"\nsocket_group = \"kvm\"",
+                "6:16",
+                "660 lets it connect",
             ),
             ("[[attach]]\ntarget = \"a/b\"\nat = \"/mnt\"", "3:6", "via = \"fuse\""),
             ("[[attach]]\ntarget = \"a/b\"\n[[attach]]\ntarget = \"a:3240/b\"", "4:10", "attached twice"),

@@ -10,6 +10,7 @@ use farbus_session::reserve::Reservation;
 use super::{Attachment, Restored};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::runtime_folder;
+use crate::common::socket_access::SocketAccess;
 use crate::common::socket_place::{Place, Protocol, SocketListener};
 use crate::importer::client::{Client, ClientConfig, ClientError, Target};
 use crate::importer::disk::DiskMode;
@@ -64,8 +65,7 @@ pub trait FrontEnd: Sync {
     /// # Errors
     /// [`ClientError::Local`]: no device was taken.
     fn prepare(&self, client: &Client, request: &Request) -> Result<Prepared, ClientError> {
-        self.protocol()
-            .map_or(Ok(Prepared::default()), |protocol| Prepared::listening(client, &request.place_of(protocol)))
+        self.protocol().map_or(Ok(Prepared::default()), |protocol| Prepared::listening(client, request, protocol))
     }
 
     /// Takes the device. Uses up `prepared` if the device was taken; otherwise `prepared` remains for another try.
@@ -104,8 +104,8 @@ pub enum Need {
     Kernel,
     /// Mounting in this folder.
     Mount(PathBuf),
-    /// Listening at this place.
-    Listen(Place),
+    /// Listening at this place, where these users may connect.
+    Listen(Place, SocketAccess),
 }
 
 /// What was prepared before the device was taken.
@@ -117,12 +117,12 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Starts listening at `place`.
+    /// Starts listening for programs that speak `protocol`.
     ///
     /// # Errors
     /// [`ClientError::Local`]: why it cannot listen, and what to do.
-    fn listening(client: &Client, place: &Place) -> Result<Self, ClientError> {
-        Ok(Self { listener: Some(listen(client, place)?), is_kept: true })
+    fn listening(client: &Client, request: &Request, protocol: Protocol) -> Result<Self, ClientError> {
+        Ok(Self { listener: Some(listen(client, request, protocol)?), is_kept: true })
     }
 
     /// Keeps the listener for another try after the device could not be taken, if it was created before the first try.
@@ -131,13 +131,19 @@ impl Prepared {
     }
 
     /// The listener; creates it if [`Prepared::listening`] has not.
-    pub(super) fn listener(&mut self, client: &Client, place: &Place) -> Result<SocketListener, ClientError> {
-        self.listener.take().map_or_else(|| listen(client, place), Ok)
+    pub(super) fn listener(
+        &mut self,
+        client: &Client,
+        request: &Request,
+        protocol: Protocol,
+    ) -> Result<SocketListener, ClientError> {
+        self.listener.take().map_or_else(|| listen(client, request, protocol), Ok)
     }
 }
 
-fn listen(client: &Client, place: &Place) -> Result<SocketListener, ClientError> {
-    client.system().listen_at(place).map_err(|error| ClientError::Local(error.to_string()))
+fn listen(client: &Client, request: &Request, protocol: Protocol) -> Result<SocketListener, ClientError> {
+    let listener = client.system().listen_at(&request.place_of(protocol), &request.access);
+    listener.map_err(|error| ClientError::Local(error.to_string()))
 }
 
 /// The front end that the user chose.
@@ -181,6 +187,8 @@ pub struct Request {
     pub at: Option<PathBuf>,
     /// Where programs connect to it, for a front end with a protocol.
     pub place: Option<Place>,
+    /// Which users may connect there, if it is a socket.
+    pub access: SocketAccess,
     /// Whether another host is to hand it over first, with the virtual machine that uses it.
     pub is_handed_over: bool,
     /// How it is used, if it is a disk.
@@ -211,6 +219,7 @@ impl Request {
             via,
             at: None,
             place: None,
+            access: SocketAccess::default(),
             is_handed_over: false,
             mode: DiskMode::default(),
             cache: Cache::default(),
@@ -233,6 +242,11 @@ impl Request {
     /// Where programs that speak `protocol` connect to it.
     pub fn place_of(&self, protocol: Protocol) -> Place {
         self.place.clone().unwrap_or_else(|| protocol.default_place(&self.target.device))
+    }
+
+    /// What a front end with this protocol needs.
+    pub(super) fn needs_of(&self, protocol: Protocol) -> Vec<Need> {
+        vec![Need::Listen(self.place_of(protocol), self.access.clone())]
     }
 
     /// Describes how it is attached on this machine now. A process that computes the same words can continue the
@@ -262,7 +276,7 @@ impl BrokerPolicy {
             match need {
                 Need::Kernel => self.plugs = true,
                 Need::Mount(folder) => self.mounts.push(folder),
-                Need::Listen(place) => self.places.push(place),
+                Need::Listen(place, access) => self.places.push((place, access)),
             }
         }
     }

@@ -95,7 +95,7 @@ impl FrontEnd for Redir {
     }
 
     fn needs(&self, request: &Request) -> Vec<Need> {
-        vec![Need::Listen(request.place_of(PROTOCOL))]
+        request.needs_of(PROTOCOL)
     }
 
     fn take(
@@ -105,8 +105,7 @@ impl FrontEnd for Redir {
         prepared: &mut Prepared,
     ) -> Result<Box<dyn Attachment>, ClientError> {
         // Check first what may be missing on this machine, before a device is taken.
-        let place = request.place_of(PROTOCOL);
-        let listener = prepared.listener(client, &place)?;
+        let listener = prepared.listener(client, request, PROTOCOL)?;
         let target = &request.target;
         let device = match request.is_handed_over {
             true => FarDevice::inherit(client, target, GRACE),
@@ -125,7 +124,7 @@ impl FrontEnd for Redir {
     }
 
     fn manner(&self, request: &Request) -> String {
-        format!("redir at {}", request.place_of(PROTOCOL).as_host())
+        format!("redir at {}{}", request.place_of(PROTOCOL).as_host(), request.access)
     }
 
     fn restore(

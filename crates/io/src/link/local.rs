@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, shutdown,
@@ -94,19 +94,20 @@ impl LocalListener {
     /// # Errors
     /// [`LocalError`], which says what to do.
     pub fn bind_for(path: &Path, mode: u32) -> Result<Self, LocalError> {
-        Self::bind_through(path, path, mode)
+        Self::bind_through(path, path, mode, None)
     }
 
     /// The same for a socket at `path` that is created through another name of its folder, such as that of an open
-    /// descriptor.
+    /// descriptor. The socket's group becomes `group` (gid), if there is one. No other user may connect before both
+    /// are as asked.
     ///
     /// # Errors
     /// [`LocalError`], which says what to do.
-    pub fn bind_through(path: &Path, name: &Path, mode: u32) -> Result<Self, LocalError> {
+    pub fn bind_through(path: &Path, name: &Path, mode: u32, group: Option<u32>) -> Result<Self, LocalError> {
         let failed = |source| LocalError { path: path.to_owned(), source };
         // Programs connect by the path, which has to be short enough as well.
         SocketAddrUnix::new(path).map_err(|_| failed(io::ErrorKind::InvalidInput.into()))?;
-        let socket = bind_socket(name, Mode::from_raw_mode(mode & MODE_BITS)).map_err(failed)?;
+        let socket = bind_socket(name, Mode::from_raw_mode(mode & MODE_BITS), group).map_err(failed)?;
         Ok(Self { socket, path: path.to_owned(), is_passed_on: false })
     }
 
@@ -171,7 +172,7 @@ pub fn dial(path: &Path, time_max: Duration) -> Result<OwnedFd, LinkError> {
     connected().map_err(|source| LinkError { address: format!("unix:{}", path.display()), source })
 }
 
-fn bind_socket(path: &Path, mode: Mode) -> io::Result<OwnedFd> {
+fn bind_socket(path: &Path, mode: Mode, group: Option<u32>) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(io::ErrorKind::AlreadyExists.into()),
@@ -183,20 +184,33 @@ fn bind_socket(path: &Path, mode: Mode) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // Before the socket has a name, so that at no moment other users may connect (unix(7); Linux creates the file with
     // this mode, less the umask).
-    rustix::fs::fchmod(&socket, mode)?;
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(OWNER_ALONE))?;
     bind(&socket, &address)?;
-    if mode != Mode::from_raw_mode(OWNER_ALONE) {
-        set_mode(path, mode)?;
+    if (mode, group) != (Mode::from_raw_mode(OWNER_ALONE), None) {
+        // A socket that is not as asked is not left behind.
+        admit(path, mode, group).inspect_err(|_| drop(std::fs::remove_file(path)))?;
     }
     listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
-/// Sets the mode that was asked for, whatever the umask. Leaves alone what may have replaced the socket meanwhile.
-fn set_mode(path: &Path, mode: Mode) -> io::Result<()> {
+/// Sets the group and then the mode that were asked for, whatever the umask. Leaves alone what may have replaced the
+/// socket meanwhile.
+fn admit(path: &Path, mode: Mode, group: Option<u32>) -> io::Result<()> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
         return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    if let Some(group) = group {
+        let given = rustix::fs::chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH);
+        given.map_err(|errno| {
+            let hint = match errno {
+                Errno::PERM => "; its owner has to be a member of that group",
+                _ => "",
+            };
+            let error = io::Error::from(errno);
+            io::Error::new(error.kind(), format!("cannot give it to group {group}: {error}{hint}"))
+        })?;
     }
     Ok(rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)?)
 }

@@ -29,6 +29,7 @@ use landlock::{
 };
 use linux_raw_sys::general as nr;
 use rustix::fs::{Gid, Uid};
+use rustix::io::Errno;
 use rustix::process::Resource;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{
@@ -102,6 +103,17 @@ fn failed<E: fmt::Display>(what: &'static str) -> impl FnOnce(E) -> ConfineError
     move |error| ConfineError(format!("cannot {what}: {error}"))
 }
 
+/// The message of a step of root's that needs `capability`.
+fn failed_without(what: &'static str, capability: &'static str) -> impl FnOnce(Errno) -> ConfineError {
+    move |errno| match errno {
+        Errno::PERM => ConfineError(format!(
+            "cannot {what}: root lacks CAP_{capability} here, as in some containers\n  \
+             run farbus as another user, or give the container both: --cap-add SETGID --cap-add SETUID"
+        )),
+        errno => failed(what)(errno),
+    }
+}
+
 fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(None);
@@ -113,9 +125,9 @@ fn become_somebody(needs: &Needs) -> Result<Option<String>, ConfineError> {
         Some(state) => owner(state)?,
         None => confined_user(),
     };
-    rustix::thread::set_thread_groups(&[]).map_err(failed("leave root's groups"))?;
-    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed("leave root's group"))?;
-    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed("become another user"))?;
+    rustix::thread::set_thread_groups(&[]).map_err(failed_without("leave root's groups", "SETGID"))?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(failed_without("leave root's group", "SETGID"))?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(failed_without("become another user", "SETUID"))?;
     // The change of user dropped them, unless the kernel had been told to keep them. Memory that root locks is locked
     // as it grows; for other users there is a limit.
     let for_deadlines = CapabilitySet::SYS_NICE | CapabilitySet::IPC_LOCK;

@@ -45,7 +45,7 @@ impl FrontEnd for Nbd {
     }
 
     fn needs(&self, request: &Request) -> Vec<Need> {
-        vec![Need::Listen(request.place_of(PROTOCOL))]
+        request.needs_of(PROTOCOL)
     }
 
     fn take(
@@ -58,13 +58,14 @@ impl FrontEnd for Nbd {
             true => OpenedDisk::inherit(client, &request.target)?,
             false => OpenedDisk::open(client, &request.target, request.mode)?,
         };
-        let listener = prepared.listener(client, &request.place_of(PROTOCOL))?;
+        let listener = prepared.listener(client, request, PROTOCOL)?;
         let attachment = NbdAttachment::over(disk, &request.target, listener, client.system().clone())?;
         Ok(Box::new(NbdAttachment { is_handed_over: request.is_handed_over, ..attachment }))
     }
 
     fn manner(&self, request: &Request) -> String {
-        format!("nbd at {}, {}", request.place_of(PROTOCOL).as_host(), request.mode.as_str())
+        let (place, mode) = (request.place_of(PROTOCOL).as_host(), request.mode.as_str());
+        format!("nbd at {place}, {mode}{}", request.access)
     }
 
     fn restore(

@@ -59,6 +59,9 @@ pub enum MountError {
     },
 }
 
+/// What works where this machine or container cannot mount.
+const UNMOUNTED: &str = "\n  or attach it with --via nbd, which mounts nothing";
+
 impl fmt::Display for MountError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -78,13 +81,14 @@ impl fmt::Display for MountError {
             MountError::CannotReadFolder { at, error } => write!(f, "cannot read the folder {}: {error}", at.display()),
             MountError::NoFuse { error } => write!(
                 f,
-                "cannot open /dev/fuse: {error}; load it with `modprobe fuse`, in a container pass it with `--device /dev/fuse`"
+                "cannot open /dev/fuse: {error}; load it with `modprobe fuse`, in a container pass it with `--device /dev/fuse`{UNMOUNTED}"
             ),
-            MountError::NoHelper => {
-                f.write_str("only root mounts without the program fusermount3; install it with `apt-get install fuse3`")
-            }
+            MountError::NoHelper => write!(
+                f,
+                "only root mounts without the program fusermount3; install it with `apt-get install fuse3`{UNMOUNTED}"
+            ),
             MountError::Told(what) => f.write_str(what),
-            MountError::Refused { at, error } => write!(f, "cannot mount at {}: {error}", at.display()),
+            MountError::Refused { at, error } => write!(f, "cannot mount at {}: {error}{UNMOUNTED}", at.display()),
         }
     }
 }
