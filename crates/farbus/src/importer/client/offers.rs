@@ -17,7 +17,7 @@ use super::handshake::converse;
 use super::target::Target;
 use crate::common::failure::Attribute;
 use crate::devices::offer::Listed;
-use crate::hosts::questions::{Answer, Lines, Question};
+use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Question};
 use crate::hosts::reach::ANSWER_TIME_MAX;
 
 /// How long a host may take to say what became of a device whose link has ended.
@@ -44,10 +44,24 @@ pub fn offers(connector: &Connector, address: &str, time_max: Duration) -> Resul
     match ask(connector, address, &Question::List, time_max)? {
         Some(Answer::Devices(devices)) => Ok(devices.into_iter().map(Listed::from).collect()),
         Some(Answer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
-        Some(Answer::Done | Answer::Topology(_)) | None => {
+        Some(Answer::Done | Answer::Topology(_) | Answer::Status(_)) | None => {
             Ok(records(connector, address, time_max)?.iter().map(Listed::from).collect())
         }
     }
+}
+
+/// The status of a paired host, as far as this host may see it.
+///
+/// # Errors
+/// [`ClientError::Untrusted`] if the host is not paired, or its farbus does not know the question; [`ClientError`].
+pub fn host_status(connector: &Connector, address: &str, time_max: Duration) -> Result<HostStatus, ClientError> {
+    let what = match ask(connector, address, &Question::Status, time_max)? {
+        Some(Answer::Status(status)) => return Ok(status),
+        Some(Answer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => what,
+        Some(_) => "its farbus is older than this one, and does not tell its status\n  see what it offers: farbus list HOST".into(),
+        None => "a host tells its status to paired hosts only, and this one is not paired\n  pair with it: farbus pair\n  or see what it offers: farbus list HOST".into(),
+    };
+    Err(ClientError::Untrusted { address: address.to_owned(), what })
 }
 
 /// Tells an exporter what a device is used for: a paired host over its encrypted link, an exporter on this machine as
