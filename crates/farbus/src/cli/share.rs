@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
@@ -38,6 +39,7 @@ use crate::exporter::share::{DEFAULT_PORT, Share};
 use crate::exporter::sources::making::offer;
 use crate::exporter::sources::usb;
 use crate::exporter::sources::what::What;
+use crate::hosts::mdns::{Announced, Nearby};
 use crate::hosts::trust::Trust;
 use crate::importer::discovery::local_shares;
 use crate::link::modules::allowed;
@@ -137,6 +139,12 @@ pub struct Args {
     /// At every address and port 3241, unless ADDR[:PORT] is given. Each host may use what 'farbus allow' says.
     #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "")]
     secure: Option<String>,
+    /// With --secure: announce nothing to hosts nearby.
+    ///
+    /// Without it, mDNS tells hosts of the same network this host's name (FARBUS_NAME, or its host name), address, port
+    /// and fingerprint, so that paired hosts find it by its name. Devices are not announced.
+    #[arg(long, requires = "secure")]
+    no_announce: bool,
     /// Let others observe what devices send.
     ///
     /// Every host that may use a device may then observe it while another uses it ('farbus observe'). That includes
@@ -279,6 +287,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         (None, _) => Recorder::of_user(),
     };
     recorder.into_iter().for_each(|recorder| share.record_by(recorder));
+    let nearby = secure.as_ref().filter(|secure| !args.no_announce && !secure.is_local()).and_then(Secure::announcer);
     // Everything that needs rights is open: drop them before the first thread starts that may read input from the
     // network.
     let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
@@ -306,6 +315,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
         share.listen_secure_on(listener, datagrams, trust).map_err(Failure::local)?;
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
+    let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
+    let announced = announced.map_err(Failure::local)?;
     if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
         let device = name_of(record);
         let words: Vec<String> = args.what.iter().map(|called| quoted(&called.text)).collect();
@@ -314,6 +325,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
     let mut follower = follower.map_err(deaf)?;
     signals.forever().next();
+    drop(announced);
     follower.iter_mut().for_each(usb::Follower::stop);
     let is_durable = share.stop();
     // Each device went back to its drivers when it was dropped.
@@ -477,6 +489,24 @@ struct Secure {
     datagrams: Option<UdpSocket>,
     address: SocketAddr,
     trust: Trust,
+}
+
+impl Secure {
+    /// Whether this machine alone can reach it.
+    fn is_local(&self) -> bool {
+        Place::Address(self.address).is_local()
+    }
+
+    /// The process that will announce it, and what to announce; `None` if no process can be started.
+    fn announcer(&self) -> Option<(Nearby, Announcement)> {
+        let nearby = Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok()?;
+        // Without addresses all of this machine's are announced.
+        let addresses = Some(self.address.ip()).filter(|ip| !ip.is_unspecified()).into_iter().collect();
+        let (version, fingerprint) = (env!("CARGO_PKG_VERSION").to_owned(), Some(self.trust.fingerprint().to_string()));
+        let announcement =
+            Announcement { kind: Kind::Secure, port: self.address.port(), addresses, version, fingerprint };
+        Some((nearby, announcement))
+    }
 }
 
 fn bind_secure(told: &str) -> Result<Secure, Failure> {
