@@ -102,6 +102,22 @@ impl Broker {
         FileStore::passed(file, path, read_only).map_err(io::Error::other)
     }
 
+    /// Passes an image that the owner opened, for the next [`Broker::open_image`] with this path.
+    ///
+    /// # Errors
+    /// A sentence of the store: the descriptor is not that of a disk, or was opened in another way.
+    pub fn pass_image(&self, path: &Path, read_only: bool, image: BorrowedFd<'_>) -> io::Result<()> {
+        let question = Question::PassImage { path: path.to_owned(), read_only };
+        self.ask::<Value>(&question, Some(image)).map(|_| ())
+    }
+
+    /// Closes the passed images that were not opened.
+    pub fn forget_images(&self) {
+        if let Err(error) = self.ask::<Value>(&Question::ForgetImages, None) {
+            tracing::debug!(%error, "no passed image is kept");
+        }
+    }
+
     /// Opens the source of a stream's frames.
     ///
     /// # Errors

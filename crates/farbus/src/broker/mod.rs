@@ -16,6 +16,7 @@
 //! | `proved` | writes down the address at which that host proved its key, if the broker connected there and a different address is remembered |
 //! | `explain` | tells a share on this machine what one of its devices is needed for |
 //! | `record` | writes the use of a device by a user without a key to the audit log |
+//! | `pass_image`, `forget_images` | checks, locks and identifies a disk that the owner opened and passed to the confined process; the next `open_image` of that path returns it |
 //! | `may_plug`, `plug`, `unplug` | gives this machine's kernel a socket that speaks USB/IP, or takes it away |
 //! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | mounts a file system at a folder, and unmounts it |
 //! | `replacement` | starts the program that is on disk now to replace the confined process |

@@ -41,6 +41,13 @@ pub(super) enum Question {
         path: PathBuf,
         read_only: bool,
     },
+    /// Passes an image that the owner opened. The next [`Question::OpenImage`] with this path returns it.
+    PassImage {
+        path: PathBuf,
+        read_only: bool,
+    },
+    /// Closes the passed images that were not opened.
+    ForgetImages,
     /// Identifies a view of an image that was opened.
     IdentifyImage {
         path: PathBuf,

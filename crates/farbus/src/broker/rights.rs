@@ -46,6 +46,8 @@ use crate::hosts::trust::Use;
 
 /// Lines at once: one for the process, three for each attachment.
 const LINES_MAX: usize = 1024;
+/// Images that were passed and not opened yet: a disk, and the file of its users' changes.
+const PASSED_IMAGES_MAX: usize = 2;
 /// The longest time for connecting to a host.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -87,6 +89,8 @@ struct Rights {
     /// The audit log for users that prove no key.
     audit: OnceLock<Audit>,
     identifying: Identifying,
+    /// Images that the owner opened and passed, until the confined process opens them.
+    passed_images: Mutex<BTreeMap<(PathBuf, bool), FileStore>>,
     program: PathBuf,
     /// The replacement of the confined process, and a duplicate of its passage: the replacement sees the end once the
     /// broker has cleaned up.
@@ -159,6 +163,7 @@ impl Rights {
             lines: AtomicU64::new(0),
             addresses: Mutex::default(),
             audit: OnceLock::new(),
+            passed_images: Mutex::default(),
             program: PathBuf::new(),
             replacement: Mutex::default(),
         }
@@ -199,7 +204,24 @@ impl Rights {
                 }
                 done(Value::Null)
             }
+            Question::PassImage { path, read_only } => {
+                let image = fd.ok_or_else(|| refused("no open file came along".into()))?;
+                let store = FileStore::received(image, &path, read_only).map_err(io::Error::other)?;
+                let mut passed_images = opened(&self.passed_images);
+                self.hold(passed_images.len() < PASSED_IMAGES_MAX, || "no device has so many images".to_owned())?;
+                passed_images.insert((path, read_only), store);
+                done(Value::Null)
+            }
+            Question::ForgetImages => {
+                opened(&self.passed_images).clear();
+                done(Value::Null)
+            }
             Question::OpenImage { path, read_only } => {
+                let passed_image = opened(&self.passed_images).remove(&(path.clone(), read_only));
+                if let Some(store) = passed_image {
+                    self.identifying.note_opened(&path, read_only, &store);
+                    return passed(store.into_descriptor());
+                }
                 let is_meant = opened(&self.broker_policy).images.contains(&(path.clone(), read_only));
                 self.hold(is_meant, || format!("{} is not to be shared", path.display()))?;
                 media_journal::check(&path)?;

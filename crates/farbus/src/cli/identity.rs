@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
-use super::share::Called;
+use super::share_words::Called;
 use crate::common::control::{Answer, Question, ask_one};
 use crate::devices::identities::evidence_at;
 use crate::devices::identities::shared_now::{SharedNow, shared_now};
@@ -240,7 +240,7 @@ fn subject_of(device: &str, all: &Devices, now: &[SharedNow]) -> Result<Subject,
 fn subject_at(text: &str) -> Result<Subject, Failure> {
     let spec = if text.contains(':') { text.to_owned() } else { format!("disk:{text}") };
     let called: Called = spec.parse().map_err(Failure::local)?;
-    let (evidence, view) = match called.what() {
+    let (evidence, view) = match &called.what {
         What::Usb(selector) => {
             let inventory = Inventory::default();
             let all = inventory.devices().map_err(Failure::local)?;

@@ -26,6 +26,8 @@ mod plan;
 mod release;
 mod served;
 mod share;
+mod share_by_daemon;
+mod share_words;
 mod sleep;
 mod stream;
 mod swap;
@@ -50,7 +52,6 @@ use crate::link::modules::program;
     help_template = "{about-with-newline}\n{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
     after_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
-        farbus share usb:1-1.4              offer a USB device ('farbus share --list')\n  \
         farbus list lab3                    what does lab3 offer?\n  \
         farbus attach lab3/disk             use its disk here\n  \
         farbus demo                         see it all work, in ten seconds\n\n\
@@ -72,6 +73,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Share(share::Args),
+    Unshare(share_by_daemon::UnshareArgs),
     List(list::Args),
     Attach(attach::AttachArgs),
     Detach(attach::DetachArgs),
@@ -182,6 +184,7 @@ impl Cli {
             Verb::Status(args) => args.json,
             Verb::Swap(args) => args.json,
             Verb::Share(args) => args.is_for_programs(),
+            Verb::Unshare(args) => args.json,
             Verb::Daemon(args) => args.is_for_programs(),
             Verb::Detach(args) => args.json,
             Verb::Hold(args) | Verb::Resume(args) => args.json,
@@ -212,6 +215,7 @@ impl Cli {
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.verb {
         Verb::Share(args) => share::run(args),
+        Verb::Unshare(args) => share_by_daemon::unshare(&args),
         Verb::List(args) => list::run(&args),
         Verb::Attach(args) => attach::attach(args),
         Verb::Detach(args) => attach::detach(args),

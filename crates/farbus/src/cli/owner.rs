@@ -2,25 +2,34 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::output::{format_span, print_done, print_json, print_table, say, table};
 use super::{Failure, watch};
 use crate::common::asking::ask_owner;
 use crate::common::control::{Answer, Question, ask_all};
+use crate::common::host_address::{address_of, check_host};
 use crate::common::units::format_bytes;
 use crate::devices::reservation::ReservationStatus;
+use crate::hosts::questions::HostStatus;
+use crate::importer::client::{ANSWER_TIME_MAX, Client};
 
-/// Show every running share and attach of this user.
+/// Show every running share and attach, or a paired host.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  farbus status\n  farbus status --watch      the same, live, with rates and latency\n  \
     farbus status --history    who had what, and how it ended\n  \
     farbus status --latency    where the time of requests goes\n  \
     farbus status --links      each session's links: state, bytes, round trip\n  \
+    farbus status lab3         a paired host: its devices that you may use\n  \
     farbus status --json | jq '.[].devices[] | {name, state, user, waiting}'"
 )]
 pub struct StatusArgs {
+    /// A paired host: what it tells this one.
+    ///
+    /// Its version, the devices that this host may use, who uses them, and the links of this host's own sessions.
+    #[arg(value_parser = check_host, conflicts_with_all = ["watch", "latency"])]
+    host: Option<String>,
     /// Print JSON, for programs.
     #[arg(long)]
     pub json: bool,
@@ -67,17 +76,10 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
     if args.watch {
         return watch::run();
     }
-    let mut running = Vec::new();
-    for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
-        match answer {
-            Answer::Ok(value) => running.push(value),
-            Answer::Unknown => {}
-            Answer::Refused(why) => eprintln!("farbus: refused: process {pid}: {why}"),
-            Answer::Failed(failure) => {
-                eprintln!("farbus: {}: process {pid}: {}", failure.attribute.as_str(), failure.message);
-            }
-        }
-    }
+    let running = match &args.host {
+        Some(host) => vec![status_of_host(host, args)?],
+        None => all_running()?,
+    };
     if args.json {
         return print_json(&running);
     }
@@ -97,6 +99,10 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         print_links(&running);
         return Ok(());
     }
+    if args.host.is_some() && devices_of(&running[0]).next().is_none() {
+        say("It lets this host use no device. There: farbus allow NAME DEVICE");
+        return Ok(());
+    }
     let mut table = table(&["NAME", "BUS / AT", "WHAT", "STATE", "PEER", "SINCE", "WAIT", "URBS", "IN", "OUT", "PID"]);
     for process in &running {
         for device in devices_of(process) {
@@ -110,6 +116,32 @@ pub fn status(args: &StatusArgs) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The status of each process of this owner.
+fn all_running() -> Result<Vec<Value>, Failure> {
+    let mut running = Vec::new();
+    for (pid, answer) in ask_all(&Question::Status).map_err(Failure::local)? {
+        match answer {
+            Answer::Ok(value) => running.push(value),
+            Answer::Unknown => {}
+            Answer::Refused(why) => eprintln!("farbus: refused: process {pid}: {why}"),
+            Answer::Failed(failure) => {
+                eprintln!("farbus: {}: process {pid}: {}", failure.attribute.as_str(), failure.message);
+            }
+        }
+    }
+    Ok(running)
+}
+
+/// The status of a paired host, in the form of a process's status.
+fn status_of_host(host: &str, args: &StatusArgs) -> Result<Value, Failure> {
+    let HostStatus { name, farbus, up_s, devices } =
+        Client::default().host_status(&address_of(host), ANSWER_TIME_MAX)?;
+    if !args.json {
+        say(format!("{name}: farbus {farbus}, up {}", format_span(Duration::from_secs(up_s))));
+    }
+    Ok(json!({ "role": "host", "name": name, "farbus": farbus, "up_s": up_s, "devices": devices }))
 }
 
 fn devices_of(process: &Value) -> impl Iterator<Item = &Value> {

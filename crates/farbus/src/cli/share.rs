@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use farbus_io::discovery::{Announcement, Kind};
 use farbus_io::link::Listener;
 use farbus_io::store::create_output;
 use farbus_io::sys::confine::Needs;
-use farbus_io::trust::{Peer, host_name};
+use farbus_io::trust::host_name;
 use farbus_io::usb::{Hotplug, Selector};
 use farbus_model::budget::Budget;
 use farbus_modules::Asked;
@@ -20,6 +21,8 @@ use tracing::warn;
 
 use super::Failure;
 use super::output::say;
+use super::share_by_daemon::{Daemon, Until};
+use super::share_words::{Called, Reach, quoted_all, say_device, say_what_to_type};
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::control::ControlSocket;
@@ -29,7 +32,7 @@ use crate::common::listen_words::{everywhere, listen_address, listen_failure, li
 use crate::common::socket_access::SocketMode;
 use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::class_words::name_of;
-use crate::devices::identities::naming::{Naming, split_name};
+use crate::devices::identities::naming::Naming;
 use crate::devices::reservation::{ReservationRequest, together};
 use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::{LocalUser, LocalUsers};
@@ -39,6 +42,7 @@ use crate::exporter::share::{DEFAULT_PORT, Share};
 use crate::exporter::sources::making::offer;
 use crate::exporter::sources::usb;
 use crate::exporter::sources::what::What;
+use crate::hosts::mdns::{Announced, Nearby};
 use crate::hosts::trust::Trust;
 use crate::importer::discovery::local_shares;
 use crate::link::modules::allowed;
@@ -49,12 +53,16 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
 /// Offer devices to other machines until interrupted.
 #[derive(Debug, clap::Args)]
 #[command(
+    group = clap::ArgGroup::new("own").multiple(true),
+    group = clap::ArgGroup::new("answered").multiple(true),
     after_help = "Examples:\n  \
         farbus share disk:backup.img               on this machine\n  \
         farbus share disk:backup.img --secure      for paired hosts, too\n  \
         farbus share disk:/dev/sdb,ro zero keyboard\n  \
         farbus share disk:a.img,name=music disk:b.img,name=photos\n  \
-        farbus share --list                        USB devices; share one: usb:1-1.4\n\n\
+        farbus share --list                        USB devices; share one: usb:1-1.4\n  \
+        farbus share disk:backup.img --keep        the daemon keeps it\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:… and stream:PATH, this command shares them itself.\n\n\
         'farbus share --help' lists what WHAT may be.",
     after_long_help = "WHAT is one of:\n  \
         disk:PATH[,ro][,sector=BYTES]\n      \
@@ -101,7 +109,9 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
         farbus share disk:backup.img --secure   paired hosts, see 'farbus pair'\n  \
         farbus share zero --listen loopback     port 3240, for this machine's 'usbip'\n  \
         farbus share zero --listen 0.0.0.0:3240 everybody: see the warning it prints\n  \
-        farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n\n\
+        farbus share zero --listen unix:/run/zero.sock --socket-mode 660\n  \
+        farbus share disk:backup.img --save     the daemon shares it from now on\n\n\
+        Where a daemon of yours runs, it shares the devices, until this command ends. With an option that says where to listen, whom to serve or how, and for usb:… and stream:PATH, this command shares them itself.\n\n\
         On this machine, type 'farbus attach disk'. On another one, type 'farbus attach HOST/disk', or 'usbip attach -r HOST -b 1-1'."
 )]
 pub struct Args {
@@ -111,111 +121,113 @@ pub struct Args {
     /// Show which USB devices could be shared.
     ///
     /// Each other device is shown with what prevents sharing it.
-    #[arg(long, conflicts_with = "what")]
+    #[arg(long, conflicts_with = "what", group = "answered")]
     list: bool,
-    /// With --list: print JSON, for programs.
-    #[arg(long, requires = "list", conflicts_with = "what")]
+    /// With --list, --keep or --save: print JSON, for programs.
+    #[arg(long, requires = "answered")]
     json: bool,
+    /// Let the running daemon keep it, and end.
+    ///
+    /// It is shared until 'farbus unshare', or until the daemon ends; 'farbus daemon restart' keeps it.
+    #[arg(long, group = "answered", conflicts_with = "own")]
+    keep: bool,
+    /// Like --keep, and add it to the daemon's configuration.
+    ///
+    /// An entry [[share]] with its name is appended to the file.
+    #[arg(long, group = "answered", conflicts_with = "own")]
+    save: bool,
     /// Where to listen without encryption.
     ///
     /// ADDR[:PORT], unix:PATH, 'loopback' (port 3240 of this machine alone) or 'none'. May be given several times.
     /// Without it, farbus listens at a socket of yours in the runtime folder, where 'farbus attach DEVICE' looks.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, group = "own", value_name = "ADDR")]
     listen: Vec<String>,
     /// Local users served by TCP, besides you, root.
     ///
     /// Names or numbers, separated by commas, or 'all'. The option is about connections of this machine without
     /// encryption. May be given several times.
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, group = "own", value_name = "NAMES", value_delimiter = ',')]
     local_users: Vec<LocalUser>,
     /// Mode of a unix:PATH socket.
     ///
     /// 600: its owner may connect. 660: its group, too. 666: every user of this machine.
-    #[arg(long, value_name = "MODE", default_value = "600")]
+    #[arg(long, group = "own", value_name = "MODE", default_value = "600")]
     socket_mode: SocketMode,
     /// Serve paired hosts, encrypted.
     ///
     /// At every address and port 3241, unless ADDR[:PORT] is given. Each host may use what 'farbus allow' says.
-    #[arg(long, value_name = "ADDR", num_args = 0..=1, default_missing_value = "")]
+    #[arg(long, group = "own", value_name = "ADDR", num_args = 0..=1, default_missing_value = "")]
     secure: Option<String>,
+    /// With --secure: announce nothing to hosts nearby.
+    ///
+    /// Without it, mDNS tells hosts of the same network this host's name (FARBUS_NAME, or its host name), address, port
+    /// and fingerprint, so that paired hosts find it by its name. Devices are not announced.
+    #[arg(long, requires = "secure")]
+    no_announce: bool,
     /// Let others observe what devices send.
     ///
     /// Every host that may use a device may then observe it while another uses it ('farbus observe'). That includes
     /// what somebody types on a keyboard.
-    #[arg(long)]
+    #[arg(long, group = "own")]
     observable: bool,
     /// Allow importers this module.
     ///
     /// NAME[:KEY=VALUE,…]. Modules that need nothing of this host are always allowed: see 'farbus module list'. May be
     /// given several times.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, group = "own", value_name = "NAME")]
     allow_module: Vec<Asked>,
     /// Reserve bus and processor for a device.
     ///
     /// DEVICE:bytes=N,period=N[,criticality=low][,endpoint=0x83]: for every user of the device with this name, so many
     /// bytes each period, in microframes of 125 µs (frames of 1 ms at low and full speed). May be given several times.
     /// An importer may ask for something else ('farbus attach --reserve').
-    #[arg(long, value_name = "WORDS")]
+    #[arg(long, group = "own", value_name = "WORDS")]
     reserve: Vec<DeviceReservation>,
     /// Addresses that may reserve as high.
     ///
     /// ADDR[/BITS]: hosts that connect from there without encryption may reserve with high criticality, as programs
     /// of this machine may. For paired hosts use 'farbus allow --reserve-high'. May be given several times.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, group = "own", value_name = "ADDR")]
     reserve_high: Vec<Network>,
     /// Memory for each peer, in MiB.
     ///
     /// So much may a peer that uses devices make this process hold, 16 to 65536. A peer that uses none has 64 at most.
-    #[arg(long, value_name = "MIB", default_value_t = PEER_MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
+    #[arg(long, group = "own", value_name = "MIB", default_value_t = PEER_MEMORY_MIB, value_parser = clap::value_parser!(u32).range(16..=65536))]
     peer_memory: u32,
     /// Write requests, stage by stage, to FILE.
     ///
     /// The last requests of each session, as lines of JSON, when the session ends.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, group = "own", value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Keep the rights of the user who started it.
     ///
     /// Without it, the process that reads from the network runs as a user without rights, sees no files and makes no
     /// connections by itself.
-    #[arg(long)]
+    #[arg(long, group = "own")]
     no_sandbox: bool,
 }
 
-/// A device to be shared, and the name that its owner gave it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Called {
-    what: What,
-    name: Option<String>,
-    /// What was typed.
-    text: String,
-}
-
-impl Called {
-    /// The device.
-    pub fn what(&self) -> &What {
-        &self.what
-    }
-}
-
 impl Args {
+    /// Whether an option was given that a process of its own has to heed.
+    fn is_own_process(&self) -> bool {
+        let listens = !self.listen.is_empty() || self.secure.is_some() || self.socket_mode != SocketMode::default();
+        let admits = !self.local_users.is_empty() || self.observable || !self.reserve_high.is_empty();
+        let serves = !self.allow_module.is_empty() || !self.reserve.is_empty() || self.peer_memory != PEER_MEMORY_MIB;
+        listens || admits || serves || self.trace.is_some() || self.no_sandbox
+    }
+
     /// Whether `--json` was given.
     pub fn is_for_programs(&self) -> bool {
         self.json
     }
 }
 
-impl FromStr for Called {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (what, name) = split_name(text)?;
-        Ok(Self { what: what.parse()?, name, text: text.to_owned() })
-    }
-}
-
 pub fn run(args: Args) -> Result<(), Failure> {
     if args.list {
         return super::inventory::run(args.json);
+    }
+    if shared_by_daemon(&args)? {
+        return Ok(());
     }
     let share = Arc::new(Share::default());
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
@@ -248,14 +260,8 @@ pub fn run(args: Args) -> Result<(), Failure> {
     let mut real = broker.clone().filter(|_| has_usb).map(usb::Shared::new);
     let offered = offered_first.map_or_else(|| offer_all(&mut real), Ok)?;
     for record in offered.iter().flatten() {
-        println!(
-            "{:<10} {}  {:04x}:{:04x}  {} speed",
-            name_of(record),
-            record.bus_id,
-            record.vendor,
-            record.product,
-            record.speed
-        );
+        let ids = format!("{:04x}:{:04x}", record.vendor, record.product);
+        say_device(name_of(record), &record.bus_id, &ids, record.speed);
     }
     reserve(&share, &args.reserve)?;
     share.allow_reserve_high(args.reserve_high);
@@ -280,6 +286,7 @@ pub fn run(args: Args) -> Result<(), Failure> {
         (None, _) => Recorder::of_user(),
     };
     recorder.into_iter().for_each(|recorder| share.record_by(recorder));
+    let nearby = secure.as_ref().filter(|secure| !args.no_announce && !secure.is_local()).and_then(Secure::announcer);
     // Everything that needs rights is open: drop them before the first thread starts that may read input from the
     // network.
     let deaf = |error| Failure::local(format!("cannot hear what is plugged in: {error}"));
@@ -307,14 +314,17 @@ pub fn run(args: Args) -> Result<(), Failure> {
         share.listen_secure_on(listener, datagrams, trust).map_err(Failure::local)?;
         say(format!("listening on {address} for paired hosts, encrypted   (Ctrl-C ends)"));
     }
+    let announced = nearby.map(|(nearby, wanted)| Announced::keep(nearby, wanted)).transpose();
+    let announced = announced.map_err(Failure::local)?;
     if let (true, Some(record)) = (args.listen.is_empty(), offered.iter().flatten().next()) {
         let device = name_of(record);
-        let words: Vec<String> = args.what.iter().map(|called| quoted(&called.text)).collect();
-        say_what_to_type(device, &words.join(" "), &host_name(), &Reach::of(trust.as_ref(), device, &share));
+        let reach = Reach::of(trust.as_ref(), device, share.id_of(device), None);
+        say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
     }
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
     let mut follower = follower.map_err(deaf)?;
     signals.forever().next();
+    drop(announced);
     follower.iter_mut().for_each(usb::Follower::stop);
     let is_durable = share.stop();
     // Each device went back to its drivers when it was dropped.
@@ -324,6 +334,52 @@ pub fn run(args: Args) -> Result<(), Failure> {
         Ok(())
     } else {
         Err(Failure::local("a device did not become durable in time; its last writes may be lost"))
+    }
+}
+
+/// Lets the daemon of this user share the devices, if there is one and nothing speaks against it. Returns whether it
+/// did.
+fn shared_by_daemon(args: &Args) -> Result<bool, Failure> {
+    let until = match (args.save, args.keep) {
+        (true, _) => Until::Saved,
+        (false, true) => Until::Unshared,
+        (false, false) => Until::Interrupted,
+    };
+    let has_to = until != Until::Interrupted;
+    let own = args.what.iter().find(|called| {
+        let words = called.what.absolute(&called.words).unwrap_or_default();
+        !words.parse::<What>().is_ok_and(|what| what.is_passable())
+    });
+    match own {
+        Some(called) if has_to => {
+            let message =
+                format!("{} cannot be passed to a daemon\n  name it in the daemon's configuration", called.text);
+            return Err(Failure::new(Attribute::Refused, message));
+        }
+        // A process of its own for all of them: half of it is what nobody expects.
+        Some(_) => return Ok(false),
+        None => {}
+    }
+    if args.is_own_process() {
+        return Ok(false);
+    }
+    let Some(daemon) = Daemon::find()? else {
+        return match has_to {
+            true => Err(Failure::new(
+                Attribute::Gone,
+                "no daemon of yours runs here that could keep it\n  start one: farbus daemon --config FILE",
+            )),
+            false => Ok(false),
+        };
+    };
+    warn_of_partial_sectors(&args.what);
+    let is_shared = daemon.share(&args.what, until, args.json)?;
+    match is_shared || !has_to {
+        true => Ok(is_shared),
+        false => Err(Failure::new(
+            Attribute::Refused,
+            "the daemon is of an earlier release, which shares nothing for others\n  farbus daemon restart",
+        )),
     }
 }
 
@@ -389,64 +445,6 @@ fn reserve(share: &Share, all: &[DeviceReservation]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A word as a shell reads it.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
-    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
-}
-
-/// What another machine needs in order to use what is shared here.
-enum Reach {
-    /// Nothing lets another machine in.
-    ThisMachine,
-    /// Paired hosts may come, but none is paired.
-    NobodyPaired,
-    /// These hosts are paired, and none may use the device.
-    NobodyAllowed(Vec<String>),
-    /// These hosts may use it.
-    Hosts(Vec<String>),
-}
-
-impl Reach {
-    fn of(trust: Option<&Trust>, device: &str, share: &Share) -> Self {
-        let Some(trust) = trust else { return Reach::ThisMachine };
-        // A list that cannot be read is reported when somebody comes.
-        let Ok(peers) = trust.peers() else { return Reach::NobodyPaired };
-        let id = share.id_of(device);
-        let (may, may_not): (Vec<_>, Vec<_>) = peers.iter().partition(|peer| peer.may_use(device, id));
-        let names = |peers: Vec<&Peer>| peers.into_iter().map(|peer| peer.name.clone()).collect::<Vec<_>>();
-        match (may.is_empty(), may_not.is_empty()) {
-            (false, _) => Reach::Hosts(names(may)),
-            (true, false) => Reach::NobodyAllowed(names(may_not)),
-            (true, true) => Reach::NobodyPaired,
-        }
-    }
-}
-
-/// Prints how to use a device, here and on another machine. `here` is this host's name.
-fn say_what_to_type(device: &str, what: &str, here: &str, reach: &Reach) {
-    say(format!("  on this machine:    farbus attach {device}"));
-    match reach {
-        Reach::ThisMachine => {
-            say("  on another machine: not yet, this machine alone can use it. To let another in, end this and type");
-            say(format!("    here:   farbus share {what} --secure"));
-        }
-        Reach::NobodyPaired => {
-            say("  on another machine: not yet, no host is paired with this one. Type");
-            say("    here:   farbus pair                        which shows a code");
-            say(format!("    there:  farbus pair {here} CODE            and says what that host is called"));
-            say(format!("    here:   farbus allow NAME {device}"));
-            say(format!("    there:  farbus attach {here}/{device}"));
-        }
-        Reach::NobodyAllowed(hosts) => {
-            say(format!("  on another machine: not yet, no paired host may use it ({}). Type", hosts.join(", ")));
-            say(format!("    here:   farbus allow {} {device}", hosts[0]));
-            say(format!("    there:  farbus attach {here}/{device}"));
-        }
-        Reach::Hosts(hosts) => say(format!("  on {}: farbus attach {here}/{device}", hosts.join(", "))),
-    }
-}
-
 fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, Place)>, Failure> {
     match told {
         // Always the owner's: `--socket-mode` applies to sockets that are named.
@@ -480,6 +478,24 @@ struct Secure {
     trust: Trust,
 }
 
+impl Secure {
+    /// Whether this machine alone can reach it.
+    fn is_local(&self) -> bool {
+        Place::Address(self.address).is_local()
+    }
+
+    /// The process that will announce it, and what to announce; `None` if no process can be started.
+    fn announcer(&self) -> Option<(Nearby, Announcement)> {
+        let nearby = Nearby::start().inspect_err(|error| warn!(%error, "nothing will be announced")).ok()?;
+        // Without addresses all of this machine's are announced.
+        let addresses = Some(self.address.ip()).filter(|ip| !ip.is_unspecified()).into_iter().collect();
+        let (version, fingerprint) = (env!("CARGO_PKG_VERSION").to_owned(), Some(self.trust.fingerprint().to_string()));
+        let announcement =
+            Announcement { kind: Kind::Secure, port: self.address.port(), addresses, version, fingerprint };
+        Some((nearby, announcement))
+    }
+}
+
 fn bind_secure(told: &str) -> Result<Secure, Failure> {
     let trust = Trust::open()?;
     let addresses = if told.is_empty() { everywhere(SECURE_PORT) } else { vec![listen_address(told, SECURE_PORT)?] };
@@ -500,16 +516,4 @@ fn bind(address: SocketAddr) -> Result<(Listener, SocketAddr), Failure> {
     let listener = Listener::bind(address).map_err(|error| listen_failure(&Place::Address(address), &error))?;
     let address = listener.address().map_err(Failure::local)?;
     Ok((listener, address))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_device_is_called_what_its_owner_says_behind_it() {
-        let called: Called = "usb:046d:c52b,name=mouse".parse().unwrap();
-        assert_eq!((called.what, called.name.as_deref()), (What::Usb(Selector::Ids(0x46d, 0xc52b)), Some("mouse")));
-        assert!("disk:x,name=1-1".parse::<Called>().unwrap_err().contains("no name"));
-    }
 }

@@ -28,6 +28,8 @@ use crate::common::runtime_folder::{self, RuntimeFolder};
 /// The version of the protocol (docs/control.md). New questions and fields do not change it; a change to existing ones
 /// does.
 pub const PROTOCOL: u32 = 1;
+/// What a daemon says at its end of a lease when it ends the share of a command that still runs (docs/control.md).
+pub const HAS_ENDED: &[u8] = b"unshared\n";
 /// The longest question, bytes. The text to type on a keyboard needs the most.
 pub const QUESTION_BYTES_MAX: usize = 64 << 10;
 /// How long a client may take to send a question, and to receive the answer. Both are on this machine.
@@ -117,6 +119,29 @@ pub enum Question {
         /// The generation: which of the device's media this is.
         generation: u64,
     },
+    /// Daemon: share a device. Its files, open and locked, are passed along, and then a lease unless `keep` is set: the
+    /// device is shared until the other end of the lease is closed.
+    Share {
+        /// The device, as `farbus share` takes it, with absolute paths and without a name.
+        what: String,
+        /// The name that its owner gives it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// Whether the daemon shares it until somebody asks for its end.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        keep: bool,
+        /// The files that were passed along.
+        #[serde(skip)]
+        files: Files,
+    },
+    /// Daemon: stop sharing a device.
+    Unshare {
+        /// Name or bus id.
+        device: String,
+        /// Whether to end the sessions of its users.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        force: bool,
+    },
     /// Share: exchange the medium of a disk. The new disk, open and locked, and the journal are passed along.
     Swap {
         /// Name or bus id.
@@ -199,6 +224,18 @@ pub enum Question {
         /// Name or bus id.
         device: String,
     },
+}
+
+impl Question {
+    /// The descriptors that come with it, if it is a question that has some.
+    fn files(&self) -> Option<&Files> {
+        match self {
+            Question::Share { files, .. } | Question::Swap { files, .. } | Question::Promise { files, .. } => {
+                Some(files)
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What to do about links between hosts.
@@ -341,20 +378,17 @@ fn serve_one(mut stream: UnixStream, talk: &Talk, answer: &dyn Fn(Question) -> A
     talk.set(true);
     let answer = match heard {
         Heard::Line(line) => match serde_json::from_slice(&line) {
-            Ok(Question::Swap { device, to, rate, verify, resume, files }) => {
-                files.put(fds);
-                answer(Question::Swap { device, to, rate, verify, resume, files })
-            }
-            Ok(Question::Promise { owner, reserves, files }) => {
-                files.put(fds);
-                answer(Question::Promise { owner, reserves, files })
-            }
             Ok(Question::Version) => {
                 Answer::Ok(serde_json::json!({ "protocol": PROTOCOL, "farbus": env!("CARGO_PKG_VERSION") }))
             }
             Ok(Question::Events { after }) => serde_json::to_value(events::after(after))
                 .map_or_else(|error| Answer::Refused(error.to_string()), Answer::Ok),
-            Ok(question) => answer(question),
+            Ok(question) => {
+                if let Some(files) = question.files() {
+                    files.put(fds);
+                }
+                answer(question)
+            }
             Err(error) => Answer::Refused(format!("not a question: {error}")),
         },
         Heard::TooMuch => Answer::Refused(format!("a question has at most {QUESTION_BYTES_MAX} bytes")),
@@ -466,6 +500,18 @@ pub fn ask_in_turn(question: &Question) -> io::Result<Answer> {
     Ok(ended.map_or(Answer::Unknown, Silence::answer))
 }
 
+/// The process id and the status of this owner's daemon; `None` if none runs.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn own_daemon() -> io::Result<Option<(u32, Value)>> {
+    let is_daemon = |control_socket: &ControlAddress| match ask_at(control_socket, &Question::Status)? {
+        Ok(Answer::Ok(status)) if status["role"] == "daemon" => Some((control_socket.pid, status)),
+        _ => None,
+    };
+    Ok(control_sockets()?.iter().find_map(is_daemon))
+}
+
 /// Why a process did not answer.
 struct Silence {
     pid: u32,
@@ -539,6 +585,14 @@ mod tests {
         let asked = r#"{"ask":"sleep","held":[0,8]}"#;
         let question: Question = serde_json::from_str(asked).unwrap();
         assert_eq!(text(question), asked, "and are understood");
+        for asked in [
+            r#"{"ask":"share","what":"disk:/a.img,ro","name":"backup","keep":true}"#,
+            r#"{"ask":"share","what":"zero"}"#,
+            r#"{"ask":"unshare","device":"disk"}"#,
+        ] {
+            let question: Question = serde_json::from_str(asked).unwrap();
+            assert_eq!(text(question), asked, "and are understood");
+        }
     }
 
     #[test]

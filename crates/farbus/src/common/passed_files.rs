@@ -19,8 +19,14 @@ impl Files {
     /// # Errors
     /// Another number of descriptors was passed.
     pub fn take<const COUNT: usize>(&self) -> io::Result<[OwnedFd; COUNT]> {
-        let files = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        files.try_into().map_err(|_| io::Error::other("descriptors have to come along: ask with the farbus command"))
+        self.take_all()
+            .try_into()
+            .map_err(|_| io::Error::other("descriptors have to come along: ask with the farbus command"))
+    }
+
+    /// Takes the descriptors, however many there are.
+    pub fn take_all(&self) -> Vec<OwnedFd> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -19,6 +19,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farbus_io::link::{Interest, Listener, wait};
@@ -32,6 +33,7 @@ use tracing::{info, warn};
 use super::attachment::Kept;
 use super::config::Config;
 use super::modules::ReadyModules;
+use super::requested::PassedShare;
 use crate::broker::SystemAccess;
 use crate::frontend::Request;
 use crate::saving::{SaveReply, Saved};
@@ -64,6 +66,13 @@ enum Word {
     Session,
     /// Old: the owner has detached this device.
     Detached { target: String },
+    /// Old: the owner has unshared this entry of the configuration.
+    Unshared { name: String },
+    /// Old: a file or the lease of the device that the next `shared` describes. A reader that does not know the words
+    /// skips both.
+    SharedFile,
+    /// Old: a device that the owner asked the daemon to share. Its files came before, and then its lease if it has one.
+    Shared { what: String, name: String, is_named: bool, has_lease: bool },
     /// Old: the owner has taken down the links to other hosts.
     Down,
     /// Old: that was all.
@@ -122,6 +131,10 @@ pub struct PassedOn {
     pub sessions: Vec<SaveReply<Vec<u8>>>,
     /// Targets that the owner has detached.
     pub detached: Vec<String>,
+    /// Entries of the configuration that the owner has unshared.
+    pub unshared: Vec<String>,
+    /// Devices that the owner asked the daemon to share.
+    pub requested: Vec<PassedShare>,
     /// Whether the owner has taken down the links to other hosts.
     pub is_down: bool,
 }
@@ -203,6 +216,16 @@ impl ReplacementPassage {
         for target in &passed_on.detached {
             say(&self.passage, &Word::Detached { target: target.clone() }, None)?;
         }
+        for name in &passed_on.unshared {
+            say(&self.passage, &Word::Unshared { name: name.clone() }, None)?;
+        }
+        for PassedShare { words, name, is_named, files, lease } in &passed_on.requested {
+            for file in files.iter().chain(lease) {
+                say(&self.passage, &Word::SharedFile, Some(file.as_fd()))?;
+            }
+            let (what, name, has_lease) = (words.clone(), name.clone(), lease.is_some());
+            say(&self.passage, &Word::Shared { what, name, is_named: *is_named, has_lease }, None)?;
+        }
         if passed_on.is_down {
             say(&self.passage, &Word::Down, None)?;
         }
@@ -266,6 +289,10 @@ pub struct TakenOver {
     pub kept: Vec<Kept>,
     /// Targets that stay detached.
     pub detached: BTreeSet<String>,
+    /// Entries of the configuration that stay unshared.
+    pub unshared: BTreeSet<String>,
+    /// Devices that the owner asked the daemon to share.
+    pub requested: Vec<PassedShare>,
     /// Whether the links to other hosts stay down.
     pub is_down: bool,
 }
@@ -295,6 +322,7 @@ impl Predecessor {
         say(&self.passage, &Word::Here, None)?;
         let mut inherited = TakenOver::default();
         let (mut count, mut sessions) = (0, 0);
+        let mut shared_files: Vec<Arc<OwnedFd>> = Vec::new();
         // The old process's attachments come to rest first.
         let until = Instant::now() + 2 * ANSWER_TIME_MAX;
         loop {
@@ -339,6 +367,13 @@ impl Predecessor {
                     sessions += 1;
                 }
                 (Word::Detached { target }, _) => drop(inherited.detached.insert(target)),
+                (Word::Unshared { name }, _) => drop(inherited.unshared.insert(name)),
+                (Word::SharedFile, Some(file)) => shared_files.push(Arc::new(file)),
+                (Word::Shared { what: words, name, is_named, has_lease }, _) => {
+                    let mut files = std::mem::take(&mut shared_files);
+                    let lease = if has_lease { files.pop() } else { None };
+                    inherited.requested.push(PassedShare { words, name, is_named, files, lease });
+                }
                 (Word::Down, _) => inherited.is_down = true,
                 (Word::All, _) => break,
                 (word, _) => return Err(unexpected(&word)),
@@ -383,7 +418,15 @@ mod tests {
         let asked = Some("127.0.0.1:0".parse().unwrap());
         let listeners = vec![Passed { asked, is_secure: true, listener }];
         let detached = vec!["lab3:3240/disk".into()];
-        PassedOn { listeners, leaving: Vec::new(), sessions: Vec::new(), detached, is_down: true }
+        let file: Arc<OwnedFd> = Arc::new(memory(b"disk").unwrap());
+        let share = |name: &str, lease| {
+            let (words, name, files) = ("disk:/a.img".to_owned(), name.to_owned(), vec![Arc::clone(&file)]);
+            PassedShare { words, name, is_named: true, files, lease }
+        };
+        let requested = vec![share("kept", None), share("leased", Some(Arc::clone(&file)))];
+        let unshared = vec!["music".into()];
+        let (leaving, sessions) = (Vec::new(), Vec::new());
+        PassedOn { listeners, leaving, sessions, detached, unshared, requested, is_down: true }
     }
 
     #[test]
@@ -397,6 +440,9 @@ mod tests {
         assert!(replacement.pass(&passed_on).unwrap().targets.is_empty());
         replacement.go().unwrap();
         let inherited = new.join().unwrap().unwrap();
+        let shares = inherited.requested.iter().map(|it| (it.name.as_str(), it.files.len(), it.lease.is_some()));
+        assert_eq!(shares.collect::<Vec<_>>(), [("kept", 1, false), ("leased", 1, true)]);
+        assert!(inherited.unshared.contains("music"));
         let [Passed { asked, is_secure: true, listener }] = &inherited.listeners[..] else { panic!("one socket") };
         assert_eq!(asked, &passed_on.listeners[0].asked);
         assert_eq!(listener.address().unwrap(), passed_on.listeners[0].listener.address().unwrap());

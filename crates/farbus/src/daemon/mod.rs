@@ -5,7 +5,9 @@ mod attachment;
 mod config;
 mod handover;
 mod modules;
+mod owner_shares;
 pub mod planned;
+mod requested;
 mod spec;
 mod supervisor;
 mod topology_links;
@@ -85,6 +87,14 @@ impl Ready {
     }
 }
 
+/// Checks a text that is to become the configuration `path`.
+///
+/// # Errors
+/// What is wrong with it, and where.
+pub fn check_config(path: &Path, text: &str) -> Result<(), Failure> {
+    Config::parse_file(path, text).map(drop).map_err(Failure::local)
+}
+
 /// Reads a configuration for the broker.
 ///
 /// # Errors
@@ -123,6 +133,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
     }
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR2]).map_err(Failure::local)?;
     let (control_socket, control_listener) = ControlSocket::bind().map_err(Failure::local)?;
+    let config_path = path.canonicalize().map_err(Failure::local)?;
     let broker_policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
         ports: handover_state.as_ref().map(|start| start.handover_state.ports.clone()).unwrap_or_default(),
@@ -130,7 +141,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         identity_secret: handover_state.as_ref().and_then(|start| start.handover_state.identity_secret.clone()),
         known_usb: handover_state.as_ref().map(|start| start.handover_state.known_usb.clone()).unwrap_or_default(),
         replacement,
-        config: Some(path.canonicalize().map_err(Failure::local)?),
+        config: Some(config_path.clone()),
         ..BrokerPolicy::default()
     };
     let broker = Arc::new(start_broker(&broker_policy)?);
@@ -150,6 +161,7 @@ pub fn serve(options: Options, ready: Ready, tell: impl Fn(String)) -> Result<()
         Err(error) => return Err(error.into()),
     };
     let tools = Tools {
+        config_path,
         manager: Manager::from_environment().map_err(Failure::local)?,
         broker,
         ready_modules,

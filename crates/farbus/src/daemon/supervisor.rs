@@ -19,7 +19,8 @@ use super::attachment::{Going, Kept};
 use super::config::Config;
 use super::handover::{self, Leaving, Passed, PassedOn, ReplacementPassage, Taken, TakenOver};
 use super::modules::ReadyModules;
-use super::spec::Shared;
+use super::requested::RequestedShares;
+use super::spec::Shared as DaemonShare;
 use super::topology_links::{Joining, Sight};
 use super::topology_plan::plan_path;
 use crate::broker::{Broker, ReplacementProcess, SystemAccess};
@@ -49,7 +50,11 @@ const OURSELVES: [&str; 2] = ["127.0.0.0/8", "::1"];
 /// The daemon, as its threads share it.
 pub struct Supervisor {
     path: PathBuf,
-    share: Arc<Share>,
+    /// The absolute path of the configuration, for the owner's commands.
+    pub(super) config_path: PathBuf,
+    pub(super) share: Arc<Share>,
+    /// Devices that the owner asked this process to share.
+    pub(super) requested: Arc<RequestedShares>,
     manager: Manager,
     /// Does what this process has no rights for.
     broker: Arc<Broker>,
@@ -66,18 +71,18 @@ pub struct Supervisor {
 }
 
 /// A listening socket.
-struct Listens {
+pub(super) struct Listens {
     /// As the configuration names it; port 0 takes a free port.
     asked: Place,
-    place: Place,
-    is_secure: bool,
+    pub(super) place: Place,
+    pub(super) is_secure: bool,
     /// Whether the socket was passed by a former process, and is served only because the configuration names no
     /// address.
     is_passed: bool,
 }
 
 /// What the daemon runs.
-struct Has {
+pub(super) struct Has {
     config: Config,
     /// Passed listeners that are not in use.
     passed: Vec<Listener>,
@@ -85,10 +90,12 @@ struct Has {
     inherited: Vec<Passed>,
     /// Targets that the owner had detached before this process began.
     detached: BTreeSet<String>,
-    listeners: Vec<Listens>,
+    pub(super) listeners: Vec<Listens>,
     /// Why the last announcement failed.
     unannounced: Option<String>,
-    shares: BTreeMap<String, Offered>,
+    pub(super) shares: BTreeMap<String, Offered>,
+    /// Names of the configuration's shares that the owner has unshared, until the next reload.
+    pub(super) unshared: BTreeSet<String>,
     /// Follows real devices; `None` once the daemon ends.
     real: Option<Follower>,
     attachments: BTreeMap<String, Kept>,
@@ -96,6 +103,8 @@ struct Has {
 
 /// What a daemon opens before it drops its rights.
 pub struct Tools {
+    /// The absolute path of the configuration.
+    pub config_path: PathBuf,
     /// The connection to the service manager.
     pub manager: Manager,
     /// The broker.
@@ -114,10 +123,10 @@ pub struct Tools {
 }
 
 /// A share of the configuration.
-struct Offered {
-    shared: Shared,
+pub(super) struct Offered {
+    shared: DaemonShare,
     /// The listed names of its devices, or why it is not shared.
-    result: Result<Vec<String>, FailureReport>,
+    pub(super) result: Result<Vec<String>, FailureReport>,
 }
 
 /// What a change started and stopped.
@@ -146,7 +155,7 @@ impl Supervisor {
     /// # Errors
     /// The system has no more threads or descriptors.
     pub fn new(path: PathBuf, tools: Tools) -> std::io::Result<Self> {
-        let Tools { manager, broker, ready_modules, trust, nearby, hotplug, passed, devices } = tools;
+        let Tools { config_path, manager, broker, ready_modules, trust, nearby, hotplug, passed, devices } = tools;
         let share = Arc::new(Share::default());
         let recorder = match &trust {
             Some(trust) => Ok(Recorder::Own(trust.audit())),
@@ -161,6 +170,7 @@ impl Supervisor {
         let real = Follower::start(Arc::clone(&share), real, hotplug)?;
         // An own line to the broker, so that a connecting program does not wait for slow questions.
         share.ask_through(SystemAccess::Through(Arc::new(broker.line()?)));
+        let requested = RequestedShares::new(Arc::clone(&share), Arc::new(broker.line()?), system.clone())?;
         let joining = Arc::new(Joining::new(trust.clone(), system.clone()));
         let neighbourhood: Arc<dyn Neighbourhood> = Arc::<Joining>::clone(&joining);
         share.answer_neighbours(neighbourhood);
@@ -172,12 +182,15 @@ impl Supervisor {
             listeners: vec![],
             unannounced: None,
             shares: BTreeMap::new(),
+            unshared: BTreeSet::new(),
             real: Some(real),
             attachments: BTreeMap::new(),
         };
         Ok(Self {
             path,
+            config_path,
             share,
+            requested,
             manager,
             broker,
             system,
@@ -191,7 +204,7 @@ impl Supervisor {
         })
     }
 
-    fn has(&self) -> MutexGuard<'_, Has> {
+    pub(super) fn has(&self) -> MutexGuard<'_, Has> {
         self.has.lock().expect("no change panics")
     }
 
@@ -217,7 +230,10 @@ impl Supervisor {
     /// [`Failure`]: if the file is wrong, nothing has changed; otherwise, what could be applied was applied.
     pub fn reload(&self) -> Result<Changes, Failure> {
         self.manager.reloading();
-        let result = self.read().and_then(|config| self.apply(config));
+        let result = self.read().and_then(|config| {
+            self.has().unshared.clear();
+            self.apply(config)
+        });
         if result.is_ok() {
             // Attachments that their owner had detached begin again.
             self.has().attachments.values().for_each(Kept::resume);
@@ -404,13 +420,22 @@ impl Supervisor {
             }
             changes.removed.push(name);
         }
-        for shared in shares.iter().filter(|shared| !matches!(shared.what, What::Usb(_))) {
+        self.requested.offer_inherited();
+        let is_here =
+            |shared: &&DaemonShare| !matches!(shared.what, What::Usb(_)) && !has.unshared.contains(&shared.name);
+        let shares: Vec<&DaemonShare> = shares.iter().filter(is_here).collect();
+        for shared in shares {
             if let Some(offered) = has.shares.get_mut(&shared.name) {
                 // The file may have given it a name meanwhile.
                 offered.shared.is_named = shared.is_named;
                 offered.result.iter().flatten().for_each(|listed| self.share.set_named(listed, shared.is_named));
             } else {
-                let result = self.offer(shared);
+                // What the owner asked for, and saved then, is offered already.
+                let adopted = self.requested.adopt(shared);
+                if let Some(names) = &adopted {
+                    names.iter().for_each(|listed| self.share.set_named(listed, shared.is_named));
+                }
+                let result = adopted.map_or_else(|| self.offer(shared), Ok);
                 if let Err(failure) = &result {
                     warn!(name = shared.name, "not shared: {}; tried again later", failure.message);
                 }
@@ -420,7 +445,7 @@ impl Supervisor {
         }
     }
 
-    fn offer(&self, shared: &Shared) -> Result<Vec<String>, FailureReport> {
+    fn offer(&self, shared: &DaemonShare) -> Result<Vec<String>, FailureReport> {
         let offered =
             offer(&self.share, &mut None, &self.system, Naming::of(&shared.name, shared.is_named), &shared.what)
                 .map_err(|failure| failure.report())?;
@@ -441,6 +466,7 @@ impl Supervisor {
 
     /// Retries shares that failed, and the announcement.
     pub fn try_again(&self) {
+        self.requested.release_moved();
         let mut has = self.has();
         for (name, offered) in has.shares.iter_mut().filter(|(_, offered)| offered.result.is_err()) {
             offered.result = self.offer(&offered.shared);
@@ -488,6 +514,8 @@ impl Supervisor {
             Question::Wake => Answer::Ok(json!({ "awake": self.wake() })),
             Question::Detach { device: Some(device), force } => self.detach(&device, force),
             Question::Detach { device: None, .. } => Answer::Unknown,
+            Question::Share { what, name, keep, files } => self.share_for_owner(&what, name, keep, &files),
+            Question::Unshare { device, force } => self.unshare(&device, force),
             // No lock is held here: a virtual machine's device may take long.
             question => steer(question, |device| self.ask_kept(device, Kept::handle))
                 .unwrap_or_else(|other| owner_answers::answer(&self.share, "", other)),
@@ -528,6 +556,8 @@ impl Supervisor {
             }
         }
         has.detached = inherited.detached;
+        has.unshared = inherited.unshared;
+        self.requested.inherit(inherited.requested);
         if inherited.is_down {
             self.joining.stay_down();
         }
@@ -563,7 +593,9 @@ impl Supervisor {
             Going::Moving => Some(format!("{name} is on its way to another host")),
             Going::Along(_) | Going::Anew => None,
         });
-        let torn: Vec<String> = torn.chain(self.share.unmovable()).collect();
+        let swapped = self.requested.moved().into_iter();
+        let swapped = swapped.map(|name| format!("{name} was shared by a command, and has moved to another medium"));
+        let torn: Vec<String> = torn.chain(swapped).chain(self.share.unmovable()).collect();
         if !torn.is_empty() && !interrupt {
             let what = "the new process cannot continue with that: its users would get errors";
             let next = "detach it first, or 'farbus daemon restart --interrupt'";
@@ -581,6 +613,7 @@ impl Supervisor {
             })?;
         info!(pid, ?taken, ?still, "another process goes on in this one's place");
         self.is_handed_over.store(true, Ordering::Release);
+        self.requested.hand_over();
         let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
         let (kept, sessions) = (taken.targets, taken.sessions.len());
         Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
@@ -633,7 +666,8 @@ impl Supervisor {
         let detached = has.attachments.iter().filter(|(_, kept)| kept.is_detached());
         let detached = detached.map(|(name, _)| name.clone()).collect();
         let is_down = self.joining.is_down();
-        let passed_on = PassedOn { listeners, leaving, sessions, detached, is_down };
+        let (unshared, requested) = (has.unshared.iter().cloned().collect(), self.requested.leaving());
+        let passed_on = PassedOn { listeners, leaving, sessions, detached, unshared, requested, is_down };
         let taken = replacement.pass(&passed_on)?;
         let left =
             passed_on.leaving.iter().map(|leaving| &leaving.target).find(|target| !taken.targets.contains(*target));
@@ -726,7 +760,13 @@ impl Supervisor {
         // Clients on this machine ask the plain listener for a list, so it is named if there is one.
         let first = has.listeners.iter().min_by_key(|listens| listens.is_secure);
         let address = first.map(|listens| listens.place.as_host()).unwrap_or_default();
-        ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()
+        match (ProcessStatus { pid: std::process::id(), role: "daemon", address, devices }.answer()) {
+            Answer::Ok(mut value) => {
+                value["config"] = json!(self.config_path);
+                Answer::Ok(value)
+            }
+            refused => refused,
+        }
     }
 
     /// The status line for the service manager.
@@ -734,6 +774,7 @@ impl Supervisor {
         let has = self.has();
         let real = has.real.as_ref().map_or(0, |real| real.shared().count());
         let shared = has.shares.values().filter(|offered| offered.result.is_ok()).count() + real;
+        let shared = shared + self.requested.count();
         format!("{shared} shared, {} attachments", has.attachments.len())
     }
 

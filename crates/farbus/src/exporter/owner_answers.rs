@@ -29,8 +29,19 @@ pub fn answer(share: &Share, address: &str, question: Question) -> Answer {
         | Question::Reload
         | Question::Restart { .. }
         | Question::Sleep { .. }
+        | Question::Share { .. }
         | Question::Topology { .. }
         | Question::Wake => return Answer::Unknown,
+        Question::Unshare { device, .. } => {
+            let is_it = |status: &DeviceStatus| status.name == device || status.bus_id == device;
+            if !share.status().iter().any(is_it) {
+                return Answer::Unknown;
+            }
+            let pid = std::process::id();
+            return Answer::Refused(format!(
+                "'{device}' is shared by a 'farbus share' of its own and ends with it\n  Ctrl-C there, or: kill {pid}"
+            ));
+        }
         Question::Release { device, reason, keep_out_s, force } => {
             let is_it = |status: &&DeviceStatus| status.name == device || status.bus_id == device;
             if !force && let Some(status) = share.status().iter().find(is_it).filter(|status| may_lose(status)) {

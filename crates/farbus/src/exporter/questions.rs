@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farbus_io::link::Link;
+use farbus_io::trust::host_name;
 
+use crate::devices::status::DeviceStatus;
 use crate::exporter::access::paired_host::Guest;
 use crate::exporter::access::quota::{self, Place};
 use crate::exporter::owner;
 use crate::exporter::session::entry::Session;
 use crate::exporter::state::shared::Shared;
-use crate::hosts::questions::{Answer, Lines, Question};
+use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Question};
 
 /// How long a paired host may stay silent.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(10);
@@ -27,7 +29,7 @@ pub fn answer(shared: &Shared, session: &Session, link: &Link) -> io::Result<()>
         let answer = match serde_json::from_slice(&line) {
             _ if session.place == Place::Surplus => Answer::Refused(quota::REFUSAL.to_owned()),
             Ok(question) => answer_to(question, shared, session, guest),
-            Err(error) => Answer::Refused(format!("not a question: {error}")),
+            Err(error) => Answer::Refused(format!("{NOT_A_QUESTION}{error}")),
         };
         lines.send(&answer)?;
     }
@@ -37,12 +39,20 @@ pub fn answer(shared: &Shared, session: &Session, link: &Link) -> io::Result<()>
 fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Guest) -> Answer {
     match question {
         Question::List => {
-            let peer = guest.peer();
-            let mut devices = owner::status(shared);
-            devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
+            let mut devices = visible_to(shared, session, guest);
             // The links of a session are not shown to other hosts.
             devices.iter_mut().for_each(|device| device.links = None);
             Answer::Devices(devices)
+        }
+        Question::Status => {
+            let mut devices = visible_to(shared, session, guest);
+            for device in &mut devices {
+                if !is_user(shared, guest, &device.bus_id) {
+                    (device.links, device.meters) = (None, None);
+                }
+            }
+            let up_s = Duration::from_nanos(shared.serving.clock.now().as_nanos()).as_secs();
+            Answer::Status(HostStatus { name: host_name(), farbus: env!("CARGO_PKG_VERSION").into(), up_s, devices })
         }
         Question::Topology { said } => match shared.serving.neighbourhood.get() {
             Some(neighbourhood) => match neighbourhood.hear(guest.fingerprint(), &said) {
@@ -56,6 +66,21 @@ fn answer_to(question: Question, shared: &Shared, session: &Session, guest: &Gue
             false => Answer::Refused(format!("you do not use '{device}'")),
         },
     }
+}
+
+/// The status of the devices that the guest may use.
+fn visible_to(shared: &Shared, session: &Session, guest: &Guest) -> Vec<DeviceStatus> {
+    let peer = guest.peer();
+    let mut devices = owner::status(shared);
+    devices.retain(|device| shared.permissions.may_use(session.visitor, peer.as_ref(), &device.name));
+    devices
+}
+
+/// Whether the guest itself uses the device with this bus id, and nobody else does.
+fn is_user(shared: &Shared, guest: &Guest, bus_id: &str) -> bool {
+    let holders = shared.sessions.holders_of(bus_id);
+    let is_its_own = |session: &Arc<Session>| session.guest.as_ref().is_some_and(|holder| holder.is_same_host(guest));
+    !holders.is_empty() && holders.iter().all(is_its_own)
 }
 
 /// Stores the reason why the guest needs a device, if one of its sessions holds it. Returns whether one does.

@@ -9,6 +9,9 @@ use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use farbus_io::discovery::{self, Announcement, Announcer, Kind};
 use farbus_io::sys::confine::{Needs, confine};
@@ -16,12 +19,14 @@ use farbus_io::sys::passing::Passage;
 use farbus_io::trust::host_name;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::hosts::reach::{self, Sought};
 
 /// The hidden verb that starts the process.
 const VERB: &str = "nearby";
+/// How often an announcement is made again: its network may come up later.
+const REPEATED_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -106,6 +111,52 @@ impl Nearby {
         let ended = || io::Error::new(io::ErrorKind::BrokenPipe, "the process that announces has ended");
         let parcel = self.passage.receive()?.ok_or_else(ended)?;
         Ok(serde_json::from_slice(&parcel.bytes)?)
+    }
+}
+
+/// An announcement that stays until it is dropped.
+#[derive(Debug)]
+pub struct Announced {
+    end: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Announced {
+    /// Announces `wanted` from now on, on a thread of its own. Failures are logged, each once.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub fn keep(nearby: Nearby, wanted: Announcement) -> io::Result<Self> {
+        let (end, ended) = channel();
+        let wanted = [wanted];
+        let keep = move || {
+            let mut trouble = None;
+            loop {
+                let now = nearby.announce(&wanted).err().map(|error| error.to_string());
+                if let Some(error) = now.as_ref().filter(|_| now != trouble) {
+                    warn!(error, "not announced");
+                }
+                trouble = now;
+                if ended.recv_timeout(REPEATED_EVERY) != Err(RecvTimeoutError::Timeout) {
+                    break;
+                }
+            }
+            if let Err(error) = nearby.announce(&[]) {
+                debug!(%error, "no farewell was said");
+            }
+        };
+        let thread = thread::Builder::new().name("announce".into()).spawn(keep)?;
+        Ok(Self { end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        // Other hosts hear the farewell before this process ends.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 

@@ -5,6 +5,8 @@
 //! {"devices":[{"name":"disk","bus_id":"1-1","title":"…","speed":"high","ids":"1d6b:0104","state":"available"}]}
 //! {"ask":"explain","device":"disk","reason":"nightly backup"}
 //! "done"
+//! {"ask":"status"}
+//! {"status":{"name":"lab3","farbus":"0.2.0","up_s":3600,"devices":[…]}}
 //! {"ask":"topology","said":"666275700101000002000000…"}
 //! {"topology":"666275700102000001000000…"}
 //! ```
@@ -27,6 +29,8 @@ const LINE_BYTES_MAX: usize = 256 << 10;
 pub enum Question {
     /// Asks which devices the asking host may use, and who uses them.
     List,
+    /// Asks for the status of the host, as far as the asking host may see it.
+    Status,
     /// Tells how far the asking host is with the links between the two ([`farbus_realtime::topology::party`]), in
     /// hexadecimal digits, and asks for the same.
     Topology {
@@ -48,6 +52,8 @@ pub enum Question {
 pub enum Answer {
     /// The devices that the asking host may use.
     Devices(Vec<DeviceStatus>),
+    /// The status of the answering host.
+    Status(HostStatus),
     /// How far the answering host is with the links between the two, in hexadecimal digits.
     Topology(String),
     /// Done.
@@ -55,6 +61,22 @@ pub enum Answer {
     /// Refused, with the reason.
     Refused(String),
 }
+
+/// The status of a host, as far as the asking host may see it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// The name that the host gives itself.
+    pub name: String,
+    /// The version of its farbus.
+    pub farbus: String,
+    /// For how long its process has been serving, seconds.
+    pub up_s: u64,
+    /// The devices that the asking host may use. Links and traffic are those of the asking host's own sessions.
+    pub devices: Vec<DeviceStatus>,
+}
+
+/// The beginning of the refusal of a host that does not know a question, in every release.
+pub const NOT_A_QUESTION: &str = "not a question: ";
 
 /// Lines of JSON on a link.
 pub struct Lines<'a> {
@@ -149,5 +171,9 @@ mod tests {
         assert_eq!(serde_json::to_string(&Answer::Done).unwrap(), r#""done""#);
         assert_eq!(serde_json::to_string(&Answer::Devices(Vec::new())).unwrap(), r#"{"devices":[]}"#);
         assert_eq!(serde_json::from_str::<Question>(r#"{"ask":"list"}"#).unwrap(), Question::List);
+        assert_eq!(serde_json::to_string(&Question::Status).unwrap(), r#"{"ask":"status"}"#);
+        let status = HostStatus { name: "lab3".into(), farbus: "0.2.0".into(), up_s: 5, devices: Vec::new() };
+        let text = r#"{"status":{"name":"lab3","farbus":"0.2.0","up_s":5,"devices":[]}}"#;
+        assert_eq!(serde_json::to_string(&Answer::Status(status)).unwrap(), text);
     }
 }

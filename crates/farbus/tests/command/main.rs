@@ -58,6 +58,7 @@ mod restart_successors;
 mod rights;
 mod runtime_folder;
 mod sessions;
+mod share_by_daemon;
 mod siege;
 mod sleep;
 mod socket_access;

@@ -280,6 +280,39 @@ fn a_paired_host_that_moved_is_found_by_its_key() {
     assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"zero".into(), &"available".into()));
 }
 
+#[test]
+fn share_for_paired_hosts_announces_itself_unless_it_is_told_not_to() {
+    let network = Network::lay("share");
+    if !has("network namespaces", network.is_some()) {
+        return;
+    }
+    let network = network.expect("looked at just now");
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    let on_lab3 = |arguments: &[&str]| lab3.equip(command_in(&harness, &network.router, arguments));
+    let on_desk = |arguments: &[&str]| desk.equip(command_in(&harness, &network.near, arguments));
+    let pairing = ["pair", "--listen", "10.111.2.1:0", "--allow", "zero", "--json"];
+    let mut waiting = Running::start(on_lab3(&pairing));
+    let (address, code) = next_code(&waiting);
+    let paired = finish(on_desk(&["pair", &address, &code]), PATIENCE);
+    assert_eq!((paired.code, waiting.wait_for_end(PATIENCE)), (Some(0), Some(0)), "{paired:?}");
+    // Each share has another port, which desk can only hear of.
+    let share = |more: &[&str]| {
+        let arguments = [&["share", "zero", "--listen", "none", "--secure", "10.111.2.1:0"], more].concat();
+        let share = Running::start(on_lab3(&arguments));
+        share.wait_for_line("for paired hosts");
+        share
+    };
+    let list = || finish(on_desk(&["list", "lab3", "--json"]), PATIENCE);
+    let mut announced = share(&[]);
+    wait_until(PATIENCE, "it is found", || list().code == Some(0));
+    announced.signal(rustix::process::Signal::INT);
+    assert_eq!(announced.wait_for_end(PATIENCE), Some(0), "{}", announced.log());
+    let _silent = share(&["--no-announce"]);
+    let lost = list();
+    assert_eq!(lost.code, Some(5), "{lost:?}");
+}
+
 /// Reads past the kernel's cache until the disk is gone.
 fn read_for_ever(path: &Path, turns: &AtomicU64) {
     let file = File::options().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path).unwrap();

@@ -439,3 +439,29 @@ fn share_prints_what_is_still_to_be_typed_until_another_host_may_use_the_device(
     let (_share, line) = printed("on desk:");
     assert_eq!(line.trim(), "on desk: farbus attach lab3/zero");
 }
+
+#[test]
+fn paired_host_tells_its_status_as_far_as_another_may_see_it() {
+    let harness = Harness::new();
+    let [lab3, desk] = hosts(&harness);
+    pair(&lab3, &desk);
+    lab3.ok(&["allow", "desk", "zero"]);
+    let (_share, address) = lab3.share(&["zero", "keyboard"]);
+    desk.ok(&["list", "lab3", "--address", &address]);
+    let seen = |arguments: &[&str]| desk.json(&[&["status", "lab3", "--json"], arguments].concat())[0].clone();
+    let status = seen(&[]);
+    assert_eq!((&status["role"], &status["name"]), (&"host".into(), &"lab3".into()), "{status}");
+    assert_eq!(status["farbus"], env!("CARGO_PKG_VERSION"));
+    assert!(status["up_s"].is_u64(), "{status}");
+    let devices = status["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), 1, "what it may not use is not shown: {status}");
+    assert_eq!((&devices[0]["name"], &devices[0]["state"]), (&"zero".into(), &"available".into()));
+    let told = desk.ok(&["status", "lab3"]);
+    assert!(told.starts_with(&format!("lab3: farbus {}, up ", env!("CARGO_PKG_VERSION"))), "{told}");
+    assert!(told.contains("zero") && !told.contains("keyboard"), "{told}");
+    lab3.ok(&["forbid", "desk", "zero"]);
+    assert!(desk.ok(&["status", "lab3"]).contains("farbus allow NAME DEVICE"));
+    // A host that is not paired says nothing of itself.
+    let stranger = desk.run(&["status", "127.0.0.1:9"]);
+    assert!(stranger.code == Some(3) && stranger.stderr.contains("not paired"), "{stranger:?}");
+}

@@ -88,6 +88,20 @@ impl FileStore {
         Self::over(file.into(), &path, read_only).map_err(|trouble| OpenError { path, trouble })
     }
 
+    /// The store behind a descriptor that another program opened: checks how it was opened, and locks it. A lock that
+    /// came along stays.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn received(file: OwnedFd, path: impl Into<PathBuf>, read_only: bool) -> Result<Self, OpenError> {
+        let (path, file) = (path.into(), File::from(file));
+        let checked = check_received(&file, read_only).and_then(|()| lock(&file, &path, read_only));
+        match checked.and_then(|()| Self::over(file, &path, read_only)) {
+            Ok(store) => Ok(store),
+            Err(trouble) => Err(OpenError { path, trouble }),
+        }
+    }
+
     /// The path it was opened at.
     pub fn path(&self) -> &Path {
         &self.path
@@ -226,6 +240,26 @@ enum Outcome {
     Done,
     NotHere,
     Never,
+}
+
+/// Checks the kind of a descriptor from another program, and how it was opened.
+fn check_received(file: &File, read_only: bool) -> Result<(), Trouble> {
+    let kind = rustix::fs::fstat(file).map(|s| FileType::from_raw_mode(s.st_mode));
+    if !matches!(kind, Ok(FileType::RegularFile | FileType::BlockDevice)) {
+        return Err(Trouble::NotADisk);
+    }
+    let flags = rustix::fs::fcntl_getfl(file).map_err(|errno| Trouble::Other(errno.into()))?;
+    match flags & OFlags::RWMODE {
+        OFlags::RDWR => {}
+        OFlags::RDONLY if read_only => {}
+        OFlags::RDONLY => return Err(Trouble::WrongDescriptor("for reading only, and it is to be written")),
+        _ => return Err(Trouble::WrongDescriptor("for writing only")),
+    }
+    // With O_APPEND Linux ignores the offset of a write; with O_DIRECT it refuses most of them; O_PATH allows none.
+    match flags.intersects(OFlags::APPEND | OFlags::DIRECT | OFlags::PATH) {
+        true => Err(Trouble::WrongDescriptor("with O_APPEND, O_DIRECT or O_PATH")),
+        false => Ok(()),
+    }
 }
 
 fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), Trouble> {
@@ -377,6 +411,8 @@ pub enum Trouble {
     ReadOnlyMedium,
     /// Another program has locked or mounted it.
     InUse,
+    /// Another program passed a descriptor that was opened so.
+    WrongDescriptor(&'static str),
     /// Any other error.
     Other(io::Error),
 }
@@ -400,6 +436,7 @@ impl fmt::Display for OpenError {
                 "it is mounted or shared already; see `findmnt {path}` and `farbus status`, \
                  or let every user open it read-only with `disk:{path},ro`"
             ),
+            Trouble::WrongDescriptor(how) => write!(f, "the descriptor that was passed was opened {how}"),
             Trouble::Other(error) => write!(f, "{error}"),
         }
     }
@@ -423,6 +460,26 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn received_descriptor_must_be_a_disk_that_was_opened_as_it_is_used() {
+        let scratch = Scratch::of_size(4096);
+        let open = |options: &mut std::fs::OpenOptions| OwnedFd::from(options.open(&scratch.0).unwrap());
+        let refused = |fd, read_only| FileStore::received(fd, &scratch.0, read_only).unwrap_err().to_string();
+        let reads = || open(File::options().read(true));
+        assert!(refused(reads(), false).contains("for reading only"));
+        assert!(refused(open(File::options().write(true)), true).contains("for writing only"));
+        assert!(refused(open(File::options().read(true).append(true)), false).contains("O_APPEND"));
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        assert!(refused(pipe, true).contains("neither a regular file"));
+        let first = FileStore::received(reads(), &scratch.0, true).unwrap();
+        let writes = || open(File::options().read(true).write(true));
+        assert!(refused(writes(), false).contains("shared already"), "it is locked");
+        drop(first);
+        let kept = FileStore::open(&scratch.0, false).unwrap();
+        let passed = kept.try_clone().unwrap().into_descriptor();
+        assert!(!FileStore::received(passed, &scratch.0, false).unwrap().is_read_only(), "its lock came along");
+    }
 
     /// A file that is removed with its test.
     struct Scratch(PathBuf);

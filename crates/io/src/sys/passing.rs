@@ -15,8 +15,8 @@ use rustix::net::{
 /// The most bytes of one message. A request is a line, an answer a line and a descriptor.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 10;
 
-/// The most descriptors that may come with bytes on a stream.
-pub const STREAM_FDS_MAX: usize = 2;
+/// The most descriptors that may come with bytes on a stream: a disk, the file of its users' changes, and a lease.
+pub const STREAM_FDS_MAX: usize = 3;
 
 /// Sends bytes on a Unix stream, and descriptors with the first of them. Returns how many bytes were sent.
 ///

@@ -142,6 +142,26 @@ impl What {
         spec.into_iter().flat_map(BlockSpec::images)
     }
 
+    /// Whether another process can share it with nothing but open files: it is no real device, reads no frames, and its
+    /// paths mean the same everywhere.
+    pub fn is_passable(&self) -> bool {
+        self.usb().is_none() && self.frames().is_none() && self.images().all(|(path, _)| path.is_absolute())
+    }
+
+    /// `words`, which describe this device and have no name, with an absolute path.
+    ///
+    /// # Errors
+    /// The working directory is gone.
+    pub fn absolute(&self, words: &str) -> std::io::Result<String> {
+        let medium = match self {
+            What::Disk { spec, .. } => spec.medium_path(),
+            _ => None,
+        };
+        let (Some(path), Some((kind, rest))) = (medium, words.split_once(':')) else { return Ok(words.to_owned()) };
+        let options = rest.find(',').map_or("", |at| &rest[at..]);
+        Ok(format!("{kind}:{}{options}", std::path::absolute(path)?.display()))
+    }
+
     /// The path that frames are read from, if there is one.
     pub fn frames(&self) -> Option<&Path> {
         match self {
@@ -169,6 +189,18 @@ impl What {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn devices_with_absolute_paths_can_be_passed() {
+        let absolute = |words: &str| words.parse::<What>().unwrap().absolute(words).unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(absolute("disk:a.img,ro,sector=4096"), format!("disk:{}/a.img,ro,sector=4096", here.display()));
+        assert_eq!(absolute("block:/a.img,scratch=/b"), "block:/a.img,scratch=/b");
+        assert_eq!(absolute("memory:1M,ro"), "memory:1M,ro");
+        let is_passable = |words: &str| words.parse::<What>().unwrap().is_passable();
+        assert!(["disk:/a", "zero", "memory:1M", "stream:pattern", "bridge"].into_iter().all(is_passable));
+        assert!(!["disk:a", "usb:1-1", "stream:/dev/video0,frame=4096"].into_iter().any(is_passable));
+    }
 
     #[test]
     fn share_words_parse_as_their_help_says() {

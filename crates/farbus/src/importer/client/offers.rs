@@ -17,7 +17,7 @@ use super::handshake::converse;
 use super::target::Target;
 use crate::common::failure::Attribute;
 use crate::devices::offer::Listed;
-use crate::hosts::questions::{Answer, Lines, Question};
+use crate::hosts::questions::{Answer, HostStatus, Lines, NOT_A_QUESTION, Question};
 use crate::hosts::reach::ANSWER_TIME_MAX;
 
 /// How long a host may take to say what became of a device whose link has ended.
@@ -44,8 +44,33 @@ pub fn offers(connector: &Connector, address: &str, time_max: Duration) -> Resul
     match ask(connector, address, &Question::List, time_max)? {
         Some(Answer::Devices(devices)) => Ok(devices.into_iter().map(Listed::from).collect()),
         Some(Answer::Refused(what)) => Err(ClientError::Untrusted { address: address.to_owned(), what }),
-        Some(Answer::Done | Answer::Topology(_)) | None => {
+        Some(Answer::Done | Answer::Topology(_) | Answer::Status(_)) | None => {
             Ok(records(connector, address, time_max)?.iter().map(Listed::from).collect())
+        }
+    }
+}
+
+/// The status of a paired host, as far as this host may see it.
+///
+/// # Errors
+/// [`ClientError::Untrusted`] if the host is not paired, or its farbus does not know the question; [`ClientError`].
+pub fn host_status(connector: &Connector, address: &str, time_max: Duration) -> Result<HostStatus, ClientError> {
+    let answer = ask(connector, address, &Question::Status, time_max)?;
+    status_of(answer).map_err(|what| ClientError::Untrusted { address: address.to_owned(), what })
+}
+
+/// The status that a host told, or why it told none; `None` is a host that is not paired.
+fn status_of(answer: Option<Answer>) -> Result<HostStatus, String> {
+    match answer {
+        Some(Answer::Status(status)) => Ok(status),
+        Some(Answer::Refused(what)) if !what.starts_with(NOT_A_QUESTION) => Err(what),
+        Some(_) => {
+            let what = "its farbus is older than this one, and does not tell its status";
+            Err(format!("{what}\n  see what it offers: farbus list HOST"))
+        }
+        None => {
+            let what = "a host tells its status to paired hosts only, and this one is not paired";
+            Err(format!("{what}\n  pair with it: farbus pair\n  or see what it offers: farbus list HOST"))
         }
     }
 }
@@ -129,4 +154,19 @@ fn is_meant(record: &DeviceRecord, target: &Target) -> bool {
 
 fn names(devices: &[DeviceRecord]) -> Vec<String> {
     devices.iter().map(|record| name_of(record).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_of_an_earlier_release_is_said_not_to_tell_its_status() {
+        // As release 0.1.0 refuses it.
+        let refused = "not a question: unknown variant `status`, expected one of `list`, `topology`, `explain`";
+        let why = |answer| status_of(answer).unwrap_err();
+        assert!(why(Some(Answer::Refused(refused.into()))).starts_with("its farbus is older than this one"));
+        assert_eq!(why(Some(Answer::Refused("too many connections".into()))), "too many connections");
+        assert!(why(None).contains("not paired"));
+    }
 }

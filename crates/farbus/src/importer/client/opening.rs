@@ -25,6 +25,7 @@ use crate::broker::SystemAccess;
 use crate::common::failure::Attribute;
 use crate::common::host_address::LOCAL;
 use crate::devices::offer::Listed;
+use crate::hosts::questions::HostStatus;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::importer::port::DevicePort;
 use crate::importer::port::session::SessionPort;
@@ -124,6 +125,14 @@ impl Client {
     /// [`ClientError`].
     pub fn offers(&self, address: &str, time_max: Duration) -> Result<Vec<Listed>, ClientError> {
         offers::offers(&self.connector, address, time_max)
+    }
+
+    /// The status of a paired host, as far as this host may see it.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub(crate) fn host_status(&self, address: &str, time_max: Duration) -> Result<HostStatus, ClientError> {
+        offers::host_status(&self.connector, address, time_max)
     }
 
     /// Tells an exporter what its device is used for. `user` is this end of the link that carries the device; a paired

@@ -1,0 +1,370 @@
+//! `farbus share` beside a daemon of the same user, which shares the devices then; `farbus unshare`.
+
+use std::fs::OpenOptions;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use farbus_io::link::wait_for_ends;
+use farbus_io::store::FileStore;
+use farbus_io::trust::{DeviceId, host_name};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::Failure;
+use super::output::{print_json, say};
+use super::share_words::{Called, Reach, quoted_all, say_device, say_what_to_type};
+use crate::broker::SystemAccess;
+use crate::common::asking::{hear_owner, heard};
+use crate::common::control::{Answer, HAS_ENDED, Question, ask_one, own_daemon};
+use crate::common::failure::Attribute;
+use crate::common::passed_files::Files;
+use crate::common::stop_signal::StopSignal;
+use crate::daemon::check_config;
+use crate::hosts::questions::NOT_A_QUESTION;
+use crate::hosts::trust::Trust;
+use crate::importer::discovery::local_shares::place_of_daemon;
+
+/// Stop sharing a device that a daemon shares.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "A device that 'farbus share' asked the daemon to share is shared no longer, and that command ends. A device of the configuration is shared again after the next 'farbus daemon reload'.\n\n\
+    A device in use is refused: 'farbus detach' on its user's host first, or --force, which ends the session. What the user's programs have not written out is lost then.\n\n\
+    Examples:\n  farbus unshare backup\n  farbus unshare 1-3 --force"
+)]
+pub struct UnshareArgs {
+    /// Name or bus id of the shared device.
+    device: String,
+    /// End the sessions of its users, too.
+    #[arg(long)]
+    force: bool,
+    /// Print the result as JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub fn unshare(args: &UnshareArgs) -> Result<(), Failure> {
+    let UnshareArgs { device, force, json } = args;
+    let question = Question::Unshare { device: device.clone(), force: *force };
+    let of_daemon = match own_daemon().map_err(Failure::local)? {
+        Some((pid, _)) => ask_one(pid, &question, &[]).map_err(Failure::local)?,
+        None => Answer::Unknown,
+    };
+    let value = match of_daemon {
+        Answer::Unknown => hear_owner(device, question)?,
+        answer => heard(device, [answer])?,
+    };
+    if *json {
+        return print_json(&value);
+    }
+    let names: Vec<&str> = value["unshared"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let until = if value["until_reload"] == true { ", until the next 'farbus daemon reload'" } else { "" };
+    say(format!("not shared any more: {}{until}", names.join(", ")));
+    Ok(())
+}
+
+/// The daemon of this user.
+pub struct Daemon {
+    pid: u32,
+    config: PathBuf,
+    status: Value,
+}
+
+/// How long the daemon is to share a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// Until this command ends.
+    Interrupted,
+    /// Until somebody says `farbus unshare`, or the daemon ends.
+    Unshared,
+    /// As [`Until::Unshared`], and from the daemon's next start on it is in the configuration.
+    Saved,
+}
+
+/// What the daemon answers.
+#[derive(Deserialize)]
+struct Shared {
+    devices: Vec<SharedDevice>,
+    listening: Vec<Listening>,
+}
+
+#[derive(Deserialize)]
+pub struct SharedDevice {
+    pub name: String,
+    pub bus_id: String,
+    pub ids: String,
+    pub speed: String,
+    id: Option<DeviceId>,
+}
+
+#[derive(Deserialize)]
+struct Listening {
+    at: String,
+    is_secure: bool,
+}
+
+/// A device that the daemon shares for this command.
+struct Leased {
+    name: String,
+    lease: UnixStream,
+}
+
+/// Why the daemon does not share.
+enum Refusal {
+    /// It is of a release that cannot.
+    TooOld,
+    Failure(Failure),
+}
+
+impl Daemon {
+    /// The running daemon; `None` if there is none.
+    ///
+    /// # Errors
+    /// The runtime folder cannot be read.
+    pub fn find() -> Result<Option<Self>, Failure> {
+        let found = own_daemon().map_err(Failure::local)?;
+        Ok(found.map(|(pid, status)| {
+            let config = status["config"].as_str().map(PathBuf::from).unwrap_or_default();
+            Self { pid, config, status }
+        }))
+    }
+
+    /// Lets the daemon share these devices. Returns whether it did: a daemon of an earlier release cannot.
+    ///
+    /// # Errors
+    /// [`Failure`]: nothing is shared then.
+    pub fn share(&self, what: &[Called], until: Until, as_json: bool) -> Result<bool, Failure> {
+        // Before anything is shared: this is what may fail.
+        let file = if until == Until::Saved { Some(open_config(&self.config)?) } else { None };
+        // Caught before any program can know that the devices are shared.
+        let signals = Signals::new([SIGINT, SIGTERM]).map_err(Failure::local)?;
+        let (mut devices, mut listening, mut leases) = (Vec::new(), Vec::new(), Vec::new());
+        for called in what {
+            match self.share_one(called, until) {
+                Ok((shared, lease)) => {
+                    leases.extend(
+                        lease
+                            .zip(shared.devices.first())
+                            .map(|(lease, device)| Leased { name: device.name.clone(), lease }),
+                    );
+                    devices.push(shared.devices);
+                    listening = shared.listening;
+                }
+                Err(refusal) => {
+                    self.withdraw(&devices);
+                    return match refusal {
+                        Refusal::TooOld => Ok(false),
+                        Refusal::Failure(failure) => Err(failure),
+                    };
+                }
+            }
+        }
+        if let Some(file) = file
+            && let Err(failure) = self.save(file, what, &devices)
+        {
+            self.withdraw(&devices);
+            return Err(failure);
+        }
+        let all: Vec<&SharedDevice> = devices.iter().flatten().collect();
+        if as_json {
+            let shared = all.iter().map(|device| {
+                json!({ "name": device.name, "bus_id": device.bus_id, "ids": device.ids, "speed": device.speed,
+                        "id": device.id })
+            });
+            let places = listening.iter().map(|it| json!({ "at": it.at, "is_secure": it.is_secure }));
+            let (shared, places): (Vec<_>, Vec<_>) = (shared.collect(), places.collect());
+            let saved = (until == Until::Saved).then_some(&self.config);
+            print_json(&json!({ "daemon": self.pid, "devices": shared, "listening": places, "saved": saved }))?;
+        } else {
+            self.tell(what, &all, &listening, until)?;
+        }
+        if until == Until::Interrupted {
+            self.wait(leases, signals)?;
+        }
+        Ok(true)
+    }
+
+    fn share_one(&self, called: &Called, until: Until) -> Result<(Shared, Option<UnixStream>), Refusal> {
+        let failed = |failure| Refusal::Failure(failure);
+        let what = &called.what;
+        let words = what.absolute(&called.words).map_err(|error| failed(Failure::local(error)))?;
+        let what = words.parse().unwrap_or_else(|_| what.clone());
+        let mut files: Vec<OwnedFd> = Vec::new();
+        for (path, read_only) in what.images() {
+            let opened = SystemAccess::Own.open_image(path, read_only).map(FileStore::into_descriptor);
+            files.push(opened.map_err(|error| failed(self.not_opened(path, &error.to_string())))?);
+        }
+        let keep = until != Until::Interrupted;
+        let lease = if keep { None } else { Some(UnixStream::pair().map_err(|error| failed(Failure::local(error)))?) };
+        let (ours, theirs) = lease.unzip();
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).chain(theirs.as_ref().map(AsFd::as_fd)).collect();
+        let question = Question::Share { what: words, name: called.name.clone(), keep, files: Files::default() };
+        let answer = ask_one(self.pid, &question, &fds);
+        match answer.map_err(|error| failed(Failure::local(format!("the daemon does not answer: {error}"))))? {
+            Answer::Ok(value) => {
+                let shared = serde_json::from_value(value).map_err(|error| failed(Failure::local(error)))?;
+                Ok((shared, ours))
+            }
+            Answer::Refused(why) if why.starts_with(NOT_A_QUESTION) => Err(Refusal::TooOld),
+            Answer::Refused(why) => Err(failed(Failure::new(Attribute::Refused, why))),
+            Answer::Failed(report) => Err(failed(Failure::new(report.attribute, report.message))),
+            Answer::Unknown => {
+                let why = "another process takes the daemon's place at this moment\n  try again";
+                Err(failed(Failure::new(Attribute::Refused, why)))
+            }
+        }
+    }
+
+    /// The failure of a file that cannot be opened. The daemon itself may have it.
+    fn not_opened(&self, path: &Path, why: &str) -> Failure {
+        let at = format!("block:{}", path.display());
+        let devices = self.status["devices"].as_array().into_iter().flatten();
+        match devices.into_iter().find(|device| device["medium"]["at"] == at.as_str()) {
+            Some(device) => {
+                let name = device["name"].as_str().unwrap_or_default();
+                Failure::new(
+                    Attribute::Refused,
+                    format!("{} is shared by the daemon already, as '{name}'", path.display()),
+                )
+            }
+            None => Failure::local(why),
+        }
+    }
+
+    /// Ends shares that are not to stay.
+    fn withdraw(&self, devices: &[Vec<SharedDevice>]) {
+        for device in devices.iter().filter_map(|devices| devices.first()) {
+            // If it does not answer, it has ended, and with it its shares.
+            let _ = ask_one(self.pid, &Question::Unshare { device: device.name.clone(), force: true }, &[]);
+        }
+    }
+
+    fn tell(
+        &self,
+        what: &[Called],
+        all: &[&SharedDevice],
+        listening: &[Listening],
+        until: Until,
+    ) -> Result<(), Failure> {
+        all.iter().for_each(|device| say_device(&device.name, &device.bus_id, &device.ids, &device.speed));
+        let by = if until == Until::Interrupted { "the daemon; Ctrl-C ends the share" } else { "the daemon" };
+        for Listening { at, is_secure } in listening {
+            let to_whom = if *is_secure { " for paired hosts, encrypted" } else { "" };
+            say(format!("listening on {at}{to_whom}   ({by})"));
+        }
+        let Some(first) = all.first() else { return Ok(()) };
+        let is_secure = listening.iter().any(|it| it.is_secure);
+        let trust = is_secure.then(Trust::open).transpose()?;
+        let reach = Reach::of(trust.as_ref(), &first.name, first.id, Some(&self.config));
+        let socket = place_of_daemon().as_host();
+        let plain = listening.iter().filter(|it| !it.is_secure);
+        let here = match plain.clone().find(|it| it.at == socket).or(plain.clone().next()) {
+            Some(it) if it.at != socket => format!("{}/{}", it.at, first.name),
+            _ => first.name.clone(),
+        };
+        say_what_to_type(&here, &first.name, &quoted_all(what), &host_name(), &reach);
+        match until {
+            Until::Interrupted => {}
+            Until::Unshared => say(format!("the daemon keeps it until: farbus unshare {}", first.name)),
+            Until::Saved => say(format!("saved in {}", self.config.display())),
+        }
+        Ok(())
+    }
+
+    /// Appends the devices to the configuration, under the names that they have.
+    fn save(
+        &self,
+        (mut file, text): (std::fs::File, String),
+        what: &[Called],
+        devices: &[Vec<SharedDevice>],
+    ) -> Result<(), Failure> {
+        let mut entries = String::new();
+        for (called, devices) in what.iter().zip(devices) {
+            let words = called.what.absolute(&called.words).map_err(Failure::local)?;
+            let listed = devices.first().map(|device| device.name.as_str()).unwrap_or_default();
+            let name = called.name.as_ref().map_or(base_of(listed, devices.len()), String::as_str);
+            let [words, name] = [words.as_str(), name].map(|text| toml::Value::String(text.to_owned()));
+            entries.push_str(&format!("\n[[share]]\nwhat = {words}\nname = {name}\n"));
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            entries.insert(0, '\n');
+        }
+        if let Err(error) = check_config(&self.config, &format!("{text}{entries}")) {
+            let message =
+                format!("cannot add to {}: {error}\n  add it by hand:{}", self.config.display(), indented(&entries));
+            return Err(Failure::local(message));
+        }
+        let written = file.write_all(entries.as_bytes()).and_then(|()| file.sync_all());
+        written.map_err(|error| not_written(&self.config, &error))
+    }
+
+    /// Waits until a signal comes, or nothing is shared any more.
+    fn wait(&self, mut leases: Vec<Leased>, mut signals: Signals) -> Result<(), Failure> {
+        let stop = StopSignal::new().map_err(Failure::local)?;
+        let for_thread = stop.clone();
+        let hear = move || {
+            signals.forever().next();
+            for_thread.end();
+        };
+        thread::Builder::new().name("signals".into()).spawn(hear).map_err(Failure::local)?;
+        while !leases.is_empty() {
+            let fds: Vec<_> = leases.iter().map(|leased| leased.lease.as_fd()).collect();
+            let ended = wait_for_ends(stop.wake(), &fds).map_err(Failure::local)?;
+            if stop.hears() {
+                return end_all(&leases);
+            }
+            let mut ended = ended.into_iter();
+            for Leased { name, mut lease } in leases.extract_if(.., |_| ended.next() == Some(true)) {
+                let mut last = Vec::new();
+                let heard = lease.set_nonblocking(true).and_then(|()| lease.read_to_end(&mut last));
+                if heard.is_err() || last != HAS_ENDED {
+                    let message = format!("the daemon has ended, and '{name}' is not shared any more");
+                    return Err(Failure::new(Attribute::Gone, message));
+                }
+                say(format!("{name}: somebody else ended this share"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends the shares, and waits until their devices are durable. Another process may have taken the daemon's place.
+fn end_all(leases: &[Leased]) -> Result<(), Failure> {
+    for Leased { name, .. } in leases {
+        let Some((pid, _)) = own_daemon().map_err(Failure::local)? else { return Ok(()) };
+        let question = Question::Unshare { device: name.clone(), force: true };
+        match ask_one(pid, &question, &[]).map_err(Failure::local)? {
+            Answer::Refused(why) => return Err(Failure::new(Attribute::Refused, why)),
+            Answer::Failed(report) => return Err(Failure::new(report.attribute, report.message)),
+            // It ended meanwhile, or ends with its lease.
+            Answer::Ok(_) | Answer::Unknown => {}
+        }
+    }
+    Ok(())
+}
+
+/// The name of a device in the configuration: a bridge's two ends have one name together.
+fn base_of(listed: &str, count: usize) -> &str {
+    if count > 1 { listed.strip_suffix("-a").unwrap_or(listed) } else { listed }
+}
+
+fn indented(entries: &str) -> String {
+    entries.replace('\n', "\n    ").trim_end().to_owned()
+}
+
+/// Opens the configuration, to append to it. Returns its text, too.
+fn open_config(path: &Path) -> Result<(std::fs::File, String), Failure> {
+    let mut file = OpenOptions::new().read(true).append(true).open(path).map_err(|error| not_written(path, &error))?;
+    let mut text = String::new();
+    file.read_to_string(&mut text).map_err(|error| not_written(path, &error))?;
+    Ok((file, text))
+}
+
+fn not_written(path: &Path, error: &std::io::Error) -> Failure {
+    let next = "share it with --keep, and let somebody who may write the file add it";
+    Failure::local(format!("cannot write {}: {error}\n  {next}", path.display()))
+}
