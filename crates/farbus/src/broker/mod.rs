@@ -17,6 +17,7 @@
 //! | `explain` | tells a share on this machine what one of its devices is needed for |
 //! | `record` | writes the use of a device by a user without a key to the audit log |
 //! | `may_plug`, `plug`, `unplug` | gives this machine's kernel a socket that speaks USB/IP, or takes it away |
+//! | `drivers` | says which drivers of this machine took a device that it plugged in |
 //! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | mounts a file system at a folder, and unmounts it |
 //! | `replacement` | starts the program that is on disk now to replace the confined process |
 //! | the confined process has ended | returns devices to their drivers, removes mounts and sockets, and ends |
