@@ -30,6 +30,7 @@ use crate::common::socket_place::{Place, SocketListener, SocketMode};
 use crate::devices::class_words::name_of;
 use crate::devices::identities::naming::{Naming, split_name};
 use crate::devices::reservation::{ReservationRequest, together};
+use crate::devices::serial_port::is_serial_port;
 use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::{LocalUser, LocalUsers};
 use crate::exporter::access::networks::Network;
@@ -311,6 +312,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let words: Vec<String> = args.what.iter().map(|called| quoted(&called.text)).collect();
         say_what_to_type(device, &words.join(" "), &host_name(), &Reach::of(trust.as_ref(), device, &share));
     }
+    for record in offered.iter().flatten().filter(|record| is_serial_port(record)) {
+        say_of_serial_port(name_of(record));
+    }
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
     let mut follower = follower.map_err(deaf)?;
     signals.forever().next();
@@ -444,6 +448,12 @@ fn say_what_to_type(device: &str, what: &str, here: &str, reach: &Reach) {
         }
         Reach::Hosts(hosts) => say(format!("  on {}: farbus attach {here}/{device}", hosts.join(", "))),
     }
+}
+
+/// Prints what a serial port needs where it is used: no front end shows it but the kernel and a virtual machine.
+fn say_of_serial_port(device: &str) {
+    say(format!("  {device} is a serial port. The machine that uses it needs root and 'modprobe vhci-hcd',"));
+    say("    or gives it to a virtual machine: farbus attach … --via redir");
 }
 
 fn bind_all_plain(told: &[String], mode: SocketMode) -> Result<Vec<(SocketListener, Place)>, Failure> {
