@@ -1,8 +1,9 @@
 //! The claims on one device: its holders, the queue and the history; exclusive use (U13) or many readers (N6).
 //!
 //! Plain USB/IP has no queue: the only answer for a device in use is *busy*, and a client that wants to wait tries
-//! again. So a refused claim is remembered, and a host that has asked at least twice and keeps asking is waiting. When
-//! the device comes free, it is kept for the host that has waited longest, as long as that host still asks.
+//! again. So a refused claim is remembered, and a host that has asked at least [`TRIES_MIN`] times and keeps asking is
+//! waiting. When the device comes free, it is kept for the host that has waited longest, as long as that host still
+//! asks.
 //!
 //! | who asks | the device is | answer |
 //! |---|---|---|
@@ -24,6 +25,9 @@ pub const HISTORY_MAX: usize = 16;
 pub const QUEUE_MAX: usize = 32;
 /// A host that has not asked again for this long stops waiting: three times the interval of `attach --wait`.
 pub const PATIENCE: Duration = Duration::from_secs(3);
+/// A host waits once it has asked this often, each time within [`PATIENCE`] of the time before. `attach --wait` does so
+/// within 0.7 s. A person who was refused and tries once more does not wait.
+pub const TRIES_MIN: u32 = 3;
 /// Bytes of a reason that are kept: enough for a sentence.
 pub const REASON_BYTES_MAX: usize = 200;
 
@@ -171,7 +175,7 @@ impl Claims {
             return Err(Refusal::KeptOut);
         }
         let mut ahead = self.queue.iter().take_while(|waiting| waiting.host != host);
-        if ahead.any(|waiting| waiting.tries > 1) {
+        if ahead.any(Waiting::is_waiting) {
             self.remember(host, now);
             return Err(Refusal::Waited);
         }
@@ -193,6 +197,7 @@ impl Claims {
 
     /// Records that `host` was refused.
     fn remember(&mut self, host: &str, now: Instant) {
+        self.queue.retain(|waiting| waiting.is_patient(now));
         if let Some(waiting) = self.queue.iter_mut().find(|waiting| waiting.host == host) {
             waiting.asked = now;
             waiting.tries = waiting.tries.saturating_add(1);
@@ -250,9 +255,9 @@ impl Claims {
         &self.holders
     }
 
-    /// The hosts that wait for it, longest first: those that have asked more than once and still do.
+    /// The hosts that wait for it, longest first: those that have asked [`TRIES_MIN`] times and still do.
     pub fn queue(&self, now: Instant) -> impl Iterator<Item = &Waiting> {
-        self.queue.iter().filter(move |waiting| waiting.tries > 1 && waiting.is_patient(now))
+        self.queue.iter().filter(move |waiting| waiting.is_waiting() && waiting.is_patient(now))
     }
 
     /// Past uses, latest last.
@@ -262,6 +267,10 @@ impl Claims {
 }
 
 impl Waiting {
+    fn is_waiting(&self) -> bool {
+        self.tries >= TRIES_MIN
+    }
+
     fn is_patient(&self, now: Instant) -> bool {
         now - self.asked <= PATIENCE
     }
@@ -307,14 +316,15 @@ mod tests {
     }
 
     #[test]
-    fn device_has_one_exclusive_holder_and_a_single_try_does_not_queue() {
+    fn device_has_one_exclusive_holder_and_single_tries_do_not_queue() {
         let mut claims = Claims::default();
         assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(0)), Ok(()));
         assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1)), Err(Refusal::Held));
         assert_eq!(claims.claim(A, Mode::Exclusive, at_ms(2)), Err(Refusal::Held), "not even by the same host");
-        assert_eq!(waiting(&claims, at_ms(2)), [""; 0]);
-        claims.end(A, Ending::Detached, at_ms(3));
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(4)), Ok(()), "B asked once: nothing is kept for it");
+        assert_eq!(claims.claim(B, Mode::Exclusive, at_ms(1500)), Err(Refusal::Held), "it tries once more, by hand");
+        assert_eq!(waiting(&claims, at_ms(1500)), [""; 0]);
+        claims.end(A, Ending::Detached, at_ms(1600));
+        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(1700)), Ok(()), "B does not wait: nothing is kept for it");
     }
 
     #[test]
@@ -346,7 +356,9 @@ mod tests {
         assert_eq!(claims.claim(B, Mode::Scratch, at_ms(1)), Ok(()));
         assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(2)), Err(Refusal::Held));
         assert_eq!(claims.holders().len(), 2);
-        assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(3)), Err(Refusal::Held));
+        for ms in [3, 3] {
+            assert_eq!(claims.claim(C, Mode::Exclusive, at_ms(ms)), Err(Refusal::Held));
+        }
         assert_eq!(claims.claim("d", Mode::Read, at_ms(4)), Err(Refusal::Waited), "the writer has waited longer");
         assert_eq!(claims.end(A, Ending::Detached, at_ms(5)), Some(Mode::Read));
         assert_eq!(claims.end(A, Ending::Detached, at_ms(5)), None, "it ends once");
@@ -376,7 +388,7 @@ mod tests {
     fn host_that_stops_asking_leaves_the_queue() {
         let mut claims = Claims::default();
         claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
-        for ms in [1, 2] {
+        for ms in [0, 1, 2] {
             claims.claim(B, Mode::Exclusive, at_ms(ms)).unwrap_err();
         }
         claims.end(A, Ending::Lost, at_ms(3));
@@ -389,7 +401,7 @@ mod tests {
     fn full_queue_refuses_new_hosts_and_keeps_those_in_it() {
         let mut claims = Claims::default();
         claims.claim(A, Mode::Exclusive, at_ms(0)).unwrap();
-        for turn in 0..2 {
+        for turn in 0..u64::from(TRIES_MIN) {
             for host in 0..10 * QUEUE_MAX {
                 claims.claim(&format!("10.0.0.{host}:1"), Mode::Exclusive, at_ms(turn)).unwrap_err();
             }

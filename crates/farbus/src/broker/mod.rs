@@ -18,6 +18,7 @@
 //! | `record` | writes the use of a device by a user without a key to the audit log |
 //! | `pass_image`, `forget_images` | checks, locks and identifies a disk that the owner opened and passed to the confined process; the next `open_image` of that path returns it |
 //! | `may_plug`, `plug`, `unplug` | gives this machine's kernel a socket that speaks USB/IP, or takes it away |
+//! | `drivers` | says which drivers of this machine took a device that it plugged in |
 //! | `mount`, `read_ahead`, `leave`, `abort`, `forget` | mounts a file system at a folder, and unmounts it |
 //! | `replacement` | starts the program that is on disk now to replace the confined process |
 //! | the confined process has ended | returns devices to their drivers, removes mounts and sockets, and ends |

@@ -140,6 +140,10 @@ pub(super) enum Question {
     Unplug {
         port: u32,
     },
+    /// Asks which drivers of this machine took the device on this port.
+    Drivers {
+        port: u32,
+    },
     Mount {
         at: PathBuf,
         read_only: bool,

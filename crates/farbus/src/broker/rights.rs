@@ -33,7 +33,7 @@ use super::broker_policy::{BrokerPolicy, ReadConfig};
 use super::identifying::Identifying;
 use super::protocol::{Answer, HandoverState, Kind, MountedAt, Question, to_json};
 use super::replacement;
-use super::system_access::{may_plug, word_of};
+use super::system_access::{drivers, may_plug, word_of};
 use super::taken::Taken;
 use crate::common::control::{Question as OwnerQuestion, ask_all, running};
 use crate::common::processor_leases::ask_for;
@@ -363,6 +363,10 @@ impl Rights {
                 opened(&self.ports).remove(&port);
                 done(Value::Null)
             }
+            Question::Drivers { port } => {
+                self.hold(opened(&self.ports).contains(&port), || format!("port {port} is not yours"))?;
+                done(json!(drivers(Port(port))?))
+            }
             Question::Mount { at, read_only } => self.mount(&at, read_only),
             Question::KeepMount { at } => self.keep_mount(&at),
             Question::ReadAhead { mount, bytes } => {
@@ -612,6 +616,7 @@ mod tests {
             Question::MayPlug,
             Question::Plug { device_id: 1, speed: "high".into() },
             Question::Unplug { port: 0 },
+            Question::Drivers { port: 0 },
             Question::Mount { at: "/".into(), read_only: false },
             Question::KeepMount { at: "/".into() },
             Question::ReadAhead { mount: 0, bytes: 1 },

@@ -277,6 +277,19 @@ impl SystemAccess {
         }
     }
 
+    /// The drivers of this machine that took the device on `port`, which is ours. `None`: not known yet.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn drivers(&self, port: Port) -> io::Result<Option<Vec<String>>> {
+        match self {
+            SystemAccess::Own => drivers(port),
+            SystemAccess::Through(broker) => {
+                broker.ask(&Question::Drivers { port: port.0 }, None).map(|(drivers, _)| drivers)
+            }
+        }
+    }
+
     /// Finds the processes that answer their owner here.
     ///
     /// # Errors
@@ -327,6 +340,11 @@ fn dial_through(broker: &Broker, host: &str, time_max: Duration, hints: Hints) -
     let question = Question::Connect { host: host.to_owned(), time_max_ms: in_ms(time_max), hints };
     let (found, fd) = broker.ask::<Found>(&question, None).map_err(failed)?;
     Ok((fd.ok_or_else(|| failed(io::Error::other("no connection came along")))?, found))
+}
+
+/// The drivers that took the device on `port`.
+pub(super) fn drivers(port: Port) -> io::Result<Option<Vec<String>>> {
+    Vhci::open().and_then(|vhci| vhci.drivers(port)).map_err(io::Error::other)
 }
 
 /// Checks whether this process could plug a device in.

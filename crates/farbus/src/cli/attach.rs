@@ -28,6 +28,7 @@ use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::reservation::{ReservationRequest, together};
 use crate::exporter::session::threads::GRACE_MAX;
+use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
@@ -276,25 +277,26 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     let mut prepared = front_end.prepare(&client, &request)?;
     let mut patience = Patience::new(args.wait, signals, &shown);
     let Some(attachment) = patience.have(|| front_end.take(&client, &request, &mut prepared))? else {
-        say(format!("{target}: waiting ended"));
+        say(format!("{}: waiting ended", target.shown()));
         return Ok(());
     };
     let running = Running::of(&*attachment);
     let Running { status, handle, .. } = &running;
     if status.port.is_some() {
-        tracing::info!(how = status.how, "attached to the kernel");
+        tracing::debug!(how = status.how, "attached to the kernel");
     }
     shown.attached(&running);
     publish(Event::of(Kind::Attached, target.to_string()).how(status.at.as_str()));
     tell_reason(&client, &request, status.local_address);
     end_on(patience.take_signals(), handle.clone());
     introduce(&status.introduction, args.json)?;
+    tell_if_no_driver(target, handle.drivers(), |what| eprintln!("farbus: warning: {what}"));
     let ended = attachment.run();
     publish(ended.event(target));
     match &ended {
-        Ended::Asked | Ended::Released | Ended::HandedOver => say(format!("{target} detached")),
-        Ended::Moved => say(format!("{target} handed over")),
-        Ended::Undurable(why) => return Err(Failure::new(Attribute::Device, undurable(&target.to_string(), why))),
+        Ended::Asked | Ended::Released | Ended::HandedOver => say(format!("{} detached", target.shown())),
+        Ended::Moved => say(format!("{} handed over", target.shown())),
+        Ended::Undurable(why) => return Err(Failure::new(Attribute::Device, undurable(&target.shown(), why))),
         Ended::Lost(_) | Ended::Over(_) | Ended::Broken(_) => {}
     }
     ended.failure(&client, target).map_or(Ok(()), Err)
@@ -421,7 +423,7 @@ impl<'a> Patience<'a> {
                     let user = user.as_ref().map(|user| user.user.clone());
                     if said.as_ref() != Some(&user) {
                         let by = user.as_ref().map(|user| format!(" (in use by {user})")).unwrap_or_default();
-                        say(format!("waiting for {target}{by}   (Ctrl-C ends)"));
+                        say(format!("waiting for {}{by}   (Ctrl-C ends)", target.shown()));
                         said = Some(user);
                     }
                     let pause = pauses.next().unwrap_or(TRY_AGAIN[2]);

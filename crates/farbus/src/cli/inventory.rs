@@ -7,6 +7,7 @@ use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::devices::class_words::class_words;
 use crate::devices::selection::name;
+use crate::devices::usb_names::UsbNames;
 
 #[derive(Serialize)]
 struct Line {
@@ -15,6 +16,10 @@ struct Line {
     title: String,
     vendor: String,
     product: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vendor_name: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    product_name: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     serial: Option<String>,
     speed: String,
@@ -32,12 +37,15 @@ impl Line {
         let device = &found.descriptors.device;
         let mut drivers: Vec<String> = found.interfaces.iter().filter_map(|i| i.driver.clone()).collect();
         drivers.dedup();
+        let names = UsbNames::of(device.vendor, device.product);
         Self {
             share_as: format!("usb:{}", found.bus_id),
             name: name(found),
             title: found.descriptors.title(),
             vendor: format!("{:04x}", device.vendor),
             product: format!("{:04x}", device.product),
+            vendor_name: names.vendor,
+            product_name: names.product,
             serial: found.serial.clone(),
             speed: found.speed.to_string(),
             interfaces: class_words(device.class, found.interfaces.iter().map(|interface| interface.class)),
@@ -45,6 +53,17 @@ impl Line {
             can_be_shared: found.obstacle.is_none(),
             obstacle: found.obstacle.as_ref().map(|obstacle| obstacle.word()),
             why_not: found.obstacle.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+impl Line {
+    /// What the device is called: by its own strings, else by its ids, else by its class.
+    fn device(&self) -> String {
+        let by_ids = UsbNames { vendor: self.vendor_name, product: self.product_name }.title();
+        match self.title.is_empty() {
+            true => by_ids.unwrap_or_else(|| self.name.clone()),
+            false => self.title.clone(),
         }
     }
 }
@@ -63,7 +82,7 @@ pub fn run(as_json: bool) -> Result<(), Failure> {
     let mut table = table(&["SHARE AS", "ID", "SPEED", "DEVICE", "WHAT", "USED BY", "CAN BE SHARED"]);
     for line in lines {
         let ids = format!("{}:{}", line.vendor, line.product);
-        let title = if line.title.is_empty() { line.name } else { line.title };
+        let title = line.device();
         let verdict = line.why_not.map_or("yes".to_owned(), |why| format!("no: {why}"));
         let (what, drivers) = (line.interfaces.join(", "), line.drivers.join(", "));
         table.add_row([line.share_as, ids, line.speed, title, what, drivers, verdict]);
@@ -99,6 +118,11 @@ mod tests {
         assert_eq!((&json["obstacle"], &json["why_not"]), (&"in-use".into(), &"another program uses it".into()));
         assert_eq!(json["drivers"], serde_json::json!(["snd-usb-audio"]));
         assert_eq!(json["interfaces"], serde_json::json!(["audio"]));
+        let mut descriptors = Descriptors::default();
+        (descriptors.device.vendor, descriptors.device.product) = (0x0403, 0x6001);
+        let silent = Line::of(&Found { descriptors, ..found.clone() });
+        assert!(silent.device().starts_with("Future Technology Devices"), "it has no strings: {}", silent.device());
+        assert!(serde_json::to_value(silent).unwrap()["product_name"].as_str().unwrap().contains("FT232"));
         let free = serde_json::to_value(Line::of(&Found { obstacle: None, ..found })).unwrap();
         assert_eq!((&free["can_be_shared"], free.get("why_not")), (&true.into(), None));
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::Failure;
 use super::output::{print_json, print_table, say, table};
 use crate::broker::SystemAccess;
-use crate::common::host_address::check_host;
+use crate::common::host_address::{check_host, shown};
 use crate::common::socket_place::Place;
 use crate::devices::offer::Listed;
 use crate::importer::client::{ANSWER_TIME_MAX, Client, ClientConfig, FailureReport, address_of};
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         return print_json(&lines);
     }
     if lines.is_empty() {
-        println!("{address} offers nothing to this host.");
+        println!("{} offers nothing to this host.", shown(&address));
         return Ok(());
     }
     print_lines(lines);
@@ -133,9 +133,9 @@ fn print_lines(lines: Vec<Line>) {
     let mut table = table(&["NAME", "BUS ID", "ID", "SPEED", "STATE", "USER", "WHAT"]);
     for Line { device, target, .. } in lines {
         let ids = format!("{}:{}", device.vendor, device.product);
-        let (state, user) = (device.state.unwrap_or_default(), device.user.unwrap_or_default());
-        let name = target.unwrap_or(device.name);
-        table.add_row([name, device.bus_id, ids, device.speed, state, user, device.interfaces.join(", ")]);
+        let (state, user) = (device.state.clone().unwrap_or_default(), device.user.clone().unwrap_or_default());
+        let (what, name) = (device.what(), target.unwrap_or(device.name));
+        table.add_row([name, device.bus_id, ids, device.speed, state, user, what]);
     }
     print_table(&table);
 }

@@ -160,6 +160,9 @@ fn say_more(device: &Value) {
     if let Some(drift) = device["drift_us"].as_i64() {
         say(format!("{name}: clock moved by {drift} us"));
     }
+    if device["drivers"].as_array().is_some_and(Vec::is_empty) {
+        say(format!("{name}: no driver of this kernel took it; 'dmesg' says why"));
+    }
     if let (Some(up), Some(all)) = (device["links"]["up"].as_u64(), device["links"]["each"].as_array().map(Vec::len))
         && all > 1
     {
@@ -286,6 +289,14 @@ fn state_of(device: &Value) -> String {
     }
 }
 
+/// What a device is: by its own strings, or else by its ids.
+fn what_of(device: &Value) -> String {
+    match (text(&device["title"]), device["vendor_name"].as_str(), device["product_name"].as_str()) {
+        (title, Some(vendor), Some(product)) if title.is_empty() => format!("{vendor} {product}"),
+        (title, ..) => title,
+    }
+}
+
 fn row(process: &Value, device: &Value) -> Vec<String> {
     let since = device["used_s"].as_f64().map(|s| format_span(Duration::from_secs_f64(s))).unwrap_or_default();
     let meters = &device["meters"];
@@ -294,7 +305,7 @@ fn row(process: &Value, device: &Value) -> Vec<String> {
     vec![
         text(&device["name"]),
         text(if device["bus_id"].is_null() { &device["at"] } else { &device["bus_id"] }),
-        text(&device["title"]),
+        what_of(device),
         state_of(device),
         text(&device["user"]),
         since,

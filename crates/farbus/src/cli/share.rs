@@ -22,7 +22,7 @@ use tracing::warn;
 use super::Failure;
 use super::output::say;
 use super::share_by_daemon::{Daemon, Until};
-use super::share_words::{Called, Reach, quoted_all, say_device, say_what_to_type};
+use super::share_words::{Called, Reach, quoted_all, say_device, say_of_serial_port, say_what_to_type};
 use crate::broker::confined::{give_rights_away, start_broker};
 use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::control::ControlSocket;
@@ -34,6 +34,7 @@ use crate::common::socket_place::{Place, SocketListener};
 use crate::devices::class_words::name_of;
 use crate::devices::identities::naming::Naming;
 use crate::devices::reservation::{ReservationRequest, together};
+use crate::devices::serial_port::is_serial_port;
 use crate::exporter::access::audit::Recorder;
 use crate::exporter::access::local_users::{LocalUser, LocalUsers};
 use crate::exporter::access::networks::Network;
@@ -320,6 +321,9 @@ pub fn run(args: Args) -> Result<(), Failure> {
         let device = name_of(record);
         let reach = Reach::of(trust.as_ref(), device, share.id_of(device), None);
         say_what_to_type(device, device, &quoted_all(&args.what), &host_name(), &reach);
+    }
+    for record in offered.iter().flatten().filter(|record| is_serial_port(record)) {
+        say_of_serial_port(name_of(record));
     }
     let follower = real.map(|real| usb::Follower::start(Arc::clone(&share), real, hotplug)).transpose();
     let mut follower = follower.map_err(deaf)?;

@@ -110,6 +110,12 @@ pub(super) fn say_what_to_type(local: &str, device: &str, what: &str, here: &str
     }
 }
 
+/// Prints what a serial port needs where it is used: no front end shows it but the kernel and a virtual machine.
+pub(super) fn say_of_serial_port(device: &str) {
+    say(format!("  {device} is a serial port. The machine that uses it needs root and 'modprobe vhci-hcd',"));
+    say("    or gives it to a virtual machine: farbus attach … --via redir");
+}
+
 #[cfg(test)]
 mod tests {
     use farbus_io::usb::Selector;

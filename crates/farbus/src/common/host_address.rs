@@ -54,9 +54,32 @@ pub fn address_with_port(host: &str, port: u16) -> String {
     if has_port { host.to_owned() } else { format!("{host}:{port}") }
 }
 
+/// `HOST:PORT` as messages show it: a name without the port of plain USB/IP, which is the default. The name may be a
+/// paired host's, which is reached at another port.
+pub fn shown(address: &str) -> &str {
+    let is_name = |host: &str| !host.starts_with(['[', '/']) && host.parse::<std::net::IpAddr>().is_err();
+    match address.rsplit_once(':') {
+        Some((host, port)) if port.parse() == Ok(DEFAULT_PORT) && !address.starts_with(LOCAL) && is_name(host) => host,
+        _ => address,
+    }
+}
+
+/// The port of `HOST:PORT`.
+pub fn port_of(address: &str) -> Option<u16> {
+    address.rsplit_once(':').and_then(|(_, port)| port.parse().ok())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn default_port_is_not_shown_behind_a_name() {
+        assert_eq!(shown("lab3:3240"), "lab3");
+        for whole in ["lab3:3241", "10.0.0.7:3240", "[::1]:3240", "unix:/run/x:3240", "lab3 (10.0.0.7:3241)"] {
+            assert_eq!(shown(whole), whole);
+        }
+    }
 
     #[test]
     fn hosts_are_names_or_addresses_with_or_without_a_port() {

@@ -11,6 +11,7 @@ use super::modules::ReadyModules;
 use crate::broker::SystemAccess;
 use crate::common::events::{Event, Kind, publish};
 use crate::common::failure::Failure;
+use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::open_users::Act;
 use crate::frontend::{
     Attachment, AttachmentStatus, Ended, Handle, Prepared, Refused, Request, Restored, Running, tell_reason,
@@ -316,6 +317,7 @@ impl Shared {
         let (target, running) = (&request.target, Running::of(&*attachment));
         info!(%target, at = %running.status.at, "attached");
         publish(Event::of(Kind::Attached, target.to_string()).how(running.status.at.as_str()));
+        tell_if_no_driver(target, running.handle.drivers(), |what| warn!("{what}"));
         let local_address = running.status.local_address;
         {
             let mut state = self.state();

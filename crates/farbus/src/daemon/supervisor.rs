@@ -611,11 +611,11 @@ impl Supervisor {
                 replacement.stay();
                 failed(error)
             })?;
-        info!(pid, ?taken, ?still, "another process goes on in this one's place");
         self.is_handed_over.store(true, Ordering::Release);
         self.requested.hand_over();
         let still_ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
         let (kept, sessions) = (taken.targets, taken.sessions.len());
+        info!(pid, attachments = kept.len(), sessions, still_ms, "another process goes on in this one's place");
         Ok(json!({ "pid": pid, "kept": kept, "sessions": sessions, "interrupted": torn, "still_ms": still_ms }))
     }
 

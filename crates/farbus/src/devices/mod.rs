@@ -9,4 +9,6 @@ pub mod media_journal;
 pub mod offer;
 pub mod reservation;
 pub mod selection;
+pub mod serial_port;
 pub mod status;
+pub mod usb_names;

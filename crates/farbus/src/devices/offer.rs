@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::devices::class_words::{classes, name_of};
 use crate::devices::status::DeviceStatus;
+use crate::devices::usb_names::UsbNames;
 
 /// One device in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -18,6 +19,12 @@ pub struct Listed {
     pub vendor: String,
     /// The product id, four hexadecimal digits.
     pub product: String,
+    /// The vendor's name by the USB ID Repository, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vendor_name: Option<String>,
+    /// The product's name by the USB ID Repository, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub product_name: Option<String>,
     /// The speed, in words.
     pub speed: String,
     /// The classes of its interfaces, in words.
@@ -40,6 +47,20 @@ pub struct Listed {
     /// How many hosts wait for it.
     #[serde(skip_serializing_if = "is_zero")]
     pub waiting: usize,
+    /// Manufacturer and product by the device's own strings, as far as its host says.
+    #[serde(skip)]
+    pub title: String,
+}
+
+impl Listed {
+    /// What it is: the classes of its interfaces, and its name by its ids if it has no strings of its own.
+    pub fn what(&self) -> String {
+        let classes = self.interfaces.join(", ");
+        match (&self.vendor_name, &self.product_name) {
+            (Some(vendor), Some(product)) if self.title.is_empty() => format!("{classes} ({vendor} {product})"),
+            _ => classes,
+        }
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
@@ -55,11 +76,14 @@ impl From<&DeviceRecord> for Listed {
             Some(_) => Some("in use"),
             None => record.path.starts_with(PATH_PREFIX).then_some("available"),
         };
+        let names = UsbNames::of(record.vendor, record.product);
         Self {
             name: name_of(record).to_owned(),
             bus_id: record.bus_id.clone(),
             vendor: format!("{:04x}", record.vendor),
             product: format!("{:04x}", record.product),
+            vendor_name: names.vendor.map(str::to_owned),
+            product_name: names.product.map(str::to_owned),
             speed: record.speed.to_string(),
             interfaces: classes(record),
             path: record.path.clone(),
@@ -68,6 +92,7 @@ impl From<&DeviceRecord> for Listed {
             user: user.map(|user| user.user),
             reason: None,
             waiting: 0,
+            title: String::new(),
         }
     }
 }
@@ -76,7 +101,12 @@ impl From<DeviceStatus> for Listed {
     /// Reads the status that a paired host reports.
     fn from(status: DeviceStatus) -> Self {
         let (vendor, product) = status.ids.split_once(':').unwrap_or_default();
+        // An earlier release on the other host sends none.
+        let names = UsbNames::of_hex(vendor, product);
         Self {
+            vendor_name: names.vendor.map(str::to_owned),
+            product_name: names.product.map(str::to_owned),
+            title: status.title,
             vendor: vendor.to_owned(),
             product: product.to_owned(),
             name: status.name,

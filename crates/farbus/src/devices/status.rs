@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::devices::class_words::classes;
 use crate::devices::identities::labels::IdentityStatus;
 use crate::devices::reservation::ReservationStatus;
+use crate::devices::usb_names::UsbNames;
 use crate::link::meters::Readings;
 use crate::link::status::LinksStatus;
 
@@ -33,6 +34,12 @@ pub struct DeviceStatus {
     pub speed: String,
     /// `vendor:product`.
     pub ids: String,
+    /// The vendor's name by the USB ID Repository, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vendor_name: Option<String>,
+    /// The product's name by the USB ID Repository, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub product_name: Option<String>,
     /// The classes of its interfaces, in words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<String>,
@@ -152,7 +159,10 @@ pub struct PastStatus {
 impl DeviceStatus {
     /// The status of `entry` at `now`, with the counters of its user's connection.
     pub fn of(entry: &Entry<'_>, Counted { meters, links }: Counted, now: Instant) -> Self {
+        let names = UsbNames::of(entry.record.vendor, entry.record.product);
         Self {
+            vendor_name: names.vendor.map(str::to_owned),
+            product_name: names.product.map(str::to_owned),
             name: entry.name.to_owned(),
             bus_id: entry.record.bus_id.clone(),
             is_named: false,

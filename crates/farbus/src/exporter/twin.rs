@@ -69,7 +69,14 @@ pub fn begin(share: &Share, device: &str, bus_id: &str, to: &str, node: OwnedFd)
         let outcome = told.recv_timeout(PREPARE_TIME_MAX + DRAIN_TIME_MAX + ENGINE_TIME_MAX);
         let failure = match outcome {
             Ok(Exchange::Done { left, report }) => {
-                info!(device, to, ?report, "swapped for its twin");
+                info!(
+                    device,
+                    to,
+                    quiet_ms = report.quiet.as_millis() as u64,
+                    replayed = report.replayed,
+                    asked_again = report.asked_again,
+                    "swapped for its twin"
+                );
                 places.put(&bus_id, plug);
                 on_moved();
                 run.end(DONE, |status| {

@@ -65,7 +65,7 @@ pub struct Status {
 /// What the user who attached a device is told: where it is, and what can be done with it.
 #[derive(Clone, Debug, Default)]
 pub struct Introduction {
-    /// One line, such as `lab3:3240/disk attached at vhci port 3`.
+    /// One line, such as `lab3/disk attached at vhci port 3`.
     pub line: String,
     /// What to type next, if there is something worth telling.
     pub next: Option<String>,
@@ -141,11 +141,11 @@ impl Ended {
                     Attribute::Refused => "its exporter ended the session: its owner took it back, or it failed",
                     _ => "the link was lost",
                 };
-                Some(Failure::new(attribute, format!("{target}: {what}: {why}\n  {UNPLUGGED}")))
+                Some(Failure::new(attribute, format!("{}: {what}: {why}\n  {UNPLUGGED}", target.shown())))
             }
             Ended::Over(report) => Some(over(target, report)),
             Ended::Broken(reject) => {
-                let what = format!("{target}: cut off, its exporter broke the protocol: {reject}");
+                let what = format!("{}: cut off, its exporter broke the protocol: {reject}", target.shown());
                 Some(Failure::new(Attribute::Device, what))
             }
         }
@@ -157,7 +157,7 @@ const UNPLUGGED: &str = "the device was unplugged here";
 
 /// The failure that reports the end of a session.
 pub fn over(target: &Target, FailureReport { attribute, message }: &FailureReport) -> Failure {
-    Failure::new(*attribute, format!("{target}: {message}\n  {UNPLUGGED}"))
+    Failure::new(*attribute, format!("{}: {message}\n  {UNPLUGGED}", target.shown()))
 }
 
 /// The message for a disk that was detached before all writes were durable.

@@ -219,7 +219,7 @@ impl Attachment for FileAttachment {
     fn status(&self) -> Status {
         let (file, disk) = (self.file().display().to_string(), &self.disk);
         let (size, words) = (format_bytes(disk.size_bytes), disk.mode_words());
-        let line = format!("{} attached as {file} ({size}{words})", self.target);
+        let line = format!("{} attached as {file} ({size}{words})", self.target.shown());
         let next =
             format!("losetup --direct-io=on -f --show {file}, or qemu-system-x86_64 -drive file={file},format=raw");
         Status {

@@ -16,6 +16,7 @@ use farbus_io::saving::{Asked, SaveRequester, Saved};
 use farbus_io::trust::Fingerprint;
 
 use super::StopSignal;
+use crate::frontend::drivers::Drivers;
 use crate::frontend::hold::{Granted, HoldHandle};
 use crate::frontend::open_users::{Act, OpenUsers};
 use crate::importer::port::Cutter;
@@ -75,12 +76,22 @@ pub struct Handle {
     save_requester: Option<SaveRequester<Saved>>,
     meters: Option<Arc<Meters>>,
     users: Option<OpenUsers>,
+    drivers: Option<Drivers>,
 }
 
 impl Handle {
     /// A handle that ends its attachment by `stop` and refuses every other operation that no `*_by` method enables.
     pub fn new(stop: StopSignal) -> Self {
-        Self { stop, cutter: None, hold_handle: None, session: None, save_requester: None, meters: None, users: None }
+        Self {
+            stop,
+            cutter: None,
+            hold_handle: None,
+            session: None,
+            save_requester: None,
+            meters: None,
+            users: None,
+            drivers: None,
+        }
     }
 
     /// Enables [`Handle::cut`], by `cutter`.
@@ -117,6 +128,17 @@ impl Handle {
     #[must_use]
     pub fn used_by(self, users: OpenUsers) -> Self {
         Self { users: Some(users), ..self }
+    }
+
+    /// Enables [`Handle::drivers`], from `drivers`.
+    #[must_use]
+    pub fn driven_by(self, drivers: Drivers) -> Self {
+        Self { drivers: Some(drivers), ..self }
+    }
+
+    /// Tells which drivers of this machine's kernel took the device; `None` if it is not plugged into the kernel.
+    pub fn drivers(&self) -> Option<&Drivers> {
+        self.drivers.as_ref()
     }
 
     /// Ends the attachment in good order, soon: written data becomes durable, the device is given back.

@@ -16,6 +16,7 @@
 
 mod attachment;
 mod auto;
+pub(crate) mod drivers;
 mod front_end;
 mod fuse;
 mod handle;

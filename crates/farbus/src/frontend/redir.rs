@@ -250,7 +250,11 @@ impl Attachment for RedirAttachment {
                                                   device_add usb-redir,id={id},chardev={id}"
         );
         Status {
-            introduction: Introduction { line: format!("{} {how} {at}", self.target), next: Some(next), export: None },
+            introduction: Introduction {
+                line: format!("{} {how} {at}", self.target.shown()),
+                next: Some(next),
+                export: None,
+            },
             at,
             how: "over a plain connection",
             mode: None,
@@ -545,7 +549,11 @@ impl Relay {
             false if now - held.since < QUIET_WITHIN => return,
             false => Err("what is under way does not come to its end"),
         };
-        info!(held_us = (now - held.since).as_micros() as u64, ?result, "the virtual machine's device was held still");
+        info!(
+            held_us = (now - held.since).as_micros() as u64,
+            is_held = result.is_ok(),
+            "the virtual machine's device was held still"
+        );
         if let Some(asker) = held.asker.take() {
             asker.give(result);
         }

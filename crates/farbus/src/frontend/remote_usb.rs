@@ -14,7 +14,7 @@ use farbus_model::{
 };
 use farbus_session::RemoteDevice;
 use farbus_session::native::control::Cause;
-use farbus_session::native::{Attached, Movable, RemoteUsb, State};
+use farbus_session::native::{Attached, RemoteUsb, State};
 use farbus_session::redir::FROZEN_MAGIC;
 use farbus_session::snapshot::Writer;
 
@@ -90,7 +90,7 @@ impl FarDevice {
     /// Lets go of it without giving it back: a replacement process continues.
     pub fn leave(&mut self) {
         if let FarDevice::Session(linked) = self {
-            linked.remote_mut().hand_over();
+            Linked::let_go(linked);
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 use farbus_modules::Asked;
 use serde::Serialize;
 
+use super::drivers::Drivers;
 use super::{Attachment, Handle, Status};
 use crate::devices::reservation::ReservationStatus;
 use crate::importer::client::Target;
@@ -80,6 +81,10 @@ pub struct AttachmentStatus {
     /// How many programs have it open: a file, or an NBD export.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open: Option<usize>,
+    /// The drivers of this machine's kernel that took it, none if no driver did; absent if it is not plugged into the
+    /// kernel, or the kernel has not looked at it yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drivers: Option<Vec<String>>,
 }
 
 impl AttachmentStatus {
@@ -103,6 +108,7 @@ impl AttachmentStatus {
             meters: None,
             modules: Vec::new(),
             open: None,
+            drivers: None,
         }
     }
 
@@ -125,6 +131,7 @@ impl AttachmentStatus {
             mode: status.mode.map(DiskMode::as_str),
             meters: handle.readings(),
             open: handle.open_count(),
+            drivers: handle.drivers().and_then(Drivers::names),
             ..named
         };
         match handle.session() {

@@ -107,7 +107,14 @@ impl OpenedDisk {
             }
         }
         match mode {
-            DiskMode::Exclusive => Self::usb(client.open_disk(target)?),
+            DiskMode::Exclusive => {
+                // A device that its host lists as no disk is not opened: until it is given back, nobody else has it.
+                // Over plain USB/IP the end of the link gives it back.
+                if !grace.is_zero() {
+                    client.check_is_disk(target)?;
+                }
+                Self::usb(client.open_disk(target)?)
+            }
             DiskMode::Read => Err(client.refusal(target, &usb_has_one_user())),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use farbus::client::{self, ClientError, Target};
+use farbus::client::{self, Client, ClientConfig, ClientError, Target};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -116,4 +116,62 @@ fn two_hundred_devices_are_listed_and_cost_less_than_100_kib_each() {
     let listed = harness.json(&["list", &many.address, "--json"]);
     assert_eq!((&listed[199]["name"], &listed[199]["state"]), (&json!("zero200"), &json!("in use")));
     drop(last);
+}
+
+/// The only shared device, as `farbus status` shows it.
+fn only_device(harness: &Harness) -> serde_json::Value {
+    harness.json(&["status", "--json"])[0]["devices"][0].clone()
+}
+
+#[test]
+fn attach_that_cannot_show_the_device_does_not_take_it() {
+    let harness = Harness::new();
+    let share = harness.share(&["serial"]);
+    for _ in 0..2 {
+        let failed = harness.run(&["attach", &share.target("serial"), "--via", "fuse", "--grace", "20"]);
+        assert!(failed.code == Some(6) && failed.stderr.contains("it is no disk"), "{failed:?}");
+        assert!(failed.stderr.contains("--via kernel (needs vhci-hcd)"), "{failed:?}");
+        let device = only_device(&harness);
+        assert_eq!(device["state"], "available", "{device}");
+        assert!(device["history"].is_null() && device["waiting"].is_null(), "nobody had it: {device}");
+    }
+}
+
+#[test]
+fn device_that_is_dropped_in_a_session_is_free_at_once_and_its_link_was_not_lost() {
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    let client = Client::new(ClientConfig { grace: Some(Duration::from_secs(60)), ..ClientConfig::default() });
+    let open = || client.open(&share.library_target("zero"));
+    let first = open().unwrap();
+    let refused = open().map(drop).unwrap_err();
+    assert!(matches!(refused, ClientError::Refused { .. }), "{refused}");
+    drop(first);
+    drop(open().expect("the drop returned when the device was given back"));
+    let ended: Vec<_> = only_device(&harness)["history"].as_array().unwrap().clone();
+    assert_eq!(ended.iter().map(|past| &past["ended"]).collect::<Vec<_>>(), ["detached"; 2], "{ended:?}");
+    assert!(!share.process.log().contains("WARN"), "{}", share.process.log());
+}
+
+#[test]
+fn attempts_that_do_not_wait_are_not_shown_as_waiting() {
+    let harness = Harness::new();
+    let share = harness.share(&["zero"]);
+    let _first = client::import(&share.library_target("zero")).unwrap();
+    for _ in 0..2 {
+        let refused = harness.run(&["attach", &share.target("zero"), "--via", "redir"]);
+        assert_eq!(refused.code, Some(3), "{refused:?}");
+    }
+    let device = only_device(&harness);
+    assert!(device["waiting"].is_null(), "{device}");
+}
+
+#[test]
+fn share_of_a_serial_port_says_what_its_user_needs() {
+    let harness = Harness::new();
+    let serial = harness.share(&["serial"]);
+    let said = serial.process.wait_for_line("serial is a serial port");
+    assert!(said.contains("modprobe vhci-hcd"), "{said}");
+    let said = serial.process.wait_for_line("virtual machine");
+    assert!(said.contains("--via redir"), "{said}");
 }

@@ -23,6 +23,8 @@ use rustix::io::Errno;
 
 /// Where the kernel keeps platform devices.
 const PLATFORM: &str = "/sys/devices/platform";
+/// Where it lists USB devices and, as `DEVICE:CONFIGURATION.NUMBER`, their interfaces.
+const USB_DEVICES: &str = "/sys/bus/usb/devices";
 
 /// How long an unplugged device may take to leave its port. A driver's last request is cancelled
 /// within milliseconds; a disk's driver may first wait for its own, shorter, time-outs.
@@ -129,6 +131,38 @@ impl Vhci {
     /// As [`Vhci::ports`].
     pub fn port(&self, port: Port) -> Result<Option<PortStatus>, VhciError> {
         Ok(self.ports()?.into_iter().find(|p| p.port == port))
+    }
+
+    /// The drivers that took interfaces of the device on `port`, each once; none if no driver took any. `None`: the
+    /// kernel does not know the device's interfaces yet.
+    ///
+    /// # Errors
+    /// As [`Vhci::ports`].
+    pub fn drivers(&self, port: Port) -> Result<Option<Vec<String>>, VhciError> {
+        self.drivers_in(Path::new(USB_DEVICES), port)
+    }
+
+    fn drivers_in(&self, devices: &Path, port: Port) -> Result<Option<Vec<String>>, VhciError> {
+        let Some(bus_id) = self.port(port)?.and_then(|status| status.local_busid) else { return Ok(None) };
+        let failed = |error| VhciError::Os { doing: "reading", path: devices.to_owned(), error };
+        let prefix = format!("{bus_id}:");
+        let (mut is_known, mut drivers) = (false, Vec::new());
+        for entry in fs::read_dir(devices).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if !entry.file_name().to_string_lossy().starts_with(&prefix) {
+                continue;
+            }
+            is_known = true;
+            // Without a driver there is no such link.
+            if let Ok(driver) = fs::read_link(entry.path().join("driver"))
+                && let Some(name) = driver.file_name()
+            {
+                drivers.push(name.to_string_lossy().into_owned());
+            }
+        }
+        drivers.sort();
+        drivers.dedup();
+        Ok(is_known.then_some(drivers))
     }
 
     /// Hands `socket`, a connected stream socket of any family, to the kernel, which from now on speaks USB/IP to its
@@ -460,6 +494,27 @@ ss  0012 005 000 00000000 0000000000000000 0-0
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn drivers_of_a_port_are_those_of_its_own_interfaces() {
+        let fake = FakeSysfs::new(&[DEBIAN_6_1]);
+        let devices = fake.0.join("devices");
+        // 4-1 has two interfaces and no driver; 4-1.1 is another device.
+        for interface in ["3-1:1.0", "3-1:1.1", "4-1:1.0", "4-1:1.1", "4-1.1:1.0"] {
+            fs::create_dir_all(devices.join(interface)).unwrap();
+        }
+        for (interface, driver) in [("3-1:1.0", "cdc_acm"), ("3-1:1.1", "cdc_acm"), ("4-1.1:1.0", "usbhid")] {
+            let driver = Path::new("/sys/bus/usb/drivers").join(driver);
+            std::os::unix::fs::symlink(driver, devices.join(interface).join("driver")).unwrap();
+        }
+        let drivers = |port| fake.vhci().drivers_in(&devices, Port(port)).unwrap();
+        assert_eq!(drivers(0), Some(vec!["cdc_acm".to_owned()]));
+        assert_eq!(drivers(4), Some(Vec::new()), "no driver took it");
+        assert_eq!(drivers(1), None, "it has no address yet");
+        fs::remove_dir_all(&devices).unwrap();
+        fs::create_dir_all(&devices).unwrap();
+        assert_eq!(drivers(0), None, "its interfaces are not known yet");
     }
 
     #[test]

@@ -21,6 +21,7 @@ use tracing::warn;
 
 use super::plain_relay::PlainRelay;
 use crate::broker::SystemAccess;
+use crate::frontend::drivers::Drivers;
 use crate::frontend::kernel::relay_loop::{KERNEL, Relayed, Relaying, Stop};
 use crate::frontend::kernel::session_relay::SessionRelay;
 use crate::frontend::{
@@ -233,7 +234,10 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
     fn status(&self) -> Status {
         let at = format!("vhci port {}", self.port.0);
         Status {
-            introduction: Introduction { line: format!("{} attached at {at}", self.target), ..Introduction::default() },
+            introduction: Introduction {
+                line: format!("{} attached at {at}", self.target.shown()),
+                ..Introduction::default()
+            },
             at,
             how: self.relayed.how,
             mode: self.relayed.mode,
@@ -247,7 +251,8 @@ impl<R: Relaying> Attachment for KernelAttachment<R> {
         let handle = Handle::new(self.stop.clone())
             .in_session(session)
             .saving_by(is_movable.then(|| self.save_requester.clone()))
-            .metered_by(Arc::clone(&self.meters));
+            .metered_by(Arc::clone(&self.meters))
+            .driven_by(Drivers::on(self.port, self.system.clone()));
         match cutter {
             Some(cutter) => handle.cutting_by(cutter),
             None => handle,

@@ -154,7 +154,7 @@ impl Attachment for NbdAttachment {
         let how = if self.is_handed_over { "to be handed over, and read meanwhile," } else { "attached" };
         let (words, size) = (self.disk.mode_words(), format_bytes(size_bytes));
         let introduction = Introduction {
-            line: format!("{} {how}{words} as {uri} ({size})", self.target),
+            line: format!("{} {how}{words} as {uri} ({size})", self.target.shown()),
             next: Some(next_for(uri)),
             export: Some(Export { uri: uri.clone(), name: String::new(), size_bytes }),
         };

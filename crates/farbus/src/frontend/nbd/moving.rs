@@ -108,7 +108,11 @@ impl Moving {
                     false if now - held.since < QUIET_WITHIN => return,
                     false => Err("what is under way does not come to its end"),
                 };
-                info!(held_us = (now - held.since).as_micros() as u64, ?result, "the disk was held still");
+                info!(
+                    held_us = (now - held.since).as_micros() as u64,
+                    is_held = result.is_ok(),
+                    "the disk was held still"
+                );
                 if let Some(asker) = held.asker.take() {
                     asker.give(result);
                 }

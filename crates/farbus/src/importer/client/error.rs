@@ -11,7 +11,7 @@ use farbus_session::{OpStatus, Reject};
 
 use super::target::Target;
 use crate::common::failure::{Attribute, Failure};
-use crate::common::host_address::LOCAL;
+use crate::common::host_address::{DEFAULT_PORT, LOCAL, SECURE_PORT, port_of, shown};
 use crate::hosts::known_host::KnownHostError;
 use crate::importer::local_error::{HereError, hint};
 use crate::importer::port::usbip::LOST;
@@ -115,56 +115,84 @@ impl fmt::Display for ClientError {
                 with_hint(f, &asked, &error.address)
             }
             ClientError::Link(error) => {
-                write!(
-                    f,
-                    "{error}\n  is 'farbus share' (or usbipd) running there, and does a firewall let {} through?",
-                    { error.address.rsplit(':').next().unwrap_or_default() }
-                )
+                let port = port_of(&error.address).unwrap_or(DEFAULT_PORT);
+                let (what, next) = if port == SECURE_PORT {
+                    ("'farbus share … --secure', or a daemon that serves paired hosts,", "")
+                } else {
+                    ("'farbus share' (or usbipd)", PAIRED_INSTEAD)
+                };
+                write!(f, "{error}\n  is {what} running there, and does a firewall let {port} through?{next}")
             }
             ClientError::Lost { address, source } => {
-                with_hint(f, &format_args!("the link to {address} was lost: {source}"), address)
+                with_hint(f, &format_args!("the link to {} was lost: {source}", shown(address)), address)
             }
             ClientError::Untrusted { address, what } | ClientError::Elsewhere { address, what } => {
-                write!(f, "{address}: {what}")
+                write!(f, "{}: {what}", shown(address))
             }
-            ClientError::Closed { address } => with_hint(f, &format_args!("{address} closed the connection"), address),
+            ClientError::Closed { address } => {
+                with_hint(f, &format_args!("{} closed the connection", shown(address)), address)
+            }
             ClientError::Protocol { address, reject } => {
-                write!(f, "{address} does not speak USB/IP as it should: {reject}")
+                let what = format!("{} does not speak USB/IP as it should: {reject}", shown(address));
+                match at_secure_port(address) {
+                    Some(hint) => write!(f, "{what}\n  {hint}"),
+                    None => f.write_str(&what),
+                }
             }
             ClientError::Refused { target, status: OpStatus::Busy, user } => {
+                let shown = target.shown();
                 match user {
-                    Some(InUse { user, used_s }) => write!(f, "{target} is in use by {user} since {used_s} s")?,
-                    None => write!(f, "{target} is in use")?,
+                    Some(InUse { user, used_s }) => write!(f, "{shown} is in use by {user} since {used_s} s")?,
+                    None => write!(f, "{shown} is in use")?,
                 }
                 write!(
                     f,
-                    "\n  one user at a time: 'farbus attach {target} --wait' waits for it, \
+                    "\n  one user at a time: 'farbus attach {shown} --wait' waits for it, \
                      'farbus release {}' where it is shared takes it back",
                     target.device
                 )
             }
-            ClientError::Refused { target, status, .. } => write!(f, "{target} was refused: {status}"),
+            ClientError::Refused { target, status: OpStatus::NoDevice, .. } => {
+                write!(f, "{} shares no '{}' any more", shown(&target.address), target.device)
+            }
+            ClientError::Refused { target, status, .. } => write!(f, "{} was refused: {status}", target.shown()),
             ClientError::NoDevice { target, offered } if offered.is_empty() => {
                 write!(
                     f,
-                    "{} offers no device at all\n  where the device is, 'farbus share' ('usbip bind' for usbipd) offers it",
-                    target.address
+                    "{} shares no '{}': it offers no device at all to this host\n  \
+                     there, 'farbus share' ('usbip bind' for usbipd) offers it, and 'farbus allow' lets a paired host use it",
+                    shown(&target.address),
+                    target.device
                 )
             }
             ClientError::NoDevice { target, offered } => {
-                write!(f, "{} shares no '{}'; it shares: {}", target.address, target.device, offered.join(", "))
+                let host = shown(&target.address);
+                write!(f, "{host} shares no '{}'; it shares: {}", target.device, offered.join(", "))
             }
-            ClientError::Device { target, what } => write!(f, "{target}: {what}"),
+            ClientError::Device { target, what } => write!(f, "{}: {what}", target.shown()),
             ClientError::Here(error) => error.fmt(f),
             ClientError::Local(what) => f.write_str(what),
         }
     }
 }
 
-/// What went wrong, and on this machine what may be behind it.
+/// What to type if nothing answers at the port of plain USB/IP.
+const PAIRED_INSTEAD: &str = "\n  for other machines: 'farbus share … --secure' and 'farbus pair' there, \
+                              'farbus pair HOST CODE' here, and then the name that it has here";
+
+/// What is wrong if a host that is not paired is asked at the port for paired hosts. A message about a paired host
+/// names the host before its address.
+fn at_secure_port(address: &str) -> Option<&'static str> {
+    (port_of(address) == Some(SECURE_PORT)).then_some(
+        "that port is for paired hosts: 'farbus pair' there, 'farbus pair HOST CODE' here, \
+         and then the name that it has here",
+    )
+}
+
+/// What went wrong, and what may be behind it.
 fn with_hint(f: &mut fmt::Formatter<'_>, what: &dyn fmt::Display, address: &str) -> fmt::Result {
     write!(f, "{what}")?;
-    hint(address).map_or(Ok(()), |hint| write!(f, "\n  {hint}"))
+    at_secure_port(address).or_else(|| hint(address)).map_or(Ok(()), |hint| write!(f, "\n  {hint}"))
 }
 
 impl std::error::Error for ClientError {}
@@ -223,6 +251,65 @@ pub(super) fn lost(address: &str, source: io::Error) -> ClientError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn refused_at(address: &str) -> String {
+        let source = io::ErrorKind::ConnectionRefused.into();
+        ClientError::Link(LinkError { address: address.into(), source }).to_string()
+    }
+
+    #[test]
+    fn message_names_no_port_at_which_a_paired_host_is_not_reached() {
+        let target: Target = "lab3/disk".parse().unwrap();
+        let address = target.address.clone();
+        let said = [
+            ClientError::Refused { target: target.clone(), status: OpStatus::Busy, user: None },
+            ClientError::Refused { target: target.clone(), status: OpStatus::NoDevice, user: None },
+            ClientError::NoDevice { target: target.clone(), offered: Vec::new() },
+            ClientError::NoDevice { target: target.clone(), offered: vec!["zero".into()] },
+            ClientError::Device { target, what: "it hangs".into() },
+            ClientError::Closed { address: address.clone() },
+            ClientError::Lost { address: address.clone(), source: io::ErrorKind::TimedOut.into() },
+            ClientError::Untrusted { address, what: "who are you".into() },
+        ];
+        for error in said {
+            let text = error.to_string();
+            assert!(text.contains("lab3") && !text.contains("3240"), "{text}");
+        }
+    }
+
+    #[test]
+    fn device_that_is_not_shared_is_named_with_its_host_and_has_exit_code_4() {
+        let target = || "lab3/tape".parse::<Target>().unwrap();
+        for error in [
+            ClientError::Refused { target: target(), status: OpStatus::NoDevice, user: None },
+            ClientError::NoDevice { target: target(), offered: Vec::new() },
+            ClientError::NoDevice { target: target(), offered: vec!["zero".into()] },
+        ] {
+            assert!(error.to_string().starts_with("lab3 shares no 'tape'"), "{error}");
+            assert_eq!(error.attribute().exit_code(), 4, "{error}");
+        }
+    }
+
+    #[test]
+    fn port_for_paired_hosts_says_so_to_a_host_that_is_not_paired() {
+        let reject = Reject::new("version", 0, "it is 0x0111");
+        for error in [
+            ClientError::Closed { address: "10.0.0.7:3241".into() },
+            ClientError::Protocol { address: "10.0.0.7:3241".into(), reject },
+        ] {
+            assert!(error.to_string().contains("that port is for paired hosts: 'farbus pair' there"), "{error}");
+        }
+        let paired = ClientError::Closed { address: "lab3 (10.0.0.7:3241)".into() };
+        assert!(!paired.to_string().contains("for paired hosts"), "{paired}");
+    }
+
+    #[test]
+    fn refused_connection_names_pairing_or_the_option_that_serves_paired_hosts() {
+        let plain = refused_at("10.0.0.7:3240");
+        assert!(plain.contains("let 3240 through") && plain.contains("--secure' and 'farbus pair' there"), "{plain}");
+        let paired = refused_at("10.0.0.7:3241");
+        assert!(paired.contains("let 3241 through") && paired.contains("farbus share … --secure"), "{paired}");
+    }
 
     #[test]
     fn status_of_a_refusal_determines_its_attribute() {

@@ -50,8 +50,17 @@ pub struct Client {
 fn no_disk(target: &Target) -> String {
     format!(
         "it is no disk, and --via fuse, nbd and uas show disks only\n  \
-         try: farbus attach {target} --via kernel (needs vhci-hcd), or --via redir for a virtual machine"
+         try: farbus attach {} --via kernel (needs vhci-hcd), or --via redir for a virtual machine",
+        target.shown()
     )
+}
+
+/// The class of an interface that stores data (USB mass storage class, `bInterfaceClass`).
+const MASS_STORAGE: u8 = 0x08;
+
+/// Whether a device with these interfaces (class, subclass, protocol) is known to be no disk.
+fn is_no_disk(interfaces: &[[u8; 3]]) -> bool {
+    !interfaces.is_empty() && interfaces.iter().all(|[class, ..]| *class != MASS_STORAGE)
 }
 
 /// How an exporter answers the request to open a device in a session: the open device, or why it is refused.
@@ -405,6 +414,20 @@ impl Client {
                 Err(ClientError::Local("what is inherited comes in a session, from a paired host".to_owned()))
             }
             grace => Ok(grace),
+        }
+    }
+
+    /// Checks that a device's host does not list it as something else than a disk.
+    ///
+    /// # Errors
+    /// [`ClientError::Device`], which says what can show it.
+    pub(crate) fn check_is_disk(&self, target: &Target) -> Result<(), ClientError> {
+        // If the device is not listed, or without its interfaces, the attempt to open it says what it is.
+        match offers::resolve(&self.connector, target) {
+            Ok(record) if is_no_disk(&record.interfaces) => {
+                Err(ClientError::Device { target: target.clone(), what: no_disk(target) })
+            }
+            _ => Ok(()),
         }
     }
 

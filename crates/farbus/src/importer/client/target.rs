@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::common::host_address::{LOCAL, address_of, check_host};
+use crate::common::host_address::{LOCAL, address_of, check_host, shown};
 
 /// A device on a host, written `HOST[:PORT]/DEVICE`, or at a socket of this machine, written `unix:PATH/DEVICE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,13 @@ impl FromStr for Target {
                 "'{text}' is not HOST[:PORT]/DEVICE, such as lab3/disk or 10.0.0.7:3240/1-1, nor unix:PATH/DEVICE"
             )),
         }
+    }
+}
+
+impl Target {
+    /// The target as messages show it, and as it can be typed: a host's name has no port if that is the default one.
+    pub fn shown(&self) -> String {
+        format!("{}/{}", shown(&self.address), self.device)
     }
 }
 

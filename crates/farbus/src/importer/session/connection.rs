@@ -73,6 +73,8 @@ pub struct Linked<A: Attached> {
     dialling: Vec<u16>,
     /// The last reservation report.
     reserved: Option<ReservationReport>,
+    /// Whether the exporter was told that the session ends, or another process continues it.
+    is_let_go: bool,
 }
 
 impl<A: Attached> Linked<A> {
@@ -161,6 +163,7 @@ impl<A: Attached> Linked<A> {
             is_new_here: false,
             dialling: Vec::new(),
             reserved: None,
+            is_let_go: false,
         };
         linked.dial_further(Duration::ZERO);
         Ok(linked)
@@ -395,6 +398,7 @@ impl<A: Attached> Linked<A> {
             is_new_here,
             dialling: Vec::new(),
             reserved: None,
+            is_let_go: false,
         })
     }
 
@@ -404,7 +408,16 @@ impl<A: Attached> Linked<A> {
     where
         A: Movable,
     {
+        self.let_go();
+    }
+
+    /// As [`Linked::hand_over`], of a session that is dropped later.
+    pub fn let_go(&mut self)
+    where
+        A: Movable,
+    {
         self.remote.hand_over();
+        self.is_let_go = true;
     }
 
     fn take_new_link(&mut self, done: &mut A::Done) {
@@ -559,10 +572,39 @@ impl<A: Attached> Linked<A> {
                 self.turn(done);
             }
         }
+        self.say_goodbye();
+    }
+
+    fn say_goodbye(&mut self) {
+        self.is_let_go = true;
         self.session.goodbye();
         self.send();
         if let Some(link) = self.link_set.link() {
             link.finish_sending();
+        }
+    }
+}
+
+impl<A: Attached> Drop for Linked<A> {
+    /// Ends the session of a device that could not be used, or was refused. Without that, its exporter would keep the
+    /// device for a host that does not come back. Waits until the exporter ends the link: a socket that is closed while
+    /// bytes for it are under way resets the connection, and the goodbye with it.
+    fn drop(&mut self) {
+        if self.is_let_go || !self.session.is_linked() || thread::panicking() {
+            return;
+        }
+        self.say_goodbye();
+        let Some(link) = self.link_set.link() else { return };
+        let until = self.clock.now() + FAREWELL_TIME_MAX;
+        let mut ignored = [0; 1 << 12];
+        loop {
+            let left = until - self.clock.now();
+            if left.is_zero() || link.set_receive_timeout(Some(left)).is_err() {
+                return;
+            }
+            if !matches!(link.receive(&mut ignored), Ok(1..)) {
+                return;
+            }
         }
     }
 }
@@ -704,6 +746,10 @@ impl DeviceLayer for Linked<RemoteUsb> {
         // Commands to the device are its owner's, on the exporter.
         Err(CommandError::unknown(command))
     }
+
+    fn leave(&mut self) {
+        self.let_go();
+    }
 }
 
 impl BlockLayer for Linked<RemoteBlock> {
@@ -748,6 +794,6 @@ impl BlockLayer for Linked<RemoteBlock> {
     }
 
     fn leave(&mut self) {
-        self.remote.hand_over();
+        self.let_go();
     }
 }

@@ -1,0 +1,67 @@
+//! Which USB devices are serial ports. A machine can use one only through its kernel, or in a virtual machine.
+
+use farbus_session::DeviceRecord;
+
+/// Communications class, abstract control model (USB CDC 1.2, 5.1.3; `bInterfaceClass`, `bInterfaceSubClass`).
+const CDC_ACM: [u8; 2] = [0x02, 0x02];
+
+/// Adapters whose class is the vendor's own: vendor id, product id, as the drivers `ftdi_sio`, `cp210x`, `ch341` and
+/// `pl2303` of Linux list the common ones.
+const ADAPTERS: [(u16, u16); 17] = [
+    (0x0403, 0x6001),
+    (0x0403, 0x6010),
+    (0x0403, 0x6011),
+    (0x0403, 0x6014),
+    (0x0403, 0x6015),
+    (0x10c4, 0xea60),
+    (0x10c4, 0xea70),
+    (0x10c4, 0xea71),
+    (0x1a86, 0x5523),
+    (0x1a86, 0x7522),
+    (0x1a86, 0x7523),
+    (0x067b, 0x2303),
+    (0x067b, 0x23a3),
+    (0x067b, 0x23b3),
+    (0x067b, 0x23c3),
+    (0x067b, 0x23d3),
+    (0x067b, 0x23f3),
+];
+
+/// Whether a device is a serial port.
+pub fn is_serial_port(record: &DeviceRecord) -> bool {
+    let is_modem = |[class, subclass, _]: &[u8; 3]| [*class, *subclass] == CDC_ACM;
+    record.interfaces.iter().any(is_modem) || ADAPTERS.contains(&(record.vendor, record.product))
+}
+
+#[cfg(test)]
+mod tests {
+    use farbus_model::Speed;
+
+    use super::*;
+
+    fn record(vendor: u16, product: u16, interfaces: &[[u8; 3]]) -> DeviceRecord {
+        DeviceRecord {
+            path: String::new(),
+            bus_id: "1-1".into(),
+            bus: 1,
+            device: 2,
+            speed: Speed::Full,
+            vendor,
+            product,
+            device_bcd: 0,
+            class: [0; 3],
+            configuration: 1,
+            configurations: 1,
+            interfaces: interfaces.to_vec(),
+            interface_count: 1,
+        }
+    }
+
+    #[test]
+    fn serial_ports_are_known_by_their_class_or_by_the_ids_of_common_adapters() {
+        assert!(is_serial_port(&record(1, 1, &[[2, 2, 1], [10, 0, 0]])), "CDC ACM");
+        assert!(is_serial_port(&record(0x0403, 0x6001, &[[0xff, 0xff, 0xff]])), "FTDI");
+        assert!(!is_serial_port(&record(1, 1, &[[8, 6, 80]])), "a disk");
+        assert!(!is_serial_port(&record(1, 1, &[[2, 6, 0], [10, 0, 0]])), "CDC Ethernet");
+    }
+}
