@@ -7,8 +7,9 @@ use farbus_model::{
 };
 use farbus_wire::usbfs::{
     Call, ConnectInfo, ConnectInfoEx, Control, DisconnectClaim, DriverIoctl, Refusal, SetInterface, Streams, Transfer,
-    UrbFlag, UrbHead, driver_name, endpoint_number, speed_number,
+    UrbFlag, UrbHead, driver_name, endpoint_number,
 };
+use farbus_wire::usbip::message::speed_code;
 
 use super::claims::{Claims, Layout};
 use super::command::{Answer, CallId, Command, Memory, OpenId, Reaper};
@@ -317,7 +318,7 @@ impl<D: Device> Node<D> {
                 DONE
             }
             Call::GetCapabilities => Ok(Outcome::Now(0, vec![(argument, CAPABILITIES.to_le_bytes().to_vec().into())])),
-            Call::GetSpeed => Ok(Outcome::Now(speed_number(self.device.speed()), Vec::new())),
+            Call::GetSpeed => Ok(Outcome::Now(speed_code(self.device.speed()), Vec::new())),
             Call::ConnectInfo => {
                 let is_slow = self.device.speed() == Speed::Low;
                 let info = ConnectInfo { device: self.place.device.into(), is_slow };

@@ -3,6 +3,7 @@
 use farbus_model::{EpAddr, Setup, Speed};
 
 use super::{Refusal, Width};
+use crate::usbip::message::speed_code;
 
 /// Most bytes of one transfer (`USBFS_XFER_MAX`).
 const TRANSFER_BYTES_MAX: u32 = (u32::MAX >> 1) / 2 - 1_000_000;
@@ -413,24 +414,13 @@ impl ConnectInfoEx {
 
     /// As much of the structure as the caller has room for.
     pub fn to_bytes(&self, room: u16) -> Vec<u8> {
-        let numbers = [24, self.bus, self.device, speed_number(self.speed)];
+        let numbers = [24, self.bus, self.device, speed_code(self.speed)];
         let mut bytes: Vec<u8> = numbers.into_iter().flat_map(u32::to_le_bytes).collect();
         let count = self.ports.len().min(Self::PORTS_MAX);
         bytes.push(count as u8);
         bytes.extend(self.ports.iter().take(count));
         bytes.resize(24.min(usize::from(room)), 0);
         bytes
-    }
-}
-
-/// `enum usb_device_speed` of `include/uapi/linux/usb/ch9.h`.
-pub fn speed_number(speed: Speed) -> u32 {
-    match speed {
-        Speed::Low => 1,
-        Speed::Full => 2,
-        Speed::High => 3,
-        Speed::Super => 5,
-        Speed::SuperPlus => 6,
     }
 }
 

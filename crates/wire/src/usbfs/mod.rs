@@ -13,6 +13,6 @@ mod refusal;
 pub use call::{Call, Width};
 pub use layout::{
     ConnectInfo, ConnectInfoEx, Control, DisconnectClaim, DriverIoctl, IsoLength, SetInterface, Streams, Transfer,
-    UrbFlag, UrbHead, UrbKind, UrbResult, driver_name, endpoint_number, speed_number,
+    UrbFlag, UrbHead, UrbKind, UrbResult, driver_name, endpoint_number,
 };
 pub use refusal::Refusal;
