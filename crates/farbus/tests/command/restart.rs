@@ -75,6 +75,10 @@ fn restarted_daemon_serves_the_same_devices_at_the_same_address() {
     let mut daemon = Share::follow(Running::start(harness.command(&["daemon", "--config", &file])));
     let first = Later::of(&harness.json(&["daemon", "restart", "--json"]));
     assert_eq!(daemon.process.wait_for_end(PATIENCE), Some(0), "the old one ends well");
+    daemon.process.assert_logged("another process goes on in this one's place");
+    let log = daemon.process.log();
+    let is_debug_text = |line: &&str| line.contains("another process goes on") && line.contains('{');
+    assert_eq!(log.lines().find(is_debug_text), None, "a log line has fields");
     // A randomly chosen port stays the same: clients need not be told another one.
     wait_until(PATIENCE, "it shares", || names(&daemon.address) == ["zero", "keyboard"]);
     let second = Later::of(&harness.json(&["daemon", "restart", "--json"]));
