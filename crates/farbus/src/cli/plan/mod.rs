@@ -15,7 +15,7 @@ use super::output::Failure;
 #[command(
     after_help = "Examples:\n  farbus plan bandwidth --speed full\n  farbus plan schedule car.toml --svg car.svg\n  \
     farbus plan topology cube.toml\n  farbus plan pipe --rate 512000 --buffer 128 --execution-us 1000\n  \
-    farbus plan examples                  the tables and figures of a paper, each by one command"
+    farbus plan examples   tables and figures of a paper"
 )]
 pub struct Args {
     #[command(subcommand)]

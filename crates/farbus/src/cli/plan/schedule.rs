@@ -17,28 +17,45 @@ use crate::importer::client::Attribute;
 
 /// Plan a bus: which endpoints are admitted, when each may send, what it is promised.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "car.toml:\n\n  \
-    speed = \"super\"             # or low, full, high\n  \
-    mode = \"sound\"              # as --mode; may be left out\n  \
-    reservation = \"least\"       # as --reservation; may be left out\n\n  \
-    [[endpoint]]\n  name = \"camera\"\n  \
-    kind = \"isochronous\"        # or interrupt, bulk, control\n  \
-    packet_bytes = 1024\n  \
-    burst_packets = 11          # packets a burst; 1 if left out\n  \
-    bursts = 3                  # bursts a microframe; 1 if left out\n  \
-    budget_bytes = 33792        # each period; what the wire carries if left out\n  \
-    period = 2                  # microframes; frames at low and full speed\n  \
-    criticality = \"low\"         # suspended when high needs it; else \"high\"\n  \
-    direction = \"in\"            # or out; in if left out\n\n  \
-    [[stage]]                   # what delays a message; any number of them\n  name = \"bus\"\n  \
-    endpoint = \"camera\"         # as long as this endpoint's data take, or 'us = 250'\n  \
-    times = 2                   # how often; 1 if left out\n\n\
-    Examples:\n  \
-    farbus plan schedule car.toml                 admitted or refused; a timetable\n  \
-    farbus plan schedule --example table-2-3      Table 2 of the 2023 paper\n  \
-    farbus plan schedule car.toml --svg car.svg   the timetable as a drawing\n  \
-    farbus plan schedule car.toml --mode printed\n  \
-    farbus plan schedule car.toml --mode spread --reservation most")]
+#[command(
+    after_help = "car.toml:\n\n  \
+        speed = \"super\"             # or low, full, high\n\n  \
+        [[endpoint]]\n  name = \"camera\"\n  \
+        kind = \"isochronous\"        # or interrupt, bulk, control\n  \
+        packet_bytes = 1024\n  \
+        burst_packets = 11          # packets a burst; 1 if left out\n  \
+        bursts = 3                  # bursts a microframe; 1 if left out\n  \
+        budget_bytes = 33792        # each period; what the wire carries if left out\n  \
+        period = 2                  # microframes; frames at low and full speed\n  \
+        criticality = \"low\"         # suspended when high needs it; else \"high\"\n  \
+        direction = \"in\"            # or out; in if left out\n\n\
+        Examples:\n  \
+        farbus plan schedule car.toml                 admitted or refused; a timetable\n  \
+        farbus plan schedule --example table-2-3      Table 2 of the 2023 paper\n\n\
+        'farbus plan schedule --help' has more of both.",
+    after_long_help = "car.toml:\n\n  \
+        speed = \"super\"             # or low, full, high\n  \
+        mode = \"sound\"              # as --mode; may be left out\n  \
+        reservation = \"least\"       # as --reservation; may be left out\n\n  \
+        [[endpoint]]\n  name = \"camera\"\n  \
+        kind = \"isochronous\"        # or interrupt, bulk, control\n  \
+        packet_bytes = 1024\n  \
+        burst_packets = 11          # packets a burst; 1 if left out\n  \
+        bursts = 3                  # bursts a microframe; 1 if left out\n  \
+        budget_bytes = 33792        # each period; what the wire carries if left out\n  \
+        period = 2                  # microframes; frames at low and full speed\n  \
+        criticality = \"low\"         # suspended when high needs it; else \"high\"\n  \
+        direction = \"in\"            # or out; in if left out\n\n  \
+        [[stage]]                   # what delays a message; any number of them\n  name = \"bus\"\n  \
+        endpoint = \"camera\"         # what its data take; or 'us = 250'\n  \
+        times = 2                   # how often; 1 if left out\n\n\
+        Examples:\n  \
+        farbus plan schedule car.toml                 admitted or refused; a timetable\n  \
+        farbus plan schedule --example table-2-3      Table 2 of the 2023 paper\n  \
+        farbus plan schedule car.toml --svg car.svg   the timetable as a drawing\n  \
+        farbus plan schedule car.toml --mode printed\n  \
+        farbus plan schedule car.toml --mode spread --reservation most"
+)]
 pub struct Args {
     #[command(flatten)]
     source: Source,
