@@ -39,7 +39,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "fio", steps: &["machine", "upgrade"] },
     Package { name: "nbdkit", steps: &["machine"] },
     // Other people's NBD clients.
-    Package { name: "libnbd-bin", steps: &["machine"] },
+    Package { name: "libnbd-bin", steps: &["machine", "package"] },
     Package { name: "qemu-utils", steps: &["machine"] },
     Package { name: "strace", steps: &["machine"] },
     // Reads our usbredir packets and says them again.

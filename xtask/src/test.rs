@@ -31,7 +31,7 @@ const FUZZ_SECONDS: u32 = 5;
   upgrade   this version and the previous release with each other (xtask/previous.toml)
   rig       real kernels in virtual machines
   demo      what the README promises
-  package   the Debian package, installed, used and purged in a fresh Debian (root)
+  package   the Debian package, installed, used and purged in a fresh Debian (root); the command, installed from its crates
 
 The parts that xtask/gate.toml names run when a file that they test changed: since this branch left the main one, or since the commit that
 FARBUS_GATE_BASE names. Where that is not known, everything runs. What was left out is listed at the end with the line that runs it.

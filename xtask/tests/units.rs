@@ -4,24 +4,26 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn systemd_understands_every_line_of_the_unit() {
-    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd/farbus.service");
-    let text = std::fs::read_to_string(unit).unwrap();
-    assert!(!text.lines().any(|line| line == "Type=notify-reload"), "systemd 252 ignores notify-reload");
+fn systemd_understands_every_line_of_the_units() {
     let folder = std::env::temp_dir().join(format!("xtask-units-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
-    let copy = folder.join("farbus.service");
-    // Verification wants the program to be there; which one it is says nothing of the unit.
-    std::fs::write(&copy, text.replace("/usr/bin/farbus", "/bin/true")).unwrap();
-    let verified = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output();
-    std::fs::remove_dir_all(&folder).unwrap();
-    match verified {
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success() && said.is_empty(), "{said}");
+    for name in ["farbus.service", "farbus-confined.service"] {
+        let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd").join(name);
+        let text = std::fs::read_to_string(unit).unwrap();
+        assert!(!text.lines().any(|line| line == "Type=notify-reload"), "systemd 252 ignores notify-reload");
+        let copy = folder.join(name);
+        // Verification wants the program and the user to be there; which they are says nothing of the unit.
+        let text = text.replace("/usr/bin/farbus", "/bin/true").replace("=farbus\n", "=root\n");
+        std::fs::write(&copy, text).unwrap();
+        match Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output() {
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success() && said.is_empty(), "{name}: {said}");
+            }
+            Err(_) => eprintln!("SKIPPED: no systemd-analyze here"),
         }
-        Err(_) => eprintln!("SKIPPED: no systemd-analyze here"),
     }
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 /// `systemd-analyze security` rates what a service may still do: 0 is nothing, 10 everything.

@@ -4,7 +4,7 @@
 //! The same program makes the same image, byte for byte: times are 0, names are sorted.
 
 use crate::cargo;
-use crate::package::tree;
+use crate::package::{alone, tree};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,6 +25,15 @@ struct Blob {
 }
 
 impl Blob {
+    fn of(file: &Path) -> Result<Self, String> {
+        let metadata = std::fs::metadata(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        let mut sum = Command::new("sha256sum");
+        sum.arg(file);
+        let said = String::from_utf8_lossy(&cargo::output(sum)?).into_owned();
+        let digest = said.split_whitespace().next().unwrap_or_default().trim_start_matches('\\').to_owned();
+        Ok(Self { digest, bytes: metadata.len() })
+    }
+
     fn described(&self, media_type: &str) -> Value {
         json!({"mediaType": media_type, "digest": format!("sha256:{}", self.digest), "size": self.bytes})
     }
@@ -93,6 +102,65 @@ fn architecture() -> Result<&'static str, String> {
     }
 }
 
+/// Reads an image as a container runtime does, and uses its program in its layer, where nothing else is. Only root may.
+/// `work` is a folder for what is unpacked.
+///
+/// # Errors
+/// The image is damaged, or its program does not work there.
+pub fn check(image: &Path, work: &Path) -> Result<(), String> {
+    let layout = work.join("layout");
+    unpack(image, &layout)?;
+    let Contents { layer, config } = read(&layout)?;
+    let root = work.join("root");
+    unpack(&layer, &root)?;
+    let words = |name: &str| -> Vec<String> {
+        let list = config["config"][name].as_array().into_iter().flatten();
+        list.filter_map(|word| word.as_str().map(str::to_owned)).collect()
+    };
+    let [program] = &words("Entrypoint")[..] else { return Err("the image has no single entry point".to_owned()) };
+    alone::check(&root, program, &words("Env"))
+}
+
+/// What a layout holds.
+struct Contents {
+    layer: PathBuf,
+    config: Value,
+}
+
+/// Reads a layout of one image of one layer; each part has the length and the checksum that it is named by.
+fn read(layout: &Path) -> Result<Contents, String> {
+    let index = json(&layout.join("index.json"))?;
+    let manifest = json(&part(layout, &index["manifests"][0], MANIFEST)?)?;
+    let config = json(&part(layout, &manifest["config"], CONFIG)?)?;
+    let layer = part(layout, &manifest["layers"][0], LAYER)?;
+    if config["rootfs"]["diff_ids"][0] == manifest["layers"][0]["digest"] {
+        Ok(Contents { layer, config })
+    } else {
+        Err("the configuration of the image names another layer".to_owned())
+    }
+}
+
+fn json(file: &Path) -> Result<Value, String> {
+    let bytes = std::fs::read(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    serde_json::from_slice(&bytes).map_err(|error| format!("{}: {error}", file.display()))
+}
+
+fn part(layout: &Path, described: &Value, media_type: &str) -> Result<PathBuf, String> {
+    let name = described["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:")).unwrap_or_default();
+    let file = layout.join("blobs/sha256").join(name);
+    let found = Blob::of(&file)?.described(media_type);
+    let is_same = ["mediaType", "digest", "size"].iter().all(|key| found[key] == described[key]);
+    if is_same { Ok(file) } else { Err(format!("the image names {described}, and has {found}")) }
+}
+
+fn unpack(archive: &Path, to: &Path) -> Result<(), String> {
+    tree::folder_of_mode(to, 0o755)?;
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--preserve-permissions", "--numeric-owner", "--file"]).arg(archive);
+    tar.arg("--directory").arg(to);
+    tree::succeed(tar)
+}
+
 fn pack(folder: &Path, archive: &Path) -> Result<(), String> {
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "--format=ustar"]);
@@ -109,14 +177,10 @@ fn keep_json(work: &Path, blobs: &Path, value: &Value) -> Result<Blob, String> {
 
 /// Moves a file to where the layout has it.
 fn keep(blobs: &Path, file: &Path) -> Result<Blob, String> {
-    let cannot = |error: std::io::Error| format!("cannot keep {}: {error}", file.display());
-    let bytes = std::fs::metadata(file).map_err(cannot)?.len();
-    let mut sum = Command::new("sha256sum");
-    sum.arg(file);
-    let said = String::from_utf8_lossy(&cargo::output(sum)?).into_owned();
-    let digest = said.split_whitespace().next().unwrap_or_default().trim_start_matches('\\').to_owned();
-    std::fs::rename(file, blobs.join(&digest)).map_err(cannot)?;
-    Ok(Blob { digest, bytes })
+    let blob = Blob::of(file)?;
+    std::fs::rename(file, blobs.join(&blob.digest))
+        .map_err(|error| format!("cannot keep {}: {error}", file.display()))?;
+    Ok(blob)
 }
 
 #[cfg(test)]
@@ -124,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn image_names_every_part_by_its_checksum_and_is_the_same_each_time() {
+    fn image_is_the_same_each_time_and_is_refused_if_a_byte_is_wrong() {
         let folder = std::env::temp_dir().join(format!("xtask-image-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         let program = folder.join("program");
@@ -137,21 +201,17 @@ mod tests {
         };
         let ((first, work), (second, _)) = (made("a"), made("b"));
         assert!(first == second && first.len() > 4096);
-        let json = |path: &Path| serde_json::from_slice::<Value>(&std::fs::read(path).unwrap()).unwrap();
         let layout = work.join("oci");
-        let blob = |digest: &Value| {
-            layout.join("blobs/sha256").join(digest.as_str().unwrap().strip_prefix("sha256:").unwrap())
-        };
-        let index = json(&layout.join("index.json"));
-        let manifest = json(&blob(&index["manifests"][0]["digest"]));
-        let config = json(&blob(&manifest["config"]["digest"]));
-        assert_eq!(config["rootfs"]["diff_ids"][0], manifest["layers"][0]["digest"]);
-        let layer = blob(&manifest["layers"][0]["digest"]);
-        assert_eq!(std::fs::metadata(&layer).unwrap().len(), manifest["layers"][0]["size"].as_u64().unwrap());
+        let layer = read(&layout).unwrap().layer;
         let mut list = Command::new("tar");
-        list.arg("--list").arg("--verbose").arg("--file").arg(layer);
+        list.arg("--list").arg("--verbose").arg("--file").arg(&layer);
         let listed = String::from_utf8(cargo::output(list).unwrap()).unwrap();
+        let mut damaged = std::fs::read(&layer).unwrap();
+        damaged[0] ^= 1;
+        std::fs::write(&layer, damaged).unwrap();
+        let refused = read(&layout).map(|_| ()).unwrap_err();
         std::fs::remove_dir_all(&folder).unwrap();
+        assert!(refused.contains("the image names"), "{refused}");
         let is_there = |line: &str, end: &str| line.ends_with(end) && line.contains(" 0/0 ");
         for (mode, end) in [("-rwxr-xr-x", "usr/bin/farbus"), ("drwx------", "var/lib/farbus/"), ("drwxrwxrwt", "tmp/")]
         {

@@ -1,7 +1,9 @@
-//! `cargo xtask package`: a Debian package, a static program and a container image, and the test that they work where
-//! nothing of farbus was before.
+//! `cargo xtask package`: a Debian package, a static program, a container image and crates, and the test that they
+//! work where nothing of farbus was before.
 
+mod alone;
 mod check;
+mod crates;
 mod deb;
 mod image;
 mod tree;
@@ -22,6 +24,8 @@ enum Form {
     Static,
     /// An OCI image of the static command, as an archive
     Image,
+    /// What `cargo publish` would send: each crate of the product, as an archive
+    Crates,
 }
 
 #[derive(Args)]
@@ -32,15 +36,16 @@ Examples:
   cargo xtask package                      all of them
   cargo xtask package deb --check          installed in a fresh Debian, used, and purged (root)
   cargo xtask package deb --boot           and in a booted guest with systemd, where it is upgraded, too
+  cargo xtask package image --check        its layer unpacked, and its program used where nothing else is (root)
   apt install ./target/package/farbus_0.1.0_amd64.deb
   podman load --input target/package/farbus-0.1.0-amd64.oci.tar")]
 pub struct Arguments {
     /// What to make; without it, all
     forms: Vec<Form>,
-    /// Test the Debian package: install, use and purge it in a fresh Debian
+    /// Test what is made, where nothing of farbus was before
     #[arg(long)]
     check: bool,
-    /// Test it in a booted guest, too, and upgrade it there
+    /// Test the Debian package in a booted guest, too, and upgrade it there
     #[arg(long)]
     boot: bool,
 }
@@ -51,12 +56,14 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     let wants = |form| arguments.forms.is_empty() || arguments.forms.contains(&form);
     let (out, work) = folders()?;
     let is_checked = arguments.check || arguments.boot;
-    if wants(Form::Deb) || is_checked {
+    if is_checked {
+        prerequisites::check(&["package"], false)?;
+    }
+    if wants(Form::Deb) || arguments.boot {
         let programs = programs(&work)?;
         let package = deb::make(&out, &work, version(), &programs)?;
         show(&package)?;
         if is_checked {
-            prerequisites::check(&["package"], false)?;
             let later = if arguments.boot { Some(later(&work, &programs)?) } else { None };
             check::check(&package, later.as_deref(), &work)?;
         }
@@ -64,22 +71,38 @@ pub fn run(arguments: &Arguments) -> Result<(), String> {
     if wants(Form::Static) || wants(Form::Image) {
         let program = static_program(&out)?;
         show(&program)?;
+        if arguments.check && wants(Form::Static) {
+            let root = work.join("alone");
+            tree::put(&program, &root.join("farbus"), 0o755)?;
+            alone::check(&root, "/farbus", &[])?;
+        }
         if wants(Form::Image) {
-            show(&image::make(&out, &work, version(), &program)?)?;
+            let image = image::make(&out, &work, version(), &program)?;
+            show(&image)?;
+            if arguments.check {
+                image::check(&image, &work.join("image"))?;
+            }
+        }
+    }
+    if wants(Form::Crates) {
+        let archives = crates::make(&work)?;
+        archives.iter().try_for_each(|archive| show(archive))?;
+        if arguments.check {
+            crates::check(&archives, &work)?;
         }
     }
     Ok(())
 }
 
-/// The step of the gate: the Debian package, made and tested.
+/// The step of the gate: the Debian package and the crates, made and tested.
 ///
 /// # Errors
-/// It cannot be made, or does not do what it should.
+/// One cannot be made, or does not do what it should.
 pub fn gate() -> Result<Done, String> {
-    run(&Arguments { forms: vec![Form::Deb], check: true, boot: false })?;
+    run(&Arguments { forms: vec![Form::Deb, Form::Crates], check: true, boot: false })?;
     Ok(Done::Without(vec![
         "package: the booted guest; to run it: cargo xtask package deb --boot".to_owned(),
-        "package: the static program and the image; to run it: cargo xtask package static image".to_owned(),
+        "package: the static program and the image; to run it: cargo xtask package static image --check".to_owned(),
     ]))
 }
 
@@ -131,11 +154,17 @@ fn static_program(out: &Path) -> Result<PathBuf, String> {
     if Command::new("musl-gcc").arg("--version").output().is_err() {
         return Err("musl-gcc is missing; as root, type:\n  apt-get install musl-tools".to_owned());
     }
+    // Rust brings its own copy of the C library and links it; musl-gcc only compiles what is written in C. A program
+    // that musl-gcc had linked crashed.
     let mut build = cargo(&["build", "--release", "--package", "farbus", "--bin", "farbus", "--target", MUSL]);
     build.env("CC_x86_64_unknown_linux_musl", "musl-gcc");
     let built = cargo::program(&cargo::executables(build)?, "farbus")?;
     let program = out.join(format!("farbus-{}-x86_64-static", version()));
     strip(&built, &program)?;
+    alone::is_static(&program)?;
+    let mut demo = Command::new(&program);
+    demo.arg("demo");
+    cargo::run(demo)?;
     Ok(program)
 }
 
