@@ -135,7 +135,10 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
     let device = panic::catch_unwind(AssertUnwindSafe(|| exporter.finish(now))).unwrap_or(None);
     let device = device.map(|device| session.without_gate(device));
     let bus_id = session.take_device();
-    link.shut_down();
+    // A peer that ended its side waits for the end of ours: then its device is free. All others are cut off at once.
+    if !matches!(end, End::Closed) {
+        link.shut_down();
+    }
     let ending = match session.is_taken_back() {
         true => Ending::TakenBack,
         false => ending_of(&end),
@@ -153,6 +156,7 @@ fn serve_usbip(shared: &Shared, number: u64, session: &Session, link: &Link, sin
         (Some(bus_id), _) => registry.lock().withdraw(&bus_id),
         (None, _) => {}
     }
+    link.shut_down();
     shared.sessions.end(number);
 }
 

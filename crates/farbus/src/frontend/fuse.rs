@@ -261,8 +261,8 @@ impl Attachment for FileAttachment {
         if self.mount.is_handed_over() {
             return Ended::HandedOver;
         }
-        if let (Way::Port(port), Ended::Asked | Ended::Released) = (&self.way, &ended) {
-            port.close();
+        if let Ended::Asked | Ended::Released = ended {
+            self.way.give_back();
         }
         // Other owners of a cutter hold the link open; cutting ends it for the exporter, too.
         self.disk.cutter.cut();

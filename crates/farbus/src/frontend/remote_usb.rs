@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use farbus_io::link::{Clock, Gathering, Link};
+use farbus_io::link::{Clock, Gathering};
 use farbus_model::{
     Completions, Descriptors, Device, DeviceLayer, InFlight, Instant, Readiness, Selection, Speed, UrbId,
 };
@@ -20,6 +20,7 @@ use farbus_session::snapshot::Writer;
 
 use crate::frontend::Ended;
 use crate::importer::client::{Client, ClientError, Target, local, local_address};
+use crate::importer::port::usbip::HoldingLink;
 use crate::importer::session::connection::Linked;
 use crate::importer::session::status::SessionStatus;
 
@@ -167,7 +168,7 @@ impl FarDevice {
 
 /// A device, and the one link to it.
 pub struct PlainDevice {
-    link: Link,
+    link: HoldingLink,
     device: RemoteDevice,
     all: Gathering,
     readiness: Readiness,
@@ -195,7 +196,7 @@ impl Over {
 }
 
 impl PlainDevice {
-    fn new(link: Link, device: RemoteDevice) -> io::Result<Self> {
+    fn new(link: HoldingLink, device: RemoteDevice) -> io::Result<Self> {
         let all = Gathering::new()?;
         all.watch(link.as_fd(), false)?;
         let readiness = all.readiness();
@@ -204,9 +205,12 @@ impl PlainDevice {
 
     fn end(&mut self, over: Over, done: &mut Completions) {
         if self.over.is_none() {
-            self.over = Some(over);
             self.all.forget(self.link.as_fd());
-            self.link.shut_down();
+            match over {
+                Over::Given => self.link.give_back(),
+                Over::Lost(_) | Over::Broken(_) => self.link.shut_down(),
+            }
+            self.over = Some(over);
         }
         self.device.handle_lost(done);
     }

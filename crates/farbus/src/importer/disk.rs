@@ -23,7 +23,7 @@ use crate::common::stop_signal::StopSignal;
 use crate::importer::client::{Client, ClientError, GRACE_DISK, Target, local, local_address};
 use crate::importer::options::cache::Cache;
 use crate::importer::port::session::SessionPort;
-use crate::importer::port::{Cutter, DevicePort};
+use crate::importer::port::{Cutter, DevicePort, usbip};
 use crate::importer::session::connection::{BLOCK_KIND, Linked, Redial};
 use crate::importer::session::status::SessionStatus;
 
@@ -68,6 +68,18 @@ pub enum Way {
         /// Whether a replacement process can continue with it: not through modules.
         is_movable: bool,
     },
+}
+
+impl Way {
+    /// Gives the disk back, and waits a moment until its exporter has released it. A block device of a session does
+    /// that when it is dropped.
+    pub fn give_back(&self) {
+        match self {
+            Way::Link(link) => usbip::give_back(link),
+            Way::Port(port) => port.close(),
+            Way::Device { .. } => {}
+        }
+    }
 }
 
 /// An open disk, for any front end.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::net::{self, RecvFlags, sockopt};
 use rustls::Connection;
 
+use super::Clock;
 use super::socket::{receive_from, send_to};
 use super::tls::{HandshakeFailure, HandshakeLimits, Tls};
 use crate::sys::tcp::{Progress, progress, round_trip, set_class, set_pacing, set_retransmission_min};
@@ -332,6 +333,25 @@ impl Link {
     pub fn finish_sending(&self) {
         self.say_farewell();
         let _ = net::shutdown(&self.fd, net::Shutdown::Write);
+    }
+
+    /// Ends the link in order: sends nothing more, and discards what arrives until the peer has ended the link too, for
+    /// `time_max` at most. A peer that ends a link only after it has released what the link held makes this the moment
+    /// from which that is free.
+    pub fn close_in_order(&self, time_max: Duration) {
+        self.finish_sending();
+        let clock = Clock::start();
+        let until = clock.now() + time_max;
+        let mut discarded = [0; 1 << 12];
+        loop {
+            let left = until - clock.now();
+            if left.is_zero() || self.set_receive_timeout(Some(left)).is_err() {
+                return;
+            }
+            if !matches!(self.receive(&mut discarded), Ok(1..)) {
+                return;
+            }
+        }
     }
 
     fn say_farewell(&self) {

@@ -13,12 +13,13 @@ use farbus_session::{Exporter, OnReset, RemoteDevice};
 
 use crate::frontend::kernel::relay_loop::{Nothing, Relayed, Relaying, Stop, Turn, kernel_ended};
 use crate::importer::client::local_address;
+use crate::importer::port::usbip::HoldingLink;
 use crate::link::meters::{Calls, Meters};
 
 /// Relays between this kernel and a device over plain USB/IP.
 pub struct PlainRelay {
     kernel: Link,
-    remote: Link,
+    remote: HoldingLink,
     exporter: Exporter<RemoteDevice>,
     clock: Clock,
     calls: Calls,
@@ -29,7 +30,7 @@ pub struct PlainRelay {
 
 impl PlainRelay {
     /// A relay for a device whose link is `remote`.
-    pub fn new(kernel: Link, remote: Link, device: RemoteDevice) -> Self {
+    pub fn new(kernel: Link, remote: HoldingLink, device: RemoteDevice) -> Self {
         let (clock, device_id, local_address) = (Clock::start(), device.record().device_id(), local_address(&remote));
         let exporter = Exporter::imported(clock.now(), Limits::DEFAULT, device_id, device, OnReset::PassOn);
         Self { kernel, remote, exporter, clock, calls: Calls::default(), local_address, has_stopped: false }
@@ -143,6 +144,7 @@ impl Relaying for PlainRelay {
                 && self.exporter.advance(now, &mut Nothing).is_ok()
             {}
         }
+        self.remote.give_back();
         // The kernel flushes what it drives itself.
         true
     }

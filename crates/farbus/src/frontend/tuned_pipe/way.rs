@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use farbus_host::{Port, PortError};
-use farbus_io::link::{Clock, Link};
+use farbus_io::link::Clock;
 use farbus_io::sys::scheduling::{now_ns, sleep_until};
 use farbus_model::{BufferPool, Completions, Device, Done, Instant, Limits, Payload, Urb, UrbId};
 use farbus_session::RemoteDevice;
 use farbus_session::native::RemoteUsb;
 
+use crate::importer::port::usbip::HoldingLink;
 use crate::importer::session::connection::Linked;
 
 /// How often a waiting caller looks.
@@ -139,7 +140,7 @@ impl Way for InSession {
 
 /// A device behind a plain USB/IP link.
 pub struct Plain {
-    link: Link,
+    link: HoldingLink,
     device: RemoteDevice,
     done: Completions,
     clock: Clock,
@@ -147,7 +148,7 @@ pub struct Plain {
 
 impl Plain {
     /// Takes an imported device.
-    pub fn new(link: Link, device: RemoteDevice) -> Self {
+    pub fn new(link: HoldingLink, device: RemoteDevice) -> Self {
         let done = Completions::new(BufferPool::new(device.limits().pool_bytes));
         Self { link, device, done, clock: Clock::start() }
     }
@@ -197,7 +198,7 @@ impl Way for Plain {
     fn close(&mut self) {
         self.device.handle_lost(&mut self.done);
         while self.done.pop().is_some() {}
-        self.link.shut_down();
+        self.link.give_back();
     }
 }
 

@@ -31,7 +31,7 @@ mod target;
 mod usbip;
 
 use farbus_host::RemoteDisk;
-use farbus_io::link::Link;
+
 use farbus_session::{DeviceRecord, RemoteDevice};
 
 pub use crate::common::failure::{Attribute, FailureReport};
@@ -42,6 +42,7 @@ pub use crate::hosts::reach::ANSWER_TIME_MAX;
 pub use crate::importer::local_error::HereError;
 pub use crate::importer::options::{ahead::Ahead as Prefetch, cache::Cache, transport::Over as Transport};
 pub use crate::importer::port::DevicePort;
+use crate::importer::port::usbip::HoldingLink;
 pub use config::{ClientConfig, GRACE, GRACE_DISK};
 pub(crate) use connector::local_address;
 pub use error::ClientError;
@@ -62,7 +63,7 @@ pub fn list(address: &str) -> Result<Vec<DeviceRecord>, ClientError> {
 /// # Errors
 /// [`ClientError`].
 #[doc(hidden)]
-pub fn import(target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+pub fn import(target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
     Client::default().import(target)
 }
 

@@ -29,7 +29,7 @@ use crate::hosts::questions::HostStatus;
 use crate::hosts::reach::ANSWER_TIME_MAX;
 use crate::importer::port::DevicePort;
 use crate::importer::port::session::SessionPort;
-use crate::importer::port::usbip::RemotePort;
+use crate::importer::port::usbip::{HoldingLink, RemotePort};
 use crate::importer::session::connection::{Linked, Redial};
 use crate::link::modules::through;
 
@@ -204,7 +204,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
-    pub fn import(&self, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+    pub fn import(&self, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
         usbip::import(&self.connector, target)
     }
 
@@ -214,7 +214,7 @@ impl Client {
     /// # Errors
     /// [`ClientError`].
     #[doc(hidden)]
-    pub fn enumerate(&self, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+    pub fn enumerate(&self, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
         usbip::enumerate(&self.connector, target)
     }
 

@@ -1,7 +1,6 @@
 //! Importing a device by plain USB/IP: one link carries it, and it is lost with that link.
 
 use farbus_host::{Enumerate, IdSource, Port, run};
-use farbus_io::link::Link;
 use farbus_model::{Device, Limits};
 use farbus_session::importer::Greeting;
 use farbus_session::registry::in_use;
@@ -13,13 +12,13 @@ use super::handshake::converse;
 use super::offers::resolve;
 use super::target::Target;
 use crate::hosts::reach::ANSWER_TIME_MAX;
-use crate::importer::port::usbip::RemotePort;
+use crate::importer::port::usbip::{HoldingLink, RemotePort};
 
 /// Imports a device: its link, and what speaks USB/IP on it.
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn import(connector: &Connector, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+pub fn import(connector: &Connector, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
     // Linux's usbipd leaves a device that is in use out of its list, and reports it only if it is asked for by its bus
     // id.
     let (bus_id, unlisted) = match resolve(connector, target) {
@@ -32,7 +31,7 @@ pub fn import(connector: &Connector, target: &Target) -> Result<(Link, RemoteDev
     let link = connector.connect(&target.address, ANSWER_TIME_MAX)?;
     let mut handshake = Handshake::import(Limits::DEFAULT, &bus_id);
     match (converse(&link, &mut handshake)?, unlisted) {
-        (Greeting::Imported(record), _) => Ok((link, handshake.into_device(record))),
+        (Greeting::Imported(record), _) => Ok((HoldingLink::new(link), handshake.into_device(record))),
         // A list of the devices there are helps more than the refusal.
         (Greeting::Refused(status), Some(unlisted)) if status != OpStatus::Busy && status != OpStatus::DeviceError => {
             Err(unlisted)
@@ -51,7 +50,7 @@ pub fn import(connector: &Connector, target: &Target) -> Result<(Link, RemoteDev
 ///
 /// # Errors
 /// [`ClientError`].
-pub fn enumerate(connector: &Connector, target: &Target) -> Result<(Link, RemoteDevice), ClientError> {
+pub fn enumerate(connector: &Connector, target: &Target) -> Result<(HoldingLink, RemoteDevice), ClientError> {
     let (link, device) = import(connector, target)?;
     let speed = device.speed();
     let mut port = RemotePort::new(link, device).map_err(local)?;

@@ -1,6 +1,8 @@
 //! Access to a remote device over plain USB/IP, for a blocking caller: one thread, one link.
 
+use std::ops::Deref;
 use std::os::fd::AsFd;
+use std::thread;
 use std::time::Duration;
 
 use farbus_host::{Port, PortError};
@@ -12,10 +14,52 @@ use farbus_session::RemoteDevice;
 /// system call per request.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(1);
 
+/// How long an exporter may take to release a device whose link has ended.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// The link that holds a device of plain USB/IP. When it is dropped, it waits until the exporter has ended it too: the
+/// device is free for the next importer from then on. An exporter that does not answer is waited for 2 s at most.
+#[derive(Debug)]
+pub struct HoldingLink(Link);
+
+impl HoldingLink {
+    /// A link on which a device was imported.
+    pub fn new(link: Link) -> Self {
+        Self(link)
+    }
+
+    /// As [`give_back`].
+    pub fn give_back(&self) {
+        give_back(&self.0);
+    }
+}
+
+/// Gives back the device that `link` holds, and waits until its exporter has released it. Later requests fail.
+pub fn give_back(link: &Link) {
+    link.close_in_order(RELEASE_TIME_MAX);
+    link.shut_down();
+}
+
+impl Deref for HoldingLink {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        &self.0
+    }
+}
+
+impl Drop for HoldingLink {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.give_back();
+        }
+    }
+}
+
 /// A port over a link. Requests that are submitted between two waits leave in one send.
 #[derive(Debug)]
 pub struct RemotePort {
-    link: Link,
+    link: HoldingLink,
     device: RemoteDevice,
     done: Completions,
     clock: Clock,
@@ -27,7 +71,7 @@ impl RemotePort {
     ///
     /// # Errors
     /// The socket refuses its timeout.
-    pub fn new(link: Link, device: RemoteDevice) -> std::io::Result<Self> {
+    pub fn new(link: HoldingLink, device: RemoteDevice) -> std::io::Result<Self> {
         link.set_receive_timeout(Some(LOOK_AT_CLOCK))?;
         let done = Completions::new(BufferPool::new(device.limits().pool_bytes));
         Ok(Self { link, device, done, clock: Clock::start(), lost: None })
@@ -47,7 +91,7 @@ impl RemotePort {
     }
 
     /// The link and the device, for another driver. No request may be in flight.
-    pub fn into_parts(self) -> (Link, RemoteDevice) {
+    pub fn into_parts(self) -> (HoldingLink, RemoteDevice) {
         (self.link, self.device)
     }
 
@@ -154,5 +198,40 @@ impl Port for RemotePort {
 
     fn recycle(&mut self, payload: Payload) {
         self.done.pool.recycle(payload);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn dropped_link_waits_until_its_exporter_has_released_the_device() {
+        let (link, theirs) = Link::pair("exporter").unwrap();
+        let exporter = Link::over_local(theirs, "importer");
+        let is_released = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // Bytes that nobody reads any more, and a release that takes its time.
+                exporter.try_send(&[std::io::IoSlice::new(&[0; 4096])]).unwrap();
+                assert_eq!(exporter.receive(&mut [0; 1]).unwrap(), 0, "the importer has ended its side");
+                thread::sleep(Duration::from_millis(50));
+                is_released.store(true, Ordering::SeqCst);
+                exporter.shut_down();
+            });
+            drop(HoldingLink::new(link));
+            assert!(is_released.load(Ordering::SeqCst));
+        });
+    }
+
+    #[test]
+    fn exporter_that_never_releases_is_not_waited_for_beyond_the_limit() {
+        let (link, theirs) = Link::pair("exporter").unwrap();
+        let begun = std::time::Instant::now();
+        drop(HoldingLink::new(link));
+        assert!(begun.elapsed() >= RELEASE_TIME_MAX);
+        drop(theirs);
     }
 }

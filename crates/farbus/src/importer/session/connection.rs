@@ -594,17 +594,8 @@ impl<A: Attached> Drop for Linked<A> {
             return;
         }
         self.say_goodbye();
-        let Some(link) = self.link_set.link() else { return };
-        let until = self.clock.now() + FAREWELL_TIME_MAX;
-        let mut ignored = [0; 1 << 12];
-        loop {
-            let left = until - self.clock.now();
-            if left.is_zero() || link.set_receive_timeout(Some(left)).is_err() {
-                return;
-            }
-            if !matches!(link.receive(&mut ignored), Ok(1..)) {
-                return;
-            }
+        if let Some(link) = self.link_set.link() {
+            link.close_in_order(FAREWELL_TIME_MAX);
         }
     }
 }
