@@ -370,9 +370,10 @@ impl Log {
     }
 }
 
-impl Drop for Log {
+impl Drop for Audit {
     fn drop(&mut self) {
-        self.write_last();
+        // Not when the log itself is dropped: the waiting thread may have it for a moment longer.
+        self.log.write_last();
     }
 }
 
@@ -525,6 +526,21 @@ mod tests {
         drop(audit);
         let told: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
         assert_eq!(told, 50);
+        fs::remove_dir_all(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn last_summary_is_written_although_the_waiting_thread_looks_at_the_log_just_then() {
+        let folder = folder("last");
+        let audit = Audit::new(folder.clone());
+        for _ in 0..50 {
+            audit.record(&Event { address: Some("10.0.0.9:1"), ..Event::new("connect", Outcome::Refused) });
+        }
+        let looking = Arc::clone(&audit.log);
+        drop(audit);
+        let told: u64 = lines(&folder, REFUSED_FILE).iter().map(|line| line["count"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(told, 50);
+        drop(looking);
         fs::remove_dir_all(folder.path()).unwrap();
     }
 
