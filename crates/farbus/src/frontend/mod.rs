@@ -33,6 +33,7 @@ mod steering;
 pub mod stream;
 mod table;
 pub mod tuned_pipe;
+pub mod usbfs;
 
 pub use crate::common::stop_signal::StopSignal;
 pub use attachment::{Attachment, Ended, Export, Introduction, Restored, Status, over, undurable};

@@ -2,3 +2,4 @@
 
 pub mod fuse;
 pub mod holders;
+pub mod tree;

@@ -1,0 +1,55 @@
+//! `farbus run`: a program that sees devices of other machines as its own.
+
+use std::ffi::OsString;
+use std::os::fd::{FromRawFd as _, OwnedFd};
+
+use super::Failure;
+use crate::broker::SystemAccess;
+use crate::frontend::usbfs;
+use crate::importer::client::{Client, ClientConfig, Target};
+use crate::importer::discovery::local_shares::{resolve, target_from};
+
+/// Run a program that sees devices of other machines as its own.
+///
+/// The kernel needs no USB, and you need no rights.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  \
+        farbus run lab3/board -- lsusb -v\n  \
+        farbus run lab3/board -- dfu-util -l\n  \
+        farbus run lab3/board lab3/probe -- openocd -f board.cfg\n  \
+        farbus run lab3/board -- bash          a shell, and all that it starts\n\n\
+        'farbus run --help' says what does not work inside.",
+    after_long_help = "The program is an ordinary program of yours: your files, your terminal, its exit code. It sees the devices below /sys/bus/usb and /dev/bus/usb, in place of those of this machine. Nobody else sees them, and nothing is left behind. The devices are given back when the program ends, also if it left others running.\n\n\
+        Inside, sudo and other setuid programs do not work. For devices that the kernel has to drive (serial ports, network, sound) use 'farbus attach --via kernel', for disks '--via fuse' or nbd, and for virtual machines '--via redir'.\n\n\
+        Examples:\n  \
+        farbus run lab3/board -- lsusb -v\n  \
+        farbus run lab3/board -- dfu-util -l\n  \
+        farbus run lab3/board lab3/probe -- openocd -f board.cfg\n  \
+        farbus run lab3/board -- bash          a shell, and all that it starts\n\n\
+        Exit codes: that of the program; 128 and the signal that ended it; before it begins, as with 'farbus attach'."
+)]
+pub struct RunArgs {
+    /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
+    #[arg(value_name = "DEVICE", required = true, value_parser = target_from)]
+    devices: Vec<Target>,
+    /// The program, and its arguments.
+    #[arg(value_name = "PROGRAM", required = true, last = true)]
+    program: Vec<OsString>,
+}
+
+/// Carries out `farbus run`; ends with the program's exit code.
+pub fn run(args: RunArgs) -> Result<(), Failure> {
+    let mut devices = Vec::new();
+    for target in args.devices {
+        let target = resolve(target)?;
+        let client = Client::for_host(&target.address, SystemAccess::Own, ClientConfig::default())?;
+        devices.push((client, target));
+    }
+    match usbfs::run(&devices, &args.program) {
+        Ok(usbfs::Finished { code: 0 }) => Ok(()),
+        Ok(usbfs::Finished { code }) => std::process::exit(code.into()),
+        Err(usbfs::RunError::Device(error)) => Err((*error).into()),
+        Err(error @ usbfs::RunError::Local(_)) => Err(Failure::local(error)),
+    }
+}

@@ -1,0 +1,25 @@
+//! Shows devices to one program, and to those that it starts, where Linux shows USB devices: below `/sys/bus/usb` and
+//! `/dev/bus/usb`. It needs no USB in the kernel and no rights.
+//!
+//! | process | what it does |
+//! |---|---|
+//! | `farbus run` | opens the devices, starts the program, and serves the tree of files until the program ends |
+//! | the program | first makes mounts of its own ([`inside`]), in which the tree is mounted, and then becomes the program |
+//!
+//! The first is the parent of the second: so the kernel lets it read and write the program's memory, as usbfs does
+//! within the kernel. Nobody else sees the mounts, and they end with the last process that has them.
+//!
+//! | file | what it holds |
+//! |---|---|
+//! | `inside.rs` | the program's process, before it is the program |
+//! | `start.rs` | starts that process, and waits until it is the program |
+//! | `tree.rs` | the tree of files |
+//! | `engine.rs` | answers the kernel's requests: one thread, all devices |
+
+mod engine;
+mod inside;
+mod start;
+mod tree;
+
+pub use inside::become_program;
+pub use start::{Finished, INSIDE_VERB, RunError, run};

@@ -1,0 +1,146 @@
+//! Starts the program, and serves its devices until it ends.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Child, Command, ExitStatus};
+
+use farbus_io::sys::passing;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::engine::{DEVICES_MAX, Engine};
+use crate::frontend::remote_usb::FarDevice;
+use crate::importer::client::{Client, ClientError, GRACE, Target};
+
+/// The hidden verb of the process that becomes the program.
+pub const INSIDE_VERB: &str = "run-inside";
+
+/// How the program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Its exit code, or 128 and the signal that ended it, as a shell says it.
+    pub code: u8,
+}
+
+/// Why the program did not run.
+#[derive(Debug)]
+pub enum RunError {
+    /// A device could not be taken.
+    Device(Box<ClientError>),
+    /// This machine cannot show it to a program, or there is no such program.
+    Local(String),
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::Device(error) => error.fmt(f),
+            RunError::Local(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for RunError {}
+
+fn local(error: impl fmt::Display) -> RunError {
+    RunError::Local(error.to_string())
+}
+
+/// Takes the devices, runs a program that sees them, and gives them back when it has ended. `program` is its name, as
+/// for a shell, and its arguments.
+///
+/// # Errors
+/// [`RunError`]: the program has not begun.
+pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finished, RunError> {
+    if devices.len() > DEVICES_MAX {
+        return Err(local(format!("a bus has room for {DEVICES_MAX} devices, not for {}", devices.len())));
+    }
+    let opened: Result<Vec<FarDevice>, _> =
+        devices.iter().map(|(client, target)| FarDevice::open(client, target, GRACE)).collect();
+    let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
+    let (mut parent, theirs) = UnixStream::pair().map_err(local)?;
+    // The child has it until it is the program.
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).map_err(local)?;
+    let ourselves = std::env::current_exe().map_err(local)?;
+    let child = Command::new(ourselves)
+        .arg(INSIDE_VERB)
+        .arg(theirs.as_raw_fd().to_string())
+        .arg("--")
+        .args(program)
+        .spawn()
+        .map_err(local)?;
+    drop(theirs);
+    let mut child = Running(child);
+    let mut came = Vec::new();
+    let mut first = [0; 1024];
+    let count = passing::receive_on_stream(parent.as_fd(), &mut first, &mut came).map_err(local)?;
+    let Some(server) = came.pop() else {
+        return Err(not_started(&mut parent, &first[..count]));
+    };
+    let mut engine = Engine::new(server, opened).map_err(local)?;
+    parent.write_all(b"s").map_err(local)?;
+    let status = serve(&mut engine, &mut parent, &mut child)?;
+    engine.close();
+    Ok(Finished { code: code_of(status) })
+}
+
+/// What the child said before it ended.
+fn not_started(parent: &mut UnixStream, first: &[u8]) -> RunError {
+    let mut said = first.to_vec();
+    // What it says is short, and it has ended.
+    let _ = parent.take(4096).read_to_end(&mut said);
+    local(String::from_utf8_lossy(&said))
+}
+
+fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> Result<ExitStatus, RunError> {
+    let pid = Pid::from_child(&child.0);
+    let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(local)?;
+    engine.watch(ended.as_fd()).map_err(local)?;
+    engine.watch(parent.as_fd()).map_err(local)?;
+    parent.set_nonblocking(true).map_err(local)?;
+    let mut has_begun = false;
+    loop {
+        engine.turn().map_err(local)?;
+        if !has_begun {
+            let mut said = [0; 1024];
+            match parent.read(&mut said) {
+                Ok(0) => {
+                    has_begun = true;
+                    engine.forget(parent.as_fd());
+                }
+                Ok(count) => {
+                    parent.set_nonblocking(false).map_err(local)?;
+                    return Err(not_started(parent, &said[..count]));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(local(error)),
+            }
+        }
+        if let Some(status) = child.0.try_wait().map_err(local)? {
+            return Ok(status);
+        }
+    }
+}
+
+fn code_of(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => (128 + signal) as u8,
+        (None, None) => 1,
+    }
+}
+
+/// The program's process, which does not outlive a failure here.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! The tree of files: which devices are in it, and how its nodes are numbered.
+
+use std::collections::{BTreeMap, HashMap};
+
+use farbus_io::frontend::tree::{Attributes, Kind};
+use farbus_session::usbfs::{Entry, Place, Shown, folder_name};
+
+/// What a program sees as the length of an attribute (`sysfs_add_file_mode_ns`).
+const ATTRIBUTE_BYTES: u64 = 4096;
+
+/// The tree. A path has a number from when it was first found; the number is never used for another path.
+pub struct Tree {
+    root: Entry,
+    paths: Vec<String>,
+    numbers: HashMap<String, u64>,
+    /// The devices' nodes: which device it is.
+    devices: HashMap<String, usize>,
+}
+
+impl Tree {
+    /// An empty tree.
+    pub fn new() -> Self {
+        let numbers = HashMap::from([(String::new(), 1)]);
+        Self { root: Entry::Folder(BTreeMap::new()), paths: vec![String::new()], numbers, devices: HashMap::new() }
+    }
+
+    /// From now on, these devices are in it.
+    pub fn show<'a>(&mut self, devices: impl Iterator<Item = (usize, Shown<'a>)>) {
+        let (mut root, mut names, mut buses) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        self.devices.clear();
+        for (index, shown) in devices {
+            let (name, folder) = (folder_name(shown.place), shown.folder());
+            names.insert(name.clone(), Entry::Link(format!("../../../devices/farbus/{name}")));
+            if let Entry::Folder(entries) = &folder {
+                for interface in entries.keys().filter(|entry| entry.starts_with(&format!("{name}:"))) {
+                    let link = format!("../../../devices/farbus/{name}/{interface}");
+                    names.insert(interface.clone(), Entry::Link(link));
+                }
+            }
+            root.insert(name, folder);
+            let Place { bus, device, .. } = shown.place;
+            let nodes = buses.entry(format!("{bus:03}")).or_insert_with(BTreeMap::new);
+            nodes.insert(format!("{device:03}"), Entry::File(Vec::new()));
+            self.devices.insert(format!(".dev/{bus:03}/{device:03}"), index);
+        }
+        let folder = |entries| Entry::Folder(entries);
+        let bus = [("devices", folder(names)), ("drivers", folder(BTreeMap::new()))];
+        root.insert(".bus".to_owned(), folder(bus.map(|(name, entry)| (name.to_owned(), entry)).into()));
+        let buses = buses.into_iter().map(|(name, nodes)| (name, Entry::Folder(nodes)));
+        root.insert(".dev".to_owned(), folder(buses.collect()));
+        root.insert("uevent".to_owned(), Entry::File(Vec::new()));
+        self.root = Entry::Folder(root);
+    }
+
+    /// What a number stands for; `None` if it is not there any more.
+    pub fn entry(&self, number: u64) -> Option<&Entry> {
+        self.root.find(self.path(number)?)
+    }
+
+    /// The device whose node has this number.
+    pub fn device(&self, number: u64) -> Option<usize> {
+        self.devices.get(self.path(number)?).copied()
+    }
+
+    fn path(&self, number: u64) -> Option<&str> {
+        let index = usize::try_from(number).ok()?.checked_sub(1)?;
+        self.paths.get(index).map(String::as_str)
+    }
+
+    /// What a number stands for, as the kernel is told.
+    pub fn attributes(&self, number: u64) -> Option<Attributes> {
+        let (kind, size) = match self.entry(number)? {
+            Entry::Folder(_) => (Kind::Folder, 0),
+            Entry::Link(to) => (Kind::Link, to.len() as u64),
+            Entry::File(_) if self.device(number).is_some() => (Kind::Device, 0),
+            Entry::File(bytes) => (Kind::File, ATTRIBUTE_BYTES.max(bytes.len() as u64)),
+        };
+        Some(Attributes { node: number, kind, size })
+    }
+
+    /// What is called `name` in a folder.
+    pub fn look_up(&mut self, folder: u64, name: &str) -> Option<Attributes> {
+        let path = match self.path(folder)? {
+            "" => name.to_owned(),
+            parent => format!("{parent}/{name}"),
+        };
+        self.root.find(&path).filter(|_| !name.is_empty() && !name.contains('/'))?;
+        let number = self.number(path);
+        self.attributes(number)
+    }
+
+    fn number(&mut self, path: String) -> u64 {
+        if let Some(number) = self.numbers.get(&path) {
+            return *number;
+        }
+        self.paths.push(path.clone());
+        let number = self.paths.len() as u64;
+        self.numbers.insert(path, number);
+        number
+    }
+
+    /// What is in a folder, with `.` and `..`.
+    pub fn list(&mut self, folder: u64) -> Option<Vec<(String, Attributes)>> {
+        let Some(Entry::Folder(entries)) = self.entry(folder) else { return None };
+        let names: Vec<String> = entries.keys().cloned().collect();
+        let of_folder = self.attributes(folder)?;
+        let mut list = vec![(".".to_owned(), of_folder), ("..".to_owned(), of_folder)];
+        for name in names {
+            if let Some(attributes) = self.look_up(folder, &name) {
+                list.push((name, attributes));
+            }
+        }
+        Some(list)
+    }
+}
