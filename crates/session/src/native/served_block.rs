@@ -157,7 +157,8 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn description(&self) -> Vec<u8> {
-        Description { info: self.said.unwrap_or(*self.served.device.info()), durability: self.durability }.encode()
+        let info = self.said.unwrap_or(*self.served.device.info());
+        Description { info, durability: self.durability, maps: true }.encode()
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {
