@@ -430,7 +430,8 @@ fn asks_only(op: BlockOp) -> bool {
 fn cost(request: &BlockRequest) -> u64 {
     match request.op {
         BlockOp::Read | BlockOp::Write => request.length.into(),
-        BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim | BlockOp::Map => 0,
+        BlockOp::Map => Extents::BYTES as u64,
+        BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => 0,
     }
 }
 

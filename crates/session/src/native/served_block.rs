@@ -95,6 +95,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         let cost = match request.op {
             // A request that is too long is refused, and takes no credit.
             BlockOp::Read | BlockOp::Write => request.length.min(self.served.device.info().request_bytes_max),
+            BlockOp::Map => request.answer_bytes() as u32,
             _ => 0,
         };
         self.served.enter(now, tag, cost, flags.timed, ())?;

@@ -117,6 +117,15 @@ fn piece_bytes_max(info: &BlockInfo) -> u32 {
     (most / block).max(1) * block
 }
 
+/// Payload bytes that the device holds or brings for a request.
+fn held(op: BlockOp, length: u32) -> usize {
+    match op {
+        BlockOp::Read | BlockOp::Write => length as usize,
+        BlockOp::Map => Extents::BYTES,
+        BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes => 0,
+    }
+}
+
 /// The smallest piece: a sector. The number of pieces has to fit the ids of requests.
 const PIECE_BYTES_MIN: u32 = 512;
 const SLOT_SHIFT: u32 = 24;
@@ -225,7 +234,7 @@ impl ServerConn {
             BlockOp::Read => is_whole.unwrap_or(length) as usize,
             // The device gets the data, and the receive buffer may have to grow until all of it is there.
             BlockOp::Write => length as usize + self.incoming.growth_to(length as usize),
-            BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Map => 0,
+            BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Map => held(op, length),
         }
     }
 
@@ -453,9 +462,7 @@ impl ServerConn {
             payload = self.incoming.window(0..count);
             self.incoming.consume(count);
         }
-        if matches!(issue.op, BlockOp::Read | BlockOp::Write) {
-            self.held_bytes += length as usize;
-        }
+        self.held_bytes += held(issue.op, length);
         let left = issue.left - length;
         let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
         flight.asked += 1;
@@ -487,8 +494,8 @@ impl ServerConn {
         flight.asked -= 1;
         let is_last = flight.asked == 0 && flight.is_issued;
         pool.recycle(done.spent);
-        if matches!(done.op, BlockOp::Read | BlockOp::Write) && (flight.is_chunked || done.op == BlockOp::Write) {
-            self.held_bytes -= done.length as usize;
+        if !flight.is_held_whole() {
+            self.held_bytes -= held(done.op, done.length);
         }
         match done.result {
             Err(error) => {
@@ -795,8 +802,8 @@ impl ServerConn {
             flight.asked += 1;
             if flight.is_held_whole() {
                 pieces.insert((slot, piece), length);
-            } else if matches!(op, BlockOp::Read | BlockOp::Write) {
-                self.held_bytes += length as usize;
+            } else {
+                self.held_bytes += held(op, length);
             }
         }
         for slot in 0..self.flights.len() {
