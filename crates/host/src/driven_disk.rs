@@ -183,7 +183,7 @@ impl<D: Device> DrivenDisk<D> {
             },
             Stage::Driving(disk) => match disk.poll_outcome() {
                 Some(outcome) => self.handle_outcome(now, outcome, done),
-                None if self.job.is_none() && disk.is_idle() => return self.begin_next(now),
+                None if self.job.is_none() && disk.is_idle() => return self.begin_next(now, done),
                 None => return false,
             },
             Stage::New { .. } | Stage::Ended => return false,
@@ -230,7 +230,7 @@ impl<D: Device> DrivenDisk<D> {
         (self.info, self.is_ready) = (info, true);
     }
 
-    fn begin_next(&mut self, now: Instant) -> bool {
+    fn begin_next(&mut self, now: Instant, done: &mut Completions<BlockDone>) -> bool {
         let Stage::Driving(disk) = &mut self.driver else { return false };
         let Some(mut request) = self.queue.pop_front() else { return false };
         let (offset, length) = (request.offset, request.length);
@@ -241,6 +241,11 @@ impl<D: Device> DrivenDisk<D> {
             BlockOp::Discard => disk.write_zeroes(now, offset, length.into(), true),
             BlockOp::WriteZeroes => disk.write_zeroes(now, offset, length.into(), false),
             BlockOp::Trim => disk.discard(now, offset, length.into()),
+            // Few USB disks can tell where they are empty.
+            BlockOp::Map => {
+                done.push(request.answer_all_data());
+                return true;
+            }
         }
         self.job = Some(Job { request, is_flushing: false });
         true

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::extents::Extent;
+
 /// Bytes at offsets, with a fixed size. Offsets and lengths are bytes; every call lies inside the
 /// size, which the caller has checked (a violation is the caller's bug and may panic).
 pub trait BlockStore: Send {
@@ -55,6 +57,16 @@ pub trait BlockStore: Send {
     fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         self.discard(offset, len)
     }
+
+    /// The first extent of the range, of which it ends at the latest at the range's end. A store that cannot tell says
+    /// that all is data.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the medium fails.
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        let _ = offset;
+        Ok(Extent { length: len, is_hole: false })
+    }
 }
 
 impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
@@ -92,6 +104,10 @@ impl<T: BlockStore + ?Sized> BlockStore for Box<T> {
 
     fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         (**self).trim(offset, len)
+    }
+
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        (**self).extent(offset, len)
     }
 }
 

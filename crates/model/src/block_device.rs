@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::block::StoreError;
 use crate::device::{Command, CommandError, Completions, Readiness};
+use crate::extents::Extents;
 use crate::payload::Payload;
 use crate::time::Instant;
 
@@ -175,6 +176,9 @@ pub enum BlockOp {
     /// Declares the content of the range unneeded. Until it is written again, its content is undefined. A device that
     /// cannot make use of that does nothing, and writes no zeros.
     Trim,
+    /// Says which parts of the range are holes; the payload of the answer is [`Extents`]. The range may be longer than
+    /// that of a read.
+    Map,
 }
 
 impl BlockOp {
@@ -182,7 +186,7 @@ impl BlockOp {
     pub const fn is_change(self) -> bool {
         match self {
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => true,
-            BlockOp::Read | BlockOp::Flush => false,
+            BlockOp::Read | BlockOp::Flush | BlockOp::Map => false,
         }
     }
 }
@@ -223,6 +227,20 @@ impl BlockRequest {
     pub fn zero(id: BlockId, op: BlockOp, offset: u64, length: u32) -> Self {
         debug_assert!(matches!(op, BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim));
         Self { offset, length, ..Self::flush(id).with(op) }
+    }
+
+    /// Asks which parts of a range are holes.
+    pub fn map(id: BlockId, offset: u64, length: u32) -> Self {
+        Self { offset, length, ..Self::flush(id).with(BlockOp::Map) }
+    }
+
+    /// Bytes that the answer brings if it succeeds.
+    pub fn answer_bytes(&self) -> usize {
+        match self.op {
+            BlockOp::Read => self.length as usize,
+            BlockOp::Map => Extents::BYTES,
+            BlockOp::Write | BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => 0,
+        }
     }
 
     /// Makes everything durable.
@@ -272,13 +290,18 @@ impl BlockInFlight {
         self.request.as_mut().expect("an unanswered request is there").payload.share();
     }
 
+    /// Answers [`BlockOp::Map`] where it is not known: all is data.
+    pub fn answer_all_data(self) -> BlockDone {
+        let extents = Extents::data(self.length.into());
+        self.answer(extents.to_payload())
+    }
+
     /// Answers with success; a read passes its bytes.
     ///
     /// # Panics
     /// If they are not as many as were asked for: a device's bug.
     pub fn answer(self, payload: Payload) -> BlockDone {
-        let expected = if self.op == BlockOp::Read { self.length as usize } else { 0 };
-        assert_eq!(payload.len(), expected, "a read brings what was asked for, all others nothing");
+        assert_eq!(payload.len(), self.answer_bytes(), "a read brings what was asked for, all others nothing");
         self.end(Ok(()), payload)
     }
 

@@ -20,6 +20,7 @@ pub mod budget;
 pub mod definition;
 pub mod descriptor;
 pub mod device;
+pub mod extents;
 pub mod identity;
 pub mod layer;
 pub mod limits;
@@ -39,6 +40,7 @@ pub use block_device::{BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo
 pub use definition::Definition;
 pub use descriptor::{Descriptors, Endpoint, Selection};
 pub use device::{Command, CommandError, Completions, Device, Exchange, ExchangeReport, Readiness, Twin};
+pub use extents::{Extent, Extents};
 pub use identity::{Identity, MediumNumber};
 pub use layer::{BlockLayer, DeviceLayer};
 pub use limits::Limits;

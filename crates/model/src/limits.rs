@@ -36,6 +36,8 @@ pub const BORROWED_BYTES_MAX: usize = 4 << 20;
 pub const BLOCK_REQUEST_BYTES_MAX: u32 = URB_BYTES_MAX;
 /// Ranges that a scratch view remembers as zeros; a file system that is discarded piece by piece makes far fewer.
 pub const SCRATCH_ZEROED_MAX: usize = 1 << 16;
+/// Bytes of which a scratch view tells at a time where its holes are: it looks at each sector.
+pub const SCRATCH_MAPPED_BYTES_MAX: u64 = 64 << 20;
 
 /// The smallest unit in which a swap records changes, bytes: a page, because with larger units a load of small random
 /// writes dirties faster than the swap copies. A disk of more than 128 GiB has larger units.

@@ -3,6 +3,7 @@
 use crate::block::{BlockStore, StoreError};
 use crate::block_device::{BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp};
 use crate::device::Completions;
+use crate::extents::{Extent, Extents};
 use crate::limits::BLOCK_REQUEST_BYTES_MAX;
 use crate::payload::Payload;
 use crate::time::Instant;
@@ -72,6 +73,7 @@ impl<S: BlockStore> StoreDevice<S> {
         match request.op {
             BlockOp::Read => return self.store.read_at(offset, to),
             BlockOp::Flush => return self.store.flush(),
+            BlockOp::Map => return self.map(offset, length).map(|extents| extents.write(to)),
             BlockOp::Write => {
                 let mut at = offset;
                 for run in request.payload.runs() {
@@ -85,6 +87,18 @@ impl<S: BlockStore> StoreDevice<S> {
         }
         if request.is_durable { self.store.flush() } else { Ok(()) }
     }
+
+    fn map(&mut self, offset: u64, length: u64) -> Result<Extents, StoreError> {
+        let (mut extents, mut at, end) = (Extents::default(), offset, offset + length);
+        while at < end {
+            let Extent { length, is_hole } = self.store.extent(at, end - at)?;
+            if length == 0 || !extents.push(Extent { length: length.min(end - at), is_hole }) {
+                break;
+            }
+            at += length;
+        }
+        Ok(extents.aligned(self.info.block_bytes.into()))
+    }
 }
 
 impl<S: BlockStore> BlockDevice for StoreDevice<S> {
@@ -97,8 +111,10 @@ impl<S: BlockStore> BlockDevice for StoreDevice<S> {
             done.push(request.fail(error));
             return;
         }
-        let is_read = request.op == BlockOp::Read;
-        let room = if is_read { done.pool.try_take(request.length as usize) } else { Some(Vec::new()) };
+        let room = match request.answer_bytes() {
+            0 => Some(Vec::new()),
+            bytes => done.pool.try_take(bytes),
+        };
         let Some(mut bytes) = room else { return done.push(request.fail(StoreError::Medium)) };
         match self.carry_out(&request, &mut bytes) {
             Ok(()) => done.push(request.answer(Payload::from(bytes))),

@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use farbus_model::block::MemoryStore;
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Instant,
-    StoreDevice, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Extents,
+    Instant, StoreDevice, StoreError,
 };
-use farbus_session::block::{Ahead, Behind};
+use farbus_session::block::{Ahead, Behind, SparseMemory};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 16 << 10;
@@ -17,7 +16,7 @@ const DIRTY_WRITES_MAX: usize = 128;
 
 /// A device whose answers arrive when they are let through.
 struct State {
-    store: StoreDevice<MemoryStore>,
+    store: StoreDevice<SparseMemory>,
     waiting: Vec<BlockInFlight>,
     through: Vec<BlockInFlight>,
     fails: bool,
@@ -29,7 +28,7 @@ struct Far(Arc<Mutex<State>>, BlockInfo);
 
 impl Far {
     fn new() -> Self {
-        let store = StoreDevice::new(MemoryStore::new(vec![0; (BLOCK * BLOCKS) as usize])).with_blocks(BLOCK as u32);
+        let store = StoreDevice::new(SparseMemory::new(BLOCK * BLOCKS, BLOCK * BLOCKS)).with_blocks(BLOCK as u32);
         let info = *store.info();
         let state = State { store, waiting: Vec::new(), through: Vec::new(), fails: false, epoch: Some(0) };
         Self(Arc::new(Mutex::new(state)), info)
@@ -171,6 +170,36 @@ fn early_answers_are_bounded_in_bytes_and_number() {
     assert_eq!((user.answers().len(), user.device.dirty_bytes()), (1, DIRTY_BYTES_MAX));
     user.round_trip();
     assert_eq!((user.answers().len(), user.device.dirty_bytes()), (3, 0));
+}
+
+#[test]
+fn data_on_its_way_and_lost_data_are_no_hole() {
+    let mut user = User::new(Behind::new);
+    let ask = |user: &mut User<Behind<Far>>| user.submit(|id| BlockRequest::map(id, 0, 64 * BLOCK as u32));
+    let is_hole = |user: &mut User<Behind<Far>>| {
+        let answer = user.done.pop().expect("it is answered");
+        assert_eq!((answer.op, answer.result), (BlockOp::Map, Ok(())));
+        Extents::read(&answer.payload, answer.length).unwrap().iter().next().unwrap().is_hole
+    };
+    ask(&mut user);
+    user.round_trip();
+    assert!(is_hole(&mut user));
+    user.write(1, 7);
+    assert_eq!(user.answer(), Ok(None));
+    ask(&mut user);
+    assert_eq!(user.far.asked(), [(BlockOp::Write, 1)], "the write comes first");
+    user.round_trip();
+    assert_eq!(user.far.asked(), [(BlockOp::Map, 0)]);
+    user.round_trip();
+    assert!(!is_hole(&mut user));
+
+    let mut user = User::new(Behind::new);
+    user.far.look().fails = true;
+    user.write(1, 7);
+    user.round_trip();
+    assert_eq!(user.answer(), Ok(None));
+    ask(&mut user);
+    assert!(!is_hole(&mut user) && user.far.asked().is_empty(), "a reader has to hear of the loss");
 }
 
 #[test]

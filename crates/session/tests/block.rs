@@ -10,18 +10,66 @@ use farbus_model::block::MemoryStore;
 use farbus_model::trace::Stage;
 use farbus_model::{
     BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool,
-    Completions, Instant, Payload, Pending, StoreError,
+    Completions, Extent, Extents, Instant, Payload, Pending, StoreError,
 };
 use farbus_session::Reject;
-use farbus_session::block::{ANY_BYTE_KIND, AnyByte, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced};
+use farbus_session::block::{
+    ANY_BYTE_KIND, Answered, AnyByte, Range, ReadOnly, Scratch, SparseMemory, StoreDevice, Traced,
+};
 use farbus_session::snapshot::{self, Reader, Writer};
 use fuzzing::{Input, fuzz};
 
 const SIZE: u64 = 64 << 10;
 
-fn device(blocks: u32) -> StoreDevice<MemoryStore> {
+fn device(blocks: u32) -> StoreDevice<Holey> {
     let bytes = (0..SIZE).map(|at| (at / 5 + at / 512) as u8).collect();
-    StoreDevice::new(MemoryStore::new(bytes)).with_blocks(blocks)
+    StoreDevice::new(Holey(MemoryStore::new(bytes))).with_blocks(blocks)
+}
+
+/// A store that calls every run of zeros a hole.
+struct Holey(MemoryStore);
+
+impl BlockStore for Holey {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn read_at(&mut self, offset: u64, to: &mut [u8]) -> Result<(), StoreError> {
+        self.0.read_at(offset, to)
+    }
+
+    fn write_at(&mut self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.0.write_at(offset, from)
+    }
+
+    fn flush(&mut self) -> Result<(), StoreError> {
+        self.0.flush()
+    }
+
+    fn discard(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
+        self.0.write_zeroes(offset, len)
+    }
+
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        let bytes = &self.0.bytes()[offset as usize..][..len as usize];
+        let is_hole = bytes[0] == 0;
+        let length = bytes.iter().take_while(|byte| (**byte == 0) == is_hole).count() as u64;
+        Ok(Extent { length, is_hole })
+    }
+}
+
+/// What the device tells of a range's holes.
+fn map(device: &mut impl BlockDevice, offset: u64, length: u32) -> Vec<Extent> {
+    let told = ask(device, BlockRequest::map(BlockId(3), offset, length)).unwrap();
+    Extents::read(&told.into(), length).unwrap().iter().collect()
 }
 
 /// Answers when it is told to, in an order of its own.
@@ -93,7 +141,7 @@ impl<D: BlockDevice> Late<D> {
 }
 
 /// A device that several users share, one after another.
-struct Shared(Arc<Mutex<StoreDevice<MemoryStore>>>, BlockInfo);
+struct Shared(Arc<Mutex<StoreDevice<Holey>>>, BlockInfo);
 
 impl BlockDevice for Shared {
     fn info(&self) -> &BlockInfo {
@@ -108,7 +156,7 @@ impl BlockDevice for Shared {
 type View = AnyByte<Late<Shared>>;
 
 /// Restores a view from a snapshot in another process, over this device.
-fn restored(saved: &[u8], store: &Arc<Mutex<StoreDevice<MemoryStore>>>) -> Result<(View, Pending), Reject> {
+fn restored(saved: &[u8], store: &Arc<Mutex<StoreDevice<Holey>>>) -> Result<(View, Pending), Reject> {
     let mut reader = snapshot::open(saved, ANY_BYTE_KIND)?;
     let shared = Shared(Arc::clone(store), *store.lock().unwrap().info());
     let (mut view, pending) = AnyByte::restore::<Reject>(&mut reader, |bytes| Late::restore(shared, bytes))?;
@@ -212,6 +260,44 @@ fn durable_write_is_flushed_before_it_is_answered() {
     let zero = BlockRequest::zero(BlockId(3), BlockOp::Discard, 0, 512);
     ask(&mut device, BlockRequest { is_durable: true, ..zero }).unwrap();
     assert_eq!(device.into_store().1, 3);
+}
+
+#[test]
+fn views_tell_holes_from_data() {
+    let extent = |length: u64, is_hole: bool| Extent { length, is_hole };
+    let (hole, data) = (|length| extent(length, true), |length| extent(length, false));
+    let sparse = || {
+        let mut memory = SparseMemory::new(1 << 30, 1 << 20);
+        memory.write_at(1 << 20, &[1; 512]).unwrap();
+        StoreDevice::new(memory)
+    };
+    let (whole, chunk) = (1 << 30, 128 << 10);
+    let told = [hole(1 << 20), data(chunk), hole(whole - (1 << 20) - chunk)];
+    assert_eq!(map(&mut sparse(), 0, whole as u32), told);
+    assert_eq!(map(&mut ReadOnly::new(sparse()), 0, whole as u32), told);
+    let mut part = Range::new(sparse(), 1 << 19, 1 << 20).unwrap();
+    assert_eq!(map(&mut part, 1 << 18, 1 << 19), [hole(1 << 18), data(chunk), hole(chunk)]);
+    let mut any = AnyByte::new(sparse().with_blocks(4096));
+    assert_eq!(map(&mut any, (1 << 20) - 3, 10), [hole(3), data(7)]);
+    assert_eq!(map(&mut any, 5, 6), [hole(6)]);
+
+    // A view's own changes are known exactly.
+    let mut scratch = Scratch::new(sparse(), SparseMemory::new(1 << 20, 1 << 20));
+    write(&mut scratch, 0, &[0; 1024]).unwrap();
+    ask(&mut scratch, BlockRequest::zero(BlockId(1), BlockOp::WriteZeroes, 1 << 20, 4096)).unwrap();
+    let told = [data(1024), hole((1 << 20) + 4096 - 1024), data(chunk - 4096), hole(chunk)];
+    assert_eq!(map(&mut scratch, 0, (1 << 20) + 2 * chunk as u32), told);
+    let mut store = Answered::new(scratch);
+    assert_eq!(store.extent(512, whole - 512), Ok(data(512)));
+
+    // A store that does not know has data only, and so has a block that is partly data.
+    assert_eq!(map(&mut StoreDevice::new(MemoryStore::new(vec![0; 4096])), 0, 4096), [data(4096)]);
+    let mut bytes = vec![0; 4096];
+    bytes[700] = 1;
+    let mut device = StoreDevice::new(Holey(MemoryStore::new(bytes))).with_blocks(512);
+    assert_eq!(map(&mut device, 0, 4096), [hole(512), data(512), hole(3072)]);
+    write(&mut device, 0, &[1; 512]).unwrap();
+    assert_eq!(map(&mut device, 0, 4096), [data(1024), hole(3072)], "what was a hole is data once it is written");
 }
 
 #[test]
@@ -461,13 +547,14 @@ fn fuzz_block_layers() {
                 offset += u64::from(input.byte());
                 length += u32::from(input.byte());
             }
-            let request = match input.below(6) {
+            let request = match input.below(7) {
                 0 | 1 => BlockRequest::read(BlockId(id), offset, length),
                 2 | 3 => BlockRequest::write(BlockId(id), offset, Payload::from(vec![id as u8; length as usize])),
                 4 => {
                     let op = input.pick(&[BlockOp::Discard, BlockOp::WriteZeroes]);
                     BlockRequest::zero(BlockId(id), op, offset, length * input.pick(&[1, 8]))
                 }
+                5 => BlockRequest::map(BlockId(id), offset, length * input.pick(&[1, 8])),
                 _ => BlockRequest::flush(BlockId(id)),
             };
             let (op, length) = (request.op, request.length as usize);
@@ -488,6 +575,17 @@ fn fuzz_block_layers() {
                 }
                 BlockOp::Write => model[offset..][..length].fill(id as u8),
                 BlockOp::Discard | BlockOp::WriteZeroes => model[offset..][..length].fill(0),
+                BlockOp::Map => {
+                    let told = Extents::read(&answer.payload, length as u32).expect("something is told of each range");
+                    let mut at = offset;
+                    for Extent { length, is_hole } in told.iter() {
+                        let is_whole = (at as u64 | length).is_multiple_of(info.block_bytes.into());
+                        assert!(is_whole, "{length} at {at} are no blocks");
+                        let extent = &model[at..][..length as usize];
+                        assert!(!is_hole || extent.iter().all(|byte| *byte == 0), "{length} at {at} are no hole");
+                        at += length as usize;
+                    }
+                }
                 BlockOp::Flush | BlockOp::Trim => {}
             }
             done.pool.recycle(answer.spent);

@@ -43,7 +43,7 @@ impl User {
     fn opened(&mut self, durability: u64) {
         let identity = Statement::Is(Identity { id: 1, generation: 0 });
         self.hear(Head::new(Kind::Identity, 1, 0), identity.encode().into());
-        let info = Description { info: INFO, durability }.encode();
+        let info = Description { info: INFO, durability, maps: true }.encode();
         let opened = Opened { epoch: durability, credit: Credit { requests: 64, bytes: 1 << 20 }, info };
         self.hear(Head::new(Kind::Opened, 1, 0), opened.encode().into());
     }

@@ -46,7 +46,7 @@ fn block_description() -> Vec<u8> {
         is_read_only: false,
         trims: false,
     };
-    block::Description { info, durability: 1 }.encode()
+    block::Description { info, durability: 1, maps: true }.encode()
 }
 
 fn hear<A: Attached>(remote: &mut A, done: &mut A::Done, kind: Kind, body: Vec<u8>) {

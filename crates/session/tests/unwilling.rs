@@ -251,6 +251,7 @@ fn victims() -> Vec<(&'static str, Box<dyn Victim>)> {
     let info = farbus_session::native::block::Description {
         info: *StoreDevice::new(MemoryStore::new(vec![0; MIB])).info(),
         durability: 0,
+        maps: true,
     };
     let opened = Opened { epoch: 1, credit: Credit { requests: 64, bytes: 32 << 20 }, info: info.encode() };
     let mut reading = RemoteBlock::new(1, open("disk", Class::BLOCK));

@@ -37,8 +37,15 @@ pub const VERSION_MIN: u16 = 12;
 pub const SNAPSHOT_BYTES_MAX: u64 = 256 << 20;
 
 /// The operations of a block device, by their numbers in snapshots.
-const BLOCK_OPS: [BlockOp; 6] =
-    [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes, BlockOp::Trim];
+const BLOCK_OPS: [BlockOp; 7] = [
+    BlockOp::Read,
+    BlockOp::Write,
+    BlockOp::Flush,
+    BlockOp::Discard,
+    BlockOp::WriteZeroes,
+    BlockOp::Trim,
+    BlockOp::Map,
+];
 
 const MAGIC: [u8; 8] = *b"farbus\r\0";
 

@@ -431,8 +431,9 @@ fn controls() -> Vec<(&'static str, Said)> {
         trims: false,
     };
     let trimming = BlockInfo { is_read_only: false, trims: true, ..info };
-    let trimming = block::Description { info: trimming, durability: 0x0102_0304_0506_0708 };
-    let disk = block::Description { info, durability: 0x0102_0304_0506_0708 };
+    let trimming = block::Description { info: trimming, durability: 0x0102_0304_0506_0708, maps: false };
+    let mapping = block::Description { maps: true, ..trimming };
+    let disk = block::Description { info, durability: 0x0102_0304_0506_0708, maps: false };
     let stick = usb::Description {
         bus_id: "1-1".into(),
         bus: 1,
@@ -469,6 +470,10 @@ fn controls() -> Vec<(&'static str, Said)> {
     vec![
         ("open", Said::Open(Open { class: Class::BLOCK, mode: Mode::Read, epoch: 0, name, reason })),
         ("opened_block", Said::Opened(DISK, opened(9, 256, 32 << 20, disk.encode()), Description::Block(disk))),
+        (
+            "opened_block_maps",
+            Said::Opened(DISK, opened(9, 256, 32 << 20, mapping.encode()), Description::Block(mapping)),
+        ),
         (
             "opened_block_trims",
             Said::Opened(DISK, opened(9, 256, 32 << 20, trimming.encode()), Description::Block(trimming)),
@@ -582,6 +587,7 @@ fn blocks() -> Vec<(&'static str, Said)> {
         ("block_write_failed", Said::BlockReply(2, Err(StoreError::NoSpace), None)),
         ("block_flush", Said::BlockRequest(BlockRequest::flush(BlockId(3)), false)),
         ("block_discard", Said::BlockRequest(discard, false)),
+        ("block_map", Said::BlockRequest(BlockRequest::map(BlockId(4), 1 << 20, 1 << 20), false)),
         ("block_trim", Said::BlockRequest(trim, false)),
         ("block_write_long", Said::BlockRequest(write(5, 0, vec![0x55; 100 << 10]), false)),
         ("block_read_timed", Said::BlockRequest(BlockRequest::read(BlockId(6), 0, 4), true)),

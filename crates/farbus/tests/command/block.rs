@@ -12,7 +12,7 @@ use super::trust::{Host, hosts, pair};
 const MIB: u64 = 1 << 20;
 
 /// Shares `what` on one host, which allows the other to use everything.
-fn share<'h>(harness: &'h Harness, what: &[&str]) -> ([Host<'h>; 2], Running) {
+pub fn share<'h>(harness: &'h Harness, what: &[&str]) -> ([Host<'h>; 2], Running) {
     let [lab3, desk] = hosts(harness);
     pair(&lab3, &desk);
     lab3.ok(&["allow", "desk", "all"]);
@@ -31,7 +31,7 @@ fn attach(desk: &Host<'_>, target: &str, arguments: &[&str]) -> Running {
     attach
 }
 
-fn end(mut attach: Running) {
+pub fn end(mut attach: Running) {
     attach.signal(Signal::TERM);
     assert_eq!(attach.wait_for_end(PATIENCE), Some(0), "{}", attach.log());
 }

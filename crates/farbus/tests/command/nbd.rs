@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::block;
 use super::harness::{Harness, Outcome, PATIENCE, Running, Share, finish, has, has_program, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -111,6 +112,112 @@ fn a_disk_of_another_machine_is_copied_both_ways() {
     assert_eq!(process.wait_for_end(PATIENCE), Some(0), "{}", process.log());
     wait_until(PATIENCE, "its socket goes with it", || !served.socket.exists());
     assert!(fs::read(&image).unwrap() == original);
+}
+
+/// A sparse image of a GiB, with a few MiB of data here and there.
+fn sparse_image(harness: &Harness) -> PathBuf {
+    let image = harness.image("sparse", 1024 * MIB);
+    let file = fs::File::options().write(true).open(&image).unwrap();
+    for (seed, at) in [(1, 0), (2, 100 * MIB), (3, 1023 * MIB)] {
+        file.write_all_at(&noise(seed, MIB as usize), at).unwrap();
+    }
+    image
+}
+
+/// The extents of the whole export: offset, length, and whether it is a hole.
+fn extents(harness: &Harness, uri: &str) -> Vec<(u64, u64, bool)> {
+    let told = run(harness, "nbdinfo", &["--map", "--json", uri]).stdout;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let extents = told.as_array().unwrap().iter().map(|extent| {
+        let number = |name: &str| extent[name].as_u64().unwrap();
+        assert!([0, 3].contains(&number("type")), "data, or a hole that reads as zeros: {extent}");
+        (number("offset"), number("length"), number("type") == 3)
+    });
+    extents.collect()
+}
+
+/// The data and holes of [`sparse_image`].
+const SPARSE: [(u64, u64, bool); 5] = [
+    (0, MIB, false),
+    (MIB, 99 * MIB, true),
+    (100 * MIB, MIB, false),
+    (101 * MIB, 922 * MIB, true),
+    (1023 * MIB, MIB, false),
+];
+
+/// Checks that programs see where the served [`sparse_image`] has holes, and copy it as sparse as it is.
+fn is_copied_sparsely(harness: &Harness, image: &Path, uri: &str) {
+    assert_eq!(extents(harness, uri), SPARSE);
+    let told = run(harness, "qemu-img", &["map", "--output=json", "-f", "raw", uri]).stdout;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    let seen = told.as_array().unwrap().iter().map(|extent| {
+        let number = |name: &str| extent[name].as_u64().unwrap();
+        assert_eq!(extent["data"] == false, extent["zero"] == true, "{extent}");
+        (number("start"), number("length"), extent["data"] == false)
+    });
+    assert_eq!(seen.collect::<Vec<_>>(), SPARSE);
+    let copy = harness.path("copy");
+    run(harness, "nbdcopy", &["--sparse=0", uri, copy.to_str().unwrap()]);
+    let blocks = |path: &Path| fs::metadata(path).unwrap().blocks();
+    // A file system may need a few blocks more to say where the data is.
+    assert!(blocks(&copy) <= blocks(image) + 256, "{} blocks of {}", blocks(&copy), blocks(image));
+    assert!(run(harness, "cmp", &[image.to_str().unwrap(), copy.to_str().unwrap()]).stdout.is_empty());
+    fs::remove_file(copy).unwrap();
+}
+
+#[test]
+fn sparse_image_is_copied_sparsely_and_what_is_written_into_a_hole_is_data() {
+    if !have(&["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"]) {
+        return;
+    }
+    let harness = Harness::new();
+    let image = sparse_image(&harness);
+    let block = format!("block:{}", image.display());
+    let served = Served::start(&harness, "sparse.sock", &["nbd", &block, "memory:1G"]);
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", served.socket.display());
+    is_copied_sparsely(&harness, &image, &uri(""));
+    let is_hole_at = |name: &str, at: u64| {
+        let extents = extents(&harness, &uri(name));
+        extents.iter().find(|(offset, length, _)| (*offset..offset + length).contains(&at)).unwrap().2
+    };
+    for name in ["sparse", "memory"] {
+        assert!(is_hole_at(name, 500 * MIB));
+        run(&harness, "qemu-io", &["-f", "raw", "-c", "write -P 7 500M 64k", &uri(name)]);
+        assert!(!is_hole_at(name, 500 * MIB) && is_hole_at(name, 501 * MIB));
+        run(&harness, "qemu-io", &["-f", "raw", "-c", "discard 500M 1M", &uri(name)]);
+        assert!(is_hole_at(name, 500 * MIB), "and what is discarded is a hole again");
+    }
+    served.end();
+}
+
+#[test]
+fn sparse_disk_of_another_machine_is_copied_sparsely() {
+    if !have(&["nbdinfo", "nbdcopy", "qemu-img", "qemu-io"]) {
+        return;
+    }
+    let harness = Harness::new();
+    let image = sparse_image(&harness);
+    let ([_lab3, desk], _share) = block::share(&harness, &[&format!("block:{}", image.display())]);
+    let socket = harness.path("disk.sock");
+    let uri = format!("nbd+unix:///?socket={}", socket.display());
+    let attach = |mode: &str| {
+        let socket = socket.to_str().unwrap();
+        let attach = desk.start(&["attach", "lab3/block", "--via", "nbd", "--socket", socket, "--mode", mode]);
+        attach.wait_for_line("attached");
+        attach
+    };
+    let reader = attach("read");
+    is_copied_sparsely(&harness, &image, &uri);
+    block::end(reader);
+    let writer = attach("exclusive");
+    is_copied_sparsely(&harness, &image, &uri);
+    // A write without a flush may still be on its way when the extents are asked for.
+    let commands = ["-t", "unsafe", "-f", "raw", "-c", "write -P 7 500M 1M", &uri];
+    run(&harness, "qemu-io", &commands);
+    let (before, written, after) =
+        ((101 * MIB, 399 * MIB, true), (500 * MIB, MIB, false), (501 * MIB, 522 * MIB, true));
+    assert_eq!(extents(&harness, &uri)[3..6], [before, written, after]);
+    block::end(writer);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use farbus_model::{BlockStore, Medium, StoreError};
+use farbus_model::{BlockStore, Extent, Medium, StoreError};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -369,6 +369,23 @@ impl BlockStore for FileStore {
         }
         Ok(())
     }
+
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        self.assert_inside(offset, len);
+        let end = offset + len;
+        // Every handle has the same file offset, which nobody uses: reads and writes name theirs.
+        let (stop, is_hole) = match rustix::fs::seek(&self.file, SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => (data, true),
+            Ok(_) => (rustix::fs::seek(&self.file, SeekFrom::Hole(offset)).unwrap_or(end), false),
+            // No data up to the end of the file, which another program may have truncated: reads fail there.
+            Err(Errno::NXIO) => (rustix::fs::seek(&self.file, SeekFrom::End(0)).unwrap_or(offset), true),
+            // A block device, or a file system that does not know.
+            Err(_) => (end, false),
+        };
+        // Another program may have written between the two questions: what is neither is data.
+        let length = stop.min(end).saturating_sub(offset);
+        Ok(if length > 0 { Extent { length, is_hole } } else { Extent { length: len, is_hole: false } })
+    }
 }
 
 impl Medium for FileStore {
@@ -479,6 +496,28 @@ mod tests {
         let kept = FileStore::open(&scratch.0, false).unwrap();
         let passed = kept.try_clone().unwrap().into_descriptor();
         assert!(!FileStore::received(passed, &scratch.0, false).unwrap().is_read_only(), "its lock came along");
+    }
+
+    #[test]
+    fn file_tells_its_holes_and_what_is_written_is_data() {
+        let scratch = Scratch::of_size(GIB);
+        let mut store = FileStore::open(&scratch.0, false).unwrap();
+        let extent = |length: u64, is_hole: bool| Extent { length, is_hole };
+        let mib = 1 << 20;
+        store.write_at(8 * mib, &[1; 1 << 20]).unwrap();
+        assert_eq!(store.extent(0, GIB), Ok(extent(8 * mib, true)));
+        assert_eq!(store.extent(8 * mib, GIB - 8 * mib), Ok(extent(mib, false)));
+        assert_eq!(store.extent(9 * mib, GIB - 9 * mib), Ok(extent(GIB - 9 * mib, true)));
+        assert_eq!(store.extent(mib, mib), Ok(extent(mib, true)), "no more than was asked about");
+        assert_eq!(store.extent(8 * mib, 4096), Ok(extent(4096, false)));
+        store.write_at(2 * mib, &[0; 4096]).unwrap();
+        assert_eq!(store.extent(2 * mib, 4096), Ok(extent(4096, false)), "zeros that were written are data");
+        store.discard(8 * mib, mib).unwrap();
+        assert_eq!(store.extent(8 * mib, mib), Ok(extent(mib, true)));
+        // Reads beyond the end of a file that another program has cut fail, so nothing there passes for zeros.
+        File::options().write(true).open(&scratch.0).unwrap().set_len(mib).unwrap();
+        assert_eq!(store.extent(0, GIB), Ok(extent(mib, true)));
+        assert_eq!(store.extent(mib, mib), Ok(extent(mib, false)));
     }
 
     /// A file that is removed with its test.

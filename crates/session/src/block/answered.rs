@@ -1,8 +1,8 @@
 //! A block device as a [`BlockStore`].
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BlockStore, BufferPool, Completions, Instant, Payload,
-    StoreError,
+    BlockDevice, BlockDone, BlockId, BlockOp, BlockRequest, BlockStore, BufferPool, Completions, Extent, Extents,
+    Instant, Payload, StoreError,
 };
 
 /// Idle buffers that are kept, bytes: enough for one request.
@@ -112,6 +112,15 @@ impl<D: BlockDevice> BlockStore for Answered<D> {
 
     fn trim(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         self.clear(BlockOp::Trim, offset, len)
+    }
+
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        let block = self.device.info().block_bytes;
+        let count = len.min((u32::MAX / block * block).into()) as u32;
+        let told = self.ask(BlockRequest::map(BlockId(0), offset, count))?;
+        let extents = Extents::read(&told, count);
+        self.done.pool.recycle(told);
+        Ok(extents.and_then(|extents| extents.iter().next()).unwrap_or(Extent { length: count.into(), is_hole: false }))
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Instant,
-    Payload, Pending, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockRequest, Completions, Extents,
+    Instant, Payload, Pending, StoreError,
 };
 use farbus_wire::native::block::{decode_reply, reply_part};
 use farbus_wire::snapshot::{Reader, Writer};
@@ -21,7 +21,7 @@ pub const ANY_BYTE_KIND: u16 = 5;
 ///
 /// | request | waits for |
 /// |---|---|
-/// | read | nothing |
+/// | read, or the question where holes are | nothing |
 /// | change of whole blocks | earlier changes of parts of the same blocks |
 /// | change of parts of blocks | all earlier changes of the same blocks |
 ///
@@ -147,6 +147,11 @@ impl<D: BlockDevice> AnyByte<D> {
         let requests = match op {
             BlockOp::Flush => vec![BlockRequest::flush(id(WHOLE))],
             BlockOp::Read => vec![BlockRequest::read(id(WHOLE), start, length(&(start..end)))],
+            BlockOp::Map => {
+                // Less than was asked for is told where whole blocks are more than 32 bits can count.
+                let count = (end - start).min(u64::from(u32::MAX) / self.block * self.block);
+                vec![BlockRequest::map(id(WHOLE), start, count as u32)]
+            }
             BlockOp::Trim => {
                 let (offset, until) = (job.request.offset, job.request.offset + u64::from(job.request.length));
                 let start = offset.next_multiple_of(self.block);
@@ -219,6 +224,9 @@ impl<D: BlockDevice> AnyByte<D> {
                 payload.split_front((job.request.offset - job.blocks.start) as usize);
                 payload.truncate(job.request.length as usize);
             }
+            if job.request.op == BlockOp::Map && job.error.is_none() {
+                payload = job.told(&payload).to_payload();
+            }
             done.push(match job.error {
                 None => job.request.answer(payload),
                 Some(error) => job.request.fail(error),
@@ -241,6 +249,16 @@ impl<D: BlockDevice> AnyByte<D> {
 }
 
 impl Job {
+    /// What the device told of the blocks, for the bytes that were asked about.
+    fn told(&self, payload: &Payload) -> Extents {
+        let length = u32::try_from(self.blocks.end - self.blocks.start).unwrap_or(u32::MAX);
+        let asked = u64::from(self.request.length);
+        let part = Extents::read(payload, length)
+            .map(|extents| extents.cut(self.request.offset - self.blocks.start, asked))
+            .filter(|part| part.length() > 0);
+        part.unwrap_or_else(|| Extents::data(asked))
+    }
+
     /// Copies the saved end blocks into `bytes`, which covers all blocks of the job.
     fn put_ends(&mut self, bytes: &mut [u8]) {
         let [first, last] = std::mem::take(&mut self.ends);
@@ -419,7 +437,7 @@ impl<D: BlockDevice> AnyByte<D> {
             // The data of a write may be with the device already.
             let bare = BlockRequest { payload: vec![0; request.payload.len()].into(), ..request.clone() };
             let whole = BlockRequest { payload: Payload::Empty, op: BlockOp::Discard, ..bare };
-            let is_writing = !matches!(request.op, BlockOp::Read | BlockOp::Flush);
+            let is_writing = !matches!(request.op, BlockOp::Read | BlockOp::Flush | BlockOp::Map);
             let is_right = if is_writing { self.info.check(&whole).is_ok() } else { self.info.check(request).is_ok() };
             let is_empty = request.length == 0 && request.op != BlockOp::Flush;
             if !is_right || is_empty || asked.contains_key(&request.id) {

@@ -32,7 +32,7 @@ const LOST_MAX: usize = 64;
 /// | a write with FUA, zeros, a discard | goes to the device, answered when the device answers |
 /// | a flush | waits until every earlier write has completed, then goes to the device, answered when the device answers |
 /// | a read of data not yet written | answered with that data, or waits for the write |
-/// | a change of a place not yet written | waits for the write, so that writes take effect in the order of their answers |
+/// | a change of a place not yet written, or the question where its holes are | waits for the write, so that writes take effect in the order of their answers |
 ///
 /// A write that fails after it was answered is **lost**. The next flush fails, once ([`Losses`](farbus_model::Losses)
 /// tells each user), unless everything lost has been rewritten by then. Every read of that place fails until it has
@@ -90,7 +90,7 @@ enum Turn {
     Wait,
     /// It is answered with these bytes.
     Read(Payload),
-    /// It reads a place whose write was lost.
+    /// It is about a place whose write was lost.
     Lost,
 }
 
@@ -122,12 +122,12 @@ impl<D: BlockDevice> Behind<D> {
         match job.asked.op {
             BlockOp::Flush if before.next().is_some() => Turn::Wait,
             BlockOp::Flush => Turn::Go,
-            BlockOp::Read if self.lost.iter().any(|lost| overlap(lost, &place)) => Turn::Lost,
+            BlockOp::Read | BlockOp::Map if self.lost.iter().any(|lost| overlap(lost, &place)) => Turn::Lost,
             BlockOp::Read => match before.find(|write| overlap(&write.place(), &place)) {
                 None => Turn::Go,
                 Some(write) => write.read(&place).map_or(Turn::Wait, Turn::Read),
             },
-            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {
+            BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim | BlockOp::Map => {
                 if before.any(|write| overlap(&write.place(), &place)) { Turn::Wait } else { Turn::Go }
             }
         }
@@ -142,10 +142,11 @@ impl<D: BlockDevice> Behind<D> {
             Turn::Read(_) | Turn::Lost => {
                 let job = self.jobs.remove(&number).expect("looked at just now");
                 let request = job.owed.expect("a read is owed its answer");
-                done.push(if let Turn::Read(data) = turn {
-                    request.answer(data)
-                } else {
-                    request.fail(StoreError::Medium)
+                done.push(match turn {
+                    Turn::Read(data) => request.answer(data),
+                    // A read of it fails, so nobody may take it for a hole.
+                    _ if request.op == BlockOp::Map => request.answer_all_data(),
+                    _ => request.fail(StoreError::Medium),
                 });
             }
         }
@@ -207,7 +208,7 @@ impl<D: BlockDevice> Behind<D> {
             self.dirty_bytes -= u64::from(job.asked.length);
         }
         match (job.asked.op, result) {
-            (BlockOp::Read | BlockOp::Flush, _) => {}
+            (BlockOp::Read | BlockOp::Flush | BlockOp::Map, _) => {}
             (_, Ok(())) => self.found(&job.place()),
             (_, Err(_)) if was_answered => self.lose(job.place()),
             (_, Err(_)) => {}

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farbus_model::{BlockStore, Medium, StoreError};
+use farbus_model::{BlockStore, Extent, Medium, StoreError};
 
 use super::sparse::SparseMemory;
 
@@ -61,6 +61,10 @@ impl BlockStore for MemoryMedium {
 
     fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<(), StoreError> {
         self.memory().write_zeroes(offset, len)
+    }
+
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        self.memory().extent(offset, len)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use farbus_model::limits::SCRATCH_ZEROED_MAX;
+use farbus_model::limits::{SCRATCH_MAPPED_BYTES_MAX, SCRATCH_ZEROED_MAX};
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockStore, Completions, Instant, Payload,
-    StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockLayer, BlockOp, BlockStore, Completions, Extent, Extents,
+    Instant, Payload, StoreError,
 };
 
 use super::below::Below;
@@ -155,6 +155,26 @@ impl<S: BlockStore> Changes<S> {
         Ok(())
     }
 
+    /// Replaces what the device below told of the changed parts of a range, and may tell of less.
+    fn patch_map(&self, offset: u64, below: &Extents) -> Extents {
+        let (below, mut extents) = (below.aligned(self.sector_bytes), Extents::default());
+        if self.grains.is_empty() && self.zeroed.is_empty() {
+            return below;
+        }
+        for (at, source, count) in self.runs(offset, below.length().min(SCRATCH_MAPPED_BYTES_MAX)) {
+            let (at, length) = (at as u64, count as u64);
+            let is_told = match source {
+                Source::Store(_) => extents.push(Extent { length, is_hole: false }),
+                Source::Zeros => extents.push(Extent { length, is_hole: true }),
+                Source::Below => below.cut(at, length).iter().all(|extent| extents.push(extent)),
+            };
+            if !is_told {
+                break;
+            }
+        }
+        extents
+    }
+
     fn write(&mut self, offset: u64, payload: &Payload) -> Result<(), StoreError> {
         let bytes = payload.contiguous();
         let grain_bytes = self.sector_bytes * GRAIN_SECTORS;
@@ -272,6 +292,11 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
                     answer.payload = Payload::from(bytes);
                 }
             }
+            if answer.op == BlockOp::Map && answer.result.is_ok() {
+                let told = Extents::read(&answer.payload, answer.length);
+                let below = told.unwrap_or_else(|| Extents::data(answer.length.into()));
+                answer.payload = changes.patch_map(answer.offset, &below).to_payload();
+            }
         })
     }
 
@@ -288,6 +313,7 @@ impl<D: BlockDevice, S: BlockStore> BlockLayer for Scratch<D, S> {
                 BlockOp::Read if self.changes.needs_below(offset, length) => {
                     return self.with_inner(now, done, |device, done| device.submit(now, request, done));
                 }
+                BlockOp::Map => return self.with_inner(now, done, |device, done| device.submit(now, request, done)),
                 BlockOp::Read => {
                     bytes = done.pool.take(length as usize);
                     self.changes.patch(offset, &mut bytes)

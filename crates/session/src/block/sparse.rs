@@ -1,6 +1,6 @@
 //! A store in memory that uses memory only for what was written.
 
-use farbus_model::{BlockStore, StoreError};
+use farbus_model::{BlockStore, Extent, StoreError};
 
 /// Bytes allocated at a time: a read of the usual size fits into one chunk, and it is a sixteenth of a 2 MiB huge page.
 const CHUNK_BYTES: usize = 128 << 10;
@@ -115,6 +115,18 @@ impl BlockStore for SparseMemory {
             }
         }
         Ok(())
+    }
+
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        let mut first = Extent { length: 0, is_hole: false };
+        for (chunk, _, count) in Self::pieces(offset, len) {
+            let is_hole = self.chunk(chunk).is_none();
+            if first.length > 0 && first.is_hole != is_hole {
+                break;
+            }
+            first = Extent { length: first.length + count as u64, is_hole };
+        }
+        Ok(first)
     }
 }
 

@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use farbus_model::{BlockStore, Instant, Medium, StoreError};
+use farbus_model::{BlockStore, Extent, Instant, Medium, StoreError};
 
 use super::granules::Granules;
 use super::stripes::Stripes;
@@ -490,5 +490,9 @@ impl BlockStore for SwitchStore {
             return Err(StoreError::ReadOnly);
         }
         self.lanes().trim(offset, len)
+    }
+
+    fn extent(&mut self, offset: u64, len: u64) -> Result<Extent, StoreError> {
+        self.lanes().main.extent(offset, len)
     }
 }

@@ -21,6 +21,7 @@ pub const fn op_code(op: BlockOp) -> u8 {
         BlockOp::Discard => 3,
         BlockOp::WriteZeroes => 4,
         BlockOp::Trim => 5,
+        BlockOp::Map => 6,
     }
 }
 

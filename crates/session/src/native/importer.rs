@@ -103,6 +103,10 @@ pub trait Attached {
         self.attachment().reserved()
     }
 
+    /// Modules lie between it and the exporter, before it is opened. What an exporter says of a device's content does
+    /// not hold for what they make of it.
+    fn note_modules(&mut self) {}
+
     /// New requests may use these lanes of the session. A class that uses the first lane alone ignores this.
     fn use_lanes(&mut self, usable: LaneSet) {
         let _ = usable;

@@ -69,9 +69,12 @@ impl<A> From<A> for Piped<A> {
 
 impl<A: Attached> Piped<A> {
     /// Puts modules between `remote` and the link, if `through` names any.
-    pub fn new(remote: A, through: Option<Through>) -> Self {
+    pub fn new(mut remote: A, through: Option<Through>) -> Self {
         let through = through.filter(|through| !through.recipe.is_empty());
         let modules = through.map(|through| Box::new(Modules::new(through)));
+        if modules.is_some() {
+            remote.note_modules();
+        }
         Self { remote, modules, saved: None }
     }
 
@@ -125,6 +128,7 @@ impl<A: Attached> Piped<A> {
         (modules.class, modules.attachment) = (saved.class, saved.attachment);
         modules.pipe = Some(Pipe::resumed(pipeline, Role::Importer, saved.attachment, saved.pipe));
         self.modules = Some(modules);
+        self.remote.note_modules();
         Ok(())
     }
 

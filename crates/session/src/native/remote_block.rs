@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Instant, Pieces, StoreError,
+    BlockDevice, BlockDone, BlockInFlight, BlockInfo, BlockOp, BlockRequest, Completions, Extents, Instant, Pieces,
+    StoreError,
 };
 use farbus_wire::native::block::{self, Description};
 use farbus_wire::native::control::{Cause, End, MIGRATION_STATE_NAME_BYTES, Open, Opened};
@@ -54,6 +55,8 @@ pub struct RemoteBlock {
     rewriting: usize,
     timing: Timing,
     loads: Loads,
+    /// Whether modules may change what the exporter says.
+    is_through_modules: bool,
 }
 
 #[derive(Debug)]
@@ -113,6 +116,7 @@ impl RemoteBlock {
             rewriting: 0,
             timing: Timing::default(),
             loads: Loads::default(),
+            is_through_modules: false,
         }
     }
 
@@ -145,7 +149,7 @@ impl RemoteBlock {
             return None;
         }
         match self.attachment.is_open() && (!self.is_still || self.owed > 0) {
-            true if self.attachment.is_expected() => self.held.iter().position(|request| request.op == BlockOp::Read),
+            true if self.attachment.is_expected() => self.held.iter().position(|request| asks_only(request.op)),
             may_leave => (may_leave && !self.held.is_empty()).then_some(0),
         }
     }
@@ -193,7 +197,7 @@ impl RemoteBlock {
         self.next_order += 1;
         let covers = if request.op == BlockOp::Flush { self.answered } else { 0 };
         let is_timed = self.timing.is_due(now);
-        let missing = if request.op == BlockOp::Read { request.length } else { 0 };
+        let missing = self.expected_bytes(&request);
         let flight = Flight {
             request,
             lane,
@@ -212,6 +216,17 @@ impl RemoteBlock {
         tag
     }
 
+    /// Bytes that the exporter's answer brings. One that does not know where holes are is asked for nothing in place of
+    /// that, and what it answers is ours to say.
+    fn expected_bytes(&self, request: &BlockRequest) -> u32 {
+        let is_unknown = request.op == BlockOp::Map && !self.maps();
+        if is_unknown { 0 } else { request.answer_bytes() as u32 }
+    }
+
+    fn maps(&self) -> bool {
+        self.description.is_some_and(|description| description.maps)
+    }
+
     fn say(&mut self, tag: u16) {
         let flight = self.slots.get_mut(tag).expect("it was put there");
         let mut head = Head::new(Kind::Request, self.attachment.number(), tag_of(flight.lane, tag));
@@ -224,6 +239,10 @@ impl RemoteBlock {
             BlockOp::Trim if !trims => {
                 let request = &flight.request;
                 block::request_part(&BlockRequest::zero(request.id, BlockOp::Discard, request.offset, 0))
+            }
+            BlockOp::Map if flight.missing == 0 => {
+                let request = &flight.request;
+                block::request_part(&BlockRequest::read(request.id, request.offset, 0))
             }
             _ => block::request_part(&flight.request),
         };
@@ -263,6 +282,8 @@ impl RemoteBlock {
         (self.is_still, self.owed) = (false, 0);
         self.openings += 1;
         let mut description = Description::decode(&opened.info)?;
+        // What is a hole on the medium need not read as zeros after a module.
+        description.maps &= !self.is_through_modules;
         if let Some(before) = &self.description {
             // Another process of the exporter may have another version; users here keep the first description.
             description.info.trims &= before.info.trims;
@@ -382,7 +403,11 @@ impl RemoteBlock {
                     self.flushed = self.flushed.max(covers);
                     self.retained.flushed(self.flushed);
                 }
-                request.answer(data.into_payload())
+                let data = data.into_payload();
+                match request.op {
+                    BlockOp::Map if Extents::read(&data, request.length).is_none() => request.answer_all_data(),
+                    _ => request.answer(data),
+                }
             }
             Err(error) => request.fail(error),
         });
@@ -396,10 +421,16 @@ impl RemoteBlock {
     }
 }
 
+/// Whether the operation reads only, which a host may do before the device is handed over to it.
+fn asks_only(op: BlockOp) -> bool {
+    matches!(op, BlockOp::Read | BlockOp::Map)
+}
+
 /// The credit that a request takes, in bytes.
 fn cost(request: &BlockRequest) -> u64 {
     match request.op {
         BlockOp::Read | BlockOp::Write => request.length.into(),
+        BlockOp::Map => Extents::BYTES as u64,
         BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => 0,
     }
 }
@@ -416,6 +447,7 @@ impl BlockDevice for RemoteBlock {
             State::Ended(end) => done.push(request.fail(error_of(end.cause))),
             State::Open => match self.info().check(&request) {
                 Err(error) => done.push(request.fail(error)),
+                Ok(()) if request.op == BlockOp::Map && !self.maps() => done.push(request.answer_all_data()),
                 Ok(()) => match self.lane_for(&request).filter(|_| self.may_start(&request)) {
                     Some(lane) => self.start(now, request, lane),
                     None => self.hold(request),
@@ -441,7 +473,7 @@ impl RemoteBlock {
     fn may_start(&self, request: &BlockInFlight) -> bool {
         // Requests that wait for the handover do not hold back reads.
         let is_next = match self.attachment.is_expected() {
-            true => request.op == BlockOp::Read && self.next_held().is_none(),
+            true => asks_only(request.op) && self.next_held().is_none(),
             false => self.held.is_empty(),
         };
         is_next && !self.is_still && !self.is_rewriting() && self.has_credit(cost(request))
@@ -523,6 +555,10 @@ impl Attached for RemoteBlock {
 
     fn poll_timed(&mut self) -> Option<Timed> {
         self.timing.take()
+    }
+
+    fn note_modules(&mut self) {
+        self.is_through_modules = true;
     }
 
     fn use_lanes(&mut self, usable: LaneSet) {
@@ -625,13 +661,17 @@ impl Movable for RemoteBlock {
             return Err(Reject::new("requests owed", remote.owed as u64, "what is owed is held"));
         }
         for (_, request, begun) in &saved {
-            let expected = if request.op == BlockOp::Read { request.length as usize } else { 0 };
+            let expected = remote.expected_bytes(request) as usize;
             let count = begun.data.len();
             if count > expected || (count == expected && !begun.data.is_empty()) {
                 return Err(Reject::new("data", count as u64, "what was read whole was answered"));
             }
         }
-        let flights = saved.into_iter().map(|(tag, request, begun)| (tag, begun.into_flight(request))).collect();
+        let flights = saved.into_iter().map(|(tag, request, begun)| {
+            let expected = remote.expected_bytes(&request);
+            (tag, begun.into_flight(request, expected))
+        });
+        let flights = flights.collect();
         remote.slots = Slots::of(flights).expect("each tag was seen once");
         remote.bytes = remote.slots.iter().map(|(_, flight)| cost(&flight.request)).sum();
         for (_, flight) in remote.slots.iter() {
@@ -668,9 +708,8 @@ impl Begun {
         Ok(Self { lane, order, covers, is_timed, has_begun: parts > 0, data })
     }
 
-    fn into_flight(self, request: BlockRequest) -> Flight {
+    fn into_flight(self, request: BlockRequest, expected: u32) -> Flight {
         let Self { lane, order, covers, is_timed, has_begun, data } = self;
-        let expected = if request.op == BlockOp::Read { request.length } else { 0 };
         let missing = expected - data.len() as u32;
         let request = request.launch();
         let (again, submitted, residence) = (None, None, None);

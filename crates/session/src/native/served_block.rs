@@ -95,6 +95,7 @@ impl<D: BlockDevice> ServedBlock<D> {
         let cost = match request.op {
             // A request that is too long is refused, and takes no credit.
             BlockOp::Read | BlockOp::Write => request.length.min(self.served.device.info().request_bytes_max),
+            BlockOp::Map => request.answer_bytes() as u32,
             _ => 0,
         };
         self.served.enter(now, tag, cost, flags.timed, ())?;
@@ -157,7 +158,8 @@ impl<D: BlockDevice> Served for ServedBlock<D> {
     }
 
     fn description(&self) -> Vec<u8> {
-        Description { info: self.said.unwrap_or(*self.served.device.info()), durability: self.durability }.encode()
+        let info = self.said.unwrap_or(*self.served.device.info());
+        Description { info, durability: self.durability, maps: true }.encode()
     }
 
     fn handle_arrived(&mut self, now: Instant, arrived: Arrived, lanes: &mut Lanes) -> Result<(), Reject> {

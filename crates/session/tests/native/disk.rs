@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use farbus_model::{
-    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions,
-    Identity, Instant, Payload, StoreError,
+    BlockDevice, BlockDone, BlockId, BlockInFlight, BlockInfo, BlockOp, BlockRequest, BufferPool, Completions, Extent,
+    Extents, Identity, Instant, Payload, StoreError,
 };
 use farbus_session::block::ReadOnly;
 use farbus_session::native::{
@@ -44,6 +44,15 @@ struct Medium {
     is_lent: bool,
 }
 
+/// Blocks of zeros are holes.
+fn extents(bytes: &[u8]) -> Extents {
+    let mut extents = Extents::default();
+    let mut blocks = bytes.chunks(BLOCK as usize).map(|block| block.iter().all(|byte| *byte == 0));
+    // As many as there is room for.
+    let _ = blocks.all(|is_hole| extents.push(Extent { length: BLOCK, is_hole }));
+    extents
+}
+
 /// The disk as its driver sees it: requests complete in random order, at random times.
 struct SlowDisk {
     medium: Arc<Mutex<Medium>>,
@@ -69,7 +78,7 @@ impl BlockDevice for SlowDisk {
             let mut request = self.queue.swap_remove(at);
             let mut medium = self.medium.lock().unwrap();
             let range = request.offset as usize..request.offset as usize + request.length as usize;
-            if !matches!(request.op, BlockOp::Read | BlockOp::Flush) && medium.fails > 0 {
+            if request.op.is_change() && medium.fails > 0 {
                 medium.fails -= 1;
                 done.push(request.fail(StoreError::Medium));
                 continue;
@@ -86,6 +95,11 @@ impl BlockDevice for SlowDisk {
                         medium.durable[range.clone()].copy_from_slice(&bytes);
                     }
                     medium.cached[range].copy_from_slice(&bytes);
+                }
+                BlockOp::Map => {
+                    let extents = extents(&medium.cached[range]);
+                    done.push(request.answer(extents.to_payload()));
+                    continue;
                 }
                 BlockOp::Flush => {
                     let cached = medium.cached.clone();
@@ -508,6 +522,7 @@ impl DiskWorld {
             BlockOp::Discard,
             BlockOp::Trim,
             BlockOp::Flush,
+            BlockOp::Map,
         ]);
         let mut first = random.below(BLOCKS);
         let mut count = random.pick(&[1, 1, 8, 8, 100, 300, 512]).min(BLOCKS - first);
@@ -545,6 +560,7 @@ impl DiskWorld {
                 BlockRequest::write(id, offset, payload)
             }
             BlockOp::Flush => BlockRequest::flush(id),
+            BlockOp::Map => BlockRequest::map(id, offset, length),
             BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => BlockRequest::zero(id, op, offset, length),
         };
         self.submit(request, (op, first, count, byte));
@@ -592,7 +608,10 @@ impl DiskWorld {
         while let Some(done) = self.done.pop() {
             let (op, first, count, byte) = self.asked.remove(&done.id.0).expect("answered once");
             self.answered += 1;
-            assert!(op == BlockOp::Read || self.is_over || !self.world.remote.inner().is_expected(), "{op:?} waits");
+            assert!(
+                !(op.is_change() || op == BlockOp::Flush) || self.is_over || !self.world.remote.inner().is_expected(),
+                "{op:?} waits"
+            );
             let blocks = first as usize..(first + count) as usize;
             self.busy[blocks.clone()].fill(false);
             if self.is_over && self.cached.is_none() {
@@ -606,6 +625,7 @@ impl DiskWorld {
             }
             match (op, done.result) {
                 (BlockOp::Read, Ok(())) => self.compare(first, &done.payload.into_vec()),
+                (BlockOp::Map, Ok(())) => self.check_holes(first, count, &done.payload),
                 (BlockOp::Write, Ok(())) => {
                     let bytes = count * BLOCK;
                     self.unflushed_bytes += if bytes > 64 << 10 { bytes.max(256 << 10) } else { bytes };
@@ -615,7 +635,7 @@ impl DiskWorld {
                 (BlockOp::Trim, Ok(())) => self.known[blocks].fill(Known::Anything),
                 (op, Err(_)) if op != BlockOp::Flush && (self.has_failed || self.is_over) => {
                     // A change that is not known to be lost may or may not have happened.
-                    if op != BlockOp::Read {
+                    if op.is_change() {
                         self.known[blocks].fill(Known::Anything);
                     }
                 }
@@ -653,6 +673,18 @@ impl DiskWorld {
             assert!(durable.iter().all(|other| other == byte), "block {block} is {:#x}, not {byte:#x}", durable[0]);
             // Even a restarted machine has not lost this.
             self.known[block] = Known::Byte(*byte);
+        }
+    }
+
+    /// What is said to be a hole reads as zeros.
+    fn check_holes(&self, first: u64, count: u64, told: &Payload) {
+        let extents = Extents::read(told, (count * BLOCK) as u32).expect("it tells of the range");
+        let mut at = first * BLOCK;
+        for extent in extents.iter() {
+            let blocks = (at / BLOCK) as usize..((at + extent.length) / BLOCK) as usize;
+            let mut known = self.known[blocks].iter();
+            assert!(!extent.is_hole || known.all(|known| matches!(known, Known::Byte(0) | Known::Anything)));
+            at += extent.length;
         }
     }
 

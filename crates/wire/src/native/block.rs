@@ -14,9 +14,16 @@ use crate::reject::Reject;
 /// Bytes of a request's own part.
 pub const REQUEST_BYTES: usize = 14;
 
-/// The last one was added later: only for devices that announce it ([`TRIMS`]).
-const OPS: [BlockOp; 6] =
-    [BlockOp::Read, BlockOp::Write, BlockOp::Flush, BlockOp::Discard, BlockOp::WriteZeroes, BlockOp::Trim];
+/// The last two were added later: only for devices that announce them ([`TRIMS`], [`MAPS`]).
+const OPS: [BlockOp; 7] = [
+    BlockOp::Read,
+    BlockOp::Write,
+    BlockOp::Flush,
+    BlockOp::Discard,
+    BlockOp::WriteZeroes,
+    BlockOp::Trim,
+    BlockOp::Map,
+];
 const DURABLE: u8 = 1;
 const ERRORS: [StoreError; 6] = [
     StoreError::Medium,
@@ -82,10 +89,13 @@ pub struct Description {
     /// Changes when writes that were answered and not flushed may have been lost: the exporter's machine was started
     /// again.
     pub durability: u64,
+    /// Whether the exporter knows [`BlockOp::Map`].
+    pub maps: bool,
 }
 
 const READ_ONLY: u8 = 1;
 const TRIMS: u8 = 2;
+const MAPS: u8 = 4;
 
 impl Description {
     /// Encodes the message.
@@ -94,7 +104,7 @@ impl Description {
         for field in [self.info.block_bytes, self.info.preferred_bytes, self.info.request_bytes_max] {
             bytes.extend(field.to_le_bytes());
         }
-        let flags = [(self.info.is_read_only, READ_ONLY), (self.info.trims, TRIMS)];
+        let flags = [(self.info.is_read_only, READ_ONLY), (self.info.trims, TRIMS), (self.maps, MAPS)];
         bytes.push(flags.into_iter().filter(|(is_so, _)| *is_so).map(|(_, flag)| flag).sum());
         bytes.extend(self.durability.to_le_bytes());
         bytes
@@ -125,7 +135,7 @@ impl Description {
         }
         let (is_read_only, trims) = (flags & READ_ONLY != 0, flags & TRIMS != 0);
         let info = BlockInfo { size_bytes, block_bytes, preferred_bytes, request_bytes_max, is_read_only, trims };
-        Ok(Self { info, durability })
+        Ok(Self { info, durability, maps: flags & MAPS != 0 })
     }
 }
 
@@ -150,9 +160,9 @@ mod tests {
                 assert!(decode_request(BlockId(3), &part[..REQUEST_BYTES - 1]).is_err());
             }
         }
-        assert_eq!(decode_request(BlockId(3), &[6; 16]).unwrap_err().field, "block flags");
+        assert_eq!(decode_request(BlockId(3), &[7; 16]).unwrap_err().field, "block flags");
         assert_eq!(
-            decode_request(BlockId(3), &[6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap_err().field,
+            decode_request(BlockId(3), &[7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).unwrap_err().field,
             "op"
         );
         for error in ERRORS {
@@ -172,10 +182,12 @@ mod tests {
             trims: false,
         };
         for (is_read_only, trims) in [(true, false), (false, true), (false, false), (true, true)] {
-            let description = Description { info: BlockInfo { is_read_only, trims, ..info }, durability: 9 };
+            let info = BlockInfo { is_read_only, trims, ..info };
+            let description = Description { info, durability: 9, maps: trims != is_read_only };
             assert_eq!(Description::decode(&description.encode()), Ok(description));
         }
-        let refused = |info| Description::decode(&Description { info, durability: 9 }.encode()).unwrap_err().field;
+        let refused =
+            |info| Description::decode(&Description { info, durability: 9, maps: true }.encode()).unwrap_err().field;
         assert_eq!(refused(BlockInfo { size_bytes: 513, ..info }), "size");
         assert_eq!(refused(BlockInfo { block_bytes: 0, ..info }), "block size");
         assert_eq!(refused(BlockInfo { block_bytes: 8192, ..info }), "preferred size");

@@ -1,6 +1,6 @@
 //! The bytes of NBD: checked parsing of what a client sends, and encoders that cannot fail. Big-endian throughout.
 
-use farbus_model::{BlockInfo, StoreError};
+use farbus_model::{BlockInfo, Extents, StoreError};
 
 pub use crate::usbip::message::Reject;
 
@@ -23,6 +23,11 @@ pub const OPTION_HEADER_BYTES: usize = 16;
 pub const REQUEST_BYTES: usize = 28;
 /// Bytes of a name at most ("Values": strings).
 pub const NAME_BYTES_MAX: usize = 4096;
+
+/// The metadata context that tells data from holes ("Metadata querying").
+pub const CONTEXT: &str = "base:allocation";
+/// Its number on a connection.
+pub const CONTEXT_ID: u32 = 1;
 
 /// Flags of the handshake, the server's and the client's alike.
 pub mod handshake_flag {
@@ -64,6 +69,8 @@ pub mod reply {
     pub const SERVER: u32 = 2;
     /// Information about an export.
     pub const INFO: u32 = 3;
+    /// A metadata context.
+    pub const META_CONTEXT: u32 = 4;
     const ERROR: u32 = 1 << 31;
     /// Not supported.
     pub const ERR_UNSUP: u32 = ERROR + 1;
@@ -123,6 +130,8 @@ pub mod command {
     pub const TRIM: u16 = 4;
     /// Make a range read as zeros.
     pub const WRITE_ZEROES: u16 = 6;
+    /// Tell of a range where its holes are.
+    pub const BLOCK_STATUS: u16 = 7;
 }
 
 /// "Command flags".
@@ -133,6 +142,8 @@ pub mod command_flag {
     pub const NO_HOLE: u16 = 1 << 1;
     /// Answer in one chunk.
     pub const DF: u16 = 1 << 2;
+    /// Tell of one extent only.
+    pub const REQ_ONE: u16 = 1 << 3;
     /// Fail rather than be slow.
     pub const FAST_ZERO: u16 = 1 << 4;
 }
@@ -145,10 +156,20 @@ pub mod chunk {
     pub const NONE: u16 = 0;
     /// Bytes.
     pub const OFFSET_DATA: u16 = 1;
+    /// Extents of a metadata context.
+    pub const BLOCK_STATUS: u16 = 5;
     /// An error.
     pub const ERROR: u16 = (1 << 15) + 1;
     /// An error with its offset.
     pub const ERROR_OFFSET: u16 = (1 << 15) + 2;
+}
+
+/// The flags of an extent in [`CONTEXT`] ("`base:allocation` metadata context").
+pub mod state {
+    /// It takes no space.
+    pub const HOLE: u32 = 1;
+    /// It reads as zeros.
+    pub const ZERO: u32 = 1 << 1;
 }
 
 /// Why a request failed, as the protocol numbers it ("Error values").
@@ -311,6 +332,17 @@ pub fn data_chunk(cookie: u64, flags: u16, offset: u64, length: usize) -> [u8; 2
     b[..20].copy_from_slice(&chunk_header(cookie, flags, chunk::OFFSET_DATA, length + 8));
     b[20..].copy_from_slice(&offset.to_be_bytes());
     b
+}
+
+/// The chunk that tells of these extents, the last of its reply; of the first one only if `is_one`.
+pub fn status_chunk(cookie: u64, extents: &Extents, is_one: bool) -> Vec<u8> {
+    let mut told = CONTEXT_ID.to_be_bytes().to_vec();
+    for extent in extents.iter().take(if is_one { 1 } else { Extents::MAX }) {
+        // It tells of a request's range, whose length has 32 bits.
+        told.extend((extent.length as u32).to_be_bytes());
+        told.extend(if extent.is_hole { state::HOLE | state::ZERO } else { 0 }.to_be_bytes());
+    }
+    [&chunk_header(cookie, chunk::FLAG_DONE, chunk::BLOCK_STATUS, told.len())[..], &told].concat()
 }
 
 /// The flags that go with every answer about an export ("Transmission flags").

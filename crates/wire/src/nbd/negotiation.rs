@@ -6,7 +6,7 @@
 //! | `LIST` | all exports by name, then ACK |
 //! | `INFO`, `GO` | what the export is, always with its block sizes, then ACK; `ERR_UNKNOWN` |
 //! | `STRUCTURED_REPLY` | ACK |
-//! | `LIST_META_CONTEXT`, `SET_META_CONTEXT` | ACK: none of them is known here, and none was selected |
+//! | `LIST_META_CONTEXT`, `SET_META_CONTEXT` | `base:allocation` if that is asked for, then ACK; `ERR_UNKNOWN` |
 //! | `ABORT` | ACK, and the end |
 //! | `STARTTLS`, `EXTENDED_HEADERS`, anything else | `ERR_UNSUP`, and the client continues without it |
 //! | data where there is none, or too little of it | `ERR_INVALID` |
@@ -16,7 +16,7 @@ use farbus_model::BlockInfo;
 use farbus_model::limits::NBD_REQUEST_BYTES_MAX;
 
 use super::export::Export;
-use super::message::{self, NAME_BYTES_MAX, info, option, reply};
+use super::message::{self, CONTEXT, CONTEXT_ID, NAME_BYTES_MAX, info, option, reply};
 use crate::buffer::Outgoing;
 
 /// The outcome of an option.
@@ -28,6 +28,8 @@ pub(crate) enum Negotiated {
     Begin(usize),
     /// Structured replies may be used from now on.
     Structured,
+    /// What `SET_META_CONTEXT` selected: the context of the export with this index, or none.
+    Selected(Option<usize>),
     /// The connection ends once the waiting bytes are sent.
     End,
     /// The connection ends at once: the client named an unknown export, and the protocol has no answer for that.
@@ -70,15 +72,41 @@ fn read_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
     fields.0.is_empty().then_some((name, asked))
 }
 
-/// The export's name in `LIST_META_CONTEXT` or `SET_META_CONTEXT`; `None` if the data is malformed.
-fn read_meta_request(data: &[u8]) -> Option<&str> {
+/// The export's name in `LIST_META_CONTEXT` or `SET_META_CONTEXT`, and whether one of the queries means [`CONTEXT`];
+/// `None` if the data is malformed.
+fn read_meta_request(kind: u32, data: &[u8]) -> Option<(&str, bool)> {
     let mut fields = Fields(data);
     let name = fields.text()?;
     let count = fields.word()?;
+    // Without a query, all contexts are listed, and none is selected.
+    let mut is_meant = kind == option::LIST_META_CONTEXT && count == 0;
     for _ in 0..count {
-        fields.text()?;
+        let query = fields.text()?;
+        is_meant |= query == CONTEXT || (kind == option::LIST_META_CONTEXT && query == "base:");
     }
-    fields.0.is_empty().then_some(name)
+    fields.0.is_empty().then_some((name, is_meant))
+}
+
+/// Lists or selects the metadata context. Returns what was selected: none after a refusal.
+fn tell_context(kind: u32, data: &[u8], exports: &[Export], is_structured: bool, to: &mut Outgoing) -> Option<usize> {
+    if !is_structured {
+        answer(to, kind, reply::ERR_INVALID, b"structured replies come first");
+        return None;
+    }
+    let Some((name, is_meant)) = read_meta_request(kind, data) else {
+        answer(to, kind, reply::ERR_INVALID, b"its data does not add up");
+        return None;
+    };
+    let Some(export) = find(exports, name) else {
+        answer(to, kind, reply::ERR_UNKNOWN, b"there is no such export");
+        return None;
+    };
+    if is_meant {
+        let id = if kind == option::SET_META_CONTEXT { CONTEXT_ID } else { 0 };
+        answer(to, kind, reply::META_CONTEXT, &[&id.to_be_bytes(), CONTEXT.as_bytes()].concat());
+    }
+    answer(to, kind, reply::ACK, &[]);
+    is_meant.then_some(export)
 }
 
 fn find(exports: &[Export], name: &str) -> Option<usize> {
@@ -128,13 +156,11 @@ pub(crate) fn negotiate(
             answer(to, kind, reply::ACK, &[]);
             return Negotiated::Structured;
         }
-        option::LIST_META_CONTEXT | option::SET_META_CONTEXT if is_structured => match read_meta_request(data) {
-            Some(name) if find(exports, name).is_some() => answer(to, kind, reply::ACK, &[]),
-            Some(_) => answer(to, kind, reply::ERR_UNKNOWN, b"there is no such export"),
-            None => answer(to, kind, reply::ERR_INVALID, b"its data does not add up"),
-        },
-        option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
-            answer(to, kind, reply::ERR_INVALID, b"structured replies come first");
+        option::LIST_META_CONTEXT => {
+            tell_context(kind, data, exports, is_structured, to);
+        }
+        option::SET_META_CONTEXT => {
+            return Negotiated::Selected(tell_context(kind, data, exports, is_structured, to));
         }
         option::LIST | option::STRUCTURED_REPLY => answer(to, kind, reply::ERR_INVALID, b"it has no data"),
         _ => answer(to, kind, reply::ERR_UNSUP, b"this server does not know that"),

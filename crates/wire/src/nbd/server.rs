@@ -7,6 +7,7 @@
 //! |---|---|
 //! | a read with structured replies | each as a chunk as soon as it is there, in any order |
 //! | a read that must not be cut (DF), or without structured replies | held until all are there, then sent in order, uncopied |
+//! | where the holes of a range are | it has one piece; the extents in one chunk |
 //! | anything else | one answer after the last; the first failure is the one that is told |
 //!
 //! A connection that is out of credit ([`NBD_REQUESTS_MAX`], [`NBD_PAYLOAD_BYTES_MAX`]) parses and receives nothing
@@ -20,7 +21,7 @@ use farbus_model::limits::{
     NBD_REQUESTS_MAX,
 };
 use farbus_model::{
-    BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Limits, Payload, Pending, StoreError,
+    BlockDone, BlockId, BlockInfo, BlockOp, BlockRequest, BufferPool, Extents, Limits, Payload, Pending, StoreError,
 };
 
 use super::export::Export;
@@ -42,6 +43,8 @@ pub struct ServerConn {
     outgoing: Outgoing,
     phase: Phase,
     is_structured: bool,
+    /// The export of which the client may ask where its holes are.
+    mapped: Option<usize>,
     options: u32,
     /// Bytes still to be skipped: an option that is too long, the data of a refused write.
     skip: u64,
@@ -82,6 +85,8 @@ struct Flight {
     is_chunked: bool,
     /// A read that is answered by one chunk.
     is_whole_chunk: bool,
+    /// Whether only the first extent is told.
+    is_one: bool,
     offset: u64,
     length: u32,
     /// Pieces that the device has.
@@ -112,6 +117,15 @@ fn piece_bytes_max(info: &BlockInfo) -> u32 {
     (most / block).max(1) * block
 }
 
+/// Payload bytes that the device holds or brings for a request.
+fn held(op: BlockOp, length: u32) -> usize {
+    match op {
+        BlockOp::Read | BlockOp::Write => length as usize,
+        BlockOp::Map => Extents::BYTES,
+        BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes => 0,
+    }
+}
+
 /// The smallest piece: a sector. The number of pieces has to fit the ids of requests.
 const PIECE_BYTES_MIN: u32 = 512;
 const SLOT_SHIFT: u32 = 24;
@@ -131,6 +145,7 @@ impl ServerConn {
             outgoing,
             phase: Phase::Flags,
             is_structured: false,
+            mapped: None,
             options: 0,
             skip: 0,
             after_skip: None,
@@ -219,7 +234,7 @@ impl ServerConn {
             BlockOp::Read => is_whole.unwrap_or(length) as usize,
             // The device gets the data, and the receive buffer may have to grow until all of it is there.
             BlockOp::Write => length as usize + self.incoming.growth_to(length as usize),
-            BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes => 0,
+            BlockOp::Flush | BlockOp::Trim | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Map => held(op, length),
         }
     }
 
@@ -306,6 +321,7 @@ impl ServerConn {
         match negotiated {
             Negotiated::On => {}
             Negotiated::Structured => self.is_structured = true,
+            Negotiated::Selected(mapped) => self.mapped = mapped,
             Negotiated::Begin(export) => self.phase = Phase::Transmission { export },
             Negotiated::End => self.phase = Phase::Closing,
             Negotiated::HangUp => {
@@ -339,7 +355,7 @@ impl ServerConn {
             return Ok(true);
         }
         match self.check(export, &request) {
-            Ok(_) if request.length == 0 && request.command != command::FLUSH => self.answer_nothing(&request),
+            Ok(op) if request.length == 0 && op != BlockOp::Flush => self.answer_nothing(&request),
             Ok(op) => self.begin(export, &request, op),
             Err(failure) => {
                 // The data of a write follows, whether the write is refused or not.
@@ -352,6 +368,7 @@ impl ServerConn {
 
     /// The operation of a request, or its refusal ("Request types", "Error values", "Block size constraints").
     fn check(&self, export: usize, request: &Request) -> Result<BlockOp, Failure> {
+        let is_mapped = self.mapped == Some(export);
         let export = &self.exports[export];
         let (info, flags) = (&export.info, request.flags);
         let (op, known) = match request.command {
@@ -364,6 +381,7 @@ impl ServerConn {
                 let op = if flags & command_flag::NO_HOLE == 0 { BlockOp::Discard } else { BlockOp::WriteZeroes };
                 (op, command_flag::NO_HOLE | command_flag::FAST_ZERO)
             }
+            command::BLOCK_STATUS if is_mapped && request.length > 0 => (BlockOp::Map, command_flag::REQ_ONE),
             _ => return Err(Failure::Invalid),
         };
         if flags & !(known | command_flag::FUA) != 0 {
@@ -372,7 +390,7 @@ impl ServerConn {
         if op == BlockOp::Flush {
             return if (request.offset, request.length) == (0, 0) { Ok(op) } else { Err(Failure::Invalid) };
         }
-        if op != BlockOp::Read && info.is_read_only {
+        if op.is_change() && info.is_read_only {
             return Err(Failure::NotPermitted);
         }
         let end = request.offset.checked_add(u64::from(request.length));
@@ -400,6 +418,7 @@ impl ServerConn {
             command: request.command,
             is_chunked,
             is_whole_chunk: is_read && self.is_structured && !is_chunked,
+            is_one: op == BlockOp::Map && request.flags & command_flag::REQ_ONE != 0,
             offset: request.offset,
             length: request.length,
             asked: 0,
@@ -443,9 +462,7 @@ impl ServerConn {
             payload = self.incoming.window(0..count);
             self.incoming.consume(count);
         }
-        if matches!(issue.op, BlockOp::Read | BlockOp::Write) {
-            self.held_bytes += length as usize;
-        }
+        self.held_bytes += held(issue.op, length);
         let left = issue.left - length;
         let flight = self.flights[issue.slot as usize].as_mut().expect("what is issued is in flight");
         flight.asked += 1;
@@ -477,8 +494,8 @@ impl ServerConn {
         flight.asked -= 1;
         let is_last = flight.asked == 0 && flight.is_issued;
         pool.recycle(done.spent);
-        if matches!(done.op, BlockOp::Read | BlockOp::Write) && (flight.is_chunked || done.op == BlockOp::Write) {
-            self.held_bytes -= done.length as usize;
+        if !flight.is_held_whole() {
+            self.held_bytes -= held(done.op, done.length);
         }
         match done.result {
             Err(error) => {
@@ -500,6 +517,7 @@ impl ServerConn {
                 }
                 flight.parts[piece] = done.payload;
             }
+            Ok(()) if done.op == BlockOp::Map => flight.parts.push(done.payload),
             Ok(()) => {}
         }
         if is_last {
@@ -517,7 +535,13 @@ impl ServerConn {
         }
         match flight.failed {
             Some(error) => {
-                self.put_failure(flight.cookie, is_read, Failure::of(error), &error.to_string());
+                self.put_failure(flight.cookie, flight.command, Failure::of(error), &error.to_string());
+                flight.parts.into_iter().for_each(|part| pool.recycle(part));
+            }
+            None if flight.command == command::BLOCK_STATUS => {
+                let told = flight.parts.first().and_then(|payload| Extents::read(payload, flight.length));
+                let extents = told.unwrap_or_else(|| Extents::data(flight.length.into()));
+                self.outgoing.put(&message::status_chunk(flight.cookie, &extents, flight.is_one));
                 flight.parts.into_iter().for_each(|part| pool.recycle(part));
             }
             None => {
@@ -558,13 +582,13 @@ impl ServerConn {
                     Failure::NotSupported => "zeros are not made fast here",
                     _ => "the request is unknown, out of range, unaligned or too long",
                 };
-                self.put_failure(request.cookie, request.command == command::READ, failure, why);
+                self.put_failure(request.cookie, request.command, failure, why);
             }
         }
     }
 
-    fn put_failure(&mut self, cookie: u64, is_read: bool, failure: Failure, why: &str) {
-        if !is_read || !self.is_structured {
+    fn put_failure(&mut self, cookie: u64, command: u16, failure: Failure, why: &str) {
+        if !self.is_structured || !matches!(command, command::READ | command::BLOCK_STATUS) {
             self.outgoing.put(&message::simple_reply(cookie, failure.code()));
             return;
         }
@@ -639,6 +663,7 @@ impl ServerConn {
             Phase::Transmission { export } => TRANSMISSION + export as u32,
         });
         to.flag(self.is_structured);
+        to.u32(self.mapped.map_or(0, |export| export as u32 + 1));
         to.u32(self.options);
         to.bytes(self.incoming.bytes());
         self.outgoing.save(to);
@@ -697,6 +722,7 @@ impl ServerConn {
             other => return Err(Reject::new("phase", other.into(), "a connection has such a phase")),
         };
         conn.is_structured = from.flag("structured")?;
+        conn.mapped = conn.restore_mapped(from)?;
         conn.options = from.u32("options")?;
         conn.incoming.refill(from.bytes("bytes received")?);
         conn.outgoing.put(from.bytes("bytes to send")?);
@@ -714,6 +740,16 @@ impl ServerConn {
         conn.issue = if from.flag("being asked")? { Some(conn.restore_issue(from)?) } else { None };
         conn.put_pending(pending)?;
         Ok(conn)
+    }
+
+    /// Nobody asks a connection of the previous release where holes are.
+    fn restore_mapped(&self, from: &mut Reader<'_>) -> Result<Option<usize>, Reject> {
+        let number = if from.version() >= 13 { from.u32("export with holes")? } else { 0 };
+        let mapped = (number as usize).checked_sub(1);
+        if mapped.is_some_and(|export| !self.is_structured || export >= self.exports.len()) {
+            return Err(Reject::new("export with holes", number.into(), "it is one, with structured replies"));
+        }
+        Ok(mapped)
     }
 
     fn restore_refusal(&self, from: &mut Reader<'_>) -> Result<Option<Refusal>, Reject> {
@@ -766,8 +802,8 @@ impl ServerConn {
             flight.asked += 1;
             if flight.is_held_whole() {
                 pieces.insert((slot, piece), length);
-            } else if matches!(op, BlockOp::Read | BlockOp::Write) {
-                self.held_bytes += length as usize;
+            } else {
+                self.held_bytes += held(op, length);
             }
         }
         for slot in 0..self.flights.len() {
@@ -805,6 +841,9 @@ impl Flight {
         to.u64(self.cookie);
         to.u16(self.command);
         to.flag(self.is_chunked);
+        if self.command == command::BLOCK_STATUS {
+            to.flag(self.is_one);
+        }
         to.u64(self.offset);
         to.u32(self.length);
         to.flag(self.failed.is_some());
@@ -823,6 +862,7 @@ impl Flight {
         if is_chunked && !(is_read && is_structured) {
             return Err(Reject::new("chunks", command.into(), "reads are answered so, where that was agreed on"));
         }
+        let is_one = command == command::BLOCK_STATUS && from.flag("one extent")?;
         let (offset, length) = (from.u64("offset")?, from.u32("length")?);
         if offset.checked_add(length.into()).is_none() || (is_read && length > NBD_REQUEST_BYTES_MAX) {
             return Err(Reject::new("length", length.into(), "a client may ask for so much"));
@@ -840,7 +880,19 @@ impl Flight {
         }
         let is_whole_chunk = is_read && is_structured && !is_chunked;
         let (asked, is_issued) = (0, false);
-        Ok(Self { cookie, command, is_chunked, is_whole_chunk, offset, length, asked, is_issued, failed, parts })
+        Ok(Self {
+            cookie,
+            command,
+            is_chunked,
+            is_whole_chunk,
+            is_one,
+            offset,
+            length,
+            asked,
+            is_issued,
+            failed,
+            parts,
+        })
     }
 
     /// Whether this read is sent only when all of it is there.
@@ -856,6 +908,7 @@ impl Flight {
             BlockOp::Flush => self.command == command::FLUSH,
             BlockOp::Trim => self.command == command::TRIM,
             BlockOp::Discard | BlockOp::WriteZeroes => self.command == command::WRITE_ZEROES,
+            BlockOp::Map => self.command == command::BLOCK_STATUS,
         }
     }
 

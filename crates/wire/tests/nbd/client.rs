@@ -18,6 +18,14 @@ pub fn go(name: &str, asked: &[u16]) -> Vec<u8> {
     data
 }
 
+/// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
+pub fn contexts(name: &str, queries: &[&str]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u32).to_be_bytes(), text.as_bytes()].concat();
+    let mut data = [text(name), (queries.len() as u32).to_be_bytes().to_vec()].concat();
+    queries.iter().for_each(|query| data.extend(text(query)));
+    data
+}
+
 pub fn request(command: u16, flags: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     Request { flags, command, cookie, offset, length }.to_bytes().to_vec()
 }
@@ -112,6 +120,13 @@ pub fn replies(bytes: &[u8], waited: &BTreeMap<u64, Waited>, is_structured: bool
                 covered.fill(true);
                 bytes[at..][..data.0.len()].copy_from_slice(data.0);
                 assert!(!asked.is_whole || data.0.len() == asked.length, "DF: one piece");
+            }
+            chunk::BLOCK_STATUS => {
+                assert_eq!((asked.command, data.word(), flags), (command::BLOCK_STATUS, 1, chunk::FLAG_DONE));
+                assert!(!data.0.is_empty() && data.0.len() % 8 == 0, "it tells of whole extents");
+                answers.insert(cookie, Answer::Done(data.0.to_vec()));
+                open.remove(&cookie);
+                continue;
             }
             chunk::ERROR => {
                 error = Some(data.word());

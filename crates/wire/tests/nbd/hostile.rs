@@ -19,7 +19,7 @@ fn number(input: &mut Input<'_>) -> u32 {
 
 /// Mostly a message that a client could send.
 fn frame(input: &mut Input<'_>) -> Vec<u8> {
-    let mut bytes = match input.below(6) {
+    let mut bytes = match input.below(7) {
         0 => {
             let name = input.pick(&["", "disk", "x"]);
             let asked = [3, number(input) as u16];
@@ -35,6 +35,11 @@ fn frame(input: &mut Input<'_>) -> Vec<u8> {
             // The data of a long write would take too much time in a test.
             let length = if command == 1 { input.below(100) } else { number(input).min(64 << 10) };
             client::request(command, input.pick(&FLAGS), 2, u64::from(number(input)), length)
+        }
+        5 => {
+            let queries = [(); 3].map(|()| input.pick(&["base:allocation", "base:", "", "x:y"]));
+            let data = client::contexts(input.pick(&["", "disk", "x"]), &queries[..input.below(4) as usize]);
+            client::option(input.pick(&[option::SET_META_CONTEXT, option::LIST_META_CONTEXT]), &data)
         }
         _ => {
             let size = input.below(40) as usize;

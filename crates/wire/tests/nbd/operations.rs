@@ -7,7 +7,7 @@ use farbus_wire::nbd::message::{command, command_flag};
 
 use crate::client::{self, Answer, Waited};
 use crate::fuzzing::{Input, fuzz};
-use crate::world::{FLAGS, INFO, World};
+use crate::world::{FLAGS, INFO, World, extents};
 
 /// The result that the client expects, computed on its own bytes.
 fn expected(
@@ -22,6 +22,7 @@ fn expected(
     let known = match command {
         command::READ if is_structured => command_flag::DF,
         command::READ | command::WRITE | command::TRIM => 0,
+        command::BLOCK_STATUS if is_structured && length > 0 => command_flag::REQ_ONE,
         command::WRITE_ZEROES => command_flag::NO_HOLE | command_flag::FAST_ZERO,
         command::FLUSH if flags & !command_flag::FUA == 0 && (offset, length) == (0, 0) => {
             return Answer::Done(Vec::new());
@@ -31,7 +32,7 @@ fn expected(
     if flags & !(known | command_flag::FUA) != 0 {
         return Answer::Failed(22);
     }
-    if command != command::READ && info.is_read_only {
+    if !matches!(command, command::READ | command::BLOCK_STATUS) && info.is_read_only {
         return Answer::Failed(1);
     }
     if offset.saturating_add(length as u64) > info.size_bytes {
@@ -43,6 +44,14 @@ fn expected(
     }
     if flags & command_flag::FAST_ZERO != 0 {
         return Answer::Failed(95);
+    }
+    if command == command::BLOCK_STATUS {
+        let count = if flags & command_flag::REQ_ONE == 0 { usize::MAX } else { 1 };
+        let extents = extents(offset, length as u64);
+        let told = extents.iter().take(count).flat_map(|extent| {
+            [(extent.length as u32).to_be_bytes(), if extent.is_hole { 3u32 } else { 0 }.to_be_bytes()].concat()
+        });
+        return Answer::Done(told.collect());
     }
     let range = &mut bytes[offset as usize..][..length];
     match command {
@@ -82,7 +91,7 @@ fn fuzz_nbd_operations() {
             if input.is_empty() || cookie > 200 {
                 break;
             }
-            let kind = input.pick(&[0, 0, 0, 1, 1, 1, 3, 4, 6, 6, 5, 7, 100]);
+            let kind = input.pick(&[0, 0, 0, 1, 1, 1, 3, 4, 6, 6, 5, 7, 7, 7, 100]);
             let flags = if input.below(2) == 0 { 0 } else { input.pick(&FLAGS) | input.pick(&FLAGS) };
             let blocks = input.pick(&[0, 1, 1, 2, 8, 64, 100]);
             let length = if input.once_in(4) { input.below(3000) } else { blocks * 512 };
@@ -128,8 +137,12 @@ fn fuzz_nbd_snapshots() {
         let is_structured = input.below(2) == 0;
         let mut world = World::begun(info, is_structured);
         for cookie in 0..u64::from(1 + input.below(6)) {
-            let kind = input.pick(&[0, 0, 1, 3, 4, 6]);
-            let flags = if kind == 0 && is_structured { input.pick(&[0, command_flag::DF]) } else { 0 };
+            let kind = input.pick(&[0, 0, 1, 3, 4, 6, 7]);
+            let flags = match kind {
+                command::READ if is_structured => input.pick(&[0, command_flag::DF]),
+                command::BLOCK_STATUS => input.pick(&[0, command_flag::REQ_ONE]),
+                _ => 0,
+            };
             let length = if kind == command::FLUSH { 0 } else { input.pick(&[512, 3000, 9000]) };
             let mut sent = client::request(kind, flags, cookie, 0, length);
             if kind == command::WRITE {

@@ -110,7 +110,11 @@ fn unknown_option_is_refused_and_the_handshake_continues() {
         (option::STRUCTURED_REPLY, vec![1], reply::ERR_INVALID),
         (option::SET_META_CONTEXT, meta.clone(), reply::ERR_INVALID),
         (option::STRUCTURED_REPLY, vec![], reply::ACK),
-        (option::SET_META_CONTEXT, meta.clone(), reply::ACK),
+        (option::SET_META_CONTEXT, meta.clone(), reply::META_CONTEXT),
+        (option::SET_META_CONTEXT, client::contexts("no such", &["base:allocation"]), reply::ERR_UNKNOWN),
+        (option::SET_META_CONTEXT, client::contexts("", &["x:y"]), reply::ACK),
+        (option::SET_META_CONTEXT, [&[0; 4][..], &[0xff; 4]].concat(), reply::ERR_INVALID),
+        (option::LIST_META_CONTEXT, client::contexts("", &[&"x".repeat(4097)]), reply::ERR_INVALID),
         (option::LIST_META_CONTEXT, meta[..meta.len() - 1].to_vec(), reply::ERR_INVALID),
         (option::GO, vec![0, 0, 0, 200], reply::ERR_INVALID),
         (option::INFO, vec![0xff; 16], reply::ERR_INVALID),
@@ -124,6 +128,9 @@ fn unknown_option_is_refused_and_the_handshake_continues() {
     let mut reader = Reader(&said[18..]);
     for (kind, _, answer) in &said_and_answered {
         assert_eq!(reader.option_reply(*kind).0, *answer, "option {kind}");
+        if *answer == reply::META_CONTEXT {
+            assert_eq!(reader.option_reply(*kind).0, reply::ACK);
+        }
     }
     assert!(reader.0.is_empty() && world.conn.is_finished());
 }
@@ -159,6 +166,86 @@ const EIO: u32 = 5;
 const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 const ENOTSUP: u32 = 95;
+
+/// A server after these options and the choice of an export, and what it said to the last of the options.
+fn after_options(options: &[(u32, Vec<u8>)], name: &str) -> (World, Vec<(u32, Vec<u8>)>) {
+    let mut world = World::new(exports(&[("one", INFO), ("two", INFO)]));
+    world.hear(&3u32.to_be_bytes()).unwrap();
+    world.listen();
+    let mut told = Vec::new();
+    for (kind, data) in options {
+        world.hear(&client::option(*kind, data)).unwrap();
+        let said = world.listen();
+        let mut reader = Reader(&said);
+        told.clear();
+        while !reader.0.is_empty() {
+            let (reply, data) = reader.option_reply(*kind);
+            told.push((reply, data.to_vec()));
+        }
+    }
+    world.hear(&client::option(option::GO, &client::go(name, &[]))).unwrap();
+    world.listen();
+    (world, told)
+}
+
+#[test]
+fn context_is_listed_and_selected_for_the_export_that_is_named() {
+    let structured = (option::STRUCTURED_REPLY, Vec::new());
+    let allocation = |id: u32| (reply::META_CONTEXT, [&id.to_be_bytes()[..], b"base:allocation"].concat());
+    let ack = (reply::ACK, Vec::new());
+    for (kind, queries, id) in [
+        (option::LIST_META_CONTEXT, &[][..], Some(0)),
+        (option::LIST_META_CONTEXT, &["base:"], Some(0)),
+        (option::LIST_META_CONTEXT, &["x:y"], None),
+        (option::SET_META_CONTEXT, &[], None),
+        (option::SET_META_CONTEXT, &["base:"], None),
+        (option::SET_META_CONTEXT, &["x:y", "base:allocation", "base:allocation"], Some(1)),
+    ] {
+        let (_, told) = after_options(&[structured.clone(), (kind, client::contexts("two", queries))], "two");
+        let expected: Vec<_> = id.map(allocation).into_iter().chain([ack.clone()]).collect();
+        assert_eq!(told, expected, "{kind} {queries:?}");
+    }
+    let select = |name: &str| (option::SET_META_CONTEXT, client::contexts(name, &["base:allocation"]));
+    for (options, name, code) in [
+        (vec![structured.clone(), select("two")], "two", 0),
+        (vec![structured.clone(), select("")], "one", 0),
+        (vec![structured.clone(), select("one")], "two", EINVAL),
+        (vec![structured.clone(), select("two"), select("no such")], "two", EINVAL),
+        (vec![structured.clone(), select("two"), (option::SET_META_CONTEXT, vec![1])], "two", EINVAL),
+        (vec![structured.clone()], "two", EINVAL),
+        (vec![select("two"), structured.clone()], "two", EINVAL),
+    ] {
+        let (mut world, _) = after_options(&options, name);
+        let asked = Waited { command: command::BLOCK_STATUS, offset: 0, length: 4096, is_whole: false };
+        let answer = ask(&mut world, true, &client::request(command::BLOCK_STATUS, 0, 1, 0, 4096), &asked);
+        let is_right = match answer {
+            Answer::Done(told) => code == 0 && told.len() == 4 * 8,
+            Answer::Failed(other) => other == code,
+        };
+        assert!(is_right, "{options:?} {name}");
+    }
+}
+
+#[test]
+fn extents_are_told_as_the_specification_says() {
+    let mut world = World::begun(BlockInfo { block_bytes: 512, ..INFO }, true);
+    let mut told = |flags, offset, length| {
+        world.hear(&client::request(command::BLOCK_STATUS, flags, 0x0102_0304_0506_0708, offset, length)).unwrap();
+        world.listen()
+    };
+    let head = hex("668e33ef 0001 0005 0102030405060708");
+    assert_eq!(
+        told(0, 512, 2048),
+        [head.clone(), hex("0000001c 00000001 00000200 00000000 00000400 00000003 00000200 00000000")].concat()
+    );
+    let one = [head, hex("0000000c 00000001 00000200 00000000")].concat();
+    assert_eq!(told(command_flag::REQ_ONE, 512, 2048), one);
+    for (flags, offset, length) in [(0, 0, 0), (0, 512, 100), (command_flag::DF, 0, 512), (0, INFO.size_bytes, 512)] {
+        let said = told(flags, offset, length);
+        assert_eq!(said[..8], hex("668e33ef 0001 8001"), "an error chunk for {flags} {offset} {length}");
+        assert_eq!(said[20..24], EINVAL.to_be_bytes());
+    }
+}
 
 /// Sends one request and returns its outcome.
 fn ask(world: &mut World, is_structured: bool, bytes: &[u8], asked: &Waited) -> Answer {

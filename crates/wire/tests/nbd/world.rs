@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use farbus_model::block::MemoryStore;
 use farbus_model::{
-    BlockDone, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Limits, Payload, Pending, StoreError,
+    BlockDone, BlockInfo, BlockOp, BlockRequest, BlockStore, BufferPool, Extent, Extents, Limits, Payload, Pending,
+    StoreError,
 };
 use farbus_wire::nbd::message::{Reject, command_flag, option, reply};
 use farbus_wire::nbd::{Export, ServerConn};
@@ -73,12 +74,17 @@ impl World {
         world.hear(&3u32.to_be_bytes()).unwrap();
         if is_structured {
             world.hear(&client::option(option::STRUCTURED_REPLY, &[])).unwrap();
+            let contexts = client::contexts("", &["base:allocation"]);
+            world.hear(&client::option(option::SET_META_CONTEXT, &contexts)).unwrap();
         }
         world.hear(&client::option(option::GO, &client::go("", &[]))).unwrap();
         let said = world.listen();
         let mut reader = Reader(&said[18..]);
         if is_structured {
             assert_eq!(reader.option_reply(option::STRUCTURED_REPLY).0, reply::ACK);
+            let context = (reply::META_CONTEXT, &b"\0\0\0\x01base:allocation"[..]);
+            assert_eq!(reader.option_reply(option::SET_META_CONTEXT), context);
+            assert_eq!(reader.option_reply(option::SET_META_CONTEXT).0, reply::ACK);
         }
         while reader.option_reply(option::GO).0 != reply::ACK {}
         assert!(reader.0.is_empty());
@@ -136,6 +142,7 @@ impl World {
                 self.store.write_at(offset, &payload.contiguous()).unwrap();
             }
             BlockOp::Flush => assert_eq!((offset, length), (0, 0)),
+            BlockOp::Map => brought = extents(offset, length as u64).to_payload(),
             BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {
                 self.store.discard(offset, length as u64).unwrap()
             }
@@ -228,5 +235,23 @@ impl World {
     }
 }
 
+/// Bytes of an extent of the test's device: data and holes by turns.
+pub const EXTENT_BYTES: u64 = 1024;
+
+/// Where the holes of a range are said to be.
+pub fn extents(offset: u64, length: u64) -> Extents {
+    let (mut extents, mut at) = (Extents::default(), offset);
+    while at < offset + length {
+        let number = at / EXTENT_BYTES;
+        let end = ((number + 1) * EXTENT_BYTES).min(offset + length);
+        if !extents.push(Extent { length: end - at, is_hole: number % 2 == 1 }) {
+            break;
+        }
+        at = end;
+    }
+    extents
+}
+
 /// The flags that have a meaning with a command.
-pub const FLAGS: [u16; 5] = [0, command_flag::FUA, command_flag::NO_HOLE, command_flag::DF, command_flag::FAST_ZERO];
+pub const FLAGS: [u16; 6] =
+    [0, command_flag::FUA, command_flag::NO_HOLE, command_flag::DF, command_flag::FAST_ZERO, command_flag::REQ_ONE];

@@ -458,7 +458,7 @@ impl Unit {
 
     fn sense(&self, error: StoreError, op: BlockOp, offset: u64) -> Sense {
         match op {
-            BlockOp::Read => self.geometry.sense(error, Sense::READ_ERROR, offset),
+            BlockOp::Read | BlockOp::Map => self.geometry.sense(error, Sense::READ_ERROR, offset),
             // No block can be named: it may be any of those written.
             BlockOp::Flush => sense_of(error, Sense::WRITE_ERROR),
             BlockOp::Write | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => {

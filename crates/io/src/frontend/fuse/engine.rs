@@ -634,7 +634,9 @@ impl Engine {
             (Origin::Program(unique), Ok(())) => match op {
                 BlockOp::Read => kernel.data(unique, payload),
                 BlockOp::Write => kernel.written(unique, length),
-                BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim => kernel.ok(unique),
+                BlockOp::Flush | BlockOp::Discard | BlockOp::WriteZeroes | BlockOp::Trim | BlockOp::Map => {
+                    kernel.ok(unique);
+                }
             },
             (Origin::Owner(asker), result) => {
                 // The channel has room for its only answer.
