@@ -24,6 +24,7 @@ mod owner;
 mod pipe;
 mod plan;
 mod release;
+mod run;
 mod served;
 mod share;
 mod share_by_daemon;
@@ -40,6 +41,7 @@ use farbus_io::module::Way;
 
 pub use output::{Failure, report};
 
+use crate::frontend::usbfs;
 use crate::link::modules::program;
 
 /// Any machine's devices on any other machine, as if they were plugged in there.
@@ -76,6 +78,7 @@ enum Verb {
     Unshare(share_by_daemon::UnshareArgs),
     List(list::Args),
     Attach(attach::AttachArgs),
+    Run(run::RunArgs),
     Detach(attach::DetachArgs),
     /// Hold a virtual machine's device before the machine migrates.
     #[command(
@@ -149,6 +152,15 @@ enum Verb {
         /// The program.
         program: std::path::PathBuf,
     },
+    /// The process that becomes the program of `farbus run`; started by it alone.
+    #[command(hide = true, name = usbfs::INSIDE_VERB)]
+    RunInside {
+        /// The descriptor of its parent.
+        parent: std::os::fd::RawFd,
+        /// The program, and its arguments.
+        #[arg(required = true, last = true)]
+        program: Vec<std::ffi::OsString>,
+    },
     /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
     Nearby,
@@ -218,6 +230,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::Unshare(args) => share_by_daemon::unshare(&args),
         Verb::List(args) => list::run(&args),
         Verb::Attach(args) => attach::attach(args),
+        Verb::Run(args) => run::run(args),
         Verb::Detach(args) => attach::detach(args),
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),
@@ -256,6 +269,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
         },
         Verb::ModuleProgram { ring, program } => Err(Failure::local(program::become_program(&program, way(ring)))),
+        Verb::RunInside { parent, program } => run::become_program(parent, &program),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
     }
 }

@@ -1,7 +1,9 @@
 //! `farbus run`: a program that sees devices of other machines as its own.
 
 use std::ffi::OsString;
-use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::fd::RawFd;
+
+use farbus_io::sys::inherited;
 
 use super::Failure;
 use crate::broker::SystemAccess;
@@ -52,4 +54,11 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         Err(usbfs::RunError::Device(error)) => Err((*error).into()),
         Err(error @ usbfs::RunError::Local(_)) => Err(Failure::local(error)),
     }
+}
+
+/// Becomes the program. If that fails, the parent is told why, and says it.
+pub fn become_program(parent: RawFd, program: &[OsString]) -> Result<(), Failure> {
+    let parent = inherited::take(parent).ok_or_else(|| Failure::local("farbus itself starts this verb"))?;
+    usbfs::become_program(parent, program);
+    std::process::exit(1);
 }

@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code, reason = "descriptors that no type owns")]
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 
 /// The first descriptor after standard input, output and error.
@@ -34,6 +34,15 @@ pub fn close() {
         // SAFETY: it was open before this program opened anything, so no object owns it, and it is closed once.
         unsafe { rustix::io::close(number) };
     }
+}
+
+/// Takes one of the recorded descriptors; `None` if it is not one of them, or was taken.
+pub fn take(number: RawFd) -> Option<OwnedFd> {
+    let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+    let index = inherited.iter().position(|&other| other == number)?;
+    inherited.swap_remove(index);
+    // SAFETY: it was open before this program opened anything, so no object owns it, and it is taken once.
+    Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 fn is_open(number: RawFd) -> bool {

@@ -251,7 +251,7 @@ impl Engine {
                 self.server.done(id);
             }
             // The server answers or drops these itself.
-            Op::Done | Op::Change | Op::Forget | Op::Unknown => self.server.done(id),
+            Op::Done | Op::OpenFolder | Op::Size | Op::Change | Op::Forget | Op::Unknown => self.server.done(id),
         }
     }
 
@@ -381,7 +381,10 @@ impl Served {
     /// Whether the tree shows it otherwise than it is.
     fn has_changed(&self) -> bool {
         let device = self.node.device();
-        device.is_gone() != self.was_gone || *device.selection() != self.shown
+        let (now, shown) = (device.selection(), &self.shown);
+        device.is_gone() != self.was_gone
+            || now.configuration() != shown.configuration()
+            || now.alternates() != shown.alternates()
     }
 }
 

@@ -18,8 +18,8 @@ const BUS: &str = "/sys/bus/usb";
 const NODES: &str = "/dev/bus/usb";
 
 /// Makes mounts of this process's own, passes their server's end to `parent`, and becomes the program. Returns only if
-/// that failed: the reason, which `parent` was told too.
-pub fn become_program(parent: OwnedFd, program: &[OsString]) -> String {
+/// that failed, when it has told `parent` why.
+pub fn become_program(parent: OwnedFd, program: &[OsString]) {
     let mut parent = UnixStream::from(parent);
     let why = match prepare(&mut parent) {
         Ok(()) => {
@@ -32,7 +32,6 @@ pub fn become_program(parent: OwnedFd, program: &[OsString]) -> String {
     };
     // If the parent has ended, nobody waits for the reason.
     let _ = parent.write_all(why.as_bytes());
-    why
 }
 
 /// What was tried, and why it failed.

@@ -103,7 +103,11 @@ fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> R
     parent.set_nonblocking(true).map_err(local)?;
     let mut has_begun = false;
     loop {
-        engine.turn().map_err(local)?;
+        match engine.turn() {
+            // The last process that saw the tree has ended.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => return child.0.wait().map_err(local),
+            other => other.map_err(local)?,
+        }
         if !has_begun {
             let mut said = [0; 1024];
             match parent.read(&mut said) {

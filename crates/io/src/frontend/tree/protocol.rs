@@ -99,6 +99,10 @@ pub enum Op {
         /// The open file.
         handle: u64,
     },
+    /// Open a folder, to list it.
+    OpenFolder,
+    /// How much fits in the file system?
+    Size,
     /// Something for which there is nothing to do.
     Done,
     /// A request that changes the tree.
@@ -185,6 +189,8 @@ impl Server {
             match parse(bytes) {
                 Some(Request { op: Op::Forget, .. }) => {}
                 Some(Request { id, op: Op::Done, .. }) => self.done(id),
+                Some(Request { id, op: Op::OpenFolder, .. }) => self.answer(id, &[&[0; 16]]),
+                Some(Request { id, op: Op::Size, .. }) => self.answer(id, &[&[0; 80]]),
                 Some(Request { id, op: Op::Change, .. }) => self.fail(id, Errno::ROFS.raw_os_error() as u16),
                 Some(Request { id, op: Op::Unknown, .. }) => self.fail(id, Errno::NOSYS.raw_os_error() as u16),
                 Some(request) => return Ok(Some(request)),
@@ -349,9 +355,10 @@ fn parse(bytes: &[u8]) -> Option<Request> {
         // O_ACCMODE: reading only is 0.
         14 => Op::Open { is_writable: u32_at(bytes, 40) & 3 != 0 },
         15 => Op::Read { offset: u64_at(bytes, 48), size: u32_at(bytes, 56) },
-        17 | 38 => Op::Unknown,
+        17 => Op::Size,
+        27 => Op::OpenFolder,
         18 => Op::Release { handle },
-        25 | 27 | 29 | 30 => Op::Done,
+        25 | 29 | 30 => Op::Done,
         28 => Op::List { offset: u64_at(bytes, 48), size: u32_at(bytes, 56) },
         36 => Op::Interrupt(RequestId(handle)),
         39 => Op::Ioctl {
