@@ -1,13 +1,18 @@
 //! A view of the file tree of one's own: what is mounted in it is seen by this process and those that it starts.
 #![allow(unsafe_code, reason = "a call that is safe for some of its flags alone")]
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_bind_recursive, mount_change,
+    move_mount, open_tree,
+};
 use rustix::thread::UnshareFlags;
 
 /// What the table of mounts shows as the source.
@@ -33,25 +38,57 @@ pub fn enter() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?)
 }
 
+/// A folder that is covered.
+#[derive(Debug)]
+pub struct Covered {
+    old: OwnedFd,
+    /// A copy of its mounts, without the one that covers it.
+    mounts: OwnedFd,
+}
+
+impl Covered {
+    /// What is called so in it.
+    fn path(&self, name: &OsStr) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.old.as_raw_fd().to_string()).join(name)
+    }
+
+    /// Whether it has a device node of this name.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn has_device(&self, name: &str) -> io::Result<bool> {
+        match rustix::fs::statat(&self.old, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => Ok(FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Shows all of it, and what is mounted in it, at another folder.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn show_at(self, folder: &Path) -> io::Result<()> {
+        Ok(move_mount(&self.mounts, "", CWD, folder, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+    }
+}
+
 /// Covers a folder by one in memory that shows the same, except what is named: that is left out.
 ///
 /// # Errors
 /// The system's error.
-pub fn cover(folder: &Path, left_out: &[&str]) -> io::Result<()> {
-    // The old folder, which is reached by its descriptor once it is covered.
+pub fn cover(folder: &Path, left_out: &[&str]) -> io::Result<Covered> {
     let old = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let through = Path::new("/proc/self/fd").join(old.as_raw_fd().to_string());
+    let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::AT_RECURSIVE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let old = Covered { old, mounts: open_tree(CWD, folder, clone)? };
     mount(SOURCE, folder, "tmpfs", MountFlags::NOSUID, c"mode=755,size=1m")?;
-    for entry in fs::read_dir(&through)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if left_out.iter().any(|other| name == **other) {
-            continue;
+    for entry in fs::read_dir(old.path(OsStr::new("")))? {
+        let name = entry?.file_name();
+        if left_out.iter().all(|other| name != **other) {
+            show(&old.path(&name), &folder.join(&name))?;
         }
-        let (from, to) = (through.join(&name), folder.join(&name));
-        show(&from, &to)?;
     }
-    Ok(())
+    Ok(old)
 }
 
 /// Makes `to` show what is at `from`.

@@ -16,6 +16,8 @@ use farbus_io::sys::{own_mounts, passing};
 const TREE: &str = "/sys/devices/farbus";
 const BUS: &str = "/sys/bus/usb";
 const NODES: &str = "/dev/bus/usb";
+/// The folder that [`show_dev`] covers.
+const OLD_DEV: &str = "/dev/.old";
 
 /// Makes mounts of this process's own, passes their server's end to `parent`, and becomes the program. Returns only if
 /// that failed, when it has told `parent` why.
@@ -71,6 +73,14 @@ fn show_sys() -> io::Result<()> {
 }
 
 fn show_dev() -> io::Result<()> {
-    own_mounts::cover(Path::new("/dev"), &["bus"])?;
+    let old = own_mounts::cover(Path::new("/dev"), &["bus", "ptmx"])?;
+    // Whoever opens /dev/ptmx is given a terminal of the `pts` beside it, where a node alone has none (`path_pts`).
+    if old.has_device("ptmx")? {
+        fs::create_dir(OLD_DEV)?;
+        old.show_at(Path::new(OLD_DEV))?;
+        std::os::unix::fs::symlink(Path::new(OLD_DEV).join("ptmx"), "/dev/ptmx")?;
+    } else {
+        std::os::unix::fs::symlink("pts/ptmx", "/dev/ptmx")?;
+    }
     fs::create_dir_all(NODES)
 }
