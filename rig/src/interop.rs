@@ -112,6 +112,12 @@ const TESTS: &[(Peer, Peer, &str, &str)] = &[
         "crates/farbus/tests/command/nbd.rs",
     ),
     (
+        Peer("libnbd (`nbdinfo --map`, `nbdcopy`), QEMU (`qemu-img map`)"),
+        Peer("`farbus nbd`, and `farbus attach --via nbd` between paired hosts"),
+        "a sparse image of 1 GiB: both see its holes, and its copy is as sparse and equal",
+        "crates/farbus/tests/command/nbd.rs",
+    ),
+    (
         Peer("QEMU (`qemu-img`, `qemu-io`)"),
         FARBUS_NBD,
         "converted, compared, written, zeroed, discarded, with patterns read back",
