@@ -28,6 +28,15 @@ pub fn own_pid_namespace() -> std::io::Result<()> {
     Ok(())
 }
 
+/// Has this process, and the program that it becomes, told of its parent's end: by the signal for a lost terminal, which
+/// ends a program that does not ask for it. A parent that has ended before is not noticed.
+///
+/// # Errors
+/// The system's error.
+pub fn hang_up_with_parent() -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::HUP))?)
+}
+
 /// Call this in the process that is to become the program, as the user that it stays: the process ends with its
 /// supervisor, also if the supervisor has ended already.
 ///

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use farbus_io::frontend::tree;
-use farbus_io::sys::{own_mounts, passing};
+use farbus_io::sys::{leash, own_mounts, passing};
 
 /// Where the tree is mounted. Its folders `.bus` and `.dev` are shown at two other places.
 const TREE: &str = "/sys/devices/farbus";
@@ -41,6 +41,7 @@ type Failed = (&'static str, io::Error);
 
 fn prepare(parent: &mut UnixStream) -> Result<(), Failed> {
     rustix::io::fcntl_setfd(&*parent, rustix::io::FdFlags::CLOEXEC).map_err(|errno| ("the socket", errno.into()))?;
+    leash::hang_up_with_parent().map_err(|error| ("this process cannot end with its parent", error))?;
     own_mounts::enter().map_err(|error| ("this machine gives the program no mounts of its own", error))?;
     show_sys().map_err(|error| ("/sys cannot be covered", error))?;
     let server = tree::mount(Path::new(TREE)).map_err(|error| ("FUSE cannot be mounted", error))?;

@@ -8,8 +8,11 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus};
 
-use farbus_io::sys::passing;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use farbus_io::sys::{inherited, passing};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use super::engine::{DEVICES_MAX, Engine};
 use crate::frontend::remote_usb::FarDevice;
@@ -72,8 +75,10 @@ pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finishe
         .args(program)
         .spawn()
         .map_err(local)?;
-    drop(theirs);
     let mut child = Running(child);
+    drop(theirs);
+    // What the user gave to the program is the program's alone.
+    inherited::close();
     let mut came = Vec::new();
     let mut first = [0; 1024];
     let count = passing::receive_on_stream(parent.as_fd(), &mut first, &mut came).map_err(local)?;
@@ -96,10 +101,11 @@ fn not_started(parent: &mut UnixStream, first: &[u8]) -> RunError {
 }
 
 fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> Result<ExitStatus, RunError> {
-    let pid = Pid::from_child(&child.0);
-    let ended = pidfd_open(pid, PidfdFlags::empty()).map_err(local)?;
-    engine.watch(ended.as_fd()).map_err(local)?;
+    let program = pidfd_open(Pid::from_child(&child.0), PidfdFlags::empty()).map_err(local)?;
+    let mut signals = signals().map_err(local)?;
+    engine.watch(program.as_fd()).map_err(local)?;
     engine.watch(parent.as_fd()).map_err(local)?;
+    engine.watch(signals.get_read().as_fd()).map_err(local)?;
     parent.set_nonblocking(true).map_err(local)?;
     let mut has_begun = false;
     loop {
@@ -107,6 +113,12 @@ fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> R
             // The last process that saw the tree has ended.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => return child.0.wait().map_err(local),
             other => other.map_err(local)?,
+        }
+        for signal in signals.pending() {
+            if let Some(signal) = Signal::from_named_raw(signal).filter(|&signal| is_passed_on(signal)) {
+                // It may have ended.
+                let _ = pidfd_send_signal(&program, signal);
+            }
         }
         if !has_begun {
             let mut said = [0; 1024];
@@ -127,6 +139,24 @@ fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> R
             return Ok(status);
         }
     }
+}
+
+/// The signals that are meant for the program. None of them ends this process from now on.
+fn signals() -> io::Result<SignalDelivery<UnixStream, SignalOnly>> {
+    let (read, write) = UnixStream::pair()?;
+    read.set_nonblocking(true)?;
+    let meant = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+    SignalDelivery::with_pipe(read, write, SignalOnly::default(), meant)
+}
+
+/// Whether the program has not got the signal yet. A terminal sends its own to all processes in the foreground.
+fn is_passed_on(signal: Signal) -> bool {
+    if !matches!(signal, Signal::INT | Signal::QUIT) {
+        return true;
+    }
+    let terminal = std::fs::File::open("/dev/tty");
+    let foreground = terminal.ok().and_then(|terminal| rustix::termios::tcgetpgrp(terminal).ok());
+    foreground != Some(rustix::process::getpgrp())
 }
 
 fn code_of(status: ExitStatus) -> u8 {
