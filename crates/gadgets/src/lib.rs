@@ -23,6 +23,7 @@ mod fuzzing;
 pub mod keyboard;
 mod lane;
 pub mod picture;
+pub mod root_hub;
 mod saved;
 pub mod serial;
 pub mod storage;

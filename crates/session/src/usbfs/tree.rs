@@ -62,6 +62,8 @@ pub struct Shown<'a> {
     pub speed: Speed,
     /// Where it is.
     pub place: &'a Place,
+    /// How many ports it has; 0 unless it is a hub.
+    pub ports: u8,
 }
 
 /// A folder that is being filled.
@@ -88,10 +90,16 @@ impl Shown<'_> {
         folder.0.insert("ep_00".to_owned(), endpoint_folder(&self.control_endpoint(), 0, self.speed));
         let settings = active.iter().flat_map(|active| &active.settings);
         for setting in settings.filter(|setting| setting.alternate == self.selection.alternate(setting.interface)) {
-            let name = format!("{}:{}.{}", folder_name(self.place), self.selection.configuration(), setting.interface);
-            folder.0.insert(name, self.interface_folder(setting));
+            folder.0.insert(self.interface_name(setting.interface), self.interface_folder(setting));
         }
         Entry::Folder(folder.0)
+    }
+
+    /// The name of an interface's folder: `3-1.4:1.0`, of a root hub `3-0:1.0` (`usb_set_configuration`).
+    pub fn interface_name(&self, interface: u8) -> String {
+        let Place { bus, ports: path, .. } = self.place;
+        let path = if path.is_empty() { "0".to_owned() } else { ports(self.place) };
+        format!("{bus}-{path}:{}.{interface}", self.selection.configuration())
     }
 
     /// The bytes of the attribute `descriptors`: as reading the node.
@@ -129,7 +137,7 @@ impl Shown<'_> {
         folder.line("speed", megabits(self.speed));
         folder.line("rx_lanes", 1);
         folder.line("tx_lanes", 1);
-        folder.line("maxchild", 0);
+        folder.line("maxchild", self.ports);
         folder.line("urbnum", 0);
         folder.line("quirks", "0x0");
         folder.line("authorized", 1);
@@ -316,7 +324,7 @@ mod tests {
         let mut selection = Selection::default();
         assert!(selection.select_configuration(&descriptors, 1));
         let place = Place { bus: 3, device: 7, ports: vec![1, 4] };
-        let shown = Shown { descriptors: &descriptors, selection: &selection, speed: Speed::High, place: &place };
+        let shown = Shown { descriptors: &descriptors, selection: &selection, speed: Speed::High, place: &place, ports: 0 };
         let folder = shown.folder();
         for (path, expected) in [
             ("idVendor", "1209\n"),
@@ -352,7 +360,7 @@ mod tests {
         let descriptors = keyboard();
         let place = Place { bus: 2, device: 1, ports: Vec::new() };
         let selection = Selection::default();
-        let shown = Shown { descriptors: &descriptors, selection: &selection, speed: Speed::Full, place: &place };
+        let shown = Shown { descriptors: &descriptors, selection: &selection, speed: Speed::Full, place: &place, ports: 0 };
         let folder = shown.folder();
         assert_eq!(text(&folder, "bConfigurationValue"), "");
         assert_eq!(text(&folder, "devpath"), "0\n");

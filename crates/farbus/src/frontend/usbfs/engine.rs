@@ -7,21 +7,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
 use farbus_io::link::{Clock, Gathering};
 use farbus_io::sys::process_memory;
-use farbus_model::{Device, Instant};
+use farbus_model::{Device, Instant, Selection};
 use farbus_session::usbfs::{
-    Answer, Call, CallId, Command, Entry, Events, Memory, Node, OpenId, Place, Refusal, Shown, Width,
+    Answer, Call, CallId, Command, Entry, Events, Memory, Node, OpenId, Refusal, Shown, Width,
 };
 use tracing::debug;
 
+use super::bus::{Member, members};
 use super::tree::Tree;
 use crate::frontend::remote_usb::FarDevice;
 
-/// The bus that the devices are on.
-const BUS: u16 = 1;
-/// The first device number; the root hub has 1.
-const FIRST: u16 = 2;
-/// Most devices of a bus (USB 2.0 §8.3.2.1), without the root hub.
-pub const DEVICES_MAX: usize = 126;
 
 /// ENOENT, EACCES, EISDIR, EBADF.
 const NOT_THERE: u16 = 2;
@@ -35,12 +30,12 @@ const POLL_REAP: u32 = 0x004 | 0x100;
 
 /// One device, and the clock by which it lives.
 struct Served {
-    node: Node<FarDevice>,
+    node: Node<Member>,
     clock: Clock,
     /// It was removed from the tree.
     was_gone: bool,
     /// The selection that the tree shows.
-    shown: farbus_model::Selection,
+    shown: Selection,
 }
 
 /// A program that waits for the answer to a command.
@@ -93,19 +88,14 @@ impl Engine {
     pub fn new(server: OwnedFd, devices: Vec<FarDevice>) -> io::Result<Self> {
         let (server, all) = (Server::new(server)?, Gathering::new()?);
         all.watch(server.as_fd(), false)?;
-        let mut served = Vec::with_capacity(devices.len());
-        for (index, device) in devices.into_iter().enumerate() {
-            let place = Place {
-                bus: BUS,
-                device: FIRST + index as u16,
-                ports: vec![u8::try_from(index + 1).expect("there are at most DEVICES_MAX")],
-            };
-            let (clock, node) = (device.clock(), Node::new(device, place));
+        let mut served = Vec::new();
+        for (place, member) in members(devices)? {
+            let clock = member.clock();
+            let node = Node::new(member, place);
             if let Some(readiness) = node.readiness() {
                 all.watch_device(readiness)?;
             }
-            let shown = farbus_model::Selection::default();
-            let mut one = Served { node, clock, was_gone: false, shown };
+            let mut one = Served { node, clock, was_gone: false, shown: Selection::default() };
             one.configure()?;
             served.push(one);
         }
@@ -177,7 +167,7 @@ impl Engine {
         }
         for one in &mut self.devices {
             let now = one.clock.now();
-            one.node.with_device(now, |device, done| device.close(done));
+            one.node.with_device(now, |member, done| member.close(done));
         }
     }
 
@@ -195,6 +185,7 @@ impl Engine {
                 selection: device.selection(),
                 speed: device.speed(),
                 place: one.node.place(),
+                ports: device.ports(),
             };
             (index, shown)
         }));

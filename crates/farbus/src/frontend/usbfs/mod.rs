@@ -13,9 +13,11 @@
 //! |---|---|
 //! | `inside.rs` | the program's process, before it is the program |
 //! | `start.rs` | starts that process, and waits until it is the program |
+//! | `bus.rs` | where the devices are: buses and their root hubs |
 //! | `tree.rs` | the tree of files |
 //! | `engine.rs` | answers the kernel's requests: one thread, all devices |
 
+mod bus;
 mod engine;
 mod inside;
 mod start;

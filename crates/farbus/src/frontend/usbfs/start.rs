@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-use super::engine::{DEVICES_MAX, Engine};
+use super::engine::Engine;
 use crate::frontend::remote_usb::FarDevice;
 use crate::importer::client::{Client, ClientError, GRACE, Target};
 
@@ -58,9 +58,6 @@ fn local(error: impl fmt::Display) -> RunError {
 /// # Errors
 /// [`RunError`]: the program has not begun.
 pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finished, RunError> {
-    if devices.len() > DEVICES_MAX {
-        return Err(local(format!("a bus has room for {DEVICES_MAX} devices, not for {}", devices.len())));
-    }
     let opened: Result<Vec<FarDevice>, _> =
         devices.iter().map(|(client, target)| FarDevice::open(client, target, GRACE)).collect();
     let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;

@@ -24,27 +24,33 @@ impl Tree {
         Self { root: Entry::Folder(BTreeMap::new()), paths: vec![String::new()], numbers, devices: HashMap::new() }
     }
 
-    /// From now on, these devices are in it.
+    /// From now on, these devices are in it; a root hub comes before the devices of its bus.
     pub fn show<'a>(&mut self, devices: impl Iterator<Item = (usize, Shown<'a>)>) {
-        let (mut root, mut names, mut buses) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let (mut hubs, mut names, mut buses) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         self.devices.clear();
         for (index, shown) in devices {
+            let Place { bus, device, ports } = shown.place;
             let (name, folder) = (folder_name(shown.place), shown.folder());
-            names.insert(name.clone(), Entry::Link(format!("../../../devices/farbus/{name}")));
+            let hub = format!("usb{bus}");
+            let path = if ports.is_empty() { name.clone() } else { format!("{hub}/{name}") };
+            let link = format!("../../../devices/farbus/{path}");
             if let Entry::Folder(entries) = &folder {
-                for interface in entries.keys().filter(|entry| entry.starts_with(&format!("{name}:"))) {
-                    let link = format!("../../../devices/farbus/{name}/{interface}");
-                    names.insert(interface.clone(), Entry::Link(link));
+                for interface in entries.keys().filter(|entry| entry.contains(':')) {
+                    names.insert(interface.clone(), Entry::Link(format!("{link}/{interface}")));
                 }
             }
-            root.insert(name, folder);
-            let Place { bus, device, .. } = shown.place;
+            match hubs.get_mut(&hub) {
+                Some(Entry::Folder(of_hub)) => of_hub.insert(name.clone(), folder),
+                _ => hubs.insert(name.clone(), folder),
+            };
+            names.insert(name, Entry::Link(link));
             let nodes = buses.entry(format!("{bus:03}")).or_insert_with(BTreeMap::new);
             nodes.insert(format!("{device:03}"), Entry::File(Vec::new()));
             self.devices.insert(format!(".dev/{bus:03}/{device:03}"), index);
         }
         let folder = |entries| Entry::Folder(entries);
         let bus = [("devices", folder(names)), ("drivers", folder(BTreeMap::new()))];
+        let mut root = hubs;
         root.insert(".bus".to_owned(), folder(bus.map(|(name, entry)| (name.to_owned(), entry)).into()));
         let buses = buses.into_iter().map(|(name, nodes)| (name, Entry::Folder(nodes)));
         root.insert(".dev".to_owned(), folder(buses.collect()));
