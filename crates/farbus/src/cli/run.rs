@@ -29,7 +29,7 @@ use crate::importer::discovery::local_shares::{resolve, target_from};
         farbus run lab3/board -- dfu-util -l\n  \
         farbus run lab3/board lab3/probe -- openocd -f board.cfg\n  \
         farbus run lab3/board -- bash          a shell, and all that it starts\n\n\
-        Exit codes: that of the program; 128 and the signal that ended it; before it begins, as with 'farbus attach'."
+        Exit codes: that of the program; 128 and the signal that ended it; 127 or 126 if there is no such program or it cannot be run; before that, those of farbus ('farbus help')."
 )]
 pub struct RunArgs {
     /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
@@ -52,6 +52,10 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         Ok(usbfs::Finished { code: 0 }) => Ok(()),
         Ok(usbfs::Finished { code }) => std::process::exit(code.into()),
         Err(usbfs::RunError::Device(error)) => Err((*error).into()),
+        Err(usbfs::RunError::Program { code, why }) => {
+            eprintln!("farbus: {why}");
+            std::process::exit(code.into());
+        }
         Err(error @ usbfs::RunError::Local(_)) => Err(Failure::local(error)),
     }
 }
@@ -59,6 +63,5 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
 /// Becomes the program. If that fails, the parent is told why, and says it.
 pub fn become_program(parent: RawFd, program: &[OsString]) -> Result<(), Failure> {
     let parent = inherited::take(parent).ok_or_else(|| Failure::local("farbus itself starts this verb"))?;
-    usbfs::become_program(parent, program);
-    std::process::exit(1);
+    std::process::exit(usbfs::become_program(parent, program).into());
 }

@@ -56,6 +56,7 @@ mod restart;
 mod restart_attached;
 mod restart_successors;
 mod rights;
+mod run;
 mod runtime_folder;
 mod sessions;
 mod share_by_daemon;

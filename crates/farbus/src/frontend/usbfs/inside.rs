@@ -12,6 +12,8 @@ use std::process::Command;
 use farbus_io::frontend::tree;
 use farbus_io::sys::{leash, own_mounts, passing};
 
+use super::program;
+
 /// Where the tree is mounted. Its folders `.bus` and `.dev` are shown at two other places.
 const TREE: &str = "/sys/devices/farbus";
 const BUS: &str = "/sys/bus/usb";
@@ -20,45 +22,59 @@ const NODES: &str = "/dev/bus/usb";
 const OLD_DEV: &str = "/dev/.old";
 
 /// Makes mounts of this process's own, passes their server's end to `parent`, and becomes the program. Returns only if
-/// that failed, when it has told `parent` why.
-pub fn become_program(parent: OwnedFd, program: &[OsString]) {
+/// that failed, when it has told `parent` why: the exit code.
+pub fn become_program(parent: OwnedFd, program: &[OsString]) -> u8 {
     let mut parent = UnixStream::from(parent);
-    let why = match prepare(&mut parent) {
+    let (why, code) = match prepare(&mut parent) {
         Ok(()) => {
             // libudev asks for a file system of the kernel's at /sys, and this one is in memory.
             let mut command = Command::new(&program[0]);
             let error = command.args(&program[1..]).env("SYSTEMD_DEVICE_VERIFY_SYSFS", "0").exec();
-            format!("cannot run {}: {error}", Path::new(&program[0]).display())
+            (format!("cannot run {}: {error}", Path::new(&program[0]).display()), program::code_of(&error))
         }
-        Err((what, error)) => format!("{what}: {error}"),
+        Err(why) => (why, 1),
     };
     // If the parent has ended, nobody waits for the reason.
     let _ = parent.write_all(why.as_bytes());
+    code
 }
 
-/// What was tried, and why it failed.
-type Failed = (&'static str, io::Error);
+/// Why a program cannot have mounts of its own, and what then.
+fn no_mounts(error: &io::Error) -> String {
+    format!(
+        "this machine lets you have no user namespace, in which a program would see the device: {error}\n  \
+         it may be a rule of the administrator (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \
+         kernel.apparmor_restrict_unprivileged_userns), or of a container's runtime\n  \
+         'sudo farbus run' needs none; 'farbus attach DEVICE --via kernel' shows the device to the whole machine, a disk \
+         also comes by '--via nbd' or '--via fuse', and a virtual machine has it by '--via redir'"
+    )
+}
 
-fn prepare(parent: &mut UnixStream) -> Result<(), Failed> {
-    rustix::io::fcntl_setfd(&*parent, rustix::io::FdFlags::CLOEXEC).map_err(|errno| ("the socket", errno.into()))?;
-    leash::hang_up_with_parent().map_err(|error| ("this process cannot end with its parent", error))?;
-    own_mounts::enter().map_err(|error| ("this machine gives the program no mounts of its own", error))?;
-    show_sys().map_err(|error| ("/sys cannot be covered", error))?;
-    let server = tree::mount(Path::new(TREE)).map_err(|error| ("FUSE cannot be mounted", error))?;
-    let served = || {
-        passing::send_on_stream(parent.as_fd(), b"m", &[server.as_fd()])?;
-        drop(server);
-        // The tree answers from now on.
-        let mut parent = &*parent;
-        parent.read_exact(&mut [0])
+fn no_fuse(error: &io::Error) -> String {
+    let next = match error.kind() {
+        io::ErrorKind::NotFound => "load it: sudo modprobe fuse; into a container pass it: --device /dev/fuse",
+        _ => "a container's runtime may forbid it: docker run --device /dev/fuse --cap-add SYS_ADMIN",
     };
-    served().map_err(|error| ("the parent has ended", error))?;
+    format!("this kernel lets you mount no FUSE file system, by which a program would see the device: {error}\n  {next}")
+}
+
+fn prepare(parent: &mut UnixStream) -> Result<(), String> {
+    let at = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    rustix::io::fcntl_setfd(&*parent, rustix::io::FdFlags::CLOEXEC).map_err(|errno| at("the socket")(errno.into()))?;
+    leash::hang_up_with_parent().map_err(at("this process cannot end with its parent"))?;
+    own_mounts::enter().map_err(|error| no_mounts(&error))?;
+    show_sys().map_err(at("/sys cannot be covered"))?;
+    let server = tree::mount(Path::new(TREE)).map_err(|error| no_fuse(&error))?;
+    let sent = passing::send_on_stream(parent.as_fd(), b"m", &[server.as_fd()]);
+    drop(server);
+    // The tree answers once the parent says so.
+    sent.and_then(|_| parent.read_exact(&mut [0])).map_err(at("the parent has ended"))?;
     let bind = |from: &str, to: &str| own_mounts::bind(&Path::new(TREE).join(from), Path::new(to));
-    bind(".bus", BUS).map_err(|error| (BUS, error))?;
+    bind(".bus", BUS).map_err(at(BUS))?;
     if !Path::new(NODES).is_dir() {
-        show_dev().map_err(|error| ("/dev cannot be covered", error))?;
+        show_dev().map_err(at("/dev cannot be covered"))?;
     }
-    bind(".dev", NODES).map_err(|error| (NODES, error))
+    bind(".dev", NODES).map_err(at(NODES))
 }
 
 fn show_sys() -> io::Result<()> {

@@ -12,6 +12,7 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `inside.rs` | the program's process, before it is the program |
+//! | `program.rs` | what can be known of the program before it runs |
 //! | `start.rs` | starts that process, and waits until it is the program |
 //! | `bus.rs` | where the devices are: buses and their root hubs |
 //! | `tree.rs` | the tree of files |
@@ -20,6 +21,7 @@
 mod bus;
 mod engine;
 mod inside;
+mod program;
 mod start;
 mod tree;
 

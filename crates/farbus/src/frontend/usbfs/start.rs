@@ -15,6 +15,7 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use super::engine::Engine;
+use super::program;
 use crate::frontend::remote_usb::FarDevice;
 use crate::importer::client::{Client, ClientError, GRACE, Target};
 
@@ -33,15 +34,22 @@ pub struct Finished {
 pub enum RunError {
     /// A device could not be taken.
     Device(Box<ClientError>),
-    /// This machine cannot show it to a program, or there is no such program.
+    /// This machine cannot show it to a program.
     Local(String),
+    /// The program cannot be run.
+    Program {
+        /// As a shell says it: 127 if there is none, 126 if it is none.
+        code: u8,
+        /// Why.
+        why: String,
+    },
 }
 
 impl fmt::Display for RunError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RunError::Device(error) => error.fmt(f),
-            RunError::Local(why) => f.write_str(why),
+            RunError::Local(why) | RunError::Program { why, .. } => f.write_str(why),
         }
     }
 }
@@ -58,6 +66,7 @@ fn local(error: impl fmt::Display) -> RunError {
 /// # Errors
 /// [`RunError`]: the program has not begun.
 pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finished, RunError> {
+    program::check(&program[0])?;
     let opened: Result<Vec<FarDevice>, _> =
         devices.iter().map(|(client, target)| FarDevice::open(client, target, GRACE)).collect();
     let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
@@ -80,7 +89,7 @@ pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finishe
     let mut first = [0; 1024];
     let count = passing::receive_on_stream(parent.as_fd(), &mut first, &mut came).map_err(local)?;
     let Some(server) = came.pop() else {
-        return Err(not_started(&mut parent, &first[..count]));
+        return Err(not_started(&mut parent, &first[..count], &mut child));
     };
     let mut engine = Engine::new(server, opened).map_err(local)?;
     parent.write_all(b"s").map_err(local)?;
@@ -89,12 +98,19 @@ pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finishe
     Ok(Finished { code: code_of(status) })
 }
 
-/// What the child said before it ended.
-fn not_started(parent: &mut UnixStream, first: &[u8]) -> RunError {
+/// What the child said before it ended, of which `first` was read.
+fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut Running) -> RunError {
     let mut said = first.to_vec();
-    // What it says is short, and it has ended.
-    let _ = parent.take(4096).read_to_end(&mut said);
-    local(String::from_utf8_lossy(&said))
+    // What it says is short.
+    let read = parent.take(4096).read_to_end(&mut said);
+    let ended = read.and_then(|_| child.0.wait());
+    let why = String::from_utf8_lossy(&said).into_owned();
+    match ended.map(code_of) {
+        Ok(code @ (program::NOT_FOUND | program::NOT_RUN)) => RunError::Program { code, why },
+        Ok(_) if why.is_empty() => local("the program's process has ended before it began"),
+        Ok(_) => local(why),
+        Err(error) => local(error),
+    }
 }
 
 fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> Result<ExitStatus, RunError> {
@@ -126,7 +142,7 @@ fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> R
                 }
                 Ok(count) => {
                     parent.set_nonblocking(false).map_err(local)?;
-                    return Err(not_started(parent, &said[..count]));
+                    return Err(not_started(parent, &said[..count], child));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(local(error)),

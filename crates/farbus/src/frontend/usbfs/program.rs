@@ -1,0 +1,53 @@
+//! The program, before it runs: what can be known of it.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, IsTerminal as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+use super::RunError;
+
+/// A shell's exit code for a program that is not there.
+pub const NOT_FOUND: u8 = 127;
+/// A shell's exit code for one that cannot be run.
+pub const NOT_RUN: u8 = 126;
+
+/// The exit code for the failure of `exec`.
+pub fn code_of(error: &io::Error) -> u8 {
+    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN }
+}
+
+/// Refuses a program into which the kernel would let nobody look. A program that loses its rights inside is warned of.
+/// One that is not found is left to `exec`, which says so.
+///
+/// # Errors
+/// [`RunError::Program`].
+pub fn check(name: &OsStr) -> Result<(), RunError> {
+    let Some(path) = find(name).filter(|_| !rustix::process::geteuid().is_root()) else { return Ok(()) };
+    if access(&path, Access::READ_OK).is_err() {
+        let why = format!(
+            "you may run {0} and may not read it: the kernel then lets nobody look into its memory, and no device can be \
+             shown to it\n  a copy that you may read works, or: sudo chmod +r {0}",
+            path.display()
+        );
+        return Err(RunError::Program { code: NOT_RUN, why });
+    }
+    let has_rights = fs::metadata(&path).is_ok_and(|found| found.permissions().mode() & 0o6000 != 0);
+    if has_rights && io::stderr().is_terminal() {
+        eprintln!("farbus: {} has its owner's rights elsewhere; inside it has yours alone", path.display());
+    }
+    Ok(())
+}
+
+/// The file that `exec` finds.
+fn find(name: &OsStr) -> Option<PathBuf> {
+    if name.as_encoded_bytes().contains(&b'/') {
+        return Some(Path::new(name).to_owned()).filter(|path| path.exists());
+    }
+    let path = std::env::var_os("PATH")?;
+    let mut found = std::env::split_paths(&path).map(|folder| folder.join(name));
+    found.find(|path| path.is_file() && access(path, Access::EXEC_OK).is_ok())
+}

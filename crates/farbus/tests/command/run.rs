@@ -1,0 +1,264 @@
+//! `farbus run`: programs that no one wrote for farbus, as an ordinary user, see devices of another host as their own.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::process::Signal;
+
+use super::harness::{
+    Harness, Outcome, PATIENCE, Running, Share, copy_program, finish, has, has_fuse, has_program, wait_until,
+};
+
+/// An ordinary user, whom this machine gives no rights.
+const NOBODY: u32 = 65534;
+
+/// Whether an ordinary user can have mounts of its own here.
+fn can_run() -> bool {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--user", "--map-root-user", "--mount", "true"]).stdin(Stdio::null()).stderr(Stdio::null());
+    if rustix::process::geteuid().is_root() {
+        unshare.uid(NOBODY).gid(NOBODY);
+    }
+    has("user namespaces", unshare.status().is_ok_and(|status| status.success()))
+        && has("/dev/fuse", Path::new("/dev/fuse").exists())
+        && has("lsusb", has_program("lsusb"))
+}
+
+/// `farbus` as an ordinary user, with a folder of its own.
+fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
+    let mut command = harness.command(arguments);
+    if rustix::process::geteuid().is_root() {
+        let run = harness.path("of-nobody");
+        fs::create_dir_all(&run).unwrap();
+        std::os::unix::fs::chown(&run, Some(NOBODY), Some(NOBODY)).unwrap();
+        command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", run.join("state")).env("HOME", &run);
+        command.current_dir(&run).uid(NOBODY).gid(NOBODY);
+    }
+    command
+}
+
+/// Shares what any user of this machine may use.
+fn share(harness: &Harness, what: &[&str]) -> Share {
+    harness.share(&[what, &["--local-users", "all"]].concat())
+}
+
+/// Runs a program with a device, to its end.
+fn run(harness: &Harness, target: &str, program: &[&str]) -> Outcome {
+    finish(ordinary(harness, &[&["run", target, "--"], program].concat()), PATIENCE)
+}
+
+/// Waits until nobody uses the device.
+fn wait_until_free(harness: &Harness, share: &Share) {
+    wait_until(PATIENCE, "the device is free", || {
+        harness.json(&["list", &share.address, "--json"])[0]["state"] == "available"
+    });
+}
+
+/// A row of the table of mounts, of any process here, that is of `farbus run`.
+fn left_mounts() -> Vec<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    mounts.lines().filter(|line| line.contains("fuse.farbus ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn lsusb_sees_a_device_of_another_host_and_the_tree_of_its_bus() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["zero"]);
+    let seen = run(&harness, &share.target("zero"), &["lsusb"]);
+    assert_eq!(seen.code, Some(0), "{seen:?}");
+    let lines: Vec<&str> = seen.stdout.lines().collect();
+    assert_eq!(lines.len(), 2, "{seen:?}");
+    assert!(lines[0].starts_with("Bus 001 Device 002: ID 0525:a4a0"), "{seen:?}");
+    assert!(lines[1].starts_with("Bus 001 Device 001: ID 1d6b:0002"), "{seen:?}");
+
+    let seen = run(&harness, &share.target("zero"), &["lsusb", "-v", "-d", "0525:a4a0"]);
+    for part in ["iManufacturer           1 farbus", "iProduct                2 source/sink", "Transfer Type            Isochronous"] {
+        assert!(seen.stdout.contains(part), "{part}: {seen:?}");
+    }
+    assert_eq!(seen.stderr, "", "no program complains");
+    let tree = run(&harness, &share.target("zero"), &["lsusb", "-t"]);
+    assert!(tree.stdout.contains("Dev 1, Class=root_hub") && tree.stdout.contains("Dev 2, If 0"), "{tree:?}");
+    assert_eq!((tree.code, tree.stderr.as_str()), (Some(0), ""));
+    let table = run(&harness, &share.target("zero"), &["usb-devices"]);
+    assert!(table.stdout.contains("Vendor=0525 ProdID=a4a0") && table.stderr.is_empty(), "{table:?}");
+    assert!(left_mounts().is_empty(), "and nobody outside sees a thing");
+}
+
+#[test]
+fn the_program_is_an_ordinary_program_of_its_user() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["zero"]);
+    let target = share.target("zero");
+    let outside = finish(own_words(ordinary_shell(&harness)), PATIENCE);
+    let inside = run(&harness, &target, &["sh", "-c", OWN_WORDS]);
+    assert_eq!((inside.code, &inside.stdout), (Some(7), &outside.stdout), "{inside:?}");
+
+    let mut command = ordinary(&harness, &["run", &target, "--", "tr", "a-z", "A-Z"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"through a pipe").unwrap();
+    let mut said = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!((said.as_str(), child.wait().unwrap().code()), ("THROUGH A PIPE", Some(0)));
+
+    // A terminal, both ways in which programs make one.
+    if has("script", has_program("script")) {
+        let seen = run(&harness, &target, &["script", "-qec", "tty && lsusb -d 0525:", "/dev/null"]);
+        assert!(seen.code == Some(0) && seen.stdout.contains("/pts/") && seen.stdout.contains("0525:a4a0"), "{seen:?}");
+    }
+}
+
+/// What a program sees of itself: user, groups, folder, umask, limits, environment.
+const OWN_WORDS: &str = "id -u; id -g; pwd; umask; ulimit -n; echo $HOME $XDG_RUNTIME_DIR; touch mine && echo made; exit 7";
+
+fn ordinary_shell(harness: &Harness) -> Command {
+    let farbus = ordinary(harness, &[]);
+    let mut shell = Command::new("sh");
+    shell.envs(farbus.get_envs().filter_map(|(name, value)| Some((name, value?)))).stdin(Stdio::null());
+    if let Some(folder) = farbus.get_current_dir() {
+        shell.current_dir(folder).uid(NOBODY).gid(NOBODY);
+    }
+    shell
+}
+
+fn own_words(mut shell: Command) -> Command {
+    shell.args(["-c", OWN_WORDS]);
+    shell
+}
+
+#[test]
+fn signals_reach_the_program_and_its_end_is_the_commands() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["zero"]);
+    let target = share.target("zero");
+    let killed = run(&harness, &target, &["sh", "-c", "kill -9 $$"]);
+    assert_eq!(killed.code, Some(137), "as a shell says it: {killed:?}");
+    for (signal, name) in [(Signal::TERM, "TERM"), (Signal::HUP, "HUP"), (Signal::INT, "INT"), (Signal::USR1, "USR1")] {
+        let program = format!("trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done");
+        let mut process = Running::start(ordinary(&harness, &["run", &target, "--", "sh", "-c", &program]));
+        process.wait_for_line("ready");
+        process.signal(signal);
+        process.wait_for_line(&format!("got {name}"));
+        assert_eq!(process.wait_for_end(PATIENCE), Some(9));
+    }
+    wait_until_free(&harness, &share);
+}
+
+#[test]
+fn what_cannot_run_is_said_before_it_begins() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["zero"]);
+    let target = share.target("zero");
+    let missing = run(&harness, &target, &["/no/such/program"]);
+    assert!(missing.code == Some(127) && missing.stderr.contains("/no/such/program"), "{missing:?}");
+    let folder = run(&harness, &target, &["/"]);
+    assert!(folder.code == Some(126), "{folder:?}");
+    let gone = run(&harness, &share.target("nothing"), &["true"]);
+    assert_eq!(gone.code, Some(4), "{gone:?}");
+
+    // The kernel lets nobody look into a program that its user may run and not read.
+    let hidden = harness.path("hidden");
+    copy_program(Path::new("/usr/bin/lsusb"), &hidden);
+    fs::set_permissions(&hidden, fs::Permissions::from_mode(0o711)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        let refused = run(&harness, &target, &[hidden.to_str().unwrap()]);
+        assert!(refused.code == Some(126) && refused.stderr.contains("may not read"), "{refused:?}");
+    }
+
+    // A machine whose users have no namespaces: one whose limit is reached.
+    let farbus = env!("CARGO_BIN_EXE_farbus");
+    let script = format!(
+        "echo 1 > /proc/sys/user/max_user_namespaces && \
+         exec unshare --user --map-user=1000 --map-group=1000 {farbus} run {target} -- true"
+    );
+    let arguments = ["--user", "--map-root-user", "sh", "-c", &script];
+    let refused = finish(harness.command_of(Path::new("unshare"), &arguments), PATIENCE);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    for part in ["user namespace", "--via kernel"] {
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+    wait_until_free(&harness, &share);
+}
+
+#[test]
+fn whatever_is_killed_nothing_is_left_and_the_device_is_free() {
+    if !can_run() {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["zero"]);
+    let target = share.target("zero");
+    for round in 0..3 {
+        let marker = format!("{}", 7_000_000 + std::process::id() * 10 + round);
+        let mut process =
+            Running::start(ordinary(&harness, &["run", &target, "--", "sh", "-c", &format!("echo ready; exec sleep {marker}")]));
+        process.wait_for_line("ready");
+        wait_until(PATIENCE, "the program runs", || pids_of(&marker).len() == 2);
+        if round == 0 {
+            // The program: the command ends as a shell would.
+            let program = *pids_of(&marker).iter().max().unwrap();
+            rustix::process::kill_process(rustix::process::Pid::from_raw(program).unwrap(), Signal::KILL).unwrap();
+            assert_eq!(process.wait_for_end(PATIENCE), Some(137));
+        } else {
+            process.kill();
+        }
+        wait_until(PATIENCE, "no process is left", || pids_of(&marker).is_empty());
+        wait_until_free(&harness, &share);
+        assert!(left_mounts().is_empty());
+    }
+}
+
+/// The processes that have this among their arguments.
+fn pids_of(marker: &str) -> Vec<i32> {
+    let all = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    all.filter(|pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(marker))
+    })
+    .collect()
+}
+
+#[test]
+fn a_program_that_speaks_to_usbfs_itself_moves_every_byte_of_a_disk() {
+    if !can_run() || !has_fuse() {
+        return;
+    }
+    let harness = Harness::new();
+    let image = harness.path("disk.img");
+    let bytes: Vec<u8> = (0..8u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    fs::write(&image, &bytes).unwrap();
+    let share = share(&harness, &[&format!("disk:{}", image.display())]);
+    // farbus itself, which drives what is plugged in here by usbfs alone.
+    let inner = ["share", "usb:1-1", "--listen", "127.0.0.1:0", "--local-users", "all"];
+    let farbus = env!("CARGO_BIN_EXE_farbus");
+    let target = share.target("disk");
+    let arguments = [&["run", &target, "--", farbus], &inner[..]].concat();
+    let inner = Share::follow(Running::start(ordinary(&harness, &arguments)));
+    let name = harness.json(&["list", &inner.address, "--json"])[0]["name"].as_str().unwrap().to_owned();
+    let (mut attached, file) = harness.attach(&inner.target(&name), &harness.path("at"));
+    assert!(fs::read(&file).unwrap() == bytes, "the disk is read as it is");
+    let mut disk = fs::File::options().read(true).write(true).open(&file).unwrap();
+    let new: Vec<u8> = bytes.iter().map(|byte| byte ^ 0x5a).collect();
+    disk.write_all(&new).unwrap();
+    disk.sync_all().unwrap();
+    drop(disk);
+    attached.signal(Signal::INT);
+    assert_eq!(attached.wait_for_end(PATIENCE), Some(0));
+    drop(inner);
+    wait_until_free(&harness, &share);
+    assert!(fs::read(&image).unwrap() == new, "and written");
+}
