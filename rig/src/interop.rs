@@ -106,6 +106,12 @@ const UNSEEN: &[&str] = &[];
 const TESTS: &[(Peer, Peer, &str, &str)] = &[
     (FARBUS_FUSE, SHARE, "loop device, ext4, trees check out both ways", "crates/farbus/tests/command/disk.rs"),
     (
+        Peer("`lsusb`, `usb-devices`, `script`, farbus itself as an exporter"),
+        Peer("`farbus run` over `farbus share`"),
+        "unmodified programs of an ordinary user see a device without kernel USB; a whole disk through usbfs, read and written",
+        "crates/farbus/tests/command/run.rs",
+    ),
+    (
         Peer("libnbd (`nbdinfo`, `nbdcopy`)"),
         Peer("`farbus attach --via nbd` over `farbus share`"),
         "copied in and out over one and four connections, compared with the image; a dead exporter ends the copy with an error",

@@ -55,7 +55,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "cpio", steps: &["rig"] },
     Package { name: "kmod", steps: &["rig", "package"] },
     Package { name: "usbip", steps: &["rig"] },
-    Package { name: "usbutils", steps: &["rig"] },
+    Package { name: "usbutils", steps: &["machine", "rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
     Package { name: "can-utils", steps: &["rig"] },
     Package { name: "iperf3", steps: &["rig"] },

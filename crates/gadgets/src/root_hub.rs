@@ -35,11 +35,10 @@ pub struct RootHub {
 }
 
 impl RootHub {
-    /// A hub with these devices at its ports, from port 1 on. One for SuperSpeed has none but SuperSpeed devices, at most
-    /// [`SUPER_PORTS_MAX`]; the other at most [`PORTS_MAX`], none of them SuperSpeed.
+    /// A hub with these devices at its ports, from port 1 on. One for SuperSpeed has SuperSpeed devices alone, at most
+    /// [`SUPER_PORTS_MAX`]; the other has at most [`PORTS_MAX`] devices, none of them SuperSpeed.
     pub fn device(is_super: bool, ports: Vec<Option<Speed>>) -> Emulated<Self> {
-        let (product, speed, protocol) =
-            if is_super { (0x0003, Speed::Super, 3) } else { (0x0002, Speed::High, 1) };
+        let (product, speed, protocol) = if is_super { (0x0003, Speed::Super, 3) } else { (0x0002, Speed::High, 1) };
         // A bit for each port, and one for the hub (USB 2.0 §11.12.4); a SuperSpeed hub has 15 ports at most.
         let bytes = if is_super { 2 } else { (ports.len() / 8 + 1) as u16 };
         let interface =

@@ -56,6 +56,7 @@ use crate::link::modules::program;
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
         farbus list lab3                    what does lab3 offer?\n  \
         farbus attach lab3/disk             use its disk here\n  \
+        farbus run lab3/board -- lsusb -v   a program that sees its USB device\n  \
         farbus demo                         see it all work, in ten seconds\n\n\
         'farbus COMMAND --help' has options and examples, and 'farbus help' exit codes.",
     after_long_help = "Examples:\n  \
@@ -64,6 +65,7 @@ use crate::link::modules::program;
         farbus pair                         let two hosts know each other\n  \
         farbus list lab3                    what does lab3 offer?\n  \
         farbus attach lab3/disk             use its disk here\n  \
+        farbus run lab3/board -- lsusb -v   a program that sees its USB device\n  \
         farbus demo                         see it all work, in ten seconds\n\n\
         Exit codes: 0 done, 1 failed here, 2 usage, 3 refused, 4 gone or unknown, 5 network, 6 device."
 )]
@@ -79,6 +81,7 @@ enum Verb {
     List(list::Args),
     Attach(attach::AttachArgs),
     Run(run::RunArgs),
+    Shell(run::ShellArgs),
     Detach(attach::DetachArgs),
     /// Hold a virtual machine's device before the machine migrates.
     #[command(
@@ -231,6 +234,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Verb::List(args) => list::run(&args),
         Verb::Attach(args) => attach::attach(args),
         Verb::Run(args) => run::run(args),
+        Verb::Shell(args) => run::shell(args),
         Verb::Detach(args) => attach::detach(args),
         Verb::Hold(args) => attach::hold(args),
         Verb::Resume(args) => attach::resume(args),

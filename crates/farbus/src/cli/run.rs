@@ -40,6 +40,23 @@ pub struct RunArgs {
     program: Vec<OsString>,
 }
 
+/// Start your shell, in which programs see devices of other machines as their own.
+///
+/// As 'farbus run DEVICE -- $SHELL'.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  farbus shell lab3/board\n  farbus shell lab3/board lab3/probe")]
+pub struct ShellArgs {
+    /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
+    #[arg(value_name = "DEVICE", required = true, value_parser = target_from)]
+    devices: Vec<Target>,
+}
+
+/// Carries out `farbus shell`; ends with the shell's exit code.
+pub fn shell(args: ShellArgs) -> Result<(), Failure> {
+    let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
+    run(RunArgs { devices: args.devices, program: vec![shell] })
+}
+
 /// Carries out `farbus run`; ends with the program's exit code.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let mut devices = Vec::new();

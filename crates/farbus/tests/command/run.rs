@@ -79,7 +79,11 @@ fn lsusb_sees_a_device_of_another_host_and_the_tree_of_its_bus() {
     assert!(lines[1].starts_with("Bus 001 Device 001: ID 1d6b:0002"), "{seen:?}");
 
     let seen = run(&harness, &share.target("zero"), &["lsusb", "-v", "-d", "0525:a4a0"]);
-    for part in ["iManufacturer           1 farbus", "iProduct                2 source/sink", "Transfer Type            Isochronous"] {
+    for part in [
+        "iManufacturer           1 farbus",
+        "iProduct                2 source/sink",
+        "Transfer Type            Isochronous",
+    ] {
         assert!(seen.stdout.contains(part), "{part}: {seen:?}");
     }
     assert_eq!(seen.stderr, "", "no program complains");
@@ -118,7 +122,8 @@ fn the_program_is_an_ordinary_program_of_its_user() {
 }
 
 /// What a program sees of itself: user, groups, folder, umask, limits, environment.
-const OWN_WORDS: &str = "id -u; id -g; pwd; umask; ulimit -n; echo $HOME $XDG_RUNTIME_DIR; touch mine && echo made; exit 7";
+const OWN_WORDS: &str =
+    "id -u; id -g; pwd; umask; ulimit -n; echo $HOME $XDG_RUNTIME_DIR; touch mine && echo made; exit 7";
 
 fn ordinary_shell(harness: &Harness) -> Command {
     let farbus = ordinary(harness, &[]);
@@ -205,8 +210,10 @@ fn whatever_is_killed_nothing_is_left_and_the_device_is_free() {
     let target = share.target("zero");
     for round in 0..3 {
         let marker = format!("{}", 7_000_000 + std::process::id() * 10 + round);
-        let mut process =
-            Running::start(ordinary(&harness, &["run", &target, "--", "sh", "-c", &format!("echo ready; exec sleep {marker}")]));
+        let mut process = Running::start(ordinary(
+            &harness,
+            &["run", &target, "--", "sh", "-c", &format!("echo ready; exec sleep {marker}")],
+        ));
         process.wait_for_line("ready");
         wait_until(PATIENCE, "the program runs", || pids_of(&marker).len() == 2);
         if round == 0 {
@@ -226,10 +233,8 @@ fn whatever_is_killed_nothing_is_left_and_the_device_is_free() {
 /// The processes that have this among their arguments.
 fn pids_of(marker: &str) -> Vec<i32> {
     let all = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    all.filter(|pid: &i32| {
-        fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(marker))
-    })
-    .collect()
+    all.filter(|pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(marker)))
+        .collect()
 }
 
 #[test]

@@ -28,8 +28,8 @@ pub fn own_pid_namespace() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Has this process, and the program that it becomes, told of its parent's end: by the signal for a lost terminal, which
-/// ends a program that does not ask for it. A parent that has ended before is not noticed.
+/// Has this process, and the program that it becomes, told of its parent's end by the signal for a lost terminal, which
+/// ends a program that does not handle it. A parent that has ended before is not noticed.
 ///
 /// # Errors
 /// The system's error.

@@ -324,7 +324,8 @@ mod tests {
         let mut selection = Selection::default();
         assert!(selection.select_configuration(&descriptors, 1));
         let place = Place { bus: 3, device: 7, ports: vec![1, 4] };
-        let shown = Shown { descriptors: &descriptors, selection: &selection, speed: Speed::High, place: &place, ports: 0 };
+        let shown =
+            Shown { descriptors: &descriptors, selection: &selection, speed: Speed::High, place: &place, ports: 0 };
         let folder = shown.folder();
         for (path, expected) in [
             ("idVendor", "1209\n"),
@@ -360,7 +361,8 @@ mod tests {
         let descriptors = keyboard();
         let place = Place { bus: 2, device: 1, ports: Vec::new() };
         let selection = Selection::default();
-        let shown = Shown { descriptors: &descriptors, selection: &selection, speed: Speed::Full, place: &place, ports: 0 };
+        let shown =
+            Shown { descriptors: &descriptors, selection: &selection, speed: Speed::Full, place: &place, ports: 0 };
         let folder = shown.folder();
         assert_eq!(text(&folder, "bConfigurationValue"), "");
         assert_eq!(text(&folder, "devpath"), "0\n");

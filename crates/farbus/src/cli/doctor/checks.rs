@@ -84,7 +84,7 @@ fn vhci() -> Finding {
         Ok(ports) if is_root() => Finding::ok(format!("vhci-hcd is loaded, with {} ports", ports.len())),
         Ok(ports) => Finding::limited(
             format!("vhci-hcd is loaded, with {} ports; only root may use it", ports.len()),
-            "attach as root (sudo farbus attach …); or '--via fuse', '--via nbd' or '--via redir' without root",
+            "attach as root (sudo farbus attach …); or '--via fuse', '--via nbd', '--via redir' or 'farbus run' without root",
         ),
         Err(_) if has_module_file("vhci-hcd") => {
             Finding::missing("the module vhci-hcd is not loaded", sudo("modprobe vhci-hcd"))
@@ -92,7 +92,8 @@ fn vhci() -> Finding {
         Err(_) => Finding::missing(
             "this kernel has no module vhci-hcd",
             "on Ubuntu: apt install linux-modules-extra-$(uname -r); on Debian: the package linux-image-amd64 \
-             (not the cloud kernel).\n  Without it: '--via fuse' or '--via nbd' for disks, '--via redir' for virtual machines",
+             (not the cloud kernel).\n  Without it: '--via fuse' or '--via nbd' for disks, \
+             '--via redir' for virtual machines, 'farbus run' for programs that speak USB themselves",
         ),
     }
 }

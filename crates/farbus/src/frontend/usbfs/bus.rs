@@ -69,7 +69,8 @@ impl DeviceLayer for Member {
 /// # Errors
 /// More devices than a bus has ports.
 pub fn members(devices: Vec<FarDevice>) -> io::Result<Vec<(Place, Member)>> {
-    let (fast, others): (Vec<_>, Vec<_>) = devices.into_iter().partition(|device| Device::speed(device) >= Speed::Super);
+    let (fast, others): (Vec<_>, Vec<_>) =
+        devices.into_iter().partition(|device| Device::speed(device) >= Speed::Super);
     let mut members = Vec::new();
     let kinds = [(others, false, PORTS_MAX), (fast, true, SUPER_PORTS_MAX)];
     for (bus, (devices, is_super, most)) in (1..).zip(kinds.into_iter().filter(|(devices, ..)| !devices.is_empty())) {

@@ -17,7 +17,6 @@ use super::bus::{Member, members};
 use super::tree::Tree;
 use crate::frontend::remote_usb::FarDevice;
 
-
 /// ENOENT, EACCES, EISDIR, EBADF.
 const NOT_THERE: u16 = 2;
 const NOT_ALLOWED: u16 = 13;

@@ -55,7 +55,9 @@ fn no_fuse(error: &io::Error) -> String {
         io::ErrorKind::NotFound => "load it: sudo modprobe fuse; into a container pass it: --device /dev/fuse",
         _ => "a container's runtime may forbid it: docker run --device /dev/fuse --cap-add SYS_ADMIN",
     };
-    format!("this kernel lets you mount no FUSE file system, by which a program would see the device: {error}\n  {next}")
+    format!(
+        "this kernel lets you mount no FUSE file system, by which a program would see the device: {error}\n  {next}"
+    )
 }
 
 fn prepare(parent: &mut UnixStream) -> Result<(), String> {

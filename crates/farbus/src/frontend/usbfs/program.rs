@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-use super::RunError;
-
 /// A shell's exit code for a program that is not there.
 pub const NOT_FOUND: u8 = 127;
 /// A shell's exit code for one that cannot be run.
@@ -24,16 +22,15 @@ pub fn code_of(error: &io::Error) -> u8 {
 /// One that is not found is left to `exec`, which says so.
 ///
 /// # Errors
-/// [`RunError::Program`].
-pub fn check(name: &OsStr) -> Result<(), RunError> {
+/// Why it cannot be run: the exit code is [`NOT_RUN`].
+pub fn check(name: &OsStr) -> Result<(), String> {
     let Some(path) = find(name).filter(|_| !rustix::process::geteuid().is_root()) else { return Ok(()) };
     if access(&path, Access::READ_OK).is_err() {
-        let why = format!(
+        return Err(format!(
             "you may run {0} and may not read it: the kernel then lets nobody look into its memory, and no device can be \
              shown to it\n  a copy that you may read works, or: sudo chmod +r {0}",
             path.display()
-        );
-        return Err(RunError::Program { code: NOT_RUN, why });
+        ));
     }
     let has_rights = fs::metadata(&path).is_ok_and(|found| found.permissions().mode() & 0o6000 != 0);
     if has_rights && io::stderr().is_terminal() {

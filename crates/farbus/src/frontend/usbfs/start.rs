@@ -66,7 +66,7 @@ fn local(error: impl fmt::Display) -> RunError {
 /// # Errors
 /// [`RunError`]: the program has not begun.
 pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finished, RunError> {
-    program::check(&program[0])?;
+    program::check(&program[0]).map_err(|why| RunError::Program { code: program::NOT_RUN, why })?;
     let opened: Result<Vec<FarDevice>, _> =
         devices.iter().map(|(client, target)| FarDevice::open(client, target, GRACE)).collect();
     let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
@@ -159,7 +159,7 @@ fn signals() -> io::Result<SignalDelivery<UnixStream, SignalOnly>> {
     let (read, write) = UnixStream::pair()?;
     read.set_nonblocking(true)?;
     let meant = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
-    SignalDelivery::with_pipe(read, write, SignalOnly::default(), meant)
+    SignalDelivery::with_pipe(read, write, SignalOnly, meant)
 }
 
 /// Whether the program has not got the signal yet. A terminal sends its own to all processes in the foreground.

@@ -50,7 +50,8 @@ pub struct Client {
 fn no_disk(target: &Target) -> String {
     format!(
         "it is no disk, and --via fuse, nbd and uas show disks only\n  \
-         try: farbus attach {} --via kernel (needs vhci-hcd), or --via redir for a virtual machine",
+         try: farbus attach {0} --via kernel (needs vhci-hcd), or --via redir for a virtual machine,\n  \
+         or for one program: farbus run {0} -- PROGRAM",
         target.shown()
     )
 }
