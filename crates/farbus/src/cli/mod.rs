@@ -217,9 +217,10 @@ impl Cli {
         }
     }
 
-    /// The default log level: the demo prints its own progress.
+    /// The default log level: the demo prints its own progress, and beside a program there is its output.
     pub fn log_level(&self) -> &'static str {
-        if matches!(self.verb, Verb::Demo(_)) { "warn" } else { "info" }
+        let is_quiet = matches!(self.verb, Verb::Demo(_) | Verb::Run(_) | Verb::Shell(_) | Verb::RunInside { .. });
+        if is_quiet { "warn" } else { "info" }
     }
 }
 

@@ -63,9 +63,9 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     for target in args.devices {
         let target = resolve(target)?;
         let client = Client::for_host(&target.address, SystemAccess::Own, ClientConfig::default())?;
-        devices.push((client, target));
+        devices.push(usbfs::Source { client, target });
     }
-    match usbfs::run(&devices, &args.program) {
+    match usbfs::run(devices, &args.program) {
         Ok(usbfs::Finished { code: 0 }) => Ok(()),
         Ok(usbfs::Finished { code }) => std::process::exit(code.into()),
         Err(usbfs::RunError::Device(error)) => Err((*error).into()),

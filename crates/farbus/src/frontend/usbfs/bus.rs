@@ -1,6 +1,8 @@
 //! The buses that a program sees: one for each kind of root hub, with the devices at its ports.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
 use farbus_gadgets::Emulated;
 use farbus_gadgets::root_hub::{PORTS_MAX, RootHub, SUPER_PORTS_MAX};
@@ -8,17 +10,24 @@ use farbus_io::link::Clock;
 use farbus_model::{Completions, Device, DeviceLayer, Speed};
 use farbus_session::usbfs::Place;
 
+use super::search::Source;
 use crate::frontend::remote_usb::FarDevice;
 
-/// The first number of a device; the root hub has 1.
+/// The numbers of devices (USB 2.0 §9.4.6); the root hub has 1.
 const FIRST: u16 = 2;
+const LAST: u16 = 127;
 
 /// What is on a bus.
 pub enum Member {
     /// Its root hub.
     Hub(Box<Emulated<RootHub>>),
     /// A device of another host.
-    Far(FarDevice),
+    Far {
+        /// The device.
+        device: FarDevice,
+        /// From where it comes again, if it goes.
+        source: Arc<Source>,
+    },
 }
 
 impl Member {
@@ -26,7 +35,7 @@ impl Member {
     pub fn clock(&self) -> Clock {
         match self {
             Member::Hub(_) => Clock::start(),
-            Member::Far(device) => device.clock(),
+            Member::Far { device, .. } => device.clock(),
         }
     }
 
@@ -34,13 +43,21 @@ impl Member {
     pub fn ports(&self) -> u8 {
         match self {
             Member::Hub(hub) => hub.function().ports(),
-            Member::Far(_) => 0,
+            Member::Far { .. } => 0,
+        }
+    }
+
+    /// From where it comes; `None` for a root hub.
+    pub fn source(&self) -> Option<Arc<Source>> {
+        match self {
+            Member::Hub(_) => None,
+            Member::Far { source, .. } => Some(Arc::clone(source)),
         }
     }
 
     /// Gives it back to its host.
     pub fn close(&mut self, done: &mut Completions) {
-        if let Member::Far(device) = self {
+        if let Member::Far { device, .. } = self {
             device.close(done);
         }
     }
@@ -52,15 +69,34 @@ impl DeviceLayer for Member {
     fn inner(&self) -> &(dyn Device + 'static) {
         match self {
             Member::Hub(hub) => &**hub,
-            Member::Far(device) => device,
+            Member::Far { device, .. } => device,
         }
     }
 
     fn inner_mut(&mut self) -> &mut (dyn Device + 'static) {
         match self {
             Member::Hub(hub) => &mut **hub,
-            Member::Far(device) => device,
+            Member::Far { device, .. } => device,
         }
+    }
+}
+
+/// The device numbers of the buses: the next one is always another one, as long as there are any (`choose_devnum`).
+#[derive(Debug, Default)]
+pub struct Numbers(BTreeMap<u16, u16>);
+
+impl Numbers {
+    /// The next number on a bus, of those that no device has.
+    pub fn next(&mut self, bus: u16, is_taken: impl Fn(u16) -> bool) -> u16 {
+        let last = self.0.entry(bus).or_insert(FIRST - 1);
+        // The devices at the ports are fewer than the numbers, and the last ones of those that left are closed.
+        for _ in FIRST..=LAST {
+            *last = if *last < LAST { *last + 1 } else { FIRST };
+            if !is_taken(*last) {
+                break;
+            }
+        }
+        *last
     }
 }
 
@@ -68,9 +104,9 @@ impl DeviceLayer for Member {
 ///
 /// # Errors
 /// More devices than a bus has ports.
-pub fn members(devices: Vec<FarDevice>) -> io::Result<Vec<(Place, Member)>> {
+pub fn members(devices: Vec<(FarDevice, Arc<Source>)>, numbers: &mut Numbers) -> io::Result<Vec<(Place, Member)>> {
     let (fast, others): (Vec<_>, Vec<_>) =
-        devices.into_iter().partition(|device| Device::speed(device) >= Speed::Super);
+        devices.into_iter().partition(|(device, _)| Device::speed(device) >= Speed::Super);
     let mut members = Vec::new();
     let kinds = [(others, false, PORTS_MAX), (fast, true, SUPER_PORTS_MAX)];
     for (bus, (devices, is_super, most)) in (1..).zip(kinds.into_iter().filter(|(devices, ..)| !devices.is_empty())) {
@@ -78,11 +114,11 @@ pub fn members(devices: Vec<FarDevice>) -> io::Result<Vec<(Place, Member)>> {
             let why = format!("a bus has room for {most} devices of this speed, not for {}", devices.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        let hub = RootHub::device(is_super, devices.iter().map(|device| Some(Device::speed(device))).collect());
+        let hub = RootHub::device(is_super, devices.iter().map(|(device, _)| Some(Device::speed(device))).collect());
         members.push((Place { bus, device: 1, ports: Vec::new() }, Member::Hub(Box::new(hub))));
-        for (port, device) in (1u8..).zip(devices) {
-            let place = Place { bus, device: FIRST - 1 + u16::from(port), ports: vec![port] };
-            members.push((place, Member::Far(device)));
+        for (port, (device, source)) in (1u8..).zip(devices) {
+            let place = Place { bus, device: numbers.next(bus, |_| false), ports: vec![port] };
+            members.push((place, Member::Far { device, source }));
         }
     }
     Ok(members)

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
-use farbus_io::link::{Clock, Gathering};
+use farbus_io::link::{Gathering, Wake};
 use farbus_io::sys::process_memory;
-use farbus_model::{Device, Instant, Selection};
-use farbus_session::usbfs::{
-    Answer, Call, CallId, Command, Entry, Events, Memory, Node, OpenId, Refusal, Shown, Width,
-};
-use tracing::debug;
+use farbus_model::Instant;
+use farbus_session::usbfs::{Answer, Call, CallId, Command, Entry, Events, Memory, OpenId, Place, Refusal, Width};
+use tracing::{debug, warn};
 
-use super::bus::{Member, members};
+use super::bus::{Numbers, members};
+use super::search::{Search, Source};
+use super::served::Served;
 use super::tree::Tree;
 use crate::frontend::remote_usb::FarDevice;
 
@@ -27,16 +29,6 @@ const NOT_OPEN: u16 = 9;
 const POLL_GONE: u32 = 0x008 | 0x010;
 const POLL_REAP: u32 = 0x004 | 0x100;
 
-/// One device, and the clock by which it lives.
-struct Served {
-    node: Node<Member>,
-    clock: Clock,
-    /// It was removed from the tree.
-    was_gone: bool,
-    /// The selection that the tree shows.
-    shown: Selection,
-}
-
 /// A program that waits for the answer to a command.
 struct Caller {
     device: usize,
@@ -47,7 +39,13 @@ struct Caller {
 pub struct Engine {
     server: Server,
     tree: Tree,
-    devices: Vec<Served>,
+    devices: BTreeMap<usize, Served>,
+    /// The next device's, which no device has had.
+    next: usize,
+    numbers: Numbers,
+    searches: Vec<Search>,
+    /// Rung by a search that has found its device.
+    wake: Arc<Wake>,
     /// What is open, by the handle that the kernel names: device and open.
     opened: BTreeMap<u64, (usize, OpenId)>,
     handles: u64,
@@ -69,47 +67,42 @@ impl Memory for CallerMemory {
     }
 }
 
-/// A number that a command of our own points to.
-struct Number(u32);
-
-impl Memory for Number {
-    fn read(&mut self, _: u64, into: &mut [u8]) -> Result<(), Refusal> {
-        into.copy_from_slice(&self.0.to_le_bytes());
-        Ok(())
-    }
-}
-
 impl Engine {
     /// Serves devices, which get their first configuration as a kernel would give it to them.
     ///
     /// # Errors
     /// The system's error; a device does not take its configuration.
-    pub fn new(server: OwnedFd, devices: Vec<FarDevice>) -> io::Result<Self> {
-        let (server, all) = (Server::new(server)?, Gathering::new()?);
-        all.watch(server.as_fd(), false)?;
-        let mut served = Vec::new();
-        for (place, member) in members(devices)? {
-            let clock = member.clock();
-            let node = Node::new(member, place);
-            if let Some(readiness) = node.readiness() {
-                all.watch_device(readiness)?;
-            }
-            let mut one = Served { node, clock, was_gone: false, shown: Selection::default() };
-            one.configure()?;
-            served.push(one);
-        }
+    pub fn new(server: OwnedFd, devices: Vec<(FarDevice, Arc<Source>)>) -> io::Result<Self> {
         let mut engine = Self {
-            server,
+            server: Server::new(server)?,
             tree: Tree::new(),
-            devices: served,
+            devices: BTreeMap::new(),
+            next: 0,
+            numbers: Numbers::default(),
+            searches: Vec::new(),
+            wake: Arc::new(Wake::new()?),
             opened: BTreeMap::new(),
             handles: 0,
             callers: BTreeMap::new(),
             waiters: BTreeMap::new(),
-            all,
+            all: Gathering::new()?,
         };
+        engine.watch(engine.server.as_fd())?;
+        engine.watch(engine.wake.as_fd())?;
+        for (place, member) in members(devices, &mut engine.numbers)? {
+            engine.insert(Served::new(place, member)?)?;
+        }
         engine.show();
         Ok(engine)
+    }
+
+    fn insert(&mut self, served: Served) -> io::Result<()> {
+        if let Some(readiness) = served.node.readiness() {
+            self.all.watch_device(readiness)?;
+        }
+        self.devices.insert(self.next, served);
+        self.next += 1;
+        Ok(())
     }
 
     /// Waits for this descriptor, too.
@@ -134,20 +127,19 @@ impl Engine {
             self.handle(request);
         }
         let mut timeout = None;
-        for index in 0..self.devices.len() {
-            let one = &mut self.devices[index];
+        for index in self.indices() {
+            let Some(one) = self.devices.get_mut(&index) else { continue };
             one.node.end_turn(one.clock.now());
-            self.settle(index);
-            let one = &self.devices[index];
             let left = one.node.poll_timeout().map(|at: Instant| at - one.clock.now());
             timeout = [timeout, left].into_iter().flatten().min();
+            self.settle(index);
         }
-        if self.devices.iter().any(Served::has_changed) {
+        if self.devices.values().any(Served::has_changed) {
             self.show();
         }
         self.all.wait(timeout)?;
-        for index in 0..self.devices.len() {
-            let one = &mut self.devices[index];
+        for index in self.indices() {
+            let Some(one) = self.devices.get_mut(&index) else { continue };
             one.node.handle_ready(one.clock.now());
             let now = one.clock.now();
             if one.node.poll_timeout().is_some_and(|at| at <= now) {
@@ -155,39 +147,65 @@ impl Engine {
             }
             self.settle(index);
         }
+        if self.wake.take() {
+            self.take_found()?;
+        }
+        Ok(())
+    }
+
+    fn indices(&self) -> Range<usize> {
+        let first = self.devices.keys().next().copied();
+        first.unwrap_or(self.next)..self.next
+    }
+
+    /// Shows the devices that are there again.
+    fn take_found(&mut self) -> io::Result<()> {
+        let mut found = Vec::new();
+        self.searches.retain(|search| match search.result() {
+            Some(served) => {
+                found.push(served);
+                false
+            }
+            None => true,
+        });
+        for served in found {
+            self.insert(*served)?;
+        }
+        self.show();
         Ok(())
     }
 
     /// The program has ended: what it held is free.
     pub fn close(mut self) {
         for (device, open) in std::mem::take(&mut self.opened).into_values() {
-            let one = &mut self.devices[device];
-            one.node.close(one.clock.now(), open);
+            if let Some(one) = self.devices.get_mut(&device) {
+                one.node.close(one.clock.now(), open);
+            }
         }
-        for one in &mut self.devices {
+        for one in self.devices.values_mut() {
             let now = one.clock.now();
             one.node.with_device(now, |member, done| member.close(done));
         }
     }
 
-    /// Makes the tree show the devices as they are.
+    /// Makes the tree show the devices as they are; those that are gone are looked for.
     fn show(&mut self) {
-        for one in &mut self.devices {
-            one.shown = one.node.device().selection().clone();
-            one.was_gone = one.node.device().is_gone();
+        let mut gone = Vec::new();
+        for one in self.devices.values_mut() {
+            if one.note_shown()
+                && let Some(source) = one.node.device().source()
+            {
+                let Place { bus, ref ports, .. } = *one.node.place();
+                gone.push((source, bus, ports.clone()));
+            }
         }
-        let there = self.devices.iter().enumerate().filter(|(_, one)| !one.was_gone);
-        self.tree.show(there.map(|(index, one)| {
-            let device = one.node.device();
-            let shown = Shown {
-                descriptors: device.descriptors(),
-                selection: device.selection(),
-                speed: device.speed(),
-                place: one.node.place(),
-                ports: device.ports(),
-            };
-            (index, shown)
-        }));
+        self.tree.show(self.devices.iter().filter_map(|(index, one)| Some((*index, one.shown()?))));
+        for (source, bus, ports) in gone {
+            warn!(device = %source, "the device is gone, and is looked for");
+            let device = self.numbers.next(bus, |number| self.devices.values().any(|one| one.is_numbered(bus, number)));
+            self.searches.push(Search::start(source, Place { bus, device, ports }, Arc::clone(&self.wake)));
+        }
+        self.devices.retain(|_, one| !one.is_over());
     }
 
     fn handle(&mut self, request: Request) {
@@ -226,17 +244,16 @@ impl Engine {
                 let call = CallId(of.0);
                 if let Some(caller) = self.callers.get(&call) {
                     let index = caller.device;
-                    let one = &mut self.devices[index];
-                    one.node.handle_interrupt(one.clock.now(), call);
+                    if let Some(one) = self.devices.get_mut(&index) {
+                        one.node.handle_interrupt(one.clock.now(), call);
+                    }
                     self.settle(index);
                 }
             }
             Op::Release { handle } => {
                 if let Some((device, open)) = self.opened.remove(&handle) {
                     self.waiters.remove(&(device, open));
-                    let one = &mut self.devices[device];
-                    one.node.close(one.clock.now(), open);
-                    self.settle(device);
+                    self.close_open(device, open);
                 }
                 self.server.done(id);
             }
@@ -253,22 +270,33 @@ impl Engine {
                 _ => self.server.fail(id, NOT_THERE),
             };
         };
-        match self.devices[device].node.open(is_writable) {
+        let Some(one) = self.devices.get_mut(&device) else { return self.server.fail(id, Refusal::Gone.number()) };
+        match one.node.open(is_writable) {
             Ok(open) => {
                 self.handles += 1;
                 self.opened.insert(self.handles, (device, open));
                 if !self.server.opened(id, self.handles) {
                     self.opened.remove(&self.handles);
-                    let one = &mut self.devices[device];
-                    one.node.close(one.clock.now(), open);
+                    self.close_open(device, open);
                 }
             }
             Err(refusal) => self.server.fail(id, refusal.number()),
         }
     }
 
+    fn close_open(&mut self, device: usize, open: OpenId) {
+        if let Some(one) = self.devices.get_mut(&device) {
+            one.node.close(one.clock.now(), open);
+        }
+        self.settle(device);
+        if self.devices.get(&device).is_some_and(Served::is_over) {
+            self.devices.remove(&device);
+        }
+    }
+
     fn read(&mut self, id: RequestId, number: u64, offset: u64, size: u32) {
-        let of_device = self.tree.device(number).map(|device| self.devices[device].node.descriptors());
+        let device = self.tree.device(number).and_then(|device| self.devices.get(&device));
+        let of_device = device.map(|device| device.node.descriptors());
         let bytes = match (&of_device, self.tree.entry(number)) {
             (Some(bytes), _) => bytes,
             (None, Some(Entry::File(bytes))) => bytes,
@@ -284,10 +312,10 @@ impl Engine {
         let Some(&(device, open)) = self.opened.get(&handle) else {
             return self.server.fail(id, Refusal::Unknown.number());
         };
-        let Some(call) = Call::decode(command, width) else {
+        let Some((call, one)) = Call::decode(command, width).zip(self.devices.get_mut(&device)) else {
             return self.server.fail(id, Refusal::Unknown.number());
         };
-        let (call_id, one) = (CallId(id.0), &mut self.devices[device]);
+        let call_id = CallId(id.0);
         self.callers.insert(call_id, Caller { device, thread });
         let command = Command { id: call_id, call, width, argument };
         one.node.handle_command(one.clock.now(), open, &command, &mut CallerMemory(thread));
@@ -296,7 +324,8 @@ impl Engine {
 
     fn poll(&mut self, id: RequestId, handle: u64, waiter: Option<u64>) {
         let Some(&open) = self.opened.get(&handle) else { return self.server.fail(id, NOT_OPEN) };
-        let events = self.devices[open.0].node.events(open.1);
+        let gone = Events { can_reap: false, is_gone: true };
+        let events = self.devices.get(&open.0).map_or(gone, |one| one.node.events(open.1));
         if let Some(waiter) = waiter {
             let waiters = self.waiters.entry(open).or_default();
             if !waiters.contains(&waiter) {
@@ -308,7 +337,8 @@ impl Engine {
 
     /// Passes on what a device's node has to say.
     fn settle(&mut self, device: usize) {
-        while let Some(Answer { id, result, writes }) = self.devices[device].node.poll_answer() {
+        let Some(one) = self.devices.get_mut(&device) else { return };
+        while let Some(Answer { id, result, writes }) = one.node.poll_answer() {
             // A command of our own has no caller.
             let Some(Caller { thread, .. }) = self.callers.remove(&id) else { continue };
             let written = writes.iter().try_for_each(|(address, payload)| {
@@ -327,54 +357,11 @@ impl Engine {
             };
             self.server.ioctl(RequestId(id.0), number);
         }
-        while let Some(open) = self.devices[device].node.poll_change() {
+        while let Some(open) = one.node.poll_change() {
             for waiter in self.waiters.remove(&(device, open)).into_iter().flatten() {
                 self.server.wake(waiter);
             }
         }
-    }
-}
-
-impl Served {
-    /// Selects the first configuration, and waits until the device has it.
-    fn configure(&mut self) -> io::Result<()> {
-        let first = self.node.device().descriptors().configurations.first();
-        let Some(value) = first.map(|configuration| configuration.value) else { return Ok(()) };
-        let refused = |refusal: Refusal| {
-            io::Error::other(format!("the device does not take its configuration (error number {})", refusal.number()))
-        };
-        let open = self.node.open(true).map_err(refused)?;
-        let own = CallId(0);
-        let command = Command { id: own, call: Call::SetConfiguration, width: Width::Bits64, argument: 0 };
-        self.node.handle_command(self.clock.now(), open, &command, &mut Number(value.into()));
-        let alone = Gathering::new()?;
-        if let Some(readiness) = self.node.readiness() {
-            alone.watch_device(readiness)?;
-        }
-        let answer = loop {
-            if let Some(answer) = self.node.poll_answer() {
-                break answer;
-            }
-            self.node.end_turn(self.clock.now());
-            let left = self.node.poll_timeout().map(|at| at - self.clock.now());
-            alone.wait(left)?;
-            self.node.handle_ready(self.clock.now());
-            let now = self.clock.now();
-            if self.node.poll_timeout().is_some_and(|at| at <= now) {
-                self.node.handle_timeout(now);
-            }
-        };
-        self.node.close(self.clock.now(), open);
-        answer.result.map(drop).map_err(refused)
-    }
-
-    /// Whether the tree shows it otherwise than it is.
-    fn has_changed(&self) -> bool {
-        let device = self.node.device();
-        let (now, shown) = (device.selection(), &self.shown);
-        device.is_gone() != self.was_gone
-            || now.configuration() != shown.configuration()
-            || now.alternates() != shown.alternates()
     }
 }
 

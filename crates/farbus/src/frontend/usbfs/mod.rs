@@ -16,14 +16,19 @@
 //! | `start.rs` | starts that process, and waits until it is the program |
 //! | `bus.rs` | where the devices are: buses and their root hubs |
 //! | `tree.rs` | the tree of files |
+//! | `served.rs` | one device of the tree |
+//! | `search.rs` | a device that is gone, until it is there again |
 //! | `engine.rs` | answers the kernel's requests: one thread, all devices |
 
 mod bus;
 mod engine;
 mod inside;
 mod program;
+mod search;
+mod served;
 mod start;
 mod tree;
 
 pub use inside::become_program;
+pub use search::Source;
 pub use start::{Finished, INSIDE_VERB, RunError, run};

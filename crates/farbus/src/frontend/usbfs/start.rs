@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 
 use farbus_io::sys::{inherited, passing};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -16,8 +17,8 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use super::engine::Engine;
 use super::program;
-use crate::frontend::remote_usb::FarDevice;
-use crate::importer::client::{Client, ClientError, GRACE, Target};
+use super::search::Source;
+use crate::importer::client::ClientError;
 
 /// The hidden verb of the process that becomes the program.
 pub const INSIDE_VERB: &str = "run-inside";
@@ -65,10 +66,10 @@ fn local(error: impl fmt::Display) -> RunError {
 ///
 /// # Errors
 /// [`RunError`]: the program has not begun.
-pub fn run(devices: &[(Client, Target)], program: &[OsString]) -> Result<Finished, RunError> {
+pub fn run(devices: Vec<Source>, program: &[OsString]) -> Result<Finished, RunError> {
     program::check(&program[0]).map_err(|why| RunError::Program { code: program::NOT_RUN, why })?;
-    let opened: Result<Vec<FarDevice>, _> =
-        devices.iter().map(|(client, target)| FarDevice::open(client, target, GRACE)).collect();
+    let opened: Result<Vec<_>, ClientError> =
+        devices.into_iter().map(|source| Ok((source.open()?, Arc::new(source)))).collect();
     let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
     let (mut parent, theirs) = UnixStream::pair().map_err(local)?;
     // The child has it until it is the program.

@@ -1,0 +1,85 @@
+//! Looks for a device that is gone until it is there again: it was pulled out, it became another one while it was flashed,
+//! or its exporter was started again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use farbus_io::link::Wake;
+use farbus_session::usbfs::Place;
+use tracing::debug;
+
+use super::bus::Member;
+use super::served::Served;
+use crate::frontend::remote_usb::FarDevice;
+use crate::importer::client::{Client, GRACE, Target};
+
+/// The pause after the first try, and after many: a device that is flashed is back in a second or two.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(4);
+
+/// Where a device comes from.
+#[derive(Debug)]
+pub struct Source {
+    /// How its host is reached.
+    pub client: Client,
+    /// The device.
+    pub target: Target,
+}
+
+impl Source {
+    /// Takes the device.
+    ///
+    /// # Errors
+    /// [`ClientError`](crate::importer::client::ClientError).
+    pub fn open(&self) -> Result<FarDevice, crate::importer::client::ClientError> {
+        FarDevice::open(&self.client, &self.target, GRACE)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.target.shown())
+    }
+}
+
+/// A search under way. Dropping it ends it, after the try that is under way.
+pub struct Search {
+    found: Receiver<Box<Served>>,
+    _continue: Sender<()>,
+}
+
+impl Search {
+    /// Starts a search; `wake` is rung when the device is found. It will be at this place.
+    pub fn start(source: Arc<Source>, place: Place, wake: Arc<Wake>) -> Self {
+        let (to, found) = channel();
+        let (going, is_over) = channel();
+        thread::spawn(move || {
+            let mut pause = PAUSE_MIN;
+            while let Err(RecvTimeoutError::Timeout) = is_over.recv_timeout(pause) {
+                match look(&source, &place) {
+                    Ok(served) => {
+                        // If nobody waits any more, it is given back here.
+                        let _ = to.send(Box::new(served));
+                        return wake.wake();
+                    }
+                    Err(error) => debug!(%error, device = %source, "not there yet"),
+                }
+                pause = (2 * pause).min(PAUSE_MAX);
+            }
+        });
+        Self { found, _continue: going }
+    }
+
+    /// The device, once it is found.
+    pub fn result(&self) -> Option<Box<Served>> {
+        self.found.try_recv().ok()
+    }
+}
+
+fn look(source: &Arc<Source>, place: &Place) -> Result<Served, Box<dyn std::error::Error>> {
+    let device = source.open()?;
+    Ok(Served::new(place.clone(), Member::Far { device, source: Arc::clone(source) })?)
+}

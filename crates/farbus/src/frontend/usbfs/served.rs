@@ -1,0 +1,113 @@
+//! One device of the tree, with the clock by which it lives.
+
+use std::io;
+
+use farbus_io::link::{Clock, Gathering};
+use farbus_model::{Device, Selection};
+use farbus_session::usbfs::{Call, CallId, Command, Memory, Node, Place, Refusal, Shown, Width};
+
+use super::bus::Member;
+
+/// A device.
+pub struct Served {
+    pub node: Node<Member>,
+    pub clock: Clock,
+    /// It was removed from the tree.
+    was_gone: bool,
+    /// The selection that the tree shows.
+    shown: Selection,
+}
+
+/// A number that a command of our own points to.
+struct Number(u32);
+
+impl Memory for Number {
+    fn read(&mut self, _: u64, into: &mut [u8]) -> Result<(), Refusal> {
+        into.copy_from_slice(&self.0.to_le_bytes());
+        Ok(())
+    }
+}
+
+impl Served {
+    /// A device at a place, with its first configuration, as a kernel gives it one. Waits until the device has it.
+    ///
+    /// # Errors
+    /// The device does not take it.
+    pub fn new(place: Place, member: Member) -> io::Result<Self> {
+        let (clock, node) = (member.clock(), Node::new(member, place));
+        let mut served = Self { node, clock, was_gone: false, shown: Selection::default() };
+        served.configure()?;
+        Ok(served)
+    }
+
+    /// Selects the first configuration, and waits until the device has it.
+    fn configure(&mut self) -> io::Result<()> {
+        let first = self.node.device().descriptors().configurations.first();
+        let Some(value) = first.map(|configuration| configuration.value) else { return Ok(()) };
+        let refused = |refusal: Refusal| {
+            io::Error::other(format!("the device does not take its configuration (error number {})", refusal.number()))
+        };
+        let open = self.node.open(true).map_err(refused)?;
+        let own = CallId(0);
+        let command = Command { id: own, call: Call::SetConfiguration, width: Width::Bits64, argument: 0 };
+        self.node.handle_command(self.clock.now(), open, &command, &mut Number(value.into()));
+        let alone = Gathering::new()?;
+        if let Some(readiness) = self.node.readiness() {
+            alone.watch_device(readiness)?;
+        }
+        let answer = loop {
+            if let Some(answer) = self.node.poll_answer() {
+                break answer;
+            }
+            self.node.end_turn(self.clock.now());
+            let left = self.node.poll_timeout().map(|at| at - self.clock.now());
+            alone.wait(left)?;
+            self.node.handle_ready(self.clock.now());
+            let now = self.clock.now();
+            if self.node.poll_timeout().is_some_and(|at| at <= now) {
+                self.node.handle_timeout(now);
+            }
+        };
+        self.node.close(self.clock.now(), open);
+        answer.result.map(drop).map_err(refused)
+    }
+
+    /// Whether the tree shows it otherwise than it is.
+    pub fn has_changed(&self) -> bool {
+        let device = self.node.device();
+        let (now, shown) = (device.selection(), &self.shown);
+        device.is_gone() != self.was_gone
+            || now.configuration() != shown.configuration()
+            || now.alternates() != shown.alternates()
+    }
+
+    /// The tree shows it as it is from now on. Returns whether it is gone since the last time.
+    pub fn note_shown(&mut self) -> bool {
+        self.shown = self.node.device().selection().clone();
+        let is_gone = self.node.device().is_gone();
+        !std::mem::replace(&mut self.was_gone, is_gone) && is_gone
+    }
+
+    /// What the tree shows of it; `None` if it is gone.
+    pub fn shown(&self) -> Option<Shown<'_>> {
+        let device = self.node.device();
+        (!self.was_gone).then(|| Shown {
+            descriptors: device.descriptors(),
+            selection: device.selection(),
+            speed: device.speed(),
+            place: self.node.place(),
+            ports: device.ports(),
+        })
+    }
+
+    /// Whether it is the device with this number.
+    pub fn is_numbered(&self, bus: u16, number: u16) -> bool {
+        let Place { bus: of, device, .. } = *self.node.place();
+        (of, device) == (bus, number)
+    }
+
+    /// Whether it is gone and no program has it open: nothing is left of it.
+    pub fn is_over(&self) -> bool {
+        self.was_gone && self.node.is_closed()
+    }
+}
