@@ -54,10 +54,8 @@ use crate::link::modules::program;
     help_template = "{about-with-newline}\n{usage-heading} {usage}\n\nCommands:\n{subcommands}{after-help}",
     after_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
-        farbus list lab3                    what does lab3 offer?\n  \
         farbus attach lab3/disk             use its disk here\n  \
-        farbus run lab3/board -- lsusb -v   a program that sees its USB device\n  \
-        farbus demo                         see it all work, in ten seconds\n\n\
+        farbus run lab3/board -- lsusb -v   a program that sees its USB device\n\n\
         'farbus COMMAND --help' has options and examples, and 'farbus help' exit codes.",
     after_long_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \

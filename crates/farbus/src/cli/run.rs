@@ -40,7 +40,7 @@ pub struct RunArgs {
     program: Vec<OsString>,
 }
 
-/// Start your shell, in which programs see devices of other machines as their own.
+/// Start your shell, with devices of other machines in it.
 ///
 /// As 'farbus run DEVICE -- $SHELL'.
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,7 @@
 //! The buses that a program sees: one for each kind of root hub, with the devices at its ports.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -10,12 +11,37 @@ use farbus_io::link::Clock;
 use farbus_model::{Completions, Device, DeviceLayer, Speed};
 use farbus_session::usbfs::Place;
 
-use super::search::Source;
 use crate::frontend::remote_usb::FarDevice;
+use crate::importer::client::{Client, ClientError, GRACE, Target};
 
 /// The numbers of devices (USB 2.0 §9.4.6); the root hub has 1.
 const FIRST: u16 = 2;
 const LAST: u16 = 127;
+
+/// Where a device comes from.
+#[derive(Debug)]
+pub struct Source {
+    /// How its host is reached.
+    pub client: Client,
+    /// The device.
+    pub target: Target,
+}
+
+impl Source {
+    /// Takes the device.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn open(&self) -> Result<FarDevice, ClientError> {
+        FarDevice::open(&self.client, &self.target, GRACE)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.target.shown())
+    }
+}
 
 /// What is on a bus.
 pub enum Member {

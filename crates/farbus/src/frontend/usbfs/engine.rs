@@ -13,8 +13,8 @@ use farbus_model::Instant;
 use farbus_session::usbfs::{Answer, Call, CallId, Command, Entry, Events, Memory, OpenId, Place, Refusal, Width};
 use tracing::{debug, warn};
 
-use super::bus::{Numbers, members};
-use super::search::{Search, Source};
+use super::bus::{Numbers, Source, members};
+use super::search::Search;
 use super::served::Served;
 use super::tree::Tree;
 use crate::frontend::remote_usb::FarDevice;

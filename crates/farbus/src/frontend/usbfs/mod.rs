@@ -29,6 +29,6 @@ mod served;
 mod start;
 mod tree;
 
+pub use bus::Source;
 pub use inside::become_program;
-pub use search::Source;
 pub use start::{Finished, INSIDE_VERB, RunError, run};

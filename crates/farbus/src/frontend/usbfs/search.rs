@@ -1,7 +1,6 @@
-//! Looks for a device that is gone until it is there again: it was pulled out, it became another one while it was flashed,
-//! or its exporter was started again.
+//! Looks for a device that is gone until it is there again: it was pulled out, or became another one while it was
+//! flashed, or its exporter was started again.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -11,39 +10,12 @@ use farbus_io::link::Wake;
 use farbus_session::usbfs::Place;
 use tracing::debug;
 
-use super::bus::Member;
+use super::bus::{Member, Source};
 use super::served::Served;
-use crate::frontend::remote_usb::FarDevice;
-use crate::importer::client::{Client, GRACE, Target};
 
 /// The pause after the first try, and after many: a device that is flashed is back in a second or two.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
-
-/// Where a device comes from.
-#[derive(Debug)]
-pub struct Source {
-    /// How its host is reached.
-    pub client: Client,
-    /// The device.
-    pub target: Target,
-}
-
-impl Source {
-    /// Takes the device.
-    ///
-    /// # Errors
-    /// [`ClientError`](crate::importer::client::ClientError).
-    pub fn open(&self) -> Result<FarDevice, crate::importer::client::ClientError> {
-        FarDevice::open(&self.client, &self.target, GRACE)
-    }
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.target.shown())
-    }
-}
 
 /// A search under way. Dropping it ends it, after the try that is under way.
 pub struct Search {

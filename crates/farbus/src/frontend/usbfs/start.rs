@@ -15,9 +15,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
+use super::bus::Source;
 use super::engine::Engine;
 use super::program;
-use super::search::Source;
 use crate::importer::client::ClientError;
 
 /// The hidden verb of the process that becomes the program.
