@@ -55,7 +55,7 @@ use crate::link::modules::program;
     after_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
         farbus attach lab3/disk             use its disk here\n  \
-        farbus run lab3/board -- lsusb -v   a program that sees its USB device\n\n\
+        farbus run lab3/board -- lsusb -v   a program that sees its USB device\n\
         'farbus COMMAND --help' has options and examples, and 'farbus help' exit codes.",
     after_long_help = "Examples:\n  \
         farbus share disk:backup.img zero   offer a disk image and a test device\n  \
