@@ -156,12 +156,18 @@ enum Verb {
     /// The process that becomes the program of `farbus run`; started by it alone.
     #[command(hide = true, name = usbfs::INSIDE_VERB)]
     RunInside {
+        /// It hears of devices that come and go.
+        #[arg(long)]
+        events: bool,
         /// The descriptor of its parent.
         parent: std::os::fd::RawFd,
         /// The program, and its arguments.
         #[arg(required = true, last = true)]
         program: Vec<std::ffi::OsString>,
     },
+    /// The process that makes the sockets for events; started by `farbus run` alone.
+    #[command(hide = true, name = usbfs::SOURCE_VERB)]
+    RunEvents,
     /// The process that speaks multicast DNS; started by others alone.
     #[command(hide = true)]
     Nearby,
@@ -171,7 +177,9 @@ impl Cli {
     /// Whether farbus itself started this process, whose only descriptors are then standard input, output and error.
     pub fn is_started_by_farbus(&self) -> bool {
         match &self.verb {
-            Verb::Broker | Verb::ModuleHost { .. } | Verb::ModuleProgram { .. } | Verb::Nearby => true,
+            Verb::Broker | Verb::ModuleHost { .. } | Verb::ModuleProgram { .. } | Verb::Nearby | Verb::RunEvents => {
+                true
+            }
             Verb::Daemon(args) => args.is_successor(),
             _ => false,
         }
@@ -272,7 +280,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             code => Err(Failure::local(format!("{} ended with exit code {code}", program.display()))),
         },
         Verb::ModuleProgram { ring, program } => Err(Failure::local(program::become_program(&program, way(ring)))),
-        Verb::RunInside { parent, program } => run::become_program(parent, &program),
+        Verb::RunInside { events, parent, program } => run::become_program(parent, events, &program),
+        Verb::RunEvents => usbfs::be_source().map_err(Failure::local),
         Verb::Nearby => crate::hosts::mdns::run().map_err(Failure::local),
     }
 }

@@ -78,7 +78,7 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
 }
 
 /// Becomes the program. If that fails, the parent is told why, and says it.
-pub fn become_program(parent: RawFd, program: &[OsString]) -> Result<(), Failure> {
+pub fn become_program(parent: RawFd, hears_events: bool, program: &[OsString]) -> Result<(), Failure> {
     let parent = inherited::take(parent).ok_or_else(|| Failure::local("farbus itself starts this verb"))?;
-    std::process::exit(usbfs::become_program(parent, program).into());
+    std::process::exit(usbfs::become_program(parent, hears_events, program).into());
 }

@@ -7,6 +7,7 @@ pub mod confine;
 pub mod confine_program;
 pub mod cpuset;
 pub mod errno;
+pub mod event_sockets;
 pub mod file_handle;
 pub mod inherited;
 pub mod lease;

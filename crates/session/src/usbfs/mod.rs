@@ -27,16 +27,19 @@
 //! | `claims.rs` | which open has which interface |
 //! | `opened.rs` | one open of the node: finished URBs, who waits for them, rights |
 //! | `tree.rs` | the device's folder below `/sys/bus/usb/devices` |
+//! | `event.rs` | what programs are told when a device comes or goes |
 //! | `transfer.rs` | one transfer: how it becomes a request, and how its result is told |
 
 mod claims;
 mod command;
+mod event;
 mod node;
 mod opened;
 mod transfer;
 mod tree;
 
 pub use command::{Answer, CallId, Command, Memory, OpenId};
+pub use event::{Action, Event, KERNEL_GROUP, UDEV_GROUP};
 pub use farbus_wire::usbfs::{Call, Refusal, Width};
 pub use node::{Node, Place};
 pub use opened::Events;

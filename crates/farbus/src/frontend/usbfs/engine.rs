@@ -10,10 +10,13 @@ use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
 use farbus_io::link::{Gathering, Wake};
 use farbus_io::sys::process_memory;
 use farbus_model::Instant;
-use farbus_session::usbfs::{Answer, Call, CallId, Command, Entry, Events, Memory, OpenId, Place, Refusal, Width};
+use farbus_session::usbfs::{
+    Answer, Call, CallId, Command, Entry, Events as PollEvents, Memory, OpenId, Place, Refusal, Width,
+};
 use tracing::{debug, warn};
 
 use super::bus::{Numbers, Source, members};
+use super::events::Events;
 use super::search::Search;
 use super::served::Served;
 use super::tree::Tree;
@@ -46,6 +49,8 @@ pub struct Engine {
     searches: Vec<Search>,
     /// Rung by a search that has found its device.
     wake: Arc<Wake>,
+    /// `None` if programs cannot be told what comes and goes.
+    events: Option<Events>,
     /// What is open, by the handle that the kernel names: device and open.
     opened: BTreeMap<u64, (usize, OpenId)>,
     handles: u64,
@@ -72,7 +77,7 @@ impl Engine {
     ///
     /// # Errors
     /// The system's error; a device does not take its configuration.
-    pub fn new(server: OwnedFd, devices: Vec<(FarDevice, Arc<Source>)>) -> io::Result<Self> {
+    pub fn new(server: OwnedFd, events: Option<Events>, devices: Vec<(FarDevice, Arc<Source>)>) -> io::Result<Self> {
         let mut engine = Self {
             server: Server::new(server)?,
             tree: Tree::new(),
@@ -81,6 +86,7 @@ impl Engine {
             numbers: Numbers::default(),
             searches: Vec::new(),
             wake: Arc::new(Wake::new()?),
+            events,
             opened: BTreeMap::new(),
             handles: 0,
             callers: BTreeMap::new(),
@@ -199,7 +205,11 @@ impl Engine {
                 gone.push((source, bus, ports.clone()));
             }
         }
-        self.tree.show(self.devices.iter().filter_map(|(index, one)| Some((*index, one.shown()?))));
+        let news = self.tree.show(self.devices.iter().filter_map(|(index, one)| Some((*index, one.shown()?))));
+        // They look at the tree when they hear of it.
+        if let Some(events) = &mut self.events {
+            news.iter().for_each(|event| events.send(event));
+        }
         for (source, bus, ports) in gone {
             warn!(device = %source, "the device is gone, and is looked for");
             let device = self.numbers.next(bus, |number| self.devices.values().any(|one| one.is_numbered(bus, number)));
@@ -324,7 +334,7 @@ impl Engine {
 
     fn poll(&mut self, id: RequestId, handle: u64, waiter: Option<u64>) {
         let Some(&open) = self.opened.get(&handle) else { return self.server.fail(id, NOT_OPEN) };
-        let gone = Events { can_reap: false, is_gone: true };
+        let gone = PollEvents { can_reap: false, is_gone: true };
         let events = self.devices.get(&open.0).map_or(gone, |one| one.node.events(open.1));
         if let Some(waiter) = waiter {
             let waiters = self.waiters.entry(open).or_default();
@@ -365,7 +375,7 @@ impl Engine {
     }
 }
 
-fn poll_bits(Events { can_reap, is_gone }: Events) -> u32 {
+fn poll_bits(PollEvents { can_reap, is_gone }: PollEvents) -> u32 {
     let reap = if can_reap { POLL_REAP } else { 0 };
     if is_gone { reap | POLL_GONE } else { reap }
 }

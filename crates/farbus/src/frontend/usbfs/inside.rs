@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use farbus_io::frontend::tree;
-use farbus_io::sys::{leash, own_mounts, passing};
+use farbus_io::sys::{event_sockets, leash, own_mounts, passing};
 
 use super::program;
 
@@ -20,12 +20,15 @@ const BUS: &str = "/sys/bus/usb";
 const NODES: &str = "/dev/bus/usb";
 /// The folder that [`show_dev`] covers.
 const OLD_DEV: &str = "/dev/.old";
+const UDEV: &str = "/run/udev";
+const UDEV_CONTROL: &str = "/run/udev/control";
 
 /// Makes mounts of this process's own, passes their server's end to `parent`, and becomes the program. Returns only if
-/// that failed, when it has told `parent` why: the exit code.
-pub fn become_program(parent: OwnedFd, program: &[OsString]) -> u8 {
+/// that failed, when it has told `parent` why: the exit code. If it `hears_events`, `parent` gets a listener for its
+/// sockets, too.
+pub fn become_program(parent: OwnedFd, hears_events: bool, program: &[OsString]) -> u8 {
     let mut parent = UnixStream::from(parent);
-    let (why, code) = match prepare(&mut parent) {
+    let (why, code) = match prepare(&mut parent, hears_events) {
         Ok(()) => {
             // libudev asks for a file system of the kernel's at /sys, and this one is in memory.
             let mut command = Command::new(&program[0]);
@@ -60,15 +63,17 @@ fn no_fuse(error: &io::Error) -> String {
     )
 }
 
-fn prepare(parent: &mut UnixStream) -> Result<(), String> {
+fn prepare(parent: &mut UnixStream, hears_events: bool) -> Result<(), String> {
     let at = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     rustix::io::fcntl_setfd(&*parent, rustix::io::FdFlags::CLOEXEC).map_err(|errno| at("the socket")(errno.into()))?;
     leash::hang_up_with_parent().map_err(at("this process cannot end with its parent"))?;
     own_mounts::enter().map_err(|error| no_mounts(&error))?;
     show_sys().map_err(at("/sys cannot be covered"))?;
     let server = tree::mount(Path::new(TREE)).map_err(|error| no_fuse(&error))?;
-    let sent = passing::send_on_stream(parent.as_fd(), b"m", &[server.as_fd()]);
-    drop(server);
+    let listener = hears_events.then(listen).flatten();
+    let passed: Vec<_> = [Some(server.as_fd()), listener.as_ref().map(OwnedFd::as_fd)].into_iter().flatten().collect();
+    let sent = passing::send_on_stream(parent.as_fd(), b"m", &passed);
+    drop((server, listener));
     // The tree answers once the parent says so.
     sent.and_then(|_| parent.read_exact(&mut [0])).map_err(at("the parent has ended"))?;
     let bind = |from: &str, to: &str| own_mounts::bind(&Path::new(TREE).join(from), Path::new(to));
@@ -77,6 +82,27 @@ fn prepare(parent: &mut UnixStream) -> Result<(), String> {
         show_dev().map_err(at("/dev cannot be covered"))?;
     }
     bind(".dev", NODES).map_err(at(NODES))
+}
+
+/// Has the parent asked for each of the program's sockets for events. `None` if it cannot be: a program inside another
+/// `farbus run` hears the outer one's events.
+fn listen() -> Option<OwnedFd> {
+    show_udev().and_then(|()| event_sockets::listen()).ok()
+}
+
+/// libudev listens where udev is at work, which it believes if it finds this.
+fn show_udev() -> io::Result<()> {
+    if Path::new(UDEV_CONTROL).exists() {
+        return Ok(());
+    }
+    let folder = Path::new(UDEV);
+    if folder.is_dir() {
+        own_mounts::cover(folder, &[])?;
+    } else {
+        own_mounts::cover(Path::new("/run"), &[])?;
+        fs::create_dir(folder)?;
+    }
+    fs::File::create(UDEV_CONTROL).map(drop)
 }
 
 fn show_sys() -> io::Result<()> {

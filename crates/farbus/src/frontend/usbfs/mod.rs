@@ -4,6 +4,7 @@
 //! | process | what it does |
 //! |---|---|
 //! | `farbus run` | opens the devices, starts the program, and serves the tree of files until the program ends |
+//! | `farbus run-events` | is in a network namespace where events are sent, and makes the programs' sockets for them |
 //! | the program | first makes mounts of its own ([`inside`]), in which the tree is mounted, and then becomes the program |
 //!
 //! The first is the parent of the second: so the kernel lets it read and write the program's memory, as usbfs does
@@ -18,10 +19,12 @@
 //! | `tree.rs` | the tree of files |
 //! | `served.rs` | one device of the tree |
 //! | `search.rs` | a device that is gone, until it is there again |
+//! | `events.rs` | tells programs what comes and goes |
 //! | `engine.rs` | answers the kernel's requests: one thread, all devices |
 
 mod bus;
 mod engine;
+mod events;
 mod inside;
 mod program;
 mod search;
@@ -30,5 +33,6 @@ mod start;
 mod tree;
 
 pub use bus::Source;
+pub use events::{SOURCE_VERB, be_source};
 pub use inside::become_program;
 pub use start::{Finished, INSIDE_VERB, RunError, run};

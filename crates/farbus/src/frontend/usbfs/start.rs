@@ -15,8 +15,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
+use tracing::debug;
+
 use super::bus::Source;
 use super::engine::Engine;
+use super::events::Events;
 use super::program;
 use crate::importer::client::ClientError;
 
@@ -75,8 +78,11 @@ pub fn run(devices: Vec<Source>, program: &[OsString]) -> Result<Finished, RunEr
     // The child has it until it is the program.
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).map_err(local)?;
     let ourselves = std::env::current_exe().map_err(local)?;
+    let events = Events::start().inspect_err(|error| debug!(%error, "programs hear of no device that comes or goes"));
+    let events = events.ok();
     let child = Command::new(ourselves)
         .arg(INSIDE_VERB)
+        .args(events.as_ref().map(|_| "--events"))
         .arg(theirs.as_raw_fd().to_string())
         .arg("--")
         .args(program)
@@ -89,10 +95,18 @@ pub fn run(devices: Vec<Source>, program: &[OsString]) -> Result<Finished, RunEr
     let mut came = Vec::new();
     let mut first = [0; 1024];
     let count = passing::receive_on_stream(parent.as_fd(), &mut first, &mut came).map_err(local)?;
-    let Some(server) = came.pop() else {
+    let mut came = came.into_iter();
+    let Some(server) = came.next() else {
         return Err(not_started(&mut parent, &first[..count], &mut child));
     };
-    let mut engine = Engine::new(server, opened).map_err(local)?;
+    let events = match (events, came.next()) {
+        (Some(events), Some(listener)) => {
+            events.answer(listener.as_fd()).map_err(local)?;
+            Some(events)
+        }
+        _ => None,
+    };
+    let mut engine = Engine::new(server, events, opened).map_err(local)?;
     parent.write_all(b"s").map_err(local)?;
     let status = serve(&mut engine, &mut parent, &mut child)?;
     engine.close();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use farbus_io::frontend::tree::{Attributes, Kind};
-use farbus_session::usbfs::{Entry, Place, Shown, folder_name};
+use farbus_session::usbfs::{Action, Entry, Event, Place, Shown, folder_name};
 
 /// What a program sees as the length of an attribute (`sysfs_add_file_mode_ns`).
 const ATTRIBUTE_BYTES: u64 = 4096;
@@ -15,17 +15,22 @@ pub struct Tree {
     numbers: HashMap<String, u64>,
     /// The devices' nodes: which device it is.
     devices: HashMap<String, usize>,
+    /// What programs were told that it is there: folder, and the lines of its `uevent`.
+    told: BTreeMap<String, String>,
 }
 
 impl Tree {
     /// An empty tree.
     pub fn new() -> Self {
         let numbers = HashMap::from([(String::new(), 1)]);
-        Self { root: Entry::Folder(BTreeMap::new()), paths: vec![String::new()], numbers, devices: HashMap::new() }
+        let root = Entry::Folder(BTreeMap::new());
+        Self { root, paths: vec![String::new()], numbers, devices: HashMap::new(), told: BTreeMap::new() }
     }
 
-    /// From now on, these devices are in it; a root hub comes before the devices of its bus.
-    pub fn show<'a>(&mut self, devices: impl Iterator<Item = (usize, Shown<'a>)>) {
+    /// From now on, these devices are in it; a root hub comes before the devices of its bus. Returns what programs are
+    /// to be told.
+    pub fn show<'a>(&mut self, devices: impl Iterator<Item = (usize, Shown<'a>)>) -> Vec<Event> {
+        let mut there = BTreeMap::new();
         let (mut hubs, mut names, mut buses) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         self.devices.clear();
         for (index, shown) in devices {
@@ -35,8 +40,10 @@ impl Tree {
             let path = if ports.is_empty() { name.clone() } else { format!("{hub}/{name}") };
             let link = format!("../../../devices/farbus/{path}");
             if let Entry::Folder(entries) = &folder {
-                for interface in entries.keys().filter(|entry| entry.contains(':')) {
+                there.insert(path.clone(), lines(&folder));
+                for (interface, entry) in entries.iter().filter(|(entry, _)| entry.contains(':')) {
                     names.insert(interface.clone(), Entry::Link(format!("{link}/{interface}")));
+                    there.insert(format!("{path}/{interface}"), lines(entry));
                 }
             }
             match hubs.get_mut(&hub) {
@@ -56,6 +63,24 @@ impl Tree {
         root.insert(".dev".to_owned(), folder(buses.collect()));
         root.insert("uevent".to_owned(), Entry::File(Vec::new()));
         self.root = Entry::Folder(root);
+        self.tell(there)
+    }
+
+    /// What is another one than before went and came. What is inside goes first, and comes last.
+    fn tell(&mut self, there: BTreeMap<String, String>) -> Vec<Event> {
+        let event = |action, path: &str, lines: &str| {
+            let path = format!("/devices/farbus/{path}");
+            Event { action, path, lines: lines.to_owned() }
+        };
+        let told = std::mem::take(&mut self.told);
+        let went = told.iter().rev().filter(|(path, lines)| there.get(*path) != Some(lines));
+        let came = there.iter().filter(|(path, lines)| told.get(*path) != Some(lines));
+        let events = went
+            .map(|(path, lines)| event(Action::Remove, path, lines))
+            .chain(came.map(|(path, lines)| event(Action::Add, path, lines)))
+            .collect();
+        self.told = there;
+        events
     }
 
     /// What a number stands for; `None` if it is not there any more.
@@ -117,5 +142,13 @@ impl Tree {
             }
         }
         Some(list)
+    }
+}
+
+/// The lines of a folder's `uevent`.
+fn lines(folder: &Entry) -> String {
+    match folder.find("uevent") {
+        Some(Entry::File(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
+        _ => String::new(),
     }
 }
