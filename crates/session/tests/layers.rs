@@ -329,8 +329,8 @@ const DEVICE_LAYERS: [Layer<dyn Device>; 6] = [
 ];
 
 /// Layers of other crates, each over one type of the same crate that belongs to a link: they override what concerns the
-/// link or the end.
-const ELSEWHERE: [&str; 4] = ["Linked", "SessionDisk", "FarDevice", "CountedDisk"];
+/// link or the end. `Member` overrides nothing: it is one of two devices.
+const ELSEWHERE: [&str; 5] = ["Linked", "SessionDisk", "FarDevice", "CountedDisk", "Member"];
 
 fn keeps_the_contract<D: ?Sized, A>(layer: &Layer<D>, calls: &[Call<D, A>], bare: fn(Probe) -> Box<D>) {
     for (method, call) in calls {
