@@ -26,18 +26,28 @@ fn can_run() -> bool {
     has("user namespaces", unshare.status().is_ok_and(|status| status.success()))
         && has("/dev/fuse", Path::new("/dev/fuse").exists())
         && has("lsusb", has_program("lsusb"))
+        && has("setpriv", has_program("setpriv"))
 }
+
+/// Lets go of what other tests have mounted, which nobody could unmount as long as a program of these tests runs: where
+/// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user.
+const WITHOUT_OTHERS: &str = r#"
+while read -r _ _ _ _ at _; do case "$at" in "$0"/farbus-*) umount --lazy "$at";; esac; done < /proc/self/mountinfo
+exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@""#;
 
 /// `farbus` as an ordinary user, with a folder of its own.
 fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
-    let mut command = harness.command(arguments);
-    if rustix::process::geteuid().is_root() {
-        let run = harness.path("of-nobody");
-        fs::create_dir_all(&run).unwrap();
-        std::os::unix::fs::chown(&run, Some(NOBODY), Some(NOBODY)).unwrap();
-        command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", run.join("state")).env("HOME", &run);
-        command.current_dir(&run).uid(NOBODY).gid(NOBODY);
+    if !rustix::process::geteuid().is_root() {
+        return harness.command(arguments);
     }
+    let others = std::env::temp_dir();
+    let first = ["--mount", "--propagation", "slave", "sh", "-c", WITHOUT_OTHERS];
+    let farbus = [others.to_str().unwrap(), env!("CARGO_BIN_EXE_farbus")];
+    let mut command = harness.command_of(Path::new("unshare"), &[&first[..], &farbus, arguments].concat());
+    let run = harness.path("of-nobody");
+    fs::create_dir_all(&run).unwrap();
+    std::os::unix::fs::chown(&run, Some(NOBODY), Some(NOBODY)).unwrap();
+    command.env("XDG_RUNTIME_DIR", &run).env("FARBUS_STATE", run.join("state")).env("HOME", &run).current_dir(&run);
     command
 }
 
@@ -216,6 +226,8 @@ fn whatever_is_killed_nothing_is_left_and_the_device_is_free() {
         ));
         process.wait_for_line("ready");
         wait_until(PATIENCE, "the program runs", || pids_of(&marker).len() == 2);
+        let helpers = children_of(&pids_of(&marker));
+        assert!(!helpers.is_empty(), "the process for events");
         if round == 0 {
             // The program: the command ends as a shell would.
             let program = *pids_of(&marker).iter().max().unwrap();
@@ -224,7 +236,9 @@ fn whatever_is_killed_nothing_is_left_and_the_device_is_free() {
         } else {
             process.kill();
         }
-        wait_until(PATIENCE, "no process is left", || pids_of(&marker).is_empty());
+        wait_until(PATIENCE, "no process is left", || {
+            pids_of(&marker).is_empty() && helpers.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+        });
         wait_until_free(&harness, &share);
         assert!(left_mounts().is_empty());
     }
@@ -235,6 +249,18 @@ fn pids_of(marker: &str) -> Vec<i32> {
     let all = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     all.filter(|pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(marker)))
         .collect()
+}
+
+/// The processes that these have started.
+fn children_of(parents: &[i32]) -> Vec<i32> {
+    let all = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    all.filter(|pid: &i32| {
+        // The fields after the name, which stands in brackets: state, parent.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        parent.is_some_and(|parent| parents.contains(&parent))
+    })
+    .collect()
 }
 
 #[test]
@@ -290,4 +316,75 @@ fn a_device_that_went_and_comes_back_has_another_number() {
     process.wait_for_line("source/sink");
     assert_eq!(process.wait_for_end(PATIENCE), Some(0));
     wait_until_free(&harness, &second);
+}
+
+/// A program on libusb that waits for devices. It is of Debian's python3-usb1, whatever Python is first in the path.
+const WAITS_FOR_DEVICES: &str = r#"
+import usb1
+def heard(context, device, event):
+    word = "came" if event == usb1.HOTPLUG_EVENT_DEVICE_ARRIVED else "went"
+    print("libusb:", word, "%04x" % device.getVendorID(), device.getDeviceAddress(), flush=True)
+    return False
+with usb1.USBContext() as context:
+    context.hotplugRegisterCallback(heard, flags=usb1.HOTPLUG_ENUMERATE, vendor_id=0x0525,
+        events=usb1.HOTPLUG_EVENT_DEVICE_ARRIVED | usb1.HOTPLUG_EVENT_DEVICE_LEFT)
+    while True:
+        context.handleEventsTimeout(60)
+"#;
+
+#[test]
+fn what_is_unmounted_outside_is_unmounted_inside() {
+    if !can_run() || !has("the right to mount", rustix::process::geteuid().is_root()) {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["zero"]);
+    let at = harness.path("mounted");
+    fs::create_dir(&at).unwrap();
+    // As on a machine with systemd, where mounts are shared between namespaces.
+    let script = r#"
+        mount -t tmpfs farbus-test "$1" && mkfifo "$1.begun" && chmod 666 "$1.begun" || exit 1
+        setpriv --reuid 65534 --regid 65534 --clear-groups "$2" run "$3" -- sh -c '
+            grep -q " $0 " /proc/self/mountinfo && echo > "$0.begun" || exit 2
+            while grep -q " $0 " /proc/self/mountinfo; do sleep 0.05; done' "$1" &
+        read -r _ < "$1.begun" && umount "$1" && wait $!"#;
+    let target = share.target("zero");
+    let first = ["--mount", "--propagation", "shared", "sh", "-c", script, "sh"];
+    let arguments = [&first[..], &[at.to_str().unwrap(), env!("CARGO_BIN_EXE_farbus"), &target]].concat();
+    let ended = finish(harness.command_of(Path::new("unshare"), &arguments), PATIENCE);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[test]
+fn programs_hear_of_a_device_that_goes_and_comes_back() {
+    let has_usb1 = || Path::new("/usr/lib/python3/dist-packages/usb1").exists();
+    if !can_run() || !has("udevadm", has_program("udevadm")) || !has("python3-usb1", has_usb1()) {
+        return;
+    }
+    let harness = Harness::new();
+    let mut first = share(&harness, &["zero"]);
+    let target = first.target("zero");
+    let start = |program: &[&str]| Running::start(ordinary(&harness, &[&["run", &target, "--"], program].concat()));
+    let both = "udevadm monitor --kernel --udev --subsystem-match=usb/usb_device & exec /usr/bin/python3 -c \"$0\"";
+    let process = start(&["sh", "-c", both, WAITS_FOR_DEVICES]);
+    let mut lines = Vec::new();
+    let mut wait_for = |parts: &[&str]| {
+        let mut left = parts.to_vec();
+        while !left.is_empty() {
+            let line = process.wait_for_line("");
+            left.retain(|part| !line.contains(part));
+            lines.push(line);
+        }
+    };
+    // The monitor says what it will print once it listens.
+    wait_for(&["libusb: came 0525 2", "KERNEL - "]);
+    first.process.kill();
+    wait_for(&["libusb: went 0525 2", "remove   /devices/farbus/usb1/1-1 (usb)"]);
+    let arguments = ["share", "zero", "--local-users", "all", "--listen", &first.address];
+    let _second = Share::follow(Running::start(harness.command(&arguments)));
+    wait_for(&["libusb: came 0525 3", "add      /devices/farbus/usb1/1-1 (usb)"]);
+    for sender in ["KERNEL[", "UDEV  ["] {
+        let of_it = lines.iter().filter(|line| line.starts_with(sender)).count();
+        assert!(of_it >= 2, "{sender}: {lines:?}");
+    }
 }

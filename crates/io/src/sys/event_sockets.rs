@@ -12,7 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, netlink, socket_with};
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sendto, socket_with};
 use rustix::thread::UnshareFlags;
 
 /// `AUDIT_ARCH_X86_64` and `AUDIT_ARCH_AARCH64` (`linux/audit.h`): the machine, 64 bits, little endian.
@@ -23,8 +24,8 @@ const MACHINE: u32 = 4;
 const FAMILY: u32 = 16;
 const PROTOCOL: u32 = 32;
 
-/// From now on, the listener that is returned is asked for each socket for the kernel's events that this thread, or a
-/// program that it becomes or starts, makes. The caller may administer its user namespace, or can get no rights any more.
+/// From now on, the listener that is returned is asked for each socket for the kernel's events that this thread makes,
+/// or a program that it becomes or starts. The caller may administer its user namespace, or can get no rights any more.
 ///
 /// # Errors
 /// The system's error: `EBUSY` if another listener is asked already; this kernel has none (before Linux 5.14).
@@ -87,6 +88,30 @@ pub fn enter() -> io::Result<()> {
 /// The system's error.
 pub fn make(kind: SocketType, flags: SocketFlags) -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::NETLINK, kind, flags, Some(netlink::KOBJECT_UEVENT))?)
+}
+
+/// Sends events in the network namespace in which its socket was made.
+#[derive(Debug)]
+pub struct Sender(OwnedFd);
+
+impl Sender {
+    /// Sends by a socket that [`make`] has made, also in another process.
+    pub fn over(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+
+    /// Sends to all that listen to a group, counted from 1; `None` is the kernel itself, which passes events on as its
+    /// own. Nobody need listen, and who does not read loses events as it would lose the kernel's.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn send(&self, group: Option<u32>, message: &[u8]) -> io::Result<()> {
+        let to = SocketAddrNetlink::new(0, group.map_or(0, |group| 1 << (group - 1)));
+        match sendto(&self.0, message, SendFlags::DONTWAIT, &to) {
+            Ok(_) | Err(Errno::CONNREFUSED | Errno::SRCH | Errno::NOBUFS | Errno::AGAIN) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
 }
 
 /// Gives a socket of this process's network namespace to each program for which a listener is asked, until none of

@@ -35,7 +35,8 @@ pub fn enter() -> io::Result<()> {
         fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
         fs::write("/proc/self/gid_map", format!("{group} {group} 1"))?;
     }
-    Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?)
+    // What is unmounted outside is unmounted here, too: it would be in use otherwise as long as this process runs.
+    Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?)
 }
 
 /// A folder that is covered.

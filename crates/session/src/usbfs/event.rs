@@ -34,9 +34,7 @@ pub struct Event {
     pub lines: String,
 }
 
-/// The group of netlink in which the kernel's events are heard.
-pub const KERNEL_GROUP: u32 = 1;
-/// The group in which udev's are heard.
+/// The group of netlink in which udev's events are heard.
 pub const UDEV_GROUP: u32 = 2;
 
 const SUBSYSTEM: &str = "usb";

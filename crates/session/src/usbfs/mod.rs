@@ -39,7 +39,7 @@ mod transfer;
 mod tree;
 
 pub use command::{Answer, CallId, Command, Memory, OpenId};
-pub use event::{Action, Event, KERNEL_GROUP, UDEV_GROUP};
+pub use event::{Action, Event, UDEV_GROUP};
 pub use farbus_wire::usbfs::{Call, Refusal, Width};
 pub use node::{Node, Place};
 pub use opened::Events;

@@ -135,7 +135,9 @@ pub fn members(devices: Vec<(FarDevice, Arc<Source>)>, numbers: &mut Numbers) ->
         devices.into_iter().partition(|(device, _)| Device::speed(device) >= Speed::Super);
     let mut members = Vec::new();
     let kinds = [(others, false, PORTS_MAX), (fast, true, SUPER_PORTS_MAX)];
-    for (bus, (devices, is_super, most)) in (1..).zip(kinds.into_iter().filter(|(devices, ..)| !devices.is_empty())) {
+    for (bus, (devices, is_super, most)) in
+        (first_bus()..).zip(kinds.into_iter().filter(|(devices, ..)| !devices.is_empty()))
+    {
         if devices.len() > most {
             let why = format!("a bus has room for {most} devices of this speed, not for {}", devices.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -148,4 +150,12 @@ pub fn members(devices: Vec<(FarDevice, Arc<Source>)>, numbers: &mut Numbers) ->
         }
     }
     Ok(members)
+}
+
+/// A bus number that this machine's own buses do not have: what udev knows of their devices, by these numbers, is not
+/// about ours.
+fn first_bus() -> u16 {
+    let names = std::fs::read_dir("/sys/bus/usb/devices").into_iter().flatten().flatten();
+    let number = |name: &std::ffi::OsStr| name.to_str()?.strip_prefix("usb")?.parse::<u16>().ok();
+    names.filter_map(|entry| number(&entry.file_name())).max().map_or(1, |last| last + 1)
 }

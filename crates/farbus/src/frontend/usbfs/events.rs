@@ -1,8 +1,8 @@
 //! Tells programs that a device comes or goes, by sockets that they believe to be the kernel's.
 //!
-//! Events are heard in one network namespace, and nobody but its owner may send there. So a process of ours is in one of
-//! its own, and the kernel has it make the programs' sockets ([`event_sockets`]): [`be_source`]. What farbus sends in
-//! that namespace, all of them hear; the programs are in their user's network otherwise.
+//! Events are heard in one network namespace, and nobody but its owner may send there. So a process of ours is in one
+//! of its own, and the kernel has it make the programs' sockets ([`event_sockets`]): [`be_source`]. What farbus sends
+//! in that namespace, all of them hear; the programs are in their user's network otherwise.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +10,10 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 
-use farbus_io::sys::{event_sockets, passing};
-use farbus_session::usbfs::{Event, KERNEL_GROUP, UDEV_GROUP};
-use rustix::io::Errno;
-use rustix::net::netlink::SocketAddrNetlink;
-use rustix::net::{SendFlags, SocketFlags, SocketType, sendto};
+use farbus_io::sys::event_sockets::{self, Sender};
+use farbus_io::sys::passing;
+use farbus_session::usbfs::{Event, UDEV_GROUP};
+use rustix::net::{SocketFlags, SocketType};
 use tracing::debug;
 
 /// The hidden verb of the process in a network namespace of its own.
@@ -22,7 +21,7 @@ pub const SOURCE_VERB: &str = "run-events";
 
 /// Sends events to the programs.
 pub struct Events {
-    sender: OwnedFd,
+    sender: Sender,
     source: UnixStream,
     process: Child,
     count: u64,
@@ -46,7 +45,7 @@ impl Events {
         let mut came = Vec::new();
         let received = passing::receive_on_stream(source.as_fd(), &mut [0], &mut came);
         match (received, came.pop()) {
-            (Ok(_), Some(sender)) => Ok(Self { sender, source, process, count: 0 }),
+            (Ok(_), Some(socket)) => Ok(Self { sender: Sender::over(socket), source, process, count: 0 }),
             (received, _) => {
                 // It has ended, or has nothing to do.
                 let _ = process.kill();
@@ -68,14 +67,10 @@ impl Events {
     /// Tells the programs.
     pub fn send(&mut self, event: &Event) {
         self.count += 1;
-        let kernel = SocketAddrNetlink::new(0, 0);
-        let listeners = SocketAddrNetlink::new(0, 1 << (UDEV_GROUP - 1));
-        const { assert!(KERNEL_GROUP == 1, "the kernel sends to it by itself") };
-        for (message, to) in [(event.to_kernel(self.count), kernel), (event.of_udev(self.count), listeners)] {
-            match sendto(&self.sender, &message, SendFlags::DONTWAIT, &to) {
-                // Nobody listens; or somebody does not read, and loses events as it would lose the kernel's.
-                Ok(_) | Err(Errno::CONNREFUSED | Errno::SRCH | Errno::NOBUFS | Errno::AGAIN) => {}
-                Err(errno) => debug!(%errno, ?event, "an event is not sent"),
+        // The kernel's own event comes first, and udev's follows it.
+        for (group, message) in [(None, event.to_kernel(self.count)), (Some(UDEV_GROUP), event.of_udev(self.count))] {
+            if let Err(error) = self.sender.send(group, &message) {
+                debug!(%error, ?event, "an event is not sent");
             }
         }
     }
