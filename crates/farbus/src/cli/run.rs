@@ -20,7 +20,8 @@ use crate::importer::discovery::local_shares::{resolve, target_from};
         farbus run lab3/board -- lsusb -v\n  \
         farbus run lab3/board -- dfu-util -l\n  \
         farbus run lab3/board lab3/probe -- openocd -f board.cfg\n  \
-        farbus run lab3/board -- bash          a shell, and all that it starts\n\n\
+        farbus run --name lab lab3/board -- openocd -f board.cfg\n  \
+        farbus run --join lab -- lsusb         beside it, with its devices\n\n\
         'farbus run --help' says what does not work inside.",
     after_long_help = "The program is an ordinary program of yours: your files, your terminal, its exit code. It sees the devices below /sys/bus/usb and /dev/bus/usb, in place of those of this machine. Nobody else sees them, and nothing is left behind. The devices are given back when the program ends, also if it left others running.\n\n\
         Inside, sudo and other setuid programs do not work. For devices that the kernel has to drive (serial ports, network, sound) use 'farbus attach --via kernel', for disks '--via fuse' or nbd, and for virtual machines '--via redir'.\n\n\
@@ -28,13 +29,20 @@ use crate::importer::discovery::local_shares::{resolve, target_from};
         farbus run lab3/board -- lsusb -v\n  \
         farbus run lab3/board -- dfu-util -l\n  \
         farbus run lab3/board lab3/probe -- openocd -f board.cfg\n  \
-        farbus run lab3/board -- bash          a shell, and all that it starts\n\n\
+        farbus run --name lab lab3/board -- openocd -f board.cfg\n  \
+        farbus run --join lab -- lsusb         beside it, with its devices\n\n\
         Exit codes: that of the program; 128 and the signal that ended it; 127 or 126 if there is no such program or it cannot be run; before that, those of farbus ('farbus help')."
 )]
 pub struct RunArgs {
     /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
-    #[arg(value_name = "DEVICE", required = true, value_parser = target_from)]
+    #[arg(value_name = "DEVICE", required_unless_present = "join", value_parser = target_from)]
     devices: Vec<Target>,
+    /// Give it a name, by which other programs of yours join it.
+    #[arg(long, value_name = "NAME", value_parser = usbfs::name_from)]
+    name: Option<String>,
+    /// See what the program of this name sees, as long as it runs.
+    #[arg(long, value_name = "NAME", value_parser = usbfs::name_from, conflicts_with_all = ["devices", "name"])]
+    join: Option<String>,
     /// The program, and its arguments.
     #[arg(value_name = "PROGRAM", required = true, last = true)]
     program: Vec<OsString>,
@@ -54,27 +62,35 @@ pub struct ShellArgs {
 /// Carries out `farbus shell`; ends with the shell's exit code.
 pub fn shell(args: ShellArgs) -> Result<(), Failure> {
     let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
-    run(RunArgs { devices: args.devices, program: vec![shell] })
+    run(RunArgs { devices: args.devices, name: None, join: None, program: vec![shell] })
 }
 
 /// Carries out `farbus run`; ends with the program's exit code.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
-    let mut devices = Vec::new();
-    for target in args.devices {
-        let target = resolve(target)?;
-        let client = Client::for_host(&target.address, SystemAccess::Own, ClientConfig::default())?;
-        devices.push(usbfs::Source { client, target });
-    }
-    match usbfs::run(devices, &args.program) {
+    let finished = match &args.join {
+        Some(name) => Err(usbfs::join(name, &args.program)),
+        None => {
+            let sources: Result<Vec<_>, Failure> = args.devices.into_iter().map(source).collect();
+            usbfs::run(sources?, args.name.as_deref(), &args.program)
+        }
+    };
+    match finished {
         Ok(usbfs::Finished { code: 0 }) => Ok(()),
         Ok(usbfs::Finished { code }) => std::process::exit(code.into()),
         Err(usbfs::RunError::Device(error)) => Err((*error).into()),
+        Err(usbfs::RunError::Named { attribute, why }) => Err(Failure::new(attribute, why)),
         Err(usbfs::RunError::Program { code, why }) => {
             eprintln!("farbus: {why}");
             std::process::exit(code.into());
         }
         Err(error @ usbfs::RunError::Local(_)) => Err(Failure::local(error)),
     }
+}
+
+fn source(target: Target) -> Result<usbfs::Source, Failure> {
+    let target = resolve(target)?;
+    let client = Client::for_host(&target.address, SystemAccess::Own, ClientConfig::default())?;
+    Ok(usbfs::Source { client, target })
 }
 
 /// Becomes the program. If that fails, the parent is told why, and says it.

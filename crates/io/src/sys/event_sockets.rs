@@ -16,6 +16,8 @@ use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sendto, socket_with};
 use rustix::thread::UnshareFlags;
 
+use super::passing::receive_on_stream;
+
 /// `AUDIT_ARCH_X86_64` and `AUDIT_ARCH_AARCH64` (`linux/audit.h`): the machine, 64 bits, little endian.
 const ARCH: u32 = if cfg!(target_arch = "x86_64") { 0xc000_003e } else { 0xc000_00b7 };
 /// Offsets in `struct seccomp_data`: the call, the machine, the low halves of the first and third argument.
@@ -114,26 +116,37 @@ impl Sender {
     }
 }
 
-/// Gives a socket of this process's network namespace to each program for which a listener is asked, until none of
-/// them is left or `end` ends.
+/// Gives a socket of this process's network namespace to each program for which a listener is asked. The listeners come
+/// by a Unix socket; returns when its other end is closed.
 ///
 /// # Errors
 /// The system's error.
-pub fn serve(listener: BorrowedFd<'_>, end: BorrowedFd<'_>) -> io::Result<()> {
+pub fn serve(listeners: BorrowedFd<'_>) -> io::Result<()> {
+    let mut asked: Vec<OwnedFd> = Vec::new();
     loop {
-        let mut ready =
-            [PollFd::from_borrowed_fd(listener, PollFlags::IN), PollFd::from_borrowed_fd(end, PollFlags::IN)];
+        let fds = asked.iter().map(OwnedFd::as_fd).chain([listeners]);
+        let mut ready: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut ready, None) {
             Err(Errno::INTR) => continue,
             other => other?,
         };
-        if !ready[1].revents().is_empty() || !ready[0].revents().contains(PollFlags::IN) {
-            return Ok(());
-        }
-        match answer(listener) {
-            // ENOENT: the program was killed, or went on because of a signal.
-            Err(error) if error.raw_os_error() != Some(Errno::NOENT.raw_os_error()) => return Err(error),
-            _ => {}
+        let ready: Vec<PollFlags> = ready.iter().map(PollFd::revents).collect();
+        let mut states = ready.iter();
+        // One whose programs have all ended is hung up.
+        asked.retain(|listener| {
+            let state = states.next().copied().unwrap_or(PollFlags::empty());
+            if state.contains(PollFlags::IN) {
+                // ENOENT, for example: the program was killed, or went on because of a signal.
+                let _ = answer(listener.as_fd());
+            }
+            state.difference(PollFlags::IN).is_empty()
+        });
+        if ready.last().is_some_and(|state| !state.is_empty()) {
+            let mut came = Vec::new();
+            if receive_on_stream(listeners, &mut [0], &mut came)? == 0 {
+                return Ok(());
+            }
+            asked.extend(came);
         }
     }
 }

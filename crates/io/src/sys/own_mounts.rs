@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
@@ -13,7 +13,7 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_bind_recursive, mount_change,
     move_mount, open_tree,
 };
-use rustix::thread::UnshareFlags;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// What the table of mounts shows as the source.
 const SOURCE: &str = "farbus";
@@ -37,6 +37,18 @@ pub fn enter() -> io::Result<()> {
     }
     // What is unmounted outside is unmounted here, too: it would be in use otherwise as long as this process runs.
     Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?)
+}
+
+/// Moves this process, which has one thread, to mounts of another process, and if they belong to a user namespace of its
+/// own to that one. The working folder becomes the root.
+///
+/// # Errors
+/// The system's error: they are another user's.
+pub fn join(users: Option<BorrowedFd<'_>>, mounts: BorrowedFd<'_>) -> io::Result<()> {
+    if let Some(users) = users {
+        move_into_link_name_space(users, Some(LinkNameSpaceType::User))?;
+    }
+    Ok(move_into_link_name_space(mounts, Some(LinkNameSpaceType::Mount))?)
 }
 
 /// A folder that is covered.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
@@ -20,6 +20,7 @@ use super::events::Events;
 use super::search::Search;
 use super::served::Served;
 use super::tree::Tree;
+use crate::common::stop_signal::StopSignal;
 use crate::frontend::remote_usb::FarDevice;
 
 /// ENOENT, EACCES, EISDIR, EBADF.
@@ -47,7 +48,7 @@ pub struct Engine {
     next: usize,
     numbers: Numbers,
     searches: Vec<Search>,
-    /// Rung by a search that has found its device.
+    /// Rung by a search that has found its device, and by who stops this.
     wake: Arc<Wake>,
     /// `None` if programs cannot be told what comes and goes.
     events: Option<Events>,
@@ -77,7 +78,12 @@ impl Engine {
     ///
     /// # Errors
     /// The system's error; a device does not take its configuration.
-    pub fn new(server: OwnedFd, events: Option<Events>, devices: Vec<(FarDevice, Arc<Source>)>) -> io::Result<Self> {
+    pub fn new(
+        server: OwnedFd,
+        wake: Arc<Wake>,
+        events: Option<Events>,
+        devices: Vec<(FarDevice, Arc<Source>)>,
+    ) -> io::Result<Self> {
         let mut engine = Self {
             server: Server::new(server)?,
             tree: Tree::new(),
@@ -85,7 +91,7 @@ impl Engine {
             next: 0,
             numbers: Numbers::default(),
             searches: Vec::new(),
-            wake: Arc::new(Wake::new()?),
+            wake,
             events,
             opened: BTreeMap::new(),
             handles: 0,
@@ -93,8 +99,8 @@ impl Engine {
             waiters: BTreeMap::new(),
             all: Gathering::new()?,
         };
-        engine.watch(engine.server.as_fd())?;
-        engine.watch(engine.wake.as_fd())?;
+        engine.all.watch(engine.server.as_fd(), false)?;
+        engine.all.watch(engine.wake.as_fd(), false)?;
         for (place, member) in members(devices, &mut engine.numbers)? {
             engine.insert(Served::new(place, member)?)?;
         }
@@ -111,24 +117,24 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits for this descriptor, too.
+    /// Serves until it is stopped, or nobody has the tree any more; then the devices are given back.
     ///
     /// # Errors
     /// The system's error.
-    pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.all.watch(fd, false)
-    }
-
-    /// Waits for this descriptor no longer.
-    pub fn forget(&self, fd: BorrowedFd<'_>) {
-        self.all.forget(fd);
+    pub fn serve(mut self, stop: &StopSignal) -> io::Result<()> {
+        let result = loop {
+            match self.turn() {
+                Ok(()) if !stop.was_asked() => {}
+                Err(error) if error.kind() != io::ErrorKind::NotConnected => break Err(error),
+                _ => break Ok(()),
+            }
+        };
+        self.close();
+        result
     }
 
     /// Answers what was asked, and waits for the next event.
-    ///
-    /// # Errors
-    /// `NotConnected`: nobody has the tree any more.
-    pub fn turn(&mut self) -> io::Result<()> {
+    fn turn(&mut self) -> io::Result<()> {
         while let Some(request) = self.server.receive()? {
             self.handle(request);
         }
@@ -182,7 +188,7 @@ impl Engine {
     }
 
     /// The program has ended: what it held is free.
-    pub fn close(mut self) {
+    fn close(&mut self) {
         for (device, open) in std::mem::take(&mut self.opened).into_values() {
             if let Some(one) = self.devices.get_mut(&device) {
                 one.node.close(one.clock.now(), open);

@@ -4,7 +4,7 @@
 //! of its own, and the kernel has it make the programs' sockets ([`event_sockets`]): [`be_source`]. What farbus sends
 //! in that namespace, all of them hear; the programs are in their user's network otherwise.
 
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
@@ -19,52 +19,15 @@ use tracing::debug;
 /// The hidden verb of the process in a network namespace of its own.
 pub const SOURCE_VERB: &str = "run-events";
 
-/// Sends events to the programs.
+/// Tells the programs.
+#[derive(Debug)]
 pub struct Events {
     sender: Sender,
-    source: UnixStream,
-    process: Child,
     count: u64,
 }
 
 impl Events {
-    /// Starts the process.
-    ///
-    /// # Errors
-    /// This machine gives it no network namespace.
-    pub fn start() -> io::Result<Self> {
-        let (source, theirs) = UnixStream::pair()?;
-        let mut process = Command::new(std::env::current_exe()?)
-            .arg(SOURCE_VERB)
-            .stdin(OwnedFd::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            // A terminal's signals are for the program.
-            .process_group(0)
-            .spawn()?;
-        let mut came = Vec::new();
-        let received = passing::receive_on_stream(source.as_fd(), &mut [0], &mut came);
-        match (received, came.pop()) {
-            (Ok(_), Some(socket)) => Ok(Self { sender: Sender::over(socket), source, process, count: 0 }),
-            (received, _) => {
-                // It has ended, or has nothing to do.
-                let _ = process.kill();
-                let _ = process.wait();
-                received?;
-                Err(io::Error::other("the process for events has no network of its own"))
-            }
-        }
-    }
-
-    /// Has the process answer this listener.
-    ///
-    /// # Errors
-    /// The process has ended.
-    pub fn answer(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
-        passing::send_on_stream(self.source.as_fd(), b"l", &[listener]).map(drop)
-    }
-
-    /// Tells the programs.
+    /// Tells them of an event.
     pub fn send(&mut self, event: &Event) {
         self.count += 1;
         // The kernel's own event comes first, and udev's follows it.
@@ -76,7 +39,45 @@ impl Events {
     }
 }
 
-impl Drop for Events {
+/// The process that makes the programs' sockets.
+#[derive(Debug)]
+pub struct EventSource {
+    stream: UnixStream,
+    process: Child,
+}
+
+impl EventSource {
+    /// Starts the process. The programs for which it is to make sockets hear what is sent by the other result.
+    ///
+    /// # Errors
+    /// This machine gives it no network namespace.
+    pub fn start() -> io::Result<(Self, Events)> {
+        let (stream, theirs) = UnixStream::pair()?;
+        let process = Command::new(std::env::current_exe()?)
+            .arg(SOURCE_VERB)
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // A terminal's signals are for the program.
+            .process_group(0)
+            .spawn()?;
+        let source = Self { stream, process };
+        let mut came = Vec::new();
+        passing::receive_on_stream(source.stream.as_fd(), &mut [0], &mut came)?;
+        let socket = came.pop().ok_or_else(|| io::Error::other("the process for events has no network of its own"))?;
+        Ok((source, Events { sender: Sender::over(socket), count: 0 }))
+    }
+
+    /// Has the process answer this listener, too.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn answer(&self, listener: BorrowedFd<'_>) -> io::Result<()> {
+        passing::send_on_stream(self.stream.as_fd(), b"l", &[listener]).map(drop)
+    }
+}
+
+impl Drop for EventSource {
     fn drop(&mut self) {
         // It holds nothing.
         let _ = self.process.kill();
@@ -84,22 +85,14 @@ impl Drop for Events {
     }
 }
 
-/// Runs the process, with a socket of its parent as its standard input, until the parent ends or no program is left.
+/// Runs the process, with a socket of its parent as its standard input, until the parent ends.
 ///
 /// # Errors
 /// The system's error.
 pub fn be_source() -> io::Result<()> {
-    let mut parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let parent = io::stdin().as_fd().try_clone_to_owned()?;
     event_sockets::enter()?;
-    let sender = event_sockets::make(SocketType::RAW, SocketFlags::CLOEXEC)?;
-    passing::send_on_stream(parent.as_fd(), b"e", &[sender.as_fd()])?;
-    drop(sender);
-    let mut came = Vec::new();
-    passing::receive_on_stream(parent.as_fd(), &mut [0], &mut came)?;
-    let Some(listener) = came.pop() else { return Ok(()) };
-    event_sockets::serve(listener.as_fd(), parent.as_fd())?;
-    drop(listener);
-    // The programs' sockets hear the namespace as long as anybody is in it; they are in it themselves.
-    let _ = parent.write_all(b".");
-    parent.read_to_end(&mut Vec::new()).map(drop)
+    let socket = event_sockets::make(SocketType::RAW, SocketFlags::CLOEXEC)?;
+    passing::send_on_stream(parent.as_fd(), b"e", &[socket.as_fd()])?;
+    event_sockets::serve(parent.as_fd())
 }

@@ -5,9 +5,7 @@ use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Command;
 
 use farbus_io::frontend::tree;
 use farbus_io::sys::{event_sockets, leash, own_mounts, passing};
@@ -30,10 +28,8 @@ pub fn become_program(parent: OwnedFd, hears_events: bool, program: &[OsString])
     let mut parent = UnixStream::from(parent);
     let (why, code) = match prepare(&mut parent, hears_events) {
         Ok(()) => {
-            // libudev asks for a file system of the kernel's at /sys, and this one is in memory.
-            let mut command = Command::new(&program[0]);
-            let error = command.args(&program[1..]).env("SYSTEMD_DEVICE_VERIFY_SYSFS", "0").exec();
-            (format!("cannot run {}: {error}", Path::new(&program[0]).display()), program::code_of(&error))
+            let error = program::become_it(program);
+            (program::not_run(program, &error), program::code_of(&error))
         }
         Err(why) => (why, 1),
     };

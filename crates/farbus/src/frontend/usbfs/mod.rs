@@ -20,12 +20,16 @@
 //! | `served.rs` | one device of the tree |
 //! | `search.rs` | a device that is gone, until it is there again |
 //! | `events.rs` | tells programs what comes and goes |
+//! | `named.rs` | a run that others join |
+//! | `error.rs` | why a program did not run |
 //! | `engine.rs` | answers the kernel's requests: one thread, all devices |
 
 mod bus;
 mod engine;
+mod error;
 mod events;
 mod inside;
+mod named;
 mod program;
 mod search;
 mod served;
@@ -33,6 +37,8 @@ mod start;
 mod tree;
 
 pub use bus::Source;
+pub use error::RunError;
 pub use events::{SOURCE_VERB, be_source};
 pub use inside::become_program;
-pub use start::{Finished, INSIDE_VERB, RunError, run};
+pub use named::{join, name_from};
+pub use start::{Finished, INSIDE_VERB, run};

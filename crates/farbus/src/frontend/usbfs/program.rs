@@ -1,10 +1,12 @@
 //! The program, before it runs: what can be known of it.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, IsTerminal as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::{Access, access};
 
@@ -16,6 +18,17 @@ pub const NOT_RUN: u8 = 126;
 /// The exit code for the failure of `exec`.
 pub fn code_of(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN }
+}
+
+/// Becomes the program. Returns only if that failed.
+pub fn become_it(program: &[OsString]) -> io::Error {
+    // libudev asks for a file system of the kernel's at /sys, and this one is in memory.
+    Command::new(&program[0]).args(&program[1..]).env("SYSTEMD_DEVICE_VERIFY_SYSFS", "0").exec()
+}
+
+/// What is said of the failure.
+pub fn not_run(program: &[OsString], error: &io::Error) -> String {
+    format!("cannot run {}: {error}", Path::new(&program[0]).display())
 }
 
 /// Refuses a program into which the kernel would let nobody look. A program that loses its rights inside is warned of.

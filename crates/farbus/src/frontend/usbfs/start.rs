@@ -1,30 +1,37 @@
 //! Starts the program, and serves its devices until it ends.
 
 use std::ffi::OsString;
-use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
+use std::thread;
 
 use farbus_io::sys::{inherited, passing};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
-
-use tracing::debug;
+use tracing::{debug, error};
 
 use super::bus::Source;
 use super::engine::Engine;
-use super::events::Events;
+use super::error::RunError;
+use super::events::EventSource;
+use super::named::Named;
 use super::program;
+use crate::common::stop_signal::StopSignal;
 use crate::importer::client::ClientError;
 
 /// The hidden verb of the process that becomes the program.
 pub const INSIDE_VERB: &str = "run-inside";
+
+fn local(error: impl std::fmt::Display) -> RunError {
+    RunError::local(error)
+}
 
 /// How the program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,44 +40,14 @@ pub struct Finished {
     pub code: u8,
 }
 
-/// Why the program did not run.
-#[derive(Debug)]
-pub enum RunError {
-    /// A device could not be taken.
-    Device(Box<ClientError>),
-    /// This machine cannot show it to a program.
-    Local(String),
-    /// The program cannot be run.
-    Program {
-        /// As a shell says it: 127 if there is none, 126 if it is none.
-        code: u8,
-        /// Why.
-        why: String,
-    },
-}
-
-impl fmt::Display for RunError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RunError::Device(error) => error.fmt(f),
-            RunError::Local(why) | RunError::Program { why, .. } => f.write_str(why),
-        }
-    }
-}
-
-impl std::error::Error for RunError {}
-
-fn local(error: impl fmt::Display) -> RunError {
-    RunError::Local(error.to_string())
-}
-
 /// Takes the devices, runs a program that sees them, and gives them back when it has ended. `program` is its name, as
-/// for a shell, and its arguments.
+/// for a shell, and its arguments. Others can join it by its `name`, if it has one ([`join`](super::named::join)).
 ///
 /// # Errors
 /// [`RunError`]: the program has not begun.
-pub fn run(devices: Vec<Source>, program: &[OsString]) -> Result<Finished, RunError> {
+pub fn run(devices: Vec<Source>, name: Option<&str>, program: &[OsString]) -> Result<Finished, RunError> {
     program::check(&program[0]).map_err(|why| RunError::Program { code: program::NOT_RUN, why })?;
+    let named = name.map(Named::listen).transpose()?;
     let opened: Result<Vec<_>, ClientError> =
         devices.into_iter().map(|source| Ok((source.open()?, Arc::new(source)))).collect();
     let opened = opened.map_err(|error| RunError::Device(Box::new(error)))?;
@@ -78,8 +55,10 @@ pub fn run(devices: Vec<Source>, program: &[OsString]) -> Result<Finished, RunEr
     // The child has it until it is the program.
     rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty()).map_err(local)?;
     let ourselves = std::env::current_exe().map_err(local)?;
-    let events = Events::start().inspect_err(|error| debug!(%error, "programs hear of no device that comes or goes"));
-    let events = events.ok();
+    let (source, events) = EventSource::start()
+        .inspect_err(|error| debug!(%error, "programs hear of no device that comes or goes"))
+        .ok()
+        .unzip();
     let child = Command::new(ourselves)
         .arg(INSIDE_VERB)
         .args(events.as_ref().map(|_| "--events"))
@@ -99,18 +78,22 @@ pub fn run(devices: Vec<Source>, program: &[OsString]) -> Result<Finished, RunEr
     let Some(server) = came.next() else {
         return Err(not_started(&mut parent, &first[..count], &mut child));
     };
-    let events = match (events, came.next()) {
-        (Some(events), Some(listener)) => {
-            events.answer(listener.as_fd()).map_err(local)?;
-            Some(events)
-        }
-        _ => None,
-    };
-    let mut engine = Engine::new(server, events, opened).map_err(local)?;
-    parent.write_all(b"s").map_err(local)?;
-    let status = serve(&mut engine, &mut parent, &mut child)?;
-    engine.close();
-    Ok(Finished { code: code_of(status) })
+    if let (Some(source), Some(listener)) = (&source, came.next()) {
+        source.answer(listener.as_fd()).map_err(local)?;
+    }
+    let stop = StopSignal::new().map_err(local)?;
+    let engine = Engine::new(server, stop.shared_wake(), events, opened).map_err(local)?;
+    let asked = stop.clone();
+    let serving = thread::spawn(move || engine.serve(&asked));
+    let kept =
+        parent.write_all(b"s").map_err(local).and_then(|()| keep(&mut parent, &mut child, named, source.as_ref()));
+    stop.end();
+    match serving.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => error!(%error, "the devices were not served to the end"),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+    Ok(Finished { code: code_of(kept?) })
 }
 
 /// What the child said before it ended, of which `first` was read.
@@ -128,19 +111,25 @@ fn not_started(parent: &mut UnixStream, first: &[u8], child: &mut Running) -> Ru
     }
 }
 
-fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> Result<ExitStatus, RunError> {
+/// Waits until the program has ended; passes on to it what is meant for it, and lets others join it.
+fn keep(
+    parent: &mut UnixStream,
+    child: &mut Running,
+    mut named: Option<Named>,
+    source: Option<&EventSource>,
+) -> Result<ExitStatus, RunError> {
     let program = pidfd_open(Pid::from_child(&child.0), PidfdFlags::empty()).map_err(local)?;
     let mut signals = signals().map_err(local)?;
-    engine.watch(program.as_fd()).map_err(local)?;
-    engine.watch(parent.as_fd()).map_err(local)?;
-    engine.watch(signals.get_read().as_fd()).map_err(local)?;
     parent.set_nonblocking(true).map_err(local)?;
     let mut has_begun = false;
     loop {
-        match engine.turn() {
-            // The last process that saw the tree has ended.
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => return child.0.wait().map_err(local),
-            other => other.map_err(local)?,
+        let own = [Some(program.as_fd()), Some(signals.get_read().as_fd()), (!has_begun).then(|| parent.as_fd())];
+        let fds = own.into_iter().flatten().chain(named.iter().flat_map(Named::descriptors));
+        let mut ready: Vec<PollFd<'_>> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut ready, None) {
+            Ok(_) => {}
+            Err(errno) if io::Error::from(errno).kind() == io::ErrorKind::Interrupted => {}
+            Err(errno) => return Err(local(errno)),
         }
         for signal in signals.pending() {
             if let Some(signal) = Signal::from_named_raw(signal).filter(|&signal| is_passed_on(signal)) {
@@ -151,10 +140,7 @@ fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> R
         if !has_begun {
             let mut said = [0; 1024];
             match parent.read(&mut said) {
-                Ok(0) => {
-                    has_begun = true;
-                    engine.forget(parent.as_fd());
-                }
+                Ok(0) => has_begun = true,
                 Ok(count) => {
                     parent.set_nonblocking(false).map_err(local)?;
                     return Err(not_started(parent, &said[..count], child));
@@ -165,6 +151,9 @@ fn serve(engine: &mut Engine, parent: &mut UnixStream, child: &mut Running) -> R
         }
         if let Some(status) = child.0.try_wait().map_err(local)? {
             return Ok(status);
+        }
+        if let Some(named) = &mut named {
+            named.turn(child.0.id(), source);
         }
     }
 }

@@ -1,0 +1,47 @@
+//! Why a program did not run.
+
+use std::fmt;
+
+use crate::common::failure::Attribute;
+use crate::importer::client::ClientError;
+
+/// Why a program did not run.
+#[derive(Debug)]
+pub enum RunError {
+    /// A device could not be taken.
+    Device(Box<ClientError>),
+    /// This machine cannot show it to a program.
+    Local(String),
+    /// A run of this name is there, or is not.
+    Named {
+        /// Refused or gone.
+        attribute: Attribute,
+        /// What to type.
+        why: String,
+    },
+    /// The program cannot be run.
+    Program {
+        /// As a shell says it: 127 if there is none, 126 if it is none.
+        code: u8,
+        /// Why.
+        why: String,
+    },
+}
+
+impl RunError {
+    /// Something of this machine.
+    pub fn local(error: impl fmt::Display) -> Self {
+        RunError::Local(error.to_string())
+    }
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::Device(error) => error.fmt(f),
+            RunError::Local(why) | RunError::Named { why, .. } | RunError::Program { why, .. } => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for RunError {}
