@@ -225,12 +225,18 @@ fn whatever_is_killed_nothing_is_left_and_the_device_is_free() {
             &["run", &target, "--", "sh", "-c", &format!("echo ready; exec sleep {marker}")],
         ));
         process.wait_for_line("ready");
-        wait_until(PATIENCE, "the program runs", || pids_of(&marker).len() == 2);
+        let is_sleeping = || {
+            pids_of(&marker)
+                .iter()
+                .any(|pid| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep\0")))
+        };
+        wait_until(PATIENCE, "the program runs", is_sleeping);
         let helpers = children_of(&pids_of(&marker));
         assert!(!helpers.is_empty(), "the process for events");
         if round == 0 {
             // The program: the command ends as a shell would.
-            let program = *pids_of(&marker).iter().max().unwrap();
+            let is_program = |pid: &i32| fs::read(format!("/proc/{pid}/cmdline")).unwrap().starts_with(b"sleep\0");
+            let program = pids_of(&marker).into_iter().find(is_program).unwrap();
             rustix::process::kill_process(rustix::process::Pid::from_raw(program).unwrap(), Signal::KILL).unwrap();
             assert_eq!(process.wait_for_end(PATIENCE), Some(137));
         } else {
