@@ -30,9 +30,12 @@ fn can_run() -> bool {
 }
 
 /// Lets go of what other tests have mounted, which nobody could unmount as long as a program of these tests runs: where
-/// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user.
+/// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user. What is
+/// mounted below something is gone with it, before its own turn comes.
 const WITHOUT_OTHERS: &str = r#"
-while read -r _ _ _ _ at _; do case "$at" in "$0"/farbus-*) umount --lazy "$at";; esac; done < /proc/self/mountinfo
+while read -r _ _ _ _ at _; do
+    case "$at" in "$0"/farbus-*) umount --lazy "$at" 2> /dev/null;; esac
+done < /proc/self/mountinfo
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@""#;
 
 /// `farbus` as an ordinary user, with a folder of its own.
@@ -349,6 +352,9 @@ fn what_is_unmounted_outside_is_unmounted_inside() {
     fs::create_dir(&at).unwrap();
     // As on a machine with systemd, where mounts are shared between namespaces.
     let script = r#"
+        while read -r _ _ _ _ at _; do
+            case "$at" in "$4"/farbus-*) umount --lazy "$at" 2> /dev/null;; esac
+        done < /proc/self/mountinfo
         mount -t tmpfs farbus-test "$1" && mkfifo "$1.begun" && chmod 666 "$1.begun" || exit 1
         setpriv --reuid 65534 --regid 65534 --clear-groups "$2" run "$3" -- sh -c '
             grep -q " $0 " /proc/self/mountinfo && echo > "$0.begun" || exit 2
@@ -356,7 +362,9 @@ fn what_is_unmounted_outside_is_unmounted_inside() {
         read -r _ < "$1.begun" && umount "$1" && wait $!"#;
     let target = share.target("zero");
     let first = ["--mount", "--propagation", "shared", "sh", "-c", script, "sh"];
-    let arguments = [&first[..], &[at.to_str().unwrap(), env!("CARGO_BIN_EXE_farbus"), &target]].concat();
+    let others = std::env::temp_dir();
+    let arguments =
+        [&first[..], &[at.to_str().unwrap(), env!("CARGO_BIN_EXE_farbus"), &target, others.to_str().unwrap()]].concat();
     let ended = finish(harness.command_of(Path::new("unshare"), &arguments), PATIENCE);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
@@ -393,4 +401,38 @@ fn programs_hear_of_a_device_that_goes_and_comes_back() {
         let of_it = lines.iter().filter(|line| line.starts_with(sender)).count();
         assert!(of_it >= 2, "{sender}: {lines:?}");
     }
+}
+
+#[test]
+fn programs_join_a_run_by_its_name() {
+    if !can_run() || !has("udevadm", has_program("udevadm")) {
+        return;
+    }
+    let harness = Harness::new();
+    let mut offered = share(&harness, &["zero"]);
+    let target = offered.target("zero");
+    let none = finish(ordinary(&harness, &["run", "--join", "lab", "--", "true"]), PATIENCE);
+    assert!(none.code == Some(4) && none.stderr.contains("farbus run --name lab DEVICE -- PROGRAM"), "{none:?}");
+    let wait = ["run", "--name", "lab", &target, "--", "sh", "-c", "echo ready; exec sleep 7000000"];
+    let mut first = Running::start(ordinary(&harness, &wait));
+    first.wait_for_line("ready");
+    let second = finish(ordinary(&harness, &["run", "--name", "lab", &target, "--", "true"]), PATIENCE);
+    assert!(second.code == Some(3) && second.stderr.contains("farbus run --join lab -- PROGRAM"), "{second:?}");
+
+    let join = |program: &[&str]| ordinary(&harness, &[&["run", "--join", "lab", "--"], program].concat());
+    // Its strings are read through its node: the server has the memory of a program that it has not started.
+    let seen = finish(join(&["sh", "-c", "pwd; lsusb -v -d 0525: | grep iProduct; exit 5"]), PATIENCE);
+    assert_eq!(seen.code, Some(5), "{seen:?}");
+    let here = ordinary(&harness, &[]).get_current_dir().map(Path::to_owned);
+    let here = here.unwrap_or_else(|| std::env::current_dir().unwrap());
+    assert!(seen.stdout.starts_with(here.to_str().unwrap()) && seen.stdout.contains("source/sink"), "{seen:?}");
+    let monitor = Running::start(join(&["udevadm", "monitor", "--udev", "--subsystem-match=usb/usb_device"]));
+    monitor.wait_for_line("UDEV - ");
+    offered.process.kill();
+    monitor.wait_for_line("remove   /devices/farbus/usb1/1-1 (usb)");
+
+    first.signal(Signal::TERM);
+    assert_eq!(first.wait_for_end(PATIENCE), Some(143));
+    let none = finish(join(&["true"]), PATIENCE);
+    assert_eq!(none.code, Some(4), "{none:?}");
 }

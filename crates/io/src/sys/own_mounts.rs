@@ -39,8 +39,8 @@ pub fn enter() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?)
 }
 
-/// Moves this process, which has one thread, to mounts of another process, and if they belong to a user namespace of its
-/// own to that one. The working folder becomes the root.
+/// Moves this process, which has one thread, to the mounts of another process, and to its user namespace if it has
+/// another one. The working folder becomes the root.
 ///
 /// # Errors
 /// The system's error: they are another user's.
