@@ -30,9 +30,12 @@ fn can_run() -> bool {
 }
 
 /// Lets go of what other tests have mounted, which nobody could unmount as long as a program of these tests runs: where
-/// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user.
+/// mounts are private, a namespace keeps what was mounted when it was made. Then becomes an ordinary user. What is
+/// mounted below something is gone with it, before its own turn comes.
 const WITHOUT_OTHERS: &str = r#"
-while read -r _ _ _ _ at _; do case "$at" in "$0"/farbus-*) umount --lazy "$at";; esac; done < /proc/self/mountinfo
+while read -r _ _ _ _ at _; do
+    case "$at" in "$0"/farbus-*) umount --lazy "$at" 2> /dev/null;; esac
+done < /proc/self/mountinfo
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@""#;
 
 /// `farbus` as an ordinary user, with a folder of its own.
@@ -349,6 +352,9 @@ fn what_is_unmounted_outside_is_unmounted_inside() {
     fs::create_dir(&at).unwrap();
     // As on a machine with systemd, where mounts are shared between namespaces.
     let script = r#"
+        while read -r _ _ _ _ at _; do
+            case "$at" in "$4"/farbus-*) umount --lazy "$at" 2> /dev/null;; esac
+        done < /proc/self/mountinfo
         mount -t tmpfs farbus-test "$1" && mkfifo "$1.begun" && chmod 666 "$1.begun" || exit 1
         setpriv --reuid 65534 --regid 65534 --clear-groups "$2" run "$3" -- sh -c '
             grep -q " $0 " /proc/self/mountinfo && echo > "$0.begun" || exit 2
@@ -356,7 +362,9 @@ fn what_is_unmounted_outside_is_unmounted_inside() {
         read -r _ < "$1.begun" && umount "$1" && wait $!"#;
     let target = share.target("zero");
     let first = ["--mount", "--propagation", "shared", "sh", "-c", script, "sh"];
-    let arguments = [&first[..], &[at.to_str().unwrap(), env!("CARGO_BIN_EXE_farbus"), &target]].concat();
+    let others = std::env::temp_dir();
+    let arguments =
+        [&first[..], &[at.to_str().unwrap(), env!("CARGO_BIN_EXE_farbus"), &target, others.to_str().unwrap()]].concat();
     let ended = finish(harness.command_of(Path::new("unshare"), &arguments), PATIENCE);
     assert_eq!(ended.code, Some(0), "{ended:?}");
 }
