@@ -106,6 +106,9 @@ enum Action {
         /// Where to listen, what to be in front of, whom to flood
         told: Option<String>,
     },
+    /// Be the program of `farbus run`
+    #[command(hide = true, name = peers::inside::VERB)]
+    Inside,
 }
 
 fn main() -> ExitCode {
@@ -128,6 +131,7 @@ impl Arguments {
                 Ok(ExitCode::SUCCESS)
             }
             Some(Action::Peer { kind, ref told }) => peers::serve(kind, told.as_deref()).map(|()| ExitCode::SUCCESS),
+            Some(Action::Inside) => peers::inside::serve().map(|()| ExitCode::SUCCESS),
             None => self.measure(),
         }
     }

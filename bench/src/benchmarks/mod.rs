@@ -19,6 +19,7 @@ mod native;
 mod nbd;
 mod overhead;
 mod pipes;
+mod program;
 mod realtime;
 mod round_trip;
 mod stages;
@@ -40,7 +41,7 @@ pub struct Benchmark {
     pub run: fn(&Lab) -> Result<Vec<Finding>>,
 }
 
-pub const ALL: [Benchmark; 27] = [
+pub const ALL: [Benchmark; 28] = [
     Benchmark {
         name: round_trip::NAME,
         target: "one URB at a time, 64 B to 64 KiB: at least 0.90 of a bare blocking request/reply loop",
@@ -52,6 +53,12 @@ pub const ALL: [Benchmark; 27] = [
         target: "at most 2.1 system calls a URB one at a time, under 0.5 at 4 KiB x 32",
         by_default: true,
         run: syscalls::run,
+    },
+    Benchmark {
+        name: program::NAME,
+        target: "farbus run: 64 B x 1 adds at most 5 bare requests, 1 MiB x 32 at least 0.60 of a client",
+        by_default: true,
+        run: program::run,
     },
     Benchmark {
         name: deep::NAME,

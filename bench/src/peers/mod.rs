@@ -5,6 +5,7 @@
 //! ADDRESS` and serves until it is killed.
 
 mod flood;
+pub mod inside;
 mod listen;
 pub mod nbdkit;
 pub mod ping;

@@ -136,6 +136,7 @@ pub mod internals {
     pub use crate::importer::session::{bare, connection};
     pub use crate::importer::{disk, port};
     pub use farbus_io::saving;
+    pub use farbus_io::sys::usbfs;
 
     /// The `farbus` command.
     #[cfg(feature = "cli")]

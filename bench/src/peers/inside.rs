@@ -1,0 +1,190 @@
+//! A program that has a source/sink device by usbfs, whoever answers there. It runs inside `farbus run`, and is told by
+//! lines on its standard input what to do.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use farbus::{
+    internals::usbfs::{Data, Reap, Transfer, Usbfs},
+    model::{Status, TransferType, UrbFlags},
+};
+
+use crate::{load::Tally, usbip::Direction};
+
+/// The hidden subcommand.
+pub const VERB: &str = "inside";
+
+/// How long a transfer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the program does for a while.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// The cheapest command that is answered at once, without the device: what a request costs by itself.
+    Ask,
+    /// Bulk transfers of this many bytes, so many at once.
+    Bulk(Direction, usize, usize),
+}
+
+/// The program, seen from outside.
+pub struct Inside {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+}
+
+impl Inside {
+    /// Starts it with the device at `address`.
+    pub fn start(farbus: &Path, address: SocketAddr, busid: &str) -> Result<Self> {
+        let mut child = Command::new(farbus)
+            .args(["run", &format!("{address}/{busid}"), "--"])
+            .arg(std::env::current_exe()?)
+            .arg(VERB)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start farbus run")?;
+        let to = child.stdin.take().context("no standard input")?;
+        let from = BufReader::new(child.stdout.take().context("no standard output")?);
+        Ok(Self { child, to, from })
+    }
+
+    /// The process that answers the program.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it work for a while.
+    pub fn run(&mut self, work: Work, slice: Duration) -> Result<Tally> {
+        let nanoseconds = slice.as_nanos();
+        match work {
+            Work::Ask => writeln!(self.to, "ask 0 1 {nanoseconds}")?,
+            Work::Bulk(direction, bytes, depth) => {
+                let word = if direction == Direction::In { "in" } else { "out" };
+                writeln!(self.to, "{word} {bytes} {depth} {nanoseconds}")?;
+            }
+        }
+        let mut line = String::new();
+        self.from.read_line(&mut line)?;
+        let mut words = line.split_whitespace();
+        let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).context("farbus run has ended");
+        let mut tally = Tally::nothing();
+        (tally.urbs, tally.bytes) = (number()?, number()?);
+        tally.seconds = number()? as f64 / 1e9;
+        while let (Ok(value), Ok(count)) = (number(), number()) {
+            tally.latency_ns.record_n(value, count)?;
+        }
+        Ok(tally)
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Is the program.
+pub fn serve() -> Result<()> {
+    let mut usbfs = Usbfs::open(&node()?)?;
+    usbfs.calls().claim(0)?;
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let [word, bytes, depth, nanoseconds] = words[..] else { bail!("not a line of work: {line}") };
+        let (bytes, depth, slice) = (bytes.parse()?, depth.parse()?, Duration::from_nanos(nanoseconds.parse()?));
+        let tally = match word {
+            "ask" => ask(&usbfs, slice)?,
+            "in" => bulk(&mut usbfs, Direction::In, bytes, depth, slice)?,
+            _ => bulk(&mut usbfs, Direction::Out, bytes, depth, slice)?,
+        };
+        let mut answer = format!("{} {} {}", tally.urbs, tally.bytes, (tally.seconds * 1e9) as u64);
+        for value in tally.latency_ns.iter_recorded() {
+            answer += &format!(" {} {}", value.value_iterated_to(), value.count_at_value());
+        }
+        println!("{answer}");
+    }
+    Ok(())
+}
+
+/// The node of the last device: the first is the root hub.
+fn node() -> Result<PathBuf> {
+    let bus = std::fs::read_dir("/dev/bus/usb")?.flatten().next().context("there is no bus")?;
+    let nodes = std::fs::read_dir(bus.path())?.flatten().map(|entry| entry.path());
+    nodes.max().context("there is no device")
+}
+
+fn ask(usbfs: &Usbfs, slice: Duration) -> Result<Tally> {
+    let mut tally = Tally::nothing();
+    let began = Instant::now();
+    let mut last = began;
+    while last - began < slice {
+        ensure!(usbfs.is_connected(), "the device is gone");
+        let now = Instant::now();
+        tally.latency_ns.record((now - last).as_nanos() as u64)?;
+        tally.urbs += 1;
+        last = now;
+    }
+    tally.seconds = (last - began).as_secs_f64();
+    Ok(tally)
+}
+
+fn bulk(usbfs: &mut Usbfs, direction: Direction, bytes: usize, depth: usize, slice: Duration) -> Result<Tally> {
+    let mut tally = Tally::nothing();
+    let (sent, mut packets) = (vec![0; bytes], Vec::new());
+    let mut begun = vec![Instant::now(); depth];
+    let began = Instant::now();
+    let mut under_way = 0;
+    for slot in 0..depth {
+        submit(usbfs, slot, direction, &sent, vec![0; bytes])?;
+        begun[slot] = Instant::now();
+        under_way += 1;
+    }
+    while under_way > 0 {
+        let done = match usbfs.reap(&mut packets) {
+            Reap::Done(done) => done,
+            Reap::Nothing => {
+                usbfs.wait(PATIENCE);
+                continue;
+            }
+            Reap::Gone => bail!("the device is gone"),
+        };
+        ensure!(done.status == Status::Ok && done.actual as usize == bytes, "a transfer failed: {done:?}");
+        let now = Instant::now();
+        tally.latency_ns.record((now - begun[done.slot]).as_nanos() as u64)?;
+        tally.urbs += 1;
+        tally.bytes += bytes as u64;
+        under_way -= 1;
+        if now - began < slice {
+            begun[done.slot] = now;
+            submit(usbfs, done.slot, direction, &sent, done.buffer)?;
+            under_way += 1;
+        }
+    }
+    tally.seconds = began.elapsed().as_secs_f64();
+    Ok(tally)
+}
+
+fn submit(usbfs: &mut Usbfs, slot: usize, direction: Direction, sent: &[u8], room: Vec<u8>) -> Result<()> {
+    let (endpoint, data) = match direction {
+        Direction::In => (0x81, Data::In(room)),
+        Direction::Out => (0x01, Data::Out(sent)),
+    };
+    let transfer = Transfer {
+        kind: TransferType::Bulk,
+        endpoint,
+        flags: UrbFlags::default(),
+        data,
+        packets: &[],
+        start_frame: 0,
+        stream: 0,
+    };
+    usbfs.submit(slot, transfer).map_err(|status| anyhow::anyhow!("a transfer was refused: {status:?}"))
+}
