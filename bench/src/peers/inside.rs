@@ -139,12 +139,12 @@ fn ask(usbfs: &Usbfs, slice: Duration) -> Result<Tally> {
 fn bulk(usbfs: &mut Usbfs, direction: Direction, bytes: usize, depth: usize, slice: Duration) -> Result<Tally> {
     let mut tally = Tally::nothing();
     let (sent, mut packets) = (vec![0; bytes], Vec::new());
-    let mut begun = vec![Instant::now(); depth];
     let began = Instant::now();
+    let mut begun = vec![began; depth];
     let mut under_way = 0;
-    for slot in 0..depth {
+    for (slot, at) in begun.iter_mut().enumerate() {
+        *at = Instant::now();
         submit(usbfs, slot, direction, &sent, vec![0; bytes])?;
-        begun[slot] = Instant::now();
         under_way += 1;
     }
     while under_way > 0 {

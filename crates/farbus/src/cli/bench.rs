@@ -12,9 +12,10 @@ use super::Failure;
 /// The program's name.
 pub const PROGRAM: &str = "farbus-bench";
 /// The names of its measurements; one of the program's tests compares them with this list.
-pub const NAMES: [&str; 27] = [
+pub const NAMES: [&str; 28] = [
     "round-trip",
     "syscalls",
+    "program",
     "deep",
     "throughput",
     "encrypted",
