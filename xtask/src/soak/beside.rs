@@ -106,7 +106,10 @@ impl Others {
         let daemon = start_farbus(farbus, folder, "daemon", &["daemon", "--config", &configuration])?;
         let mut running = vec![share, daemon];
         for _ in 0..SPINNERS {
-            running.push(Running(spawn(Command::new("sh").args(["-c", "while :; do :; done"]))?));
+            // It ends soon after this process, also if that is killed.
+            let spin = "i=0; while [ $i -lt 1000000 ] || { i=0; kill -0 \"$0\" 2> /dev/null; }; do i=$((i + 1)); done";
+            let own = std::process::id().to_string();
+            running.push(Running(spawn(Command::new("sh").args(["-c", spin, &own]))?));
         }
         Ok(Self { _running: running })
     }
