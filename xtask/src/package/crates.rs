@@ -44,7 +44,15 @@ pub fn check(archives: &[PathBuf], work: &Path) -> Result<(), String> {
     tree::folder_of_mode(&sources, 0o755)?;
     for archive in archives {
         let mut unpack = Command::new("tar");
-        unpack.arg("--extract").arg("--gzip").arg("--file").arg(archive).arg("--directory").arg(&sources);
+        // The files in a package are all of one old date, by which cargo would take those of an earlier package for them.
+        unpack
+            .arg("--extract")
+            .arg("--touch")
+            .arg("--gzip")
+            .arg("--file")
+            .arg(archive)
+            .arg("--directory")
+            .arg(&sources);
         tree::succeed(unpack)?;
     }
     let folders = tree::names(&sources)?.into_iter().map(|name| name.to_string_lossy().into_owned());
