@@ -44,7 +44,7 @@ pub fn check(archives: &[PathBuf], work: &Path) -> Result<(), String> {
     tree::folder_of_mode(&sources, 0o755)?;
     for archive in archives {
         let mut unpack = Command::new("tar");
-        // The files in a package are all of one old date, by which cargo would take those of an earlier package for them.
+        // The files in a package have one old date, by which cargo would take those of an earlier package for them.
         unpack
             .arg("--extract")
             .arg("--touch")
