@@ -1,5 +1,5 @@
-//! A program that has a source/sink device by usbfs, whoever answers there. It runs inside `farbus run`, and is told by
-//! lines on its standard input what to do.
+//! A program that has a source/sink device by usbfs, from a kernel or from farbus. It runs inside `farbus run`, and is
+//! told by lines on its standard input what to do.
 
 use std::{
     io::{BufRead, BufReader, Write},

@@ -11,7 +11,7 @@ pub struct Extent {
     pub is_hole: bool,
 }
 
-/// The extents of a range from its start, in order and without gaps. They may end before the range does: whoever wants
+/// The extents of a range from its start, in order and without gaps. They may end before the range does: who wants
 /// to know the rest asks for it.
 ///
 /// As an answer's payload they have [`Extents::BYTES`] bytes, however many they are:

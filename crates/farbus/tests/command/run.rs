@@ -312,16 +312,20 @@ fn a_device_that_went_and_comes_back_has_another_number() {
     let mut first = share(&harness, &["zero"]);
     let target = first.target("zero");
     let program = "exec 3<>/dev/bus/usb/001/002; echo ready; \
+        until lsusb -v -s 1:1 | grep 'Port 1: 0000.0100 power$'; do sleep 0.05; done; \
         until lsusb -s 1:3 | grep 0525:; do sleep 0.1; done; \
-        [ -e /dev/bus/usb/001/002 ] || echo first is gone; lsusb -v -s 1:3 | grep iProduct; echo done";
+        [ -e /dev/bus/usb/001/002 ] || echo first is gone; \
+        lsusb -v -s 1:1 | grep 'Port 1:'; lsusb -v -s 1:3 | grep iProduct; echo done";
     let mut process = Running::start(ordinary(&harness, &["run", &target, "--", "sh", "-c", program]));
     process.wait_for_line("ready");
     first.process.kill();
     process.assert_logged("the device is gone, and is looked for");
+    process.wait_for_line("Port 1: 0000.0100 power");
     let arguments = ["share", "zero", "--local-users", "all", "--listen", &first.address];
     let second = Share::follow(Running::start(harness.command(&arguments)));
     assert!(process.wait_for_line("Bus 001 Device 003").contains("0525:a4a0"));
     process.wait_for_line("first is gone");
+    process.wait_for_line("enable connect");
     process.wait_for_line("source/sink");
     assert_eq!(process.wait_for_end(PATIENCE), Some(0));
     wait_until_free(&harness, &second);

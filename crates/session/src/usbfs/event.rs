@@ -8,9 +8,9 @@
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It came.
+    /// It is there from now on.
     Add,
-    /// It went.
+    /// It is there no longer.
     Remove,
 }
 

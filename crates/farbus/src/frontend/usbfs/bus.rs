@@ -73,6 +73,13 @@ impl Member {
         }
     }
 
+    /// Of a root hub: what is at a port from now on.
+    pub fn set_port(&mut self, port: u8, device: Option<Speed>) {
+        if let Member::Hub(hub) = self {
+            hub.function_mut().set_port(port, device);
+        }
+    }
+
     /// From where it comes; `None` for a root hub.
     pub fn source(&self) -> Option<Arc<Source>> {
         match self {

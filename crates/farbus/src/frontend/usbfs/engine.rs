@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
 use farbus_io::link::{Gathering, Wake};
 use farbus_io::sys::process_memory;
-use farbus_model::Instant;
+use farbus_model::{Device, Instant, Speed};
 use farbus_session::usbfs::{
     Answer, Call, CallId, Command, Entry, Events as PollEvents, Memory, OpenId, Place, Refusal, Width,
 };
@@ -112,9 +112,19 @@ impl Engine {
         if let Some(readiness) = served.node.readiness() {
             self.all.watch_device(readiness)?;
         }
+        let (place, speed) = (served.node.place().clone(), served.node.device().speed());
         self.devices.insert(self.next, served);
         self.next += 1;
+        self.set_port(&place, Some(speed));
         Ok(())
+    }
+
+    /// The root hub of the place's bus says from now on that this is at its port.
+    fn set_port(&mut self, place: &Place, device: Option<Speed>) {
+        let [port] = place.ports[..] else { return };
+        if let Some(hub) = self.devices.values_mut().find(|one| one.is_numbered(place.bus, 1)) {
+            hub.node.with_device(hub.clock.now(), |member, _| member.set_port(port, device));
+        }
     }
 
     /// Serves until it is stopped, or nobody has the tree any more; then the devices are given back.
@@ -207,8 +217,7 @@ impl Engine {
             if one.note_shown()
                 && let Some(source) = one.node.device().source()
             {
-                let Place { bus, ref ports, .. } = *one.node.place();
-                gone.push((source, bus, ports.clone()));
+                gone.push((source, one.node.place().clone()));
             }
         }
         let news = self.tree.show(self.devices.iter().filter_map(|(index, one)| Some((*index, one.shown()?))));
@@ -216,7 +225,9 @@ impl Engine {
         if let Some(events) = &mut self.events {
             news.iter().for_each(|event| events.send(event));
         }
-        for (source, bus, ports) in gone {
+        for (source, place) in gone {
+            self.set_port(&place, None);
+            let Place { bus, ports, .. } = place;
             warn!(device = %source, "the device is gone, and is looked for");
             let device = self.numbers.next(bus, |number| self.devices.values().any(|one| one.is_numbered(bus, number)));
             self.searches.push(Search::start(source, Place { bus, device, ports }, Arc::clone(&self.wake)));

@@ -115,7 +115,7 @@ fn show_sys() -> io::Result<()> {
 
 fn show_dev() -> io::Result<()> {
     let old = own_mounts::cover(Path::new("/dev"), &["bus", "ptmx"])?;
-    // Whoever opens /dev/ptmx is given a terminal of the `pts` beside it, where a node alone has none (`path_pts`).
+    // A program that opens /dev/ptmx is given a terminal of the `pts` beside it; a node alone has none (`path_pts`).
     if old.has_device("ptmx")? {
         fs::create_dir(OLD_DEV)?;
         old.show_at(Path::new(OLD_DEV))?;

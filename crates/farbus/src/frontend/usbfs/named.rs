@@ -1,7 +1,7 @@
 //! A run that has a name: other programs of the same user join it, and see the same devices.
 //!
-//! Whoever joins gets the namespaces of the first program, moves into them, and becomes its program. The kernel lets
-//! the server read and write that program's memory, too, because the user namespace is the server's user's.
+//! A command that joins gets the namespaces of the first program, moves into them, and becomes its program. The kernel
+//! lets the server read and write that program's memory, too, because the user namespace is the server's user's.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -98,7 +98,7 @@ impl Named {
 
 impl Drop for Named {
     fn drop(&mut self) {
-        // Whoever connects to one that is left finds nobody.
+        // A command that connects to one that is left finds nobody.
         let _ = self.folder.remove(&self.file);
     }
 }

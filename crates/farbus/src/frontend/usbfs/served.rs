@@ -8,7 +8,7 @@ use farbus_session::usbfs::{Call, CallId, Command, Memory, Node, Place, Refusal,
 
 use super::bus::Member;
 
-/// A device.
+/// A device with its opens, and what the tree shows of it.
 pub struct Served {
     pub node: Node<Member>,
     pub clock: Clock,
