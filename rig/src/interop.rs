@@ -87,6 +87,9 @@ const OTHERS: &[(&str, Peer, Peer)] = &[
     ("topology-hosts", Peer("two `farbus daemon`, joined by `farbus topology up`, via kernel"), Peer("each other")),
     ("usbfs-lsusb", STOCK, SHARE_USB),
     ("usbfs-killed", STOCK, SHARE_USB),
+    ("program-lsusb", Peer("`lsusb` in `farbus run`"), SHARE_USB),
+    ("program-mtp", Peer("libmtp (`mtp-detect`, `mtp-files`, `mtp-getfile`) in `farbus run`"), SHARE_USB),
+    ("program-smartcard", Peer("`pcscd` with libccid, and `opensc-tool`, in `farbus run`"), SHARE_USB),
     ("bridge-hosts", Peer("Linux `usbip` + `vhci_hcd` at one end, `farbus attach --via kernel` at the other"), SHARE),
     (
         "bridge-hosts-super",

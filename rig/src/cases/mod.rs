@@ -19,6 +19,7 @@ mod nbd;
 mod nothing_lost;
 mod pair;
 mod pipe;
+mod programs;
 mod redir;
 mod redir_hosts;
 mod reset;
@@ -45,6 +46,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         redir::CASES,
         redir_hosts::CASES,
         usbfs::CASES,
+        programs::CASES,
         exporters::CASES,
         strangers::CASES,
         daemon::CASES,
@@ -60,9 +62,9 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
 }
 
 /// Beginnings of the names of cases that run without others beside them: they boot two machines, or measure time; or
-/// (usbfs) a guest was seen to stall beside another one.
-pub const ALONE: [&str; 8] =
-    ["pair-", "bridge-", "topology-", "daemon-", "redir-migrate", "usbfs-", "lost-client-", "audio-"];
+/// (usbfs, program) a guest was seen to stall beside another one.
+pub const ALONE: [&str; 9] =
+    ["pair-", "bridge-", "topology-", "daemon-", "redir-migrate", "usbfs-", "program-", "lost-client-", "audio-"];
 
 /// Whether the case has to run alone.
 pub fn runs_alone(case: &Case) -> bool {
