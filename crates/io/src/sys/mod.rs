@@ -18,6 +18,7 @@ pub mod passing;
 pub mod peer;
 pub mod pi_lock;
 pub mod process_memory;
+pub mod processor;
 pub mod scheduling;
 pub mod shared_words;
 pub mod tcp;

@@ -19,16 +19,28 @@ pub fn read(thread: u32, address: u64, into: &mut [u8]) -> io::Result<()> {
     whole(count, into.len())
 }
 
-/// Writes all of `bytes` from `address` on.
+/// The kernel takes at most so many pieces at once (`UIO_MAXIOV`).
+const PIECES_MAX: usize = 1024;
+
+/// Writes pieces, each from its address on, with one call of the kernel for 1,024 of them.
 ///
 /// # Errors
 /// As [`read`]. Some of it may have been written.
-pub fn write(thread: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
-    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: bytes.len() };
-    // SAFETY: the kernel only reads `local`; it checks `remote`, which belongs to another address space.
-    let count = unsafe { libc::process_vm_writev(thread.cast_signed(), &raw const local, 1, &raw const remote, 1, 0) };
-    whole(count, bytes.len())
+pub fn write(thread: u32, pieces: &[(u64, &[u8])]) -> io::Result<()> {
+    pieces.chunks(PIECES_MAX).try_for_each(|pieces| {
+        let local = pieces
+            .iter()
+            .map(|(_, bytes)| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
+        let remote = pieces
+            .iter()
+            .map(|(address, bytes)| libc::iovec { iov_base: *address as *mut libc::c_void, iov_len: bytes.len() });
+        let (local, remote) = (local.collect::<Vec<_>>(), remote.collect::<Vec<_>>());
+        let count = pieces.len() as libc::c_ulong;
+        // SAFETY: the kernel only reads `local`; it checks `remote`, which belongs to another address space.
+        let count =
+            unsafe { libc::process_vm_writev(thread.cast_signed(), local.as_ptr(), count, remote.as_ptr(), count, 0) };
+        whole(count, pieces.iter().map(|(_, bytes)| bytes.len()).sum())
+    })
 }
 
 fn whole(count: isize, expected: usize) -> io::Result<()> {
@@ -48,10 +60,17 @@ mod tests {
         let (own, mut memory, mut copy) = (std::process::id(), *b"0123456789", [0; 10]);
         read(own, memory.as_ptr() as u64, &mut copy).unwrap();
         assert_eq!(&copy, b"0123456789");
-        write(own, memory.as_mut_ptr() as u64, b"abc").unwrap();
+        let at = memory.as_mut_ptr() as u64;
+        write(own, &[(at, b"abc"), (at + 5, b"fg"), (at + 9, b"")]).unwrap();
         // The kernel wrote it: read it as the kernel would.
-        read(own, memory.as_ptr() as u64, &mut copy).unwrap();
-        assert_eq!(&copy, b"abc3456789");
+        read(own, at, &mut copy).unwrap();
+        assert_eq!(&copy, b"abc34fg789");
+        let pieces: Vec<(u64, &[u8])> = (0..2 * PIECES_MAX as u64 + 1).map(|n| (at + n % 10, &b"x"[..])).collect();
+        write(own, &pieces).unwrap();
+        read(own, at, &mut copy).unwrap();
+        assert_eq!(&copy, b"xxxxxxxxxx");
+        let refused = write(own, &[(at, b"ok"), (8, b"not there")]).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
         let refused = read(own, 8, &mut copy).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(rustix::io::Errno::FAULT.raw_os_error()));
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use farbus_io::frontend::tree::{Op, Request, RequestId, Server};
 use farbus_io::link::{Gathering, Wake};
 use farbus_io::sys::process_memory;
-use farbus_model::{Device, Instant, Speed};
+use farbus_model::{Device, Instant, Payload, Speed};
 use farbus_session::usbfs::{
     Answer, Call, CallId, Command, Entry, Events as PollEvents, Memory, OpenId, Place, Refusal, Width,
 };
@@ -17,6 +17,8 @@ use tracing::{debug, warn};
 
 use super::bus::{Numbers, Source, members};
 use super::events::Events;
+use super::follow::Follow;
+use super::polls::Polls;
 use super::search::Search;
 use super::served::Served;
 use super::tree::Tree;
@@ -28,10 +30,6 @@ const NOT_THERE: u16 = 2;
 const NOT_ALLOWED: u16 = 13;
 const IS_FOLDER: u16 = 21;
 const NOT_OPEN: u16 = 9;
-
-/// Events of `poll(2)`: POLLERR, POLLHUP, and POLLOUT with POLLWRNORM.
-const POLL_GONE: u32 = 0x008 | 0x010;
-const POLL_REAP: u32 = 0x004 | 0x100;
 
 /// A program that waits for the answer to a command.
 struct Caller {
@@ -56,8 +54,8 @@ pub struct Engine {
     opened: BTreeMap<u64, (usize, OpenId)>,
     handles: u64,
     callers: BTreeMap<CallId, Caller>,
-    /// Those that wait in `poll` for an open.
-    waiters: BTreeMap<(usize, OpenId), Vec<u64>>,
+    polls: Polls,
+    follow: Follow,
     all: Gathering,
 }
 
@@ -96,7 +94,8 @@ impl Engine {
             opened: BTreeMap::new(),
             handles: 0,
             callers: BTreeMap::new(),
-            waiters: BTreeMap::new(),
+            polls: Polls::default(),
+            follow: Follow::new()?,
             all: Gathering::new()?,
         };
         engine.all.watch(engine.server.as_fd(), false)?;
@@ -148,7 +147,7 @@ impl Engine {
         while let Some(request) = self.server.receive()? {
             self.handle(request);
         }
-        let mut timeout = None;
+        let mut timeout = self.polls.left();
         for index in self.indices() {
             let Some(one) = self.devices.get_mut(&index) else { continue };
             one.node.end_turn(one.clock.now());
@@ -160,6 +159,7 @@ impl Engine {
             self.show();
         }
         self.all.wait(timeout)?;
+        self.polls.end(&self.server);
         for index in self.indices() {
             let Some(one) = self.devices.get_mut(&index) else { continue };
             one.node.handle_ready(one.clock.now());
@@ -225,6 +225,10 @@ impl Engine {
         if let Some(events) = &mut self.events {
             news.iter().for_each(|event| events.send(event));
         }
+        if !gone.is_empty() {
+            // The searches may run anywhere.
+            self.follow.release();
+        }
         for (source, place) in gone {
             self.set_port(&place, None);
             let Place { bus, ports, .. } = place;
@@ -268,6 +272,7 @@ impl Engine {
             }
             Op::Poll { handle, waiter } => self.poll(id, handle, waiter),
             Op::Interrupt(of) => {
+                self.polls.interrupt(&self.server, of);
                 let call = CallId(of.0);
                 if let Some(caller) = self.callers.get(&call) {
                     let index = caller.device;
@@ -279,7 +284,7 @@ impl Engine {
             }
             Op::Release { handle } => {
                 if let Some((device, open)) = self.opened.remove(&handle) {
-                    self.waiters.remove(&(device, open));
+                    self.polls.close((device, open));
                     self.close_open(device, open);
                 }
                 self.server.done(id);
@@ -344,8 +349,14 @@ impl Engine {
         };
         let call_id = CallId(id.0);
         self.callers.insert(call_id, Caller { device, thread });
+        self.follow.note(thread, one.node.bytes());
         let command = Command { id: call_id, call, width, argument };
+        let is_alone = one.node.bytes() == 0;
         one.node.handle_command(one.clock.now(), open, &command, &mut CallerMemory(thread));
+        if is_alone {
+            // On its way while the program asks for its end; what comes beside it goes at the end of the turn.
+            one.node.end_turn(one.clock.now());
+        }
         self.settle(device);
     }
 
@@ -353,13 +364,7 @@ impl Engine {
         let Some(&open) = self.opened.get(&handle) else { return self.server.fail(id, NOT_OPEN) };
         let gone = PollEvents { can_reap: false, is_gone: true };
         let events = self.devices.get(&open.0).map_or(gone, |one| one.node.events(open.1));
-        if let Some(waiter) = waiter {
-            let waiters = self.waiters.entry(open).or_default();
-            if !waiters.contains(&waiter) {
-                waiters.push(waiter);
-            }
-        }
-        self.server.polled(id, poll_bits(events));
+        self.polls.ask(&self.server, (id, waiter), open, events);
     }
 
     /// Passes on what a device's node has to say.
@@ -368,13 +373,7 @@ impl Engine {
         while let Some(Answer { id, result, writes }) = one.node.poll_answer() {
             // A command of our own has no caller.
             let Some(Caller { thread, .. }) = self.callers.remove(&id) else { continue };
-            let written = writes.iter().try_for_each(|(address, payload)| {
-                payload.runs().try_fold(*address, |at, run| {
-                    process_memory::write(thread, at, run).map(|()| at.wrapping_add(run.len() as u64))
-                })?;
-                Ok::<(), io::Error>(())
-            });
-            let result = match written {
+            let result = match process_memory::write(thread, &pieces(&writes)) {
                 Ok(()) => result,
                 Err(_) => Err(Refusal::BadAddress),
             };
@@ -385,14 +384,15 @@ impl Engine {
             self.server.ioctl(RequestId(id.0), number);
         }
         while let Some(open) = one.node.poll_change() {
-            for waiter in self.waiters.remove(&(device, open)).into_iter().flatten() {
-                self.server.wake(waiter);
-            }
+            self.polls.change(&self.server, (device, open), one.node.events(open));
         }
     }
 }
 
-fn poll_bits(PollEvents { can_reap, is_gone }: PollEvents) -> u32 {
-    let reap = if can_reap { POLL_REAP } else { 0 };
-    if is_gone { reap | POLL_GONE } else { reap }
+/// The runs of what is written, with their addresses.
+fn pieces(writes: &[(u64, Payload)]) -> Vec<(u64, &[u8])> {
+    let runs = writes.iter().flat_map(|(address, payload)| {
+        payload.runs().scan(*address, |at, run| Some((std::mem::replace(at, at.wrapping_add(run.len() as u64)), run)))
+    });
+    runs.collect()
 }

@@ -23,13 +23,17 @@
 //! | `named.rs` | a run that others join |
 //! | `error.rs` | why a program did not run |
 //! | `engine.rs` | answers the kernel's requests: one thread, all devices |
+//! | `polls.rs` | programs that wait in `poll(2)` |
+//! | `follow.rs` | the processor on which the server runs |
 
 mod bus;
 mod engine;
 mod error;
 mod events;
+mod follow;
 mod inside;
 mod named;
+mod polls;
 mod program;
 mod search;
 mod served;
