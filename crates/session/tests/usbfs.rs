@@ -281,7 +281,7 @@ fn a_program_is_told_the_place_and_speed_of_its_device() {
     let expected = [24, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0xaa];
     assert_eq!(program.get(BASE, 19), expected, "as much as there is room for");
     assert_eq!(program.ask(open, Call::GetCapabilities, BASE), Ok(0));
-    assert_eq!(program.get_u32(BASE), 0x1d7);
+    assert_eq!(program.get_u32(BASE), 0x1df);
 }
 
 #[test]
@@ -450,6 +450,15 @@ fn memory_for_transfers_is_limited_and_comes_back() {
     program.node.close(program.now, open);
     while program.device_lets_go() {}
     assert_eq!(program.node.bytes(), 0);
+
+    // As a kernel, whose 16 MiB are for all.
+    let (mut program, open) = Program::configured(LATE);
+    for (length, result) in [(16 << 20, Ok(0)), ((16 << 20) + 1, Err(Refusal::NoMemory))] {
+        program.put_urb(BASE + 0x1000, (BULK, BULK_IN, 0), (BASE, length), &[]);
+        assert_eq!(program.ask(open, Call::SubmitUrb, BASE + 0x1000), result);
+    }
+    program.node.close(program.now, open);
+    while program.device_lets_go() {}
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use farbus_model::limits::URB_BYTES_MAX;
 use farbus_model::{
     BufferPool, Completions, Device, Direction, EpAddr, Instant, Payload, Readiness, Setup, Speed, Status, Urb, UrbId,
 };
@@ -27,8 +28,9 @@ const STREAMS_MAX: u32 = 65_533;
 const DRIVER: &str = "usbfs";
 
 /// USBDEVFS_CAP_*: zero packets, continued bulk transfers, no limit of a packet's size, reaping when the device is
-/// gone, rights that can be dropped, USBDEVFS_CONNINFO_EX, suspending. Not: mapped memory, scattered memory.
-const CAPABILITIES: u32 = 0x01 | 0x02 | 0x04 | 0x10 | 0x40 | 0x80 | 0x100;
+/// gone, rights that can be dropped, USBDEVFS_CONNINFO_EX, suspending. And scattered memory, which says to libusb that a
+/// long transfer may be one URB, not one for every 16 KiB. Not: mapped memory.
+const CAPABILITIES: u32 = 0x01 | 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80 | 0x100;
 
 /// Where a device is, for programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -350,12 +352,10 @@ impl<D: Device> Node<D> {
         if is_free { Ok(()) } else { Err(Refusal::RightDropped) }
     }
 
-    fn charge(&mut self, bytes: u64) -> Result<(), Refusal> {
-        if self.bytes + bytes > BYTES_MAX {
-            return Err(Refusal::NoMemory);
-        }
-        self.bytes += bytes;
-        Ok(())
+    /// Whether there is memory for a transfer of this length, which costs `bytes`.
+    fn check_memory(&self, length: u32, bytes: u64) -> Result<(), Refusal> {
+        let has_memory = length <= URB_BYTES_MAX && self.bytes + bytes <= BYTES_MAX;
+        if has_memory { Ok(()) } else { Err(Refusal::NoMemory) }
     }
 
     fn launch(&mut self, now: Instant, open: OpenId, mut urb: Urb, pending: Pending) {
@@ -394,9 +394,7 @@ impl<D: Device> Node<D> {
         let Transfer { endpoint, length, timeout_ms, data } = Transfer::decode(&bytes, command.width)?;
         data_endpoint(endpoint).ok_or(Refusal::Invalid)?;
         self.claims.check_endpoint(open, endpoint, layout(&self.device))?;
-        if self.bytes + Waiting::cost(length) > BYTES_MAX {
-            return Err(Refusal::NoMemory);
-        }
+        self.check_memory(length, Waiting::cost(length))?;
         let urb = match endpoint.direction() {
             Direction::In => Urb::data_in(UrbId(0), endpoint, length),
             Direction::Out => Urb::data_out(UrbId(0), endpoint, read_data(data, length, memory)?),
@@ -412,7 +410,8 @@ impl<D: Device> Node<D> {
         (id, data_at, timeout_ms): (CallId, u64, u32),
     ) -> Result<Outcome, Refusal> {
         let bytes = Waiting::cost(urb.length);
-        self.charge(bytes)?;
+        self.check_memory(urb.length, bytes)?;
+        self.bytes += bytes;
         let deadline = (timeout_ms > 0).then(|| now + std::time::Duration::from_millis(timeout_ms.into()));
         self.launch(now, open, urb, Pending::Waiting(Waiting { id, data_at, deadline, cancelled: None, bytes }));
         Ok(Outcome::Later)
@@ -439,7 +438,8 @@ impl<D: Device> Node<D> {
         if endpoint.is_none() {
             self.claims.check_control(open, urb.setup, layout(&self.device))?;
         }
-        self.charge(submitted.bytes())?;
+        self.check_memory(urb.length, submitted.bytes())?;
+        self.bytes += submitted.bytes();
         if let Err(refusal) =
             submitted.read_data(&mut urb, memory).and_then(|()| self.check_continued(open, &head, &submitted))
         {
