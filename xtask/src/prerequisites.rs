@@ -56,6 +56,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "kmod", steps: &["rig", "package"] },
     Package { name: "usbip", steps: &["rig"] },
     Package { name: "udev", steps: &["machine"] },
+    Package { name: "python3-usb", steps: &["machine"] },
     Package { name: "python3-usb1", steps: &["machine"] },
     Package { name: "usbutils", steps: &["machine", "rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },

@@ -51,6 +51,8 @@ const BRING_UPS: (&str, &str) = ("FARBUS_BRING_UPS", "100");
 const TOPOLOGIES: (&str, &str) = ("FARBUS_TOPOLOGIES", "100");
 /// How long a stream is carried over a long way, in real time: whatever it loses is counted.
 const STREAMED: (&str, &str) = ("FARBUS_SECONDS", "60");
+/// Programs inside `farbus run`: how long streams and commands without sense last, and how many are killed.
+const PROGRAMS: [(&str, &str); 2] = [("FARBUS_SECONDS", "60"), ("FARBUS_KILLS", "200")];
 /// Benchmarks of what is promised in real time: tuned pipes, streams that matter, a link that others fill. No test
 /// asserts these figures.
 const PACE: [&str; 3] = ["pipes", "mixed", "congestion"];
@@ -85,6 +87,7 @@ fn one_round(arguments: &Arguments) -> Result<(), String> {
     cut_links()?;
     cut_and_kill()?;
     carry_streams()?;
+    run_programs()?;
     measure_pace()?;
     test::run_machine_tests()?;
     if let Done::Skipped(why) = upgrade::run(&[("FARBUS_REQUIRE_RIG", "1")])? {
@@ -137,6 +140,13 @@ fn carry_streams() -> Result<(), String> {
     let mut carry = cargo(&["test", "--package", "farbus", "--test", "command", "far_streams", "--", "--nocapture"]);
     carry.env(STREAMED.0, STREAMED.1).env("FARBUS_REQUIRE_RIG", "1");
     cargo::run(carry)
+}
+
+/// Programs inside `farbus run`.
+fn run_programs() -> Result<(), String> {
+    let mut run = cargo(&["test", "--package", "farbus", "--test", "command", "run_programs", "--", "--nocapture"]);
+    run.envs(PROGRAMS).env("FARBUS_REQUIRE_RIG", "1");
+    cargo::run(run)
 }
 
 /// A machine that is shared stalls, and misses what it would keep alone: a miss is printed, and ends no soak.

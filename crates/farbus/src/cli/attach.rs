@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use farbus_io::sys::confine::Needs;
 use farbus_io::sys::writeback::protect_writeback_path;
-use farbus_model::limits::LANES_MAX;
 use farbus_modules::Asked;
 use farbus_session::OpStatus;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::Failure;
+use super::link_args::LinkArgs;
 use super::listen::{SocketAccessArgs, place_told};
 use super::output::{print_done, say};
 use super::served::say_exports;
@@ -23,11 +23,9 @@ use crate::broker::{BrokerPolicy, SystemAccess};
 use crate::common::asking::{ask_owner, heard};
 use crate::common::control::{Answer, ControlSocket, Question, ask_all};
 use crate::common::events::{Event, Kind, publish};
-use crate::common::host_address::check_host;
 use crate::common::process_status::ProcessStatus;
 use crate::common::socket_place::Place;
 use crate::devices::reservation::{ReservationRequest, together};
-use crate::exporter::session::threads::GRACE_MAX;
 use crate::frontend::drivers::tell_if_no_driver;
 use crate::frontend::in_use;
 use crate::frontend::open_users::Act;
@@ -36,12 +34,11 @@ use crate::frontend::{
     undurable,
 };
 use crate::hosts::known_host::moved_to;
-use crate::importer::client::{Attribute, Client, ClientError, Target};
+use crate::importer::client::{Attribute, ClientError, Target};
 use crate::importer::discovery::local_shares::{is_same, resolve, target_from};
 use crate::importer::disk::DiskMode;
 use crate::importer::options::ahead::Ahead;
 use crate::importer::options::cache::Cache;
-use crate::importer::options::transport::Over;
 use crate::link::modules::recipe;
 
 /// Use a device of another machine here, until detached.
@@ -134,25 +131,8 @@ pub struct AttachArgs {
     /// A QEMU that connects here waits until then, and continues where the machine was. It may read a disk before.
     #[arg(long)]
     inherit: bool,
-    /// How long to wait for a lost link.
-    ///
-    /// Requests wait, and continue over the next link. 0: the device is lost with its link, which is the default with
-    /// hosts that are not paired. Otherwise the default is 60 with fuse, nbd and uas, and 20 with kernel and redir.
-    /// 120 at most. The exporter has to be a farbus.
-    #[arg(long, value_name = "SECONDS")]
-    grace: Option<u64>,
-    /// Links of the session, 1 to 8.
-    ///
-    /// For long or lossy paths, on which one link is slow. What a disk or a bulk endpoint moves is spread over the
-    /// links; control, interrupt and isochronous transfers stay on the first. If a link is cut, the others continue.
-    /// The exporter has to be a farbus.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(LANES_MAX)))]
-    links: u16,
-    /// What links are made of.
-    ///
-    /// 'quic' is for networks that lose many packets or change their address. It needs a paired host.
-    #[arg(long, value_name = "WAY", default_value = Over::Tcp.as_str())]
-    over: Over,
+    #[command(flatten)]
+    link: LinkArgs,
     /// kernel: fetch ahead of the kernel's requests.
     ///
     /// 'auto': descriptors travel once, all together, and farbus fetches what keyboards, serial adapters and the like
@@ -160,12 +140,6 @@ pub struct AttachArgs {
     /// the kernel asks.
     #[arg(long, value_name = "MODE", default_value = Ahead::Auto.as_str())]
     ahead: Ahead,
-    /// Pass everything through a module.
-    ///
-    /// NAME[:KEY=VALUE,…]: compression, encryption, faults; see 'farbus module list'. May be given several times: the
-    /// first is next to the device's user. The exporter undoes them in reverse order.
-    #[arg(long, value_name = "NAME")]
-    module: Vec<Asked>,
     /// Reserve bus, processor and path for it.
     ///
     /// bytes=N,period=N[,criticality=low][,latency=5ms][,endpoint=0x83]: so many bytes each period, in microframes of
@@ -185,11 +159,6 @@ pub struct AttachArgs {
     /// A failure is an object on standard output, and so is the address with '--via nbd'.
     #[arg(long)]
     pub json: bool,
-    /// Where the paired host is now.
-    ///
-    /// HOST[:PORT]. farbus remembers it after the host has proved its key there.
-    #[arg(long, value_name = "HOST", value_parser = check_host)]
-    address: Option<String>,
     /// Keep the rights of the user who started it.
     ///
     /// Without it, the process that reads from the network runs as a user without rights, sees no files and makes no
@@ -251,7 +220,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
     let mut broker_policy = BrokerPolicy {
         remove: vec![control_socket.path().to_owned()],
         hosts: vec![target.address.clone()],
-        moved: args.address.iter().map(|moved| (target.address.clone(), moved_to(moved))).collect(),
+        moved: args.link.address.iter().map(|moved| (target.address.clone(), moved_to(moved))).collect(),
         ..BrokerPolicy::default()
     };
     broker_policy.allow_for(front_end.needs(&request));
@@ -261,10 +230,7 @@ pub fn attach(mut args: AttachArgs) -> Result<(), Failure> {
         SystemAccess::Through(Arc::new(start_broker(&broker_policy)?))
     };
     let config = request.client_config(recipe);
-    let client = match &args.address {
-        Some(moved) => Client::for_host_at(&target.address, moved, system, config)?,
-        None => Client::for_host(&target.address, system, config)?,
-    };
+    let client = args.link.client(&target.address, system, config)?;
     if !args.no_sandbox {
         give_rights_away(&Needs::default())?;
     }
@@ -310,18 +276,15 @@ fn request_from(args: &AttachArgs) -> Result<(Request, &'static dyn FrontEnd), F
         is_handed_over: args.inherit,
         mode: args.mode,
         cache: args.cache.unwrap_or_default(),
-        grace: args.grace.map(Duration::from_secs),
-        links: args.links,
-        over: args.over,
+        grace: args.link.grace(),
+        links: args.link.links,
+        over: args.link.over,
         ahead: args.ahead,
         reservation: together(&args.reserve).map_err(Failure::local)?,
-        modules: args.module.clone(),
+        modules: args.link.module.clone(),
         reason: args.reason.clone(),
         ..Request::new(args.target.clone(), args.via)
     };
-    if request.grace.is_some_and(|grace| grace > GRACE_MAX) {
-        eprintln!("farbus: warning: exporters wait {} s for a link that was lost, and no longer", GRACE_MAX.as_secs());
-    }
     let front_end = request.via.front_end(&request, &SystemAccess::Own);
     request.place = place_from(args, front_end)?;
     match args.mode {

@@ -13,6 +13,7 @@ mod grants;
 mod help_tests;
 mod identity;
 mod inventory;
+mod link_args;
 mod list;
 mod listen;
 mod migrate;

@@ -6,9 +6,10 @@ use std::os::fd::RawFd;
 use farbus_io::sys::inherited;
 
 use super::Failure;
+use super::link_args::LinkArgs;
 use crate::broker::SystemAccess;
 use crate::frontend::usbfs;
-use crate::importer::client::{Client, ClientConfig, Target};
+use crate::importer::client::Target;
 use crate::importer::discovery::local_shares::{resolve, target_from};
 
 /// Run a program that sees devices of other machines as its own.
@@ -41,8 +42,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "NAME", value_parser = usbfs::name_from)]
     name: Option<String>,
     /// See what the program of this name sees, as long as it runs.
-    #[arg(long, value_name = "NAME", value_parser = usbfs::name_from, conflicts_with_all = ["devices", "name"])]
+    #[arg(long, value_name = "NAME", value_parser = usbfs::name_from,
+        conflicts_with_all = ["devices", "name", "grace", "links", "over", "module", "address"])]
     join: Option<String>,
+    #[command(flatten)]
+    link: LinkArgs,
     /// The program, and its arguments.
     #[arg(value_name = "PROGRAM", required = true, last = true)]
     program: Vec<OsString>,
@@ -57,12 +61,14 @@ pub struct ShellArgs {
     /// What to use: [HOST[:PORT]/]DEVICE, as 'farbus list HOST' shows it.
     #[arg(value_name = "DEVICE", required = true, value_parser = target_from)]
     devices: Vec<Target>,
+    #[command(flatten)]
+    link: LinkArgs,
 }
 
 /// Carries out `farbus shell`; ends with the shell's exit code.
 pub fn shell(args: ShellArgs) -> Result<(), Failure> {
     let shell = std::env::var_os("SHELL").filter(|shell| !shell.is_empty()).unwrap_or_else(|| "/bin/sh".into());
-    run(RunArgs { devices: args.devices, name: None, join: None, program: vec![shell] })
+    run(RunArgs { devices: args.devices, name: None, join: None, link: args.link, program: vec![shell] })
 }
 
 /// Carries out `farbus run`; ends with the program's exit code.
@@ -70,8 +76,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let finished = match &args.join {
         Some(name) => Err(usbfs::join(name, &args.program)),
         None => {
-            let sources: Result<Vec<_>, Failure> = args.devices.into_iter().map(source).collect();
-            usbfs::run(sources?, args.name.as_deref(), &args.program)
+            let sources = sources(args.devices, &args.link)?;
+            usbfs::run(sources, args.name.as_deref(), &args.program)
         }
     };
     match finished {
@@ -87,10 +93,14 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     }
 }
 
-fn source(target: Target) -> Result<usbfs::Source, Failure> {
-    let target = resolve(target)?;
-    let client = Client::for_host(&target.address, SystemAccess::Own, ClientConfig::default())?;
-    Ok(usbfs::Source { client, target })
+fn sources(devices: Vec<Target>, link: &LinkArgs) -> Result<Vec<usbfs::Source>, Failure> {
+    let config = link.config()?;
+    let targets = devices.into_iter().map(resolve).collect::<Result<Vec<_>, _>>()?;
+    if link.address.is_some() && targets.iter().any(|target| target.address != targets[0].address) {
+        return Err(Failure::local("--address goes with devices of one host"));
+    }
+    let client = |target: &Target| link.client(&target.address, SystemAccess::Own, config.clone());
+    targets.into_iter().map(|target| Ok(usbfs::Source { client: client(&target)?, target })).collect()
 }
 
 /// Becomes the program. If that fails, the parent is told why, and says it.

@@ -203,6 +203,16 @@ impl Cutter {
         self.inside.is_down.store(!does, Ordering::Release);
     }
 
+    /// The network is silent for so long: nothing passes, and neither end is told. Then the links are cut.
+    pub fn be_silent_for(&self, span: Duration) {
+        self.let_through(false);
+        self.inside.is_frozen.store(true, Ordering::Release);
+        thread::sleep(span);
+        self.cut();
+        self.inside.is_frozen.store(false, Ordering::Release);
+        self.let_through(true);
+    }
+
     /// Cuts one link of several again and again, and sometimes all of them, while the other links continue.
     fn cut_singly(&self, cuts: u64, is_over: impl Fn() -> bool) {
         for cut in (0..cuts).take_while(|_| !is_over()) {

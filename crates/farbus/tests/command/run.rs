@@ -17,7 +17,7 @@ use super::harness::{
 const NOBODY: u32 = 65534;
 
 /// Whether an ordinary user can have mounts of its own here.
-fn can_run() -> bool {
+pub(super) fn can_run() -> bool {
     let mut unshare = Command::new("unshare");
     unshare.args(["--user", "--map-root-user", "--mount", "true"]).stdin(Stdio::null()).stderr(Stdio::null());
     if rustix::process::geteuid().is_root() {
@@ -39,7 +39,7 @@ done < /proc/self/mountinfo
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@""#;
 
 /// `farbus` as an ordinary user, with a folder of its own.
-fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
+pub(super) fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
     if !rustix::process::geteuid().is_root() {
         return harness.command(arguments);
     }
@@ -55,7 +55,7 @@ fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
 }
 
 /// Shares what any user of this machine may use.
-fn share(harness: &Harness, what: &[&str]) -> Share {
+pub(super) fn share(harness: &Harness, what: &[&str]) -> Share {
     harness.share(&[what, &["--local-users", "all"]].concat())
 }
 
@@ -65,14 +65,14 @@ fn run(harness: &Harness, target: &str, program: &[&str]) -> Outcome {
 }
 
 /// Waits until nobody uses the device.
-fn wait_until_free(harness: &Harness, share: &Share) {
+pub(super) fn wait_until_free(harness: &Harness, share: &Share) {
     wait_until(PATIENCE, "the device is free", || {
         harness.json(&["list", &share.address, "--json"])[0]["state"] == "available"
     });
 }
 
 /// A row of the table of mounts, of any process here, that is of `farbus run`.
-fn left_mounts() -> Vec<String> {
+pub(super) fn left_mounts() -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     mounts.lines().filter(|line| line.contains("fuse.farbus ")).map(str::to_owned).collect()
 }
@@ -254,7 +254,7 @@ fn whatever_is_killed_nothing_is_left_and_the_device_is_free() {
 }
 
 /// The processes that have this among their arguments.
-fn pids_of(marker: &str) -> Vec<i32> {
+pub(super) fn pids_of(marker: &str) -> Vec<i32> {
     let all = fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     all.filter(|pid: &i32| fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.contains(marker)))
         .collect()

@@ -12,7 +12,7 @@ use farbus_model::{Completions, Device, DeviceLayer, Speed};
 use farbus_session::usbfs::Place;
 
 use crate::frontend::remote_usb::FarDevice;
-use crate::importer::client::{Client, ClientError, GRACE, Target};
+use crate::importer::client::{Client, ClientError, GRACE_DISK, Target};
 
 /// The numbers of devices (USB 2.0 §9.4.6); the root hub has 1.
 const FIRST: u16 = 2;
@@ -33,7 +33,7 @@ impl Source {
     /// # Errors
     /// [`ClientError`].
     pub fn open(&self) -> Result<FarDevice, ClientError> {
-        FarDevice::open(&self.client, &self.target, GRACE)
+        FarDevice::open(&self.client, &self.target, GRACE_DISK)
     }
 }
 

@@ -15,8 +15,8 @@ use crate::importer::options::transport::Over as Transport;
 /// Linux's usb-storage gives a command up after 30 s; until then the session has to have a new link, and the command
 /// its answer.
 pub const GRACE: Duration = Duration::from_secs(20);
-/// The grace period of a device that farbus itself drives, a disk shown by FUSE or NBD among them: no kernel's timer
-/// runs.
+/// The grace period of a device that farbus itself or a program drives, a disk shown by FUSE or NBD among them: no
+/// timer of a kernel runs.
 pub const GRACE_DISK: Duration = Duration::from_secs(60);
 
 /// How a [`Client`](super::Client) takes devices.
