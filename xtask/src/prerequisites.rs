@@ -57,6 +57,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "usbip", steps: &["rig"] },
     Package { name: "udev", steps: &["machine"] },
     Package { name: "python3-usb1", steps: &["machine"] },
+    // Flash and debug what is made of code.
+    Package { name: "dfu-util", steps: &["machine"] },
     Package { name: "usbutils", steps: &["machine", "rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
     Package { name: "can-utils", steps: &["rig"] },

@@ -17,6 +17,7 @@ pub mod audio;
 pub mod bridge;
 pub mod can;
 pub mod debug_port;
+pub mod dfu;
 pub mod emulated;
 #[cfg(test)]
 mod fuzzing;

@@ -57,6 +57,7 @@ mod restart_attached;
 mod restart_successors;
 mod rights;
 mod run;
+mod run_tools;
 mod runtime_folder;
 mod sessions;
 mod share_by_daemon;

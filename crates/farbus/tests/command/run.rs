@@ -17,7 +17,7 @@ use super::harness::{
 const NOBODY: u32 = 65534;
 
 /// Whether an ordinary user can have mounts of its own here.
-fn can_run() -> bool {
+pub(super) fn can_run() -> bool {
     let mut unshare = Command::new("unshare");
     unshare.args(["--user", "--map-root-user", "--mount", "true"]).stdin(Stdio::null()).stderr(Stdio::null());
     if rustix::process::geteuid().is_root() {
@@ -39,7 +39,7 @@ done < /proc/self/mountinfo
 exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@""#;
 
 /// `farbus` as an ordinary user, with a folder of its own.
-fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
+pub(super) fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
     if !rustix::process::geteuid().is_root() {
         return harness.command(arguments);
     }
@@ -55,17 +55,17 @@ fn ordinary(harness: &Harness, arguments: &[&str]) -> Command {
 }
 
 /// Shares what any user of this machine may use.
-fn share(harness: &Harness, what: &[&str]) -> Share {
+pub(super) fn share(harness: &Harness, what: &[&str]) -> Share {
     harness.share(&[what, &["--local-users", "all"]].concat())
 }
 
 /// Runs a program with a device, to its end.
-fn run(harness: &Harness, target: &str, program: &[&str]) -> Outcome {
+pub(super) fn run(harness: &Harness, target: &str, program: &[&str]) -> Outcome {
     finish(ordinary(harness, &[&["run", target, "--"], program].concat()), PATIENCE)
 }
 
 /// Waits until nobody uses the device.
-fn wait_until_free(harness: &Harness, share: &Share) {
+pub(super) fn wait_until_free(harness: &Harness, share: &Share) {
     wait_until(PATIENCE, "the device is free", || {
         harness.json(&["list", &share.address, "--json"])[0]["state"] == "available"
     });

@@ -1,0 +1,63 @@
+//! Tools that flash and debug devices, unmodified and as an ordinary user, inside `farbus run`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::harness::{Harness, Outcome, has, has_program};
+use super::run::{can_run, ordinary, run, share, wait_until_free};
+
+/// Whether programs can run inside `farbus run` here, and this one is installed.
+fn can_run_tool(name: &str) -> bool {
+    can_run() && has(name, has_program(name))
+}
+
+/// A folder in which the tools may write: that of their user.
+fn tools_folder(harness: &Harness) -> PathBuf {
+    let folder = ordinary(harness, &[]).get_current_dir().map(PathBuf::from);
+    folder.unwrap_or_else(|| harness.path("home"))
+}
+
+/// Bytes that do not repeat where a block ends.
+fn firmware(bytes: u32) -> Vec<u8> {
+    (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
+}
+
+fn assert_says(outcome: &Outcome, code: i32, parts: &[&str]) {
+    assert_eq!(outcome.code, Some(code), "{outcome:?}");
+    for part in parts {
+        assert!(outcome.stdout.contains(part) || outcome.stderr.contains(part), "{part}: {outcome:?}");
+    }
+}
+
+#[test]
+fn dfu_util_reads_back_the_firmware_that_it_wrote() {
+    if !can_run_tool("dfu-util") {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["dfu"]);
+    let target = share.target("dfu");
+    let listed = run(&harness, &target, &["dfu-util", "-l"]);
+    assert_says(&listed, 0, &["Found DFU: [1209:0002]", "name=\"firmware\"", "path=\"1-1\""]);
+
+    let folder = tools_folder(&harness);
+    let (first, second) = (firmware(100_000), firmware(4096));
+    for (name, bytes) in [("first", &first), ("second", &second), ("large", &firmware((1 << 20) + 1))] {
+        fs::write(folder.join(name), bytes).unwrap();
+    }
+    for (name, bytes) in [("first", &first), ("second", &second)] {
+        let written = run(&harness, &target, &["dfu-util", "-D", name]);
+        assert_says(&written, 0, &["Download done.", "Done!"]);
+        let back = format!("{name}-back");
+        assert_says(&run(&harness, &target, &["dfu-util", "-U", &back]), 0, &["Upload done."]);
+        assert!(&fs::read(folder.join(&back)).unwrap() == bytes, "{name} is read as it was written");
+    }
+
+    // More than it holds: it refuses, the tool says so, and the firmware stays.
+    let refused = run(&harness, &target, &["dfu-util", "-D", "large"]);
+    assert_ne!(refused.code, Some(0), "{refused:?}");
+    let back = run(&harness, &target, &["dfu-util", "-U", "kept"]);
+    assert_says(&back, 0, &[]);
+    assert!(fs::read(folder.join("kept")).unwrap() == second);
+    wait_until_free(&harness, &share);
+}
