@@ -59,6 +59,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "python3-usb1", steps: &["machine"] },
     // Flash and debug what is made of code.
     Package { name: "dfu-util", steps: &["machine"] },
+    Package { name: "fastboot", steps: &["machine"] },
     Package { name: "usbutils", steps: &["machine", "rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
     Package { name: "can-utils", steps: &["rig"] },

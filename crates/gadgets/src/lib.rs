@@ -19,6 +19,7 @@ pub mod can;
 pub mod debug_port;
 pub mod dfu;
 pub mod emulated;
+pub mod fastboot;
 #[cfg(test)]
 mod fuzzing;
 pub mod keyboard;

@@ -61,3 +61,30 @@ fn dfu_util_reads_back_the_firmware_that_it_wrote() {
     assert!(fs::read(folder.join("kept")).unwrap() == second);
     wait_until_free(&harness, &share);
 }
+
+#[test]
+fn fastboot_flashes_a_partition_and_is_refused_one_that_does_not_exist() {
+    if !can_run_tool("fastboot") {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["fastboot"]);
+    let target = share.target("fastboot");
+    let fastboot = |arguments: &[&str]| run(&harness, &target, &[&["fastboot"], arguments].concat());
+    assert_says(&fastboot(&["devices"]), 0, &["0\tfastboot"]);
+    assert_says(&fastboot(&["getvar", "product"]), 0, &["product: farbus"]);
+    assert_says(&fastboot(&["getvar", "all"]), 0, &["max-download-size: 0x1000000", "partition-type:data: raw"]);
+
+    let folder = tools_folder(&harness);
+    let image = firmware(3_000_001);
+    fs::write(folder.join("image"), &image).unwrap();
+    assert_says(&fastboot(&["flash", "data", "image"]), 0, &["Finished."]);
+    // What is staged is forgotten when a run gives the device back: one run does both.
+    let script = "fastboot oem read data && fastboot get_staged back";
+    assert_says(&run(&harness, &target, &["sh", "-c", script]), 0, &[]);
+    assert!(fs::read(folder.join("back")).unwrap() == image, "it is read as it was written");
+    let unknown = fastboot(&["flash", "tape", "image"]);
+    assert_says(&unknown, 1, &["no such partition: tape"]);
+    assert_says(&fastboot(&["erase", "data"]), 0, &["OKAY"]);
+    wait_until_free(&harness, &share);
+}

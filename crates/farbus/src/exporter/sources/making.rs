@@ -6,6 +6,7 @@ use farbus_gadgets::audio::Audio;
 use farbus_gadgets::bridge;
 use farbus_gadgets::can::Can;
 use farbus_gadgets::dfu::Dfu;
+use farbus_gadgets::fastboot::Fastboot;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::storage::{Options, Storage};
@@ -45,6 +46,7 @@ pub fn offer(
         What::Zero { speed, fill, verify } => add(Box::new(SourceSink::device(speed, fill, verify))),
         What::Keyboard => add(Box::new(Keyboard::device())),
         What::Dfu => add(Box::new(Dfu::device())),
+        What::Fastboot => add(Box::new(Fastboot::device())),
         What::Serial { speed } => add(Box::new(Serial::device(speed))),
         What::Audio { speed } => add(Box::new(Audio::device(speed))),
         What::Can(ref settings) => add(Box::new(Can::device(settings))),

@@ -28,6 +28,7 @@ pub enum What {
     },
     Keyboard,
     Dfu,
+    Fastboot,
     Serial {
         speed: Speed,
     },
@@ -64,10 +65,11 @@ impl FromStr for What {
             Some("zero") => zero_from(words),
             Some(kind @ "keyboard") => without_options(kind, What::Keyboard, words),
             Some(kind @ "dfu") => without_options(kind, What::Dfu, words),
+            Some(kind @ "fastboot") => without_options(kind, What::Fastboot, words),
             Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
             Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
             _ => Err(format!(
-                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, dfu, stream:pattern or usb:BUSID"
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, dfu, fastboot, stream:pattern or usb:BUSID"
             )),
         }
     }
@@ -184,6 +186,7 @@ impl What {
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
             What::Dfu => "dfu",
+            What::Fastboot => "fastboot",
             What::Serial { .. } => "serial",
             What::Audio { .. } => "audio",
             What::Can(_) => "can",
@@ -219,6 +222,7 @@ mod tests {
         assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
         assert_eq!(read("dfu"), Ok(What::Dfu));
+        assert_eq!(read("fastboot"), Ok(What::Fastboot));
         assert_eq!(read("serial"), Ok(What::Serial { speed: Speed::High }));
         assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
         assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
@@ -243,6 +247,7 @@ mod tests {
             "zero,speed=ultra",
             "keyboard,de",
             "dfu,size=1",
+            "fastboot,ro",
             "audio,speed=super",
             "bridge,tape",
             "stream:",
