@@ -60,6 +60,8 @@ const PACKAGES: &[Package] = &[
     // Flash and debug what is made of code.
     Package { name: "dfu-util", steps: &["machine"] },
     Package { name: "fastboot", steps: &["machine"] },
+    Package { name: "openocd", steps: &["machine"] },
+    Package { name: "python3-pyocd", steps: &["machine"] },
     Package { name: "usbutils", steps: &["machine", "rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
     Package { name: "can-utils", steps: &["rig"] },

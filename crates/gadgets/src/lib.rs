@@ -16,6 +16,7 @@
 pub mod audio;
 pub mod bridge;
 pub mod can;
+pub mod cmsis_dap;
 pub mod debug_port;
 pub mod dfu;
 pub mod emulated;

@@ -88,3 +88,75 @@ fn fastboot_flashes_a_partition_and_is_refused_one_that_does_not_exist() {
     assert_says(&fastboot(&["erase", "data"]), 0, &["OKAY"]);
     wait_until_free(&harness, &share);
 }
+
+/// What OpenOCD has to be told: the probe's interface, and which target is behind it.
+const BOARD: &str = "\
+adapter driver cmsis-dap
+cmsis_dap_backend usb_bulk
+transport select swd
+adapter speed 4000
+swd newdap chip cpu -expected-id 0x2ba01477
+dap create chip.dap -chain-position chip.cpu
+target create chip.cpu cortex_m -dap chip.dap
+gdb_port disabled
+tcl_port disabled
+telnet_port disabled
+init
+";
+
+#[test]
+fn openocd_halts_a_target_and_reads_back_the_memory_that_it_wrote() {
+    if !can_run_tool("openocd") {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["cmsis-dap"]);
+    let target = share.target("cmsis-dap");
+    let folder = tools_folder(&harness);
+    fs::write(folder.join("board.cfg"), BOARD).unwrap();
+    let openocd = |commands: &[&str]| {
+        let commands = commands.iter().chain(&["shutdown"]).flat_map(|command| ["-c", command]);
+        let arguments: Vec<&str> = ["openocd", "-f", "board.cfg"].into_iter().chain(commands).collect();
+        run(&harness, &target, &arguments)
+    };
+    let found = openocd(&["dap info"]);
+    assert_says(&found, 0, &["Cortex-M4 r0p1 processor detected", "CMSIS-DAPv2", "Cortex-M4 SCS", "End of ROM table"]);
+
+    let image = firmware(60_000);
+    fs::write(folder.join("image"), &image).unwrap();
+    let moved = openocd(&[
+        "halt",
+        "mww 0 0x20008000",
+        "mww 4 0x00000101",
+        "load_image image 0x20000000 bin",
+        "verify_image image 0x20000000 bin",
+        "dump_image back 0x20000000 60000",
+        "reset halt",
+        "step",
+        "bp 0x104 2 hw",
+    ]);
+    let parts =
+        ["verified 60000 bytes", "pc: 0x00000100 msp: 0x20008000", "single-step", "breakpoint set at 0x00000104"];
+    assert_says(&moved, 0, &parts);
+    assert!(fs::read(folder.join("back")).unwrap() == image, "it is read as it was written");
+    assert_says(&openocd(&["mdw 0x40000000"]), 1, &["Failed to read memory at 0x40000000"]);
+    wait_until_free(&harness, &share);
+}
+
+#[test]
+fn pyocd_halts_a_target_and_reads_back_the_memory_that_it_wrote() {
+    if !can_run_tool("pyocd-tool") {
+        return;
+    }
+    let harness = Harness::new();
+    let share = share(&harness, &["cmsis-dap"]);
+    let target = share.target("cmsis-dap");
+    let pyocd = |arguments: &[&str]| run(&harness, &target, &[&["pyocd-tool"], arguments].concat());
+    assert_says(&pyocd(&["list"]), 0, &["farbus CMSIS-DAP probe"]);
+    let of_target = |arguments: &[&str]| pyocd(&[&["-H", "-t", "cortex_m"], arguments].concat());
+    assert_says(&of_target(&["write32", "0x20000000", "0x12345678", "0xfedcba98"]), 0, &[]);
+    assert_says(&of_target(&["read32", "0x20000000", "8"]), 0, &["12345678 fedcba98"]);
+    assert_says(&of_target(&["status"]), 0, &["Halted"]);
+    assert_says(&of_target(&["reg"]), 0, &["xpsr: 0x01000000"]);
+    wait_until_free(&harness, &share);
+}

@@ -29,6 +29,7 @@ pub enum What {
     Keyboard,
     Dfu,
     Fastboot,
+    CmsisDap,
     Serial {
         speed: Speed,
     },
@@ -66,10 +67,11 @@ impl FromStr for What {
             Some(kind @ "keyboard") => without_options(kind, What::Keyboard, words),
             Some(kind @ "dfu") => without_options(kind, What::Dfu, words),
             Some(kind @ "fastboot") => without_options(kind, What::Fastboot, words),
+            Some(kind @ "cmsis-dap") => without_options(kind, What::CmsisDap, words),
             Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
             Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
             _ => Err(format!(
-                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, dfu, fastboot, stream:pattern or usb:BUSID"
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, dfu, fastboot, cmsis-dap, stream:pattern or usb:BUSID"
             )),
         }
     }
@@ -187,6 +189,7 @@ impl What {
             What::Keyboard => "keyboard",
             What::Dfu => "dfu",
             What::Fastboot => "fastboot",
+            What::CmsisDap => "cmsis-dap",
             What::Serial { .. } => "serial",
             What::Audio { .. } => "audio",
             What::Can(_) => "can",
@@ -223,6 +226,7 @@ mod tests {
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
         assert_eq!(read("dfu"), Ok(What::Dfu));
         assert_eq!(read("fastboot"), Ok(What::Fastboot));
+        assert_eq!(read("cmsis-dap"), Ok(What::CmsisDap));
         assert_eq!(read("serial"), Ok(What::Serial { speed: Speed::High }));
         assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
         assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
@@ -248,6 +252,7 @@ mod tests {
             "keyboard,de",
             "dfu,size=1",
             "fastboot,ro",
+            "cmsis-dap,speed=full",
             "audio,speed=super",
             "bridge,tape",
             "stream:",
