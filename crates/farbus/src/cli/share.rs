@@ -85,8 +85,8 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
         dfu\n      \
         a device in DFU mode, for 'dfu-util': 1 MiB of firmware, in memory\n  \
         fastboot\n      \
-        a device in fastboot mode, for 'fastboot': partitions boot and data, 16 MiB\n      \
-        each, in memory\n  \
+        a device in fastboot mode, for 'fastboot': partitions boot and data, of\n      \
+        16 MiB each, in memory\n  \
         cmsis-dap\n      \
         a debug probe with a Cortex-M4 that executes no instruction, for OpenOCD\n      \
         and pyOCD\n  \
