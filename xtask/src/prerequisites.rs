@@ -58,6 +58,11 @@ const PACKAGES: &[Package] = &[
     Package { name: "udev", steps: &["machine"] },
     Package { name: "python3-usb", steps: &["machine"] },
     Package { name: "python3-usb1", steps: &["machine"] },
+    // Flash and debug what is made of code.
+    Package { name: "dfu-util", steps: &["machine"] },
+    Package { name: "fastboot", steps: &["machine"] },
+    Package { name: "openocd", steps: &["machine"] },
+    Package { name: "python3-pyocd", steps: &["machine"] },
     Package { name: "usbutils", steps: &["machine", "rig"] },
     Package { name: "alsa-utils", steps: &["rig"] },
     Package { name: "can-utils", steps: &["rig"] },

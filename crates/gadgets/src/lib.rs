@@ -16,8 +16,11 @@
 pub mod audio;
 pub mod bridge;
 pub mod can;
+pub mod cmsis_dap;
 pub mod debug_port;
+pub mod dfu;
 pub mod emulated;
+pub mod fastboot;
 #[cfg(test)]
 mod fuzzing;
 pub mod keyboard;

@@ -26,6 +26,8 @@ pub struct InterfaceDefinition {
     alternate: bool,
     /// How many interfaces, from this one on, form one function.
     associated: u8,
+    /// Its string; empty if it has none.
+    name: String,
     class_descriptors: Vec<u8>,
     endpoints: Vec<EndpointDefinition>,
 }
@@ -130,6 +132,7 @@ impl Definition {
         for text in &self.texts {
             index_of(text);
         }
+        let interface_strings: Vec<u8> = self.interfaces.iter().map(|interface| index_of(&interface.name)).collect();
         let is_super = self.speed >= Speed::Super;
         let device = DeviceDescriptor {
             usb_bcd: if is_super { 0x0300 } else { 0x0200 },
@@ -148,33 +151,37 @@ impl Definition {
             serial_string: serial,
             configurations: 1,
         };
-        let bytes = self.configuration_bytes(self.speed);
+        let bytes = self.configuration_bytes(self.speed, &interface_strings);
         let configuration = Configuration::parse(&bytes).expect("what we declare parses");
         let bos = if is_super { bos_bytes() } else { Vec::new() };
-        let other_speed = if self.speed == Speed::High { self.other_speed_bytes() } else { Vec::new() };
+        let other_speed = match self.speed {
+            Speed::High => self.other_speed_bytes(&interface_strings),
+            _ => Vec::new(),
+        };
         Descriptors { device, configurations: vec![configuration], strings, bos, other_speed }
     }
 
     /// The device's full-speed configuration; hosts ask for it though the device never runs at full speed.
-    fn other_speed_bytes(&self) -> Vec<u8> {
-        let mut bytes = self.configuration_bytes(Speed::Full);
+    fn other_speed_bytes(&self, interface_strings: &[u8]) -> Vec<u8> {
+        let mut bytes = self.configuration_bytes(Speed::Full, interface_strings);
         bytes[1] = kind::OTHER_SPEED;
         bytes
     }
 
-    fn configuration_bytes(&self, speed: Speed) -> Vec<u8> {
+    /// `interface_strings`: the index of each interface's string, 0 if it has none.
+    fn configuration_bytes(&self, speed: Speed, interface_strings: &[u8]) -> Vec<u8> {
         let count = self.interfaces.iter().filter(|interface| !interface.alternate).count() as u8;
         // Self-powered (bit 6; bit 7 is always one), 2 mA.
         let mut bytes = vec![9, kind::CONFIGURATION, 0, 0, count, 1, 0, 0xc0, 1];
         let (mut number, mut alternate) = (0u8, 0u8);
-        for (at, interface) in self.interfaces.iter().enumerate() {
+        for (at, (interface, string)) in self.interfaces.iter().zip(interface_strings).enumerate() {
             match (at, interface.alternate) {
                 (0, true) => panic!("the first interface has none before it"),
                 (0, false) => {}
                 (_, true) => alternate += 1,
                 (_, false) => (number, alternate) = (number + 1, 0),
             }
-            interface.write(speed, number, alternate, &mut bytes);
+            interface.write(speed, number, alternate, *string, &mut bytes);
         }
         let total = u16::try_from(bytes.len()).expect("a configuration is at most 65535 bytes");
         bytes[2..4].copy_from_slice(&total.to_le_bytes());
@@ -205,6 +212,13 @@ impl InterfaceDefinition {
     #[must_use]
     pub fn associated(mut self, count: u8) -> Self {
         self.associated = count;
+        self
+    }
+
+    /// Gives it a string (`iInterface`), by which programs know what their class does not say.
+    #[must_use]
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = name.to_owned();
         self
     }
 
@@ -268,13 +282,13 @@ impl InterfaceDefinition {
         self
     }
 
-    fn write(&self, speed: Speed, number: u8, alternate: u8, bytes: &mut Vec<u8>) {
+    fn write(&self, speed: Speed, number: u8, alternate: u8, string: u8, bytes: &mut Vec<u8>) {
         let [class, subclass, protocol] = self.class;
         let endpoints = self.endpoints.len() as u8;
         if self.associated > 0 {
             bytes.extend([8, kind::INTERFACE_ASSOCIATION, number, self.associated, class, subclass, protocol, 0]);
         }
-        bytes.extend([9, kind::INTERFACE, number, alternate, endpoints, class, subclass, protocol, 0]);
+        bytes.extend([9, kind::INTERFACE, number, alternate, endpoints, class, subclass, protocol, string]);
         bytes.extend(&self.class_descriptors);
         for endpoint in &self.endpoints {
             endpoint.write(speed, bytes);
@@ -379,6 +393,19 @@ mod tests {
         assert_eq!(all.string(3), Some("02A0"));
         assert_eq!(all.configurations[0].bytes[9..17], [8, 11, 0, 2, 2, 13, 0, 0]);
         assert_eq!(all.configurations[0].bytes[18], kind::INTERFACE);
+    }
+
+    #[test]
+    fn a_named_interface_has_a_string_after_all_others() {
+        let all = Definition::new(1, 2)
+            .names("farbus", "sample", "")
+            .text("02A0")
+            .interface(InterfaceDefinition::vendor())
+            .interface(InterfaceDefinition::vendor().name("second"))
+            .build();
+        let bytes = &all.configurations[0].bytes;
+        assert_eq!([bytes[17], bytes[26], all.other_speed[26]], [0, 4, 4]);
+        assert_eq!((all.string(3), all.string(4), all.string(5)), (Some("02A0"), Some("second"), None));
     }
 
     #[test]

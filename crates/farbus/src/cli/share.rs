@@ -82,6 +82,14 @@ pub const PEER_MEMORY_MIB: u32 = (Budget::DEFAULT.peer_bytes >> 20) as u32;
         types what 'farbus type' tells it\n  \
         serial[,speed=SPEED]\n      \
         a serial adapter that returns what is sent to it\n  \
+        dfu\n      \
+        a device in DFU mode, for 'dfu-util': 1 MiB of firmware, in memory\n  \
+        fastboot\n      \
+        a device in fastboot mode, for 'fastboot': partitions boot and data, of\n      \
+        16 MiB each, in memory\n  \
+        cmsis-dap\n      \
+        a debug probe with a Cortex-M4 that executes no instruction, for OpenOCD\n      \
+        and pyOCD\n  \
         can[,channels=N][,traffic=SHARES]\n      \
         a USB-CAN adapter with a bus behind each channel; traffic=10/20x: a unit\n      \
         takes 10 % of the first bus, and one 20 % of the second with long\n      \

@@ -58,6 +58,7 @@ mod restart_successors;
 mod rights;
 mod run;
 mod run_programs;
+mod run_tools;
 mod runtime_folder;
 mod sessions;
 mod share_by_daemon;

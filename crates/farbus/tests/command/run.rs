@@ -60,7 +60,7 @@ pub(super) fn share(harness: &Harness, what: &[&str]) -> Share {
 }
 
 /// Runs a program with a device, to its end.
-fn run(harness: &Harness, target: &str, program: &[&str]) -> Outcome {
+pub(super) fn run(harness: &Harness, target: &str, program: &[&str]) -> Outcome {
     finish(ordinary(harness, &[&["run", target, "--"], program].concat()), PATIENCE)
 }
 

@@ -5,7 +5,8 @@ const NAME_BYTES_MAX: usize = 64;
 /// Words that mean every device.
 const RESERVED: [&str; 1] = ["all"];
 /// Names that farbus gives to unnamed devices, without their numbers.
-const KINDS: [&str; 8] = ["disk", "block", "memory", "zero", "keyboard", "serial", "audio", "can"];
+const KINDS: [&str; 11] =
+    ["disk", "block", "memory", "zero", "keyboard", "serial", "audio", "can", "dfu", "fastboot", "cmsis-dap"];
 
 /// How a device gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use farbus_gadgets::audio::Audio;
 use farbus_gadgets::bridge;
 use farbus_gadgets::can::Can;
+use farbus_gadgets::cmsis_dap::CmsisDap;
+use farbus_gadgets::dfu::Dfu;
+use farbus_gadgets::fastboot::Fastboot;
 use farbus_gadgets::keyboard::Keyboard;
 use farbus_gadgets::serial::Serial;
 use farbus_gadgets::storage::{Options, Storage};
@@ -43,6 +46,9 @@ pub fn offer(
         What::Bridge(ref settings) => return offer_bridge(share, settings, naming, made(format!("{what:?}"))),
         What::Zero { speed, fill, verify } => add(Box::new(SourceSink::device(speed, fill, verify))),
         What::Keyboard => add(Box::new(Keyboard::device())),
+        What::Dfu => add(Box::new(Dfu::device())),
+        What::Fastboot => add(Box::new(Fastboot::device())),
+        What::CmsisDap => add(Box::new(CmsisDap::device())),
         What::Serial { speed } => add(Box::new(Serial::device(speed))),
         What::Audio { speed } => add(Box::new(Audio::device(speed))),
         What::Can(ref settings) => add(Box::new(Can::device(settings))),

@@ -27,6 +27,9 @@ pub enum What {
         verify: bool,
     },
     Keyboard,
+    Dfu,
+    Fastboot,
+    CmsisDap,
     Serial {
         speed: Speed,
     },
@@ -61,14 +64,14 @@ impl FromStr for What {
             Some("can") => text["can".len()..].trim_start_matches(',').parse().map(What::Can),
             Some("bridge") => text["bridge".len()..].trim_start_matches(',').parse().map(What::Bridge),
             Some("zero") => zero_from(words),
-            Some("keyboard") => match words.next() {
-                None => Ok(What::Keyboard),
-                Some(word) => Err(format!("keyboard has no option '{word}'")),
-            },
+            Some(kind @ "keyboard") => without_options(kind, What::Keyboard, words),
+            Some(kind @ "dfu") => without_options(kind, What::Dfu, words),
+            Some(kind @ "fastboot") => without_options(kind, What::Fastboot, words),
+            Some(kind @ "cmsis-dap") => without_options(kind, What::CmsisDap, words),
             Some("audio") => Ok(What::Audio { speed: speed_from("audio", Speed::Full, words)? }),
             Some("serial") => Ok(What::Serial { speed: speed_from("serial", Speed::High, words)? }),
             _ => Err(format!(
-                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, stream:pattern or usb:BUSID"
+                "'{text}' is not a device: try disk:PATH, zero, keyboard, serial, can, bridge, audio, dfu, fastboot, cmsis-dap, stream:pattern or usb:BUSID"
             )),
         }
     }
@@ -109,6 +112,14 @@ fn zero_from<'a>(words: impl Iterator<Item = &'a str>) -> Result<What, String> {
         }
     }
     Ok(What::Zero { speed, fill, verify })
+}
+
+/// Checks that a device without options has none.
+fn without_options<'a>(kind: &str, what: What, mut words: impl Iterator<Item = &'a str>) -> Result<What, String> {
+    match words.next() {
+        None => Ok(what),
+        Some(word) => Err(format!("{kind} has no option '{word}'")),
+    }
 }
 
 /// Parses the options of a device that has only a speed.
@@ -176,6 +187,9 @@ impl What {
             What::Disk { kind, .. } => kind,
             What::Zero { .. } => "zero",
             What::Keyboard => "keyboard",
+            What::Dfu => "dfu",
+            What::Fastboot => "fastboot",
+            What::CmsisDap => "cmsis-dap",
             What::Serial { .. } => "serial",
             What::Audio { .. } => "audio",
             What::Can(_) => "can",
@@ -210,6 +224,9 @@ mod tests {
         assert_eq!(read("block:/x,scratch"), Ok(disk("block:/x,scratch", 512, "block")));
         assert_eq!(read("memory:1G"), Ok(disk("memory:1G", 512, "memory")));
         assert_eq!(read("keyboard"), Ok(What::Keyboard));
+        assert_eq!(read("dfu"), Ok(What::Dfu));
+        assert_eq!(read("fastboot"), Ok(What::Fastboot));
+        assert_eq!(read("cmsis-dap"), Ok(What::CmsisDap));
         assert_eq!(read("serial"), Ok(What::Serial { speed: Speed::High }));
         assert_eq!(read("serial,speed=full"), Ok(What::Serial { speed: Speed::Full }));
         assert_eq!(read("audio"), Ok(What::Audio { speed: Speed::Full }));
@@ -233,6 +250,9 @@ mod tests {
             "disk:x,sector=100",
             "zero,speed=ultra",
             "keyboard,de",
+            "dfu,size=1",
+            "fastboot,ro",
+            "cmsis-dap,speed=full",
             "audio,speed=super",
             "bridge,tape",
             "stream:",
